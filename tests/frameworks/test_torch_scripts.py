@@ -6,7 +6,7 @@ from frameworks.harness import Checks
 MODULES = ("torch_scripts", "torch_scripts_models")
 OPTIMIZERS = [
     "distributed",
-    # "host",
+    "host",
 ]
 TRANSPORTS = {"shared-memory": "", "grpc": "grpc", "torch": "torch"}
 WORLDS = [(transport, ranks) for transport in ("shared-memory", "grpc") for ranks in (1, 2, 3)] + [("torch", 2)]

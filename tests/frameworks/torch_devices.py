@@ -162,6 +162,7 @@ def check_what_is_saved_of_node_sums_is_whole():
     whole, reference = trained(torch.float32, RULES["sgd"], {"check_finite": True})
     whole.close()
     other = hvd.HostOptimizer(reference, RULES["adamw"], check_finite=True)
+    reference.load_state_dict(net.state_dict())
     other.load_state_dict(optimizer.state_dict())
     for name, param in net.named_parameters():
         assert torch.equal(param, dict(reference.named_parameters())[name])

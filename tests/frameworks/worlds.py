@@ -29,7 +29,8 @@ def failures(modules: list[str], size: int) -> dict[str, str]:
     assert threading.active_count() == 1, f"threads do not survive a fork: {threading.enumerate()}"
     fork = multiprocessing.get_context("fork")
     try:
-        by_rank = run_ranks(run_checks, size, tuple(modules), deadline_s=DEADLINE_S, context=fork)
+        own = {name: value for name, value in os.environ.items() if name.startswith("RINGTRAIN_")}
+        by_rank = run_ranks(run_checks, size, tuple(modules), env=own, deadline_s=DEADLINE_S, context=fork)
     except AssertionError:
         return {"*": traceback.format_exc()}
     names = {name for failed in by_rank for name in failed}

@@ -52,7 +52,9 @@ def _trained(runs: list[tuple[str, Any, dict[str, Any]]]) -> list[dict[str, Flat
     for rules, dtype, options in runs:
         rule, others = RULES[rules]
         params = {name: _start(name, dtype) for name in SHAPES}
-        opt = HostOptimizer(params, rule, rules=others, bucket_bytes=1 << 13, **options)
+        opt = HostOptimizer(
+            params, rule, groups=[(own, [name]) for name, own in others.items()], bucket_bytes=1 << 13, **options
+        )
         for step in range(STEPS):
             for name in SHAPES:
                 opt.submit(name, _gradient(name, step, rt.rank(), dtype))

@@ -96,6 +96,8 @@ class Reforming(Protocol):
 
     def wait_for(self) -> None: ...
 
+    def commit(self) -> None: ...
+
     def rollback(self, to: int) -> Any: ...
 
     def prepare(self, group: Any, former: Sequence[int | None]) -> None: ...
@@ -141,6 +143,7 @@ class ReformingHandler:
     def save(self) -> None:
         """Note that its updates are committed."""
         self._updates = int(self.value.updates)
+        self.value.commit()
 
     def restore(self) -> None:
         """Go back to the last commit."""

@@ -80,25 +80,27 @@ def check_rule(rule: Any) -> None:
 
 
 def grouped_rules(
-    rule: Any, rules: Mapping[str, Any], names: Sequence[str]
+    rule: Any, groups: Sequence[tuple[Any, Collection[str]]], names: Sequence[str]
 ) -> tuple[tuple[Rule, ...], dict[str, int]]:
-    """Return the groups' rules, and by name the group of each parameter. Raises ConfigurationError."""
+    """Return the groups' rules, the first of which is `rule`, and by name the group of each parameter.
+
+    Raises ConfigurationError.
+    """
     check_rule(rule)
-    if unknown := sorted(set(rules) - set(names)):
-        raise ConfigurationError(
-            f"rules names {unknown}, which are not parameters; registered are {sorted(names)}"
-        )
-    found: list[Rule] = []
-    group_of = {}
-    for name in names:
-        own = rules.get(name, rule)
+    group_of = dict.fromkeys(names, 0)
+    for index, (own, members) in enumerate(groups, start=1):
         check_rule(own)
         if type(own) is not type(rule):
-            raise ConfigurationError(f'rules: "{name}" has {own}, and rule is {rule}; expected rules of one kind')
-        if own not in found:
-            found.append(own)
-        group_of[name] = found.index(own)
-    return tuple(found), group_of
+            raise
+            ConfigurationError(f"groups[{index - 1}] has {own}, and rule is {rule}; expected rules of one kind")
+        if unknown := sorted(set(members) - set(names)):
+            raise ConfigurationError(
+                f"groups[{index - 1}] names {unknown}, which are not parameters; registered are {sorted(names)}"
+            )
+        if twice := sorted(name for name in members if group_of[name]):
+            raise ConfigurationError(f"groups: {twice} are in two groups; expected each in one at most")
+        group_of |= dict.fromkeys(members, index)
+    return (rule, *(own for own, _ in groups)), group_of
 
 
 def described(value: Any) -> str:

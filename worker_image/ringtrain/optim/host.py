@@ -32,6 +32,7 @@ from ringtrain.optim.rules import Rule
 from ringtrain.optim.schedules import Constant, Schedule
 from ringtrain.optim.spans import ABSENT, StepRules, is_absent
 from ringtrain.optim.state import Wanted, gather_state, merged_missed, restore_state, shard_state
+from ringtrain.process_groups.context import drain_before_leaving
 from ringtrain.process_groups.group import Flat, Group
 from ringtrain.process_groups.process_sets import group_of
 from ringtrain.step_time import REDUCTION, beside_training
@@ -58,9 +59,9 @@ class HostOptimizer:
     all-gather). Unsharded, each rank updates all; the bits are the same.
     `accumulate`: step() that often per update; the gradient is the mean of the micro-steps.
     `clip_norm`: scale gradients so that their global norm after averaging is at most this.
-    `schedule`: factor on `rule.lr` by number of updates done. `rules`: of parameters that have another one than
-    `rule`, by name; all of one kind. `local`: names that are never synchronised: their
-    weights and state are each rank's own, neither averaged, broadcast nor clipped.
+    `schedule`: factor on `rule.lr` by number of updates done. `groups`: pairs of a rule and the names of
+    parameters that have it in the place of `rule`, all rules of one kind. `local`: names that are never
+    synchronised: their weights and state are each rank's own, neither averaged, broadcast nor clipped.
     `check_finite`: refuse gradients with NaN or infinity, at the price of one pass.
     `compression`: "bf16", "fp16" or "int8": float32 gradients and changes of weights travel in half or a quarter
     of the bytes, and what rounding takes away is added the next time. Needs `sharded`.
@@ -84,7 +85,7 @@ class HostOptimizer:
         accumulate: int = 1,
         clip_norm: float | None = None,
         schedule: Schedule | None = None,
-        rules: Mapping[str, Rule] | None = None,
+        groups: Sequence[tuple[Rule, Collection[str]]] = (),
         local: Collection[str] = (),
         check_finite: bool = False,
         compression: str | None = None,
@@ -95,14 +96,14 @@ class HostOptimizer:
         arrays = as_arrays(params)
         settings = Settings(accumulate, clip_norm, schedule or Constant(), check_finite)
         check_arguments(arrays, local, bucket_bytes, settings)
-        group_rules, groups = grouped_rules(rule, rules or {}, list(arrays))
+        rules, places = grouped_rules(rule, groups, list(arrays))
         if compression is not None and not sharded:
             raise ConfigurationError(
                 f'compression is "{compression}" with sharded=False; compression needs shards'
             )
         specs = tuple(ParamSpec(name, array.shape, array.dtype, name in local) for name, array in arrays.items())
-        self._model = Model(specs, group_rules, groups, settings, bucket_bytes, sharded, compression, elastic)
-        self._rules = group_rules
+        self._model = Model(specs, rules, places, settings, bucket_bytes, sharded, compression, elastic)
+        self._rules = self._committed = rules
         self._cut = make_cut(self._model, group or first_group(elastic, group_of), devices)
         self._prepared: Own | None = None
         self._torn: frozenset[int] = frozenset()
@@ -162,6 +163,30 @@ class HostOptimizer:
     def state_bytes(self) -> int:
         """Bytes of optimizer state that this rank holds."""
         return sum(values.nbytes for state in self._cut.context.arenas.state for values in state.values())
+
+    @property
+    def slots(self) -> list[str]:
+        """What a state has for every parameter, weights aside."""
+        return sorted({slot for state in self._cut.context.arenas.state for slot in state})
+
+    @property
+    def rule_name(self) -> str:
+        """What a state is of."""
+        return self._model.rule_name
+
+    @property
+    def size(self) -> int:
+        """How many ranks train together."""
+        return self._cut.context.group.size
+
+    def is_local(self, name: str) -> bool:
+        """Whether each rank has its own values of `name`."""
+        return self._cut.context.layout.locations[name][1].spec.local
+
+    def allgather_object(self, value: Any, what: str) -> list[Any]:
+        """Return every rank's JSON-safe `value`, by rank. Collective, between updates."""
+        self._require_idle(what)
+        return self._cut.context.group.allgather_object(value, what)
 
     def gradient(self, name: str) -> Flat:
         """Return the memory from which the gradient of `name` is reduced, in the parameter's shape and dtype: what
@@ -245,7 +270,7 @@ class HostOptimizer:
             if values is None:
                 own[...] = ABSENT
             elif own.size:
-                own[...] = values.reshape(-1)
+                own[...] = values.reshape(-1)  # numpy copies nothing where both are the same memory
                 self._cut.inbox.mark(name, own)
 
     def drop(self) -> None:
@@ -304,6 +329,8 @@ class HostOptimizer:
             self._update.hold.go_on(self._step_rules())
         self._updates += 1
         self._ending = True
+        if not wait:
+            drain_before_leaving(self)
         self._cut.context.order.overlaps = not wait
         if wait:
             self._end_update()
@@ -342,6 +369,11 @@ class HostOptimizer:
         elif self._ending and self._update is not None:
             self._update.arrivals.wait(self._cut.context.layout.locations[name][0])
             self._raise_if_broken()
+
+    def drain(self) -> None:
+        """Return when an update whose step() was called has ended, however it ended."""
+        if self._ending and self._thread is not None:
+            self._thread.join()
 
     def close(self) -> None:
         """Give up an update that is under way, unless its step() was called: then return when that has ended."""
@@ -407,6 +439,10 @@ class HostOptimizer:
             missed = merged_missed([missed, mirror.missed.counts])
         self._cut.begin_at(self._updates, missed)
 
+    def commit(self) -> None:
+        """Let `rollback` go back to the rules as they are now."""
+        self._committed = self._rules
+
     def rollback(self, to: int | None = None) -> int:
         """Give up the update that is under way, set this rank's part of weights and state to those after update
         `to`, and return that. Local; needs `elastic`.
@@ -443,6 +479,7 @@ class HostOptimizer:
                 self._torn |= {index}
         self._updates, self._thread, self._update, self._ending = chosen, None, None, False
         self._error = self._norm = None
+        self._rules = self._committed
         self._cut.inbox.begin_update()
         return chosen
 

@@ -164,7 +164,7 @@ def _agree(context: UpdateContext, asked: Mapping[str, Any]) -> dict[str, int]:
     """Meet, also where no array will travel: a call that one rank makes alone must not pass. Return what
     parameters have missed, which is known to who updates them."""
     own = {name: count for name, count in context.missed.counts.items() if count}
-    if context.group.size == 1:
+    if context.group.size == 1 or not (context.sharded or any(spec.local for spec in context.layout.specs)):
         return own
     reported = context.group.allgather_object({**asked, MISSED: own}, "state_dict")
     for rank, other in enumerate(reported[1:], start=1):

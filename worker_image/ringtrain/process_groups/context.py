@@ -7,9 +7,10 @@ import hashlib
 import logging
 import os
 import threading
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from ringtrain import contract, timeline
 from ringtrain.communicators.exchange import SEGMENT_BYTES
@@ -32,6 +33,19 @@ _RANK_PROCESS = "_RINGTRAIN_RANK_PROCESS"  # set while this process is a rank, s
 
 _lock = threading.Lock()
 _context: RankContext | None = None
+_unfinished: weakref.WeakSet[Drained] = weakref.WeakSet()
+
+
+class Drained(Protocol):
+    """Something that goes on after the call that began it has returned."""
+
+    def drain(self) -> None:
+        """Return when that is over, however it ended."""
+
+
+def drain_before_leaving(what: Drained) -> None:
+    """Have `shutdown` wait for `what` before this rank leaves: other ranks need its part of it."""
+    _unfinished.add(what)
 
 
 def init(
@@ -152,6 +166,9 @@ def shutdown() -> None:
     Called by itself when the interpreter ends.
     """
     global _context
+    if _context is not None:
+        for what in list(_unfinished):
+            what.drain()
     with _lock:
         context, _context = _context, None
     if context is not None:
@@ -169,6 +186,7 @@ def _forget_in_child() -> None:
     if _context is not None:
         _context.disown()
     _lock, _context = threading.Lock(), None
+    _unfinished.clear()
 
 
 os.register_at_fork(after_in_child=_forget_in_child)

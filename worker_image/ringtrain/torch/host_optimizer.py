@@ -1,11 +1,11 @@
-"""A torch model whose optimizer lives in host memory."""
+"""An optimizer of torch that lives in host memory."""
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, Final, NoReturn
 
 import numpy as np
 import torch
@@ -19,84 +19,167 @@ from ringtrain.optim.cut import first_group
 from ringtrain.process_groups.group import Group, ProcessGroup
 from ringtrain.process_groups.process_sets import ProcessSet, global_process_set, open_group
 from ringtrain.torch.bridge import to_arrays, to_tensor
+from ringtrain.torch.host_rules import OurRules, Rules, check_rule_kind, rules_of
+from ringtrain.torch.host_state import HostState, carried, simple_options
 from ringtrain.torch.node_sum import NodeSum, open_node_sum
-from ringtrain.torch.state import map_leaves
-from ringtrain.torch.streams import GradientStream, WeightStream
+from ringtrain.torch.parameters import in_place
+from ringtrain.torch.streams import GradientStream, Hook, StreamOptions, WeightStream, like, real
 
-_NO_TORCH_OPTIMIZER = (
-    "ringtrain.torch.HostOptimizer is no torch optimizer: it has no param_groups, which torch's schedulers "
-    "and GradScaler change. Pass schedule=... to HostOptimizer for a learning rate that changes, and train in "
-    "bfloat16, which needs no GradScaler; or take ringtrain.torch.DistributedOptimizer"
-)
+# In so many updates weights wait for step(), and what a script does before it is looked at.
+_LOOKED_AT: Final = 3
 
 
-class HostOptimizer:
-    """Stream gradients to the host during the backward pass, update there, and stream new weights back.
+class _Group(dict[str, Any]):
+    """A parameter group that notes when a script has written to it."""
 
-        optimizer = HostOptimizer(model, AdamW(lr=1e-3))
+    written = False
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self.written = True
+        super().__setitem__(key, value)
+
+
+class HostOptimizer(torch.optim.Optimizer):
+    """Stream gradients to the host during the backward pass, update there, and have the weights when `step()`
+    returns.
+
+        optimizer = HostOptimizer(torch.optim.AdamW(model.parameters(), lr=1e-3), model)
         loss(model(x), y).backward()       # each gradient leaves for the ring as soon as it is complete
-        optimizer.step()                   # returns while weights are still on their way
-        model(x)                           # each layer waits for its own weights only
+        optimizer.step()
+        optimizer.zero_grad()
 
-    `model`: a module, on any device. Its parameters that require a gradient are trained; gradients are averaged
-    over all ranks, and rank 0's initial weights are sent to all. The device holds neither gradients (after a
-    parameter's own is complete) nor optimizer state. On the CPU parameters become views of the host arena: nothing
-    is copied.
+    `optimizer`: one of torch, whose parameter groups this one shares: what schedulers and scripts write there
+    counts from the next step on. `model`: the module that has the parameters; it names them, and rank 0's
+    parameters and buffers are sent to all ranks. Without it parameters are named by their position.
+    `HostOptimizer(model, rule)` takes a rule of `ringtrain.optim` (SGD, Adam, AdamW, LAMB) in the place of torch's
+    optimizer, for all parameters that require a gradient, in one group.
+
+    Gradients are averaged over all ranks. Each rank keeps the optimizer's state of 1/size of the elements, in host
+    memory; the device holds neither gradients (after a parameter's own is complete) nor state. On the CPU
+    parameters become views of the host's memory: nothing is copied. Optimizers whose update of an element needs
+    others (Adafactor, Muon, those of your own) keep the whole state on every rank, as with `sharded=False`.
+    Refused are LBFGS and SparseAdam, with the reason. Weights of a half type have copies in float32, which are
+    updated; a weight that somebody has set counts more than its copy.
+
+    In the first three steps weights wait for `step()`, and the ranks agree on what they saw there. Where nobody
+    read, changed or forgot gradients between `backward()` and `step()` (clipping, GradScaler), or wrote to a group
+    there, weights change during the backward pass from then on. Who does so later gets a ConfigurationError.
+    `update_during_backward`: True or False decides it.
+
+    `overlap`: True lets `step()` return while weights are still on their way: each layer waits for its own when it
+    is called. Until `synchronize()` returns, nothing else may read or write parameters: no EMA, no `weight_norm`
+    or other hook that computes a weight before the forward pass, no copy of the model. `state_dict()` and
+    `close()` wait by themselves, and so does leaving the world.
+
+    `options`: as of `ringtrain.optim.HostOptimizer` (bucket_bytes, sharded, accumulate, clip_norm, schedule,
+    local, check_finite, compression, elastic). `process_set`: the ranks that train this model together.
+
     Where CUDA tensors go through NCCL (or RINGTRAIN_TRANSPORT is torch), and each node has N > 1 ranks, the
     devices of a node add up gradients, in rank order, and each takes its part of the sum to the host; new
     weights are gathered on the devices. Not with elastic, check_finite, compression or sharded=False.
 
-    `rule`: of `ringtrain.optim` (SGD, Adam, AdamW, LAMB). `options`: as of
-    `ringtrain.optim.HostOptimizer` (bucket_bytes, sharded, accumulate, clip_norm, schedule, local, check_finite,
-    elastic).
-    `overlap`: False makes `step()` wait for all weights; needed by a model that reads parameters of a layer
-    without calling that layer. `process_set`: the ranks that train this model together.
-
     Collective: every rank makes it of the same model with the same arguments, else MismatchError.
     """
 
+    param_groups: list[dict[str, Any]]
+    _params: dict[str, Any]
+    _groups: list[ProcessGroup]  # of this world, and of the one that is prepared
+    _host: ArrayOptimizer
+    _node_sum: NodeSum | None
+    _gradients: GradientStream
+    _weights: WeightStream
+    _used: list[Rule]
+    _committed: list[dict[str, Any]]
+
     def __init__(
         self,
-        model: Any,
-        rule: Rule,
+        optimizer: torch.optim.Optimizer | torch.nn.Module,
+        model: torch.nn.Module | Rule | None = None,
         *,
-        overlap: bool = True,
+        overlap: bool = False,
+        update_during_backward: bool | None = None,
         process_set: ProcessSet = global_process_set,
         **options: Any,
     ) -> None:
-        check_rule(rule)
-        self._params = _trained(model)
-        arrays = {name: to_arrays([param])()[0] for name, param in self._params.items()}
+        self._inner, self._model, self._rules, groups = _given(optimizer, model, options)
         self._process_set = process_set
-        self._groups: list[ProcessGroup] = []  # of this world, and of the one that is prepared
-        group = first_group(options.get("elastic", False), self._open_group)
-        self._node_sum = self._open_node_sum(group, options)
-        self._host = ArrayOptimizer(arrays, rule, group=group, devices=self._node_sum, **options)
+        self._options = options
         self._overlap = overlap
-        self._gradients = GradientStream(self._host, self._params, model, self._node_sum)
-        self._weights = WeightStream(self._host, self._params, self._node_sum)
-        self._weights.all_back()
-        if overlap:
-            self._weights.watch(model)
-        self._state_hook = model.register_state_dict_pre_hook(lambda *_: self.synchronize())
-        if timeline.is_active():
-            _record_forward(model)
+        self._asked = update_during_backward
+        if overlap and self._model is None:
+            raise ConfigurationError("HostOptimizer: overlap needs the model; pass it after the optimizer")
+        defaults = {} if self._inner is None else self._inner.defaults
+        self._is_made = False
+        super().__init__(groups, defaults)
+        self._share_groups()
+        self._make()
+        self._hooks: list[Any] = []
+        if self._model is not None:
+            if overlap:
+                hook = Hook(lambda *_: self.synchronize())
+                self._hooks.append(self._model.register_state_dict_pre_hook(hook))
+            if timeline.is_active():
+                self._hooks += _record_forward(self._model)
 
-    def step(self) -> bool:
-        """End the step. True: the weights are new, or will be when a layer is called or `synchronize()` returns.
-        False: with `accumulate`, more micro-steps are to come.
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """End the step: the weights are new when this returns (with `overlap`, when a layer is called).
 
-        A parameter that the backward pass did not reach counts as a gradient of zeros. Raises ConfigurationError
-        where there was no backward pass, or where the model has other parameters by now; PeerLost or MismatchError
-        when the ring failed.
+        Returns what `closure` returned, if there is one. Else True; False: with `accumulate`, more micro-steps are
+        to come. A parameter that no rank has a gradient of stays as it is. Raises PeerLost or MismatchError when
+        the ring failed, ConfigurationError where the model has other parameters by now.
         """
+        result = None
+        if closure is not None:
+            with torch.enable_grad():
+                result = closure()
+        self._check_model()
         self._gradients.finish()
+        if self._gradients.holds:
+            self._weights.take()
+        self._set_rules()
         updated = self._host.step(wait=not self._overlap)
         if updated:
             self._weights.expect_step()
             if not self._overlap:
                 self._weights.all_back()
+            self._weights.note()
+            self._note_step()
+        self._gradients.ended()
+        self._weights.seen()
+        return result if closure is not None else updated
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients of backward passes since the last step. Collective where some are on their way."""
+        self._gradients.zero_grad(set_to_none)
+
+    def flush(self) -> bool:
+        """With `accumulate`: make an update of the micro-steps there were so far, of whose gradients the mean
+        counts. True: an update was made; False: there were none. Every rank does after as many."""
+        updated = self._host.flush()
+        if updated:
+            self._weights.expect_step()
+            self._weights.all_back()
+            self._weights.note()
         return updated
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group, which is trained from now on. Collective: every rank adds the same, between two steps."""
+        if not self._is_made:
+            super().add_param_group(param_group)
+            return
+        state = self.state_dict()
+        if self._inner is None:
+            super().add_param_group(param_group)
+        else:
+            self._inner.add_param_group(param_group)
+        self._let_go()
+        self._share_groups()
+        self._make()
+        for group in self.param_groups[len(state["param_groups"]) :]:
+            first = sum(len(packed["params"]) for packed in state["param_groups"])
+            own = {name: value for name, value in group.items() if name != "params"}
+            state["param_groups"].append({**own, "params": [*range(first, first + len(group["params"]))]})
+        self.load_state_dict(state)
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Take `passes` micro-steps an update from the next one on, as
@@ -104,33 +187,25 @@ class HostOptimizer:
         self._host.set_backward_passes_per_step(passes)
 
     def synchronize(self) -> None:
-        """Return when every parameter of the model is that of the last step."""
+        """Return when every parameter of the model is that of the last step: with `overlap`."""
         self._weights.all_back()
 
     wait_for = synchronize
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Nothing is left to forget: gradients leave the model as they are made."""
-
-    @property
-    def param_groups(self) -> Any:
-        """Raises AttributeError that tells what to use in their place."""
-        raise AttributeError(_NO_TORCH_OPTIMIZER)
-
-    @property  # type: ignore[misc]
-    def __class__(self) -> type:
-        # What isinstance() goes by. Whoever wants a torch optimizer gets to param_groups, which tells the way out;
-        # torch's schedulers, for one, would say no more than "is not an Optimizer".
-        return torch.optim.Optimizer
-
     def rollback(self, to: int | None = None) -> int:
         """Give up the step that is under way and go back to the last update that is done, or to the one before, as
-        `ringtrain.optim.HostOptimizer.rollback`. Gradients of a backward pass since are forgotten. Local.
+        `ringtrain.optim.HostOptimizer.rollback`, and to the groups of the last `commit()`. Gradients of a backward
+        pass since are forgotten. Local.
         """
         self._gradients.forget()
         updates = self._host.rollback(to)
         self._weights.expect()
+        self._set_options(self._committed)
         return updates
+
+    def commit(self) -> None:
+        """Let `rollback` go back to the groups as they are now."""
+        self._committed = [simple_options(group) for group in self.param_groups]
 
     def reform(self, former: Sequence[int | None]) -> None:
         """Go on in this process's world of now: `prepare`, then `adopt`. Collective."""
@@ -138,11 +213,15 @@ class HostOptimizer:
         self.adopt()
 
     def prepare(self, group: Group | None, former: Sequence[int | None]) -> None:
-        """Bring weights and state into the world of now, beside those of the former one, as
+        """Bring weights, state and groups into the world of now, beside those of the former one, as
         `ringtrain.optim.HostOptimizer.prepare`; the model keeps its parameters. Collective in the process set, of
         whose ranks it opens a group of its own: `group` is not used.
         """
-        self._host.prepare(self._open_group(), former)
+        opened = self._open_group()
+        self._host.prepare(opened, former)
+        told = opened.allgather_object([simple_options(own) for own in self.param_groups], "parameter groups")
+        survivors = [rank for rank, before in enumerate(former) if before is not None]
+        self._prepared = told[survivors[0] if survivors else 0]
 
     def adopt(self) -> None:
         """Go on with what `prepare` brought; the model's parameters have its values then. Local."""
@@ -150,6 +229,9 @@ class HostOptimizer:
         self._groups = self._groups[-1:]
         self._weights.follow()
         self._weights.all_back()
+        self._weights.note()
+        self._set_options(self._prepared)
+        self._begin_looking()
 
     def discard(self) -> None:
         """Forget what `prepare` brought. Local."""
@@ -158,11 +240,12 @@ class HostOptimizer:
     @property
     def accumulating(self) -> bool:
         """Whether gradients of an update that has not been made are here: some of its micro-steps are missing."""
-        return self._host.accumulating
+        return self._host.accumulating or self._gradients.begun
 
     @property
     def rate(self) -> float:
-        """The learning rate of the next update."""
+        """The learning rate of the next update, of the first group."""
+        self._set_rules()
         return self._host.rate
 
     @property
@@ -187,38 +270,113 @@ class HostOptimizer:
         return self._node_sum is not None
 
     @property
+    def updates_during_backward(self) -> bool:
+        """Whether weights change while the backward pass goes on, and not all in `step()`."""
+        return not self._gradients.holds
+
+    @property
     def trained(self) -> tuple[str, ...]:
         """The names of the parameters that it trains."""
         return tuple(self._params)
 
     def state_dict(self, root: int | None = None, error_feedback: bool = True) -> dict[str, Any]:
-        """Gather weights and state of all ranks as tensors by name, for `torch.save` or `Checkpoints`. Collective.
-        `root`: only this rank gets them. `error_feedback`: as of `ringtrain.optim.HostOptimizer`.
+        """Return the state as torch's optimizers do: "state" by the position of a parameter, and "param_groups";
+        what this optimizer has beside that is under "ringtrain". Weights are not in it: save `model.state_dict()`,
+        too.
+
+        The state of all ranks is gathered: collective, between steps; with `sharded=False` not. `root`: only this
+        rank gets it, the others get {}. `error_feedback`: as of `ringtrain.optim.HostOptimizer`.
+        A state of torch's own optimizer can be loaded here, and this one there.
         """
         self._weights.to_host()
-        state = self._host.state_dict(root, error_feedback)
-        tensors: dict[str, Any] = map_leaves(state, lambda v: to_tensor(v) if isinstance(v, np.ndarray) else v)
-        return tensors
+        state = self._state.gather(root, error_feedback)
+        if state is None:
+            return {}
+        self.state.update(state.by_param)
+        try:
+            packed: dict[str, Any] = super().state_dict()
+        finally:
+            self.state.clear()
+        return {**packed, "ringtrain": state.own}
 
     def shard_dict(self, error_feedback: bool = True) -> dict[str, Any]:
-        """Copy this rank's part of weights and state, for `ShardedCheckpoints`. Not collective; as of
-        `ringtrain.optim.HostOptimizer`."""
-        return self._host.shard_dict(error_feedback)
+        """Copy this rank's part of weights and state, for `ShardedCheckpoints`, with the options of the groups.
+        Not collective; as of `ringtrain.optim.HostOptimizer`."""
+        shard = self._host.shard_dict(error_feedback)
+        return {**shard, "groups": [simple_options(group) for group in self.param_groups]}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Set weights and state, of any world size, from tensors or arrays; the model's parameters follow."""
-        arrays = map_leaves(state, lambda v: to_arrays([v])()[0] if isinstance(v, torch.Tensor) else v)
-        self._host.load_state_dict(arrays)
-        self._weights.expect()
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Set state and groups from what `state_dict` gave, here at any number of ranks, or torch's own
+        optimizer of the same kind; or weights and state from what `shard_dict` gave. Not collective: every rank
+        loads the same.
+        """
         self._weights.all_back()
+        self._weights.take()
+        if "arrays" in state_dict:
+            self._host.load_state_dict(self._state.arrays_of(state_dict))
+            self._set_options(state_dict.get("groups", []))
+            self._weights.expect()
+            self._weights.all_back()
+        else:
+            state = self._state.checked(state_dict)
+            with in_place(self):
+                super().load_state_dict({**state_dict, "state": {}})
+            self._state.load(state)
+        self._weights.note()
+        self.commit()
 
     def close(self) -> None:
-        """Let go of the model, which has the weights of the last step: remove the hooks, and give up a step that
-        is under way.
+        """Let go of the model, which keeps the weights of the last step: remove the hooks, give memory and
+        descriptors back, and give up a step that is under way.
         """
+        self._let_go()
+        for hook in self._hooks:
+            hook.remove()
+
+    def __getstate__(self) -> NoReturn:
+        raise TypeError(
+            "a HostOptimizer can't be pickled or copied: its state is spread over ranks; save state_dict()"
+        )
+
+    def __deepcopy__(self, memo: Any) -> NoReturn:
+        self.__getstate__()
+
+    def _make(self) -> None:
+        """Build all that follows from the parameters there are. Collective."""
+        self._params = _named(self.param_groups, self._model)
+        _check_devices(self._params)
+        self._gone: set[str] = set()
+        group_of = {id(param): index for index, group in enumerate(self.param_groups) for param in group["params"]}
+        rules = self._rules.of(self.param_groups)
+        names: list[list[str]] = [[] for _ in rules]
+        for name, param in self._params.items():
+            names[group_of[id(param)]].append(name)
+        arrays = {name: to_arrays([real(param.detach())])()[0] for name, param in self._params.items()}
+        self._groups = []
+        options = {**self._options, "sharded": self._rules.sharded}
+        group = first_group(options.get("elastic", False), self._open_group)
+        if self._model is not None and isinstance(group, ProcessGroup) and group.size > 1:
+            _broadcast_others(self._model, set(self._params), group)
+        self._node_sum = self._open_node_sum(group, options)
+        others = list(zip(rules, names, strict=True))[1:]
+        self._host = ArrayOptimizer(
+            arrays, rules[0], groups=others, group=group, devices=self._node_sum, **options
+        )
+        stream = StreamOptions(self._begin_update, self._inner is not None)
+        self._gradients = GradientStream(self._host, self._params, self._node_sum, stream)
+        self._weights = WeightStream(self._host, self._params, self._node_sum)
+        self._weights.all_back()
+        self._weights.note()
+        if self._overlap:
+            self._weights.watch(self._model)
+        self._state = HostState(self._host, self._params, self._rules, self.param_groups)
+        self._begin_looking()
+        self.commit()
+        self._is_made = True
+
+    def _let_go(self) -> None:
         with contextlib.suppress(RuntimeError):  # ours or the device's, of a step that failed: its caller has it
             self.synchronize()
-        self._state_hook.remove()
         self._gradients.close()
         self._weights.close()
         self._host.close()
@@ -226,6 +384,80 @@ class HostOptimizer:
             self._node_sum.close()
         for group in self._groups:
             group.close()
+
+    def _share_groups(self) -> None:
+        """Have one list of groups with the optimizer that this one was made of, so that its schedulers act
+        here."""
+        if self._inner is None:
+            self.param_groups[:] = [_Group(group) for group in self.param_groups]
+            return
+        self._inner.param_groups[:] = [_Group(group) for group in self._inner.param_groups]
+        self.param_groups = self._inner.param_groups
+
+    @property
+    def _noting(self) -> list[_Group]:
+        groups: list[Any] = self.param_groups
+        return groups
+
+    def _begin_update(self) -> None:
+        """The first gradient of an update is about to go to the host."""
+        if self._weights.take():
+            self._host.take_weights()
+        for group in self._noting:
+            group.written = False
+        self._used = self._rules.of(self.param_groups)
+        self._host.set_rules(self._used)
+        self._host.hold(self._gradients.holds)
+
+    def _set_rules(self) -> None:
+        """Update by what is in the groups. Where weights have begun to change that must not be new."""
+        now = self._rules.of(self.param_groups)
+        if self._gradients.holds or not self._gradients.begun:
+            self._host.set_rules(now)
+        elif now != self._used:
+            raise ConfigurationError(
+                f"parameter groups were changed between backward() and step(), from {self._used} to {now}, when "
+                f"weights had begun to change; change them before backward(), or pass "
+                "update_during_backward=False to HostOptimizer"
+            )
+
+    def _begin_looking(self) -> None:
+        self._gradients.holds = self._asked is not True
+        self._gradients.is_plain = True
+        self._left = _LOOKED_AT if self._asked is None else 0
+
+    def _note_step(self) -> None:
+        """After so many steps, all together let weights change during the backward pass, if none had a reason not
+        to."""
+        if self._inner is not None:
+            vars(self._inner)["_opt_called"] = True  # what its schedulers ask
+        if not self._left:
+            return
+        self._gradients.is_plain &= not any(group.written for group in self._noting)
+        self._left -= 1
+        if not self._left:
+            told = self._host.allgather_object(self._gradients.is_plain, "update during the backward pass")
+            self._gradients.holds = not all(told)
+
+    def _check_model(self) -> None:
+        """Raise ConfigurationError where the model has a parameter in the place of one that is trained."""
+        missing = {name for name, param in self._params.items() if param.grad is None}
+        if self._model is None or not missing - self._gone:
+            return
+        held = {id(param) for param in self._model.parameters()}
+        gone = [name for name in missing if id(self._params[name]) not in held]
+        if gone and self._inner is None:
+            raise ConfigurationError(
+                f"parameter {sorted(gone)[0]!r} was replaced in the model after HostOptimizer was made, which "
+                f"would "
+                "never train the new one; make the HostOptimizer last, or change values in place (with "
+                "torch.no_grad(): param.copy_(...))"
+            )
+        self._gone = missing
+
+    def _set_options(self, told: Sequence[Mapping[str, Any]]) -> None:
+        for group, options in zip(self.param_groups, told, strict=False):
+            dict.update(group, carried(options, group))
 
     def _open_node_sum(self, group: Group, options: Mapping[str, Any]) -> NodeSum | None:
         if not isinstance(group, ProcessGroup) or group.size == 1:
@@ -239,26 +471,89 @@ class HostOptimizer:
         return self._groups[-1]
 
 
-def _trained(model: Any) -> dict[str, Any]:
-    if not isinstance(model, torch.nn.Module):
+def _given(
+    optimizer: Any, model: Any, options: Mapping[str, Any]
+) -> tuple[torch.optim.Optimizer | None, torch.nn.Module | None, Rules, list[dict[str, Any]]]:
+    """Return what `HostOptimizer` was made of: torch's optimizer, the model, the rules, and the groups."""
+    if isinstance(optimizer, torch.optim.Optimizer):
+        return _of_optimizer(optimizer, model, options)
+    if not isinstance(optimizer, torch.nn.Module):
         raise ConfigurationError(
-            f"HostOptimizer: model is {kind_of(model)}; expected a torch.nn.Module: pass the model itself, "
-            "not its parameters"
+            f"HostOptimizer was given {kind_of(optimizer)}; expected an optimizer of torch and its model, or a "
+            "torch.nn.Module and a rule: pass the model itself, not its parameters"
         )
-    named: Iterable[tuple[str, Any]] = model.named_parameters()
-    trained = {name: param for name, param in named if param.requires_grad}
+    check_rule_kind(model)
+    check_rule(model)
+    trained = [param for param in optimizer.parameters() if param.requires_grad]
     if not trained:
         raise ConfigurationError("HostOptimizer: no parameter of the model requires a gradient; nothing to train")
-    devices = {str(param.device) for param in trained.values()}
+    rules = OurRules(model)
+    rules.sharded = options.get("sharded", True)
+    return None, optimizer, rules, [{"params": trained, **rules.options()}]
+
+
+def _of_optimizer(
+    optimizer: torch.optim.Optimizer, model: Any, options: Mapping[str, Any]
+) -> tuple[torch.optim.Optimizer, torch.nn.Module | None, Rules, list[dict[str, Any]]]:
+    if isinstance(optimizer, HostOptimizer) or hasattr(optimizer, "skip_synchronize"):
+        raise ConfigurationError(
+            f"HostOptimizer was given {kind_of(optimizer)}, which reduces gradients itself; pass torch's own"
+        )
+    if model is not None and not isinstance(model, torch.nn.Module):
+        raise ConfigurationError(f"HostOptimizer: model is {kind_of(model)}; expected a torch.nn.Module")
+    if optimizer.state:
+        used = sum(bool(state) for state in optimizer.state.values())
+        fresh = type(optimizer) in (torch.optim.Adagrad,) and not any(
+            float(state.get("step", 0)) for state in optimizer.state.values()
+        )
+        if used and not fresh:
+            raise ConfigurationError(
+                f"HostOptimizer was given a {type(optimizer).__name__} that has made steps; make HostOptimizer of "
+                f"a "
+                "new one, and give it this one's state: load_state_dict(optimizer.state_dict())"
+            )
+    rules = rules_of(optimizer, options.get("sharded"))
+    if options.get("elastic") and not isinstance(rules, OurRules):
+        raise ConfigurationError(
+            f"HostOptimizer: elastic=True takes SGD, Adam and AdamW without amsgrad, dampening, maximize and "
+            f"differentiable, and not this {type(optimizer).__name__}"
+        )
+    rules.sharded = rules.sharded and options.get("sharded", True) is not False
+    return optimizer, model, rules, optimizer.param_groups
+
+
+def _named(groups: Sequence[Mapping[str, Any]], model: torch.nn.Module | None) -> dict[str, Any]:
+    """The parameters of all groups by name, in the order of the model."""
+    params = {id(param): param for group in groups for param in group["params"]}
+    named: Iterable[tuple[str, Any]] = () if model is None else model.named_parameters()
+    found = {name: param for name, param in named if id(param) in params}
+    known = {id(param) for param in found.values()}
+    others = {f"param.{index}": param for index, param in enumerate(params.values()) if id(param) not in known}
+    return {**found, **others}
+
+
+def _broadcast_others(model: torch.nn.Module, trained: Collection[str], group: ProcessGroup) -> None:
+    """Give all ranks rank 0's buffers, and parameters that are not trained. Collective."""
+    for name, value in model.state_dict().items():
+        if name in trained or not isinstance(value, torch.Tensor) or not value.numel():
+            continue
+        array = to_arrays([real(value).reshape(-1)])()[0].copy()
+        group.broadcast(array.view(np.uint8))
+        value.copy_(like(to_tensor(array).view(real(value).shape), value))
+
+
+def _check_devices(params: Mapping[str, Any]) -> None:
+    devices = {str(param.device) for param in params.values()}
     if len(devices) > 1:
         raise ConfigurationError(f"HostOptimizer: parameters are on {sorted(devices)}; expected one device")
     if torch.device(devices.pop()).type == "meta":
         raise ConfigurationError("HostOptimizer: parameters are on the meta device; move the model to a real one")
-    return trained
 
 
-def _record_forward(model: Any) -> None:
+def _record_forward(model: Any) -> list[Any]:
     """Have the timeline show when the model's forward passes ran."""
     began_ns: list[int] = []
-    model.register_forward_pre_hook(lambda *_: began_ns.append(time.perf_counter_ns()))
-    model.register_forward_hook(lambda *_: timeline.record_since(began_ns.pop(), "forward", "forward"))
+    return [
+        model.register_forward_pre_hook(Hook(lambda *_: began_ns.append(time.perf_counter_ns()))),
+        model.register_forward_hook(Hook(lambda *_: timeline.record_since(began_ns.pop(), "forward", "forward"))),
+    ]

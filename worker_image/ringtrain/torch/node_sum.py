@@ -22,6 +22,7 @@ from ringtrain.communicators.choose import pod_identity
 from ringtrain.errors import ConfigurationError, RingtrainError
 from ringtrain.optim.arenas import Arenas
 from ringtrain.optim.layout import Bucket, Layout
+from ringtrain.optim.spans import ABSENT, beginnings
 from ringtrain.process_groups.context import current
 from ringtrain.process_groups.group import Flat, Pending, ProcessGroup
 from ringtrain.process_groups.process_sets import ProcessSet, number_of
@@ -162,6 +163,8 @@ class NodeSum:
 
     def attach(self, layout: Layout, arenas: Arenas) -> None:
         self._layout, self._arenas = layout, arenas
+        starts = beginnings(layout)
+        self._beginnings = {name: torch.tensor(at, device=self._device) for name, at in starts.items()}
         shared = [bucket for bucket in layout.buckets if not bucket.local]
         self._cuts = {bucket.index: _Cuts.of(bucket, self._nodes) for bucket in shared}
         for bucket in shared:
@@ -177,19 +180,23 @@ class NodeSum:
         bucket, location = self._layout.locations[name]
         return self._weights[bucket.index][location.start : location.stop]
 
-    def put(self, name: str, gradient: torch.Tensor) -> None:
-        """Add the gradient of `name`, behind the work that makes it."""
+    def put(self, name: str, gradient: torch.Tensor | None) -> None:
+        """Add the gradient of `name`, behind the work that makes it; None: this rank has none."""
         bucket, location = self._layout.locations[name]
         held = self._held.get(bucket.index)
         if held is None:
-            dtype = torch.float32 if bucket.half else gradient.dtype
+            dtype = torch.float32 if bucket.half else self._weights[bucket.index].dtype
             flat = torch.empty(bucket.size, dtype=dtype, device=self._device)
             held = self._held.setdefault(bucket.index, _Held(flat))
-        target = held.flat[location.start : location.stop].view(gradient.shape)
-        if name in held.puts:
-            target.add_(gradient)
-        else:
-            target.copy_(gradient)
+        target = held.flat[location.start : location.stop]
+        if gradient is None and name not in held.puts:
+            target.fill_(ABSENT)
+        elif gradient is not None and name in held.puts:
+            target.view(gradient.shape).add_(gradient)
+        elif gradient is not None:
+            target.view(gradient.shape).copy_(gradient)
+        if gradient is not None and target.numel():
+            target[self._beginnings[name]] += 0.0  # not -0, which says that there is none
         held.puts[name] = held.puts.get(name, 0) + 1
         if not self._on_host:
             held.events.append(torch.get_device_module(self._device).Event())

@@ -1,7 +1,10 @@
 """Gradients on their way to the host, and weights on their way back."""
 
-from collections.abc import Callable, Iterator, Mapping
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -9,135 +12,367 @@ import numpy as np
 import torch
 
 from ringtrain.collectives.tensors import Array
-from ringtrain.errors import ConfigurationError
+from ringtrain.errors import ConfigurationError, some_of
 from ringtrain.optim import HostOptimizer
 from ringtrain.step_time import REDUCTION, beside_training
 from ringtrain.torch.bridge import to_arrays, to_tensor
 from ringtrain.torch.node_sum import NodeSum
+from ringtrain.torch.stand_in import StandIn
 
 
-class HandedOver(torch.Tensor):
-    """Stands in `param.grad` from the hand-over of a gradient to the end of its step, and needs no memory.
+class Hook:
+    """A hook that a copy of what it is on does not have: neither one that is pickled nor a deep copy."""
 
-    Whatever is done with it raises ConfigurationError: `clip_grad_norm_`, for one, passes over a gradient that is
-    None without a word.
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self._call = call
+
+    def __call__(self, *args: Any) -> Any:
+        return self._call(*args)
+
+    def __reduce__(self) -> Any:
+        return _no_hook, ()
+
+    def __deepcopy__(self, memo: Any) -> Callable[..., None]:
+        return _nothing
+
+
+def _nothing(*args: Any) -> None:
+    """Stands where a hook was."""
+
+
+def _no_hook() -> Callable[..., None]:
+    return _nothing
+
+
+@dataclass(eq=False, slots=True)
+class _Param:
+    """A parameter within an update. `held`: its gradient, as far as the host has not got it. `given`: the host has
+    got one. `passes`: backward passes that it has a gradient of. `open`, `spent`: stand in `param.grad` until
+    `step()`, and after it. `stale`: torch would have the gradient of the step before in `held`, too.
     """
 
-    parameter: str
+    name: str
+    param: Any
+    open: Any = None
+    spent: Any = None
+    held: Any = None
+    given: bool = False
+    passes: int = 0
+    stale: bool = False
+    hooks: list[Any] = field(default_factory=list)
 
-    @classmethod
-    def of(cls, name: str, param: torch.Tensor) -> "HandedOver":
-        one = torch.zeros((), dtype=param.dtype, device=param.device)
-        made: HandedOver = torch.Tensor._make_subclass(cls, one.expand(param.shape))
-        made.__dict__["parameter"] = name
-        return made
+    def clear(self) -> None:
+        """Forget this step."""
+        self.held, self.given, self.passes, self.stale = None, False, 0, False
 
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        own = next((arg for arg in _flat(args) if isinstance(arg, cls)), None)
-        name = "a parameter" if own is None else repr(own.__dict__["parameter"])
-        raise ConfigurationError(
-            f"the gradient of {name} was handed to the HostOptimizer during backward() and is no longer in "
-            "param.grad; to clip, pass clip_norm=... to HostOptimizer, whose gradient_norm then tells the norm; "
-            "to change single gradients, do it in a hook on the parameter (param.register_hook)"
-        )
+
+@dataclass(frozen=True)
+class StreamOptions:
+    """`begin`: called before the first gradient of an update goes to the host. `asks_zero_grad`: whether gradients
+    stay after `step()`, so that a script that forgets to call `zero_grad()` is told."""
+
+    begin: Callable[[], None]
+    asks_zero_grad: bool
 
 
 class GradientStream:
-    """Hands each gradient to the host optimizer when the backward pass has completed it. Until the step ends a
-    `HandedOver` is in its place.
+    """Hands each gradient to the host optimizer when the backward passes of a step have completed it.
 
-    From the CPU it is copied at once. From another device it is copied into pinned memory behind the work that
-    makes it, and a thread hands it over when the copy is there, so that the backward pass never waits. With a
+    `param.grad` has a `StandIn` from then on. While weights wait for `step()` (`holds`), what a script does with
+    gradients meanwhile counts, as in torch: whoever reads them gets the means of all ranks, and may change,
+    replace or forget them, or add another backward pass. Where weights change during the backward pass, that is an
+    error.
+
+    In the first step gradients go to the host at its end, which tells how many backward passes a step has.
+
+    From the CPU a gradient is copied at once. From another device it is copied into pinned memory behind the work
+    that makes it, and a thread hands it over when the copy is there, so that the backward pass never waits. With a
     `NodeSum` it stays on the device.
     """
 
     def __init__(
-        self, host: HostOptimizer, params: Mapping[str, Any], model: torch.nn.Module, node_sum: NodeSum | None
+        self,
+        host: HostOptimizer,
+        params: Mapping[str, Any],
+        node_sum: NodeSum | None,
+        options: StreamOptions,
     ) -> None:
         self._host = host
         self._node_sum = node_sum
-        self._params = params
-        self._model = model
-        self._unused: set[str] = set()  # had no gradient in the last step
-        self._arrived: set[str] = set()
+        self._options = options
+        self._params = {name: _Param(name, param) for name, param in params.items()}
         self._under_way: list[Future[None]] = []
+        self._passes: int | None = None  # that a step has; None: not known yet
+        self._means: dict[str, Any] | None = None  # gradients that were read, in this update
+        self.holds = True
+        self.is_plain = True  # nothing was done to gradients that needs `holds`
         on_cpu = all(param.device.type == "cpu" for param in params.values())
         self._thread = None if on_cpu else ThreadPoolExecutor(1, "ringtrain-gradients", beside_training)
-        self._stand_ins = {name: HandedOver.of(name, param) for name, param in params.items()}
-        self._hooks = [param.register_hook(_make_way(param)) for param in params.values()]
-        self._hooks += [
-            param.register_post_accumulate_grad_hook(lambda param, name=name: self._take(name, param))
-            for name, param in params.items()
-        ]
+        self.watch()
+
+    def watch(self) -> None:
+        """Install hooks on every parameter that requires a gradient by now."""
+        for own in self._params.values():
+            if not own.hooks and own.param.requires_grad:
+                own.open = StandIn.of(own.param, partial(self._read, own), partial(self._zero, own))
+                own.spent = StandIn.of(own.param, partial(_refuse_spent, own), partial(self._zero, own), True)
+                own.hooks = [
+                    own.param.register_hook(Hook(partial(self._make_way, own))),
+                    own.param.register_post_accumulate_grad_hook(Hook(partial(self._take, own))),
+                ]
+
+    @property
+    def begun(self) -> bool:
+        """Whether there is a gradient of an update that has not been made."""
+        return any(own.given or own.held is not None for own in self._params.values())
 
     def finish(self) -> None:
-        """Return when every gradient of this step is with the host; those that never came are zeros.
+        """Return when every gradient of this step is with the host, or is known not to be there on this rank.
 
-        Raises ConfigurationError where none came, and for a parameter that the model no longer has.
+        Raises ConfigurationError where a script did what it may not do while weights change.
         """
-        missing = {name: param for name, param in self._params.items() if name not in self._arrived}
-        self._check_missing(missing)
-        for name, param in missing.items():
-            param.grad = torch.zeros_like(param) if param.grad is None else param.grad
-            self._take(name, param)
-        self._clear()
-        under_way, self._under_way = self._under_way, []
-        for copy in under_way:
-            with REDUCTION:  # the update before may have to end first
-                copy.result()
+        if stale := [own.name for own in self._all if own.stale]:
+            raise ConfigurationError(
+                f"step() was called with gradients of {some_of(stale)} from before the last step, which torch "
+                f"would "
+                "add to the new ones; call optimizer.zero_grad() after each step()"
+            )
+        if self._means is None:
+            self._look()
+        if any(own.held is not None and (own.given or self._means is not None) for own in self._all):
+            self._read_all()  # another backward pass after gradients had gone: all ranks have it
+            self._give_again()
+        elif self._means is not None:
+            self._host.replace_gradients({own.name: _array(own.param.grad) for own in self._all})
+        else:
+            self._give_rest()
+        self._wait_given()
+        passes = max((own.passes for own in self._all), default=1)
+        self._passes = max(self._passes or 1, passes)
+
+    def ended(self) -> None:
+        """The step is made: its gradients are gone."""
+        for own in self._all:
+            own.clear()
+            if own.param.grad is not None:
+                own.param.grad = own.spent if self._options.asks_zero_grad else None
+        self._means = None
+        self.watch()
+
+    def zero_grad(self, set_to_none: bool) -> None:
+        """Forget the gradients that are there. Collective where the host has got some."""
+        if any(own.given for own in self._all):
+            self._drop()
+        for own in self._all:
+            there = own.held is not None or own.param.grad is not None
+            own.clear()
+            own.param.grad = torch.zeros_like(own.param) if there and not set_to_none else None
 
     def forget(self) -> None:
-        """Give up the gradients of a step that is not ended."""
-        self._clear()
+        """Give up the gradients of a step that is not ended. Local: the host gives them up as well."""
         under_way, self._under_way = self._under_way, []
         for copy in under_way:
             copy.exception()
         if self._node_sum is not None:
             self._node_sum.forget()
+        for own in self._all:
+            own.clear()
+            own.param.grad = None
+        self._means = None
 
     def close(self) -> None:
-        for hook in self._hooks:
-            hook.remove()
-        self._clear()
+        """Let go of the parameters."""
+        for own in self._all:
+            for hook in own.hooks:
+                hook.remove()
+            if isinstance(own.param.grad, StandIn):
+                own.param.grad = None
         if self._thread is not None:
             self._thread.shutdown()
+        self._params.clear()
 
-    def _check_missing(self, missing: Mapping[str, Any]) -> None:
-        if missing.keys() - self._unused:  # not in each step of a model with unused layers
-            held = {id(param) for param in self._model.parameters()}
-            gone = [name for name, param in missing.items() if id(param) not in held]
-            if gone:
-                raise ConfigurationError(
-                    f"parameter {gone[0]!r} was replaced in the model after HostOptimizer was made, which would "
-                    "never train the new one; make the HostOptimizer last, or change values in place (with "
-                    "torch.no_grad(): param.copy_(...))"
-                )
-        if len(missing) == len(self._params) and all(param.grad is None for param in missing.values()):
-            raise ConfigurationError(
-                "step() was called without a gradient; call loss.backward() before it, with a loss that depends "
-                "on the model's parameters"
-            )
-        self._unused = set(missing)
+    @property
+    def _all(self) -> Iterable[_Param]:
+        return self._params.values()
 
-    def _clear(self) -> None:
-        self._arrived.clear()
-        for param in self._params.values():
-            if isinstance(param.grad, HandedOver):
-                param.grad = None
+    def _make_way(self, own: _Param, _: torch.Tensor) -> None:
+        """Runs before autograd adds to `param.grad`: has what torch would have there."""
+        grad = own.param.grad
+        if self._means is not None:
+            own.param.grad = None if grad is None else grad.clone()  # not in the memory that is reduced
+        elif grad is own.open:
+            own.param.grad = own.held
+        elif grad is own.spent:
+            own.param.grad, own.stale = None, grad is not None
+        elif grad is None and (own.given or own.held is not None):
+            self._set_to_none(own)
 
-    def _take(self, name: str, param: Any) -> None:
-        grad = param.grad.to_dense() if param.grad.is_sparse else param.grad
-        param.grad = self._stand_ins[name]
-        self._arrived.add(name)
-        if self._node_sum is not None and self._node_sum.carries(name):
-            self._host.submit_with(name, partial(self._node_sum.put, name, grad))
+    def _set_to_none(self, own: _Param) -> None:
+        """A script has forgotten the gradient of `own`, as `model.zero_grad()` does with all of them."""
+        own.held, own.passes, own.stale = None, 0, False
+        if not own.given:
             return
-        arrays = to_arrays([grad])
+        if all(other.param.grad is not other.open or not other.given for other in self._all):
+            self._drop()
+            return
+        self._read_all()
+        own.param.grad = None
+
+    def _take(self, own: _Param, param: Any) -> None:
+        """Runs when autograd has added to `param.grad`."""
+        own.held = param.grad.to_dense() if param.grad.is_sparse else param.grad
+        own.passes += 1
+        if self._means is not None:
+            return
+        param.grad = own.open
+        if own.given:
+            if not self.holds:
+                own.held = None
+            self._need_hold(f"a gradient of {own.name!r} came in more backward passes than a step had so far")
+        elif self._passes is not None and own.passes >= self._passes and not own.stale:
+            self._give(own)
+
+    def _look(self) -> None:
+        """Take what a script has put into `param.grad`, or taken from there."""
+        replaced = {}
+        for own in self._all:
+            grad = own.param.grad
+            if grad is own.open and grad is not None:
+                continue
+            there = None if grad is None or grad is own.spent else grad
+            if own.given:
+                replaced[own] = there
+            else:
+                own.held = there
+        if replaced:
+            self._need_hold(f"the gradient of {next(iter(replaced)).name!r} was replaced before step()")
+            self._read_all()
+            for own, grad in replaced.items():
+                own.param.grad = grad
+
+    def _give(self, own: _Param) -> None:
+        """Hand the gradient of `own` to the host, which has none where there is none."""
+        if not any(other.given for other in self._all):
+            self._options.begin()
+        grad, own.held, own.given = own.held, None, True
+        by_node = self._node_sum is not None and self._node_sum.carries(own.name)
+        if by_node and self._node_sum is not None:
+            there = None if grad is None else real(grad)
+            self._host.submit_with(own.name, partial(self._node_sum.put, own.name, there), grad is not None)
+        elif grad is None:
+            self._host.submit(own.name, None)
+        else:
+            self._submit(own, grad)
+        if not self.holds and grad is not None:
+            torch.autograd.graph.increment_version(own.param)  # who still needs its value gets torch's error
+
+    def _submit(self, own: _Param, grad: torch.Tensor) -> None:
+        arrays = to_arrays([real(grad)])
         if self._thread is None:
-            self._host.submit(name, arrays()[0])
+            self._host.submit(own.name, arrays()[0])
+        else:
+            self._under_way.append(self._thread.submit(lambda: self._host.submit(own.name, arrays()[0])))
+
+    def _give_rest(self) -> None:
+        for own in self._all:
+            if not own.given:
+                self._give(own)
+
+    def _wait_given(self) -> None:
+        under_way, self._under_way = self._under_way, []
+        for copy in under_way:
+            with REDUCTION:  # the update before may have to end first
+                copy.result()
+
+    def _read(self, own: _Param) -> torch.Tensor:
+        """What stands for the gradient of `own`: the mean over ranks."""
+        self._need_hold(f"the gradient of {own.name!r} was read before step()")
+        self._read_all()
+        while any(other.held is not None for other in self._all):
+            self._give_again()
+            self._read_all()
+        if own.param.grad is None:
+            raise ConfigurationError(f"no rank has a gradient of {own.name!r}; read it before zero_grad()")
+        grad: torch.Tensor = own.param.grad
+        return grad
+
+    def _read_all(self) -> None:
+        """Have the mean gradients in the place of those that stand for them. Collective."""
+        if self._means is not None:
             return
-        self._under_way.append(self._thread.submit(lambda: self._host.submit(name, arrays()[0])))
+        late = {own: own.held for own in self._all if own.given and own.held is not None}
+        for own in late:
+            own.held = None
+        self._give_rest()
+        self._wait_given()
+        self._means = self._host.gather_gradients()
+        for own in self._all:
+            mean = self._means[own.name]
+            own.param.grad = None if mean is None else like(to_tensor(mean), own.param)
+            if own in late:
+                own.held = late[own] if mean is None else late[own] + own.param.grad
+
+    def _give_again(self) -> None:
+        """Reduce once more what was read, with the gradients that came since. Collective."""
+        values = {own: own.param.grad if own.held is None else own.held for own in self._all}
+        self._host.drop()
+        self._means = None
+        for own, value in values.items():
+            own.given, own.held = False, value
+            own.param.grad = own.open
+        self._give_rest()
+        self._wait_given()
+
+    def _drop(self) -> None:
+        """Forget what the host has got. Collective."""
+        self._need_hold("gradients were forgotten after backward()")
+        if self._means is None:
+            self._give_rest()
+            self._wait_given()
+        self._host.drop()
+        self._means = None
+        for own in self._all:
+            own.given = False
+
+    def _zero(self, own: _Param) -> None:
+        """`param.grad.zero_()`."""
+        if own.given:
+            self._need_hold(f"the gradient of {own.name!r} was set to zero before step()")
+            self._read_all()
+        own.held, own.passes, own.stale = None, 0, False
+        own.param.grad = torch.zeros_like(own.param)
+
+    def _need_hold(self, what: str) -> None:
+        self.is_plain = False
+        if not self.holds:
+            raise ConfigurationError(
+                f"{what}, and weights have begun to change, since no step so far did such a thing; pass "
+                "update_during_backward=False to HostOptimizer, which lets weights wait for step()"
+            )
+
+
+def _refuse_spent(own: _Param) -> torch.Tensor:
+    raise ConfigurationError(
+        f"the gradient of {own.name!r} was read after step(), which has used it up; read it between "
+        "backward() and step()"
+    )
+
+
+def real(tensor: torch.Tensor) -> torch.Tensor:
+    """Complex numbers as pairs of real ones."""
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+
+
+def like(values: torch.Tensor, param: torch.Tensor) -> torch.Tensor:
+    """`values`, of the host, as `param` would have them."""
+    values = torch.view_as_complex(values) if param.is_complex() else values
+    return values.to(param.device)
+
+
+def _array(grad: torch.Tensor | None) -> Array | None:
+    if grad is None:
+        return None
+    return to_arrays([real(grad.to_dense() if grad.is_sparse else grad)])()[0]
 
 
 class WeightStream:
@@ -149,10 +384,13 @@ class WeightStream:
         self._node_sum = node_sum
         self._by_node: set[str] = set()  # their values of the last step are on the device, and may not be here
         self._params = params
+        self._kinds = {name: param.device.type for name, param in params.items()}
         self._names = {id(param): name for name, param in params.items()}
         self._expected: set[str] = set(params)
         self._hooks: list[Any] = []
         self._views: dict[str, torch.Tensor] = {}
+        self._addresses: dict[str, int] = {}
+        self._versions: dict[str, int] = {}
         self._pinned: list[int] = []
         self.follow()
 
@@ -163,11 +401,56 @@ class WeightStream:
         self._views = {name: to_tensor(self._host.weights[name]) for name in self._params}
         for name, param in self._params.items():
             if param.device.type == "cpu":
-                param.data = self._views[name]
+                self._alias(name, param)
             elif self._node_sum is not None and self._node_sum.carries(name):
-                param.data = self._node_sum.weight(name).view(param.shape)
+                param.data = like(self._node_sum.weight(name).view(self._views[name].shape), param)
         if any(param.device.type == "cuda" for param in self._params.values()):
             self._pinned = [address for arena in _arenas(self._host) if (address := _pinned(arena))]
+
+    def take(self) -> bool:
+        """Take weights that somebody has set since the last step, in the memory that they were given or in other.
+        Return whether there were any.
+
+        Raises ConfigurationError where a parameter has another shape, type or device by now.
+        """
+        changed = False
+        for name, param in self._params.items():
+            on_cpu = param.device.type == "cpu"
+            moved = on_cpu and param.numel() and param.data_ptr() != self._addresses[name]
+            if moved or param.device.type != self._kinds[name]:
+                self._check_kind(name, param)
+                self._views[name].copy_(real(param.detach()))
+                self._alias(name, param)
+                changed = True
+            elif param._version != self._versions[name]:
+                changed = True
+                if not on_cpu:
+                    self._views[name].copy_(real(param.detach()))
+        return changed
+
+    def note(self) -> None:
+        """The weights are those of the host."""
+        torch.autograd.graph.increment_version(list(self._params.values()))
+        self.seen()
+
+    def seen(self) -> None:
+        """The weights are what they should be."""
+        self._versions = {name: param._version for name, param in self._params.items()}
+
+    def _alias(self, name: str, param: Any) -> None:
+        """Let `param`, on the CPU, be the host's memory."""
+        param.data = like(self._views[name], param)
+        self._addresses[name] = param.data_ptr()
+
+    def _check_kind(self, name: str, param: Any) -> None:
+        view = self._views[name]
+        now = (tuple(real(param.detach()).shape), real(param.detach()).dtype, param.device.type)
+        if now != (tuple(view.shape), view.dtype, self._kinds[name]):
+            raise ConfigurationError(
+                f"parameter {name!r} is {tuple(param.shape)} {param.dtype} on {param.device} by now, and was "
+                f"{tuple(view.shape)} {view.dtype} on {self._kinds[name]} when HostOptimizer was made; change "
+                "and move the model before, and make the HostOptimizer last"
+            )
 
     def watch(self, model: Any) -> None:
         """Let each module of `model` wait for its own parameters before it runs."""
@@ -176,7 +459,7 @@ class WeightStream:
                 self._names[id(param)] for param in module.parameters(recurse=False) if id(param) in self._names
             ]
             if own:
-                self._hooks.append(module.register_forward_pre_hook(lambda *_, own=tuple(own): self._back(own)))
+                self._hooks.append(module.register_forward_pre_hook(Hook(partial(self._called, tuple(own)))))
 
     def expect(self) -> None:
         """New weights are on their way, by way of the host."""
@@ -194,7 +477,7 @@ class WeightStream:
         """Give the host the values that only the device has."""
         self.all_back()
         for name in self._by_node:
-            self._views[name].copy_(self._params[name].detach())
+            self._views[name].copy_(real(self._params[name].detach()))
 
     def all_back(self) -> None:
         """Return when every parameter has the host's values."""
@@ -202,9 +485,17 @@ class WeightStream:
         self._host.wait_for()
 
     def close(self) -> None:
+        """Let go of the parameters, which keep their values in memory of their own."""
         for hook in self._hooks:
             hook.remove()
         self._unpin()
+        for name, param in self._params.items():
+            if param.device.type == "cpu" and param.data_ptr() == self._addresses[name]:
+                param.data = param.data.clone()
+        self._views.clear()
+
+    def _called(self, names: tuple[str, ...], *_: Any) -> None:
+        self._back(names)
 
     def _unpin(self) -> None:
         for address in self._pinned:
@@ -220,25 +511,7 @@ class WeightStream:
             param = self._params[name]
             if param.device.type != "cpu" and name not in self._by_node:
                 with torch.no_grad():
-                    param.copy_(self._views[name], non_blocking=True)
-
-
-def _make_way(param: Any) -> Callable[[torch.Tensor], None]:
-    """Return a hook that runs before autograd adds to `param.grad`."""
-
-    def clear(_: torch.Tensor) -> None:
-        if isinstance(param.grad, HandedOver):
-            param.grad = None
-
-    return clear
-
-
-def _flat(values: Any) -> Iterator[Any]:
-    for value in values:
-        if isinstance(value, list | tuple):
-            yield from _flat(value)
-        else:
-            yield value
+                    param.copy_(like(self._views[name], param), non_blocking=True)
 
 
 def _arenas(host: HostOptimizer) -> list[Array]:

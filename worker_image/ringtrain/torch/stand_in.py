@@ -1,0 +1,75 @@
+"""What is in `param.grad` while the gradient is on its way to the host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import torch
+
+# What can be told of a gradient without its values.
+_PLAIN: Final = {
+    "dtype", "device", "shape", "layout", "is_sparse", "is_cuda", "is_cpu", "is_meta", "is_mps",
+    "is_quantized", "is_leaf", "requires_grad", "grad_fn", "ndim", "names", "itemsize", "nbytes", "size",
+    "dim", "numel", "nelement", "stride", "element_size", "is_floating_point", "is_complex", "is_contiguous",
+    "requires_grad_", "detach_", "_has_compatible_shallow_copy_type",
+}  # fmt: skip
+
+_MOVES: Final = {"to", "cpu", "cuda", "float", "double", "half", "bfloat16", "contiguous", "detach", "data"}
+
+
+class StandIn(torch.Tensor):
+    """Looks like the gradient of a parameter and needs no memory. Whoever asks for its values gets the mean
+    gradient of all ranks, which is in `param.grad` from then on; or an error that names the way out.
+
+    `torch.nn.utils.clip_grad_norm_`, for one, passes over a gradient that is None without a word.
+    """
+
+    @classmethod
+    def of(
+        cls, param: torch.Tensor, values: Callable[[], torch.Tensor], zero: Callable[[], None], spent: bool = False
+    ) -> StandIn:
+        """`values`: returns what it stands for, or raises. `zero`: puts a gradient of zeros in its place. `spent`:
+        the step is made: `model.to()` and the like, which move gradients with parameters, leave it as it is."""
+        one = torch.zeros((), dtype=param.dtype, device=param.device)
+        made: StandIn = torch.Tensor._make_subclass(cls, one.expand(param.shape))
+        made.__dict__.update(values=values, zero=zero, spent=spent)
+        return made
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        is_attribute = name in ("__get__", "__set__")
+        name = getattr(getattr(func, "__self__", None), "__name__", name) if is_attribute else name
+        if name in _PLAIN:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **(kwargs or {}))
+        if name == "zero_":
+            args[0].__dict__["zero"]()
+            return None
+        if name in _MOVES and isinstance(args[0], StandIn) and args[0].__dict__["spent"]:
+            return args[0]
+        for stand_in in _stand_ins((args, kwargs)):
+            stand_in.__dict__["values"]()  # of all of them, before one changes
+        return func(*_replaced(args), **_replaced(kwargs or {}))
+
+
+def _stand_ins(value: Any) -> Iterator[StandIn]:
+    if isinstance(value, StandIn):
+        yield value
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from _stand_ins(one)
+    elif isinstance(value, dict):
+        yield from _stand_ins(list(value.values()))
+
+
+def _replaced(value: Any) -> Any:
+    """`value` with gradients in place of their stand-ins."""
+    if isinstance(value, StandIn):
+        return value.__dict__["values"]()
+    if isinstance(value, list | tuple):
+        return type(value)([_replaced(one) for one in value])
+    if isinstance(value, dict):
+        return {key: _replaced(one) for key, one in value.items()}
+    return value
