@@ -244,6 +244,21 @@ def check_restart_in_the_middle_of_an_epoch():
     as_on_one_rank("restart_in_the_middle_of_an_epoch", names["model"], tolerance=1e-4)
 
 
+def check_restart_with_all_that_a_training_has():
+    name = "restart_with_all_that_a_training_has"
+
+    def interrupt(names: Names) -> None:
+        names["shard"] = EndingShard(names["shard"], STEPS + 5)
+
+    with shared_folder():
+        if SIZE > 1:
+            with pytest.raises(Interrupted):
+                run(name, interrupt)
+        names = run(name)
+    rates = names["scheduler"].get_last_lr()
+    as_on_one_rank(name, names["net"], tolerance=1e-3, rates=rates, updates=names["scheduler"].last_epoch)
+
+
 def check_evaluate_on_all_ranks():
     names = run("evaluate_on_all_ranks")
     with torch.no_grad():

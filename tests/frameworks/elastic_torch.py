@@ -21,7 +21,7 @@ def data() -> tuple[torch.Tensor, torch.Tensor]:
 
 def model_of(seed: int) -> torch.nn.Module:
     torch.manual_seed(seed)
-    return torch.nn.Sequential(torch.nn.Linear(12, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 3))
+    return torch.nn.Sequential(torch.nn.Linear(12, 8), hvd.SyncBatchNorm(8), torch.nn.Linear(8, 3))
 
 
 def trains(kind: str, epochs: int, told: tuple[int, ...]) -> dict[str, Any]:
@@ -72,18 +72,76 @@ def trains(kind: str, epochs: int, told: tuple[int, ...]) -> dict[str, Any]:
     if kind == "host":
         optimizer.synchronize()
     return {
-        "digest": digest_of_parameters(model),
+        "digest": digest_of(model),
         "ledger": sorted(state.ledger),
         "step": state.step,
         "rate": None if scheduler is None else scheduler.get_last_lr(),
     }
 
 
-def digest_of_parameters(model: torch.nn.Module) -> str:
+def digest_of(model: torch.nn.Module) -> str:
+    """Of parameters and buffers."""
     found = hashlib.sha256()
-    for name, value in sorted(model.named_parameters()):
-        found.update(name.encode() + value.detach().numpy().tobytes())
+    for name, value in sorted(model.state_dict().items()):
+        found.update(name.encode() + value.numpy().tobytes())
     return found.hexdigest()
+
+
+def goes_on(kind: str, steps: int, told: tuple[int, ...]) -> dict[str, Any]:
+    """Train with batch normalisation, a schedule and a scaler; return what is left of all of them."""
+    torch.set_num_threads(1)
+    hvd.init()
+    x, y = data()
+    model = model_of(hvd.rank())
+    shard = rt.elastic.shard(SAMPLES, rt.elastic.FixedGlobal(12), seed=1)
+    more: dict[str, Any] = {}
+    if kind == "host":  # as docs/elastic.md has it: the model is in the state with its optimizer
+        optimizer: Any = hvd.HostOptimizer(model, rt.optim.SGD(lr=0.05, momentum=0.9), elastic=True)
+        vars(optimizer).setdefault("model", model)
+        state: Any = rt.elastic.State(optimizer=optimizer, shard=shard, step=0)
+    else:
+        plain = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+        optimizer = hvd.DistributedOptimizer(plain, named_parameters=model.named_parameters())
+        more["scheduler"] = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.05, total_steps=steps + 1)
+        more["scaler"] = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=3)
+        state = hvd.elastic.TorchState(model=model, optimizer=optimizer, shard=shard, step=0, **more)
+
+    def step(loss: torch.Tensor) -> None:
+        if kind == "host":
+            loss.backward()
+            optimizer.step()
+            return
+        more["scaler"].scale(loss).backward()
+        optimizer.synchronize()
+        with optimizer.skip_synchronize():
+            more["scaler"].step(optimizer)
+        more["scaler"].update()
+        more["scheduler"].step()
+
+    @hvd.elastic.run
+    def train(state: Any) -> None:
+        for _ in state.shard.epochs(100):
+            for batch in state.shard:
+                if state.step == steps:
+                    return
+                state.step += 1
+                if state.step in told:
+                    tell(state.step)
+                    await_go_on()
+                optimizer.zero_grad()
+                rows = torch.from_numpy(batch.indices)
+                step(torch.nn.functional.mse_loss(model(x[rows]), y[rows]) * batch.weight)
+                state.commit()
+
+    train(state)
+    if kind == "host":
+        optimizer.synchronize()
+    left = {name: value.state_dict() for name, value in more.items()}
+    return {
+        "model": {k: v.tolist() for k, v in model.state_dict().items()},
+        "left": repr(left),
+        "step": state.step,
+    }
 
 
 def samples(epochs: int, batch_size: int, told: tuple[int, ...], workers: int) -> list[list[int]]:

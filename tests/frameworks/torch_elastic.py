@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import torch
 from frameworks import elastic_torch
 from frameworks.scenarios import forked_slots
@@ -118,6 +119,42 @@ def check_the_ledger_over_growing_and_shrinking_worlds_with_the_distributed_opti
 
 def check_the_ledger_over_growing_and_shrinking_worlds_with_the_host_optimizer() -> None:
     _the_ledger_over_growing_and_shrinking_worlds("host")
+
+
+def _goes_on_as_if_nothing_had_happened(kind: str, size: int) -> None:
+    """Ranks are killed and replaced, others join: weights and running statistics are those of an undisturbed run,
+    to rounding where there are more ranks; schedule and scaler are its own."""
+    with forked_slots(elastic_torch.goes_on, 1, kind, 20, ()) as slots:
+        slots.form()
+        wanted = slots.results()[0]
+    with forked_slots(elastic_torch.goes_on, size, kind, 20, (5, 11)) as slots:
+        slots.form()
+        assert {slots.message(slot) for slot in range(size)} == {5}
+        slots.kill(size - 1)
+        slots.start(size - 1)
+        slots.go_on(*range(size - 1))
+        slots.form()
+        assert {slots.message(slot) for slot in range(size)} == {5}
+        slots.start(size)
+        slots.tell_change()
+        slots.go_on(*range(size))
+        slots.form()
+        assert {slots.message(slot) for slot in range(size + 1)} == {11}
+        slots.go_on(*range(size + 1))
+        results = slots.results()
+    for found in results.values():
+        assert (found["left"], found["step"]) == (wanted["left"], wanted["step"])
+        for name, value in wanted["model"].items():
+            np.testing.assert_allclose(found["model"][name], value, rtol=1e-4, atol=1e-5, err_msg=name)
+        assert found["model"] == results[0]["model"]
+
+
+def check_a_training_with_the_distributed_optimizer_goes_on_as_if_nothing_had_happened() -> None:
+    _goes_on_as_if_nothing_had_happened("distributed", 2)
+
+
+def check_a_training_with_the_host_optimizer_goes_on_as_if_nothing_had_happened() -> None:
+    _goes_on_as_if_nothing_had_happened("host", 2)
 
 
 def check_an_optimizer_is_saved_in_place_and_what_it_is_restored_to_stays_saved() -> None:

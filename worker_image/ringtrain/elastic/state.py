@@ -35,6 +35,9 @@ HANDLERS: list[tuple[type, Callable[[Any], Any]]] = [
     (ElasticShard, ShardHandler),
     (Stateful, StatefulHandler),
 ]
+# What makes handlers, by a name, of what goes with a value: buffers of a model that an optimizer trains. It gets
+# the value, and all values of the state.
+COMPANIONS: list[Callable[[Any, Sequence[Any]], dict[str, Any]]] = []
 _COMMIT = Signature("commit", (Tensor(None, "int64", (3,)),))
 
 
@@ -81,6 +84,10 @@ class State:
             else:
                 self._handlers[name] = handler
             super().__setattr__(name, value)
+        for name, value in values.items():
+            for make in COMPANIONS:
+                more = make(value, [*values.values()])
+                self._handlers |= {f"{name}.{of}": handler for of, handler in more.items()}
 
     def __setattr__(self, name: str, value: Any) -> None:
         handler = vars(self).get("_handlers", {}).get(name)

@@ -36,6 +36,7 @@ class DistributedMixin:
     _skip: bool
     _steps: int
     _step_began_ns: int
+    _opt_called: bool  # torch's schedules look whether there was a step before theirs
 
     def synchronize(self) -> None:
         """Wait until every gradient is reduced; then they may be changed, to clip them for example. Follow it with
@@ -57,6 +58,7 @@ class DistributedMixin:
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Reduce the gradients, then step. A closure's gradients are reduced each time that it is evaluated."""
+        self._opt_called = True
         result = self._step(closure)
         self._steps += 1
         self._step_began_ns = timeline.step_ended(self._step_began_ns, self._steps)
@@ -65,7 +67,8 @@ class DistributedMixin:
     def _step(self, closure: Callable[[], Any] | None) -> Any:
         step: Callable[..., Any] = self._wrapped().step
         if self._skip:
-            if self.sync.begun and not self.sync.is_alone:
+            begun = self.sync.begun if closure is None else self.sync.busy
+            if begun and not self.sync.is_alone:
                 raise ConfigurationError(
                     "step() was called within skip_synchronize() while gradients are still being reduced; call "
                     "optimizer.synchronize() after backward() and before it"
@@ -126,14 +129,17 @@ class DistributedMixin:
         def reduced() -> Any:
             if self.sync.busy:
                 self.synchronize()
-            self._synchronized = False
-            loss = closure()
+            loss = closure()  # it may synchronize itself, to clip gradients
             if not self._synchronized or self.sync.begun:
                 self.synchronize()
             self._synchronized = False
             return self._mean_of_ranks(loss)
 
         return reduced
+
+
+# A schedule of torch that was made of the wrapped optimizer would warn that it cannot count steps.
+setattr(DistributedMixin.step, "_wrapped_by_lr_sched", True)  # noqa: B010
 
 
 def DistributedOptimizer(

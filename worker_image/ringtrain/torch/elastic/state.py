@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
 
 from ringtrain.elastic.handlers import Reforming, ReformingHandler, Stateful, StatefulHandler, StateHandler
-from ringtrain.elastic.state import HANDLERS, State
+from ringtrain.elastic.state import COMPANIONS, HANDLERS, State
 from ringtrain.negotiation import queues
 from ringtrain.torch.elastic.sampler import ElasticSampler
 from ringtrain.torch.host_optimizer import HostOptimizer
@@ -47,6 +47,25 @@ class ModelStateHandler(StateHandler):
 
     def _own(self) -> dict[str, Any]:
         return {name: value for name, value in self.value.state_dict().items() if name not in self._left_out}
+
+
+class BuffersHandler(ModelStateHandler):
+    """For the model of a `HostOptimizer`, which keeps the parameters: its buffers, and parameters not trained."""
+
+    def __init__(self, optimizer: Any) -> None:
+        super().__init__(optimizer.model)
+        self.leave_out(optimizer.trained)
+
+
+def _buffers(value: Any, values: Sequence[Any]) -> dict[str, Any]:
+    """What keeps the buffers of the model that a host optimizer trains, if nothing else in a state keeps them."""
+    model = getattr(value, "model", None)
+    if not isinstance(value, HostOptimizer) or not isinstance(model, torch.nn.Module):
+        return {}
+    is_kept = any(
+        isinstance(one, torch.nn.Module) and any(part is model for part in one.modules()) for one in values
+    )
+    return {} if is_kept else {"buffers": BuffersHandler(value)}
 
 
 class OptimizerStateHandler(StateHandler):
@@ -120,7 +139,8 @@ class TorchState(State):
 
     `model`, `optimizer`, `kwargs`: models, optimizers (also `DistributedOptimizer` and `HostOptimizer`), samplers,
     objects with `state_dict()`, and plain values with tensors among them. Parameters that a `HostOptimizer` trains
-    are kept by it: a commit copies none of them. What a registered handler knows is left to it.
+    are kept by it: a commit copies none of them, but the buffers of its model. What a registered handler knows is
+    left to it.
     """
 
     _foreign = TORCH_VALUES
@@ -142,3 +162,8 @@ class TorchState(State):
         """
         queues.join()
         super().sync()
+
+
+# A plain `ringtrain.elastic.State` takes them as well.
+HANDLERS[1:1] = [(torch.nn.Module, ModelStateHandler), (torch.optim.Optimizer, OptimizerStateHandler)]
+COMPANIONS.append(_buffers)

@@ -1,0 +1,15 @@
+"""ringtrain.lightning trains as Lightning does in one process, in worlds of one to three ranks."""
+
+import pytest
+from frameworks.harness import Checks
+
+pytest.importorskip("lightning")
+
+CHECKS = Checks("lightning", ("lightning_training",))
+
+
+@pytest.mark.sampled(2, of="size")
+@pytest.mark.parametrize("check", CHECKS.names())
+@pytest.mark.parametrize("size", [1, 2, 3], ids=lambda size: f"ranks-{size}")
+def test_lightning(check, size):
+    assert not CHECKS.failure(check, size)

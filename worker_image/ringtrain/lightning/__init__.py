@@ -1,0 +1,16 @@
+"""Train with PyTorch Lightning on the ranks of a job: `Trainer(strategy=RingtrainStrategy())`."""
+
+from ringtrain.requirements import missing
+
+if missing("lightning") and missing("pytorch_lightning"):
+    raise ModuleNotFoundError(
+        "ringtrain.lightning needs Lightning, which is not installed: pip install lightning", name="lightning"
+    )
+
+from ringtrain.lightning.strategy import RingtrainStrategy
+
+__all__ = ["RingtrainStrategy"]
+
+
+def __dir__() -> list[str]:
+    return __all__
