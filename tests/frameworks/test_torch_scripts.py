@@ -3,7 +3,7 @@
 import pytest
 from frameworks.harness import Checks
 
-MODULES = ("torch_scripts", "torch_scripts_models")
+MODULES = ("torch_scripts", "torch_scripts_models", "torch_scripts_restarts")
 OPTIMIZERS = [
     "distributed",
     "host",
