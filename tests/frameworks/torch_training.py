@@ -269,15 +269,15 @@ def check_host_optimizer_state_is_saved_by_torch():
 
 
 def check_checkpoints_take_tensors():
-    """Parameters, too, and to the bit; of a type that numpy does not have they say so."""
+    """Parameters, too, and to the bit; of those that are not dense they say so."""
     kept = {
         "parameter": nn.Parameter(torch.tensor([1.5, -0.0])),
         "half": torch.tensor([3.140625, float("inf")], dtype=torch.bfloat16),
     }
     with tempfile.TemporaryFile() as file:
         write_state(file, 1, kept)
-        with pytest.raises(ValueError, match=r"rare is Tensor .* expected dicts"):
-            write_state(file, 1, {"rare": torch.ones(2, dtype=torch.float8_e4m3fn)})
+        with pytest.raises(ValueError, match=r"(?s)rare is Tensor .* expected dicts"):
+            write_state(file, 1, {"rare": torch.ones(2).to_sparse()})
     arrays = split(kept)[1]
     assert [array.tobytes() for array in arrays.values()] == [
         np.array([1.5, -0.0], np.float32).tobytes(),
