@@ -56,7 +56,7 @@ def test_members_use_a_set_for_the_first_time_when_they_like(transport: str) -> 
 @pytest.mark.parametrize(
     ("dtype", "kind", "said"),
     [
-        ("complex64", "allreduce", "complex64 can't be reduced; expected one of float16, "),
+        ("complex256", "allreduce", "complex256 can't be reduced; expected one of float16, "),
         ("uint64", "reducescatter", "uint64 can't be reduced; expected one of float16, "),
         ("object", "broadcast", "text and objects can't travel as a tensor; send them by broadcast_object"),
     ],
