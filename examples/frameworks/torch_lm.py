@@ -53,11 +53,12 @@ def perplexity(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> fl
     return math.exp(float(hvd.allreduce(own)))
 
 
-def resume(checkpoints: Checkpoints | None, optimizer: hvd.HostOptimizer) -> int:
+def resume(checkpoints: Checkpoints | None, model: nn.Module, optimizer: hvd.HostOptimizer) -> int:
     """Give everyone the weights and the state that rank 0 saved last; return the steps done by then."""
     saved = checkpoints.latest() if checkpoints else None
     if saved is None:
         return 0
+    model.load_state_dict(saved.state["model"])
     optimizer.load_state_dict(saved.state["optimizer"])
     if hvd.rank() == 0:
         print(f"resumed from {saved.path} after {saved.step}", flush=True)
@@ -86,7 +87,7 @@ def main() -> None:
     optimizer = hvd.HostOptimizer(model, AdamW(lr=3e-3), clip_norm=1.0, schedule=Warmup(20, start=0.1))
     directory = options.checkpoint_dir or job_directory()
     checkpoints = Checkpoints(directory) if directory else None
-    done = resume(checkpoints, optimizer)
+    done = resume(checkpoints, model, optimizer)
     generator = torch.Generator().manual_seed(hvd.size() * done + hvd.rank())
     unseen = batch_of(held_out, options.context, 8, torch.Generator().manual_seed(hvd.rank()))
     for step in range(done, options.steps):
@@ -102,7 +103,8 @@ def main() -> None:
             if hvd.rank() == 0:
                 print(f"step {step + 1}/{options.steps}  loss {mean:.3f}  perplexity {score:.2f}", flush=True)
             if checkpoints:  # every rank gives its part of the state, and rank 0 writes
-                checkpoints.save(step + 1, {"optimizer": optimizer.state_dict(root=0)})
+                state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(root=0)}
+                checkpoints.save(step + 1, state)
     score = perplexity(model, unseen)
     if hvd.rank() == 0:
         print(f"held-out perplexity: {score:.2f} over {len(alphabet)} characters", flush=True)

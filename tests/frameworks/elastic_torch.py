@@ -97,7 +97,6 @@ def goes_on(kind: str, steps: int, told: tuple[int, ...]) -> dict[str, Any]:
     more: dict[str, Any] = {}
     if kind == "host":  # as docs/elastic.md has it: the model is in the state with its optimizer
         optimizer: Any = hvd.HostOptimizer(model, rt.optim.SGD(lr=0.05, momentum=0.9), elastic=True)
-        vars(optimizer).setdefault("model", model)
         state: Any = rt.elastic.State(optimizer=optimizer, shard=shard, step=0)
     else:
         plain = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)

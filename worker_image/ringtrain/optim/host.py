@@ -31,7 +31,7 @@ from ringtrain.optim.reform import Own, move_into
 from ringtrain.optim.rules import Rule
 from ringtrain.optim.schedules import Constant, Schedule
 from ringtrain.optim.spans import ABSENT, StepRules, is_absent
-from ringtrain.optim.state import Wanted, gather_state, merged_missed, restore_state, shard_state
+from ringtrain.optim.state import StateRequest, gather_state, merged_missed, restore_state, shard_state
 from ringtrain.process_groups.context import drain_before_leaving
 from ringtrain.process_groups.group import Flat, Group
 from ringtrain.process_groups.process_sets import group_of
@@ -399,7 +399,7 @@ class HostOptimizer:
         """
         self._require_world("state_dict")
         self._require_idle("state_dict")
-        wanted = Wanted(self._updates, self._model.rule_name, root, error_feedback)
+        wanted = StateRequest(self._updates, self._model.rule_name, root, error_feedback)
         return gather_state(self._cut.context, wanted)
 
     def shard_dict(self, error_feedback: bool = True) -> dict[str, Any]:
@@ -595,4 +595,5 @@ class HostOptimizer:
         self._raise_if_broken()
         self._end_update()
         if not self._cut.inbox.empty:
-            raise ConfigurationError(f"{what}() was called in the middle of an update; call it after step()")
+            left = "flush() or the missing micro-steps" if self._cut.context.settings.accumulate > 1 else "step()"
+            raise ConfigurationError(f"{what}() was called in the middle of an update; call it after {left}")

@@ -23,7 +23,7 @@ FEEDBACK, MISSED = "error_feedback", "missed"
 
 
 @dataclass(frozen=True)
-class Wanted:
+class StateRequest:
     """What `gather_state` is asked for. `rule`: the name of the rules."""
 
     updates: int
@@ -32,7 +32,7 @@ class Wanted:
     error_feedback: bool
 
 
-def gather_state(context: UpdateContext, wanted: Wanted) -> dict[str, Any]:
+def gather_state(context: UpdateContext, wanted: StateRequest) -> dict[str, Any]:
     """Gather the state of all ranks on rank `root` (None: on all). The others only take part and get {}.
 
     Returns `{"updates", "rule", "size", "arrays": {"weights": {name: array}, slot: {name: array}, …}}`, and with

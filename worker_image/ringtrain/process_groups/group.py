@@ -113,9 +113,15 @@ class ProcessGroup:
     """
 
     def __init__(
-        self, communicator: Communicator, executor: Executor, open_beside: Callable[[], "ProcessGroup"]
+        self,
+        communicator: Communicator,
+        executor: Executor,
+        open_beside: Callable[[], "ProcessGroup"],
+        closed: Callable[[], None],
     ) -> None:
-        """`open_beside`: makes another group of the same ranks, on an executor of its own; collective."""
+        """`open_beside`: makes another group of the same ranks, on an executor of its own; collective. `closed`:
+        gives back what the group had, once nothing begins in it any more."""
+        self._closed = closed
         self.communicator = communicator
         self._executor = executor
         self._open_beside = open_beside
@@ -139,10 +145,11 @@ class ProcessGroup:
             self.call(barrier())
 
     def close(self) -> None:
-        """Begin nothing any more, also in the groups beside this one."""
+        """Begin nothing any more, also in the groups beside this one, and give memory and descriptors back."""
         self._executor.stop()
         for group in self._beside:
             group.close()
+        self._closed()
 
     def allocate(self, length: int, dtype: Any) -> Flat:
         kind = np.dtype(dtype)

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from ringtrain import contract
 from ringtrain.communicators.base import Communicator
@@ -51,6 +51,10 @@ class Runner(Protocol):
 
     def in_flight(self) -> str:
         """Name what users have begun by name and not got, for messages; empty if that is nothing."""
+
+
+# What is under way in a group that is closed has ended, unless its step was given up.
+_CLOSE_S: Final = 2.0
 
 
 class RankContext:
@@ -284,7 +288,18 @@ class RankContext:
         self, process_set: int, number: int, executor: Executor, ranks: tuple[int, ...] | None = None
     ) -> ProcessGroup:
         communicator = self._communicator(process_set, number, ranks)
-        return ProcessGroup(communicator, executor, lambda: self.open_group(process_set, ranks))
+        closed = partial(self._close_further, process_set, number, executor)
+        return ProcessGroup(communicator, executor, lambda: self.open_group(process_set, ranks), closed)
+
+    def _close_further(self, process_set: int, number: int, executor: Executor) -> None:
+        """Give back what a group has that was stopped. What is under way ends first; where it does not, because
+        another rank is waited for, the end of the world gives back the rest."""
+        executor.wait_stopped(min(_CLOSE_S, self.config.timeout_s))
+        with self._lock:
+            self._runners = [entry for entry in self._runners if entry != (process_set, executor)]
+            communicator = self._communicators.pop(number, None)
+        if communicator is not None:
+            communicator.close()
 
     def _communicator(self, process_set: int, number: int, ranks: tuple[int, ...] | None = None) -> Communicator:
         network = ExchangeCommunicator(self._member, number, ranks or self._sets[process_set], self._segment_bytes)

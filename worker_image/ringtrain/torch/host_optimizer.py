@@ -19,7 +19,7 @@ from ringtrain.optim.cut import first_group
 from ringtrain.process_groups.group import Group, ProcessGroup
 from ringtrain.process_groups.process_sets import ProcessSet, global_process_set, open_group
 from ringtrain.torch.bridge import to_arrays, to_tensor
-from ringtrain.torch.host_rules import OurRules, Rules, check_rule_kind, rules_of
+from ringtrain.torch.host_rules import GroupRules, PlainRules, check_rule_kind, rules_of
 from ringtrain.torch.host_state import HostState, carried, simple_options
 from ringtrain.torch.node_sum import NodeSum, open_node_sum
 from ringtrain.torch.parameters import in_place
@@ -275,6 +275,11 @@ class HostOptimizer(torch.optim.Optimizer):
         return not self._gradients.holds
 
     @property
+    def model(self) -> torch.nn.Module | None:
+        """The module that has the parameters, where it was given."""
+        return self._model
+
+    @property
     def trained(self) -> tuple[str, ...]:
         """The names of the parameters that it trains."""
         return tuple(self._params)
@@ -473,7 +478,7 @@ class HostOptimizer(torch.optim.Optimizer):
 
 def _given(
     optimizer: Any, model: Any, options: Mapping[str, Any]
-) -> tuple[torch.optim.Optimizer | None, torch.nn.Module | None, Rules, list[dict[str, Any]]]:
+) -> tuple[torch.optim.Optimizer | None, torch.nn.Module | None, GroupRules, list[dict[str, Any]]]:
     """Return what `HostOptimizer` was made of: torch's optimizer, the model, the rules, and the groups."""
     if isinstance(optimizer, torch.optim.Optimizer):
         return _of_optimizer(optimizer, model, options)
@@ -487,14 +492,14 @@ def _given(
     trained = [param for param in optimizer.parameters() if param.requires_grad]
     if not trained:
         raise ConfigurationError("HostOptimizer: no parameter of the model requires a gradient; nothing to train")
-    rules = OurRules(model)
+    rules = PlainRules(model)
     rules.sharded = options.get("sharded", True)
     return None, optimizer, rules, [{"params": trained, **rules.options()}]
 
 
 def _of_optimizer(
     optimizer: torch.optim.Optimizer, model: Any, options: Mapping[str, Any]
-) -> tuple[torch.optim.Optimizer, torch.nn.Module | None, Rules, list[dict[str, Any]]]:
+) -> tuple[torch.optim.Optimizer, torch.nn.Module | None, GroupRules, list[dict[str, Any]]]:
     if isinstance(optimizer, HostOptimizer) or hasattr(optimizer, "skip_synchronize"):
         raise ConfigurationError(
             f"HostOptimizer was given {kind_of(optimizer)}, which reduces gradients itself; pass torch's own"
@@ -513,7 +518,7 @@ def _of_optimizer(
                 "new one, and give it this one's state: load_state_dict(optimizer.state_dict())"
             )
     rules = rules_of(optimizer, options.get("sharded"))
-    if options.get("elastic") and not isinstance(rules, OurRules):
+    if options.get("elastic") and not isinstance(rules, PlainRules):
         raise ConfigurationError(
             f"HostOptimizer: elastic=True takes SGD, Adam and AdamW without amsgrad, dampening, maximize and "
             f"differentiable, and not this {type(optimizer).__name__}"

@@ -53,7 +53,7 @@ _OURS: Final[Mapping[type, Callable[[Group], Rule]]] = {
 }  # fmt: skip
 
 
-class Rules:
+class GroupRules:
     """What makes rules of an optimizer's parameter groups, anew for each step.
 
     `sharded`: whether a rank needs no more than its own elements of a parameter.
@@ -70,8 +70,8 @@ class Rules:
         return {}
 
 
-class OurRules(Rules):
-    """Rules of `ringtrain.optim`, whose fields are options of a group by torch's names."""
+class PlainRules(GroupRules):
+    """GroupRules of `ringtrain.optim`, whose fields are options of a group by torch's names."""
 
     def __init__(self, rule: Rule, make: Callable[[Group], Rule] | None = None) -> None:
         self._rule = rule
@@ -100,7 +100,7 @@ class OurRules(Rules):
         return changed
 
 
-class NativeRules(OurRules):
+class NativeRules(PlainRules):
     """Compiled rules for an optimizer of torch that has them. `plain`: options that they don't know, with the
     value that makes no difference."""
 
@@ -164,7 +164,7 @@ class TorchRule:
         return f"{self.name}({', '.join(f'{name}={value!r}' for name, value in sorted(self._options.items()))})"
 
 
-class TorchRules(Rules):
+class TorchRules(GroupRules):
     """An optimizer of torch that has no compiled rule. `slots`: its states that are as long as the parameter, in
     the arenas of the host optimizer; others, and all where parameters are whole, are kept in `state`, by
     parameter."""
@@ -229,7 +229,7 @@ class TorchRules(Rules):
                 state[slot] = own
 
 
-def rules_of(optimizer: torch.optim.Optimizer, sharded: bool | None) -> Rules:
+def rules_of(optimizer: torch.optim.Optimizer, sharded: bool | None) -> GroupRules:
     """Return what makes rules of the groups of `optimizer`. `sharded`: as the user asked for; None: where it can
     be.
 

@@ -14,7 +14,7 @@ from ringtrain.optim import HostOptimizer
 from ringtrain.optim.arenas import MASTER, WEIGHTS
 from ringtrain.optim.state import FEEDBACK, MISSED
 from ringtrain.torch.bridge import to_arrays, to_tensor
-from ringtrain.torch.host_rules import SLOTS, Rules, TorchRules
+from ringtrain.torch.host_rules import SLOTS, GroupRules, TorchRules
 from ringtrain.torch.state import map_leaves
 from ringtrain.torch.streams import like, real
 
@@ -34,7 +34,11 @@ class HostState:
     """Reads and sets the state of `host`."""
 
     def __init__(
-        self, host: HostOptimizer, params: Mapping[str, Any], rules: Rules, groups: Sequence[Mapping[str, Any]]
+        self,
+        host: HostOptimizer,
+        params: Mapping[str, Any],
+        rules: GroupRules,
+        groups: Sequence[Mapping[str, Any]],
     ) -> None:
         self._host = host
         self._params = params

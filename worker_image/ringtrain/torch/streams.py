@@ -227,7 +227,7 @@ class GradientStream:
         param.grad = own.open
         if own.given:
             if not self.holds:
-                own.held = None
+                own.held, own.passes = None, own.passes - 1
             self._need_hold(f"a gradient of {own.name!r} came in more backward passes than a step had so far")
         elif self._passes is not None and own.passes >= self._passes and not own.stale:
             self._give(own)

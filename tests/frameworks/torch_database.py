@@ -1,0 +1,91 @@
+"""torch's own table of optimizers, with the options that its tests give them, on a `HostOptimizer`.
+
+Every rank has the same batches, so that the mean is the gradient of one process.
+"""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.testing._internal.common_optimizers import OptimizerInput, optim_db
+
+import ringtrain.torch as hvd
+
+REFUSED = {"LBFGS": "evaluates its closure several times", "SparseAdam": "sparse gradients alone"}
+STEPS = 6
+
+
+def _model(whole: bool) -> nn.Sequential:
+    """`whole`: matrices alone, as Muon takes them."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 7, bias=not whole), nn.Tanh(), nn.Linear(7, 3, bias=not whole))
+
+
+def _step(model: nn.Module, optimizer: Any, step: int) -> None:
+    x, y = torch.randn((2, 4, 5), generator=torch.Generator().manual_seed(step))
+    optimizer.zero_grad()
+    nn.functional.mse_loss(model(x), y[:, :3]).backward()
+    optimizer.step()
+
+
+def _made(info: Any, given: OptimizerInput, model: nn.Module) -> Any:
+    first, *others = model.parameters()
+    groups = [{"params": [first]}, {"params": others, "lr": 0.02}]
+    return info.optim_cls(groups, **copy.deepcopy(given.kwargs))
+
+
+def _same(found: Any, wanted: Any) -> None:
+    torch.testing.assert_close(found, wanted, rtol=2e-5, atol=2e-6)
+
+
+def _check(info: Any) -> None:
+    whole = info.optim_cls.__name__ == "Muon"
+    for given in info.optim_inputs_func(device="cpu"):
+        alone, net = _model(whole), _model(whole)
+        if (words := REFUSED.get(info.optim_cls.__name__)) is not None:
+            refused = info.optim_cls(net.parameters(), **given.kwargs)
+            with pytest.raises(ValueError, match=words):
+                hvd.HostOptimizer(refused, net)
+            continue
+        reference = _made(info, given, alone)
+        optimizer = hvd.HostOptimizer(_made(info, given, net), net)
+        schedulers = [make(optimizer) for make in _schedules()], [make(reference) for make in _schedules()]
+        for step in range(STEPS):
+            _step(net, optimizer, step), _step(alone, reference, step)
+            for one in (*schedulers[0], *schedulers[1]):
+                one.step()
+        _same(dict(net.named_parameters()), dict(alone.named_parameters()))
+        ours, theirs = optimizer.state_dict(), reference.state_dict()
+        assert ours["param_groups"] == theirs["param_groups"], given.desc
+        _same(ours["state"], {index: _there(state) for index, state in theirs["state"].items() if _there(state)})
+        _exchange(info, given, (ours, theirs), alone)
+        optimizer.close()
+
+
+def _exchange(info: Any, given: OptimizerInput, states: tuple[Any, Any], trained: nn.Module) -> None:
+    """Each takes the other's state and goes on as the other does."""
+    ours, theirs = states
+    crossed, net = copy.deepcopy(trained), copy.deepcopy(trained)
+    reference, optimizer = _made(info, given, crossed), hvd.HostOptimizer(_made(info, given, net), net)
+    reference.load_state_dict(ours)
+    optimizer.load_state_dict(copy.deepcopy(theirs))
+    for step in range(STEPS, STEPS + 4):
+        _step(net, optimizer, step), _step(crossed, reference, step)
+    _same(dict(net.named_parameters()), dict(crossed.named_parameters()))
+    optimizer.close()
+
+
+def _there(state: dict[str, Any]) -> dict[str, Any]:
+    """torch has None for a state that is not used."""
+    return {name: value for name, value in state.items() if value is not None}
+
+
+def _schedules() -> list[Any]:
+    rates = torch.optim.lr_scheduler
+    return [lambda o: rates.StepLR(o, 2, 0.7), lambda o: rates.LambdaLR(o, lambda step: 1 / (1 + step))]
+
+
+for _info in optim_db:
+    globals()[f"check_{_info.optim_cls.__name__.lower()}"] = lambda _info=_info: _check(_info)
