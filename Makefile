@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export PATH := $(abspath $(BIN)):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-thorough kueue sanitize e2e e2e-local version release-check plugin images images-check lint docs notebook bench bench-operator bench-gangs bench-queues bench-ring bench-scale bench-data elastic-chaos generate pod-schema verify clean
+.PHONY: help venv demo test test-thorough kueue sanitize e2e e2e-local version release-check plugin images images-check lint docs notebook bench bench-operator bench-gangs bench-queues bench-ring bench-scale bench-data elastic-chaos planned-changes generate pod-schema verify clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -170,6 +170,9 @@ bench-queues: $(VENV)/.installed  ## jobs that wait in the real Kueue: what they
 
 elastic-chaos: $(VENV)/.installed  ## elastic jobs whose processes are killed and stopped: SEEDS=1000, SEEDS=10-19, or one again with SEED=17
 	cd tests && ../$(BIN)/python -m support.elastic_chaos $(if $(SEED),--seed $(SEED),$(or $(SEEDS),50))
+
+planned-changes: $(VENV)/.installed  ## elastic jobs that are scaled and drained at seeded moments: SEEDS=300, or one again with SEED=17
+	cd tests && ../$(BIN)/python -m support.planned_changes $(if $(SEED),--seed $(SEED),$(or $(SEEDS),30))
 
 generate: $(VENV)/.installed  ## regenerate protobuf code, manifests and reference pages
 	$(BIN)/python -m ringtrain_operator.generate .

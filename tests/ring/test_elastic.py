@@ -33,7 +33,8 @@ def test_a_killed_rank_is_replaced_and_no_step_counts_twice(transport: str) -> N
         slots.kill(1)
         slots.start(1)
         slots.go_on(0, 2)
-        assert slots.await_ready(0) == {"type": "ready", "formation": 1, "committed": 3, "lost_steps": 1}
+        ready = {"type": "ready", "formation": 1, "committed": 3, "lost_steps": 1, "unshared": True}
+        assert slots.await_ready(0) == ready
         slots.form()
         assert [slots.message(slot) for slot in range(3)] == [4, 4, 4]  # the step that was lost, again
         slots.go_on(0, 1, 2)
@@ -340,6 +341,8 @@ class _DiesInPrepare:
     def adopt(self) -> None: ...
 
     def discard(self) -> None: ...
+
+    def hand_over(self, leaving: Any) -> None: ...
 
 
 @pytest.mark.parametrize("is_replaced", [True, False], ids=["replaced", "fewer"])

@@ -6,6 +6,7 @@ are the same exact numbers on all ranks, so that weights and state must be those
 
 import contextlib
 import functools
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +21,7 @@ from ringtrain.optim import LAMB, SGD, AdamW, HostOptimizer, Rule
 from ringtrain.optim.cut import Unjoined
 from ringtrain.optim.memory_check import EVERY, PARTS
 from ringtrain.optim.mirror import second_homes
+from ringtrain.optim.wire import LOST, LOST_CHANGE
 from ringtrain.process_groups.context import current
 from ringtrain.process_groups.formations import Former
 from ringtrain.process_groups.group import ProcessGroup
@@ -386,9 +388,56 @@ def test_what_compression_owes_goes_on_as_far_as_it_is_known(name: str) -> None:
                 assert _differing(bits, expected[DISTURBED]) <= {"lost"}
 
 
+LEAVERS = [list(found) for count in range(1, 4) for found in itertools.combinations(range(4), count)]
+
+
+@pytest.mark.parametrize(
+    ("name", "transport"),
+    [
+        *((name, "memory") for name in CASES if name not in ("local", "unsharded")),
+        *((name, transport) for name in ("fused", "int8-clip") for transport in ("pods", "shm")),
+    ],
+)
+def test_whoever_leaves_by_plan_takes_nothing_away(name: str, transport: str) -> None:
+    """Whichever ranks leave, and however many: those that stay have the bits of a world that never changed."""
+    case = CASES[name]
+    compressed = "compression" in case.options
+    # A norm is a sum over shards, whose rounding follows the size of the world.
+    same_to_the_end = name in ("fused", "fused-half", "accumulate")
+    with _undisturbed(case, "memory", 4) as expected:
+        for leavers in LEAVERS:
+            with world_of(4, transport) as world:
+                opts = world.run(lambda rank: _trained_there(case))
+                world.run(functools.partial(_hands_over, opts, leavers))
+            former: list[int | None] = [rank for rank in range(4) if rank not in leavers]
+            # What compression owes of gradients is each rank's own, as decision 22 says; one rank owes nothing.
+            owed = {LOST, LOST_CHANGE} if compressed and len(former) == 1 else {LOST} if compressed else set()
+            with world_of(len(former), "memory") as world:
+                found = world.run(functools.partial(_goes_on, case, opts, former))
+                for bits, end in found:
+                    assert _differing(bits, expected[DISTURBED]) <= owed, leavers
+                    assert not same_to_the_end or end == expected[LAST], leavers
+
+
+def _hands_over(opts: list[HostOptimizer], leavers: list[int], rank: int) -> None:
+    opts[rank].hand_over(leavers)
+
+
+def test_what_leavers_gave_is_of_one_update() -> None:
+    """Ranks that train on after all do not bring it into the next world: it would be old."""
+    case = CASES["fused"]
+    with world_of(4) as world:
+        opts = world.run(lambda rank: _trained_there(case))
+        world.run(lambda rank: opts[rank].hand_over([1, 2]))
+        world.run(lambda rank: _train(opts[rank], case, DISTURBED + 1))
+    with world_of(2) as world:
+        for error in world.errors(lambda rank: opts[[0, 3][rank]].reform(group_of(), [0, 3])):
+            assert isinstance(error, StateLost)
+
+
 def _differing(bits: dict[str, bytes], expected: dict[str, bytes]) -> set[str]:
     """The kinds of arrays that are not alike."""
-    return {name.split()[0] for name, of in expected.items() if bits[name] != of}
+    return {name.split()[0] for name, of in expected.items() if bits.get(name) != of}
 
 
 def test_both_homes_lost_is_said_on_every_rank() -> None:

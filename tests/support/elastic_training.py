@@ -194,6 +194,7 @@ def main() -> None:
         shard.load_state_dict(kept["shard"])
         values = kept["values"]
     state = Training(optimizer=optimizer, shard=shard, **values)
+    state.begin_from("a checkpoint, or its first step")  # what is played here needs no other one
     reached: int | None = None
 
     @elastic.run

@@ -34,6 +34,7 @@ class Rank:
     parked: bool = False
     joined: bool = False
     committed: int = 0
+    unshared: bool = False
     exit_code: int | None = None
     held: bool = False
     asked_at: int | None = None  # when it was told to leave its formation
@@ -201,7 +202,7 @@ class World:
                 rank.parked = True  # has started
             elif rank.formation and not rank.parked and not self.rules.restarts:
                 self._train(rank, isinstance(order, Prepare) and order.formation > rank.formation)
-            elif rank.parked and (slot not in order.slots if order else False):
+            elif rank.parked and order and slot not in order.slots and _may_go(order, rank):
                 rank.end(RankPhase.STOPPED, 0)
 
     def _train(self, rank: Rank, told: bool) -> None:
@@ -213,6 +214,7 @@ class World:
         size = next((len(formed.members) for formed in self.formed if formed.formation == rank.formation), 0)
         complete = here + ended == size
         if told or left or (not complete and (rank.joined or self.now > rank.due + 10)):
+            rank.unshared = not (told and complete)
             rank.parked, rank.asked_at, rank.due = True, None, self.now + self.random.randint(0, 2)
         elif complete:
             rank.joined = True
@@ -238,6 +240,7 @@ class World:
                 parked=rank.parked,
                 joined=rank.joined,
                 committed=rank.committed,
+                unshared=rank.unshared,
                 log_tail=rank.tail,
             )
             for slot, rank in agent.ranks.items()
@@ -340,3 +343,8 @@ class World:
                 return
             self.step()
         raise AssertionError(f"after {seconds} s: {self.state}, {self.end}")
+
+
+def _may_go(order: Prepare | Formed, rank: Rank) -> bool:
+    """A member of the last formation is sent away when the next one is made."""
+    return isinstance(order, Formed) or not rank.formation

@@ -6,6 +6,7 @@
     ├── MismatchError          ranks disagree on a shape, dtype, op, root or name; names both
     ├── PeerLost               a peer died, stalled or left in the middle; names the rank
     ├── StateLost              a part of the optimizer's state went with lost ranks; a checkpoint has it
+    │   └── NotRestored        it did, and the training would begin anew without one
     ├── StateCorrupt           two copies of the optimizer's state differ; names the ranks
     ├── RankFailed             a rank that ringtrain.run() started has failed; names it and has its traceback
     ├── DataError              a data set, shard or file is not what it should be
@@ -56,6 +57,10 @@ class StateLost(RingtrainError):
     def __init__(self, ranks: tuple[int, ...], message: str) -> None:
         super().__init__(message)
         self.ranks = ranks
+
+
+class NotRestored(StateLost):
+    """No rank has the committed steps, and no checkpoint was read: training would begin anew in silence."""
 
 
 class StateCorrupt(RingtrainError):

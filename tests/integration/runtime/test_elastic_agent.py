@@ -113,8 +113,9 @@ def test_a_killed_rank_is_replaced(pod: MakePod) -> None:
         one.launcher.until(slot, joined=True)
     until("commits are told", lambda: all(one.launcher.state(slot).committed for slot in ALL))
     one.launcher.give(Prepare(3, (0,)))
-    assert ended(one.launcher.until(1, RankPhase.STOPPED)) == (RankPhase.STOPPED, 0, "", 2)
+    one.parked(1, life=2)  # until the next world is made: what it holds may be needed
     one.launcher.form(3, [(0, 1)], (0,))
+    assert ended(one.launcher.until(1, RankPhase.STOPPED)) == (RankPhase.STOPPED, 0, "", 2)
     one.until_told(0, "formation 3 rank 0 of 1 generation 1000003")
     assert one.pid(0) == survivor
     assert one.told(0)[1:] == [
@@ -192,6 +193,8 @@ def test_who_is_told_to_leave_and_stays(pod: MakePod) -> None:
     one.assemble()
     one.tell("stay", 1)
     one.launcher.give(Prepare(2, (0,)))
+    one.parked(1)
+    one.launcher.form(2, [(0, 1)], (0,))
     state = one.launcher.until(1, RankPhase.STOPPED)
     assert state.message == "killed: it did not end within 4 s, and its slot is not wanted in formation 2"
     assert one.end() == 0
@@ -203,9 +206,9 @@ def test_who_was_told_to_leave_is_no_newcomer_when_its_slot_is_wanted_again(pod:
     one.assemble()
     one.tell("stay", 1)
     one.launcher.give(Prepare(2, (0,)))
-    one.until_told(1, "leaves: this slot is not wanted in the next formation")
-    assert one.launcher.state(1).parked  # it is out of formation 1: that one may end
+    one.parked(1)
     one.launcher.form(2, [(0, 1)], (0,))
+    one.until_told(1, "leaves: this slot is not wanted in the next formation")
     one.launcher.until(1, parked=False, formation=0, life=1)
     one.launcher.form(2, [(0, 1)], ALL)
     (one.job.directory / "stay-1").unlink()

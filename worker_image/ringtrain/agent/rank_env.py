@@ -64,7 +64,11 @@ def rank_variables(config: AgentConfig, world: World, rank: int) -> dict[str, st
 
 def formation_variables(config: AgentConfig, world: World, slot: int) -> dict[str, str]:
     """The same for the process in `slot`, a member of the formation `world`."""
-    own = {contract.ENV_FORMATION: str(world.formation), contract.ENV_SLOT: str(slot)}
+    own = {
+        contract.ENV_FORMATION: str(world.formation),
+        contract.ENV_COMMITTED: str(world.committed),
+        contract.ENV_SLOT: str(slot),
+    }
     return {**_world_variables(config, world, place_in_formation(world, slot, config.slots)), **own}
 
 
@@ -128,6 +132,7 @@ _OF_A_WORLD = frozenset(
     {
         *_place_variables(World(1, (), (), "", 0), RankPlace(0, 1, 0, 1, 0, 0, 1)),
         contract.ENV_FORMATION,
+        contract.ENV_COMMITTED,
         contract.ENV_WORLD_FILE,
         "TF_CONFIG",
     }

@@ -29,6 +29,7 @@ from ringtrain.checkpoint.shards import (
 from ringtrain.checkpoint.store import Saved
 from ringtrain.checkpoint.tree import join, split_parts
 from ringtrain.errors import CheckpointError, ConfigurationError, MismatchError, ObjectMissing, StorageError
+from ringtrain.process_groups.formations import CARRIED
 from ringtrain.process_groups.group import Group
 from ringtrain.process_groups.process_sets import group_of
 from ringtrain.reduction.parts import ArrayPart
@@ -150,6 +151,7 @@ class ShardedCheckpoints:
             if found is not None:
                 if self._group.rank == 0:
                     report_start(found.step, store.uri)
+                    CARRIED.restored = store.uri
                 return found
             damaged[candidate] = problem
             if self._group.rank == 0:

@@ -29,6 +29,7 @@ from ringtrain.checkpoint.format import (
 from ringtrain.checkpoint.locations import CheckpointLocation, location_of
 from ringtrain.checkpoint.tree import join, split
 from ringtrain.errors import CheckpointError, ConfigurationError
+from ringtrain.process_groups.formations import CARRIED
 from ringtrain.process_groups.group import Group
 from ringtrain.process_groups.process_sets import group_of
 from ringtrain.report import report_start
@@ -156,6 +157,7 @@ class Checkpoints:
                     described = {name: describe(array) for name, array in arrays.items()}
                     announced = {"step": found.step, "path": str(found.path), "tree": tree, "arrays": described}
                 report_start(found.step if found else 0, str(found.path) if found else "")
+                CARRIED.restored = str(found.path) if found else ""
             except CheckpointError as error:
                 announced = {"error": str(error)}
         announced = self._group.broadcast_object(announced, "checkpoint found")

@@ -62,7 +62,8 @@ class RankState:
     In an elastic job `rank` is the slot. `life`: number of the process in it, from 1; 0: none was started.
     `formation`: that the process was told to be in last, from the moment on at which it was told. `joined`: it has
     met the others there. `parked`: it has left its world, or had none yet, and waits for another.
-    `committed`, `lost_steps`: its last committed step, and steps that were begun and given up.
+    `committed`, `lost_steps`: its last committed step, and steps that were begun and given up. `unshared`: it has
+    left its world without giving to others what it alone may hold.
     """
 
     rank: int
@@ -80,6 +81,7 @@ class RankState:
     committed: int = 0
     lost_steps: int = 0
     joined: bool = False
+    unshared: bool = False
 
 
 @dataclass(frozen=True)
@@ -151,7 +153,8 @@ _ATTEMPTS = 2**31 // FORMATIONS
 class World:
     """What every rank must know of all the others; addresses are `host:port` by rank.
 
-    `formation`: 0 for a world that does not change; else `members` are its processes, by rank.
+    `formation`: 0 for a world that does not change; else `members` are its processes, by rank. `committed`: the
+    highest step that the attempt has committed, whether or not one of them has it.
     """
 
     attempt: int
@@ -161,6 +164,7 @@ class World:
     master_port: int
     formation: int = 0
     members: tuple[Member, ...] = ()
+    committed: int = 0
 
     @property
     def generation(self) -> int:

@@ -1,6 +1,6 @@
 """Train a session on many ranks: the optimizer on the host, or only the reduction."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,6 +104,11 @@ class DistributedOptimizer:
         updates = self._host.rollback(to)
         self._left = set(self._session.parameters)
         return updates
+
+    def hand_over(self, leaving: Collection[int]) -> None:
+        """Have ranks that stay keep what only the ranks `leaving` hold. Collective; see
+        `ringtrain.optim.HostOptimizer.hand_over`."""
+        self._host.hand_over(leaving)
 
     def reform(self, former: Sequence[int | None]) -> None:
         """Go on in this process's world of now: `prepare`, then `adopt`. Collective."""

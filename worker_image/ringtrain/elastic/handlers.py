@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from ringtrain.elastic.transfer import broadcast
@@ -106,6 +106,8 @@ class Reforming(Protocol):
 
     def discard(self) -> None: ...
 
+    def hand_over(self, leaving: Collection[int]) -> None: ...
+
 
 class ReformingHandler:
     """For host optimizers. Nothing is copied: the optimizer can undo its last update."""
@@ -157,6 +159,10 @@ class ReformingHandler:
         elif self._is_prepared:
             self._is_prepared = False
             self.value.discard()
+
+    def hand_over(self, leaving: Collection[int]) -> None:
+        """Have ranks that stay hold what only those of `leaving` hold. Collective, at a commit."""
+        self.value.hand_over(leaving)
 
     def go_back(self, world: RankContext, updates: int) -> None:
         """Undo what goes beyond `updates`, where this rank has a state."""

@@ -40,6 +40,7 @@ def run_fn(func: Callable[..., T], init: Callable[[], Any]) -> Callable[..., T]:
     @functools.wraps(func)
     def wrapper(state: State, *args: Any, **kwargs: Any) -> T:
         is_reset = False
+        lost: BaseException | None
         while True:
             try:
                 init()
@@ -48,7 +49,7 @@ def run_fn(func: Callable[..., T], init: Callable[[], Any]) -> Callable[..., T]:
                 state.sync()
                 return func(state, *args, **kwargs)
             except HostsUpdatedInterrupt:
-                lost: BaseException | None = None
+                lost = _handed_over(state)
             except Exception as error:
                 if own_agent() is None or not _is_loss(error):
                     raise
@@ -57,6 +58,19 @@ def run_fn(func: Callable[..., T], init: Callable[[], Any]) -> Callable[..., T]:
             lost, is_reset = None, True  # its traceback holds all that the function held
 
     return wrapper
+
+
+def _handed_over(state: State) -> BaseException | None:
+    """Give what leavers hold to those that stay; what was lost meanwhile, if anything was."""
+    if own_agent() is None:
+        return None
+    try:
+        CARRIED.unshared = not state.hand_over()
+    except Exception as error:
+        if not _is_loss(error):
+            raise
+        return error
+    return None
 
 
 def _is_loss(error: Exception) -> bool:
@@ -71,7 +85,7 @@ def _leave(state: State, lost: BaseException | None) -> None:
     """Give the world back, and have the last committed values."""
     if lost is not None:
         log.warning("formation %d: %s%s%d", CARRIED.formation, _sentence(lost), GOES_ON, state.committed)
-        CARRIED.lost_steps = state.steps_under_way()
+        CARRIED.lost_steps, CARRIED.unshared = state.steps_under_way(), True
     else:
         log.info("formation %d ends after commit %d: the world is to change", CARRIED.formation, state.committed)
     _claim_first_state()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,13 +22,15 @@ from ringtrain.elastic.handlers import (
 )
 from ringtrain.elastic.interrupt import HostsUpdatedInterrupt
 from ringtrain.elastic.transfer import broadcast, check_sendable
-from ringtrain.errors import ConfigurationError, MismatchError
+from ringtrain.errors import ConfigurationError, MismatchError, NotRestored
 from ringtrain.process_groups.context import current
 from ringtrain.process_groups.formations import CARRIED, Place, own_agent
 from ringtrain.process_groups.rank_context import RankContext
 from ringtrain.reduction.ops import Max
 from ringtrain.wire.signature import Signature, Tensor
 from ringtrain.wire.values import Foreign
+
+log = logging.getLogger("ringtrain")
 
 Registry = Sequence[tuple[type, Callable[[Any], Any]]]
 HANDLERS: list[tuple[type, Callable[[Any], Any]]] = [
@@ -72,6 +75,7 @@ class State:
         self._committed = 0
         self._host_messages = 0
         self._under_way = False  # whether a step may have begun
+        self._begins_anew = 0  # the step that was committed before all that had the state were lost
         self._own: _OwnState | None = None  # what this rank had itself, while it takes what others have
         self._reset_callbacks: list[Callable[[], Any]] = []
         for name, value in values.items():
@@ -112,6 +116,7 @@ class State:
         committed different numbers of steps.
         """
         self._refuse_amid_updates("commit")
+        self._refuse_to_begin_anew()
         for name, handler in self._reforming():
             handler.wait()
             if handler.updates_ahead > 1:
@@ -139,7 +144,9 @@ class State:
         self._refuse_amid_updates("check_host_updates")
         if self._exchange():
             self._host_messages = 0
+            self._refuse_to_begin_anew()
             self._committed += 1
+            CARRIED.committed = self._committed
             self.save()
             raise HostsUpdatedInterrupt
 
@@ -174,6 +181,8 @@ class State:
             self._put_back(self._own)
         self._own = self._kept() if self._is_joining(world) else None
         agreed = agree(world, self._said())
+        goes_on = bool(world.former.survivors) and agreed.committed > 0
+        self._begins_anew = 0 if goes_on else world.config.committed
         self._transfer(agreed)
         # All that can't be undone, at once: where a rank is lost before, the values are those of the last commit,
         # and where one is lost afterwards, they are those of the agreed step.
@@ -192,6 +201,28 @@ class State:
             CARRIED.adopted, CARRIED.prepared = place, None
         self._own = None
         world.state_is_synced = self._under_way = True
+
+    def hand_over(self) -> bool:
+        """Have ranks that stay hold what those that leave hold alone; whether they have it. Collective, when all
+        leave their world at the same commit."""
+        agent, group = own_agent(), current().group()
+        heard = None if agent is None or agent.leaving is None else sorted(agent.leaving)
+        said = [set(one) for one in group.allgather_object(heard, "elastic leavers") if one is not None]
+        if not said:
+            return False
+        leaving = set.intersection(*said)  # who was told to leave may be told to stay, never the other way
+        if len(leaving) == group.size:
+            return False
+        if leaving:
+            for _, handler in self._reforming():
+                handler.hand_over(leaving)
+            group.call(lambda ring: ring.barrier(Signature("elastic hand-over")))
+        return True
+
+    def begin_from(self, what: str) -> None:
+        """Say that this training goes on from `what`, a checkpoint that was read by other means than
+        `ringtrain.checkpoint`, whose `latest()` says so itself. On any rank, before the first commit."""
+        CARRIED.restored = what or "a checkpoint"
 
     def reset(self) -> None:
         """Called after each change of the world, before the callbacks; for classes derived from this one."""
@@ -264,6 +295,21 @@ class State:
                     "after as many backward passes as set_backward_passes_per_step() or `accumulate` told the "
                     "optimizer"
                 )
+
+    def _refuse_to_begin_anew(self) -> None:
+        """Raise NotRestored on all ranks where committed steps are lost and nobody has read a checkpoint."""
+        if not self._begins_anew:
+            return
+        read = current().group().allgather_object(CARRIED.restored, "elastic checkpoint")
+        if not any(read):
+            raise NotRestored(
+                (),
+                f"no rank is left that has the state of commit {self._begins_anew}, and this training began "
+                "without a checkpoint; read one with ringtrain.checkpoint before the first commit, or tell "
+                "state.begin_from() which one it goes on from",
+            )
+        log.warning("commit %d is lost; training goes on from %s", self._begins_anew, max(read))
+        self._begins_anew = 0
 
     def _said(self) -> Said:
         kinds = {name: type(handler.value).__name__ for name, handler in self._handlers.items()}

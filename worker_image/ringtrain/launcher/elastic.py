@@ -15,7 +15,7 @@ from ringtrain.control.model import Failure, Form, Outcome, Prepare, RankPhase, 
 from ringtrain.control.termination import failure_json
 from ringtrain.errors import ConfigurationError, in_ranges, some_of
 from ringtrain.launcher.config import ElasticSettings, LauncherConfig
-from ringtrain.launcher.elastic_end import RUIN_REASON, AttemptEnd, OwnFailures, Ruin
+from ringtrain.launcher.elastic_end import FRUITLESS_FORMATIONS, RUIN_REASON, AttemptEnd, OwnFailures, Ruin
 from ringtrain.launcher.formation import FormationPhase, FormationState, Formed, advance, joined, where
 from ringtrain.launcher.losses import Losses
 from ringtrain.launcher.members import MemberProcess, Standing, View
@@ -154,7 +154,7 @@ class ElasticWorld:
         self._note_members()
         if self._snapshot.running_since is None:
             self._snapshot.running_since = time.time()
-        world = self._gang.world_of(order.formation, order.members)
+        world = replace(self._gang.world_of(order.formation, order.members), committed=order.committed)
         self._gang.give(Form(world, tuple(sorted(order.slots)), order.number))
         if self._mpi is not None and new:
             registrations = self._gang.registrations()
@@ -271,6 +271,11 @@ class ElasticWorld:
                     "and its agent could not end it"
                 )
                 return Failure(Reason.RANK_FAILED, message, end.slot, worker.pod, worker.node)
+            case Ruin.ALL_FAILED:
+                return replace(known, message=f"{known.message}; all ranks ended by an error of their own")
+            case Ruin.FRUITLESS:
+                message = f"{FRUITLESS_FORMATIONS} formations ended by an error of a rank before a step was made"
+                return replace(known, message=f"{message}{because}")
             case Ruin.NO_SURVIVOR:
                 return replace(known, message=f"{known.message}; the other ranks had finished")
             case _:
@@ -322,6 +327,7 @@ class FormationJournal:
                     "phase": FormationPhase(document["phase"]),
                     "members": tuple(MemberProcess(**member) for member in document["members"]),
                     "failures": tuple(OwnFailures(**mark) for mark in document["failures"]),
+                    "fruitless": tuple(document["fruitless"]),
                     "slots": frozenset(document["slots"]),
                 }
             )

@@ -51,7 +51,7 @@ class SlotView:
     @property
     def finished(self) -> bool:
         """Whether the program has ended here by itself with 0."""
-        return self.state.phase is RankPhase.SUCCEEDED and not self.leaving
+        return self.state.phase is RankPhase.SUCCEEDED
 
 
 @dataclass(frozen=True)
@@ -131,13 +131,34 @@ def fenced(members: Sequence[MemberProcess], formation: int, view: View, order: 
     return True
 
 
-def candidates(wanted: frozenset[int], view: View, order: int, *, stopped: bool) -> list[SlotView]:
-    """Slots that can be in the next formation: a process waits there, or with `stopped` one can be started."""
+def candidates(
+    wanted: frozenset[int], view: View, order: int, *, stopped: bool, staying: frozenset[int] = frozenset()
+) -> list[SlotView]:
+    """Slots that can be in the next formation: a process waits there, or with `stopped` one can be started.
+
+    `staying`: slots whose processes have the state, and count though their pods were asked to stop.
+    """
     return [
         view.slots[index]
         for index in sorted(wanted)
-        if _available(view.slots[index], stopped=stopped) and view.slots[index].order >= order
+        if _available(view.slots[index], stopped=stopped, leaves=index not in staying)
+        and view.slots[index].order >= order
     ]
+
+
+def keepers(members: Sequence[MemberProcess], wanted: frozenset[int], view: View, least: int) -> frozenset[int]:
+    """Slots of living `members` that are not wanted and may not leave yet.
+
+    Somebody who has the state stays until another one has it. So do as many as are needed for `least` ranks, but
+    for those whose pods were asked to stop: their places are taken by newcomers only when they are gone.
+    """
+    alive = sorted(members, key=lambda process: (process.joined, process.slot))
+    unwanted = [process.slot for process in alive if process.slot not in wanted]
+    ordered = sorted(unwanted, key=lambda slot: view.slots[slot].leaving)
+    stay = len(alive) - len(unwanted)
+    lasting = sum(not view.slots[slot].leaving for slot in unwanted)
+    missing = least - stay - len(newcomers(members, wanted, view, stopped=False))
+    return frozenset(ordered[: max(0, min(lasting, missing)) if stay else max(1, missing)])
 
 
 def newcomers(members: Sequence[MemberProcess], wanted: frozenset[int], view: View, *, stopped: bool) -> set[int]:
@@ -146,8 +167,8 @@ def newcomers(members: Sequence[MemberProcess], wanted: frozenset[int], view: Vi
     return {index for index in wanted - inside if _available(view.slots[index], stopped=stopped)}
 
 
-def _available(slot: SlotView, *, stopped: bool) -> bool:
-    if not slot.instance or slot.silent or slot.lost or slot.leaving:
+def _available(slot: SlotView, *, stopped: bool, leaves: bool = True) -> bool:
+    if not slot.instance or slot.silent or slot.lost or (slot.leaving and leaves):
         return False
     return not slot.runs if stopped else slot.runs and slot.state.parked
 

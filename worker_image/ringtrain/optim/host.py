@@ -25,6 +25,7 @@ from ringtrain.optim.arguments import (
 )
 from ringtrain.optim.cut import Model, Unjoined, first_group, make_cut
 from ringtrain.optim.fused import FusedUpdate
+from ringtrain.optim.handover import hand_over
 from ringtrain.optim.layout import ParamSpec
 from ringtrain.optim.pipeline import Abandoned, DeviceReducer, Hold, Update
 from ringtrain.optim.reform import Own, move_into
@@ -482,6 +483,12 @@ class HostOptimizer:
         self._rules = self._committed
         self._cut.inbox.begin_update()
         return chosen
+
+    def hand_over(self, leaving: Collection[int]) -> None:
+        """Have ranks that stay keep what only the ranks `leaving` hold, for `prepare` in the next world.
+        Collective, after the same update on all ranks; for `elastic`."""
+        self._require_idle("hand_over")
+        hand_over(self._cut.context, self._updates, leaving)
 
     def reform(self, group: Group, former: Sequence[int | None]) -> None:
         """Go on in the world of `group`: `prepare`, then `adopt`. Collective."""

@@ -63,6 +63,14 @@ class Tools:
     wire: Wire | None
 
 
+@dataclass(frozen=True)
+class Kept:
+    """A shard whose owner and second home both leave, as it is after `updates`: by bucket, what `slots` has."""
+
+    updates: int
+    values: dict[int, dict[str, Flat]]
+
+
 class Mirror:
     """This rank's copy of the shard of rank `ward`; that of this rank is on `home`."""
 
@@ -83,6 +91,7 @@ class Mirror:
         self._replays: dict[int, Replay] = {}  # what is to be done to them next
         self._spans = {bucket.index: spans_of(bucket, self.shard(bucket)) for bucket in self.buckets}
         self.missed = Missed()  # of the parameters of the ward's shard
+        self.kept: dict[int, Kept] = {}  # shards of ranks that leave, by rank
 
     def values(self, bucket: Bucket) -> dict[str, Flat]:
         """The copy, by name: weights in the precision in which they are updated, and state."""
@@ -100,6 +109,15 @@ class Mirror:
     def version(self) -> int:
         """The update that the copy is of, between two updates."""
         return min(self._versions.values(), default=0)
+
+    def kept_after(self, updates: int) -> list[int]:
+        """The ranks whose shards are kept here as they are after `updates`."""
+        return sorted(rank for rank, kept in self.kept.items() if kept.updates == updates)
+
+    def copies(self, bucket: Bucket) -> list[tuple[int, dict[str, Flat]]]:
+        """Whose shards of `bucket` are copied here, and what there is of them."""
+        kept = [(rank, one.values[bucket.index]) for rank, one in self.kept.items() if bucket.index in one.values]
+        return [(self.ward, self.values(bucket)), *kept]
 
     def shard(self, bucket: Bucket) -> slice:
         """The elements of `bucket` that are copied here."""

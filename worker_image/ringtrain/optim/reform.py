@@ -39,12 +39,14 @@ class Members:
     """Who comes from where.
 
     `former`: by rank, its rank in the former world, None for a newcomer. `size`: of the former world, `homes`: the
-    second homes of its shards. `torn`: by rank, the buckets whose weights are not whole there. `updates`: done.
+    second homes of its shards. `kept`: by rank, the former ranks whose shards it keeps beside these. `torn`: by
+    rank, the buckets whose weights are not whole there. `updates`: done.
     """
 
     former: tuple[int | None, ...]
     size: int
     homes: tuple[int, ...]
+    kept: tuple[tuple[int, ...], ...]
     torn: tuple[frozenset[int], ...]
     updates: int
 
@@ -128,6 +130,7 @@ def _meet(group: Group, former: Sequence[int | None], own: Own) -> Members:
         "updates": own.updates, "size": context.group.size, "rank": context.group.rank, "joined": own.joined,
         "torn": sorted(own.torn), "former": list(former),
         "homes": [] if context.mirror is None else list(context.mirror.homes),
+        "kept": [] if context.mirror is None else context.mirror.kept_after(own.updates),
     }  # fmt: skip
     reported = group.allgather_object(brought, "reform")
     if len(former) != group.size:
@@ -143,8 +146,11 @@ def _meet(group: Group, former: Sequence[int | None], own: Own) -> Members:
     for rank in survivors:
         _compare(rank, reported[rank], first, reported[first], former)
     torn = tuple(frozenset(other["torn"]) for other in reported)
+    kept = tuple(
+        () if before is None else tuple(other["kept"]) for before, other in zip(former, reported, strict=True)
+    )
     there = reported[first]
-    return Members(tuple(former), there["size"], tuple(there["homes"]), torn, there["updates"])
+    return Members(tuple(former), there["size"], tuple(there["homes"]), kept, torn, there["updates"])
 
 
 def _missed(group: Group, members: Members, own: Own) -> dict[str, int]:
@@ -180,7 +186,12 @@ def _check_all_held(model: Model, members: Members) -> None:
             f"ranks {members.lost} of the former world are lost, and with them their own values of "
             f'"{names[0]}", which is local: load a checkpoint',
         )
-    gone = [rank for rank in members.lost if not members.homes or members.homes[rank] in members.lost]
+    kept = {rank for ranks in members.kept for rank in ranks}
+    gone = [
+        rank
+        for rank in members.lost
+        if rank not in kept and (not members.homes or members.homes[rank] in members.lost)
+    ]
     if gone and model.sharded:
         raise StateLost(
             tuple(gone),
@@ -221,13 +232,15 @@ class _Transfer:
         self._carry_feedback()
 
     def _held(self) -> list[Held]:
-        """Who holds which elements: owners, then second homes."""
+        """Who holds which elements: owners, then second homes, then those that leavers gave theirs."""
         members, size = self.members, self.bucket.size
         if members.size == 1 or not self.model.sharded:
             return [Held(rank, 0, size) for rank in members.survivors]
         bounds = self.model.layout(members.size).buckets[self.bucket.index].bounds
         shards = [*enumerate(pairwise(bounds)), *zip(members.homes, pairwise(bounds), strict=bool(members.homes))]
         holders = [(members.rank_now(rank), *edges) for rank, edges in shards]
+        edges_of = list(pairwise(bounds))
+        holders += [(rank, *edges_of[owner]) for rank, owners in enumerate(members.kept) for owner in owners]
         return [Held(rank, start, stop) for rank, start, stop in holders if rank is not None and start < stop]
 
     def _taken_by(self, rank: int, held: Sequence[Held]) -> list[tuple[str, Move]]:
@@ -280,10 +293,12 @@ class _Transfer:
 
     def _part(self, context: UpdateContext, bucket: Bucket, slot: str, move: Move) -> Flat:
         """What a rank keeps of `slot`, as the owner of the moved elements or as their second home."""
-        if context.mirror is not None and self._is_of(context.mirror, bucket, move):
-            values, start = context.mirror.values(bucket), context.mirror.shard(bucket).start
-        else:
-            values, start = context.slots(bucket), context.arenas.owned(bucket).start
+        values, start = context.slots(bucket), context.arenas.owned(bucket).start
+        for owner, copied in [] if context.mirror is None else context.mirror.copies(bucket):
+            shard = bucket.shard(owner)
+            if shard.start <= move.start and move.stop <= shard.stop:
+                values, start = copied, shard.start
+                break
         return values[slot][move.start - start : move.stop - start]
 
     @staticmethod

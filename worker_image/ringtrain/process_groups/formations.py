@@ -35,12 +35,15 @@ class Carried:
 
     `formation`: the last world that it was in. `adopted`: where the state that it holds was whole and agreed on.
     `prepared`: the same for a formation whose state is all here, though whether all others have theirs is not
-    known. `sets`: the process sets of the last world.
+    known. `unshared`: this process has left its last world and not given to others what it alone may hold.
+    `restored`: the checkpoint that this process has begun from. `sets`: the process sets of the last world.
     """
 
     formation: int = 0
     committed: int = 0
     lost_steps: int = 0
+    unshared: bool = False
+    restored: str = ""
     adopted: Place | None = None
     prepared: Place | None = None
     sets: list[tuple[list[int], weakref.ref[Any] | None]] = field(default_factory=list)
@@ -48,7 +51,7 @@ class Carried:
     def readiness(self) -> Readiness:
         """What the agent is told."""
         lost, self.lost_steps = self.lost_steps, 0
-        return Readiness(self.formation, self.committed, lost)
+        return Readiness(self.formation, self.committed, lost, self.unshared)
 
     def told(self) -> dict[str, Any]:
         """What the members of the next world are told."""

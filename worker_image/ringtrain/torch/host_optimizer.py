@@ -207,6 +207,11 @@ class HostOptimizer(torch.optim.Optimizer):
         """Let `rollback` go back to the groups as they are now."""
         self._committed = [simple_options(group) for group in self.param_groups]
 
+    def hand_over(self, leaving: Collection[int]) -> None:
+        """Have ranks that stay keep what only the ranks `leaving` hold. Collective; see
+        `ringtrain.optim.HostOptimizer.hand_over`."""
+        self._host.hand_over(leaving)
+
     def reform(self, former: Sequence[int | None]) -> None:
         """Go on in this process's world of now: `prepare`, then `adopt`. Collective."""
         self.prepare(None, former)

@@ -32,12 +32,14 @@ class Readiness:
     """What a rank says of itself when it waits for a world.
 
     `formation`: which one it has left, 0: none. `committed`: its last committed step. `lost_steps`: the steps that
-    were under way and count for nothing.
+    were under way and count for nothing. `unshared`: it has not given to others what it alone may
+    hold.
     """
 
     formation: int = 0
     committed: int = 0
     lost_steps: int = 0
+    unshared: bool = False
 
 
 class AgentGone(RingtrainError):
@@ -66,6 +68,7 @@ class AgentSocket:
         self._prepared = 0  # the highest formation that is being prepared
         self._urgent = 0  # the highest that is prepared because a member was lost
         self._formation = 0
+        self._leaving: tuple[int, frozenset[int]] = (0, frozenset())  # for which formation, and which ranks
         self._lost: Callable[[str], object] | None = None
         self._told_at = 0.0
         threading.Thread(target=self._read, name="ringtrain-agent-socket", daemon=True).start()
@@ -84,6 +87,7 @@ class AgentSocket:
                 "formation": readiness.formation,
                 "committed": readiness.committed,
                 "lost_steps": readiness.lost_steps,
+                "unshared": readiness.unshared,
             }
         )
         with self._changed:
@@ -120,6 +124,12 @@ class AgentSocket:
         """Whether the agent has said that the world after this rank's is being prepared."""
         return self._prepared > self._formation
 
+    @property
+    def leaving(self) -> frozenset[int] | None:
+        """The ranks that leave as the next world is made; None where the agent has not said."""
+        formation, ranks = self._leaving
+        return ranks if formation > self._formation else None
+
     def close_in_child(self) -> None:
         """In a forked process: the end of the rank must be the end of its connection."""
         self._socket.close()
@@ -145,6 +155,7 @@ class AgentSocket:
             log.warning("%s: the agent has sent what is no message: %s", self.path, shown(line))
             return
         if kind == "change":
+            self._leaving = (formation, frozenset(map(int, message.get("leaving", ()))))
             self._hear_change(formation, bool(message.get("urgent")))
         elif kind in ("world", "leave"):
             with self._changed:

@@ -43,7 +43,8 @@ class WorkerConfig:
     `transport`: one of `TRANSPORTS`. `data_path`: one of `DATA_PATHS`.
     `encrypt`: one of `contract.ENCRYPTION`, with the certificates in `secret_dir`, which are of the job `job_uid`.
     `token_text`: the token where there is no `token_file`. `formation`: the number of the world within the attempt
-    in an elastic job, else 0. `slot`: the place in such a job, which this process keeps with its local rank.
+    in an elastic job, else 0. `committed`: the highest step that the attempt has committed. `slot`: the place in
+    such a job, which this process keeps with its local rank.
     `log_level`: of ringtrain's own messages, empty where nobody says.
     """
 
@@ -59,6 +60,7 @@ class WorkerConfig:
     generation: int = 1
     attempt: int = 1
     formation: int = 0
+    committed: int = 0
     slot: int | None = None
     timeout_s: float = 60.0
     stall_timeout_s: float = 600.0
@@ -110,6 +112,7 @@ class WorkerConfig:
             generation=integer(env, contract.ENV_GENERATION, attempt, lowest=0, highest=HIGHEST),
             attempt=attempt,
             formation=integer(env, contract.ENV_FORMATION, 0, lowest=0, highest=HIGHEST),
+            committed=integer(env, contract.ENV_COMMITTED, 0, lowest=0),
             slot=_slot(env) if world.source == "ringtrain" else None,
             timeout_s=timeout_s,
             stall_timeout_s=seconds(env, contract.ENV_STALL_TIMEOUT, max(600.0, timeout_s)),

@@ -32,6 +32,7 @@ def test_a_whole_world_has_the_variables_of_a_gang() -> None:
     whole = world(*range(6))
     own = formation_variables(CONFIG, whole, 3)
     assert (own.pop("RINGTRAIN_FORMATION"), own.pop("RINGTRAIN_SLOT")) == ("4", "3")
+    assert own.pop("RINGTRAIN_COMMITTED") == "0"
     assert own["RINGTRAIN_GENERATION"] == "2000004"
     assert own == rank_variables(CONFIG, whole, 3)
     fixed = replace(whole, formation=0, members=())

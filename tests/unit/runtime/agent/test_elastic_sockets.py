@@ -61,7 +61,7 @@ def test_both_ways(server: Server) -> None:
         said = [server.next() for _ in range(3)]
         assert said == [(CALLER, Ready(2, 7, 1)), (CALLER, Joined(3)), (CALLER, Committed(9))]
         server.sockets.send(CALLER, change_message(4, urgent=True))
-        assert line(rank) == {"type": "change", "formation": 4, "urgent": True}
+        assert line(rank) == {"type": "change", "formation": 4, "urgent": True, "leaving": []}
 
 
 def test_nobody_else_reaches_it(server: Server) -> None:
@@ -180,6 +180,6 @@ def test_a_rank_that_does_not_read(server: Server) -> None:
         server.sockets.send(CALLER, world)
         server.sockets.send(CALLER, change_message(2, urgent=True))
         server.sockets.send(SlotLife(4, 1), change_message(2, urgent=False))
-        assert line(other) == {"type": "change", "formation": 2, "urgent": False}
+        assert line(other) == {"type": "change", "formation": 2, "urgent": False, "leaving": []}
         with stopped.makefile("rb") as file:
             assert [json.loads(file.readline())["type"] for _ in range(2)] == ["world", "change"]

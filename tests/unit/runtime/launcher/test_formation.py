@@ -100,6 +100,85 @@ def test_a_leaving_pod_costs_no_loss() -> None:
     assert slots_of(world) == [0, 1, 2, 3, 4, 5]
 
 
+@pytest.mark.parametrize("leavers", [(1,), (0, 1), (1, 2), (0, 2), (0, 1, 2)], ids=str)
+def test_no_member_that_leaves_is_sent_away_before_the_next_formation(leavers: tuple[int, ...]) -> None:
+    """What it holds may be needed, so its process lives until the others have met without it; somebody stays."""
+    world = running()
+    world.until(lambda: _all_committed(world, 5))
+    before = {process.slot: world.process(process.slot) for process in world.state.members}
+    for worker in leavers:
+        world.agents[worker].leaving = True
+    while len(world.formed) < 2 and world.now < 100:
+        world.step()
+        assert all(rank.phase is RankPhase.RUNNING for rank in before.values())
+    stay = {0, 1, 2} - set(leavers)
+    expected = {slot for worker in stay for slot in (2 * worker, 2 * worker + 1)} or {0, 1}
+    assert len(world.formed) == 2
+    assert set(slots_of(world)) == expected
+
+
+def test_a_leaver_that_dies_before_it_has_handed_over_keeps_the_other_leavers() -> None:
+    """The loss of one is the loss of one: the others are members of the next formation, and leave after it."""
+    world = running(SHRINKS, workers=4)
+    world.asked = frozenset(range(4))
+    world.step()
+    assert not world.state.urgent
+    world.kill(7)
+    world.until(lambda: len(world.formed) == 2)
+    assert slots_of(world) == [0, 1, 2, 3, 4, 5, 6]
+    world.until(lambda: met(world))
+    assert slots_of(world) == [0, 1, 2, 3]
+    assert [formed.formation for formed in world.formed] == [1, 3, 4]
+
+
+def test_who_has_the_state_stays_until_a_newcomer_has_it() -> None:
+    """The slots that are wanted are other ones, whose processes take their time."""
+    world = running(replace(RULES, min_ranks=1), workers=1)
+    world.asked = frozenset({2, 3})
+    for _ in range(20):
+        world.step()
+    assert set(slots_of(world)) & {0, 1}
+    world.start(1)
+    world.until(lambda: len(world.formed) > 1 and bool(set(slots_of(world)) & {2, 3}))
+    assert set(slots_of(world)) & {0, 1}, "newcomers alone have nothing to go on from"
+    world.until(lambda: met(world))
+    assert set(slots_of(world)) == {2, 3}
+
+
+def test_a_drain_while_a_loss_is_made_good() -> None:
+    """The pod that is to end is in the next formation, which waits for no one else, and hands over in it."""
+    world = running()
+    world.lose(2)
+    world.until(lambda: world.state.phase is FormationPhase.PREPARING)
+    began = world.now
+    world.agents[1].leaving = True
+    world.until(lambda: len(world.formed) == 2)
+    assert world.now - began < RULES.replace_timeout_s
+    assert slots_of(world) == [0, 1, 2, 3]
+    world.until(lambda: len(world.formed) == 3)
+    assert slots_of(world) == [0, 1]
+
+
+def _all_committed(world: World, step: int) -> bool:
+    for process in world.state.members:
+        world.process(process.slot).committed = step
+    world.step()
+    return world.view().progressed == step
+
+
+def test_lost_steps_are_all_steps_where_nobody_is_left() -> None:
+    """A training whose state is gone with all ranks has lost what it had committed, once."""
+    world = running()
+    world.until(lambda: _all_committed(world, 17))
+    for _ in range(2):
+        for slot in range(6):
+            world.kill(slot)
+        world.step()
+        world.until(lambda: met(world))
+    assert world.state.lost_steps == 17
+    assert [formed.committed for formed in world.formed] == [0, 17, 17]
+
+
 def test_newcomers_are_gathered_into_one_change() -> None:
     """Two pods that come within `join_delay_s` cost one formation."""
     world = running(workers=1)
@@ -178,6 +257,55 @@ def test_a_program_that_always_fails() -> None:
         world.step()
     world.until(lambda: world.end is not None)
     assert world.end == AttemptEnd(Ruin.OWN_ERROR, 3)
+
+
+@pytest.mark.parametrize("way", [RULES, SHRINKS], ids=["replace", "shrink"])
+def test_ranks_that_all_fail_end_the_attempt(way: Rules) -> None:
+    """An error that every rank meets is the program's: it is not tried again."""
+    world = running(way)
+    for slot in range(6):
+        world.kill(slot, code=1, tail=("KeyError: 'a typo of mine'",))
+    world.until(lambda: world.end is not None)
+    assert world.end == AttemptEnd(Ruin.ALL_FAILED)
+    assert len(world.formed) == 1
+
+
+def test_ranks_that_are_all_killed_begin_anew() -> None:
+    """Nothing says that the program is at fault."""
+    world = running()
+    for slot in range(6):
+        world.kill(slot)
+    world.until(lambda: world.state.number == 2 and met(world))
+    assert world.end is None
+
+
+def test_the_same_error_again_and_again_ends_a_job_that_restarts() -> None:
+    """Steps are made each time, from the checkpoint on, and the job never comes further."""
+    world = running(RESTARTS)
+    for _ in range(3):
+        world.until(lambda: met(world) or world.end is not None)
+        for step in (10, 20):
+            for slot in range(6):
+                world.process(slot).committed = step
+            world.step()
+        for slot in range(6):
+            world.kill(slot, code=1, tail=("KeyError: 'a typo of mine'",))
+        world.step()
+    world.until(lambda: world.end is not None)
+    assert world.end is not None
+    assert world.end.ruin is Ruin.OWN_ERROR
+
+
+def test_errors_of_different_ranks_without_a_step_between() -> None:
+    """Each slot fails less often than is allowed; together they bring the job nowhere."""
+    world = running()
+    for slot in range(6):
+        world.until(lambda: met(world) or world.end is not None)
+        if world.end is None:
+            world.kill(slot, code=1, tail=(f"ValueError: of {slot}",))
+            world.step()
+    world.until(lambda: world.end is not None)
+    assert world.end == AttemptEnd(Ruin.FRUITLESS)
 
 
 def test_a_training_that_began_anew_makes_progress_below_the_step_that_it_had_reached() -> None:

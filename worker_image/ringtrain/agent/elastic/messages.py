@@ -1,7 +1,7 @@
 """What a rank and its agent say to each other on the rank's Unix socket; docs/contract.md has the table."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,11 +15,13 @@ _MOST_STEPS = 2**63 - 1
 
 @dataclass(frozen=True)
 class Ready:
-    """The rank has left `formation` (0: it was in none) and waits for a world. `lost_steps`: what leaving cost."""
+    """The rank has left `formation` (0: it was in none) and waits for a world. `lost_steps`: what leaving cost.
+    `unshared`: it has not given to others what it alone may hold."""
 
     formation: int
     committed: int
     lost_steps: int
+    unshared: bool = False
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,7 @@ def parse_message(line: bytes) -> FromRank:
                 _number(message, "formation", FORMATIONS - 1),
                 _number(message, "committed", _MOST_STEPS),
                 _number(message, "lost_steps", _MOST_STEPS),
+                message.get("unshared") is True,
             )
         case "joined":
             return Joined(_number(message, "formation", FORMATIONS - 1))
@@ -66,9 +69,10 @@ def world_message(formation: int, environment: Mapping[str, str]) -> dict[str, A
     return {"type": "world", "formation": formation, "environment": dict(environment)}
 
 
-def change_message(formation: int, urgent: bool) -> dict[str, Any]:
-    """`formation` is being prepared: leave now (`urgent`), or at the next commit."""
-    return {"type": "change", "formation": formation, "urgent": urgent}
+def change_message(formation: int, urgent: bool, leaving: Sequence[int] = ()) -> dict[str, Any]:
+    """`formation` is being prepared: leave now (`urgent`), or at the next commit, when the ranks `leaving` of the
+    present one hand over what they hold."""
+    return {"type": "change", "formation": formation, "urgent": urgent, "leaving": list(leaving)}
 
 
 def leave_message(reason: str) -> dict[str, Any]:

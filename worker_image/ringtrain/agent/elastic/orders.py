@@ -21,7 +21,8 @@ class SlotAction(Enum):
 @dataclass(frozen=True)
 class CurrentOrder:
     """The newest order. `since`: when this formation was first spoken of; `urgent_since`: since when processes of
-    earlier formations have to be out of them. `members`: life by slot, once they are chosen."""
+    earlier formations have to be out of them. `members`: life by slot, once they are chosen. `former`: the last
+    formation that was made."""
 
     formation: int
     slots: frozenset[int]
@@ -30,6 +31,13 @@ class CurrentOrder:
     urgent_since: float | None
     world: World | None = None
     members: Mapping[int, int] = field(default_factory=dict)
+    former: World | None = None
+
+    @property
+    def leaving(self) -> tuple[int, ...]:
+        """Ranks of the former formation that are not in this one."""
+        members = () if self.former is None else self.former.members
+        return tuple(rank for rank, member in enumerate(members) if member.slot not in self.slots)
 
 
 @dataclass(frozen=True)
@@ -75,7 +83,8 @@ def current_order(order: Prepare | Form, former: CurrentOrder | None, restart: b
     urgent = former.urgent_since if same and former else None
     if urgent is None and (isinstance(order, Form) or order.urgent):
         urgent = now
-    current = CurrentOrder(formation, frozenset(order.slots), restart, since, urgent)
+    last = None if former is None else former.world or former.former
+    current = CurrentOrder(formation, frozenset(order.slots), restart, since, urgent, former=last)
     if isinstance(order, Prepare):
         return replace(current, restart=restart or order.restart)
     return replace(
@@ -133,4 +142,6 @@ def _running(order: CurrentOrder, slot: OwnSlot, deadlines: SlotDeadlines, now: 
 def _parked(order: CurrentOrder, slot: OwnSlot) -> SlotAction | None:
     if order.world and order.members.get(slot.slot) == slot.life and slot.formation < order.formation:
         return SlotAction.WORLD
-    return SlotAction.LEAVE if slot.slot not in order.slots else None
+    # A member of the former world is sent away when the next one is made: what it holds may be needed before.
+    unwanted = slot.slot not in order.slots and (order.world is not None or slot.formation == 0)
+    return SlotAction.LEAVE if unwanted else None

@@ -200,7 +200,7 @@ class Slots:
                 self._give_world(order, slot)
             case SlotAction.CHANGE:
                 urgent = order.urgent_since is not None
-                self._say(slot, change_message(order.formation, urgent))
+                self._say(slot, change_message(order.formation, urgent, order.leaving))
                 self._said[slot] = replace(self._said[slot], told=(order.formation, urgent))
             case SlotAction.LEAVE:
                 self._say(slot, leave_message(_UNWANTED))
@@ -252,7 +252,12 @@ class Slots:
         variables = self._host.fitted(formation_variables(self._config, order.world, slot), order.world)
         self._say(slot, world_message(order.formation, variables))
         self._ranks.update(
-            slot, self._ranks.state(slot).life, formation=order.formation, parked=False, joined=False
+            slot,
+            self._ranks.state(slot).life,
+            formation=order.formation,
+            parked=False,
+            joined=False,
+            unshared=False,
         )
         self._host.changed()
 
@@ -330,6 +335,7 @@ class Slots:
             formation=message.formation,
             committed=message.committed,
             lost_steps=message.lost_steps,
+            unshared=message.unshared,
             joined=False,
         )
         if self._said[caller.slot].left_since is not None:  # it was told on a connection that it has closed

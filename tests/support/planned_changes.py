@@ -1,0 +1,271 @@
+"""Elastic jobs whose number of workers is changed, and whose pods are drained, by plans that follow from seeds.
+
+    python -m support.planned_changes 300            # seeds 0 to 299
+    python -m support.planned_changes --seed 41      # one of them
+
+Launcher, agents and ranks are real processes. Nothing is killed: so no step may be made twice, no sample may count
+twice or never, and the weights at the end are those of a training on one rank that nobody disturbs.
+"""
+
+import argparse
+import functools
+import json
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ringtrain import elastic
+from support import planned_training
+from support.gang import GangProcesses, PodProcess
+from support.guard import GUARD
+from support.planned_training import BATCH, SAMPLES, SEED, STEPS
+
+JOB_DEADLINE_S = 180.0
+_POLL_S = 0.005
+_KINDS = ("host", "host", "host", "arrays", "torch-host", "torch")
+_SHAPES = ((3, 1), (4, 1), (5, 1), (2, 2), (3, 2), (4, 2))
+
+
+@dataclass(frozen=True)
+class Change:
+    """After step `step` is begun, and `delay_s` more: so many `workers` are asked for, or else these pods are asked
+    to stop, and made anew when they have."""
+
+    step: int
+    delay_s: float
+    workers: int = 0
+    drained: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class History:
+    """A job of at most `pods` pods, which begins with `first` of them, and what is done to it."""
+
+    kind: str
+    pods: int
+    slots: int
+    first: int
+    transport: str
+    on_loss: str
+    changes: tuple[Change, ...]
+
+
+def history_of(seed: int, kind: str | None = None) -> History:
+    """The history of a seed; `kind`: in place of the one that follows from it."""
+    chance = random.Random(f"planned {seed}")
+    pods, slots = chance.choice(_SHAPES)
+    first = asked = chance.randint(1, pods)
+    changes: list[Change] = []
+    step = 0
+    while (step := step + chance.choice([1, 2, 6, 12])) < STEPS - 8:
+        delay_s = chance.uniform(0, 0.06)
+        if asked == 1 or chance.random() < 0.5:  # a pod that is all of a job takes the training with it
+            asked = chance.choice([number for number in range(1, pods + 1) if number != asked])
+            changes.append(Change(step, delay_s, workers=asked))
+        else:
+            drained = chance.sample(range(asked), chance.randint(1, asked - 1))
+            changes.append(Change(step, delay_s, drained=tuple(sorted(drained))))
+    transport = chance.choice(["auto", "grpc", "auto", "shm"]) if slots > 1 else chance.choice(["auto", "grpc"])
+    transport = "auto" if transport == "shm" else transport
+    drawn = chance.choice(_KINDS)
+    return History(
+        kind or drawn, pods, slots, first, transport, chance.choice(["Replace", "Shrink"]), tuple(changes)
+    )
+
+
+@functools.cache
+def undisturbed(kind: str) -> str:
+    """The digest of the weights of a training on one rank that nobody disturbs."""
+    with tempfile.TemporaryDirectory(prefix="planned-") as directory:
+        playing = _Playing(History(kind, 1, 1, 1, "grpc", "Replace", ()), Path(directory))
+        problem = playing.run()
+        assert not problem, f"{problem}\n{playing.log()}"
+        return str(playing.ends()[0]["digest"])
+
+
+@functools.cache
+def _ledger() -> list[str]:
+    lines: list[str] = []
+    order = elastic.shard(SAMPLES, elastic.FixedGlobal(BATCH), seed=SEED)._order
+    for epoch in range(STEPS * BATCH // SAMPLES + 1):
+        indices = order.order(epoch)
+        for start in range(0, SAMPLES, BATCH):
+            used = sorted(indices[start : start + BATCH].tolist())
+            lines.append(f"{len(lines) + 1} {epoch} {','.join(map(str, used))}")
+    return lines[:STEPS]
+
+
+def judge(seed: int, kind: str | None = None) -> str:
+    """What is not as it must be after the history of a seed; nothing if all is."""
+    history = history_of(seed, kind)
+    with tempfile.TemporaryDirectory(prefix="planned-") as directory:
+        playing = _Playing(history, Path(directory))
+        problem = playing.run()
+        found = [problem] if problem else _wrong(history, playing)
+        return "\n".join([f"seed {seed}: {history}", *found, playing.log()]) if found else ""
+
+
+def _wrong(history: History, playing: "_Playing") -> list[str]:
+    found = []
+    digest = undisturbed(history.kind)
+    for slot, end in playing.ends().items():
+        if end["ledger"] != _ledger():
+            at = next((i for i, (a, b) in enumerate(zip(end["ledger"], _ledger(), strict=False)) if a != b), STEPS)
+            found.append(f"slot {slot} has other steps or samples from step {at + 1} on")
+        if end["digest"] != digest:
+            found.append(f"slot {slot} ends with weights {end['digest']}; undisturbed {digest}")
+    if redone := [event for event in playing.events() if event.get("redone")]:
+        found.append(f"steps were made again: {redone}")
+    anew = [event for event in playing.events() if event.get("entered", 1) > 1 and not event.get("step")]
+    if anew and min(change.step for change in history.changes) > 2:
+        found.append(f"began anew: {anew}")
+    if playing.lost_steps:
+        found.append(f"the launcher says that {playing.lost_steps} steps were lost")
+    return found
+
+
+class _Playing:
+    def __init__(self, history: History, directory: Path) -> None:
+        self._history, self._directory = history, directory
+        self._job = GangProcesses(
+            directory,
+            history.pods,
+            history.slots,
+            DIRECTORY=str(directory),
+            KIND=history.kind,
+            PYTHONPATH=os.pathsep.join(
+                filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")])
+            ),
+            OPENBLAS_NUM_THREADS="1",
+            TF_CPP_MIN_LOG_LEVEL="3",
+            RINGTRAIN_TRANSPORT=history.transport,
+            RINGTRAIN_TIMEOUT="60",
+            RINGTRAIN_GRACE_PERIOD="60",
+            RINGTRAIN_ELASTIC=history.on_loss,
+            RINGTRAIN_ELASTIC_MIN_RANKS="1",
+            RINGTRAIN_ELASTIC_MAX_RANKS=str(history.pods * history.slots),
+            RINGTRAIN_ELASTIC_START_RANKS=str(history.first * history.slots),
+            RINGTRAIN_ELASTIC_JOIN_DELAY="0.2",
+            RINGTRAIN_ELASTIC_FORMATION_LIMIT="1000",
+        )
+        self._asked = history.first
+        self._launcher = self._start(self._job.launcher())
+        self._agents: dict[int, PodProcess] = {}
+        self._told: set[int] = set()
+        self.lost_steps = 0
+
+    def run(self) -> str:
+        """Until the job has ended; why it has not ended well, or nothing."""
+        try:
+            return self._run()
+        finally:
+            self._job.close()
+            for pod in self._job.pods:
+                GUARD.ended(pod.pid)
+
+    def _run(self) -> str:
+        changes, end = list(self._history.changes), time.monotonic() + JOB_DEADLINE_S
+        due: float | None = None
+        while (code := self._launcher.process.poll()) is None:
+            if time.monotonic() > end:
+                return f"the job hangs; {len(changes)} changes are left"
+            self._look()
+            if changes and due is None and (self._directory / f"step-{changes[0].step}").exists():
+                due = time.monotonic() + changes[0].delay_s
+            if due is not None and time.monotonic() >= due:
+                self._do(changes.pop(0))
+                due = None
+            time.sleep(_POLL_S)
+        return "" if code == 0 else f"the job has ended with {code}"
+
+    def _look(self) -> None:
+        """As the operator: a pod for each worker that is asked for; one of a name at a time."""
+        for index, agent in list(self._agents.items()):
+            if agent.process.poll() is not None:
+                del self._agents[index]
+        for index in range(self._asked):
+            if index not in self._agents:
+                command = (sys.executable, planned_training.__file__)
+                self._agents[index] = self._start(self._job.agent(index, *command))
+
+    def _do(self, change: Change) -> None:
+        if change.workers:
+            self._asked = change.workers
+            self._put(change.workers)
+            drained: Sequence[int] = range(change.workers, self._history.pods)
+        else:
+            drained = change.drained
+        for index in drained:
+            agent = self._agents.get(index)
+            if agent is not None and agent.pid not in self._told:  # told twice, it ends at once
+                self._told.add(agent.pid)
+                with suppress(ProcessLookupError):
+                    agent.send(signal.SIGTERM)
+        status = self._job.status()
+        self.lost_steps = max(self.lost_steps, (status.get("elastic") or {}).get("lostSteps", 0))
+
+    def _put(self, workers: int) -> None:
+        url = f"http://127.0.0.1:{self._job.status_port}/workers"
+        request = urllib.request.Request(url, json.dumps({"workers": workers}).encode(), method="PUT")
+        with suppress(urllib.error.URLError, ConnectionError):  # the job may just have ended
+            urllib.request.urlopen(request, timeout=30).close()
+
+    def ends(self) -> dict[int, dict[str, Any]]:
+        """What the ranks of the last world have written, by slot."""
+        found = {}
+        for path in self._directory.glob("end-*.json"):
+            found[int(path.stem.removeprefix("end-"))] = json.loads(path.read_text())
+        return found
+
+    def events(self) -> list[dict[str, Any]]:
+        """What processes have written down."""
+        lines = [line for path in self._directory.glob("events-*") for line in path.read_text().splitlines()]
+        return [json.loads(line) for line in lines]
+
+    def log(self) -> str:
+        """The end of what launcher and ranks have said."""
+        logs = [self._launcher.err()[-5000:]]
+        ranks = range(self._history.pods * self._history.slots)
+        logs += [path.read_text()[-2500:] for path in sorted(self._directory.glob("job-worker-*.err"))]
+        logs += [self._job.rank_log(slot).decode(errors="replace")[-2500:] for slot in ranks]
+        return "\n-----\n".join(logs)
+
+    def _start(self, pod: PodProcess) -> PodProcess:
+        GUARD.begun(pod.pid)
+        return pod
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("seeds", nargs="?", type=int, default=30, help="how many from 0 on")
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--seed", type=int, help="one, alone")
+    parser.add_argument("--kind", choices=sorted(planned_training.KINDS))
+    given = parser.parse_args()
+    seeds = range(given.first, given.first + given.seeds) if given.seed is None else [given.seed]
+    bad = 0
+    for seed in seeds:
+        began = time.monotonic()
+        text = judge(seed, given.kind)
+        bad += bool(text)
+        history = history_of(seed, given.kind)
+        shape = f"{history.kind}, {history.pods} x {history.slots}, {history.transport}"
+        print(
+            f"seed {seed}: {shape}, {len(history.changes)} changes, {time.monotonic() - began:.0f} s: {text or 'right'}",
+            flush=True,
+        )
+    print(f"{len(seeds)} histories, {bad} of them bad")
+
+
+if __name__ == "__main__":
+    main()

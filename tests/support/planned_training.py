@@ -1,0 +1,211 @@
+"""A training whose world changes by plan, for ranks of an elastic job under test.
+
+It writes what it has used at each step into its state, and makes `step-<number>` in `DIRECTORY` before a commit.
+`KIND`: what keeps the weights. Gradients are sums of small integers over samples, so the weights follow
+from the samples alone, to the bit: neither the number of ranks nor the order of the changes has a part in them.
+
+Each process writes a line a world to `events-<slot>-<pid>`, and at the end `end-<slot>.json`.
+"""
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+import ringtrain as rt
+from support.elastic_training import digest_of, gradient
+
+STEPS = 60
+SAMPLES, BATCH, SEED = 150, 15, 4
+STEP_S = 0.02
+DIRECTORY = Path(os.environ.get("DIRECTORY", "."))
+KIND = os.environ.get("KIND", "host")
+SHAPES = {"one": 700, "two": 1300}
+
+
+class Kept(Protocol):
+    """Weights and what trains them."""
+
+    values: dict[str, Any]
+
+    def weights(self, state: Any) -> dict[str, np.ndarray[Any, Any]]: ...
+
+    def update(self, gradients: dict[str, np.ndarray[Any, Any]], state: Any) -> None: ...
+
+
+def _start() -> dict[str, np.ndarray[Any, Any]]:
+    return {"one": np.full(SHAPES["one"], 0.5, np.float32), "two": np.zeros(SHAPES["two"], np.float32)}
+
+
+class OnHost:
+    """Ringtrain's own optimizer, sharded."""
+
+    def __init__(self) -> None:
+        optimizer = rt.optim.HostOptimizer(_start(), rt.optim.Adam(lr=0.01), bucket_bytes=4096, elastic=True)
+        self.values = {"optimizer": optimizer}
+
+    def weights(self, state: Any) -> dict[str, np.ndarray[Any, Any]]:
+        return dict(state.optimizer.weights)
+
+    def update(self, gradients: dict[str, np.ndarray[Any, Any]], state: Any) -> None:
+        for name, found in gradients.items():
+            state.optimizer.submit(name, found, float(rt.size()))
+        state.optimizer.step()
+
+
+class OnArrays:
+    """Plain arrays in the state, and a sum over ranks."""
+
+    def __init__(self) -> None:
+        self.values = {"arrays": _start()}
+
+    def weights(self, state: Any) -> dict[str, np.ndarray[Any, Any]]:
+        return dict(state.arrays)
+
+    def update(self, gradients: dict[str, np.ndarray[Any, Any]], state: Any) -> None:
+        for name, found in gradients.items():
+            state.arrays[name] -= np.float32(0.01) * rt.allreduce(found, op=rt.Sum)
+
+
+class InTorch:
+    """A module with a `HostOptimizer` or a `DistributedOptimizer`."""
+
+    def __init__(self, host: bool) -> None:
+        import torch
+
+        import ringtrain.torch as hvd
+
+        torch.set_num_threads(1)
+        self._host = host
+        self.model = torch.nn.Module()
+        for name, start in _start().items():
+            self.model.register_parameter(name, torch.nn.Parameter(torch.from_numpy(start)))
+        optimizer: Any
+        if host:
+            optimizer = hvd.HostOptimizer(self.model, rt.optim.Adam(lr=0.01), elastic=True)
+        else:
+            plain = torch.optim.Adam(self.model.parameters(), lr=0.01)
+            named = self.model.named_parameters()
+            optimizer = hvd.DistributedOptimizer(plain, named_parameters=named, op=hvd.Sum)
+        self.values = {"model": self.model, "optimizer": optimizer}
+
+    def weights(self, state: Any) -> dict[str, np.ndarray[Any, Any]]:
+        return {name: value.detach().numpy() for name, value in self.model.named_parameters()}
+
+    def update(self, gradients: dict[str, np.ndarray[Any, Any]], state: Any) -> None:
+        import torch
+
+        factor = float(rt.size()) if self._host else 1.0  # one averages, the other adds up
+        state.optimizer.zero_grad()
+        parts = [
+            (value * torch.from_numpy(gradients[name])).sum() * factor
+            for name, value in self.model.named_parameters()
+        ]
+        torch.stack(parts).sum().backward()
+        state.optimizer.step()
+
+
+class InKeras:
+    """Variables of a Keras model and an optimizer of Keras."""
+
+    def __init__(self) -> None:
+        import keras
+
+        class Model(keras.Model):  # type: ignore[misc]
+            def build(self, shape: Any) -> None:
+                self.parts = {
+                    name: self.add_weight(shape=start.shape, initializer="zeros", name=name)
+                    for name, start in _start().items()
+                }
+
+            def call(self, inputs: Any) -> Any:
+                return inputs
+
+        self.model = Model()
+        self.model.build((1,))
+        for name, start in _start().items():
+            self.model.parts[name].assign(start)
+        self.model.optimizer = keras.optimizers.SGD(0.01, momentum=0.5)
+        self.model.optimizer.build(self.model.trainable_variables)
+        self.values = {"model": self.model}
+
+    def weights(self, state: Any) -> dict[str, np.ndarray[Any, Any]]:
+        return {name: np.asarray(value.numpy()) for name, value in self.model.parts.items()}
+
+    def update(self, gradients: dict[str, np.ndarray[Any, Any]], state: Any) -> None:
+        summed = [rt.allreduce(gradients[name], op=rt.Sum) for name in self.model.parts]
+        self.model.optimizer.apply(summed, list(self.model.parts.values()))
+
+
+KINDS = {
+    "host": OnHost,
+    "arrays": OnArrays,
+    "torch-host": lambda: InTorch(host=True),
+    "torch": lambda: InTorch(host=False),
+    "keras": InKeras,
+}
+
+
+def _state_of(kept: Any, shard: Any) -> tuple[Any, Any]:
+    """The state, and what runs a function with it."""
+    more = {"shard": shard, "step": 0, "ledger": []}
+    if KIND.startswith("torch"):
+        import ringtrain.torch as torch_hvd
+
+        return torch_hvd.elastic.TorchState(**kept.values, **more), torch_hvd.elastic.run
+    if KIND == "keras":
+        import ringtrain.keras as keras_hvd
+
+        return keras_hvd.elastic.KerasState(
+            kept.model, optimizer=kept.model.optimizer, **more
+        ), keras_hvd.elastic.run
+    return rt.elastic.State(**kept.values, **more), rt.elastic.run
+
+
+def tell(**what: Any) -> None:
+    """Write down what has happened in this process."""
+    slot = os.environ.get("RINGTRAIN_SLOT", "0")
+    with (DIRECTORY / f"events-{slot}-{os.getpid()}").open("a") as file:
+        file.write(json.dumps(what) + "\n")
+
+
+def train(state: Any, kept: Any, reached: dict[str, int]) -> None:
+    """All steps that are left."""
+    tell(
+        entered=int(os.environ.get("RINGTRAIN_FORMATION", "0")), step=state.step, size=rt.size(),
+        redone=max(0, reached["step"] - state.step),
+    )  # fmt: skip
+    while state.step < STEPS:
+        for batch in state.shard:
+            reached["step"] = state.step + 1
+            kept.update({name: gradient(kept.weights(state)[name], batch) for name in ("two", "one")}, state)
+            used = rt.allgather_object(batch.indices[batch.mask].tolist())
+            text = ",".join(str(index) for index in sorted(index for part in used for index in part))
+            state.step += 1
+            state.ledger.append(f"{state.step} {state.shard.epoch} {text}")
+            time.sleep(STEP_S)
+            if rt.rank() == 0:
+                (DIRECTORY / f"step-{state.step}").touch()
+            state.commit()
+            if state.step == STEPS:
+                return
+        state.shard.next_epoch()
+
+
+def main() -> None:
+    rt.init()
+    kept = KINDS[KIND]()
+    state, run = _state_of(kept, rt.elastic.shard(SAMPLES, rt.elastic.FixedGlobal(BATCH), seed=SEED))
+    reached = {"step": 0}
+    run(lambda state: train(state, kept, reached))(state)
+    slot = os.environ.get("RINGTRAIN_SLOT", "0")
+    end = {"ledger": state.ledger, "digest": digest_of(kept.weights(state))}
+    (DIRECTORY / f"end-{slot}.json").write_text(json.dumps(end))
+    tell(ended=state.step)
+
+
+if __name__ == "__main__":
+    main()

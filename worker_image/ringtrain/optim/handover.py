@@ -1,0 +1,54 @@
+"""What ranks that leave by plan give to those that stay, before their world ends.
+
+A shard is on its owner and on its second home. Where both leave, the owner gives it to a rank that stays, which
+brings it into the next world as a second home would.
+"""
+
+from collections.abc import Collection, Mapping
+
+import numpy as np
+
+from ringtrain.optim.layout import Bucket
+from ringtrain.optim.mirror import Kept
+from ringtrain.optim.pipeline import UpdateContext
+from ringtrain.process_groups.group import Flat
+
+
+def takers(homes: Collection[int], leaving: Collection[int]) -> dict[int, int]:
+    """By rank of `leaving` whose second home leaves as well, the rank that takes its shard: each in turn."""
+    staying = [rank for rank in range(len(homes)) if rank not in leaving]
+    orphans = [rank for rank, home in enumerate(homes) if rank in leaving and home in leaving]
+    return {rank: staying[place % len(staying)] for place, rank in enumerate(orphans)} if staying else {}
+
+
+def hand_over(context: UpdateContext, updates: int, leaving: Collection[int]) -> None:
+    """Have a rank that stays keep each shard that only ranks of `leaving` have. Collective, after update `updates`
+    on all ranks of the world."""
+    mirror, group = context.mirror, context.group
+    if mirror is None or not (taken := takers(mirror.homes, leaving)):
+        return
+    own = [owner for owner, taker in taken.items() if taker == group.rank]
+    kept = {owner: Kept(updates, {}) for owner in own}
+    for bucket in mirror.buckets:
+        slots = context.slots(bucket)
+        message = np.concatenate([np.empty(0, np.uint8), *(slots[name].view(np.uint8) for name in slots)])
+        nothing = np.empty(0, np.uint8)
+        parts = [message if taken.get(group.rank) == taker else nothing for taker in range(group.size)]
+        # A rule without state, or a shard without an element of this bucket, gives nothing.
+        origins = [owner for owner in own if slots and bucket.bounds[owner] < bucket.bounds[owner + 1]]
+        received = group.all_to_all(parts, origins).wait()
+        for owner in own:
+            kept[owner].values[bucket.index] = _unpacked(bucket, owner, slots, received[owner])
+    mirror.kept = kept
+
+
+def _unpacked(bucket: Bucket, owner: int, like: Mapping[str, Flat], received: Flat) -> dict[str, Flat]:
+    """The values of the shard of `owner` in `received`: names and types are those of `like`."""
+    length = bucket.bounds[owner + 1] - bucket.bounds[owner]
+    values, start = {}, 0
+    for name, own in like.items():
+        values[name] = np.empty(length, own.dtype)
+        end = start + values[name].nbytes
+        values[name].view(np.uint8)[:] = received[start:end]
+        start = end
+    return values
