@@ -58,3 +58,30 @@ def test_a_forked_child_can_do_nothing_in_the_world_of_its_parent(transport: str
     for said, weights in run_ranks(what_a_forked_child_gets, 2, env={"RINGTRAIN_TRANSPORT": transport}):
         assert "NotInitializedError('this process was forked from a rank, and is none" in said
         assert weights == [0.5, 0.5]
+
+
+def what_a_child_writes_stays_there() -> tuple[list[float], list[float]]:
+    """What a forked child finds and leaves in "its" weights, and the weights after the rank's next step."""
+    rt.init()
+    optimizer = HostOptimizer({"w": np.ones(5000)}, SGD(1.0), elastic=True)
+    weights = optimizer.weights["w"]
+    told, tells = os.pipe()
+    if not (child := os.fork()):
+        found = weights[:1].tolist()
+        weights[:] = -999.0
+        os.write(tells, np.array([*found, *weights[:1]]).tobytes())
+        os._exit(0)
+    os.waitpid(child, 0)
+    optimizer.submit("w", np.full(5000, 0.5))
+    optimizer.step()
+    rt.shutdown()
+    return np.frombuffer(os.read(told, 1000)).tolist(), np.unique(weights).tolist()
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+@pytest.mark.parametrize("transport", ["auto", "grpc"])
+def test_what_a_forked_child_writes_to_its_weights_is_its_own(transport: str) -> None:
+    """It reads and writes its copy; the training of all ranks has the weights of a run without it."""
+    for of_child, weights in run_ranks(what_a_child_writes_stays_there, 2, env={"RINGTRAIN_TRANSPORT": transport}):
+        assert of_child == [1.0, -999.0]
+        assert weights == [0.5]

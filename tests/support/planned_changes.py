@@ -38,8 +38,8 @@ _SHAPES = ((3, 1), (4, 1), (5, 1), (2, 2), (3, 2), (4, 2))
 
 @dataclass(frozen=True)
 class Change:
-    """After step `step` is begun, and `delay_s` more: so many `workers` are asked for, or else these pods are asked
-    to stop, and made anew when they have."""
+    """After step `step` is begun, and `delay_s` more: so many `workers` are asked for, or else the pods `drained`
+    are asked to stop, and made anew when they have."""
 
     step: int
     delay_s: float
@@ -260,10 +260,8 @@ def main() -> None:
         bad += bool(text)
         history = history_of(seed, given.kind)
         shape = f"{history.kind}, {history.pods} x {history.slots}, {history.transport}"
-        print(
-            f"seed {seed}: {shape}, {len(history.changes)} changes, {time.monotonic() - began:.0f} s: {text or 'right'}",
-            flush=True,
-        )
+        took = f"{len(history.changes)} changes, {time.monotonic() - began:.0f} s"
+        print(f"seed {seed}: {shape}, {took}: {text or 'right'}", flush=True)
     print(f"{len(seeds)} histories, {bad} of them bad")
 
 

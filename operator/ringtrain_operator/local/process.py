@@ -46,6 +46,7 @@ class _LocalPod:
     kill_at: float | None = None
     restarts: int = 0
     restart_at: float | None = None
+    ended: dict[str, Any] = field(default_factory=dict)  # how its last process ended that was started again
 
     @property
     def running(self) -> bool:
@@ -149,11 +150,13 @@ class ProcessRunner:
         assert local.command is not None
         code = process.returncode if process.returncode >= 0 else 128 - process.returncode
         message = _termination_of(local.command, code)
+        reason = "Completed" if code == 0 else "Error"
         if local.starts_again(code):
             local.restart_at = time.monotonic() + min(2.0**local.restarts, LONGEST_PAUSE_S)
-            local.status = _status(local.pod, "Running", {"waiting": {"reason": "CrashLoopBackOff"}})
+            local.ended = _terminated(code, reason, message)
+            waiting = {"waiting": {"reason": "CrashLoopBackOff"}}
+            local.status = _status(local.pod, "Running", waiting, local.restarts, local.ended)
             return
-        reason = "Completed" if code == 0 else "Error"
         local.status = _status(local.pod, "Failed" if code else "Succeeded", _terminated(code, reason, message))
         shutil.rmtree(local.directory, ignore_errors=True)
 
@@ -166,7 +169,7 @@ class ProcessRunner:
         local.command.termination_path.unlink(missing_ok=True)
         local.process = _spawn(local.command, local.pod["metadata"]["uid"])
         running = {"running": {"startedAt": format_time(datetime.now(UTC))}}
-        local.status = _status(local.pod, "Running", running, local.restarts)
+        local.status = _status(local.pod, "Running", running, local.restarts, local.ended)
 
 
 def _spawn(command: Command, uid: str) -> subprocess.Popen[bytes]:
@@ -184,11 +187,14 @@ def _spawn(command: Command, uid: str) -> subprocess.Popen[bytes]:
         )
 
 
-def _status(pod: Pod, phase: str, state: dict[str, Any], restarts: int = 0) -> dict[str, Any]:
+def _status(
+    pod: Pod, phase: str, state: dict[str, Any], restarts: int = 0, last: dict[str, Any] | None = None
+) -> dict[str, Any]:
     container = {
         "name": pod["spec"]["containers"][0]["name"],
         "state": state,
-        "ready": phase == "Running",
+        "lastState": last or {},
+        "ready": "running" in state,
         "restartCount": restarts,
     }
     return {"phase": phase, "podIP": "127.0.0.1", "hostIP": "127.0.0.1", "containerStatuses": [container]}

@@ -51,14 +51,17 @@ def started(pids: Path) -> list[int]:
 
 
 def test_a_killed_launcher_of_an_elastic_job_comes_back_in_its_pod(runner: ProcessRunner, tmp_path: Path) -> None:
-    """Its pod has not ended, and is the same."""
+    """Its pod has not ended, and is the same. It tells how the process before ended, as a kubelet's does."""
     pids = tmp_path / "pids"
     runner.start(launcher(pids, elastic={"maxReplicas": 4}), {})
     (before,) = runner.pods()
     (first,) = until(lambda: started(pids))
     os.kill(first, signal.SIGKILL)
+    until(lambda: runner.pods()[0]["status"]["containerStatuses"][0]["lastState"])
+    assert not runner.pods()[0]["status"]["containerStatuses"][0]["ready"]
     until(lambda: runner.pods() and len(started(pids)) == 2)
     (after,) = runner.pods()
+    assert after["status"]["containerStatuses"][0]["lastState"]["terminated"]["exitCode"] == 128 + signal.SIGKILL
     assert after["metadata"]["uid"] == before["metadata"]["uid"]
     assert after["status"]["phase"] == "Running"
     assert after["status"]["containerStatuses"][0]["restartCount"] == 1

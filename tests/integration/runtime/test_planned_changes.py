@@ -15,5 +15,5 @@ _SEEDS = sorted(random.Random(datetime.datetime.now(datetime.UTC).date().toordin
 @pytest.mark.sampled(10)
 @pytest.mark.parametrize("seed", _SEEDS)
 def test_a_planned_change_loses_nothing(seed: int) -> None:
-    """No step is made twice, each sample counts once, and the weights are those of one rank that nobody disturbs."""
+    """No step is made twice, each sample counts once, and the weights are those of an undisturbed training."""
     assert not (wrong := judge(seed)), wrong

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from ringtrain.elastic.interrupt import HostsUpdatedInterrupt
 from ringtrain.elastic.state import State
@@ -15,6 +15,8 @@ from ringtrain.process_groups.formations import CARRIED, Place, own_agent
 
 log = logging.getLogger("ringtrain")
 T = TypeVar("T")
+# So often the same error of ringtrain's own may come without a commit between.
+_SAME_ERRORS: Final = 3
 
 
 def run(func: Callable[..., T]) -> Callable[..., T]:
@@ -41,6 +43,7 @@ def run_fn(func: Callable[..., T], init: Callable[[], Any]) -> Callable[..., T]:
     def wrapper(state: State, *args: Any, **kwargs: Any) -> T:
         is_reset = False
         lost: BaseException | None
+        inconsistent = _Inconsistency()
         while True:
             try:
                 init()
@@ -51,13 +54,30 @@ def run_fn(func: Callable[..., T], init: Callable[[], Any]) -> Callable[..., T]:
             except HostsUpdatedInterrupt:
                 lost = _handed_over(state)
             except Exception as error:
-                if own_agent() is None or not _is_loss(error):
+                if own_agent() is None or not _is_loss(error) or inconsistent.comes_again(error, state.committed):
                     raise
                 lost = error
             _leave(state, lost)
             lost, is_reset = None, True  # its traceback holds all that the function held
 
     return wrapper
+
+
+class _Inconsistency:
+    """Tells an error of ringtrain's own, which may follow from a loss, from one that comes in every world."""
+
+    def __init__(self) -> None:
+        self._last: tuple[str, int] | None = None
+        self._count = 0
+
+    def comes_again(self, error: Exception, committed: int) -> bool:
+        """Whether `error` is the same for the third time without a commit between."""
+        if type(error) is not RingtrainError:
+            return False
+        seen = (str(error), committed)
+        self._count = self._count + 1 if seen == self._last else 1
+        self._last = seen
+        return self._count >= _SAME_ERRORS
 
 
 def _handed_over(state: State) -> BaseException | None:

@@ -58,7 +58,7 @@ class OwnFailures:
 
 
 @dataclass(frozen=True)
-class Progress:
+class StepsSoFar:
     """`advances`: how often the job's step has grown. `highest`: the highest step that it has reached."""
 
     advances: int
@@ -83,7 +83,7 @@ def own_error(state: RankState) -> bool:
 
 
 def count_failures(
-    known: Sequence[OwnFailures], slots: Sequence[SlotView], so_far: Progress, *, survivors: bool
+    known: Sequence[OwnFailures], slots: Sequence[SlotView], so_far: StepsSoFar, *, survivors: bool
 ) -> tuple[OwnFailures, ...]:
     """`known` and what has failed since. A process that never was in a world does not count beside `survivors`.
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from ringtrain.control.model import Prepare
-from ringtrain.launcher.elastic_end import AttemptEnd, OwnFailures, Progress, Ruin, count_failures, find_end
+from ringtrain.launcher.elastic_end import AttemptEnd, OwnFailures, Ruin, StepsSoFar, count_failures, find_end
 from ringtrain.launcher.members import (
     MemberProcess,
     SlotView,
@@ -150,7 +150,7 @@ def _note(state: FormationState, rules: Rules, view: View, now: float) -> Format
     advances = state.advances + (step > state.step)
     survivors = bool(set(where(state, view).values()) & {Standing.IN, Standing.LEFT, Standing.STARTING})
     highest = max(state.progress, step)
-    so_far = Progress(advances, highest)
+    so_far = StepsSoFar(advances, highest)
     failures = count_failures(state.failures, list(view.slots.values()), so_far, survivors=survivors)
     fruitless = state.fruitless if advances == state.advances else ()
     if failures != state.failures and state.formed and state.formed not in fruitless:

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 import numpy as np
 
 from ringtrain.optim.layout import Bucket
-from ringtrain.optim.mirror import Kept
+from ringtrain.optim.mirror import KeptShard
 from ringtrain.optim.pipeline import UpdateContext
 from ringtrain.process_groups.group import Flat
 
@@ -28,7 +28,7 @@ def hand_over(context: UpdateContext, updates: int, leaving: Collection[int]) ->
     if mirror is None or not (taken := takers(mirror.homes, leaving)):
         return
     own = [owner for owner, taker in taken.items() if taker == group.rank]
-    kept = {owner: Kept(updates, {}) for owner in own}
+    kept = {owner: KeptShard(updates, {}) for owner in own}
     for bucket in mirror.buckets:
         slots = context.slots(bucket)
         message = np.concatenate([np.empty(0, np.uint8), *(slots[name].view(np.uint8) for name in slots)])

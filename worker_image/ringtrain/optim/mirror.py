@@ -64,7 +64,7 @@ class Tools:
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptShard:
     """A shard whose owner and second home both leave, as it is after `updates`: by bucket, what `slots` has."""
 
     updates: int
@@ -91,7 +91,7 @@ class Mirror:
         self._replays: dict[int, Replay] = {}  # what is to be done to them next
         self._spans = {bucket.index: spans_of(bucket, self.shard(bucket)) for bucket in self.buckets}
         self.missed = Missed()  # of the parameters of the ward's shard
-        self.kept: dict[int, Kept] = {}  # shards of ranks that leave, by rank
+        self.kept: dict[int, KeptShard] = {}  # shards of ranks that leave, by rank
 
     def values(self, bucket: Bucket) -> dict[str, Flat]:
         """The copy, by name: weights in the precision in which they are updated, and state."""

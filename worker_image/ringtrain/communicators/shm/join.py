@@ -102,11 +102,9 @@ def _map_segment(
     except OSError as error:
         refusal = str(error)
     refusals = _exchange(network, "shared memory mapped?", refusal)
-    if segment is not None:
-        segment.seal()
-        if any(refusals):
-            segment.close()
-            segment = None
+    if segment is not None and any(refusals):
+        segment.close()
+        segment = None
     return segment, refusals
 
 

@@ -1,7 +1,44 @@
 """One piece of memory that several processes map."""
 
+import ctypes
 import mmap
 import os
+import weakref
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+
+_MAP_FIXED: Final = 0x10
+_mmap = ctypes.CDLL(None, use_errno=True).mmap
+_mmap.restype = ctypes.c_void_p
+_mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
+
+
+class _Mapping(mmap.mmap):
+    """Shared memory that knows where it lies, and of which file: arrays in it keep it alive, not its `Segment`."""
+
+    fd: int
+    address: int
+    let_go: Callable[[], object]  # closes `fd`, once
+
+    def make_private(self) -> None:
+        """Have what this process, a forked one, writes from now on copied. Raises OSError."""
+        kind, access = mmap.MAP_PRIVATE | _MAP_FIXED, mmap.PROT_READ | mmap.PROT_WRITE
+        if _mmap(self.address, len(self), access, kind, self.fd, 0) != self.address:
+            number = ctypes.get_errno()
+            raise OSError(number, f"shared memory can't be made private: {os.strerror(number)}")
+
+
+_mappings: "weakref.WeakValueDictionary[int, _Mapping]" = weakref.WeakValueDictionary()
+
+
+def _map(fd: int, length: int) -> _Mapping:
+    memory = _Mapping(fd, length)
+    memory.fd, memory.address = fd, np.frombuffer(memory, np.uint8).ctypes.data
+    memory.let_go = weakref.finalize(memory, os.close, fd)
+    _mappings[memory.address] = memory
+    return memory
 
 
 class Segment:
@@ -9,11 +46,13 @@ class Segment:
 
     (A file in /dev/shm would outlive a killed job, and a container's /dev/shm has 64 MiB unless somebody thought
     of it. This memory counts against the container's memory limit like any other.)
+
+    A process that is forked from one that maps it has a copy of its own: a page is copied when the child writes to
+    it. Weights lie here, and what a child does to "its" model must not reach the training.
     """
 
     def __init__(self, fd: int, length: int) -> None:
-        self._fd = fd
-        self.memory = mmap.mmap(fd, length)
+        self.memory = _map(fd, length)
 
     @staticmethod
     def create(length: int) -> "Segment":
@@ -28,8 +67,8 @@ class Segment:
 
     @property
     def path(self) -> str:
-        """Where other processes of this user can open the segment, until `seal`."""
-        return f"/proc/{os.getpid()}/fd/{self._fd}"
+        """Where other processes of this user can open the segment."""
+        return f"/proc/{os.getpid()}/fd/{self.memory.fd}"
 
     @staticmethod
     def open(path: str, length: int) -> "Segment":
@@ -43,12 +82,20 @@ class Segment:
             os.close(fd)
             raise
 
-    def seal(self) -> None:
-        """Let nobody else find it."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-
     def close(self) -> None:
-        self.seal()
+        """Unmap it."""
         self.memory.close()
+        self.memory.let_go()
+
+
+def _make_private_in_child() -> None:
+    for memory in list(_mappings.values()):
+        try:
+            if not memory.closed:
+                memory.make_private()
+        except OSError as error:  # what this process writes would be in the training's weights
+            os.write(2, f"ringtrain: a forked process ends: {error}\n".encode())
+            os._exit(1)
+
+
+os.register_at_fork(after_in_child=_make_private_in_child)
