@@ -57,6 +57,12 @@ class LauncherConfig(PodSettings):
         return tuple(token for token in (self.status_token, self.secrets.token) if token)
 
     @property
+    def change_tokens(self) -> tuple[str, ...]:
+        """Tokens of which `PUT /workers` asks for one, also where control is plain: any user of this machine may
+        come there."""
+        return tuple(token for token in (self.status_token, self.secrets.token) if token)
+
+    @property
     def page_secrets(self) -> tuple[str, ...]:
         """Of which the tokens of the page are made. Without any the page is not served."""
         return tuple(token for token in (self.status_token, self.secrets.token) if token)

@@ -5,6 +5,7 @@ import hmac
 import io
 import json
 import math
+import re
 import socket
 import threading
 from collections.abc import Callable
@@ -45,6 +46,9 @@ class StatusServer:
     `status`: what `/status` answers with; `brief_status`: `/status?brief`.
     `everywhere`: on all addresses of this host instead of loopback only. With `tokens`, `/status` is for who shows
     one of them as a bearer token; `/metrics` and `/healthz`, which hold nothing but figures, are for everyone.
+    `change_tokens`: what `PUT /workers` asks for. Where `/status` is for everyone, who shows none of them gets no
+    line that a rank wrote: any user of this machine may ask. On loopback a request must be for this host: a page
+    that a browser shows has another one's name in its `Host`.
     `ask_workers`: of an elastic job, takes what `PUT /workers` says.
     `is_held`: another process holds `port` and shares it. `page`: answers for its own paths.
     """
@@ -58,6 +62,7 @@ class StatusServer:
         *,
         everywhere: bool,
         tokens: tuple[str, ...] = (),
+        change_tokens: tuple[str, ...] = (),
         ask_workers: AskWorkers | None = None,
         is_held: bool = False,
         page: PageServer | None = None,
@@ -71,6 +76,8 @@ class StatusServer:
                 return 401, "text/plain", b"/status asks for the job's token: Authorization: Bearer ...\n"
             if path == "/status":
                 told = brief_status() if "brief" in query.split("&") else status()
+                if change_tokens and not _shows_one(authorization, tokens or change_tokens):
+                    told = _without_output(told)
                 return 200, "application/json", json.dumps(_finite(told)).encode()
             if path == "/metrics":
                 return 200, CONTENT_TYPE_LATEST, generate_latest(registry)
@@ -81,7 +88,7 @@ class StatusServer:
         def put(path: str, authorization: str, body: bytes) -> Answer:
             if path != "/workers":
                 return 404, "text/plain", b"what can be put is /workers\n"
-            if tokens and not _shows_one(authorization, tokens):
+            if (change_tokens or tokens) and not _shows_one(authorization, change_tokens or tokens):
                 return 401, "text/plain", b"/workers asks for the job's token: Authorization: Bearer ...\n"
             if ask_workers is None:
                 return 409, "text/plain", b"this job is not elastic: its number of workers does not change\n"
@@ -91,7 +98,7 @@ class StatusServer:
             listening = listening_socket("" if everywhere else "127.0.0.1", port, is_held)
         except OSError as exc:
             raise PortTaken(f"the status port {port} cannot be listened on: {exc}") from exc
-        self._server = _Server(listening, _handler(answer, put, page))
+        self._server = _Server(listening, _handler(answer, put, page, is_local=not everywhere))
         self._page = page
         self.port: int = listening.getsockname()[1]
         self._thread = threading.Thread(
@@ -136,6 +143,19 @@ def _ask_workers(body: bytes, ask: AskWorkers) -> Answer:
 
 def _is_whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _without_output(value: Any) -> Any:
+    """`value` without lines that ranks wrote."""
+    if isinstance(value, dict):
+        return {key: [] if key == "logTail" else _without_output(inner) for key, inner in value.items()}
+    return [_without_output(inner) for inner in value] if isinstance(value, list) else value
+
+
+def _is_this_host(name: str) -> bool:
+    """Whether a `Host` header names this machine's loopback; a client may leave it out."""
+    host = name.rpartition(":")[0] if re.search(r":[0-9]*$", name) else name
+    return not name or host.lower() in ("localhost", "127.0.0.1", "[::1]")
 
 
 def _finite(value: Any) -> Any:
@@ -219,6 +239,8 @@ def _handler(
     answer: Callable[[str, str], Answer],
     put: Callable[[str, str, bytes], Answer],
     page: PageServer | None,
+    *,
+    is_local: bool,
 ) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         timeout = _SILENCE_S
@@ -228,7 +250,16 @@ def _handler(
             self.rfile: Any = _Beginning(self.rfile)
             self.wfile: Any = _Reply(self.connection)
 
+        def _is_for_another(self) -> bool:
+            """Whether a request of a page of another name was refused."""
+            if not is_local or _is_this_host(self.headers.get("Host") or ""):
+                return False
+            self._send(421, "text/plain", b"Host: expected localhost or 127.0.0.1\n")
+            return True
+
         def do_GET(self) -> None:
+            if self._is_for_another():
+                return
             server = self.server
             if page is not None and page.serves(self.path.partition("?")[0]) and isinstance(server, _Server):
                 page.get(self, lambda: server.admit(self.request))
@@ -236,6 +267,8 @@ def _handler(
             self._send(*answer(self.path, self.headers.get("Authorization") or ""))
 
         def do_PUT(self) -> None:
+            if self._is_for_another():
+                return
             length = self.headers.get("Content-Length") or ""
             body = self.rfile.read(int(length)) if length.isdecimal() else b""
             self._send(*put(self.path.partition("?")[0], self.headers.get("Authorization") or "", body))

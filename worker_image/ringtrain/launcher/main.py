@@ -389,6 +389,7 @@ def _open_ports(
         launcher.healthy,
         everywhere=config.secrets.tls is not None,
         tokens=config.status_tokens,
+        change_tokens=config.change_tokens,
         ask_workers=launcher.elastic.ask if launcher.elastic else None,
         is_held=config.ports_held,
         page=_page(config, snapshot),

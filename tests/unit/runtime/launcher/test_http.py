@@ -10,6 +10,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from http.client import HTTPConnection
 from typing import Any
 
 import pytest
@@ -153,6 +154,48 @@ def test_status_is_for_who_shows_a_token(shown: str, code: int) -> None:
         assert _get(server, "/healthz", shown)[0] == 200
     finally:
         server.close()
+
+
+@pytest.mark.parametrize(
+    ("host", "code"),
+    [
+        ("127.0.0.1", 200),
+        ("localhost:7351", 200),
+        ("LOCALHOST", 200),
+        ("[::1]:7351", 200),
+        ("evil.example", 421),
+        ("evil.example:7351", 421),
+        ("127.0.0.1.evil.example", 421),
+    ],
+)
+@pytest.mark.parametrize("method", ["GET", "PUT"])
+def test_a_page_of_another_name_gets_nothing(
+    server: tuple[StatusServer, list[bool]], host: str, code: int, method: str
+) -> None:
+    """A browser that was given this address for another's name sends that name."""
+    connection = HTTPConnection("127.0.0.1", server[0].port, timeout=60)
+    with contextlib.closing(connection):
+        connection.request(method, "/status" if method == "GET" else "/workers", headers={"Host": host})
+        got = connection.getresponse().status
+    assert got == (code if method == "GET" or code == 421 else 409)
+
+
+def test_what_ranks_wrote_is_for_who_shows_a_token() -> None:
+    """On loopback without tokens other users of the machine may ask, too; figures are for them, and lines not."""
+    said = {"worldSize": 2, "failure": {"logTail": ["password: 1234"], "message": "rank 1 exited with 1"}}
+    for tokens in ((), ("jobs",)):
+        server = StatusServer(
+            0, lambda: said, lambda: BRIEF, lambda: True, everywhere=False, tokens=tokens, change_tokens=("jobs",)
+        )
+        try:
+            body = _get(server, "/status", "Bearer jobs" if tokens else "")[1]
+            put = urllib.request.Request(f"http://127.0.0.1:{server.port}/workers", b"{}", method="PUT")
+            with pytest.raises(urllib.error.HTTPError, match="401"):
+                urllib.request.urlopen(put, timeout=60)
+        finally:
+            server.close()
+        assert ("1234" in body) == bool(tokens)
+        assert "rank 1 exited with 1" in body
 
 
 def test_a_port_that_is_taken(server: tuple[StatusServer, list[bool]]) -> None:
