@@ -28,7 +28,8 @@ def hand_over(context: UpdateContext, updates: int, leaving: Collection[int]) ->
     if mirror is None or not (taken := takers(mirror.homes, leaving)):
         return
     own = [owner for owner, taker in taken.items() if taker == group.rank]
-    kept = {owner: KeptShard(updates, {}) for owner in own}
+    missed = group.allgather_object({name: n for name, n in context.missed.counts.items() if n}, "missed")
+    kept = {owner: KeptShard(updates, {}, missed[owner]) for owner in own}
     for bucket in mirror.buckets:
         slots = context.slots(bucket)
         message = np.concatenate([np.empty(0, np.uint8), *(slots[name].view(np.uint8) for name in slots)])

@@ -65,10 +65,12 @@ class Tools:
 
 @dataclass(frozen=True)
 class KeptShard:
-    """A shard whose owner and second home both leave, as it is after `updates`: by bucket, what `slots` has."""
+    """A shard whose owner and second home both leave, as it is after `updates`: by bucket, what `slots` has.
+    `missed`: how many updates its parameters had no gradient in."""
 
     updates: int
     values: dict[int, dict[str, Flat]]
+    missed: dict[str, int]
 
 
 class Mirror:

@@ -157,7 +157,9 @@ def _missed(group: Group, members: Members, own: Own) -> dict[str, int]:
     """How many updates each parameter had no gradient in, from the owners of its elements and their second
     homes."""
     context = own.cut.context
-    known = [context.missed.counts, {} if context.mirror is None else context.mirror.missed.counts]
+    known = [context.missed.counts]
+    if (mirror := context.mirror) is not None:
+        known += [mirror.missed.counts, *(mirror.kept[rank].missed for rank in mirror.kept_after(own.updates))]
     told = group.allgather_object({name: n for name, n in merged_missed(known).items() if n}, "reform missed")
     return merged_missed(told[rank] for rank in members.survivors)
 
