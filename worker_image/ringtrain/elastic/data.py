@@ -153,6 +153,13 @@ class ElasticShard:
                 )
             self._consumed = batch.consumed
 
+    @property
+    def cut(self) -> str:
+        """What decides which samples a rank gets, but for the position: the same on all ranks."""
+        order, micro_batch = self._order, getattr(self.batch, "micro_batch", None)
+        batch = f"{type(self.batch).__name__}({self.batch.samples}{f', {micro_batch}' if micro_batch else ''})"
+        return f"shard({order.samples}, {batch}, seed={order.seed}, shuffle={order.shuffle}, last={order.last!r})"
+
     def describe(self) -> str:
         """One line for a person."""
         return (

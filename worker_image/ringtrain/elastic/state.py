@@ -312,7 +312,7 @@ class State:
         self._begins_anew = 0
 
     def _said(self) -> Said:
-        kinds = {name: type(handler.value).__name__ for name, handler in self._handlers.items()}
+        kinds = {name: _kind_of(handler.value) for name, handler in self._handlers.items()}
         updates = {name: handler.committed_updates for name, handler in self._reforming()}
         return Said(self._committed, updates, {**kinds, **dict.fromkeys(self._saved, "value")})
 
@@ -343,6 +343,11 @@ class ObjectState(State):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+
+
+def _kind_of(value: Any) -> str:
+    """What ranks have alike of a value before any of it was sent."""
+    return value.cut if isinstance(value, ElasticShard) else type(value).__name__
 
 
 def _handler_of(value: Any, registry: Registry) -> Any:

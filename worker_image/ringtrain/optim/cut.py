@@ -20,6 +20,7 @@ from ringtrain.optim.mirror import Mirror, Tools, second_homes
 from ringtrain.optim.norms import Norms
 from ringtrain.optim.order import BucketOrder
 from ringtrain.optim.pipeline import DeviceReducer, UpdateContext
+from ringtrain.optim.replica_check import ReplicaCheck
 from ringtrain.optim.rules import Rule
 from ringtrain.optim.spans import Missed, NativeSpans, spans_of
 from ringtrain.optim.state import check_same_model
@@ -79,13 +80,15 @@ class Model:
 @dataclass(frozen=True)
 class Cut:
     """The optimizer in one world. `fused`: what compiled code updates in one pass, by bucket; None: it can't.
-    `views`: the weights by name, whole on every rank. `check`: compares copies."""
+    `views`: the weights by name, whole on every rank. `check`: compares copies,
+    `replicas`: what all ranks have alike."""
 
     context: UpdateContext
     inbox: Inbox
     fused: dict[int, NativeSpans] | None
     views: dict[str, Flat]
     check: MemoryCheck | None
+    replicas: ReplicaCheck | None
 
     def begin_at(self, updates: int, missed: Mapping[str, int]) -> None:
         """Weights and state were set to those after `updates`: nothing from before can be undone.
@@ -100,6 +103,8 @@ class Cut:
             self.context.mirror.missed.counts = dict(missed)
         if self.check is not None:
             self.check.begin()
+        if self.replicas is not None:
+            self.replicas.begin()
 
     def accumulating(self, passes: int) -> "Cut":
         """The same, with `passes` micro-steps an update from the next one on."""
@@ -143,7 +148,8 @@ def make_cut(model: Model, group: Group, devices: DeviceReducer | None = None) -
     )
     inbox = Inbox(layout, arenas, group.rank, model.settings)
     check = None if mirror is None else MemoryCheck(context, mirror)
-    return Cut(context, inbox, _fused(context, model), _views(layout, arenas), check)
+    replicas = ReplicaCheck(context) if group.size > 1 and devices is None else None
+    return Cut(context, inbox, _fused(context, model), _views(layout, arenas), check, replicas)
 
 
 def _fused(context: UpdateContext, model: Model) -> dict[int, NativeSpans] | None:

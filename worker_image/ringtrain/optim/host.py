@@ -327,7 +327,9 @@ class HostOptimizer:
         if self._thread is None or self._update is None:
             raise ConfigurationError("step() was called from two threads; call it from one")
         if self._update.hold is not None:
-            self._update.hold.go_on(self._step_rules())
+            rules = self._step_rules()
+            self._note_rates(rules)
+            self._update.hold.go_on(rules)
         self._updates += 1
         self._ending = True
         if not wait:
@@ -537,6 +539,7 @@ class HostOptimizer:
 
     def _start_update(self) -> None:
         context, inbox, rules = self._cut.context, self._cut.inbox, self._step_rules()
+        self._note_rates(rules)
         if self._holds:
             self._update = Update(context, inbox, rules, Hold())
         elif self._cut.fused:
@@ -554,6 +557,10 @@ class HostOptimizer:
         )
         self._thread.start()
 
+    def _note_rates(self, rules: StepRules) -> None:
+        if self._cut.replicas is not None:
+            self._cut.replicas.uses(rules.number, [rule.lr * rules.factor for rule in rules.rules])
+
     def _end_update(self) -> None:
         """Wait for an update whose step has ended, and make way for the next."""
         if not self._ending or self._thread is None or self._update is None:
@@ -569,12 +576,12 @@ class HostOptimizer:
     def _run(self, update: Update | FusedUpdate) -> None:
         beside_training()
         try:
-            check, number = self._cut.check, update.number
-            if check is not None:
-                check.before(number)
+            checks = [check for check in (self._cut.replicas, self._cut.check) if check is not None]
+            for check in checks:
+                check.before(update.number)
             update.run()
-            if check is not None:
-                check.after(number)
+            for check in checks:
+                check.after(update.number)
         except Abandoned:
             return
         except BaseException as error:

@@ -39,9 +39,9 @@ class MemoryCheck:
     def __init__(self, context: UpdateContext, mirror: Mirror) -> None:
         self._context = context
         self._mirror = mirror
-        self._own_parts = _cut(_shard(context, mirror))
-        self._copy_parts = _cut(mirror.all_values())
-        self._gradient_parts = [_cut(mirror.gradients(number)) for number in (0, 1)]
+        self._own_parts = cut_in_parts(_shard(context, mirror))
+        self._copy_parts = cut_in_parts(mirror.all_values())
+        self._gradient_parts = [cut_in_parts(mirror.gradients(number)) for number in (0, 1)]
         self.begin()
 
     def begin(self) -> None:
@@ -103,7 +103,7 @@ class MemoryCheck:
         part, part_of_copy = number % PARTS, self._mirror.version % PARTS
         gradients = self._gradient_parts[number % 2]
         return (
-            _digest(self._own_parts[part]), _digest(self._copy_parts[part_of_copy]), _digest(gradients[part])
+            digest_of(self._own_parts[part]), digest_of(self._copy_parts[part_of_copy]), digest_of(gradients[part])
         )  # fmt: skip
 
 
@@ -117,7 +117,7 @@ def _shard(context: UpdateContext, mirror: Mirror) -> list[Flat]:
     return arrays
 
 
-def _cut(arrays: Sequence[Flat]) -> list[list[Flat]]:
+def cut_in_parts(arrays: Sequence[Flat]) -> list[list[Flat]]:
     """The bytes of `arrays`, one after the other, in equally long parts."""
     parts: list[list[Flat]] = [[] for _ in range(PARTS)]
     total, start = sum(array.nbytes for array in arrays), 0
@@ -131,7 +131,7 @@ def _cut(arrays: Sequence[Flat]) -> list[list[Flat]]:
     return parts
 
 
-def _digest(arrays: Iterable[Flat]) -> int:
+def digest_of(arrays: Iterable[Flat]) -> int:
     """The sum of all bytes as 64-bit numbers: another one where any single word changed."""
     total = 0
     for octets in arrays:

@@ -1,0 +1,125 @@
+"""Ranks that go apart after all was made alike: each is told on all ranks, with what differs, within bounds."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ringtrain import elastic
+from ringtrain.errors import MismatchError, RingtrainError, StateCorrupt
+from ringtrain.optim import SGD, AdamW, HostOptimizer
+from ringtrain.optim.memory_check import EVERY, PARTS
+from ringtrain.process_groups.context import current
+
+from .worlds import world_of
+
+ODD = 1
+MOST_UPDATES = PARTS + EVERY + 1
+Spoil = Callable[[HostOptimizer, int], None]
+
+
+def _other_state(opt: HostOptimizer, rank: int) -> None:
+    """The odd rank loads what it saved before, and another one of its model."""
+    state = opt.state_dict()
+    if rank == ODD:
+        state["arrays"]["weights"]["a"][5] += 1.0
+    opt.load_state_dict(state)
+
+
+def _another_bit(opt: HostOptimizer, rank: int) -> None:
+    if rank == ODD:
+        opt.weights["a"].view(np.uint32)[77] ^= 1 << 20
+
+
+def _nothing(opt: HostOptimizer, rank: int) -> None: ...
+
+
+def _trains(spoil: Spoil, rank: int, **options: Any) -> int:
+    """Updates that were made until the error."""
+    opt = HostOptimizer({"a": np.zeros(3000, np.float32), "b": np.ones(7, np.float32)}, **options)
+    for update in range(3 + MOST_UPDATES):
+        if update == 3:
+            spoil(opt, rank)
+        for name, weights in opt.weights.items():
+            opt.submit(name, np.full(weights.shape, 0.5, np.float32))
+        opt.step()
+    return opt.updates
+
+
+@pytest.mark.parametrize("transport", ["memory", "shm"])
+@pytest.mark.parametrize(
+    ("spoil", "sharded"),
+    # With shards what a rank writes to others' elements is overwritten by the next update.
+    [(_other_state, True), (_other_state, False), (_another_bit, False)],
+    ids=["other-state-sharded", "other-state", "another-bit"],
+)
+def test_a_rank_whose_weights_are_others_is_named(spoil: Spoil, sharded: bool, transport: str) -> None:
+    """Of three ranks the one, though its own optimizer is as content as the others'."""
+    with world_of(3, transport) as world:
+        errors = world.errors(
+            lambda rank: _trains(spoil, rank, rule=SGD(0.01), sharded=sharded, bucket_bytes=4000)
+        )
+    for error in errors:
+        assert isinstance(error, StateCorrupt), error
+        assert error.ranks == (ODD,)
+        assert f"the weights on ranks [{ODD}] were not those of the others" in str(error)
+
+
+@pytest.mark.parametrize("elastically", [True, False], ids=["elastic", "plain"])
+@pytest.mark.parametrize("sharded", [True, False], ids=["sharded", "whole"])
+def test_a_rate_that_is_a_ranks_own_is_named(sharded: bool, elastically: bool) -> None:
+    """With shards the weights stay alike, and are those of no optimizer: a part of them learns at another rate."""
+
+    def trains(rank: int) -> int:
+        rate = 0.1 if rank == ODD else 1.0
+        return _trains(
+            _nothing, rank, rule=AdamW(0.1), schedule=lambda update: rate, sharded=sharded, elastic=elastically
+        )
+
+    with world_of(3) as world:
+        for error in world.errors(trains):
+            assert isinstance(error, MismatchError)
+            assert "learning rates [0.1] on rank 0 and [0.010000000000000002] on rank 1" in str(error)
+
+
+def test_ranks_that_agree_hear_nothing() -> None:
+    """Through more updates than a round of comparisons has."""
+    with world_of(2) as world:
+        made = world.run(lambda rank: _trains(_other_state if rank == 9 else _nothing, rank, rule=SGD(0.1)))
+    assert made == [3 + MOST_UPDATES] * 2
+
+
+SHARDS = {
+    "batch": (lambda odd: elastic.shard(20, elastic.FixedGlobal(5 + odd)), "FixedGlobal(5)", "FixedGlobal(6)"),
+    "micro-batch": (lambda odd: elastic.shard(20, elastic.FixedGlobal(4, 1 + odd)), "(4, 1)", "(4, 2)"),
+    "kind": (
+        lambda odd: elastic.shard(20, (elastic.PerRank if odd else elastic.FixedGlobal)(4)),
+        "Fixed",
+        "PerRank",
+    ),
+    "seed": (lambda odd: elastic.shard(20, elastic.FixedGlobal(5), seed=odd), "seed=0", "seed=1"),
+    "length": (lambda odd: elastic.shard(20 + odd, elastic.FixedGlobal(5)), "shard(20", "shard(21"),
+    "shuffle": (lambda odd: elastic.shard(20, elastic.FixedGlobal(5), shuffle=not odd), "=True", "=False"),
+    "last": (
+        lambda odd: elastic.shard(20, elastic.FixedGlobal(5), last="dropped" if odd else "weighted"),
+        "'weighted'",
+        "'dropped'",
+    ),
+}
+
+
+@pytest.mark.parametrize(("make", "here", "there"), SHARDS.values(), ids=SHARDS)
+def test_shards_that_are_cut_differently(make: Callable[[int], Any], here: str, there: str) -> None:
+    """Samples would count twice or never: all ranks raise, with both values."""
+
+    def enters(rank: int) -> None:
+        assert current().config.rank == rank
+        elastic.State(shard=make(int(rank == ODD)), step=0).sync()
+
+    with world_of(2) as world:
+        errors = world.errors(enters)
+    for error in errors:
+        assert isinstance(error, RingtrainError)
+        assert here in str(error)
+        assert there in str(error)

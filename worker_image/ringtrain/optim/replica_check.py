@@ -1,0 +1,80 @@
+"""Finds ranks that hold other weights than the others, or train at another rate.
+
+Ranks update alike, and nothing compares the results by itself: a state that one rank has loaded, a rate that one
+rank has set, a bit that has changed, make two models of one without a word. So each update notes a digest of a
+hundredth of the weights, another one each time, and the rates it was made with. Now and then ranks compare.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from ringtrain.errors import MismatchError, StateCorrupt
+from ringtrain.optim.memory_check import EVERY, PARTS, cut_in_parts, digest_of
+from ringtrain.optim.pipeline import UpdateContext
+
+
+class ReplicaCheck:
+    """The checks of one rank. Every rank makes them at the same updates."""
+
+    def __init__(self, context: UpdateContext) -> None:
+        self._group = context.group
+        buckets = [bucket for bucket in context.layout.buckets if bucket.size and not bucket.local]
+        self._parts = cut_in_parts([context.arenas.weights(bucket) for bucket in buckets])
+        self.begin()
+
+    def begin(self) -> None:
+        """Weights were set from outside, to the same on all ranks: nothing from before counts."""
+        self._begun = digest_of(part for parts in self._parts for part in parts)
+        self._digests: dict[int, int] = {}
+        self._rates: dict[int, list[float]] = {}
+
+    def uses(self, number: int, rates: Sequence[float]) -> None:
+        """Update `number` is made with these rates, one for each group of parameters."""
+        self._rates[number] = list(rates)
+
+    def after(self, number: int) -> None:
+        """Update `number` is done: all ranks have the same weights."""
+        self._digests[number] = digest_of(self._parts[number % PARTS])
+
+    def before(self, number: int) -> None:
+        """Update `number` is about to begin. Collective after each `EVERY` updates.
+
+        Raises MismatchError or StateCorrupt, on every rank.
+        """
+        done = number - 1
+        self._digests = {n: digest for n, digest in self._digests.items() if n <= done}  # one may be made again
+        if not done or done % EVERY or self._group.size == 1:
+            return
+        rates = sorted((n, rate) for n, rate in self._rates.items() if n <= done)
+        # Before all of them come those that the weights had when they were set.
+        seen = [[(-1, self._begun), *sorted(self._digests.items())], rates]
+        told = self._group.allgather_object(seen, "replica check")
+        self._compare_rates([dict(map(tuple, one[1])) for one in told])
+        self._compare_weights([dict(map(tuple, one[0])) for one in told])
+        self._digests.clear()
+        self._rates = {n: rates for n, rates in self._rates.items() if n > done}
+
+    def _compare_rates(self, told: Sequence[dict[int, list[float]]]) -> None:
+        for rank, rates in enumerate(told):
+            for number in sorted(rates.keys() & told[0].keys()):
+                if rates[number] != told[0][number]:
+                    raise MismatchError(
+                        f"update {number} was made with the learning rates {told[0][number]} on rank 0 and "
+                        f"{rates[number]} on rank {rank}; a schedule must give the same on every rank: reduce "
+                        "what it follows over the ranks"
+                    )
+
+    def _compare_weights(self, told: Sequence[dict[int, int]]) -> None:
+        for number in sorted(set.intersection(*(set(one) for one in told))):
+            digests = Counter(one[number] for one in told)
+            if len(digests) == 1:
+                continue
+            when = f"after update {number}" if number >= 0 else "when they were last set or loaded"
+            usual, count = digests.most_common(1)[0]
+            odd = tuple(rank for rank, one in enumerate(told) if one[number] != usual or 2 * count <= len(told))
+            raise StateCorrupt(
+                odd,
+                f"{when} the weights on ranks {list(odd)} were not those of the others: a rank has loaded "
+                "another state, its program wrote to weights, or its memory or arithmetic is wrong. Each part of "
+                f"them is compared once in {PARTS} updates: load a checkpoint from before the last of these",
+            )
