@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from ringtrain.control.model import RankPhase, RankState, Reason
-from ringtrain.errors import StateLost
+from ringtrain.errors import MismatchError, StateLost
 from ringtrain.launcher.members import MemberProcess, SlotView, Standing, View, wanted_slots
 from ringtrain.launcher.verdict import lost_peer
 
@@ -111,9 +111,15 @@ def _is_state_lost(text: str) -> bool:
     return f"{StateLost.__name__}:" in text
 
 
+def _may_follow_from_loss(text: str) -> bool:
+    """Whether another formation may help ranks that all ended so. Where those that had the state were lost while
+    they gave it away, a rank that took it and one that has just begun make other calls."""
+    return _is_state_lost(text) or f"{MismatchError.__name__}:" in text
+
+
 def _all_failed(where: Mapping[MemberProcess, Standing], failures: Sequence[OwnFailures]) -> bool:
     """Whether every member has ended by an error of its own: the program's, which is met again."""
-    own = {(mark.slot, mark.instance, mark.life) for mark in failures if not _is_state_lost(mark.text)}
+    own = {(mark.slot, mark.instance, mark.life) for mark in failures if not _may_follow_from_loss(mark.text)}
     return bool(where) and all((process.slot, process.instance, process.life) in own for process in where)
 
 

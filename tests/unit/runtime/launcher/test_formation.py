@@ -270,6 +270,17 @@ def test_ranks_that_all_fail_end_the_attempt(way: Rules) -> None:
     assert len(world.formed) == 1
 
 
+def test_ranks_that_disagree_after_a_loss_begin_anew() -> None:
+    """One had begun to take the state of those that were lost, the other begins: the next formation may help."""
+    world = running()
+    for slot in range(6):
+        world.kill(
+            slot, code=1, tail=("ringtrain.errors.MismatchError: collective #2: rank 0 called elastic state",)
+        )
+    world.until(lambda: world.state.number == 2 and met(world))
+    assert world.end is None
+
+
 def test_ranks_that_are_all_killed_begin_anew() -> None:
     """Nothing says that the program is at fault."""
     world = running()
