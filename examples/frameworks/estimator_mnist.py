@@ -39,7 +39,7 @@ def model_fn(features: tf.Tensor, labels: tf.Tensor, mode: str, params: dict) ->
     loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits))
     if mode == distribute.ModeKeys.EVAL:
         metrics = {"accuracy": v1.metrics.accuracy(labels, predicted)}
-        return distribute.EstimatorSpec(mode, loss, eval_metric_ops=metrics)
+        return distribute.EstimatorSpec(mode, loss=loss, eval_metric_ops=metrics)
     variables = v1.trainable_variables()
 
     def host_model_fn(*gradients: tf.Tensor) -> tf.Operation:
@@ -47,7 +47,7 @@ def model_fn(features: tf.Tensor, labels: tf.Tensor, mode: str, params: dict) ->
         optimizer = v1.train.AdamOptimizer(params["learning_rate"])
         return optimizer.apply_gradients(zip(gradients, variables, strict=True))
 
-    return distribute.EstimatorSpec(mode, loss, host_call=(host_model_fn, tf.gradients(loss, variables)))
+    return distribute.EstimatorSpec(mode, loss=loss, host_call=(host_model_fn, tf.gradients(loss, variables)))
 
 
 def main() -> None:

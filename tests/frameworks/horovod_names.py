@@ -1,8 +1,9 @@
-"""Horovod's public names, and how ours differ from them."""
+"""Public names of Horovod and of tf.estimator, and how ours differ from them."""
 
 import ast
 import functools
 import inspect
+import operator
 import re
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,10 @@ OF_TENSORFLOW_KERAS = {
 
 
 @functools.cache
-def horovod_names() -> dict[str, dict[str, str]]:
+def horovod_names(file: str = "horovod_names.txt") -> dict[str, dict[str, str]]:
     """Name to arguments, by module; "" for what is no function."""
     found: dict[str, dict[str, str]] = {}
-    for line in Path(__file__).with_suffix(".txt").read_text().splitlines():
+    for line in Path(__file__).with_name(file).read_text().splitlines():
         if section := re.fullmatch(r"\[([\w.]+)\]", line):
             names = found[section[1]] = {}
         elif line and not line.startswith("#"):
@@ -29,16 +30,19 @@ def horovod_names() -> dict[str, dict[str, str]]:
     return found
 
 
-def differences(module: str, ours: Any) -> list[str]:
-    """Say what of Horovod's `module` a script would miss in `ours`: names, arguments, places, defaults."""
+def differences(module: str, ours: Any, file: str = "horovod_names.txt") -> list[str]:
+    """Say what of the original's `module` a script would miss in `ours`: names, arguments, places, defaults."""
     found = []
-    for name, arguments in horovod_names()[module].items():
+    for name, arguments in horovod_names(file)[module].items():
         if name in NOT_HERE or (module, name) in OF_TENSORFLOW_KERAS:
             continue
-        if not hasattr(ours, name):
+        try:
+            own = operator.attrgetter(name)(ours)
+        except AttributeError:
             found.append(f"{name} is missing")
-        elif arguments:
-            found += _of_arguments(name, arguments, getattr(ours, name))
+            continue
+        if arguments:
+            found += _of_arguments(name, arguments, own)
     return found
 
 
@@ -50,10 +54,11 @@ def _of_arguments(name: str, arguments: str, function: Any) -> list[str]:
     own = {
         key: p for key, p in inspect.signature(function).parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD
     }
+    own.pop("self", None)
     if list(own)[: len(theirs)] != theirs:
-        return [f"{name} takes {list(own)} and Horovod's {theirs}"]
+        return [f"{name} takes {list(own)} and the original {theirs}"]
     found = [
-        f"{name}({key}={_shown(own[key].default)}) and Horovod's {default}"
+        f"{name}({key}={_shown(own[key].default)}) and the original's {default}"
         for key, default in defaults.items()
         if _shown(own[key].default) != default
     ]
@@ -70,4 +75,6 @@ def _shown(default: Any) -> str:
         return "Compression.none"
     if type(default).__name__ == "ProcessSet":
         return "global_process_set"
+    if type(default).__name__ == "_Default":
+        return "_USE_DEFAULT"
     return repr(default).removeprefix("ringtrain.")

@@ -27,9 +27,9 @@ def linear(features, labels, mode, params):
     loss = tf.reduce_mean(tf.square(predictions - labels))
     if mode == distribute.ModeKeys.EVAL:
         metrics = {"error": v1.metrics.mean_absolute_error(labels, predictions)}
-        return distribute.EstimatorSpec(mode, loss, eval_metric_ops=metrics)
+        return distribute.EstimatorSpec(mode, loss=loss, eval_metric_ops=metrics)
     assert "CPU" in weights.device
-    return distribute.EstimatorSpec(mode, loss, **params["train"](loss, [weights]))
+    return distribute.EstimatorSpec(mode, loss=loss, **params["train"](loss, [weights]))
 
 
 def on_host(loss, variables):
@@ -96,7 +96,7 @@ def check_an_estimator_trains_like_one_process_and_resumes():
 def check_train_and_evaluate_returns_the_last_metrics_everywhere():
     with tempfile.TemporaryDirectory() as directory:
         config = distribute.RunConfig(save_checkpoints_steps=2)
-        made = distribute.Estimator(linear, directory, config, {"train": on_host})
+        made = distribute.Estimator(linear, directory, config, params={"train": on_host})
         evaluated = []
 
         def test_fn() -> tf.data.Dataset:
@@ -165,7 +165,7 @@ def check_errors_of_estimators():
     with pytest.raises(ValueError, match=r"mode='train'\) has no loss and no train_op or host_call"):
         distribute.EstimatorSpec("train")
     with pytest.raises(ValueError, match=r"host_call has the gradients \[None\]; expected at least one"):
-        distribute.EstimatorSpec("train", 1.0, host_call=(print, [None]))
+        distribute.EstimatorSpec("train", loss=1.0, host_call=(print, [None]))
     with pytest.raises(ValueError, match="reduce_op is 'MAX'; expected"):
         distribute.HorovodStrategy().reduce("MAX", 1.0)
     with tempfile.TemporaryDirectory() as directory:

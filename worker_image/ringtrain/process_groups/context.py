@@ -49,7 +49,11 @@ def drain_before_leaving(what: Drained) -> None:
 
 
 def init(
-    timeout: float | None = None, *, config: WorkerConfig | None = None, segment_bytes: int = SEGMENT_BYTES
+    timeout: float | None = None,
+    *,
+    config: WorkerConfig | None = None,
+    tf_config: str | None = None,
+    segment_bytes: int = SEGMENT_BYTES,
 ) -> None:
     """Join the world that the environment describes; return when every rank has joined.
 
@@ -58,8 +62,9 @@ def init(
     torchrun's, `TF_CONFIG`, or an MPI launcher's; without any of them this process is a world of one.
 
     `timeout`: seconds within which a peer must answer, in the place of `RINGTRAIN_TIMEOUT`. `config`: the
-    configuration, in the place of what the environment says. `segment_bytes`: the length of the segments that
-    collectives are cut into, the same on all ranks, without effect on results.
+    configuration, in the place of all that the environment says. `tf_config`: in the place of `TF_CONFIG`, all
+    else is the environment's. `segment_bytes`: the length of the segments that collectives are cut into, the same
+    on all ranks, without effect on results.
 
     A second call does nothing. Raises ConfigurationError for a variable or argument that is wrong, PeerLost when
     a rank does not come in time.
@@ -69,7 +74,7 @@ def init(
         if _context is not None:
             return
         agent = None if config else own_agent()
-        _context = _met(agent, lambda: _timed(config or _own_config(agent), timeout), segment_bytes)
+        _context = _met(agent, lambda: _timed(config or _own_config(agent, tf_config), timeout), segment_bytes)
         found = _context.config
         atexit.register(shutdown)
         if config is None and found.size > 1:
@@ -129,7 +134,7 @@ def _joined(config: WorkerConfig, segment_bytes: int, agent: AgentSocket | None)
     return context
 
 
-def _own_config(agent: AgentSocket | None) -> WorkerConfig:
+def _own_config(agent: AgentSocket | None, tf_config: str | None) -> WorkerConfig:
     """What the environment says, in an elastic job after the agent has told this rank its next world.
 
     Raises ConfigurationError where the environment is another process's, whose world goes on.
@@ -145,7 +150,8 @@ def _own_config(agent: AgentSocket | None) -> WorkerConfig:
         )
     if agent is not None:
         os.environ.update(agent.next_world(CARRIED.readiness()))
-    return WorkerConfig.from_env(os.environ)
+    given = {} if tf_config is None else {"TF_CONFIG": tf_config}
+    return WorkerConfig.from_env({**os.environ, **given})
 
 
 def _place(env: Mapping[str, str]) -> str:

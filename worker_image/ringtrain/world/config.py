@@ -38,7 +38,7 @@ class _DiscoveredWorld:
 class WorkerConfig:
     """What a rank knows about itself before it talks to anyone.
 
-    `role`: `chief`, `worker`, or `evaluator` and `ps`, which stand outside the ring in a world of one.
+    `role`: `chief`, `worker`, or `evaluator`, which stands outside the ring in a world of one.
     `source`: where the world was found: `ringtrain`, `tf_config`, `mpi`, `torchrun` or `single`.
     `transport`: one of `TRANSPORTS`. `data_path`: one of `DATA_PATHS`.
     `encrypt`: one of `contract.ENCRYPTION`, with the certificates in `secret_dir`, which are of the job `job_uid`.

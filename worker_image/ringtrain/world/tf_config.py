@@ -8,7 +8,7 @@ from ringtrain.errors import ConfigurationError, quoted, shown
 from ringtrain.world.topology import check_addresses, same_address
 
 RING_TYPES: Final = ("chief", "worker")
-OUTSIDE_TYPES: Final = ("ps", "evaluator")
+KNOWN_TYPES: Final = (*RING_TYPES, "ps", "evaluator")
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,8 @@ class TfTask:
 def parse_tf_config(text: str) -> TfTask | None:
     """Return the task that `text` describes, or None if it describes no cluster.
 
-    The chief is rank 0, then the workers. An evaluator or a parameter server stands outside the ring; an evaluator
-    need not be in the cluster. Raises ConfigurationError that says where the text is wrong.
+    The chief is rank 0, then the workers. An evaluator stands outside the ring and need not be in the cluster.
+    Raises ConfigurationError that says where the text is wrong, and for the task of a parameter server.
     """
     config = _object(_json(text), "TF_CONFIG")
     cluster = {
@@ -46,7 +46,12 @@ def parse_tf_config(text: str) -> TfTask | None:
             f"TF_CONFIG: task index {shown(index)} is out of range; the cluster has {count} of type {kind}, "
             f"0 to {count - 1}"
         )
-    if kind in OUTSIDE_TYPES:
+    if kind == "ps":
+        raise ConfigurationError(
+            f"TF_CONFIG: this process is the parameter server ps {index}, which has nothing to do here: the ranks "
+            "keep the weights. Start chief, workers and evaluator alone, and leave ps out of the cluster"
+        )
+    if kind == "evaluator":
         return TfTask(kind, index, 0, ())
     ring = tuple(address for ring_kind in RING_TYPES for address in cluster.get(ring_kind, ()))
     if (ranks := same_address(ring)) is not None:
@@ -78,7 +83,7 @@ def _object(value: Any, name: str) -> dict[str, Any]:
 
 
 def _addresses(kind: str, value: Any) -> tuple[str, ...]:
-    if kind not in RING_TYPES + OUTSIDE_TYPES:
+    if kind not in KNOWN_TYPES:
         raise ConfigurationError(
             f'TF_CONFIG: the cluster has a task type "{shown(kind)}"; expected chief, worker, ps or evaluator'
         )
@@ -92,7 +97,7 @@ def _addresses(kind: str, value: Any) -> tuple[str, ...]:
 
 def _task(task: dict[str, Any]) -> tuple[str, int]:
     kind, index = task["type"], task.get("index", 0)
-    if kind not in RING_TYPES + OUTSIDE_TYPES:
+    if kind not in KNOWN_TYPES:
         raise ConfigurationError(
             f"TF_CONFIG: task type is {quoted(kind)}; expected chief, worker, ps or evaluator"
         )

@@ -72,7 +72,6 @@ FOUND = {
         1,
         (0, 1, 0, 1),
     ),
-    "tf-parameter-server": (tf_config("ps", ps=["p:1"], worker=WORKERS), "tf_config", "ps", 0, 1, (0, 1, 0, 1)),
     "tf-empty": ({"TF_CONFIG": "{}"}, "single", "worker", 0, 1, (0, 1, 0, 1)),
     "tf-blank": ({"TF_CONFIG": " "}, "single", "worker", 0, 1, (0, 1, 0, 1)),
     "tf-before-mpi": (tf_config(worker=["a:1"]) | OPEN_MPI, "tf_config", "worker", 0, 1, (0, 1, 0, 1)),
@@ -152,6 +151,10 @@ REFUSED = {
     "tf-index-text": (
         tf_config("worker", "x", worker=WORKERS),
         "TF_CONFIG: task index is 'x'; expected an integer",
+    ),
+    "tf-parameter-server": (
+        tf_config("ps", ps=["p:1"], worker=WORKERS),
+        "TF_CONFIG: this process is the parameter server ps 0, which has nothing to do here",
     ),
     "tf-unknown-task": (
         tf_config("master", worker=WORKERS),

@@ -1,8 +1,10 @@
 """`tf.estimator`'s loop, which TensorFlow 2 no longer has, over ranks: train, evaluate, predict, resume."""
 
+import copy
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,8 +12,9 @@ import tensorflow as tf
 
 from ringtrain.errors import ConfigurationError
 from ringtrain.process_groups import context
-from ringtrain.report import report
-from ringtrain.tensorflow.distribute.graphs import ModelFunction, elements_of, training_operation
+from ringtrain.tensorflow.distribute import export
+from ringtrain.tensorflow.distribute.graphs import ModelFunction, training_operation
+from ringtrain.tensorflow.distribute.hooks import ReportHook, hooks_of_rank_0, scaffold_of
 from ringtrain.tensorflow.distribute.specs import EstimatorSpec, ModeKeys, RunConfig
 from ringtrain.tensorflow.distribute.strategy import HorovodStrategy, MultiWorkerStrategy
 from ringtrain.tensorflow.objects import broadcast_object
@@ -27,73 +30,98 @@ class Estimator:
         estimator.train(input_fn, max_steps=1000)          # goes on from the newest checkpoint in model_dir
         estimator.evaluate(test_fn)                        # {"accuracy": …, "loss": …, "global_step": 1000}
 
-    `model_fn` is called in a `tf.compat.v1` graph and returns an `EstimatorSpec`. Every rank makes and calls the
-    Estimator alike; rank 0 alone reads and writes `model_dir` while training, and sends its weights to the others.
-    What TensorFlow logged (`loss = 0.3, step = 100 (1.2 sec)`) rank 0 logs with `tf.compat.v1.logging` at INFO.
+    `model_fn` is called in a `tf.compat.v1` graph and returns an `EstimatorSpec`; an `input_fn` may ask for
+    `mode`, `params`, `config` and `input_context`, each by name. Every rank makes and calls the Estimator alike;
+    rank 0 alone reads and writes `model_dir` while training, and sends its weights to the others. What TensorFlow
+    logged (`loss = 0.3, step = 100 (1.2 sec)`) rank 0 logs with `tf.compat.v1.logging` at INFO.
+
+    `model_dir`: that of `config` where it is None, else a new folder that rank 0 names in its log.
+    `warm_start_from`: a checkpoint whose weights training begins with, where `model_dir` has none.
     """
 
     def __init__(
         self,
         model_fn: Callable[..., EstimatorSpec],
-        model_dir: str,
+        model_dir: str | None = None,
         config: RunConfig | None = None,
         params: Mapping[str, Any] | None = None,
+        warm_start_from: Any = None,
     ) -> None:
         """Meet the other ranks."""
-        self.config = config or RunConfig()
-        self.model_dir = str(model_dir)
-        self.strategy: HorovodStrategy = self.config.train_distribute or MultiWorkerStrategy()
-        self._model = ModelFunction(model_fn, params or {}, self.config)
+        config = config or RunConfig()
+        self.strategy: HorovodStrategy = config.train_distribute or MultiWorkerStrategy()
+        self.model_dir = _model_dir(model_dir, config)
+        self.config = config.replace(model_dir=self.model_dir)
+        self.model_fn = model_fn
+        self._params = copy.deepcopy(dict(params or {}))
+        self._model = ModelFunction(model_fn, self._params, self.config)
+        self._warm_start_from = warm_start_from
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """A copy of what was given as `params`."""
+        return copy.deepcopy(self._params)
 
     def train(
         self,
         input_fn: Callable[..., Any],
-        max_steps: int,
-        hooks: Sequence[Any] = (),
-        saving_listeners: Sequence[Any] = (),
+        hooks: Sequence[Any] | None = None,
+        steps: int | None = None,
+        max_steps: int | None = None,
+        saving_listeners: Sequence[Any] | None = None,
     ) -> "Estimator":
-        """Train until the global step is `max_steps`, which counts what checkpoints have.
+        """Train `steps` more steps, or until the global step is `max_steps`, which counts what checkpoints have,
+        or without either until the input ends.
 
         The input must have as many batches on every rank; a rank whose input ends early is an error on all others.
         `saving_listeners`: rank 0's, called when it has saved a checkpoint. Collective.
         """
-        if broadcast_object(self._saved_step(), 0) >= max_steps:
+        last_step = self._last_step(steps, max_steps)
+        if last_step is not None and broadcast_object(self._saved_step(), 0) >= last_step:
             _v1.logging.info("Skipping training since max_steps has already saved.")
             return self
         with self._graph() as graph:
             global_step = _v1.train.get_or_create_global_step()
-            elements = elements_of(input_fn, self.strategy.input_context)
+            elements = self._model.input_of(input_fn, ModeKeys.TRAIN, self.strategy.input_context)
             spec = self._model.build(self.strategy, ModeKeys.TRAIN, elements)
             operation = training_operation(spec, self.strategy, graph, global_step)
+            self._warm_start()
+            scaffold = scaffold_of(spec, self.config)
             chosen = [
                 BroadcastGlobalVariablesHook(0),
-                _v1.train.StopAtStepHook(last_step=max_steps),
+                *([] if last_step is None else [_v1.train.StopAtStepHook(last_step=last_step)]),
                 _v1.train.NanTensorHook(spec.loss),
-                _ReportHook(spec.loss, global_step, max_steps),
-                *hooks,
+                ReportHook(spec.loss, global_step, last_step),
+                *(hooks or ()),
+                *(spec.training_hooks or ()),
             ]
-            chief = self._chief_hooks(spec.loss, global_step, saving_listeners) if context.rank() == 0 else []
-            saver = _v1.train.Saver(max_to_keep=self.config.keep_checkpoint_max)
-            scaffold = _v1.train.Scaffold(saver=saver)
+            if context.rank() == 0:
+                chosen += hooks_of_rank_0(spec, self.config, scaffold, saving_listeners or ())
             creator = _v1.train.ChiefSessionCreator(
                 scaffold,
                 config=self.config.session_config,
                 checkpoint_dir=self.model_dir if not context.rank() else None,
             )
-            with _v1.train.MonitoredSession(creator, hooks=[*chosen, *_with_scaffold(chief, scaffold)]) as session:
+            with _v1.train.MonitoredSession(creator, hooks=chosen) as session:
                 while not session.should_stop():
                     session.run(operation)
         return self
 
     def evaluate(
-        self, input_fn: Callable[..., Any], steps: int | None = None, name: str | None = None
+        self,
+        input_fn: Callable[..., Any],
+        steps: int | None = None,
+        hooks: Sequence[Any] | None = None,
+        checkpoint_path: str | None = None,
+        name: str | None = None,
     ) -> dict[str, Any]:
-        """Metrics of the newest checkpoint over `steps` batches, or until the input ends. Collective: rank 0
-        evaluates all of the input, every rank returns it. Raises ConfigurationError without a checkpoint."""
+        """Metrics of a checkpoint (None: the newest) over `steps` batches, or until the input ends. Collective:
+        rank 0 evaluates all of the input, every rank returns it. Raises ConfigurationError without a checkpoint.
+        """
         found: Any = None
         if context.rank() == 0:
             try:
-                found = self.evaluate_here(input_fn, steps, name)
+                found = self.evaluate_here(input_fn, steps, hooks, checkpoint_path, name)
             except ConfigurationError as error:  # the others would wait for what it found
                 found = str(error)
         found = broadcast_object(found, 0)
@@ -102,54 +130,128 @@ class Estimator:
         return dict(found)
 
     def evaluate_here(
-        self, input_fn: Callable[..., Any], steps: int | None = None, name: str | None = None
+        self,
+        input_fn: Callable[..., Any],
+        steps: int | None = None,
+        hooks: Sequence[Any] | None = None,
+        checkpoint_path: str | None = None,
+        name: str | None = None,
     ) -> dict[str, Any]:
-        """`evaluate` on this rank alone."""
+        """`evaluate` on this rank alone, which also writes the metrics for TensorBoard, to `eval_dir(name)`."""
         with self._graph():
             global_step = _v1.train.get_or_create_global_step()
-            spec = self._model.build(
-                self.strategy, ModeKeys.EVAL, elements_of(input_fn, tf.distribute.InputContext())
-            )
-            metrics = {"loss": _v1.metrics.mean(spec.loss), **spec.eval_metric_ops}
+            elements = self._model.input_of(input_fn, ModeKeys.EVAL)
+            spec = self._model.build(self.strategy, ModeKeys.EVAL, elements)
+            metrics = {"loss": _v1.metrics.mean(spec.loss), **(spec.eval_metric_ops or {})}
             updates = tf.group(*(update for _, update in metrics.values()))
-            with self._restored() as session:
-                _run_all(session, updates, steps)
-                values, step = session.run(({key: value for key, (value, _) in metrics.items()}, global_step))
-        found = {**{key: _plain(value) for key, value in values.items()}, "global_step": int(step)}
+            values = {**{key: value for key, (value, _) in metrics.items()}, "global_step": global_step}
+            final = _v1.train.FinalOpsHook(values)
+            chosen = [*(hooks or ()), *(spec.evaluation_hooks or ()), final]
+            with self._restored(spec, checkpoint_path, chosen) as session:
+                done = 0
+                while not session.should_stop() and (steps is None or done < steps):
+                    session.run(updates)
+                    done += 1
+            if not done:
+                raise ConfigurationError("input_fn gave no batch; expected at least one to evaluate")
+        found = {key: _plain(value) for key, value in final.final_ops_values.items()}
         shown = ", ".join(f"{key} = {found[key]}" for key in sorted(found))
-        _v1.logging.info("Saving dict%s for global step %d: %s", f" {name}" if name else "", step, shown)
+        of = f" {name}" if name else ""
+        _v1.logging.info("Saving dict%s for global step %d: %s", of, found["global_step"], shown)
+        _write_summary(self.eval_dir(name), found)
         return found
 
-    def predict(self, input_fn: Callable[..., Any]) -> Iterator[Any]:
-        """The predictions of the newest checkpoint, example by example, on this rank alone: dictionaries where the
-        spec has them by name. Raises ConfigurationError without a checkpoint."""
+    def predict(
+        self,
+        input_fn: Callable[..., Any],
+        predict_keys: Any = None,
+        hooks: Sequence[Any] | None = None,
+        checkpoint_path: str | None = None,
+        yield_single_examples: bool = True,
+    ) -> Iterator[Any]:
+        """The predictions of a checkpoint (None: the newest), each when it is asked for, on this rank alone:
+        dictionaries where the spec has them by name, of `predict_keys` alone if given; of one example each, or
+        with `yield_single_examples=False` of a batch. Raises ConfigurationError without a checkpoint."""
         with self._graph():
             _v1.train.get_or_create_global_step()
-            elements = elements_of(input_fn, tf.distribute.InputContext())
+            elements = self._model.input_of(input_fn, ModeKeys.PREDICT)
             features = elements[0] if isinstance(elements, tuple) and len(elements) == 2 else elements
             spec = self._model.build(self.strategy, ModeKeys.PREDICT, features)
-            with self._restored() as session:
-                batches = list(_batches(session, spec.predictions))
-        for batch in batches:
-            rows = len(next(iter(batch.values()))) if isinstance(batch, dict) else len(batch)
-            for row in range(rows):
-                yield {key: part[row] for key, part in batch.items()} if isinstance(batch, dict) else batch[row]
+            wanted = _wanted(spec.predictions, predict_keys)
+            made = self._restored(spec, checkpoint_path, [*(hooks or ()), *(spec.prediction_hooks or ())])
+        with made as session:  # outside of the graph, which must not be the caller's while this waits
+            while not session.should_stop():
+                batch = session.run(wanted)
+                yield from _examples(batch) if yield_single_examples else (batch,)
+
+    def export_saved_model(
+        self,
+        export_dir_base: str,
+        serving_input_receiver_fn: Callable[[], Any],
+        assets_extra: Mapping[str, str] | None = None,
+        as_text: bool = False,
+        checkpoint_path: str | None = None,
+        experimental_mode: str = ModeKeys.PREDICT,
+    ) -> str:
+        """Write the model of a checkpoint (None: the newest) for serving, to a new folder below `export_dir_base`
+        whose path is returned. On this rank alone. Raises ConfigurationError without a checkpoint.
+
+        `serving_input_receiver_fn()` returns what has `features` and `receiver_tensors`.
+        """
+        with self._graph():
+            _v1.train.get_or_create_global_step()
+            receiver = serving_input_receiver_fn()
+            spec = self._model.build(self.strategy, experimental_mode, receiver.features)
+            path = self._checkpoint(checkpoint_path)
+            session_config = self.config.session_config
+            return export.write(export_dir_base, receiver, spec, path, session_config, assets_extra, as_text)
 
     def latest_checkpoint(self) -> str | None:
         """The path of the newest checkpoint that this rank finds."""
         return tf.train.latest_checkpoint(self.model_dir)
 
+    def get_variable_names(self) -> list[str]:
+        """The names of variables in the newest checkpoint. Raises ConfigurationError without one."""
+        return [name for name, _ in tf.train.list_variables(self._checkpoint(None))]
+
+    def get_variable_value(self, name: str) -> Any:
+        """The value of a variable in the newest checkpoint. Raises ConfigurationError without one."""
+        path = self._checkpoint(None)
+        if name not in (names := self.get_variable_names()):
+            raise ConfigurationError(f"the checkpoint {path} has no variable {name!r}; it has {', '.join(names)}")
+        return tf.train.load_variable(path, name)
+
+    def eval_dir(self, name: str | None = None) -> str:
+        """Where `evaluate` writes its summaries."""
+        return str(Path(self.model_dir, f"eval_{name}" if name else "eval"))
+
+    def _last_step(self, steps: int | None, max_steps: int | None) -> int | None:
+        if self.config.task_type == "evaluator":
+            raise ConfigurationError(
+                "TF_CONFIG calls this process the evaluator, which trains nothing; call train_and_evaluate, or "
+                "evaluate()"
+            )
+        if steps is not None and max_steps is not None:
+            raise ConfigurationError(f"steps is {steps} and max_steps is {max_steps}; expected one of them")
+        for name, value in (("steps", steps), ("max_steps", max_steps)):
+            if value is not None and value <= 0:
+                raise ConfigurationError(f"{name} is {value}; expected 1 or more")
+        return max_steps if steps is None else int(broadcast_object(self._saved_step(), 0)) + steps
+
     def _saved_step(self) -> int:
         path = self.latest_checkpoint()
         return 0 if path is None else int(tf.train.load_variable(path, "global_step"))
 
-    def _chief_hooks(self, loss: Any, global_step: Any, listeners: Sequence[Any]) -> list[Any]:
-        every = self.config.log_step_count_steps
-        return [
-            _v1.train.LoggingTensorHook({"loss": loss, "step": global_step}, every_n_iter=every),
-            _v1.train.StepCounterHook(every_n_steps=every, output_dir=self.model_dir),
-            _Saving(self.model_dir, self.config.save_checkpoints_steps, tuple(listeners)),
-        ]
+    def _checkpoint(self, path: str | None) -> str:
+        if (found := path or self.latest_checkpoint()) is None:
+            raise ConfigurationError(f"model_dir {self.model_dir} has no checkpoint; train first")
+        return found
+
+    def _warm_start(self) -> None:
+        given = self._warm_start_from
+        if given is None or context.rank() or self.latest_checkpoint() is not None:
+            return  # the others get rank 0's
+        _v1.train.warm_start(*(given if isinstance(given, tuple) else (given,)))
 
     @contextmanager
     def _graph(self) -> Iterator[Any]:
@@ -157,71 +259,53 @@ class Estimator:
             _v1.set_random_seed(self.config.tf_random_seed)
             yield graph
 
-    @contextmanager
-    def _restored(self) -> Iterator[Any]:
-        path = self.latest_checkpoint()
-        if path is None:
-            raise ConfigurationError(f"model_dir {self.model_dir} has no checkpoint; train first")
-        with _v1.Session(config=self.config.session_config) as session:
-            session.run([_v1.local_variables_initializer(), _v1.tables_initializer()])
-            _v1.train.Saver().restore(session, path)
-            yield session
-
-
-@dataclass(frozen=True)
-class _Saving:
-    directory: str
-    every: int
-    listeners: tuple[Any, ...]
-
-
-def _with_scaffold(hooks: Sequence[Any], scaffold: Any) -> list[Any]:
-    return [
-        _v1.train.CheckpointSaverHook(
-            hook.directory, save_steps=hook.every, scaffold=scaffold, listeners=list(hook.listeners)
+    def _restored(self, spec: EstimatorSpec, path: str | None, hooks: Sequence[Any]) -> Any:
+        creator = _v1.train.ChiefSessionCreator(
+            scaffold_of(spec, self.config),
+            config=self.config.session_config,
+            checkpoint_filename_with_path=self._checkpoint(path),
         )
-        if isinstance(hook, _Saving)
-        else hook
-        for hook in hooks
-    ]
+        return _v1.train.MonitoredSession(creator, hooks=hooks)
 
 
-class _ReportHook(tf.compat.v1.train.SessionRunHook):
-    """Tells the launcher how far this rank is."""
-
-    def __init__(self, loss: Any, global_step: Any, total: int) -> None:
-        self._loss, self._global_step, self._total = loss, global_step, total
-        self._step = 0
-
-    def after_create_session(self, session: Any, coord: Any) -> None:
-        self._step = int(session.run(self._global_step))
-
-    def before_run(self, run_context: Any) -> Any:
-        return _v1.train.SessionRunArgs(self._loss)
-
-    def after_run(self, run_context: Any, run_values: Any) -> None:
-        self._step += 1  # a fetched global step may be the one before the step or the one after it
-        report(step=self._step, loss=float(np.mean(run_values.results)), total_steps=self._total)
+def _model_dir(given: str | None, config: RunConfig) -> str:
+    if given is not None and config.model_dir is not None and str(given) != str(config.model_dir):
+        raise ConfigurationError(f"model_dir is {given} and that of config is {config.model_dir}; expected one")
+    if (chosen := given or config.model_dir) is not None:
+        return str(chosen)
+    if config.task_type == "evaluator":
+        raise ConfigurationError("model_dir is None; the evaluator needs that which rank 0 writes checkpoints to")
+    made = tempfile.mkdtemp(prefix="model-")
+    if context.rank() == 0:
+        _v1.logging.warning("model_dir is None; this run writes its checkpoints to the new folder %s", made)
+    return made
 
 
-def _run_all(session: Any, operation: Any, steps: int | None) -> None:
-    done = 0
-    while steps is None or done < steps:
-        try:
-            session.run(operation)
-        except tf.errors.OutOfRangeError:
-            break
-        done += 1
-    if not done:
-        raise ConfigurationError("input_fn gave no batch; expected at least one to evaluate")
+def _wanted(predictions: Any, keys: Any) -> Any:
+    if keys is None:
+        return predictions
+    if not isinstance(predictions, dict):
+        raise ConfigurationError("predict_keys is given, and the predictions of model_fn are no dictionary")
+    chosen = [keys] if isinstance(keys, str) else list(keys)
+    if missing := sorted(set(chosen) - set(predictions)):
+        raise ConfigurationError(f"predict_keys has {missing[0]!r}; expected some of {', '.join(predictions)}")
+    return {key: predictions[key] for key in chosen}
 
 
-def _batches(session: Any, tensors: Any) -> Iterator[Any]:
-    while True:
-        try:
-            yield session.run(tensors)
-        except tf.errors.OutOfRangeError:
-            return
+def _examples(batch: Any) -> Iterator[Any]:
+    if not isinstance(batch, dict):
+        yield from batch
+        return
+    for row in range(len(next(iter(batch.values())))):
+        yield {key: part[row] for key, part in batch.items()}
+
+
+def _write_summary(directory: str, found: Mapping[str, Any]) -> None:
+    numbers = {key: value for key, value in found.items() if isinstance(value, int | float)}
+    step = numbers.pop("global_step")
+    values = [_v1.Summary.Value(tag=key, simple_value=value) for key, value in numbers.items()]
+    with tf.Graph().as_default(), _v1.summary.FileWriter(directory) as writer:
+        writer.add_summary(_v1.Summary(value=values), step)
 
 
 def _plain(value: Any) -> Any:

@@ -1,7 +1,12 @@
 """One graph for each mode: input, model, and the operation that a step runs."""
 
+import copy
+import functools
 import inspect
-from collections.abc import Callable, Mapping
+import os
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +15,7 @@ import tensorflow as tf
 from ringtrain.errors import ConfigurationError, kind_of
 from ringtrain.tensorflow.distribute.specs import EstimatorSpec, RunConfig
 from ringtrain.tensorflow.distribute.strategy import HorovodStrategy
+from ringtrain.tensorflow.keras.api import IS_KERAS_2
 from ringtrain.tensorflow.operation import OPERATION
 
 _ADDITIONS = frozenset({"AssignAdd", "AssignAddVariableOp"})
@@ -26,12 +32,10 @@ class ModelFunction:
     def build(self, strategy: HorovodStrategy, mode: str, elements: Any) -> EstimatorSpec:
         """Call it for `elements`, which are (features, labels) or features. Raises ConfigurationError."""
         features, labels = elements if isinstance(elements, tuple) and len(elements) == 2 else (elements, None)
-        offered = {"labels": labels, "mode": mode, "params": dict(self.params), "config": self.config}
-        known = inspect.signature(self.function).parameters
-        given = {name: value for name, value in offered.items() if name in known}
-        if labels is not None and "labels" not in known:
+        given = asked_for(self.function, {"labels": labels, "mode": mode, **self._own()})
+        if labels is not None and "labels" not in given:
             raise ConfigurationError("input_fn gives labels, and model_fn has no argument `labels`")
-        with strategy.scope():
+        with strategy.scope(), _layers_of_keras_3_explained():
             spec = self.function(features, **given)
         if not isinstance(spec, EstimatorSpec):
             raise ConfigurationError(f"model_fn returned {kind_of(spec)}; expected an EstimatorSpec")
@@ -39,16 +43,44 @@ class ModelFunction:
             raise ConfigurationError(f"model_fn returned a spec of mode {spec.mode!r}; expected {mode!r}")
         return spec
 
+    def input_of(
+        self, input_fn: Callable[..., Any], mode: str, context: tf.distribute.InputContext | None = None
+    ) -> Any:
+        """The tensors of one batch of `input_fn`, which may ask for `mode`, `params`, `config` and
+        `input_context`, each by name."""
+        offered = {"mode": mode, "input_context": context or tf.distribute.InputContext(), **self._own()}
+        found = input_fn(**asked_for(input_fn, offered))
+        if not isinstance(found, tf.data.Dataset):
+            return found
+        iterator = tf.compat.v1.data.make_initializable_iterator(found)
+        tf.compat.v1.add_to_collection(tf.compat.v1.GraphKeys.TABLE_INITIALIZERS, iterator.initializer)
+        return iterator.get_next()
 
-def elements_of(input_fn: Callable[..., Any], context: tf.distribute.InputContext) -> Any:
-    """The tensors of one batch. `input_fn` may have the argument `input_context`."""
-    wants = "input_context" in inspect.signature(input_fn).parameters
-    found = input_fn(input_context=context) if wants else input_fn()
-    if not isinstance(found, tf.data.Dataset):
-        return found
-    iterator = tf.compat.v1.data.make_initializable_iterator(found)
-    tf.compat.v1.add_to_collection(tf.compat.v1.GraphKeys.TABLE_INITIALIZERS, iterator.initializer)
-    return iterator.get_next()
+    def _own(self) -> dict[str, Any]:
+        return {"params": copy.deepcopy(dict(self.params)), "config": self.config}
+
+
+def asked_for(function: Callable[..., Any], offered: Mapping[str, Any]) -> dict[str, Any]:
+    """What of `offered` the function has arguments for, and is not bound by `functools.partial` already."""
+    bound = function.keywords if isinstance(function, functools.partial) else {}
+    known = inspect.signature(function).parameters
+    return {name: value for name, value in offered.items() if name in known and name not in bound}
+
+
+@contextmanager
+def _layers_of_keras_3_explained() -> Iterator[None]:
+    """Say what helps where Keras 3 fails: its variables are made outside of any graph."""
+    try:
+        yield
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        if IS_KERAS_2 or not any(f"{os.sep}keras{os.sep}" in frame.filename for frame in frames):
+            raise
+        raise ConfigurationError(
+            "model_fn uses Keras 3, which can't be used in a tf.compat.v1 graph "
+            f"({type(error).__name__}: {error}); run the script with TF_USE_LEGACY_KERAS=1 and the package "
+            "tf_keras: tf.keras is Keras 2 then, whose layers can"
+        ) from error
 
 
 def training_operation(spec: EstimatorSpec, strategy: HorovodStrategy, graph: Any, global_step: Any) -> Any:

@@ -1,10 +1,13 @@
 """What a model function returns, and how an Estimator is to train and evaluate: with `tf.estimator`'s names."""
 
+import dataclasses
+import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 from ringtrain.errors import ConfigurationError, kind_of
+from ringtrain.process_groups import context
 
 
 class ModeKeys:
@@ -17,20 +20,27 @@ class ModeKeys:
 
 @dataclass(frozen=True)
 class EstimatorSpec:
-    """What `model_fn` returns.
+    """What `model_fn` returns, with the arguments of `tf.estimator.EstimatorSpec` and `host_call`.
 
     `train_op`: the operation of a training step. `host_call`: `(fn, gradients)` in its place, or beside it: the
     gradients are averaged over all ranks, and `fn(*gradients)` returns the operation that updates the weights, on
     the host. `eval_metric_ops`: `(value, update)` by name, as `tf.compat.v1.metrics` has them. `predictions`: a
-    tensor, or tensors by name.
+    tensor, or tensors by name. `export_outputs`: by name of the signature, tensors by name or what has
+    `as_signature_def`. `training_chief_hooks`: rank 0's.
     """
 
     mode: str
+    predictions: Any = None
     loss: Any = None
     train_op: Any = None
+    eval_metric_ops: Mapping[str, tuple[Any, Any]] | None = None
+    export_outputs: Mapping[str, Any] | None = None
+    training_chief_hooks: Sequence[Any] | None = None
+    training_hooks: Sequence[Any] | None = None
+    scaffold: Any = None
+    evaluation_hooks: Sequence[Any] | None = None
+    prediction_hooks: Sequence[Any] | None = None
     host_call: tuple[Callable[..., Any], Sequence[Any]] | None = None
-    eval_metric_ops: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
-    predictions: Any = None
 
     def __post_init__(self) -> None:
         if self.mode == ModeKeys.PREDICT:
@@ -40,7 +50,9 @@ class EstimatorSpec:
         if self.mode == ModeKeys.TRAIN and self.train_op is None and self.host_call is None:
             missing.append("train_op or host_call")
         if missing:
-            raise ConfigurationError(f"EstimatorSpec(mode={self.mode!r}) has no {' and no '.join(missing)}")
+            shifted = self.loss is None and self.predictions is not None and self.mode != ModeKeys.PREDICT
+            hint = "; after mode come predictions, loss and train_op: give them by name" if shifted else ""
+            raise ConfigurationError(f"EstimatorSpec(mode={self.mode!r}) has no {' and no '.join(missing)}{hint}")
         if self.host_call is not None:
             _check_host_call(self.host_call)
 
@@ -55,36 +67,123 @@ def _check_host_call(host_call: Any) -> None:
         )
 
 
+class _Default:
+    def __repr__(self) -> str:
+        return "600 s where neither is given"
+
+
+_DEFAULT: Final[Any] = _Default()
+_DEFAULT_SAVE_SECS: Final = 600
+_NO_MEANING: Final = (
+    "device_fn",
+    "protocol",
+    "eval_distribute",
+    "experimental_distribute",
+    "experimental_max_worker_delay_secs",
+)
+
+
 @dataclass(frozen=True)
 class RunConfig:
-    """How an Estimator runs. `train_distribute`: a strategy of this module; None: `MultiWorkerStrategy()`.
+    """How an Estimator runs, with the arguments of `tf.estimator.RunConfig`.
 
-    Checkpoints are rank 0's, every `save_checkpoints_steps` steps and at the end; `keep_checkpoint_max` are kept.
+    `train_distribute`: a strategy of this module; None: `MultiWorkerStrategy()`. Checkpoints are rank 0's, every
+    `save_checkpoints_steps` steps or `save_checkpoints_secs` seconds, and at the end; without either word every
+    600 seconds. Summaries for TensorBoard are rank 0's, every `save_summary_steps` steps. None switches each off.
     """
 
-    train_distribute: Any = None
-    save_checkpoints_steps: int = 1000
-    log_step_count_steps: int = 100
-    keep_checkpoint_max: int = 5
+    model_dir: str | None = None
     tf_random_seed: int | None = None
+    save_summary_steps: int | None = 100
+    save_checkpoints_steps: int | None = _DEFAULT
+    save_checkpoints_secs: float | None = _DEFAULT
     session_config: Any = None
+    keep_checkpoint_max: int | None = 5
+    keep_checkpoint_every_n_hours: float = 10000
+    log_step_count_steps: int | None = 100
+    train_distribute: Any = None
+    device_fn: Any = None
+    protocol: Any = None
+    eval_distribute: Any = None
+    experimental_distribute: Any = None
+    experimental_max_worker_delay_secs: Any = None
+    session_creation_timeout_secs: float = 7200
+    checkpoint_save_graph_def: bool = True
+
+    def __post_init__(self) -> None:
+        steps, secs = self.save_checkpoints_steps, self.save_checkpoints_secs
+        if _DEFAULT not in (steps, secs) and None not in (steps, secs):
+            raise ConfigurationError(
+                f"save_checkpoints_steps is {steps} and save_checkpoints_secs is {secs}; expected one of them"
+            )
+        both = steps is _DEFAULT and secs is _DEFAULT
+        object.__setattr__(self, "save_checkpoints_steps", None if steps is _DEFAULT else steps)
+        chosen = _DEFAULT_SAVE_SECS if both else None if secs is _DEFAULT else secs
+        object.__setattr__(self, "save_checkpoints_secs", chosen)
+        if given := [name for name in _NO_MEANING if getattr(self, name) is not None]:
+            warnings.warn(f"RunConfig: {', '.join(given)} has no meaning here and is passed over", stacklevel=3)
+
+    def replace(self, **changes: Any) -> "RunConfig":
+        """This configuration with other values by name."""
+        every = {"save_checkpoints_steps", "save_checkpoints_secs"}
+        if len(every & set(changes)) == 1:
+            changes = {**dict.fromkeys(every, None), **changes}
+        return dataclasses.replace(self, **changes)
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process is rank 0."""
+        return context.rank() == 0 and self.task_type != "evaluator"
+
+    @property
+    def task_type(self) -> str:
+        """What TF_CONFIG calls this process, else "worker"."""
+        return context.current().config.role
+
+    @property
+    def task_id(self) -> int:
+        """The rank."""
+        return context.rank()
+
+    @property
+    def global_id_in_cluster(self) -> int:
+        """The rank."""
+        return context.rank()
+
+    @property
+    def num_worker_replicas(self) -> int:
+        """The number of ranks."""
+        return context.size()
+
+    @property
+    def num_ps_replicas(self) -> int:
+        """None of the processes is a parameter server."""
+        return 0
 
 
 @dataclass(frozen=True)
 class TrainSpec:
-    """The training of `train_and_evaluate`."""
+    """The training of `train_and_evaluate`. `max_steps`: None: until the input ends."""
 
     input_fn: Callable[..., Any]
-    max_steps: int
-    hooks: Sequence[Any] = ()
+    max_steps: int | None = None
+    hooks: Sequence[Any] | None = None
+    saving_listeners: Sequence[Any] | None = None
 
 
 @dataclass(frozen=True)
 class EvalSpec:
-    """The evaluation of `train_and_evaluate`. `steps`: batches; None: until the input ends. `throttle_secs`:
-    at most one evaluation in so many seconds while training goes on."""
+    """The evaluation of `train_and_evaluate`. `steps`: batches; None: until the input ends.
+
+    `exporters`: one or several objects with `name` and `export(estimator, export_path, checkpoint_path,
+    eval_result, is_the_final_export)`, called after each evaluation. `start_delay_secs`: how long an evaluator's
+    own process waits first. `throttle_secs`: at most one evaluation in so many seconds while training goes on.
+    """
 
     input_fn: Callable[..., Any]
     steps: int | None = 100
     name: str | None = None
+    hooks: Sequence[Any] | None = None
+    exporters: Any = None
+    start_delay_secs: float = 120
     throttle_secs: float = 600

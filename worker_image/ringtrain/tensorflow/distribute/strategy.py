@@ -11,7 +11,7 @@ from ringtrain.negotiation import queues
 from ringtrain.process_groups import context
 from ringtrain.tensorflow.host import HostStrategy
 from ringtrain.tensorflow.reduce import allreduce
-from ringtrain.world.config import WorkerConfig
+from ringtrain.world.tf_config import parse_tf_config
 
 
 class HorovodStrategy(HostStrategy):
@@ -44,6 +44,16 @@ class HorovodStrategy(HostStrategy):
         """This rank's dataset: what `dataset_fn(input_context)` returns. `options`: accepted, without effect."""
         return dataset_fn(self.input_context)
 
+    def experimental_distribute_datasets_from_function(self, dataset_fn: Callable[[Any], Any]) -> Any:
+        """`distribute_datasets_from_function`, by TensorFlow's first name for it."""
+        return self.distribute_datasets_from_function(dataset_fn)
+
+    def experimental_run_v2(
+        self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """`run`, by TensorFlow's first name for it."""
+        return self.run(fn, args, kwargs)
+
     def run(self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None) -> Any:
         """`fn(*args, **kwargs)` in this rank's scope."""
         with self.scope():
@@ -61,8 +71,9 @@ class HorovodStrategy(HostStrategy):
 
 
 class MultiWorkerStrategy(HorovodStrategy):
-    """`HorovodStrategy` in the world of `cluster_resolver`; without one, or where it has no cluster, in that of
-    the environment, `TF_CONFIG` first among those that have no launcher.
+    """`HorovodStrategy` in the cluster of `cluster_resolver`, which takes the place of `TF_CONFIG`; all other
+    settings are the environment's. Where a job's agent or `horovodrun` has made the world, the resolver must
+    agree.
 
     The resolver is one of `tf.distribute.cluster_resolver`. Chief and workers are ranks, the chief first.
     """
@@ -84,12 +95,13 @@ def _join(resolver: Any) -> None:
             f"cluster_resolver has a cluster and task_type={task['type']!r}, task_id={task['index']!r}; "
             "expected both to say which task this process is"
         )
-    config = WorkerConfig.from_env({"TF_CONFIG": json.dumps({"cluster": cluster, "task": task})})
-    if not context.is_initialized():
-        context.init(config=config)
+    text = json.dumps({"cluster": cluster, "task": task})
+    found = parse_tf_config(text)
+    context.init(tf_config=text)
+    expected = (0, 1) if found is None else (found.rank, max(1, len(found.addresses)))
     here = context.rank(), context.size()
-    if here != (config.rank, config.size):
+    if here != expected:
         raise ConfigurationError(
-            f"cluster_resolver makes this process rank {config.rank} of {config.size}, and it is rank {here[0]} "
+            f"cluster_resolver makes this process rank {expected[0]} of {expected[1]}, and it is rank {here[0]} "
             f"of {here[1]} already; make the strategy first, or leave the resolver out"
         )

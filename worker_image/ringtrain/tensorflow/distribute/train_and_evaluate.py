@@ -1,6 +1,8 @@
 """Training with evaluations in between, and an evaluator's own process."""
 
 import time
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, Final
 
 import tensorflow as tf
@@ -25,8 +27,13 @@ def train_and_evaluate(estimator: Estimator, train_spec: TrainSpec, eval_spec: E
     """
     if context.current().config.role == "evaluator":
         return _evaluate_checkpoints(estimator, train_spec, eval_spec)
-    listener = _Evaluating(estimator, eval_spec)
-    estimator.train(train_spec.input_fn, train_spec.max_steps, train_spec.hooks, [listener])
+    listener = _Evaluating(estimator, eval_spec, train_spec.max_steps)
+    estimator.train(
+        train_spec.input_fn,
+        hooks=train_spec.hooks,
+        max_steps=train_spec.max_steps,
+        saving_listeners=[*(train_spec.saving_listeners or ()), listener],
+    )
     found = listener.last if context.rank() == 0 else None
     if context.rank() == 0 and found is None:  # there was nothing to train
         found = listener.evaluate()
@@ -36,15 +43,15 @@ def train_and_evaluate(estimator: Estimator, train_spec: TrainSpec, eval_spec: E
 class _Evaluating(tf.compat.v1.train.CheckpointSaverListener):
     """Evaluates what was saved; the first checkpoint, before the first step, is left out."""
 
-    def __init__(self, estimator: Estimator, spec: EvalSpec) -> None:
-        self._estimator, self._spec = estimator, spec
+    def __init__(self, estimator: Estimator, spec: EvalSpec, last_step: int | None) -> None:
+        self._estimator, self._spec, self._last_step = estimator, spec, last_step
         self._first: int | None = None
         self._evaluated = time.monotonic()
         self.last: dict[str, Any] | None = None
 
-    def evaluate(self) -> dict[str, Any]:
-        """Metrics of the newest checkpoint."""
-        self.last = self._estimator.evaluate_here(self._spec.input_fn, self._spec.steps, self._spec.name)
+    def evaluate(self, is_final: bool = True) -> dict[str, Any]:
+        """Metrics of the newest checkpoint, which exporters get, too."""
+        self.last = _evaluated(self._estimator, self._spec, is_final)
         self._evaluated = time.monotonic()
         return self.last
 
@@ -52,20 +59,40 @@ class _Evaluating(tf.compat.v1.train.CheckpointSaverListener):
         if self._first is None:
             self._first = global_step_value
         elif time.monotonic() - self._evaluated >= self._spec.throttle_secs:
-            self.evaluate()
+            self.evaluate(is_final=self._last_step is not None and global_step_value >= self._last_step)
 
     def end(self, session: Any, global_step_value: int) -> None:
         if self.last is None or self.last["global_step"] != global_step_value:
             self.evaluate()
 
 
+def _evaluated(estimator: Estimator, spec: EvalSpec, is_final: bool) -> dict[str, Any]:
+    path = estimator.latest_checkpoint()
+    found = estimator.evaluate_here(spec.input_fn, spec.steps, spec.hooks, path, spec.name)
+    exporters = spec.exporters or ()
+    for exporter in exporters if isinstance(exporters, Iterable) else (exporters,):
+        folder = str(Path(estimator.model_dir, "export", exporter.name))
+        exporter.export(
+            estimator=estimator,
+            export_path=folder,
+            checkpoint_path=path,
+            eval_result=found,
+            is_the_final_export=is_final,
+        )
+    return found
+
+
 def _evaluate_checkpoints(estimator: Estimator, train_spec: TrainSpec, eval_spec: EvalSpec) -> dict[str, Any]:
-    seen, found = None, None
+    found: dict[str, Any] = {}
+    seen = None
+    last_step = float("inf") if train_spec.max_steps is None else train_spec.max_steps
+    time.sleep(eval_spec.start_delay_secs)
     deadline = time.monotonic() + _PATIENCE_S
-    while found is None or found["global_step"] < train_spec.max_steps:
+    while found.get("global_step", -1) < last_step:
         path = estimator.latest_checkpoint()
         if path is not None and path != seen:
-            found, seen = estimator.evaluate_here(eval_spec.input_fn, eval_spec.steps, eval_spec.name), path
+            is_final = tf.train.load_variable(path, "global_step") >= last_step
+            found, seen = _evaluated(estimator, eval_spec, is_final), path
             deadline = time.monotonic() + _PATIENCE_S
             continue
         if time.monotonic() > deadline:
