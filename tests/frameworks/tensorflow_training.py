@@ -4,7 +4,6 @@ The reference is one process on the pooled batch, computed on every rank without
 """
 
 import functools
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -101,18 +100,89 @@ def check_host_strategy_trains_like_one_process():
     assert all("CPU" in variable.device for variable in held)
 
 
-def check_host_strategy_pairs_gradients_where_a_rank_has_none():
-    """A gradient that one rank brings later meets that of its own variable, and no other of the same shape."""
-    strategy, optimizer = hvd.HostStrategy(), RULES["sgd"]()
-    variables = [tf.Variable(tf.zeros(2)) for _ in range(3)]
-    ones = [tf.fill(2, float(10**index)) for index in range(3)]
-    optimizer.build(variables)
-    steps = [[ones[0], None, ones[2]], [None, ones[1], None]] if RANK == 0 else [ones]
-    for grads in steps:
-        strategy.apply_gradients(optimizer, zip(grads, variables, strict=True))
-    rate = float(optimizer.learning_rate)
-    for variable, grad in zip(variables, ones, strict=True):
-        np.testing.assert_allclose(variable, -rate * grad, rtol=1e-6)
+# Which of four variables the loss of a rank depends on; of the last one no rank's does.
+LACKING = {
+    "one-rank-lacks": lambda rank: [0, 2] if rank == 0 else [0, 1, 2],
+    "each-another": lambda rank: [rank % 3],
+}
+
+
+def joined_gradients(variables, uses) -> list:
+    """Of the mean of all ranks' losses, in one process: None where no rank's depends on the variable."""
+    with tf.GradientTape() as tape:
+        loss = tf.add_n([loss_using(variables, uses(rank), rank) for rank in range(SIZE)]) / SIZE
+    return tape.gradient(loss, variables)
+
+
+def loss_using(variables, indices, rank: int):
+    return tf.add_n([(rank + 1.0) * 10.0**i * tf.reduce_sum(variables[i] ** 2) for i in indices])
+
+
+def own_gradients(way: str, variables, uses) -> list:
+    with tf.GradientTape() as tape:
+        loss = loss_using(variables, uses(RANK), RANK)
+    if way == "tape":
+        return hvd.DistributedGradientTape(tape).gradient(loss, variables)
+    if way == "groups":
+        return hvd.DistributedGradientTape(tape, groups=[variables]).gradient(loss, variables)
+    return hvd.HostStrategy().reduce_gradients(tape.gradient(loss, variables), variables)
+
+
+def check_gradients_that_some_ranks_lack():
+    """As one process on the joined batch: zeros where another rank has a gradient, None where no rank has one."""
+    variables = [tf.Variable(tf.fill([2], index + 1.0)) for index in range(4)]
+    for uses in LACKING.values():
+        expected = joined_gradients(variables, uses)
+        for way in ("tape", "groups", "host"):
+            ways = functools.partial(own_gradients, way, variables, uses)
+            for found in (ways(), tf.function(ways)()):
+                assert [grad is None for grad in found] == [wanted is None for wanted in expected]
+                for grad, wanted in zip(found, expected, strict=True):
+                    np.testing.assert_allclose(*([0], [0]) if wanted is None else (grad, wanted), rtol=1e-6)
+
+
+def check_a_graph_that_is_built_again_agrees_anew():
+    """Of two losses, each of variables of its own, a function's second graph has other gradients."""
+    variables = [tf.Variable(tf.ones([2])) for _ in range(2)]
+    sizes = []
+
+    @tf.function
+    def step(index: int) -> list:
+        grads = own_gradients("tape", variables, lambda rank: [index])
+        sizes.append([grad is not None for grad in grads])
+        return [grad for grad in grads if grad is not None]
+
+    for index in (0, 1, 0):
+        (grad,) = step(index)
+        np.testing.assert_allclose(grad, [10.0**index * (SIZE + 1)] * 2)
+    assert sizes == [[True, False], [False, True]]
+
+
+def embedding_loss(table, rank: int, whole: bool):
+    """Rank 0 looks nothing up; with `whole` the last rank uses the table as it is."""
+    loss = tf.reduce_sum(tf.gather(table, [rank % 4])) if rank else tf.zeros([])
+    return loss + tf.reduce_sum(table) if whole and rank == SIZE - 1 else loss
+
+
+def check_slices_that_some_ranks_lack_or_have_as_tensors():
+    """As one process on the joined batch: of an embedding that a rank has not looked up, or has used whole."""
+    table = tf.Variable(tf.ones([4, 2]))
+    for whole in (False, True):
+        with tf.GradientTape() as tape:
+            joined = tf.add_n([embedding_loss(table, rank, whole) for rank in range(SIZE)]) / SIZE
+        (expected,) = tape.gradient(joined, [table])
+
+        def own(whole=whole):
+            """Named anew for each loss: by their names ranks know which graph is meant."""
+            with hvd.DistributedGradientTape(tf.GradientTape()) as ours:
+                loss = embedding_loss(table, RANK, whole)
+            (grad,) = ours.gradient(loss, [table])
+            return tf.zeros_like(table) if grad is None else tf.convert_to_tensor(grad)
+
+        own.__name__ = f"own_{whole}"
+        for found in (own(), tf.function(own)()):
+            wanted = tf.zeros_like(table) if expected is None else tf.convert_to_tensor(expected)
+            np.testing.assert_allclose(found, wanted, rtol=1e-6)
 
 
 def gradients_of(tape_of, x: tf.Tensor, variables) -> list:
@@ -140,28 +210,6 @@ def check_options_of_the_tape():
     for wrong in ({"op": hvd.Max}, {"op": hvd.Sum, "gradient_predivide_factor": 2.0}, {"groups": -1}):
         with pytest.raises(ValueError, match=r"expected|needs"):
             hvd.DistributedGradientTape(tf.GradientTape(), **wrong)
-
-
-def check_groups_where_ranks_lack_different_gradients():
-    """Groups with other members are no pair, though they begin with the same and have the same shapes."""
-    variables = [tf.Variable(tf.ones(2)) for _ in range(3)]
-
-    def gradients(lacking: int, groups) -> list:
-        with tf.GradientTape() as tape:
-            used = [(10.0**i) * variables[i] for i in range(3) if i != lacking]
-            loss = tf.reduce_sum(tf.add_n(used))
-        return hvd.DistributedGradientTape(tape, groups=groups).gradient(loss, variables)
-
-    order = [1, 2] if RANK == 0 else [2, 1]
-    for groups in (1, [variables]):
-        with ThreadPoolExecutor(2) as pool:
-            under_way = {lacking: pool.submit(gradients, lacking, groups) for lacking in order}
-        for lacking, future in under_way.items():
-            for index, grad in enumerate(future.result()):
-                assert (grad is None) is (index == lacking)
-                np.testing.assert_array_equal(
-                    [] if grad is None else grad, [] if grad is None else [10.0**index] * 2
-                )
 
 
 def check_structure_of_sources_and_missing_gradients():

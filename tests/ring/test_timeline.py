@@ -2,6 +2,8 @@
 
 import json
 import re
+import signal
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -9,12 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from support.ranks import ranks_ended, run_ranks
+from support.ranks import DEADLINE_S, ask, ranks_ended, run_ranks, started_ranks
 
 import ringtrain as rt
 from ringtrain import timeline
 from ringtrain.cli.main import main
+from ringtrain.negotiation.queues import queue_of
+from ringtrain.negotiation.request import CollectiveKind, Request
 from ringtrain.optim import SGD, HostOptimizer
+from ringtrain.process_groups.process_sets import global_process_set
 
 
 def train(steps: int) -> None:
@@ -26,6 +31,31 @@ def train(steps: int) -> None:
         optimizer.step()
     rt.barrier()
     rt.shutdown()
+
+
+def submit_what_others_never_do() -> None:
+    """Rank 0 waits for rank 1, which does nothing, in a collective."""
+    rt.init()
+    if rt.rank() == 0:
+        queue_of(global_process_set).submit(Request(CollectiveKind.BARRIER, "alone"))
+        with timeline.span("before the kill"):
+            pass
+    ask()
+
+
+def test_who_is_killed_has_written_what_happened(tmp_path: Path) -> None:
+    """The file can be read while the run goes on, and after it was killed; what was submitted and never ran is in
+    it."""
+    path = tmp_path / "timeline.json"
+    with started_ranks(submit_what_others_never_do, 2, env={"RINGTRAIN_TIMELINE": str(path)}) as ranks:
+        deadline = time.monotonic() + DEADLINE_S
+        while not (path.exists() and "before the kill" in path.read_text()):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        for rank in range(2):
+            ranks.signal(rank, signal.SIGKILL)
+    submitted = [event for event in events_in(path) if event["name"] == "SUBMIT"]
+    assert [(event["pid"], event["args"]["tensor"]) for event in submitted] == [(0, "alone")]
 
 
 def events_in(path: Path) -> list[dict[str, Any]]:

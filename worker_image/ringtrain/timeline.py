@@ -22,8 +22,10 @@ from ringtrain.step_time import INPUT
 
 T = TypeVar("T")
 
-# Events are kept until there are so many: a write every few hundred steps costs nothing beside them.
+# Events are kept until there are so many, or for so long: who is killed has lost no more, and who looks at the
+# file of a run that goes on sees what happened until then.
 _FLUSH_EVENTS: Final = 1000
+_FLUSH_S: Final = 0.5
 _BEGIN: Final = b"[\n"
 _END: Final = b"\n]\n"
 
@@ -42,6 +44,8 @@ class Timeline:
         self._fd = _open(path, run)
         self._add({"ph": "M", "name": "process_name", "args": {"name": f"rank {rank}"}})
         self._add({"ph": "M", "name": "process_sort_index", "args": {"sort_index": rank}})
+        self._closed = threading.Event()
+        threading.Thread(target=self._flush_now_and_then, name="ringtrain-timeline", daemon=True).start()
 
     def record(
         self,
@@ -60,8 +64,14 @@ class Timeline:
         times = {"ts": (began_ns + self._zero_ns) / 1000, "dur": (ended_ns - began_ns) / 1000}
         self._add(span | times | ({} if track is None else {"tid": track}))
 
+    def mark(self, name: str, category: str, at_ns: int, args: dict[str, Any], track: str) -> None:
+        """Add a moment, of `time.perf_counter_ns`, to `track`."""
+        at = {"ts": (at_ns + self._zero_ns) / 1000, "s": "t"}
+        self._add({"ph": "i", "name": name, "cat": category, "args": args, "tid": track} | at)
+
     def close(self) -> None:
         """Write what is left."""
+        self._closed.set()
         with self._lock:
             self._flush()
             os.close(self._fd)
@@ -79,6 +89,12 @@ class Timeline:
             self._events.append({"tid": thread} | event | {"pid": self._rank})
             if len(self._events) >= _FLUSH_EVENTS:
                 self._flush()
+
+    def _flush_now_and_then(self) -> None:
+        while not self._closed.wait(_FLUSH_S):
+            with self._lock:
+                if self._fd >= 0:
+                    self._flush()
 
     def _flush(self) -> None:
         lines = ",\n".join(map(json.dumps, self._events)).encode()
@@ -194,6 +210,13 @@ def record(name: str, category: str, began_ns: int, ended_ns: int, track: str, *
         timeline.record(name, category, began_ns, ended_ns, args, track)
 
 
+def mark(name: str, category: str, at_ns: int, track: str, **args: Any) -> None:
+    """Record a moment, `at_ns` of `time.perf_counter_ns`, in a track of its own."""
+    timeline = _active
+    if timeline is not None:
+        timeline.mark(name, category, at_ns, args, track)
+
+
 def start(path: str | Path, rank: int, run: str) -> None:
     """Begin to write a timeline to `path`, or to another one than before. `run`, errors: as of `Timeline`."""
     global _active
@@ -207,6 +230,15 @@ def stop() -> None:
     timeline, _active = _active, None
     if timeline is not None:
         timeline.close()
+
+
+def _forget_in_child() -> None:
+    """A forked process records nothing: the lock may be held by a thread that it does not have."""
+    global _active
+    _active = None
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
 
 
 def is_active() -> bool:

@@ -105,6 +105,8 @@ class NamedQueue:
             self._new.append(request)
             if len(self._new) == 1:  # otherwise the thread has been woken up already
                 self._changed.notify_all()
+        if timeline.is_active():
+            timeline.mark("SUBMIT", "named", submission.since_ns, request.name, tensor=request.name)
         return submission
 
     def remember(self, asked: Hashable, request: Request) -> None:

@@ -1,5 +1,6 @@
-"""Reduce a model's gradients, as tape and optimizers do: all of them in one call out of the graph."""
+"""Reduce a model's gradients, as tape and optimizers do: each as soon as it exists, with one wait for all."""
 
+import functools
 import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -7,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from ringtrain.collectives.tensors import Array
 from ringtrain.common.util import split_list
 from ringtrain.errors import ConfigurationError, kind_of
 from ringtrain.negotiation import arrays
@@ -14,11 +16,13 @@ from ringtrain.negotiation.arrays import Reduction
 from ringtrain.negotiation.queues import name_for
 from ringtrain.process_groups.process_sets import ProcessSet, global_process_set, members, trains_alone
 from ringtrain.reduction.ops import Adasum, Average, ReduceOp, Sum, chosen_op
-from ringtrain.tensorflow.calls import any_rows, host_call
+from ringtrain.tensorflow.calls import any_rows
 from ringtrain.tensorflow.compression import Compression, Compressor
 from ringtrain.tensorflow.members import members_as
 from ringtrain.tensorflow.names import name_of_call
+from ringtrain.tensorflow.presence import completed
 from ringtrain.tensorflow.reduce import scaled_slices
+from ringtrain.tensorflow.streams import Wait, streamed_call
 
 
 @dataclass(frozen=True)
@@ -87,65 +91,63 @@ class GradientReducer:
 
     @tf.autograph.experimental.do_not_convert
     def reduce(self, grads: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        """Return the gradients reduced; those that are None stay None, those of local variables are scaled at
-        most.
+        """Return the gradients reduced; those of local variables are scaled at most.
+
+        A gradient that is None counts as zeros where another rank has one, and stays None where no rank has one.
         """
+        name = name_of_call(self.name) or self.name
+        shared = [index for index, variable in enumerate(variables) if not self.is_local(variable)]
         results = list(grads)
-        dense: list[int] = []
-        sparse: list[int] = []
-        for index, (grad, variable) in enumerate(zip(grads, variables, strict=True)):
-            if grad is None:
-                continue
-            if self.is_local(variable):
-                results[index] = self._local_gradient(grad)
-            elif isinstance(grad, tf.IndexedSlices) and not self.options.sparse_as_dense:
-                sparse.append(index)
-            else:
-                dense.append(index)
-                results[index] = tf.convert_to_tensor(grad)
-        if dense or sparse:
-            self._reduce_together(results, dense, sparse, self._groups(dense, variables))
+        for index in set(range(len(results))) - set(shared):
+            if results[index] is not None:
+                results[index] = self._local_gradient(results[index])
+        own, of = [grads[index] for index in shared], [variables[index] for index in shared]
+        for index, grad in zip(shared, completed(name, own, of, self.options.process_set), strict=True):
+            results[index] = grad
+        present = [index for index in shared if results[index] is not None]
+        slices = not self.options.sparse_as_dense
+        sparse = [i for i in present if slices and isinstance(results[i], tf.IndexedSlices)]
+        dense = [index for index in present if index not in sparse]
+        for index in dense:
+            results[index] = tf.convert_to_tensor(results[index])
+        if present:
+            self._reduce_together(name, results, dense, sparse, self._groups(dense, variables))
         return results
 
     def _reduce_together(
-        self, results: list[Any], dense: list[int], sparse: list[int], groups: list[list[int]]
+        self, name: str, results: list[Any], dense: list[int], sparse: list[int], groups: list[list[int]]
     ) -> None:
-        """Reduce what stands at the indices `dense` and `sparse` of `results`, in one call out of the graph.
+        """Reduce what stands at the indices `dense` and `sparse` of `results`, each group of `dense` and each of
+        `sparse` as soon as it exists.
 
         `groups`: positions in `dense` that travel together.
         """
         options, process_set = self.options, self.options.process_set
-        name = name_of_call(self.name) or self.name
         small = [options.compression.compress(results[index]) for index in dense]
         slices = [results[index] for index in sparse]
         # Ranks may lack different gradients, and groups of one length then hold different ones.
         lacking = "".join(f"-{index}" for index in range(len(results)) if index not in dense)
-        inputs = [tensor for tensor, _ in small] + [part for s in slices for part in (s.values, s.indices)]
+        parts = [[small[i][0] for i in group] for group in groups] + [[s.values, s.indices] for s in slices]
 
-        def on_host(*given: Any) -> Any:
-            reduced, gathered = list(given[: len(dense)]), given[len(dense) :]
+        def begin(number: int, given: Sequence[Array], ending: str) -> Wait:
             if trains_alone(process_set):  # in this world; not in the one in which the graph was built
-                return given
-            how = options.reduction
-            begun = []
-            for group in groups:
-                own = f"{name}.{dense[group[0]]}{lacking if len(group) > 1 else ''}"
+                return lambda: given
+            if number >= len(groups):
+                own = f"{name}.{sparse[number - len(groups)]}{ending}"
+                begun = arrays.begin_allgather(given, process_set, own)
+            else:
+                group = groups[number]
+                own = f"{name}.{dense[group[0]]}{lacking if len(group) > 1 else ''}{ending}"
                 own = name_for("gradients", own, process_set)
-                begun.append(arrays.begin(how.request(own), [given[i] for i in group], process_set))
-            begun_slices = [
-                arrays.begin_allgather(gathered[2 * i : 2 * i + 2], process_set, f"{name}.{index}")
-                for i, index in enumerate(sparse)
-            ]
-            for group, future in zip(groups, begun, strict=True):
-                for i, array in zip(group, arrays.result_of(future), strict=True):
-                    reduced[i] = array
-            return reduced + [array for future in begun_slices for array in arrays.result_of(future)]
+                begun = arrays.begin(options.reduction.request(own), given, process_set)
+            return functools.partial(arrays.result_of, begun)
 
-        shapes = [t.shape for t, _ in small] + [any_rows(t) for t in inputs[len(dense) :]]
+        flat = [tensor for part in parts for tensor in part]
+        shapes = [t.shape for t in flat[: len(dense)]] + [any_rows(t) for t in flat[len(dense) :]]
         with tf.device(options.device_dense):
-            outputs = host_call(on_host, inputs, [t.dtype for t in inputs], shapes)
-            for index, tensor, (_, ctx) in zip(dense, outputs, small, strict=False):
-                results[index] = options.compression.decompress(tensor, ctx)
+            outputs = streamed_call(name, begin, parts, [t.dtype for t in flat], shapes)
+            for position, tensor in zip((i for group in groups for i in group), outputs, strict=False):
+                results[dense[position]] = options.compression.decompress(tensor, small[position][1])
         with tf.device(options.device_sparse):
             for i, index in enumerate(sparse):
                 values, indices = outputs[len(dense) + 2 * i : len(dense) + 2 * i + 2]

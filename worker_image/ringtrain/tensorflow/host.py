@@ -62,7 +62,7 @@ class HostStrategy:
         """The gradients' average over all ranks (or what `op` is), computed on the host."""
         if stays_alone(self._reducer.options.process_set):
             return list(grads)
-        held = list(grads) if variables is None else list(variables)
+        held = list(grads) if variables is None else list(variables)  # of None there can be no zeros
         return self.on_host(lambda: self._reducer.reduce(list(grads), held))
 
     def on_host(self, make: Callable[[], Any]) -> Any:

@@ -20,12 +20,12 @@ def stays_alone(process_set: ProcessSet) -> bool:
     """Whether what is built now can do without a reduction: this rank shares gradients with no other of
     `process_set`, and will not do so in any later world.
     """
-    return trains_alone(process_set) and not _outlives_the_world()
+    return trains_alone(process_set) and not outlives_the_world()
 
 
 def members_as(process_set: ProcessSet, dtype: Any) -> Any:
     """Return the number of ranks in `process_set` as a tensor of `dtype`."""
-    if not _outlives_the_world():
+    if not outlives_the_world():
         return tf.cast(members(process_set), dtype)
 
     def count() -> list[Any]:
@@ -34,5 +34,6 @@ def members_as(process_set: ProcessSet, dtype: Any) -> Any:
     return tf.cast(host_call(count, [], [tf.int32], [[]])[0], dtype)
 
 
-def _outlives_the_world() -> bool:
+def outlives_the_world() -> bool:
+    """Whether what is built now may run in a later world of an elastic job."""
     return own_agent() is not None and not tf.executing_eagerly()

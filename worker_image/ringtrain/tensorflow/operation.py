@@ -43,6 +43,18 @@ def add_operation(function: Function, inputs: Sequence[Any], dtypes: Sequence[An
     The function runs in a thread of TensorFlow's: it must return soon. What it raises becomes an error of
     TensorFlow's, see `status_of`.
     """
+    return list(add_node(function, inputs, dtypes).outputs)
+
+
+@tf.autograph.experimental.do_not_convert
+def add_node(
+    function: Function, inputs: Sequence[Any], dtypes: Sequence[Any], in_program_order: bool = True
+) -> Any:
+    """As `add_operation`; return the node.
+
+    `in_program_order`: within `tf.function`, run after all operations with side effects that were made before.
+    Otherwise the node runs as soon as its inputs and control inputs are there.
+    """
     _register()
     graph = tf.compat.v1.get_default_graph()
     token = next(_tokens)
@@ -58,7 +70,10 @@ def add_operation(function: Function, inputs: Sequence[Any], dtypes: Sequence[An
             "Tout": _types(dtypes),
         },
     )
-    return list(node.outputs)
+    order = getattr(graph, "experimental_acd_manager", None)  # of a function's graph that is being built
+    if not in_program_order and order is not None:
+        order.run_independently(node)
+    return node
 
 
 def _attribute(**value: Any) -> Any:

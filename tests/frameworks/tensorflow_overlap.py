@@ -1,0 +1,194 @@
+"""Reductions end while the backward pass goes on: each check holds the pass until the first reduction has ended.
+
+A layer in the middle has a gradient that waits until the timeline shows the end of the reduction of the layer
+behind it, on this rank. Where gradients are submitted at the end, that wait runs into its deadline.
+"""
+
+import json
+import multiprocessing
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from support.ranks import DEADLINE_S, run_ranks
+
+ENV = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "", "TF_NUM_INTEROP_THREADS": "4"}
+WIDTH, STEPS = 64, 2
+
+
+class Gate:
+    """Holds a gradient back in each step until the reduction of another one has ended. `held`: in how many."""
+
+    def __init__(self) -> None:
+        self.held = 0
+
+    def behind(self, x: Any) -> Any:
+        """`x`, whose gradient waits. Each step reduces two weights, of which the last layer's does not wait."""
+        import tensorflow as tf
+
+        def wait(upstream: Any) -> Any:
+            deadline = time.monotonic() + DEADLINE_S / 2
+            while gradients_reduced() < 2 * self.held + 1:
+                assert time.monotonic() < deadline, "no reduction has ended while the backward pass goes on"
+                time.sleep(0.02)
+            self.held += 1
+            return upstream
+
+        @tf.custom_gradient
+        def held(y: Any) -> Any:
+            def gradient(upstream: Any) -> Any:
+                result = tf.py_function(wait, [upstream], upstream.dtype)
+                result.set_shape(upstream.shape)
+                return result
+
+            return tf.identity(y), gradient
+
+        return held(x)
+
+
+def gradients_reduced() -> int:
+    """How many reductions of gradients have ended on this rank, as the timeline has it."""
+    import ringtrain as rt
+
+    events = json.loads(Path(os.environ["RINGTRAIN_TIMELINE"]).read_text())
+    reductions = [event for event in events if event["pid"] == rt.rank() and event["name"] == "ALLREDUCE"]
+    return sum(event["args"]["tensor"].startswith("gradients.") for event in reductions)
+
+
+def by_tape(gate: Gate) -> None:
+    import tensorflow as tf
+
+    import ringtrain.tensorflow as hvd
+
+    first, last = _weights(tf)
+
+    @tf.function
+    def step(x: Any) -> None:
+        with hvd.DistributedGradientTape(tf.GradientTape()) as tape:
+            loss = tf.reduce_mean(gate.behind(x @ first) @ last)
+        for grad, weight in zip(tape.gradient(loss, [first, last]), (first, last), strict=True):
+            weight.assign_sub(0.1 * grad)
+
+    for _ in range(STEPS):
+        step(tf.ones([2, WIDTH]))
+
+
+def by_host_strategy(gate: Gate) -> None:
+    import tensorflow as tf
+
+    import ringtrain.tensorflow as hvd
+
+    strategy = hvd.HostStrategy()
+    with strategy.scope():
+        weights = _weights(tf)
+        optimizer = tf.keras.optimizers.SGD(0.1)
+        optimizer.build(weights)
+
+    @tf.function
+    def step(x: Any) -> None:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(gate.behind(x @ weights[0]) @ weights[1])
+        strategy.apply_gradients(optimizer, zip(tape.gradient(loss, weights), weights, strict=True))
+
+    for _ in range(STEPS):
+        step(tf.ones([2, WIDTH]))
+
+
+def by_fit(gate: Gate) -> None:
+    import numpy as np
+    import tensorflow as tf
+
+    import ringtrain.keras as hvd
+
+    keras = tf.keras
+
+    class Held(keras.layers.Layer):
+        def call(self, x: Any) -> Any:
+            return gate.behind(x)
+
+    dense = lambda: keras.layers.Dense(WIDTH, use_bias=False)  # noqa: E731
+    model = keras.Sequential([keras.Input((WIDTH,)), dense(), Held(), dense()])
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), loss="mse", jit_compile=False)
+    rows = np.ones((2 * STEPS, WIDTH), "float32")
+    model.fit(rows, rows, batch_size=2, epochs=1, verbose=0)
+
+
+def by_estimator(gate: Gate) -> None:
+    import tensorflow as tf
+
+    from ringtrain.tensorflow import distribute
+
+    v1 = tf.compat.v1
+
+    def model_fn(features: Any, mode: str) -> Any:
+        weights = [v1.get_variable(name, initializer=tf.ones([WIDTH, WIDTH])) for name in "ab"]
+        loss = tf.reduce_mean(gate.behind(features @ weights[0]) @ weights[1])
+        optimizer = v1.train.GradientDescentOptimizer(0.1)
+
+        def update(*gradients: Any) -> Any:
+            return optimizer.apply_gradients(zip(gradients, weights, strict=True))
+
+        return distribute.EstimatorSpec(mode, loss=loss, host_call=(update, tf.gradients(loss, weights)))
+
+    with tempfile.TemporaryDirectory() as folder:
+        config = distribute.RunConfig(log_step_count_steps=None, save_summary_steps=None)
+        made = distribute.Estimator(model_fn, folder, config)
+        made.train(lambda: tf.data.Dataset.from_tensors(tf.ones([2, WIDTH])).repeat(), max_steps=STEPS)
+
+
+def by_v1_optimizer(gate: Gate) -> None:
+    import tensorflow as tf
+
+    import ringtrain.tensorflow as hvd
+
+    v1 = tf.compat.v1
+    with tf.Graph().as_default(), v1.Session() as session:
+        weights = [v1.get_variable(name, initializer=tf.ones([WIDTH, WIDTH])) for name in "ab"]
+        loss = tf.reduce_mean(gate.behind(tf.ones([2, WIDTH]) @ weights[0]) @ weights[1])
+        update = hvd.DistributedOptimizer(v1.train.GradientDescentOptimizer(0.1)).minimize(loss)
+        session.run(v1.global_variables_initializer())
+        for _ in range(STEPS):
+            session.run(update)
+
+
+def _weights(tf: Any) -> list[Any]:
+    return [tf.Variable(tf.ones([WIDTH, WIDTH])) for _ in range(2)]
+
+
+def _held_by(way: Callable[[Gate], None]) -> int:
+    import ringtrain.tensorflow as hvd
+
+    hvd.init()
+    gate = Gate()
+    way(gate)
+    return gate.held
+
+
+def _check(way: Callable[[Gate], None]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        env = {**ENV, "RINGTRAIN_TIMELINE": f"{folder}/timeline.json"}
+        found = run_ranks(_held_by, 2, way, env=env, context=multiprocessing.get_context("fork"))
+    assert found == [STEPS, STEPS]
+
+
+def check_the_tape_in_a_function():
+    _check(by_tape)
+
+
+def check_a_host_strategy():
+    _check(by_host_strategy)
+
+
+def check_fit_of_keras():
+    _check(by_fit)
+
+
+def check_host_call_of_an_estimator():
+    _check(by_estimator)
+
+
+def check_an_optimizer_of_tf_compat_v1():
+    _check(by_v1_optimizer)

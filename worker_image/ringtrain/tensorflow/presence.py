@@ -1,0 +1,109 @@
+"""Which ranks have a gradient of which variable: agreed on, so that all reduce the same ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import tensorflow as tf
+
+from ringtrain.errors import ConfigurationError, MismatchError
+from ringtrain.negotiation import arrays
+from ringtrain.negotiation.arrays import Reduction
+from ringtrain.process_groups import context
+from ringtrain.process_groups.process_sets import ProcessSet, number_of
+from ringtrain.tensorflow.errors import as_tensorflow
+from ringtrain.tensorflow.members import outlives_the_world
+
+# What a gradient may be; None is none of them.
+_KINDS: Final = ("dense", "slices at int32", "slices at int64")
+_Kinds = tuple[str | None, ...]
+_Variables = tuple[str, ...]
+
+
+@dataclass
+class _Agreed:
+    """How many ranks have a gradient of each kind, by place in a graph and what this rank has there."""
+
+    known: dict[tuple[int, str], dict[tuple[_Kinds, _Variables], Any]] = field(default_factory=dict)
+
+
+def completed(name: str, grads: Sequence[Any], variables: Sequence[Any], process_set: ProcessSet) -> list[Any]:
+    """Return `grads` as all ranks of `process_set` can reduce them: zeros for None where another rank has a
+    gradient, None where no rank has one, a tensor for IndexedSlices where another rank has a tensor.
+
+    `name`: of the call, the same on all ranks. Ranks exchange this in every eager call; of a graph when it is
+    built, once for each set of variables and gradients that it has there. A graph of an elastic job, which ranks
+    of other worlds do not build again, is left as it is. Collective. Raises MismatchError on all ranks for
+    different numbers of gradients.
+    """
+    if not grads or outlives_the_world():
+        return list(grads)
+    kinds = tuple(map(_kind_of, grads))
+    if tf.executing_eagerly():
+        counts = _counts(name, kinds, process_set)
+    else:
+        counts = _counts_once(name, kinds, tuple(map(_unique_name_of, variables)), process_set)
+    return [_completed(index, grad, variables[index], counts[:, index]) for index, grad in enumerate(grads)]
+
+
+def _kind_of(grad: Any) -> str | None:
+    if grad is None:
+        return None
+    return f"slices at {grad.indices.dtype.name}" if isinstance(grad, tf.IndexedSlices) else _KINDS[0]
+
+
+def _unique_name_of(variable: Any) -> str:
+    """No two variables of this process have the same; of what is no variable it is empty."""
+    return str(getattr(getattr(variable, "_value", variable), "_unique_id", ""))
+
+
+def _counts_once(name: str, kinds: _Kinds, variables: _Variables, process_set: ProcessSet) -> Any:
+    """Built again for other shapes of its input, which ranks do at different times, a graph has the same."""
+    known = context.current().attached(_Agreed, _Agreed).known.setdefault((number_of(process_set), name), {})
+    if (kinds, variables) not in known:
+        known[kinds, variables] = _counts(f"{name}.{len(known)}", kinds, process_set)
+    return known[kinds, variables]
+
+
+def _counts(name: str, kinds: _Kinds, process_set: ProcessSet) -> Any:
+    """How many ranks have a gradient of each kind: shape (kinds, gradients)."""
+    own = np.array([[kind == given for given in kinds] for kind in _KINDS], np.int32)
+    try:
+        with as_tensorflow():
+            (counts,) = arrays.allreduce([own], Reduction("Sum", process_set), name, "gradients present")
+    except MismatchError as error:
+        raise MismatchError(
+            f"{name}: ranks do not agree on which gradients there are, which is "
+            f"{sum(kind is not None for kind in kinds)} of {len(kinds)} here; every rank must build the same "
+            f"model, and where a rank builds a graph with other gradients, all must ({error})"
+        ) from error
+    return counts
+
+
+def _completed(index: int, grad: Any, variable: Any, counts: Any) -> Any:
+    dense, _, at_int64 = counts
+    if grad is None and counts.any():
+        if variable is None:
+            raise ConfigurationError(
+                f"gradient {index} is None on this rank and not on all others; give reduce_gradients the "
+                "variables, for zeros in its place"
+            )
+        grad = _zeros(variable) if dense else _no_rows(variable)
+    if not isinstance(grad, tf.IndexedSlices):
+        return grad
+    if dense:
+        return tf.convert_to_tensor(grad)
+    wanted = tf.int64 if at_int64 else tf.int32
+    return tf.IndexedSlices(grad.values, tf.cast(grad.indices, wanted), grad.dense_shape)
+
+
+def _zeros(variable: Any) -> Any:
+    return tf.zeros_like(tf.convert_to_tensor(variable))
+
+
+def _no_rows(variable: Any) -> Any:
+    value = tf.convert_to_tensor(variable)
+    return tf.IndexedSlices(tf.zeros_like(value[:0]), tf.zeros([0], tf.int32), tf.shape(value))
