@@ -106,6 +106,13 @@ def _environments(size: int, directory: Path, env: Mapping[str, str]) -> list[di
             contract.ENV_LOCAL_SIZE: str(size),
             contract.ENV_CROSS_RANK: "0",
             contract.ENV_CROSS_SIZE: "1",
+            "HOROVOD_HOSTNAME": "127.0.0.1",
+            "HOROVOD_RANK": str(rank),
+            "HOROVOD_SIZE": str(size),
+            "HOROVOD_LOCAL_RANK": str(rank),
+            "HOROVOD_LOCAL_SIZE": str(size),
+            "HOROVOD_CROSS_RANK": "0",
+            "HOROVOD_CROSS_SIZE": "1",
             contract.ENV_RING_ADDRESSES: addresses,
             contract.ENV_TOKEN_FILE: str(token),
         }

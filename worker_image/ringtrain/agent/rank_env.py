@@ -10,6 +10,7 @@ from pathlib import Path
 from ringtrain import contract
 from ringtrain.agent.config import AgentConfig
 from ringtrain.control.model import World
+from ringtrain.transport.address import split_address
 
 # glibc hands blocks above its threshold back to the kernel at every free; gradients are such blocks, and faulting
 # their pages in again was a third of an allreduce's time on loopback. 4 GiB keeps them.
@@ -123,8 +124,23 @@ def _place_variables(world: World, place: RankPlace) -> dict[str, str]:
         contract.ENV_CROSS_SIZE: place.cross_size,
         contract.ENV_RING_ADDRESSES: ",".join(world.ring_addresses),
         contract.ENV_GENERATION: world.generation,
+        **_horovod_variables(world, place),
     }
     return {name: str(value) for name, value in variables.items()}
+
+
+def _horovod_variables(world: World, place: RankPlace) -> dict[str, object]:
+    """What Horovod's launchers tell a rank, and its scripts read: `if int(os.environ["HOROVOD_RANK"]) == 0`."""
+    addresses = world.ring_addresses
+    return {
+        "HOROVOD_HOSTNAME": split_address(addresses[place.rank])[0] if place.rank < len(addresses) else "",
+        "HOROVOD_RANK": place.rank,
+        "HOROVOD_SIZE": place.size,
+        "HOROVOD_LOCAL_RANK": place.local_rank,
+        "HOROVOD_LOCAL_SIZE": place.local_size,
+        "HOROVOD_CROSS_RANK": place.cross_rank,
+        "HOROVOD_CROSS_SIZE": place.cross_size,
+    }
 
 
 # What a process must not take from its pod's environment before it has been told a world.

@@ -24,10 +24,11 @@ def broadcast_object(
 ) -> Any:
     """Return `value` of rank `root_rank` (a rank of the world); what other ranks pass is ignored.
 
-    Types that travel: None, booleans, numbers, strings, bytes, lists, tuples, sets, dicts, numpy arrays and
-    scalars. Other types need `allow_pickle=True` on every rank. Every rank then trusts the root, because
-    unpickling runs code that the root chose. Raises ConfigurationError, on every rank, for a value that can't
-    travel, and what every collective raises.
+    Types that travel: None, booleans, numbers, strings, bytes, lists, tuples, sets, dicts, numpy arrays, scalars
+    and dtypes, paths, dates and times, ranges, namespaces, dataclasses and named tuples. Other types need
+    `allow_pickle=True` on every rank. Every rank then trusts the root, because unpickling runs code that the root
+    chose. Raises ConfigurationError, on every rank, for a value that can't travel, and what every collective
+    raises.
     """
     group = group_of(process_set)
     ranks = group.ranks

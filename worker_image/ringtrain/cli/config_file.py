@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 
@@ -10,21 +10,21 @@ from ringtrain.cli.horovod_options import OPTIONS
 
 # Keys that are no option of the same name: a controller is chosen by --gloo or --mpi, and a check is turned off.
 _OTHERS = frozenset({"controller", "stall_check.enabled"})
+# What the line about keys that are no setting is found by.
+UNKNOWN: Final = "unknown settings"
 
 
 def read_config_file(path: str) -> dict[str, Any]:
-    """The options that the file at `path` gives, by name. Raises a usage error for what is wrong in it."""
+    """The options that the file at `path` gives, by name, and a line at `UNKNOWN` about keys that are none, if
+    there are any. Raises a usage error for a value that is wrong."""
     content = _load(path)
     given = {".".join(keys): value for keys, value in _leaves(path, content)}
     known = {option.config: option for option in OPTIONS if option.config}
-    for key in given:
-        if key not in known and key not in _OTHERS:
-            raise click.UsageError(
-                f"--config-file {path}: {key} is no setting of Horovod; expected one of "
-                f"{', '.join(sorted({*known, *_OTHERS}))}"
-            )
+    unknown = [key for key in given if key not in known and key not in _OTHERS]
     found = {known[key].name: _converted(path, key, value) for key, value in given.items() if key in known}
     found |= _controller(path, given.get("controller"))
+    if unknown:
+        found[UNKNOWN] = f"--config-file {path}: {', '.join(unknown)}: no setting of Horovod, passed over"
     if "stall_check.enabled" in given:
         found["no_stall_check"] = not given["stall_check.enabled"]
     return found

@@ -99,7 +99,7 @@ OPTIONS: Final = (
     ),
     _meant(
         "--stall-check-shutdown-time-seconds",
-        "How long a collective waits for a rank that does not come; 0: the default of 600.",
+        "How long a collective waits for a rank that does not come; 0: for ever (eleven days) [default: 600].",
         click.FloatRange(0, 604_800),
         "stall_check.shutdown_time_seconds",
         "SECONDS",
@@ -138,12 +138,17 @@ OPTIONS: Final = (
     _nothing(
         "--timeline-mark-cycles/--no-timeline-mark-cycles", "there are no cycles", bool, "timeline.mark_cycles"
     ),
-    _nothing("--no-stall-check/--stall-check", "late ranks are always named from 30 s on", bool),
-    _nothing(
+    _meant(
+        "--no-stall-check/--stall-check",
+        "Wait for a rank that does not come for ever (eleven days), and do not name it.",
+        bool,
+    ),
+    _meant(
         "--stall-check-warning-time-seconds",
-        "late ranks are named from 30 s on",
-        click.FLOAT,
+        "After how long a rank that does not come is named; 0: never [default: 30].",
+        click.FloatRange(0, 604_800),
         "stall_check.warning_time_seconds",
+        "SECONDS",
     ),
     _nothing(
         "--mpi-threads-disable/--no-mpi-threads-disable", _NO_MPI, bool, "library_options.mpi_threads_disable"

@@ -9,11 +9,11 @@ from typing import Any, TypeVar, cast
 import click
 
 from ringtrain import contract
-from ringtrain.cli.config_file import read_config_file
+from ringtrain.cli.config_file import UNKNOWN, read_config_file
 from ringtrain.cli.horovod_options import OPTIONS, check_build_option, without_meaning
 from ringtrain.cli.ssh import SshOptions
 from ringtrain.logs.layout import AttemptFiles
-from ringtrain.world.horovod_variables import log_level
+from ringtrain.world.horovod_variables import NEVER, log_level
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -30,8 +30,9 @@ class HorovodValues:
 
     @property
     def notes(self) -> list[str]:
-        """A line for each option that does nothing here."""
-        return without_meaning(dict(self.given))
+        """A line for each option that does nothing here, and for settings that are none."""
+        unknown = self.of(UNKNOWN)
+        return [*without_meaning(dict(self.given)), *([unknown] if unknown else [])]
 
     @property
     def ssh(self) -> SshOptions:
@@ -42,11 +43,16 @@ class HorovodValues:
     @property
     def variables(self) -> dict[str, str]:
         """What launcher, agents and ranks are told."""
-        stall = self.of("stall_check_shutdown_time_seconds")
+        off = self.of("no_stall_check")
+        stall, warning = (
+            NEVER if off else _never_if_0(self.of(f"stall_check_{which}_time_seconds"))
+            for which in ("shutdown", "warning")
+        )
         level = self.of("log_level")
         found = {
             contract.ENV_START_TIMEOUT: _number(self.of("start_timeout")),
-            contract.ENV_STALL_TIMEOUT: _number(stall or None),
+            contract.ENV_STALL_TIMEOUT: stall,
+            contract.ENV_STALL_WARNING: warning,
             contract.ENV_TIMELINE: self.of("timeline_filename"),
             contract.ENV_LOG_LEVEL: level and log_level("--log-level", level),
         }
@@ -77,13 +83,17 @@ def horovod_options(command: F) -> F:
         given = {option.name: others.pop(option.name) for option in OPTIONS}
         if given["config_file"] is not None:
             configured = read_config_file(given["config_file"])
-            given = {name: configured.get(name) if value is None else value for name, value in given.items()}
+            given = {**configured, **{name: value for name, value in given.items() if value is not None}}
         return command(horovod=HorovodValues(given), **others)
 
     declared: Callable[..., Any] = check_build_option(gathered)
     for option in reversed(OPTIONS):
         declared = option.declare(declared)
     return cast(F, declared)
+
+
+def _never_if_0(value: float | None) -> str | None:
+    return NEVER if value == 0 else _number(value)
 
 
 def _number(value: float | None) -> str | None:

@@ -3,4 +3,9 @@
 from ringtrain.elastic.interrupt import HostsUpdatedInterrupt
 from ringtrain.errors import RingtrainError as HorovodInternalError
 
-__all__ = ["HorovodInternalError", "HostsUpdatedInterrupt"]
+
+class HorovodVersionMismatchError(ImportError):
+    """Never raised: nothing is compiled against a version of a framework."""
+
+
+__all__ = ["HorovodInternalError", "HorovodVersionMismatchError", "HostsUpdatedInterrupt"]

@@ -1,13 +1,16 @@
 """Small helpers that scripts import from `horovod.common.util`, by the same names."""
 
+import contextlib
 import functools
 import importlib.util
 import itertools
+import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from ringtrain.common import basics
 from ringtrain.reduction.ops import chosen_op
 
 # Importing TensorFlow takes some seconds, on a busy machine many.
@@ -50,6 +53,21 @@ def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
     return asked.stdout.split()[-1:] == ["True"]
 
 
+def mpi_built(verbose: bool = False) -> bool:
+    """As `ringtrain.torch.mpi_built`."""
+    return basics.mpi_built()
+
+
+def gloo_built(verbose: bool = False) -> bool:
+    """As `ringtrain.torch.gloo_built`."""
+    return basics.gloo_built()
+
+
+def nccl_built(verbose: bool = False) -> int:
+    """As `ringtrain.torch.nccl_built`."""
+    return basics.nccl_built()
+
+
 def split_list(l: list[Any], n: int) -> list[list[Any]]:  # noqa: E741 (Horovod's name of it)
     """Cut `l` into `n` parts whose lengths differ by at most one, the longer ones first."""
     length, more = divmod(len(l), n)
@@ -78,3 +96,22 @@ def get_average_backwards_compatibility_fun(reduce_ops: Any) -> Callable[[Any, b
 def is_iterable(x: Any) -> bool:
     """Whether `iter(x)` works."""
     return isinstance(x, Iterable) or hasattr(x, "__getitem__")
+
+
+@contextlib.contextmanager
+def env(**kwargs: Any) -> Iterator[None]:
+    """Within it the environment has these variables; None takes one away. Afterwards it is as before."""
+    before = {name: os.environ.get(name) for name in kwargs}
+    try:
+        _set(kwargs)
+        yield
+    finally:
+        _set(before)
+
+
+def _set(variables: dict[str, Any]) -> None:
+    for name, value in variables.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = str(value)

@@ -4,12 +4,23 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ringtrain.data.idx import Labelled, read_idx, read_mnist
+from ringtrain.data.loaders import AsyncDataLoaderMixin, BaseDataLoader
 from ringtrain.data.shard import Batch, Shard, shard
 
 if TYPE_CHECKING:
     from ringtrain.data import service
 
-__all__ = ["Batch", "Labelled", "Shard", "read_idx", "read_mnist", "service", "shard"]
+__all__ = [
+    "AsyncDataLoaderMixin",
+    "BaseDataLoader",
+    "Batch",
+    "Labelled",
+    "Shard",
+    "read_idx",
+    "read_mnist",
+    "service",
+    "shard",
+]
 
 
 def __getattr__(name: str) -> Any:

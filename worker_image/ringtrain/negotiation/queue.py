@@ -54,14 +54,16 @@ class NamedQueue:
         open_communicator: Callable[[], Communicator],
         timeout_s: float,
         give_up: Callable[[Exception], None],
+        warning_s: float = FIRST_WARNING_S,
     ) -> None:
         """`open_communicator` is called on the queue's own thread: ranks need not make their queues together.
-        `give_up`: tells the other ranks that this one can't go on, so that all fail."""
+        `give_up`: tells the other ranks that this one can't go on, so that all fail. `warning_s`: after how long
+        late ranks are named."""
         self.rank = rank
         self.ranks = ranks
         self.remembered: dict[Hashable, Request] = {}  # by all that they follow from
         self._open_communicator = open_communicator
-        self._timeout_s = timeout_s
+        self._timeout_s, self._warning_s = timeout_s, warning_s
         self._give_up = give_up
         self._communicator: Communicator | None = None
         self._agreement = Agreement(ranks)
@@ -174,12 +176,12 @@ class NamedQueue:
         """Say which ranks have not submitted what this one waits for; of those who wait, the first one says it."""
         now_ns = time.perf_counter_ns()
         with self._changed:
-            if not self._due and self._oldest_ns(now_ns) > now_ns - FIRST_WARNING_S * 1e9:
+            if not self._due and self._oldest_ns(now_ns) > now_ns - self._warning_s * 1e9:
                 return
             waiting = [(name, (now_ns - one.since_ns) / 1e9) for name, one in self._in_flight.items()]
         self._due = {name: due for name, due in self._due.items() if name in self._in_flight}
         for name, waited_s in waiting:
-            if waited_s < self._due.get(name, FIRST_WARNING_S):
+            if waited_s < self._due.get(name, self._warning_s):
                 continue
             self._due[name] = 2 * waited_s
             asked, late = self._agreement.asked_by(name)

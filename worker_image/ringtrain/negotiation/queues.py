@@ -34,13 +34,23 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
     """Find the world, meet the other ranks, and make `process_sets` usable. A second call changes nothing.
 
     `comm`: None, or all ranks of the world (a list or an mpi4py communicator). `process_sets`: sets to make now,
-    the same on every rank; "dynamic" is accepted, and not needed: sets can always be added.
+    the same on every rank; "dynamic" is accepted, and not needed: sets can always be added. A call that is refused
+    leaves nothing behind: neither a world that it met, nor sets.
     """
+    was_initialized = context.is_initialized()
     context.init()
-    _check_comm(comm)
-    for process_set in [] if process_sets is None or isinstance(process_sets, str) else process_sets:
-        if process_set.process_set_id is None:
-            add_process_set(process_set)
+    added: list[ProcessSet] = []
+    try:
+        _check_comm(comm)
+        for process_set in [] if process_sets is None or isinstance(process_sets, str) else process_sets:
+            if process_set.process_set_id is None:
+                added.append(add_process_set(process_set))
+    except ConfigurationError:  # every rank's
+        for process_set in added:
+            remove_process_set(process_set)
+        if not was_initialized:
+            context.shutdown()
+        raise
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
@@ -71,6 +81,7 @@ def _open_queue(world: RankContext, number: int) -> NamedQueue:
         lambda: world.open_queue_communicator(number),
         world.config.stall_timeout_s,
         lambda error: world.give_up(number, error),
+        world.config.stall_warning_s,
     )
     world.run_with_set(number, queue)
     world.describe_queue(number, queue.in_flight)

@@ -24,9 +24,10 @@ def broadcast_object(
 ) -> Any:
     """Return the object of `root_rank` on every rank. `session`: accepted for Horovod's sake.
 
-    Numbers, strings, bytes, None, lists, tuples, sets, dictionaries, arrays, tensors and the values of variables
-    travel as data that cannot run code; anything else needs `allow_pickle=True` on every rank. Raises
-    ConfigurationError on every rank where the root's object can't be sent.
+    Numbers, strings, bytes, None, lists, tuples, sets, dictionaries, arrays, tensors, the values of variables,
+    paths, dates and times, ranges, namespaces, dataclasses and named tuples travel as data that cannot run code;
+    anything else needs `allow_pickle=True` on every rank. Raises ConfigurationError on every rank where the root's
+    object can't be sent.
     """
     with as_tensorflow():
         return objects.broadcast_object(obj, root_rank, name, process_set, allow_pickle, TENSORFLOW_VALUES)

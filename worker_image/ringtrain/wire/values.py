@@ -1,8 +1,8 @@
 """Plain values as bytes, without pickle: JSON for the structure, raw bytes behind it for arrays.
 
 JSON has no bytes, arrays, tuples, sets or dicts with keys that are not strings: these become an object with the
-one key `$<kind>`. A dict of the user's that looks like one of them is written as a list of pairs, so nothing is
-ambiguous.
+one key `$<kind>`, and so do the values that `wire.records` knows. A dict of the user's that looks like one of them
+is written as a list of pairs, so nothing is ambiguous.
 """
 
 import json
@@ -15,6 +15,7 @@ from typing import Any, Final
 import numpy as np
 
 from ringtrain.errors import ConfigurationError
+from ringtrain.wire import records
 from ringtrain.wire.dtypes import dtype_of
 
 _LENGTH: Final = struct.Struct("<Q")
@@ -71,6 +72,8 @@ class _Writer:
             return {"$scalar": self.plain(np.asarray(value), where)}
         if isinstance(value, np.ndarray) and not isinstance(value, np.ma.MaskedArray):
             return self._array(value, where)
+        if (parts := records.parts_of(value)) is not None:
+            return {"$record": [parts[0], self.plain(parts[1], where)]}
         return self._foreign(value, where)
 
     def _items(self, values: Any, where: str) -> list[Any]:
@@ -135,6 +138,8 @@ class _Reader:
             dtype = dtype_of("bfloat16") if content[0] == "bfloat16" else np.dtype(content[0])
             count = int(np.prod(content[1], dtype=np.int64)) * dtype.itemsize
             return np.frombuffer(bytearray(self._take(count)), dtype).reshape(content[1])
+        if kind == "$record":
+            return records.made_of(content[0], self.value(content[1]))
         if kind == "$foreign" and self._foreign is not None:
             return self._foreign.unpack(bytes(self._take(content)))
         raise ConfigurationError(f"a value of kind {kind!r} arrived, which is not known here; use the same module")

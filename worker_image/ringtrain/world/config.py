@@ -64,6 +64,7 @@ class WorkerConfig:
     slot: int | None = None
     timeout_s: float = 60.0
     stall_timeout_s: float = 600.0
+    stall_warning_s: float = 30.0
     transport: str = "auto"
     data_path: str = "auto"
     encrypt: str = "none"
@@ -116,6 +117,7 @@ class WorkerConfig:
             slot=_slot(env) if world.source == "ringtrain" else None,
             timeout_s=timeout_s,
             stall_timeout_s=seconds(env, contract.ENV_STALL_TIMEOUT, max(600.0, timeout_s)),
+            stall_warning_s=seconds(env, contract.ENV_STALL_WARNING, 30.0),
             transport=one_of(env, contract.ENV_TRANSPORT, TRANSPORTS),
             data_path=one_of(env, contract.ENV_DATA_PATH, DATA_PATHS),
             encrypt=one_of(env, contract.ENV_ENCRYPT, contract.ENCRYPTION),

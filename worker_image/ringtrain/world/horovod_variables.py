@@ -6,10 +6,14 @@ from typing import Final
 
 from ringtrain import contract
 from ringtrain.errors import ConfigurationError, shown
+from ringtrain.world.variables import LONGEST_TIMEOUT_S
 
 # Horovod's names of levels, in lower case, and Python's. Those that both have are not repeated.
 LOG_LEVELS: Final = {"trace": "debug", "fatal": "critical"}
 OUR_LOG_LEVELS: Final = ("debug", "info", "warning", "error", "critical")
+
+# The longest time that a wait may have.
+NEVER: Final = f"{LONGEST_TIMEOUT_S:.0f}"
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,18 @@ def _file(_: str, value: str) -> str:
     return "" if value == "DYNAMIC" else value
 
 
+def _never_if_0(name: str, value: str) -> str:
+    return _seconds(name, value) or NEVER
+
+
+def _never_if_disabled(name: str, value: str) -> str:
+    if value.lower() in ("0", "false", "no", ""):
+        return ""
+    if value.lower() in ("1", "true", "yes"):
+        return NEVER
+    raise ConfigurationError(f'{name} is "{shown(value)}"; expected 0 or 1')
+
+
 def _seconds(name: str, value: str) -> str:
     try:
         number = float(value)
@@ -50,10 +66,25 @@ COUNTERPARTS: Final = (
         "HOROVOD_LOG_LEVEL", contract.ENV_LOG_LEVEL, log_level, "`TRACE` is `debug`, `FATAL` is `critical`"
     ),
     Counterpart(
+        "HOROVOD_STALL_CHECK_DISABLE",
+        contract.ENV_STALL_TIMEOUT,
+        _never_if_disabled,
+        f"`1` is {NEVER}, eleven days",
+    ),
+    Counterpart(
+        "HOROVOD_STALL_CHECK_DISABLE", contract.ENV_STALL_WARNING, _never_if_disabled, "`1`: no rank is named"
+    ),
+    Counterpart(
         "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
         contract.ENV_STALL_TIMEOUT,
-        _seconds,
-        "`0`, for ever in Horovod, is the default of 600 s",
+        _never_if_0,
+        f"`0`, for ever in Horovod, is {NEVER}, eleven days",
+    ),
+    Counterpart(
+        "HOROVOD_STALL_CHECK_TIME_SECONDS",
+        contract.ENV_STALL_WARNING,
+        _never_if_0,
+        "after how long late ranks are named",
     ),
     Counterpart("HOROVOD_START_TIMEOUT", contract.ENV_START_TIMEOUT, _seconds, "read by the command"),
     Counterpart(

@@ -48,7 +48,9 @@ class Membership:
         self.monitor = Monitor(ring, transport, self.failure_state, self._identity, self._peer_left)
         self._watches = self.monitor.watches
         self._roster = Roster(ring, self.failure_state, self._ask_roster, self._partner_failed, self._absent)
-        self._lateness = Lateness(ring, self.offers, self.monitor.statuses, self._look_for_takers)
+        self._lateness = Lateness(
+            ring, self.offers, self.monitor.statuses, self._look_for_takers, ring.stall_warning_s
+        )
         self.left = False
         self._closed = threading.Lock()
 

@@ -8,7 +8,8 @@ class RingConfig:
     """Rank `rank` of `size`. `addresses` by rank, `host:port`.
 
     `timeout_s`: of a process that does not answer. `stall_timeout_s`: how long a collective waits for one that
-    answers and does not come. `local_size`: ranks of this one's host or pod.
+    answers and does not come; `stall_warning_s`: after how long it is named. `local_size`: ranks of this one's
+    host or pod.
     """
 
     rank: int
@@ -19,6 +20,7 @@ class RingConfig:
     timeout_s: float = 60.0
     stall_timeout_s: float = 600.0
     local_size: int = 1
+    stall_warning_s: float = 30.0
 
     @property
     def peers(self) -> tuple[int, ...]:

@@ -82,13 +82,17 @@ def test_options_without_meaning_are_explained() -> None:
 
 
 def test_options_become_variables() -> None:
-    """What is told to launcher, agents and ranks; a stall timeout of 0 leaves the default."""
+    """What is told to launcher, agents and ranks; a stall timeout of 0 is the longest that there is."""
     given = {"start_timeout": 30.0, "timeline_filename": "t.json", "log_level": "FATAL"}
     assert HorovodValues({**given, "stall_check_shutdown_time_seconds": 0.0}).variables == {
         contract.ENV_START_TIMEOUT: "30",
         contract.ENV_TIMELINE: "t.json",
         contract.ENV_LOG_LEVEL: "critical",
+        contract.ENV_STALL_TIMEOUT: "1000000",
     }
+    off = HorovodValues({"no_stall_check": True, "stall_check_shutdown_time_seconds": 20.0})
+    assert off.variables == {contract.ENV_STALL_TIMEOUT: "1000000", contract.ENV_STALL_WARNING: "1000000"}
+    assert HorovodValues({"stall_check_warning_time_seconds": 5.0}).variables == {contract.ENV_STALL_WARNING: "5"}
     values = HorovodValues({"stall_check_shutdown_time_seconds": 90.0, "network_interfaces": "eth0, lo"})
     assert values.variables == {contract.ENV_STALL_TIMEOUT: "90"}
     assert values.ssh.interfaces == ("eth0", "lo")
@@ -124,10 +128,19 @@ def test_a_config_file(tmp_path: Path) -> None:
     }
 
 
+def test_settings_that_are_none_are_named_and_passed_over(tmp_path: Path) -> None:
+    """As Horovod does with keys that it does not know."""
+    (tmp_path / "config.yaml").write_text("timeline:\n  file: x\n  filename: t.json\nnew: 1\n")
+    values = HorovodValues(read_config_file(str(tmp_path / "config.yaml")))
+    assert values.variables == {contract.ENV_TIMELINE: "t.json"}
+    assert [note.partition("config.yaml: ")[2] for note in values.notes] == [
+        "timeline.file, new: no setting of Horovod, passed over"
+    ]
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("timeline:\n  file: x\n", "timeline.file is no setting of Horovod; expected one of"),
         ("params:\n  fusion_threshold_mb: many\n", "params.fusion_threshold_mb: 'many' is not a valid integer"),
         ("logging:\n  level: LOUD\n", "logging.level: 'LOUD' is not one of"),
         ("controller: jsrun\n", "controller is 'jsrun'; expected gloo or mpi"),
@@ -135,7 +148,7 @@ def test_a_config_file(tmp_path: Path) -> None:
         ("a: [\n", "is no YAML"),
         (None, "No such file"),
     ],
-    ids=["unknown-key", "wrong-type", "wrong-choice", "wrong-controller", "a-list", "no-yaml", "no-file"],
+    ids=["wrong-type", "wrong-choice", "wrong-controller", "a-list", "no-yaml", "no-file"],
 )
 def test_a_config_file_with_an_error(text: str | None, message: str, tmp_path: Path) -> None:
     """The message names file, key and what was expected, and nothing is started."""
@@ -235,11 +248,28 @@ def test_version() -> None:
         ({"HOROVOD_TIMELINE": "/h.json", "RINGTRAIN_TIMELINE": "/r.json"}, {"timeline": Path("/r.json")}),
         ({"HOROVOD_TIMELINE": "DYNAMIC"}, {"timeline": None}),
         ({"HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "90"}, {"stall_timeout_s": 90.0}),
-        ({"HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "0"}, {"stall_timeout_s": 600.0}),
+        ({"HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "0"}, {"stall_timeout_s": 1e6}),
+        (
+            {"HOROVOD_STALL_CHECK_DISABLE": "1", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "20"},
+            {"stall_timeout_s": 1e6, "stall_warning_s": 1e6},
+        ),
+        ({"HOROVOD_STALL_CHECK_DISABLE": "0"}, {"stall_timeout_s": 600.0, "stall_warning_s": 30.0}),
+        ({"HOROVOD_STALL_CHECK_TIME_SECONDS": "5"}, {"stall_warning_s": 5.0}),
         ({"HOROVOD_LOG_LEVEL": "TRACE"}, {"log_level": "debug"}),
         ({"HOROVOD_LOG_LEVEL": "fatal", "RINGTRAIN_LOG_LEVEL": "info"}, {"log_level": "info"}),
     ],
-    ids=["timeline", "ours-wins", "dynamic", "stall", "stall-never", "trace", "our-level-wins"],
+    ids=[
+        "timeline",
+        "ours-wins",
+        "dynamic",
+        "stall",
+        "stall-never",
+        "no-check",
+        "check",
+        "check-time",
+        "trace",
+        "our-level-wins",
+    ],
 )
 def test_horovods_variables_count_where_ours_are_not_set(
     environment: dict[str, str], expected: dict[str, object]

@@ -1,0 +1,89 @@
+"""Base classes of loaders that scripts import from `horovod.data`, by the same names."""
+
+import queue
+import threading
+from collections.abc import Iterator
+from typing import Any, Final
+
+_END: Final = object()
+
+
+class BaseDataLoader:
+    """An iterable of batches. A subclass gives `__len__` and `_iterate`, and may change each batch in
+    `_process_batch`."""
+
+    def __len__(self) -> int:
+        """How many batches there are."""
+        raise NotImplementedError(f"{type(self).__name__} has no __len__")
+
+    def _iterate(self) -> Iterator[Any]:
+        raise NotImplementedError(f"{type(self).__name__} has no _iterate")
+
+    def _process_batch(self, batch: Any) -> Any:
+        return batch
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self._iterate():
+            yield self._process_batch(batch)
+
+
+class AsyncDataLoaderMixin:
+    """Put before a `BaseDataLoader`: a thread reads up to `async_loader_queue_size` batches ahead; 0: none.
+
+        class AsyncLoader(AsyncDataLoaderMixin, MyLoader): ...
+
+    What reading raises is raised where the batch is taken.
+    """
+
+    def __init__(self, *args: Any, async_loader_queue_size: int = 64, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.async_loader_queue_size = async_loader_queue_size
+        self._closing = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def close_async_loader(self) -> None:
+        """End the thread that reads ahead. The next iteration begins another one."""
+        self._closing.set()
+        if self._thread is not None:
+            self._thread.join()
+        self._thread = None
+
+    def __iter__(self) -> Iterator[Any]:
+        whole: Any = super()
+        if self.async_loader_queue_size <= 0:
+            yield from whole.__iter__()
+            return
+        self.close_async_loader()
+        self._closing.clear()
+        ahead: queue.Queue[Any] = queue.Queue(self.async_loader_queue_size)
+        self._thread = threading.Thread(target=self._read, args=(ahead,), name="ringtrain-loader", daemon=True)
+        self._thread.start()
+        while (given := ahead.get()) is not _END:
+            if isinstance(given, _Failed):
+                raise given.error
+            yield self._process_batch(given)  # type: ignore[attr-defined]
+
+    def _read(self, ahead: "queue.Queue[Any]") -> None:
+        last: Any = _END
+        try:
+            for batch in self._iterate():  # type: ignore[attr-defined]
+                if not self._put(ahead, batch):
+                    return
+        except Exception as error:  # whoever takes the batch raises it
+            last = _Failed(error)
+        self._put(ahead, last)
+
+    def _put(self, ahead: "queue.Queue[Any]", given: Any) -> bool:
+        """Return whether there was a place before the loader was closed."""
+        while not self._closing.is_set():
+            try:
+                ahead.put(given, timeout=0.1)
+            except queue.Full:
+                continue
+            return True
+        return False
+
+
+class _Failed:
+    def __init__(self, error: Exception) -> None:
+        self.error = error
