@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import threading
 from typing import Any
 
@@ -42,3 +43,8 @@ def gives_what_cannot_be_pickled() -> Any:
 
 def variable(name: str) -> str | None:
     return os.environ.get(name)
+
+
+def prints_and_tells() -> tuple[str, str, str]:
+    print("rank", os.environ["HOROVOD_RANK"], flush=True)
+    return sys.executable, os.environ["RINGTRAIN_LOG_LEVEL"], os.environ["RINGTRAIN_TIMEOUT"]

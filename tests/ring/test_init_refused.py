@@ -26,7 +26,7 @@ def refused_then_right(initialized: bool) -> tuple[bool, Any]:
 
 @pytest.mark.parametrize("initialized", [False, True], ids=["not-before", "before"])
 def test_the_corrected_call_works(initialized: bool) -> None:
-    """A refused init() ends the world that it met, and gives up the sets that it made; one that was there stays."""
+    """A refused init() ends the world that it met, and gives up the sets that it made."""
     found = run_ranks(refused_then_right, 2, initialized)
     assert found == [(initialized, [None, [0.0]]), (initialized, [None, [1.0]])]
 

@@ -1,6 +1,8 @@
 """`ringtrain.run` gives the results of rank processes in rank order, or the error of the first that failed."""
 
+import inspect
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ import pytest
 
 import ringtrain as rt
 from ring import functions
+from ringtrain import horovod_run
 from ringtrain.errors import ConfigurationError, RankFailed
 
 
@@ -56,6 +59,62 @@ def test_a_result_that_cannot_be_pickled_is_an_error_of_its_rank() -> None:
 def test_variables_of_ranks() -> None:
     """They are on top of those of this process."""
     assert rt.run(functions.variable, ("RINGTRAIN_TIMEOUT",), np=1, env={"RINGTRAIN_TIMEOUT": "7"}) == ["7"]
+
+
+# As https://github.com/horovod/horovod has them at 0.28.1, horovod/runner/__init__.py.
+OF_HOROVOD = """
+func args kwargs num_proc min_num_proc max_num_proc slots reset_limit cooldown_range hosts hostfile start_timeout
+ssh_port ssh_identity_file disable_cache output_filename verbose use_gloo use_mpi mpi_args network_interface
+executable np min_np max_np
+"""
+
+
+def test_arguments_are_those_of_horovod_at_their_places() -> None:
+    """Ours come after them, by name alone."""
+    parameters = inspect.signature(rt.run).parameters
+    assert [name for name, p in parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD] == OF_HOROVOD.split()
+
+
+@pytest.mark.parametrize("name", horovod_run.NO_MEANING)
+def test_an_argument_without_meaning_is_said_to_have_none(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    """In one line with its reason, and the function runs."""
+    given: dict[str, Any] = {name: 1}
+    assert rt.run(functions.variable, ("HOROVOD_SIZE",), **given) == ["1"]
+    assert f"run: {name} has no meaning here and is accepted: " in caplog.text
+
+
+def test_arguments_that_mean_something(tmp_path: Path) -> None:
+    """Hosts of this machine, a Python, an output directory, more messages, and a time to start in."""
+    link = tmp_path / "python"
+    link.symlink_to(sys.executable)
+    found = rt.run(
+        functions.prints_and_tells,
+        num_proc=2,
+        hosts="localhost:2",
+        output_filename=str(tmp_path / "out"),
+        executable=str(link),
+        verbose=2,
+        start_timeout=100,
+    )
+    assert found == [(str(link), "info", "100")] * 2
+    assert [(tmp_path / f"out/rank.{rank}/stdout").read_text() for rank in range(2)] == ["rank 0\n", "rank 1\n"]
+    assert (tmp_path / "out/rank.1/stderr").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"hosts": "elsewhere:2"}, "elsewhere is another machine, and run"),
+        ({"hosts": "localhost:2", "num_proc": 3}, "np is 3 and the hosts have 2 slots"),
+        ({"hosts": "localhost:many"}, "'localhost:many' is no host; expected in hosts: name:slots"),
+        ({"hosts": "localhost:2", "hostfile": "x"}, "expected one of them"),
+        ({"hostfile": "/absent"}, "hostfile /absent: No such file"),
+    ],
+)
+def test_hosts_that_run_cannot_use(given: dict[str, Any], message: str) -> None:
+    """The error says why, before anything is started."""
+    with pytest.raises(ConfigurationError, match=message):
+        rt.run(functions.summed, (1.0,), **given)
 
 
 @pytest.mark.parametrize("np_", [0, -1, True, 2.0, "2", 100_000])

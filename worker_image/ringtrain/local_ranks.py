@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from ringtrain import contract
+from ringtrain import contract, horovod_run
 from ringtrain.errors import ConfigurationError, PeerLost, RankFailed
 
 if TYPE_CHECKING:
@@ -42,8 +43,29 @@ def run(
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     num_proc: int = 1,
-    *,
+    min_num_proc: int | None = None,
+    max_num_proc: int | None = None,
+    slots: int | None = None,
+    reset_limit: int | None = None,
+    cooldown_range: Any = None,
+    hosts: str | None = None,
+    hostfile: str | None = None,
+    start_timeout: float | None = None,
+    ssh_port: int | None = None,
+    ssh_identity_file: str | None = None,
+    disable_cache: bool | None = None,
+    output_filename: str | None = None,
+    verbose: Any = None,
+    use_gloo: bool | None = None,
+    use_mpi: bool | None = None,
+    mpi_args: str | None = None,
+    network_interface: Any = None,
+    executable: str | None = None,
     np: int | None = None,
+    min_np: int | None = None,
+    max_np: int | None = None,
+    *,
+    network_interfaces: Any = None,
     env: Mapping[str, str] | None = None,
     timeout_s: float | None = None,
 ) -> list[Any]:
@@ -52,10 +74,16 @@ def run(
         def train(lr): hvd.init(); ...; return loss
         losses = ringtrain.run(train, args=(0.1,), np=4)
 
-    `np`: Horovod's older name of `num_proc`. `env`: variables that ranks get on top of this process's.
-    `timeout_s`: after so long ranks are ended; None: they take as long as they take. Function, arguments and
-    results travel by pickle, or by cloudpickle where it is installed, which takes lambdas and functions of a
-    notebook. As with `multiprocessing`, a script guards its own start with `if __name__ == "__main__":`.
+    `np`: Horovod's older name of `num_proc`. `hosts`, `hostfile`: names of this machine alone, with at least as
+    many slots. `start_timeout`: seconds that a rank waits for the others.
+    `output_filename`: a directory in which rank.N/stdout and stderr are what rank N writes. `verbose`: 2 or more
+    shows ringtrain's own messages. `executable`: the Python of ranks. The other arguments of Horovod's have no
+    meaning here, and a line says why.
+
+    `env`: variables that ranks get on top of this process's. `timeout_s`: after so long ranks are ended; None:
+    they take as long as they take. Function, arguments and results travel by pickle, or by cloudpickle where it is
+    installed, which takes lambdas and functions of a notebook. As with `multiprocessing`, a script guards its own
+    start with `if __name__ == "__main__":`.
 
     Raises RankFailed for the rank that failed first, with its traceback; all other ranks have ended then. Raises
     ConfigurationError for arguments that make no sense.
@@ -63,17 +91,23 @@ def run(
     import multiprocessing
     import tempfile
 
-    size = num_proc if np is None else np
+    horovod_run.say_no_meaning(locals())
+    size = horovod_run.ranks_on_this_machine(num_proc if np is None else np, hosts, hostfile)
     if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= _MAX_RANKS:
         raise ConfigurationError(f"run: np is {size!r}; expected a number of ranks from 1 to {_MAX_RANKS}")
+    env = {**horovod_run.variables(start_timeout, verbose), **(env or {})}
+    outputs = horovod_run.output_directories(output_filename, size)
     work = _pickled((func, tuple(args), dict(kwargs or {})), "run: the function or its arguments")
     context = multiprocessing.get_context("spawn")
+    if executable is not None:
+        context.set_executable(executable)
     ranks: list[_Rank] = []
     with tempfile.TemporaryDirectory(prefix="ringtrain-") as directory:
         try:
-            for own in _environments(size, Path(directory), env or {}):
+            for own, output in zip(_environments(size, Path(directory), env), outputs, strict=True):
                 ours, theirs = context.Pipe(duplex=False)
-                process = context.Process(target=_rank_main, args=(os.getpid(), theirs, own, work), daemon=False)
+                arguments = (os.getpid(), theirs, own, work, output)
+                process = context.Process(target=_rank_main, args=arguments, daemon=False)
                 process.start()
                 theirs.close()
                 ranks.append(_Rank(process, ours))
@@ -83,6 +117,8 @@ def run(
             return results
         finally:
             _end(ranks)
+            if executable is not None:
+                context.set_executable(sys.executable)
 
 
 def _environments(size: int, directory: Path, env: Mapping[str, str]) -> list[dict[str, str]]:
@@ -120,11 +156,13 @@ def _environments(size: int, directory: Path, env: Mapping[str, str]) -> list[di
     ]
 
 
-def _rank_main(parent: int, pipe: Connection, env: Mapping[str, str], work: bytes) -> None:
-    """In a rank: do the work and tell how it went."""
+def _rank_main(parent: int, pipe: Connection, env: Mapping[str, str], work: bytes, output: Path | None) -> None:
+    """In a rank: do the work and tell how it went. `output`: the folder of its stdout and stderr, if asked for."""
     from ringtrain.processes import die_with_parent
 
     die_with_parent(parent)()
+    if output is not None:
+        horovod_run.write_outputs_to(output)
     for name in (contract.ENV_REPORT_FD, contract.ENV_MPI_CHECK_IN):  # of the process that called run()
         os.environ.pop(name, None)
     os.environ.update(env)

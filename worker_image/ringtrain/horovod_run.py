@@ -1,0 +1,121 @@
+"""Arguments of `horovod.run`: what each means for ranks of this machine, or why it has no meaning."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from ringtrain import contract
+from ringtrain.errors import ConfigurationError
+
+log = logging.getLogger("ringtrain")
+
+_IN_TEXT: Final = re.compile(r"(?P<name>\[[^]]+\]|[^\s:]+)(?::(?P<slots>\d{1,6}))?")
+_IN_FILE: Final = re.compile(r"(?P<name>\S+)(?:\s+slots\s*=\s*(?P<slots>\d{1,6}))?(?:\s+max_slots\s*=\s*\d+)?")
+_ELASTIC: Final = "all ranks run from the beginning to the end; horovodrun --min-np starts elastic ones"
+_NO_SSH: Final = "ranks of run() are processes of this machine"
+NO_MEANING: Final = {
+    "min_num_proc": _ELASTIC,
+    "max_num_proc": _ELASTIC,
+    "min_np": _ELASTIC,
+    "max_np": _ELASTIC,
+    "slots": _ELASTIC,
+    "reset_limit": _ELASTIC,
+    "cooldown_range": _ELASTIC,
+    "ssh_port": _NO_SSH,
+    "ssh_identity_file": _NO_SSH,
+    "network_interface": _NO_SSH,
+    "network_interfaces": _NO_SSH,
+    "disable_cache": "nothing is checked before the start, and nothing kept",
+    "use_gloo": "ranks exchange over Ringtrain's own connections",
+    "use_mpi": "ranks exchange over Ringtrain's own connections",
+    "mpi_args": "there is no mpirun",
+}
+
+
+def say_no_meaning(given: Mapping[str, Any]) -> None:
+    """Log a line for each argument that is given and has no meaning."""
+    for name, reason in NO_MEANING.items():
+        if given[name] is not None:
+            log.warning("run: %s has no meaning here and is accepted: %s", name, reason)
+
+
+def ranks_on_this_machine(asked: Any, hosts: str | None, hostfile: str | None) -> Any:
+    """How many ranks `asked` for are to run, where `hosts` or `hostfile` say where. Raises ConfigurationError for
+    both, for another machine, and for too few slots."""
+    if hosts is not None and hostfile is not None:
+        raise ConfigurationError(f"run: hosts is {hosts!r} and hostfile is {hostfile!r}; expected one of them")
+    if hosts is None and hostfile is None:
+        return asked
+    found = _of_text(hosts) if hosts is not None else _of_file(Path(str(hostfile)))
+    here = {"localhost", "127.0.0.1", "::1", "[::1]", socket.gethostname()}
+    if others := [name for name, _ in found if name not in here]:
+        raise ConfigurationError(
+            f"run: {others[0]} is another machine, and run() starts ranks on this one; start the script there by "
+            "horovodrun -H, or as a job"
+        )
+    there = sum(slots for _, slots in found)
+    if isinstance(asked, int) and asked > there:
+        raise ConfigurationError(f"run: np is {asked} and the hosts have {there} slots; give them {asked}")
+    return asked
+
+
+def _of_text(hosts: str) -> list[tuple[str, int]]:
+    return [_host(entry, _IN_TEXT, "hosts: name:slots, comma-separated") for entry in hosts.split(",")]
+
+
+def _of_file(path: Path) -> list[tuple[str, int]]:
+    try:
+        lines = [line.partition("#")[0] for line in path.read_text().splitlines()]
+    except (OSError, UnicodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise ConfigurationError(f"run: hostfile {path}: {why}") from error
+    return [_host(line, _IN_FILE, f"hostfile {path}: lines `name slots=2`") for line in lines if line.strip()]
+
+
+def _host(text: str, form: re.Pattern[str], expected: str) -> tuple[str, int]:
+    if (found := form.fullmatch(text.strip())) is None:
+        raise ConfigurationError(f"run: {text.strip()!r} is no host; expected in {expected}")
+    return found["name"], int(found["slots"] or 1)
+
+
+def variables(start_timeout: float | None, verbose: Any) -> dict[str, str]:
+    """What ranks are told of it."""
+    found = {}
+    if start_timeout is not None:
+        found[contract.ENV_TIMEOUT] = f"{float(start_timeout):g}"
+    if verbose is not None and int(verbose) >= 2:
+        found[contract.ENV_LOG_LEVEL] = "info"
+    return found
+
+
+def output_directories(name: str | None, size: int) -> Sequence[Path | None]:
+    """A folder for each rank's output in the directory `name`. Raises ConfigurationError if it can't be made."""
+    if name is None:
+        return [None] * size
+    digits = len(str(size - 1))
+    folders = [Path(name) / f"rank.{rank:0{digits}d}" for rank in range(size)]
+    try:
+        for folder in folders:
+            folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigurationError(
+            f"run: output_filename is {name!r}: {error.strerror}; give a directory that you can write"
+        ) from error
+    return folders
+
+
+def write_outputs_to(folder: Path) -> None:
+    """Have this process, and those that it starts, write stdout and stderr to files in `folder`."""
+    for stream, number in ((sys.stdout, 1), (sys.stderr, 2)):
+        stream.flush()
+        path = folder / ("stdout" if number == 1 else "stderr")
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        os.dup2(file, number)
+        os.close(file)
