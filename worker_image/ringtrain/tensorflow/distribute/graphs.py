@@ -74,7 +74,9 @@ def _layers_of_keras_3_explained() -> Iterator[None]:
         yield
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)
-        if IS_KERAS_2 or not any(f"{os.sep}keras{os.sep}" in frame.filename for frame in frames):
+        # An optimizer of tf.compat.v1.train asks a variable for this, and one of Keras 3 does not have it.
+        is_of_keras = any(f"{os.sep}keras{os.sep}" in frame.filename for frame in frames)
+        if IS_KERAS_2 or not (is_of_keras or "_in_graph_mode" in str(error)):
             raise
         raise ConfigurationError(
             "model_fn uses Keras 3, which can't be used in a tf.compat.v1 graph "
@@ -96,7 +98,7 @@ def training_operation(spec: EstimatorSpec, strategy: HorovodStrategy, graph: An
             "train a model of its own. Give host_call=(fn, gradients), use strategy.apply_gradients, or "
             "ringtrain.tensorflow.DistributedOptimizer"
         )
-    if None in operations:
+    if any(operation is None for operation in operations):
         raise ConfigurationError("the function of host_call returned None; expected the operation that updates")
     if _is_counted(graph, global_step):
         return tf.group(*operations)

@@ -177,7 +177,8 @@ class EvalSpec:
 
     `exporters`: one or several objects with `name` and `export(estimator, export_path, checkpoint_path,
     eval_result, is_the_final_export)`, called after each evaluation. `start_delay_secs`: how long an evaluator's
-    own process waits first. `throttle_secs`: at most one evaluation in so many seconds while training goes on.
+    own process waits first, but for the last checkpoint. `throttle_secs`: at most one evaluation in so many
+    seconds while training goes on.
     """
 
     input_fn: Callable[..., Any]

@@ -86,15 +86,16 @@ def _evaluate_checkpoints(estimator: Estimator, train_spec: TrainSpec, eval_spec
     found: dict[str, Any] = {}
     seen = None
     last_step = float("inf") if train_spec.max_steps is None else train_spec.max_steps
-    time.sleep(eval_spec.start_delay_secs)
+    begin = time.monotonic() + eval_spec.start_delay_secs
     deadline = time.monotonic() + _PATIENCE_S
     while found.get("global_step", -1) < last_step:
         path = estimator.latest_checkpoint()
         if path is not None and path != seen:
             is_final = tf.train.load_variable(path, "global_step") >= last_step
-            found, seen = _evaluated(estimator, eval_spec, is_final), path
-            deadline = time.monotonic() + _PATIENCE_S
-            continue
+            if is_final or time.monotonic() >= begin:
+                found, seen = _evaluated(estimator, eval_spec, is_final), path
+                deadline = time.monotonic() + _PATIENCE_S
+                continue
         if time.monotonic() > deadline:
             raise ConfigurationError(
                 f"model_dir {estimator.model_dir} has had no new checkpoint for {_PATIENCE_S:g} s; the last is "
