@@ -195,3 +195,27 @@ def check_factors_of_slices():
         np.testing.assert_allclose(whole.values, np.full((SIZE, 2), 1 / share))
         (grouped,) = hvd.grouped_allreduce([slices], op=op, prescale_factor=4.0)
         np.testing.assert_allclose(tf.convert_to_tensor(grouped), [[4.0 * SIZE / share] * 2])
+
+
+def check_a_step_that_failed_before_its_gradients_leaves_nothing():
+    """On every rank, and the next step goes on."""
+    weight, failing = tf.Variable(tf.ones([2])), [True]
+
+    def check(x):
+        if failing[0]:
+            raise ValueError("a bad batch")
+        return x
+
+    @tf.function
+    def step(x):
+        x = tf.ensure_shape(tf.py_function(check, [x], tf.float32), [2])
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(x * weight)
+        return hvd.DistributedGradientTape(tape).gradient(loss, weight)
+
+    for _ in range(2):
+        failing[0] = True
+        with pytest.raises(tf.errors.OpError, match="a bad batch"):
+            step(tf.fill([2], 100.0))
+        failing[0] = False
+        np.testing.assert_allclose(step(tf.fill([2], RANK + 1.0)), [(SIZE + 1) / 2] * 2)

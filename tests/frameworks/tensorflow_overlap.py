@@ -192,3 +192,51 @@ def check_host_call_of_an_estimator():
 
 def check_an_optimizer_of_tf_compat_v1():
     _check(by_v1_optimizer)
+
+
+def _step_after_one_that_failed() -> str:
+    """Both ranks' step fails, on rank 0 when its last layer's gradient is under way, on rank 1 before it."""
+    import pytest
+    import tensorflow as tf
+
+    import ringtrain.tensorflow as hvd
+    from ringtrain.negotiation.queues import queue_of
+
+    hvd.init()
+    first, last = _weights(tf)
+
+    def fail(upstream: Any) -> Any:
+        deadline = time.monotonic() + DEADLINE_S / 2
+        while not queue_of(hvd.global_process_set).in_flight():
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        raise ValueError("a bad batch")
+
+    def check(x: Any) -> Any:
+        if hvd.rank() == 1:
+            raise ValueError("a bad batch")
+        return x
+
+    @tf.custom_gradient
+    def failing(x: Any) -> Any:
+        return tf.identity(x), lambda upstream: tf.ensure_shape(
+            tf.py_function(fail, [upstream], tf.float32), x.shape
+        )
+
+    @tf.function
+    def step(x: Any) -> Any:
+        x = tf.ensure_shape(tf.py_function(check, [x], tf.float32), [2, WIDTH])
+        with hvd.DistributedGradientTape(tf.GradientTape()) as tape:
+            loss = tf.reduce_mean(failing(x @ first) @ last)
+        return tape.gradient(loss, [first, last])
+
+    for _ in range(2):
+        with pytest.raises(tf.errors.OpError) as caught:
+            step(tf.ones([2, WIDTH]))
+    return str(caught.value)
+
+
+def check_a_gradient_meets_none_of_another_step():
+    """After a step that failed on a rank when its gradients were under way, that rank's next step is refused."""
+    first, _ = run_ranks(_step_after_one_that_failed, 2, env=ENV, context=multiprocessing.get_context("fork"))
+    assert "failed on this rank when 1 of its gradients were under way" in first

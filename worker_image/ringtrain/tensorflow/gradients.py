@@ -1,6 +1,5 @@
 """Reduce a model's gradients, as tape and optimizers do: each as soon as it exists, with one wait for all."""
 
-import functools
 import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -22,7 +21,7 @@ from ringtrain.tensorflow.members import members_as
 from ringtrain.tensorflow.names import name_of_call
 from ringtrain.tensorflow.presence import completed
 from ringtrain.tensorflow.reduce import scaled_slices
-from ringtrain.tensorflow.streams import Wait, streamed_call
+from ringtrain.tensorflow.streams import Begun, Ready, streamed_call
 
 
 @dataclass(frozen=True)
@@ -129,18 +128,18 @@ class GradientReducer:
         lacking = "".join(f"-{index}" for index in range(len(results)) if index not in dense)
         parts = [[small[i][0] for i in group] for group in groups] + [[s.values, s.indices] for s in slices]
 
-        def begin(number: int, given: Sequence[Array], ending: str) -> Wait:
+        def begin(number: int, given: Sequence[Array]) -> Begun:
             if trains_alone(process_set):  # in this world; not in the one in which the graph was built
-                return lambda: given
+                return Ready(given)
             if number >= len(groups):
-                own = f"{name}.{sparse[number - len(groups)]}{ending}"
-                begun = arrays.begin_allgather(given, process_set, own)
+                own = f"{name}.{sparse[number - len(groups)]}"
+                begun: Begun = arrays.begin_allgather(given, process_set, own)
             else:
                 group = groups[number]
-                own = f"{name}.{dense[group[0]]}{lacking if len(group) > 1 else ''}{ending}"
+                own = f"{name}.{dense[group[0]]}{lacking if len(group) > 1 else ''}"
                 own = name_for("gradients", own, process_set)
                 begun = arrays.begin(options.reduction.request(own), given, process_set)
-            return functools.partial(arrays.result_of, begun)
+            return begun
 
         flat = [tensor for part in parts for tensor in part]
         shapes = [t.shape for t in flat[: len(dense)]] + [any_rows(t) for t in flat[len(dense) :]]

@@ -1,32 +1,56 @@
 """Hand arrays out of a graph, each as soon as it exists, and wait for what becomes of them once, at the end."""
 
 import functools
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import tensorflow as tf
 
 from ringtrain.collectives.tensors import Array
+from ringtrain.errors import RingtrainError
+from ringtrain.negotiation.arrays import result_of
 from ringtrain.process_groups import context
 from ringtrain.tensorflow.calls import host_call
 from ringtrain.tensorflow.operation import add_node
 
-Wait = Callable[[], Sequence[Array]]
-# Of a part's number, its arrays, and what its name ends with: begins what becomes of them, and returns the wait.
-Begin = Callable[[int, Sequence[Array], str], Wait]
+
+class Begun(Protocol):
+    """What becomes of a part."""
+
+    def done(self) -> bool:
+        """Whether the result is there."""
+
+    def result(self) -> Sequence[Array]:
+        """Wait for the result."""
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A result that is there already."""
+
+    arrays: Sequence[Array]
+
+    def done(self) -> bool:
+        return True
+
+    def result(self) -> Sequence[Array]:
+        return self.arrays
+
+
+Begin = Callable[[int, Sequence[Array]], Begun]
 
 
 @tf.autograph.experimental.do_not_convert
 def streamed_call(
     name: str, begin: Begin, parts: Sequence[Sequence[Any]], dtypes: Sequence[Any], shapes: Sequence[Any]
 ) -> list[Any]:
-    """Call `begin` for each of `parts`, lists of tensors, and return what all waits return, one after the other,
-    as tensors of the given dtypes and shapes.
+    """Call `begin(number of the part, its arrays)` for each of `parts`, lists of tensors, and return all results,
+    one after the other, as tensors of the given dtypes and shapes.
 
     In a graph a part is begun as soon as its tensors are there, whatever else goes on: `begin` must not block. One
-    wait follows all of them. `name`: of the place in the program, the same on all ranks.
+    wait follows all of them. `name`: of the place in the program. A run after one that failed on this rank in
+    between raises RingtrainError, where other ranks may take what that one has begun for a part of this one.
     """
     if tf.executing_eagerly():
         flat = [tensor for part in parts for tensor in part]
@@ -47,46 +71,43 @@ def streamed_call(
 
 def _all_at_once(begin: Begin, lengths: Sequence[int], *arrays: Array) -> list[Array]:
     given = iter(arrays)
-    waits = [begin(index, [next(given) for _ in range(length)], "") for index, length in enumerate(lengths)]
-    return [array for wait in waits for array in wait()]
+    begun = [begin(index, [next(given) for _ in range(length)]) for index, length in enumerate(lengths)]
+    return [array for one in begun for array in result_of(one)]
 
 
 @dataclass
 class _Runs:
-    """What places have begun in their present runs in this world, and how many runs were cut off."""
+    """What places have begun in their present runs in this world."""
 
-    begun: dict[str, dict[int, Wait]] = field(default_factory=dict)
-    cut_off: Counter[str] = field(default_factory=Counter)
+    begun: dict[str, dict[int, Begun]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class _Place:
-    """A call of a graph, which a run of the graph opens, hands parts to, and takes the results of.
-
-    A run that fails in between leaves what it has begun to other ranks, and these may have begun more or less. The
-    next run has other names, so that no rank takes an array of one run for that of another.
-    """
+    """A call of a graph, which a run of the graph opens, hands parts to, and takes the results of."""
 
     name: str
     begin_part: Begin
 
     def open(self) -> list[Array]:
         runs = self._runs()
-        if runs.begun.get(self.name):
-            runs.cut_off[self.name] += 1
+        left = runs.begun.get(self.name, {})
+        if under_way := sum(not one.done() for one in left.values()):
+            raise RingtrainError(
+                f"{self.name}: the last run of this graph failed on this rank when {under_way} of its gradients "
+                "were under way, and other ranks would take them for those of this run; shutdown() and init() on every "
+                "rank, and go on from the last checkpoint"
+            )
         runs.begun[self.name] = {}
         return []
 
     def begin(self, index: int, *arrays: Array) -> list[Array]:
-        runs = self._runs()
-        number = runs.cut_off[self.name]
-        wait = self.begin_part(index, arrays, f".after{number}" if number else "")
-        runs.begun.setdefault(self.name, {})[index] = wait
+        self._runs().begun.setdefault(self.name, {})[index] = self.begin_part(index, arrays)
         return []
 
     def results(self) -> list[Array]:
         begun = self._runs().begun.pop(self.name, {})
-        return [array for index in sorted(begun) for array in begun[index]()]
+        return [array for index in sorted(begun) for array in result_of(begun[index])]
 
     def _runs(self) -> _Runs:
         return context.current().attached(_Runs, _Runs)
