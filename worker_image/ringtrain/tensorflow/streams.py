@@ -95,8 +95,8 @@ class _Place:
         if under_way := sum(not one.done() for one in left.values()):
             raise RingtrainError(
                 f"{self.name}: the last run of this graph failed on this rank when {under_way} of its gradients "
-                "were under way, and other ranks would take them for those of this run; shutdown() and init() on every "
-                "rank, and go on from the last checkpoint"
+                "were under way, and other ranks would take them for those of this run; shutdown() and init() on "
+                "every rank, and go on from the last checkpoint"
             )
         runs.begun[self.name] = {}
         return []

@@ -86,6 +86,8 @@ class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):
 
 
 def _name(variable: Any) -> str:
-    """Without the numbers at the end of words: Keras counts what else a process has built."""
-    name = str(getattr(variable, "path", None) or getattr(variable, "name", "variable"))
-    return re.sub(r"_\d+(?![^\W_])", "", name)
+    """Its last two words without numbers: Keras counts what else a process has built, and puts the model's name
+    before those of layers where the model was built here, and not where it was loaded."""
+    name = str(getattr(variable, "path", None) or getattr(variable, "name", "variable")).partition(":")[0]
+    words = re.sub(r"_\d+(?![^\W_])", "", name).replace("/", "_").split("_")
+    return "_".join(words[-2:])

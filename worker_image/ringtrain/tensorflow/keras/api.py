@@ -17,6 +17,13 @@ def is_optimizer(given: Any) -> bool:
 
 
 def variables_of(optimizer: Any) -> list[Any]:
-    """Return the state of an optimizer; Keras 2 has optimizers whose `variables` is a method."""
+    """Return the state of an optimizer, its learning rate included, which Keras 2 leaves out of `variables`; there
+    are optimizers of Keras 2 whose `variables` is a method."""
     found = optimizer.variables
-    return list(found() if callable(found) else found)
+    state = list(found() if callable(found) else found)
+    if not IS_KERAS_2:
+        return state
+    # Those of new optimizers, and of legacy ones; a number or a schedule is no state.
+    numbers = [getattr(optimizer, "_learning_rate", None), *getattr(optimizer, "_hyper", {}).values()]
+    held = {id(variable) for variable in state}
+    return state + [number for number in numbers if isinstance(number, tf.Variable) and id(number) not in held]

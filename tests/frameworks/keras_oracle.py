@@ -1,0 +1,463 @@
+"""Ordinary training scripts on every rank of a world, and one process on the joined batches: the same weights.
+
+Run with Keras 3 and Keras 2. Each check builds a model twice from one seed: one is trained by all ranks, each with
+its own part of every batch, the other here with plain Keras on all parts. Losses that Keras reports are compared,
+too.
+"""
+
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow import keras
+
+import ringtrain.keras as hvd
+import ringtrain.tensorflow
+from ringtrain.tensorflow.keras.api import IS_KERAS_2
+
+hvd.init()
+RANK, SIZE = hvd.rank(), hvd.size()
+ROWS, STEPS, WIDTH = 4, 6, 6
+Model = Any
+
+
+def dense(last: Any = 2, **options: Any) -> Model:
+    return keras.Sequential(
+        [keras.Input((WIDTH,)), keras.layers.Dense(8, activation="tanh", **options), keras.layers.Dense(last)]
+    )
+
+
+def numbers(rank: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Rank `rank`'s rows of all steps."""
+    random = np.random.default_rng([rank, seed])
+    return (
+        random.normal(size=(STEPS * ROWS, WIDTH)).astype("float32"),
+        random.normal(size=(STEPS * ROWS, 2)).astype("float32"),
+    )
+
+
+def classes(rank: int) -> tuple[np.ndarray, np.ndarray]:
+    x, y = numbers(rank)
+    return x, (y[:, 0] > 0).astype("int32")
+
+
+def words(rank: int) -> tuple[np.ndarray, np.ndarray]:
+    x, y = numbers(rank)
+    return (np.abs(x) * 4).astype("int32") % 10, y
+
+
+def images(rank: int) -> tuple[np.ndarray, np.ndarray]:
+    x, y = numbers(rank)
+    return np.repeat(x, 6, axis=1).reshape(-1, 6, 6, 1), y
+
+
+def joined(parts: list[np.ndarray]) -> np.ndarray:
+    """Batch after batch, each with all ranks' rows."""
+    batches = [part.reshape(STEPS, ROWS, *part.shape[1:]) for part in parts]
+    return np.concatenate(batches, axis=1).reshape(-1, *parts[0].shape[1:])
+
+
+def built(make: Callable[[], Model]) -> Model:
+    keras.utils.set_random_seed(3)
+    return make()
+
+
+def like_one_process(
+    make: Callable[[], Model] = dense,
+    optimizer: Callable[[], Any] = lambda: keras.optimizers.SGD(0.1),
+    data: Callable[[int], tuple[Any, Any]] = numbers,
+    epochs: int = 2,
+    tolerance: float = 1e-4,
+    wrap: Callable[[Any], Any] = hvd.DistributedOptimizer,
+    of_fit: Callable[[], dict[str, Any]] = dict,
+    weights: Callable[[int], np.ndarray] | None = None,
+    before: Callable[[Model], None] = lambda model: None,
+    **of_compile: Any,
+) -> Model:
+    """Train both, compare weights and losses, and return the model that all ranks have trained."""
+    of_compile = {"loss": "mse", **of_compile}
+    everyone = [data(rank) for rank in range(SIZE)]
+    reference, ours = built(make), built(make)
+    for model in (reference, ours):
+        before(model)
+    reference.compile(optimizer(), **of_compile)
+    ours.compile(wrap(optimizer()), **of_compile)
+    fitted = []
+    for model, factor, parts, callbacks in (
+        (reference, SIZE, everyone, []),
+        (ours, 1, [everyone[RANK]], [hvd.callbacks.MetricAverageCallback()]),
+    ):
+        options = of_fit()
+        if weights is not None:
+            ranks = range(SIZE) if factor == SIZE else [RANK]
+            options["sample_weight"] = (joined if len(ranks) > 1 else np.concatenate)([weights(r) for r in ranks])
+        options["callbacks"] = [*callbacks, *options.get("callbacks", ())]
+        x, y = (joined([part[i] for part in parts]) for i in range(2)) if factor > 1 else parts[0]
+        fitted.append(
+            model.fit(x, y, batch_size=factor * ROWS, epochs=epochs, shuffle=False, verbose=0, **options)
+        )
+    agree(ours, reference, tolerance)
+    first, second = (history.history["loss"] for history in fitted)
+    np.testing.assert_allclose(second, first, rtol=max(tolerance, 1e-4))
+    return ours
+
+
+def agree(model: Model, other: Model, tolerance: float) -> None:
+    for ours, theirs in zip(model.get_weights(), other.get_weights(), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=tolerance, atol=tolerance)
+
+
+def schedule(kind: str) -> Callable[[], Any]:
+    made = {
+        "exponential": lambda: keras.optimizers.schedules.ExponentialDecay(0.1, 4, 0.5),
+        "cosine": lambda: keras.optimizers.schedules.CosineDecay(0.1, 12),
+        "steps": lambda: keras.optimizers.schedules.PiecewiseConstantDecay([4, 8], [0.1, 0.05, 0.01]),
+    }[kind]
+    return lambda: keras.optimizers.SGD(made(), momentum=0.9)
+
+
+def check_sgd_with_nesterov_momentum():
+    like_one_process(optimizer=lambda: keras.optimizers.SGD(0.05, momentum=0.9, nesterov=True))
+
+
+def check_adam():
+    like_one_process(optimizer=lambda: keras.optimizers.Adam(1e-2))
+
+
+def check_adam_with_amsgrad():
+    like_one_process(optimizer=lambda: keras.optimizers.Adam(1e-2, amsgrad=True))
+
+
+def check_adamw():
+    like_one_process(optimizer=lambda: keras.optimizers.AdamW(1e-2, weight_decay=0.1))
+
+
+def check_rmsprop():
+    like_one_process(optimizer=lambda: keras.optimizers.RMSprop(1e-2, momentum=0.5))
+
+
+def check_adagrad():
+    like_one_process(optimizer=lambda: keras.optimizers.Adagrad(0.1))
+
+
+def check_ftrl():
+    like_one_process(optimizer=lambda: keras.optimizers.Ftrl(0.1, l1_regularization_strength=0.01))
+
+
+def check_clipnorm():
+    """Of each gradient, after the reduction."""
+    like_one_process(optimizer=lambda: keras.optimizers.SGD(0.1, clipnorm=0.05))
+
+
+def check_global_clipnorm():
+    like_one_process(optimizer=lambda: keras.optimizers.SGD(0.1, global_clipnorm=0.1))
+
+
+def check_clipvalue():
+    like_one_process(optimizer=lambda: keras.optimizers.Adam(1e-2, clipvalue=0.01))
+
+
+def check_average_of_weights():
+    """use_ema: `fit` leaves the averages in the model."""
+    like_one_process(optimizer=lambda: keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.8))
+
+
+def check_average_of_weights_that_overwrites():
+    like_one_process(
+        optimizer=lambda: keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.8, ema_overwrite_frequency=3)
+    )
+
+
+def check_exponential_decay():
+    like_one_process(optimizer=schedule("exponential"))
+
+
+def check_cosine_decay():
+    like_one_process(optimizer=schedule("cosine"))
+
+
+def check_piecewise_decay():
+    like_one_process(optimizer=schedule("steps"))
+
+
+def check_callback_that_schedules():
+    def of_fit() -> dict[str, Any]:
+        return {"callbacks": [keras.callbacks.LearningRateScheduler(lambda epoch: 0.1 / (epoch + 1))]}
+
+    like_one_process(epochs=3, of_fit=of_fit)
+
+
+def check_plateaus_are_seen_by_all_ranks_at_once():
+    """Of the averaged loss, which each rank alone would see at another epoch."""
+
+    def of_fit() -> dict[str, Any]:
+        plateau = keras.callbacks.ReduceLROnPlateau(monitor="loss", factor=0.1, patience=1, min_delta=0.05)
+        return {"callbacks": [plateau]}
+
+    like_one_process(epochs=6, of_fit=of_fit)
+
+
+def check_early_stopping():
+    def of_fit() -> dict[str, Any]:
+        return {"callbacks": [keras.callbacks.EarlyStopping(monitor="loss", min_delta=0.05, patience=1)]}
+
+    like_one_process(epochs=8, of_fit=of_fit)
+
+
+def check_classes_with_accuracy():
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model = like_one_process(data=classes, loss=loss, metrics=["accuracy"])
+    x, y = classes(RANK)
+    assert 0 <= model.evaluate(x, y, verbose=0)[1] <= 1
+
+
+def check_binary_crossentropy():
+    like_one_process(lambda: dense(1), data=classes, loss=keras.losses.BinaryCrossentropy(from_logits=True))
+
+
+def check_huber():
+    like_one_process(loss=keras.losses.Huber(0.5))
+
+
+def check_frozen_layer():
+    def freeze(model: Model) -> None:
+        model.layers[0].trainable = False
+
+    like_one_process(before=freeze, optimizer=lambda: keras.optimizers.AdamW(1e-2, weight_decay=0.1))
+
+
+def check_layer_without_gradient():
+    """A variable that the loss does not depend on stands still, also with weight decay."""
+
+    class Unused(keras.layers.Layer):
+        def build(self, shape: Any) -> None:
+            self.idle = self.add_weight(shape=(2,), initializer="ones", name="idle")
+
+        def call(self, x: Any) -> Any:
+            return x
+
+    def make() -> Model:
+        return keras.Sequential([keras.Input((WIDTH,)), Unused(), keras.layers.Dense(2)])
+
+    like_one_process(make, optimizer=lambda: keras.optimizers.AdamW(1e-2, weight_decay=0.1))
+
+
+def check_regularized_weights():
+    like_one_process(lambda: dense(kernel_regularizer=keras.regularizers.L2(0.05)))
+
+
+def check_sample_weights():
+    def weights(rank: int) -> np.ndarray:
+        return np.random.default_rng(rank + 7).uniform(size=STEPS * ROWS).astype("float32")
+
+    like_one_process(weights=weights)
+
+
+def check_steps_per_execution():
+    like_one_process(steps_per_execution=3, optimizer=lambda: keras.optimizers.Adam(1e-2))
+
+
+def check_eager_training():
+    like_one_process(run_eagerly=True)
+
+
+def check_convolutions():
+    def make() -> Model:
+        layers = [keras.layers.Conv2D(3, 3), keras.layers.MaxPooling2D(), keras.layers.Flatten()]
+        return keras.Sequential([keras.Input((6, 6, 1)), *layers, keras.layers.Dense(2)])
+
+    like_one_process(make, data=images, optimizer=lambda: keras.optimizers.SGD(0.01))
+
+
+def check_embedding():
+    """Gradients of slices, gathered."""
+
+    def make() -> Model:
+        layers = [keras.layers.Embedding(10, 4), keras.layers.GlobalAveragePooling1D(), keras.layers.Dense(2)]
+        return keras.Sequential([keras.Input((WIDTH,), dtype="int32"), *layers])
+
+    like_one_process(make, data=words)
+    like_one_process(make, data=words, wrap=lambda o: hvd.DistributedOptimizer(o, sparse_as_dense=True))
+
+
+def check_recurrent_layer():
+    """Whose backward pass is a loop of the graph."""
+
+    def make() -> Model:
+        layers = [keras.layers.Reshape((WIDTH, 1)), keras.layers.LSTM(4), keras.layers.Dense(2)]
+        return keras.Sequential([keras.Input((WIDTH,)), *layers])
+
+    like_one_process(make)
+
+
+def check_layer_normalization():
+    def make() -> Model:
+        layers = [keras.layers.Dense(8), keras.layers.LayerNormalization(), keras.layers.Dense(2)]
+        return keras.Sequential([keras.Input((WIDTH,)), *layers])
+
+    like_one_process(make)
+
+
+def check_batch_normalization():
+    """Over the joined batch with SyncBatchNormalization, plain in one process."""
+    layers = [keras.layers.BatchNormalization, ringtrain.tensorflow.SyncBatchNormalization]
+
+    def made(kind: Any) -> Model:
+        return built(
+            lambda: keras.Sequential(
+                [keras.Input((WIDTH,)), keras.layers.Dense(8), kind(momentum=0.5), keras.layers.Dense(2)]
+            )
+        )
+
+    reference, ours = map(made, layers)
+    everyone = [numbers(rank) for rank in range(SIZE)]
+    reference.compile(keras.optimizers.SGD(0.05), loss="mse")
+    ours.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.05)), loss="mse")
+    x, y = (joined([part[i] for part in everyone]) for i in range(2))
+    reference.fit(x, y, batch_size=SIZE * ROWS, shuffle=False, verbose=0)
+    ours.fit(*everyone[RANK], batch_size=ROWS, shuffle=False, verbose=0)
+    agree(ours, reference, 1e-3)
+
+
+def check_two_outputs_with_weights():
+    def make() -> Model:
+        inputs = keras.Input((WIDTH,))
+        middle = keras.layers.Dense(8, activation="tanh")(inputs)
+        outputs = [keras.layers.Dense(2, name="a")(middle), keras.layers.Dense(2, name="b")(middle)]
+        return keras.Model(inputs, keras.layers.Concatenate()([outputs[0], 0.3 * outputs[1]]))
+
+    like_one_process(make, data=lambda rank: (numbers(rank)[0], np.tile(numbers(rank)[1], 2)))
+
+
+def check_accumulated_passes():
+    """Two passes an update are one update of a batch that is twice as long."""
+    wrap = lambda o: hvd.DistributedOptimizer(o, backward_passes_per_step=2, average_aggregated_gradients=True)  # noqa: E731
+    everyone = [numbers(rank) for rank in range(SIZE)]
+    reference, ours = built(dense), built(dense)
+    reference.compile(keras.optimizers.SGD(0.1, momentum=0.9), loss="mse")
+    ours.compile(wrap(keras.optimizers.SGD(0.1, momentum=0.9)), loss="mse")
+    x, y = (joined([part[i] for part in everyone]) for i in range(2))
+    reference.fit(x, y, batch_size=2 * SIZE * ROWS, shuffle=False, verbose=0)
+    ours.fit(*everyone[RANK], batch_size=ROWS, shuffle=False, verbose=0)
+    agree(ours, reference, 1e-4)
+
+
+def check_accumulation_of_keras():
+    """Keras' own, of Keras 3: it adds up what each pass has reduced."""
+    if not IS_KERAS_2:
+        like_one_process(optimizer=lambda: keras.optimizers.SGD(0.1, momentum=0.9, gradient_accumulation_steps=2))
+
+
+def check_half_precision_on_the_wire():
+    like_one_process(wrap=lambda o: hvd.DistributedOptimizer(o, compression=hvd.Compression.fp16), tolerance=5e-3)
+
+
+def check_groups():
+    like_one_process(wrap=lambda o: hvd.DistributedOptimizer(o, groups=2))
+
+
+def check_bfloat16_policy():
+    keras.mixed_precision.set_global_policy("mixed_bfloat16")
+    try:
+        like_one_process(tolerance=3e-2)
+    finally:
+        keras.mixed_precision.set_global_policy("float32")
+
+
+def check_own_train_step():
+    class Own(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = dense()
+
+        def call(self, x: Any, training: bool = False) -> Any:
+            return self.inner(x)
+
+        def train_step(self, data: Any) -> dict[str, Any]:
+            x, y = data
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.square(self(x, training=True) - y))
+            weights = self.trainable_variables
+            self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+            return {"loss": loss}
+
+    def make() -> Model:
+        model = Own()
+        model(np.zeros((1, WIDTH), "float32"))
+        return model
+
+    everyone = [numbers(rank) for rank in range(SIZE)]
+    reference, ours = built(make), built(make)
+    reference.compile(keras.optimizers.Adam(1e-2))
+    ours.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(1e-2)))
+    x, y = (joined([part[i] for part in everyone]) for i in range(2))
+    reference.fit(x, y, batch_size=SIZE * ROWS, shuffle=False, verbose=0)
+    ours.fit(*everyone[RANK], batch_size=ROWS, shuffle=False, verbose=0)
+    agree(ours, reference, 1e-4)
+
+
+def by_function(tape_of: Callable[[Any], Any], parts: list[Any], rows: int) -> Model:
+    """A loop of one's own, its step compiled, with a penalty and a clipped gradient."""
+    model, optimizer = built(dense), keras.optimizers.Adam(1e-2)
+    optimizer.build(model.trainable_variables)
+
+    @tf.function
+    def step(x: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(model(x, training=True) - y))
+            loss += 0.01 * tf.add_n([tf.reduce_sum(tf.square(v)) for v in model.trainable_variables])
+        grads, _ = tf.clip_by_global_norm(tape_of(tape).gradient(loss, model.trainable_variables), 0.5)
+        optimizer.apply_gradients(zip(grads, model.trainable_variables, strict=True))
+        return loss
+
+    x, y = parts
+    for number in range(STEPS):
+        step(x[number * rows : (number + 1) * rows], y[number * rows : (number + 1) * rows])
+    return model
+
+
+def check_function_with_the_tape():
+    everyone = [numbers(rank) for rank in range(SIZE)]
+    whole = [joined([part[i] for part in everyone]) for i in range(2)]
+    ours = by_function(ringtrain.tensorflow.DistributedGradientTape, list(everyone[RANK]), ROWS)
+    agree(ours, by_function(lambda tape: tape, whole, SIZE * ROWS), 1e-4)
+
+
+def check_restart_in_the_middle():
+    """Rank 0's file has the optimizer's state; all ranks go on from it as one process that was not interrupted."""
+    folder = Path(tempfile.gettempdir()) / f"oracle-{os.getppid()}"
+    folder.mkdir(exist_ok=True)
+    file = str(folder / "model.keras")
+    everyone = [numbers(rank) for rank in range(SIZE)]
+    x, y = (joined([part[i] for part in everyone]) for i in range(2))
+    reference = built(dense)
+    reference.compile(keras.optimizers.Adam(1e-2), loss="mse")
+    reference.fit(x, y, batch_size=SIZE * ROWS, epochs=4, shuffle=False, verbose=0)
+    first = built(dense)
+    first.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(1e-2)), loss="mse")
+    first.fit(*everyone[RANK], batch_size=ROWS, epochs=2, shuffle=False, verbose=0)
+    if RANK == 0:
+        first.save(file)
+    hvd.allreduce(0.0)
+    second = hvd.load_model(file) if RANK == 0 else built(dense)
+    if RANK:
+        second.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(0.5)), loss="mse")
+    again = [hvd.callbacks.BroadcastGlobalVariablesCallback(0)]
+    second.fit(
+        *everyone[RANK], batch_size=ROWS, initial_epoch=2, epochs=4, shuffle=False, verbose=0, callbacks=again
+    )
+    agree(second, reference, 1e-4)
+
+
+def check_xla_is_refused_in_words():
+    """Collectives leave the graph, which XLA compiles as a whole; the error says so."""
+    model = built(dense)
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), loss="mse", jit_compile=True)
+    if SIZE > 1:
+        with pytest.raises(Exception, match=r"RingtrainCall|jit_compile"):
+            model.fit(*numbers(RANK), batch_size=ROWS, verbose=0)
