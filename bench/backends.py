@@ -83,6 +83,12 @@ class Ringtrain:
         tensorflow_steps.one_thread()
         return tensorflow_steps.tape_step() if api == "tape" else tensorflow_steps.keras_step()
 
+    def _tensorflow_overlap(self, api: str, backward_s: float) -> Work:
+        from bench import tensorflow_steps
+
+        tensorflow_steps.one_thread(pacing=True)
+        return tensorflow_steps.overlapping_step(api, backward_s)
+
     def ask(self, kind: str, **what: Any) -> Any:
         """`state`: bytes of optimizer state, this rank's and the whole. `named_queue`: where steps spend time."""
         return {"state": steps.state_bytes, "named_queue": named_queue.measure}[kind](**what)

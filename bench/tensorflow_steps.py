@@ -4,8 +4,10 @@ The backward pass hands over gradients of ResNet-50's 161 parameters that exist 
 Keras 2 (TF_USE_LEGACY_KERAS): a model of Keras 3.15 can't be trained in a strategy for many workers.
 """
 
+import functools
 import json
 import os
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -13,15 +15,18 @@ import numpy as np
 import tensorflow as tf
 from tensorflow import keras
 
-from bench.steps import resnet50_shapes
+from bench.steps import resnet50_shapes, sleep_until
 
 Work = Callable[[], None]
+# How often a paced backward pass hands out gradients.
+_PACES = 40
 
 
-def one_thread() -> None:
-    """As many as ranks have on two cores. Before TensorFlow does anything."""
+@functools.cache  # a process may be asked for several kinds of step
+def one_thread(pacing: bool = False) -> None:
+    """As many as ranks have on two cores. `pacing`: and one that sleeps. Before TensorFlow does anything."""
     tf.config.threading.set_intra_op_parallelism_threads(1)
-    tf.config.threading.set_inter_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(2 if pacing else 1)
 
 
 def own_strategy(addresses: list[str], rank: int) -> Any:
@@ -44,11 +49,39 @@ def meeting(strategy: Any) -> Work:
     return lambda: met() and None
 
 
-class HandOver(keras.layers.Layer):
-    """A layer of all parameters. What it returns is 0, and the gradients are there."""
+def paced(gradients: list[Any], backward_s: float) -> list[Any]:
+    """`gradients`, the last one first, as a backward pass of `backward_s` without load hands them out."""
+    if not backward_s:
+        return [tf.identity(gradient) for gradient in gradients]
+    began = [0.0]
 
-    def __init__(self) -> None:
+    def sleep(share: Any) -> Any:
+        if share == 0.0:
+            began[0] = time.perf_counter()
+        sleep_until(began[0] + backward_s * float(share))
+        return share
+
+    def after(share: float, before: list[Any]) -> Any:
+        with tf.control_dependencies(before):
+            return tf.py_function(sleep, [tf.constant(share)], tf.float32)
+
+    total, done, slept = sum(int(np.prod(g.shape)) for g in gradients), 0, after(0.0, [])
+    since, given = 0, []
+    for gradient in reversed(gradients):
+        done += int(np.prod(gradient.shape))
+        if done - since > total / _PACES or done == total:
+            since, slept = done, after(done / total, [slept])
+        with tf.control_dependencies([slept]):
+            given.append(tf.identity(gradient))
+    return given[::-1]
+
+
+class HandOver(keras.layers.Layer):
+    """A layer of all parameters. What it returns is 0, and gradients are there, or come within `backward_s`."""
+
+    def __init__(self, backward_s: float = 0.0) -> None:
         super().__init__()
+        self._backward_s = backward_s
         random = np.random.default_rng(0)
         # Tensors and not arrays, which every copy of a graph would hold.
         self._gradients = [
@@ -60,7 +93,7 @@ class HandOver(keras.layers.Layer):
     def call(self, inputs: Any) -> Any:
         @tf.custom_gradient
         def handed_over(*_weights: Any) -> Any:
-            return tf.zeros((1, 1)), lambda _upstream: [tf.identity(gradient) for gradient in self._gradients]
+            return tf.zeros((1, 1)), lambda _upstream: paced(self._gradients, self._backward_s)
 
         return handed_over(*[tf.convert_to_tensor(weight) for weight in self.trainable_weights]) + 0.0 * inputs
 
@@ -107,7 +140,61 @@ def keras_step(strategy: Any = None) -> Work:
     return lambda: model.train_on_batch(inputs, targets) and None
 
 
-def _compiled(optimizer: Any) -> Any:
-    model = keras.Sequential([keras.Input((1,)), HandOver()])
+def overlapping_step(api: str, backward_s: float) -> Work:
+    """A step of ours whose backward pass takes `backward_s`, on the way `api`: tape, keras, host or v1."""
+    import ringtrain.keras
+    import ringtrain.tensorflow as hvd
+
+    if api == "keras":
+        model = _compiled(ringtrain.keras.DistributedOptimizer(keras.optimizers.AdamW(1e-3)), backward_s)
+        inputs, targets = np.zeros((1, 1), np.float32), np.zeros((1, 1), np.float32)
+        return lambda: model.train_on_batch(inputs, targets) and None
+    if api == "v1":
+        return _session_step(backward_s)
+    layer, optimizer, strategy = HandOver(backward_s), keras.optimizers.AdamW(1e-3), hvd.HostStrategy()
+    layer.build((1, 1))
+    optimizer.build(layer.trainable_variables)
+
+    @tf.function
+    def step() -> None:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(layer(tf.zeros((1, 1))))
+        weights = layer.trainable_variables
+        if api == "tape":
+            gradients = hvd.DistributedGradientTape(tape).gradient(loss, weights)
+            optimizer.apply_gradients(zip(gradients, weights, strict=True))
+        else:
+            strategy.apply_gradients(optimizer, zip(tape.gradient(loss, weights), weights, strict=True))
+
+    return lambda: step() and None
+
+
+def _session_step(backward_s: float) -> Work:
+    """A graph of tf.compat.v1, as an Estimator's host_call updates."""
+    import ringtrain.tensorflow as hvd
+
+    v1, strategy = tf.compat.v1, hvd.HostStrategy()
+    graph = tf.Graph()
+    with graph.as_default(), strategy.scope():
+        random = np.random.default_rng(0)
+        shapes = resnet50_shapes()
+        weights = [
+            v1.get_variable(f"p{i}", shape, initializer=v1.ones_initializer()) for i, shape in enumerate(shapes)
+        ]
+        made = [
+            v1.get_variable(f"g{i}", initializer=random.standard_normal(shape, dtype=np.float32), trainable=False)
+            for i, shape in enumerate(shapes)
+        ]
+        gradients = strategy.reduce_gradients(paced([g.read_value() for g in made], backward_s), weights)
+        update = v1.train.AdamOptimizer(1e-3).apply_gradients(zip(gradients, weights, strict=True))
+    config = v1.ConfigProto(intra_op_parallelism_threads=1, inter_op_parallelism_threads=2)
+    session = v1.Session(graph=graph, config=config)
+    with graph.as_default():
+        session.run(v1.global_variables_initializer())
+    return lambda: session.run(update)
+
+
+def _compiled(optimizer: Any, backward_s: float = 0.0) -> Any:
+    model = keras.Sequential([keras.Input((1,)), HandOver(backward_s)])
     model.compile(optimizer, loss="mse")
     return model

@@ -3,7 +3,16 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from bench.cases import FRONT, KIB, LINE_BYTES_PER_S, MIB, STEP_BYTES
+from bench.cases import (
+    FRONT,
+    KIB,
+    LINE_BYTES_PER_S,
+    MIB,
+    OVERLAP_APIS,
+    STEP_BYTES,
+    TENSORFLOW_LINE,
+    overlap_of,
+)
 
 Results = dict[str, Any]
 ONE_MACHINE, GIGABIT = "one machine", "1 Gbit/s between hosts"
@@ -156,6 +165,11 @@ def _steps(look: _Lookup) -> list[Row]:
                 ratio = look.faster(case, ranks, f"ringtrain-{transport}", "tensorflow", **what)
                 row = f"TensorFlow, {name}, 161 parameters, {where}, {ranks} ranks, over its own strategy"
                 rows.append(Row(row, ratio, None, 1.0))
+    for api, name in zip(OVERLAP_APIS, ("tape", "Keras 2", "HostStrategy", "tf.compat.v1"), strict=True):
+        what = overlap_of(api)
+        paced = look.time(TENSORFLOW_LINE, 2, "ringtrain-grpc", **what)
+        row = f"TensorFlow, {name}, backward and wire equally long, over the longer"
+        rows.append(Row(row, _ratio(paced, what["backward_s"]), 1.2, 1.1, False))
     kernels = look.kernels
     fused = _ratio(kernels["torch-fused"]["median_s"], kernels["ringtrain"]["median_s"]) if kernels else None
     rows.append(Row("AdamW in one thread, over PyTorch's fused", fused, 0.9, 1.1))
