@@ -11,24 +11,8 @@ from pathlib import Path
 import keras
 from digits import load_digits
 
-import ringtrain as rt
 import ringtrain.keras as hvd
 from ringtrain.checkpoint import attempt_directory, readable_directories
-
-
-class Report(keras.callbacks.Callback):
-    """Tell the launcher how far this rank is."""
-
-    def __init__(self, batch_size: int, first_epoch: int) -> None:
-        super().__init__()
-        self.batch_size, self.epoch = batch_size, first_epoch
-
-    def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
-        self.epoch = epoch
-
-    def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
-        step = self.epoch * self.params["steps"] + batch + 1
-        rt.report(step=step, epoch=self.epoch, samples=self.batch_size, loss=float(logs["loss"]), unit="images")
 
 
 def network(side: int) -> keras.Model:
@@ -83,7 +67,7 @@ def main() -> None:
     callbacks = [
         hvd.callbacks.BroadcastGlobalVariablesCallback(0),
         hvd.callbacks.MetricAverageCallback(),
-        Report(options.batch_size, first),
+        hvd.callbacks.Report(options.batch_size, "images"),
     ]
     if checkpoint and epoch_file and hvd.rank() == 0:
         checkpoint.parent.mkdir(parents=True, exist_ok=True)

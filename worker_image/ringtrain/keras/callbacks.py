@@ -6,6 +6,7 @@ from ringtrain.tensorflow.keras.callbacks import (
     LearningRateScheduleCallback,
     LearningRateWarmupCallback,
     MetricAverageCallback,
+    Report,
 )
 
 __all__ = [
@@ -14,4 +15,5 @@ __all__ = [
     "LearningRateScheduleCallback",
     "LearningRateWarmupCallback",
     "MetricAverageCallback",
+    "Report",
 ]

@@ -175,6 +175,32 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
             print(f"Epoch {epoch + 1}: finished gradual learning rate warmup to {_rate(self.model.optimizer):g}.")
 
 
+class Report(keras.callbacks.Callback):
+    """Tell the launcher after each batch how far this rank is: step, epoch and loss, as `ringtrain.report` does.
+
+    `samples`: how many samples a batch of this rank has, for the throughput, counted in `unit`.
+    """
+
+    def __init__(self, samples: int | None = None, unit: str = "samples") -> None:
+        super().__init__()
+        self._samples, self._unit = samples, unit
+        self._epoch = 0
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._epoch = epoch
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        steps = self.params.get("steps")  # None where the first epoch of a dataset has not told it yet
+        rt.report(
+            step=(self._epoch * steps if steps else 0) + batch + 1,
+            epoch=self._epoch,
+            samples=self._samples,
+            loss=None if logs is None or "loss" not in logs else float(logs["loss"]),
+            unit=self._unit,
+            total_steps=steps * self.params["epochs"] if steps else None,
+        )
+
+
 class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
     """Save the model whenever `monitor` is better than ever before; on rank 0 alone.
 

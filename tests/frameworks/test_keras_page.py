@@ -1,0 +1,42 @@
+"""docs/keras.md: its program runs as it is written, and goes on where it ended."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from frameworks.harness import ENV
+
+PAGE = (Path(__file__).parents[2] / "docs/keras.md").read_text()
+HOROVODRUN = Path(sys.executable).with_name("horovodrun")
+DEADLINE_S = 300.0
+
+
+def run(folder: Path) -> list[tuple[str, str, str]]:
+    """Rank, first epoch and sum of weights of each rank."""
+    done = subprocess.run(
+        [HOROVODRUN, "-np", "2", sys.executable, "train.py"],
+        cwd=folder,
+        env={**os.environ, **ENV},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return sorted(re.findall(r"rank (\d): from epoch (\d), ([\d.]+)", done.stdout))
+
+
+def test_the_program_of_the_page(tmp_path: Path) -> None:
+    """Both ranks end with the same weights; with more epochs asked for it goes on at the fifth."""
+    (program,) = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    (tmp_path / "train.py").write_text(program)
+    (_, first, one), (_, also_first, other) = run(tmp_path)
+    assert (first, also_first, one) == ("0", "0", other)
+    (tmp_path / "train.py").write_text(
+        program.replace('epochs, batch = Path("model.keras"), 4', 'epochs, batch = Path("model.keras"), 6')
+    )
+    (_, first, again), (_, also_first, other) = run(tmp_path)
+    assert (first, also_first, again) == ("4", "4", other)
+    assert again != one
