@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -105,6 +106,25 @@ def commands(mode: str) -> tuple[list[str | Path], list[str | Path]]:
     return [*run, "4", sys.executable, "-m", module, *of_the_service], [
         *(*run, "2", sys.executable, SCRIPT, *of_the_script)
     ]
+
+
+def test_a_compute_job_that_is_ended_leaves_no_config(tmp_path: Path) -> None:
+    """SIGTERM, as of a pod that is deleted: training must not take the file for that of a job that lives."""
+    module = "ringtrain.tensorflow.data.compute_worker"
+    job = started(tmp_path, sys.executable, "-m", module, "compute.json")
+    try:
+        deadline = time.monotonic() + DEADLINE_S
+        while not (tmp_path / "compute.json").exists():
+            assert job.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        job.terminate()
+        said, _ = job.communicate(timeout=DEADLINE_S)
+    finally:
+        job.kill()
+        job.wait()
+    assert job.returncode == 143, said
+    assert not (tmp_path / "compute.json").exists()
 
 
 @pytest.mark.sampled(1)

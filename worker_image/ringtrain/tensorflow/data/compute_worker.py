@@ -6,6 +6,7 @@ import functools
 import logging
 import os
 import secrets
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -86,12 +87,18 @@ def main(options: ComputeOptions, host: str | None) -> None:
     logging.basicConfig(stream=sys.stderr, level="INFO", format="%(asctime)s ringtrain data: %(message)s")
     try:
         servers = ServerProcesses(options.timeout, forked=True)  # before there are threads
+        signal.signal(signal.SIGTERM, _leave)
         init()
         with _config(options) as plain:
             compute_worker_fn(TfDataServiceConfig.from_dict(broadcast_object(plain)), servers, host)
         shutdown()
     except RingtrainError as error:
         raise click.ClickException(str(error)) from error
+
+
+def _leave(number: int, _: Any) -> None:
+    """End as after an error, which removes CONFIGFILE: training that finds it would wait for nobody."""
+    raise SystemExit(128 + number)
 
 
 @contextmanager
