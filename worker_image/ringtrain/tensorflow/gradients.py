@@ -21,7 +21,7 @@ from ringtrain.tensorflow.members import members_as
 from ringtrain.tensorflow.names import name_of_call
 from ringtrain.tensorflow.presence import completed
 from ringtrain.tensorflow.reduce import scaled_slices
-from ringtrain.tensorflow.streams import Begun, Ready, streamed_call
+from ringtrain.tensorflow.streams import BegunPart, FinishedPart, streamed_call
 
 
 @dataclass(frozen=True)
@@ -128,12 +128,12 @@ class GradientReducer:
         lacking = "".join(f"-{index}" for index in range(len(results)) if index not in dense)
         parts = [[small[i][0] for i in group] for group in groups] + [[s.values, s.indices] for s in slices]
 
-        def begin(number: int, given: Sequence[Array]) -> Begun:
+        def begin(number: int, given: Sequence[Array]) -> BegunPart:
             if trains_alone(process_set):  # in this world; not in the one in which the graph was built
-                return Ready(given)
+                return FinishedPart(given)
             if number >= len(groups):
                 own = f"{name}.{sparse[number - len(groups)]}"
-                begun: Begun = arrays.begin_allgather(given, process_set, own)
+                begun: BegunPart = arrays.begin_allgather(given, process_set, own)
             else:
                 group = groups[number]
                 own = f"{name}.{dense[group[0]]}{lacking if len(group) > 1 else ''}"

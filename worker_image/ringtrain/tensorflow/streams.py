@@ -15,7 +15,7 @@ from ringtrain.tensorflow.calls import host_call
 from ringtrain.tensorflow.operation import add_node
 
 
-class Begun(Protocol):
+class BegunPart(Protocol):
     """What becomes of a part."""
 
     def done(self) -> bool:
@@ -26,7 +26,7 @@ class Begun(Protocol):
 
 
 @dataclass(frozen=True)
-class Ready:
+class FinishedPart:
     """A result that is there already."""
 
     arrays: Sequence[Array]
@@ -38,7 +38,7 @@ class Ready:
         return self.arrays
 
 
-Begin = Callable[[int, Sequence[Array]], Begun]
+Begin = Callable[[int, Sequence[Array]], BegunPart]
 
 
 @tf.autograph.experimental.do_not_convert
@@ -79,7 +79,7 @@ def _all_at_once(begin: Begin, lengths: Sequence[int], *arrays: Array) -> list[A
 class _Runs:
     """What places have begun in their present runs in this world."""
 
-    begun: dict[str, dict[int, Begun]] = field(default_factory=dict)
+    begun: dict[str, dict[int, BegunPart]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

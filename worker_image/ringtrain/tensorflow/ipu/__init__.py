@@ -22,7 +22,7 @@ __all__ = [
 
 
 @dataclass(frozen=True)
-class RunConfig(estimator.RunConfig):
+class IpuRunConfig(estimator.RunConfig):
     """`distribute.RunConfig`; `ipu_run_config` has no meaning."""
 
     ipu_run_config: Any = None
@@ -35,7 +35,7 @@ def _accepted(*args: Any, **kwargs: Any) -> SimpleNamespace:
 
 ipu_estimator = SimpleNamespace(IPUEstimator=estimator.Estimator, IPUEstimatorSpec=estimator.EstimatorSpec)
 ipu_multi_worker_strategy = SimpleNamespace(IPUMultiWorkerStrategy=estimator.MultiWorkerStrategy)
-ipu_run_config = SimpleNamespace(IPURunConfig=_accepted, RunConfig=RunConfig)
+ipu_run_config = SimpleNamespace(IPURunConfig=_accepted, RunConfig=IpuRunConfig)
 utils = SimpleNamespace(
     auto_select_ipus=_accepted,
     configure_ipu_system=_accepted,
