@@ -75,7 +75,9 @@ class Ringtrain:
         import torch
 
         torch.set_num_threads(1)  # as many as gloo's ranks have on two cores
-        return steps.distributed_optimizer_step() if optimizer == "distributed" else steps.host_optimizer_step()
+        if optimizer == "distributed":
+            return steps.distributed_optimizer_step()
+        return steps.host_optimizer_step(overlap=optimizer == "host-overlap")
 
     def _tensorflow(self, api: str) -> Work:
         from bench import tensorflow_steps

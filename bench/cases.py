@@ -21,6 +21,11 @@ LINE_BYTES_PER_S = 125e6
 What = dict[str, Any]
 
 # Ways in which TensorFlow's gradients come here, and the case that paces them.
+TORCH_OPTIMIZERS = {
+    "distributed": "DistributedOptimizer",
+    "host": "HostOptimizer",
+    "host-overlap": "HostOptimizer(overlap=True)",
+}
 OVERLAP_APIS = ("tape", "keras", "host", "v1")
 TENSORFLOW_LINE = "TensorFlow, 1 Gbit/s between hosts"
 
@@ -156,6 +161,6 @@ def _encrypted(ranks: int) -> Case:
 
 
 CASES = [_loopback(2), _loopback(4), _gigabit(2), _gigabit(4), _pods(), _encrypted(2)]
-CASES += [_pytorch(optimizer, ranks) for optimizer in ("distributed", "host") for ranks in (2, 4)]
+CASES += [_pytorch(optimizer, ranks) for optimizer in TORCH_OPTIMIZERS for ranks in (2, 4)]
 CASES += [_tensorflow_overlap()]
 CASES += [_tensorflow(api, ranks) for api in ("tape", "keras") for ranks in (2, 4)]

@@ -138,21 +138,24 @@ def distributed_optimizer_step() -> Work:
     return _torch_step(model, hvd.DistributedOptimizer(adamw, model.named_parameters()), pace)
 
 
-def host_optimizer_step() -> Work:
-    """The same model with `ringtrain.torch.HostOptimizer`."""
+def host_optimizer_step(overlap: bool) -> Work:
+    """The same model with `ringtrain.torch.HostOptimizer` of the same AdamW. `overlap`: step() does not wait for
+    the weights, the next forward pass does."""
+    import torch
+
     import ringtrain.torch as hvd
-    from ringtrain.optim import AdamW
 
     model, pace = _handing_over(0.0, handed_on=True)
-    return _torch_step(model, hvd.HostOptimizer(model, AdamW(lr=1e-3)), pace)
+    adamw = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    return _torch_step(model, hvd.HostOptimizer(adamw, model, overlap=overlap), pace, set_to_none=True)
 
 
-def _torch_step(model: Any, optimizer: Any, pace: dict[str, float]) -> Work:
+def _torch_step(model: Any, optimizer: Any, pace: dict[str, float], set_to_none: bool = False) -> Work:
     def work() -> None:
         pace.update(begin=time.perf_counter(), done=0)
         model().backward()
         optimizer.step()
-        optimizer.zero_grad(set_to_none=False)
+        optimizer.zero_grad(set_to_none=set_to_none)
 
     return work
 
