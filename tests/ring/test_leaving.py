@@ -17,8 +17,8 @@ from ring.worlds import SEAM, World, world_of
 from ringtrain.errors import PeerLost
 from ringtrain.kernels.update import ChunkUpdate
 from ringtrain.optim import SGD
-from ringtrain.optim.compiled import native_rule
-from ringtrain.optim.rules import StepValues
+from ringtrain.optim.layout import ParamSpec
+from ringtrain.optim.spans import Missed, NativeSpans, Span, StepRules
 from ringtrain.process_groups.process_sets import group_of
 from ringtrain.transport.base import Broken, How
 from ringtrain.transport.rpc import RpcTransport
@@ -97,8 +97,9 @@ def test_a_rank_that_shuts_down_before_it_has_taken_everything_is_named(transpor
 
         def run(rank: int) -> BaseException | None:
             group, buffer = group_of(), weights[rank]
-            terms = SGD(0.1).terms(StepValues(1, 0.1, 1.0))
-            last = ChunkUpdate(native_rule(terms), buffer, (), None, last=rank == 0)
+            span = Span(ParamSpec("w", (8 << 20,), np.dtype(np.float32)), 0, 8 << 20)
+            rule = NativeSpans([span], {"w": 0}).rule(StepRules(1, 1.0, (SGD(0.1),), {"w": 0}), Missed(), 1.0)
+            last = ChunkUpdate(rule, buffer, (), None, last=rank == 0)
             assert group.can_update(buffer, buffer)
             error = error_of(lambda: group.update(buffer, (0, (8 << 20) - 1024, 8 << 20), rt.Sum, last))
             if rank == 1:

@@ -98,6 +98,10 @@ class DistributedOptimizer:
         """Return when the host has all weights of the last step. Raises what made it fail."""
         self._host.wait_for()
 
+    def commit(self) -> None:
+        """Let `rollback` go back to the rule as it is now."""
+        self._host.commit()
+
     def rollback(self, to: int | None = None) -> int:
         """Give up the step that is under way and go back to the last update that is done, or to the one before, as
         `ringtrain.optim.HostOptimizer.rollback`. The device has other weights until `adopt`. Local."""
