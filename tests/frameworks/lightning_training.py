@@ -1,5 +1,6 @@
 """Checks of ringtrain.lightning, run on every rank of a world: trainers do what one does on joined batches."""
 
+import itertools
 import os
 import tempfile
 from pathlib import Path
@@ -59,7 +60,7 @@ class Adversaries(L.LightningModule):
         return [torch.optim.Adam(params, lr=0.02) for params in both], []
 
 
-def fit(kind, alone: bool, epochs: int, ckpt=None, **options):
+def fit(kind, alone: bool, epochs: int, ckpt=None, wrap=None, **options):
     """Train and return trainer and module. Batches are parts of the same joined ones, in the same order."""
     torch.manual_seed(1)
     module = kind()
@@ -69,7 +70,7 @@ def fit(kind, alone: bool, epochs: int, ckpt=None, **options):
         max_epochs=epochs,
         accelerator="cpu",
         devices=1,
-        strategy="auto" if alone else "ringtrain",
+        strategy="auto" if alone else "ringtrain" if wrap is None else RingtrainStrategy(wrap),
         use_distributed_sampler=False,
         logger=False,
         enable_checkpointing=False,
@@ -86,16 +87,20 @@ def agree(module, other, tolerance: float = 1e-5) -> None:
         np.testing.assert_allclose(ours, theirs, rtol=tolerance, atol=tolerance, err_msg=name)
 
 
+OPTIMIZERS = (None, hvd.HostOptimizer)
+
+
 def check_a_trainer_trains_like_one_process():
     """With clipping, with accumulation and a rest of it, and with schedules; the logged loss is the mean."""
-    for options in (
+    cases = (
         {},
         {"gradient_clip_val": 0.1},
         {"accumulate_grad_batches": 4},
         {"gradient_clip_algorithm": "value", "gradient_clip_val": 0.01},
-    ):
+    )
+    for options, wrap in itertools.product(cases, OPTIMIZERS):
         alone, expected = fit(Regression, True, 3, **options)
-        trainer, module = fit(Regression, False, 3, **options)
+        trainer, module = fit(Regression, False, 3, wrap=wrap, **options)
         assert isinstance(trainer.strategy, RingtrainStrategy)
         agree(module, expected)
         np.testing.assert_allclose(trainer.callback_metrics["loss"], alone.callback_metrics["loss"], rtol=1e-4)
@@ -103,17 +108,18 @@ def check_a_trainer_trains_like_one_process():
 
 
 def check_optimizers_stepped_by_hand():
-    agree(fit(Adversaries, False, 3)[1], fit(Adversaries, True, 3)[1])
+    for wrap in OPTIMIZERS:
+        agree(fit(Adversaries, False, 3, wrap=wrap)[1], fit(Adversaries, True, 3)[1])
 
 
 def check_a_trainer_goes_on_from_its_checkpoint():
     """The weights are those of the run that nobody disturbed."""
-    for kind in (Regression, Adversaries):
+    for kind, wrap in itertools.product((Regression, Adversaries), OPTIMIZERS):
         file = Path(hvd.broadcast_object(tempfile.mkdtemp(), 0)) / "half.ckpt"
-        _, whole = fit(kind, False, 4)
-        trainer, _ = fit(kind, False, 2)
+        _, whole = fit(kind, False, 4, wrap=wrap)
+        trainer, _ = fit(kind, False, 2, wrap=wrap)
         trainer.save_checkpoint(file)
-        _, resumed = fit(kind, False, 4, ckpt=file)
+        _, resumed = fit(kind, False, 4, ckpt=file, wrap=wrap)
         agree(resumed, whole, 0)
 
 

@@ -331,6 +331,8 @@ class _DiesInPrepare:
 
     def wait_for(self) -> None: ...
 
+    def commit(self) -> None: ...
+
     def rollback(self, to: int) -> int:
         return to
 

@@ -47,11 +47,21 @@ class StandIn(torch.Tensor):
         if name == "zero_":
             args[0].__dict__["zero"]()
             return None
-        if name in _MOVES and isinstance(args[0], StandIn) and args[0].__dict__["spent"]:
-            return args[0]
+        if name in _MOVES and isinstance(args[0], StandIn):
+            own: StandIn = args[0]
+            if own.__dict__["spent"] or _stays(own, func, args, kwargs or {}):
+                return own
         for stand_in in _stand_ins((args, kwargs)):
             stand_in.__dict__["values"]()  # of all of them, before one changes
         return func(*_replaced(args), **_replaced(kwargs or {}))
+
+
+def _stays(own: StandIn, func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether a move takes `own` to where it is, or puts it there."""
+    if getattr(func, "__name__", "") == "__set__":
+        return args[1] is own
+    with torch._C.DisableTorchFunctionSubclass():
+        return func(*args, **kwargs) is own
 
 
 def _stand_ins(value: Any) -> Iterator[StandIn]:
