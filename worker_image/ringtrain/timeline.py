@@ -45,7 +45,8 @@ class Timeline:
         self._add({"ph": "M", "name": "process_name", "args": {"name": f"rank {rank}"}})
         self._add({"ph": "M", "name": "process_sort_index", "args": {"sort_index": rank}})
         self._closed = threading.Event()
-        threading.Thread(target=self._flush_now_and_then, name="ringtrain-timeline", daemon=True).start()
+        self._flusher = threading.Thread(target=self._flush_now_and_then, name="ringtrain-timeline", daemon=True)
+        self._flusher.start()
 
     def record(
         self,
@@ -76,6 +77,7 @@ class Timeline:
             self._flush()
             os.close(self._fd)
             self._fd = -1
+        self._flusher.join()
 
     def _add(self, event: dict[str, Any]) -> None:
         thread = threading.get_native_id()

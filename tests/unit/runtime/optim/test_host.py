@@ -132,7 +132,7 @@ def test_the_number_of_micro_steps_may_change_between_updates(dtype: Any) -> Non
             seen.append(float(opt.weights["w"][0]))
         assert not opt.accumulating
         opt.submit("w", np.ones(1, dtype))
-        with pytest.raises(ConfigurationError, match="in the middle of an update; call it after step"):
+        with pytest.raises(ConfigurationError, match="in the middle of an update; call it after flush"):
             opt.set_backward_passes_per_step(1)
         opt.close()
         return seen
