@@ -35,10 +35,10 @@ def batches():
         time.sleep(0.01 if rt.rank() == 2 else 0)
         yield step
 rt.init()
-optimizer = HostOptimizer({"w": [0.0] * 8}, Slow(lr=0.1), clip_norm=1.0)
+optimizer = HostOptimizer({"w": [0.0] * 600}, Slow(lr=0.1), clip_norm=1.0)
 for step in rt.timeline.inputs(batches()):
     time.sleep(0.06 if rt.rank() == 1 else 0.002)
-    optimizer.submit("w", [1.0] * 8)
+    optimizer.submit("w", [1.0] * 600)
     optimizer.step()
     rt.report(step, total_steps=30, samples=8)
 """

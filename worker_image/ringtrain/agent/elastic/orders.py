@@ -142,6 +142,8 @@ def _running(order: CurrentOrder, slot: OwnSlot, deadlines: SlotDeadlines, now: 
 def _parked(order: CurrentOrder, slot: OwnSlot) -> SlotAction | None:
     if order.world and order.members.get(slot.slot) == slot.life and slot.formation < order.formation:
         return SlotAction.WORLD
-    # A member of the former world is sent away when the next one is made: what it holds may be needed before.
-    unwanted = slot.slot not in order.slots and (order.world is not None or slot.formation == 0)
+    # A member of the former world is sent away when the next one is made: what it holds may be needed before,
+    # unless nobody is to be in that.
+    is_made = order.world is not None or not order.slots
+    unwanted = slot.slot not in order.slots and (is_made or slot.formation == 0)
     return SlotAction.LEAVE if unwanted else None
