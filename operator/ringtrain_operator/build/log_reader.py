@@ -61,7 +61,7 @@ def build_log_reader_pod(job: Job, attempt: int, suffix: str, lives_s: int, agen
         terminationGracePeriodSeconds=1,  # sleep as a container's first process hears no SIGTERM
         automountServiceAccountToken=False,
         enableServiceLinks=False,
-        securityContext={**launcher["securityContext"], "fsGroupChangePolicy": "OnRootMismatch"},
+        securityContext=launcher["securityContext"],
         containers=[_container(main, lives_s, job, agent_image)],
         volumes=[volume for volume in launcher["volumes"] if volume["name"] == VOLUME_LOGS],
     )

@@ -2,25 +2,53 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-# Group of mounted volumes and of the Secret's files; any number does that is not root's.
+from ..spec.reserved import VOLUME_CHECKPOINT, VOLUME_LOGS
+
+# Group of mounted claims; any number does that is not root's.
 FS_GROUP = 65532
+# Whoever names one of these has decided who reads and writes the volumes.
+_OWNERSHIP = ("runAsUser", "runAsGroup", "fsGroup", "supplementalGroups")
 
 
 def restrict_pod(spec: dict[str, Any]) -> None:
     """Add to a pod's spec (a copy of ours, changed in place) what the restricted standard asks for."""
-    context = spec.setdefault("securityContext", {})
-    context.setdefault("runAsNonRoot", True)
+    context = spec["securityContext"] = dict(spec.get("securityContext") or {})
+    theirs = "runAsNonRoot" in context
+    if context.get("runAsUser") != 0:
+        context.setdefault("runAsNonRoot", True)
     context.setdefault("seccompProfile", {"type": "RuntimeDefault"})
-    context.setdefault("fsGroup", FS_GROUP)
+    if _needs_group(spec):
+        context["fsGroup"] = FS_GROUP
+        # Without it every start walks the whole claim.
+        context.setdefault("fsGroupChangePolicy", "OnRootMismatch")
     for field in ("initContainers", "containers"):
         for container in spec.get(field) or ():
+            if not theirs:
+                _let_root_be_root(container)
             _restrict_container(container)
 
 
+def _needs_group(spec: Mapping[str, Any]) -> bool:
+    """Whether a claim that we mount has to be made writable, and no word of the template says by whom."""
+    said = (spec.get("securityContext"), spec["containers"][0].get("securityContext"))
+    if any((context or {}).get(field) is not None for context in said for field in _OWNERSHIP):
+        return False
+    claims = [volume for volume in spec.get("volumes") or () if volume.get("persistentVolumeClaim")]
+    return any(volume["name"] in (VOLUME_CHECKPOINT, VOLUME_LOGS) for volume in claims)
+
+
+def _let_root_be_root(container: dict[str, Any]) -> None:
+    """A container that the template has run as root does not start under our default of its pod."""
+    context = container.get("securityContext") or {}
+    if context.get("runAsUser") == 0 and "runAsNonRoot" not in context:
+        container["securityContext"] = {**context, "runAsNonRoot": False}
+
+
 def _restrict_container(container: dict[str, Any]) -> None:
-    context = container.setdefault("securityContext", {})
+    context = container["securityContext"] = dict(container.get("securityContext") or {})
     added = (context.get("capabilities") or {}).get("add") or []
     # The API server refuses allowPrivilegeEscalation: false beside either of these.
     if not context.get("privileged") and not {"SYS_ADMIN", "CAP_SYS_ADMIN"} & set(added):

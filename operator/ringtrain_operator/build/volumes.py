@@ -31,7 +31,8 @@ def add_secret(spec: dict[str, Any], name: str, role: str) -> None:
         {"key": f"{role}.key", "path": "tls.key"},
         {"key": "token", "path": "token"},
     ]
-    secret = {"secretName": name, "items": items, "defaultMode": 0o440}
+    # Only containers that mount it see it, and they run as any user, whose group need not be the volume's.
+    secret = {"secretName": name, "items": items, "defaultMode": 0o444}
     add_volume(spec, {"name": VOLUME_SECRET, "secret": secret}, contract.SECRET_DIR, read_only=True)
 
 

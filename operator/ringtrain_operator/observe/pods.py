@@ -24,6 +24,7 @@ _ROLES: dict[Any, Role] = {
     contract.ROLE_DATA: "data",
     contract.ROLE_EVALUATOR: "evaluator",
 }
+_FIELDS: dict[Role, str] = {"data": "dataWorkers"}
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -47,6 +48,7 @@ def view_pod(pod: Mapping[str, Any], nodes: Mapping[str, bool] | None = None) ->
     main = _container(status.get("containerStatuses"), name)
     beside = {} if _ended(main) else _first_failed(status)
     ended = _ended(main) or _last_word(main) or _ended(beside)
+    role = _ROLES.get(labels.get(contract.LABEL_ROLE), "worker")
     waiting_reason, waiting_message = _waiting(status)
     placing: Mapping[str, Any] = next(
         (c for c in status.get("conditions") or () if c.get("type") == "PodScheduled"), {}
@@ -55,7 +57,7 @@ def view_pod(pod: Mapping[str, Any], nodes: Mapping[str, bool] | None = None) ->
     return PodView(
         name=str(meta.get("name")),
         uid=str(meta.get("uid") or ""),
-        role=_ROLES.get(labels.get(contract.LABEL_ROLE), "worker"),
+        role=role,
         attempt=_integer(labels.get(contract.LABEL_ATTEMPT)),
         index=_integer(labels.get(contract.LABEL_WORKER_INDEX) or labels.get(contract.LABEL_DATA_INDEX)),
         incarnation=_integer(labels.get(contract.LABEL_INCARNATION)),
@@ -69,7 +71,7 @@ def view_pod(pod: Mapping[str, Any], nodes: Mapping[str, bool] | None = None) ->
         message=str(status.get("message") or ""),
         disruption=_disruption(status),
         waiting=waiting_reason,
-        waiting_message=waiting_message,
+        waiting_message=waiting_message + _way_out(waiting_message, role),
         exit_code=ended.get("exitCode"),
         exit_reason=str(ended.get("reason") or ""),
         exit_time=parse_time(ended.get("finishedAt")),
@@ -251,6 +253,17 @@ def _waiting(status: Mapping[str, Any]) -> tuple[str, str]:
             if str(waiting.get("reason") or "") not in _ORDINARY_WAITING:
                 return str(waiting["reason"]), str(waiting.get("message") or "")
     return "", ""
+
+
+def _way_out(message: str, role: Role) -> str:
+    """What to set where the kubelet does not start an image for its user; empty for any other message."""
+    if "runAsNonRoot" not in message:
+        return ""
+    context = f"spec.{_FIELDS.get(role, role)}.template.spec.securityContext"
+    return (
+        f"; set {context}.runAsUser to the number of a user who can run the image, or, where the namespace's Pod "
+        f"Security allows root, {context}.runAsNonRoot to false"
+    )
 
 
 def _disruption(status: Mapping[str, Any]) -> str:

@@ -247,6 +247,52 @@ def test_a_templates_own_security_is_kept() -> None:
     assert pod["spec"]["securityContext"]["runAsUser"] == 0
 
 
+@pytest.mark.parametrize("where", ["pod", "container"])
+def test_a_template_that_asks_for_root_gets_it(where: str) -> None:
+    """The kubelet refuses runAsUser: 0 under runAsNonRoot: true; the container's word goes before the pod's."""
+    root = {"securityContext": {"runAsUser": 0}}
+    pod = build_worker_pod(parsed(root, None) if where == "container" else parsed(None, root), 1, 0)
+    of_pod, of_main = pod["spec"]["securityContext"], main(pod)["securityContext"]
+    assert not of_main.get("runAsNonRoot", of_pod.get("runAsNonRoot", False))
+    assert of_main.get("runAsUser", of_pod.get("runAsUser")) == 0
+
+
+def test_a_templates_own_refusal_of_root_stays() -> None:
+    """runAsNonRoot: true of the template's pod is no default of ours."""
+    own = {"securityContext": {"runAsNonRoot": True}}
+    pod = build_worker_pod(parsed({"securityContext": {"runAsUser": 0}}, own), 1, 0)
+    assert pod["spec"]["securityContext"]["runAsNonRoot"] is True
+    assert "runAsNonRoot" not in main(pod)["securityContext"]
+
+
+CLAIM = {"persistentVolumeClaim": {"claimName": "c"}}
+
+
+@pytest.mark.parametrize("field", ["runAsUser", "runAsGroup", "fsGroup"])
+def test_a_template_that_names_a_user_or_group_gets_no_other_group(field: str) -> None:
+    """Else a start changes owner and modes of the files that this user has."""
+    own = {"securityContext": {field: 1000}}
+    for given_job in (parsed(pod=own, checkpoint=CLAIM), parsed(own, checkpoint=CLAIM)):
+        context = build_worker_pod(given_job, 1, 0)["spec"]["securityContext"]
+        assert context.get("fsGroup") in (None, 1000)
+        assert "fsGroupChangePolicy" not in context
+
+
+def test_only_a_claim_of_ours_gets_our_group() -> None:
+    """It is changed once, not at every start; a claim of the template, and the Secret, are left as they are."""
+    theirs = {"volumes": [{"name": "data", **CLAIM}]}
+    for built in (build_worker_pod(parsed(pod=theirs), 1, 0), build_launcher_pod(parsed(), 1)):
+        assert not {"fsGroup", "fsGroupChangePolicy"} & set(built["spec"]["securityContext"])
+        secret = next(v for v in built["spec"]["volumes"] if v["name"] == "ringtrain-secret")["secret"]
+        assert secret["defaultMode"] & 0o004  # whoever the container runs as
+    for built in (
+        build_worker_pod(parsed(checkpoint=CLAIM), 1, 0),
+        build_launcher_pod(parsed(logs=CLAIM), 1),
+    ):
+        context = built["spec"]["securityContext"]
+        assert (context["fsGroup"], context["fsGroupChangePolicy"]) == (65532, "OnRootMismatch")
+
+
 def test_the_launcher_takes_after_the_worker() -> None:
     """Without a template the launcher has the worker's image and pull secrets, and none of its placement."""
     pod = build_launcher_pod(parsed(pod={"imagePullSecrets": [{"name": "s"}], "nodeSelector": {"gpu": "yes"}}), 1)

@@ -112,6 +112,22 @@ def test_an_init_container_that_cannot_start() -> None:
     assert (pod.waiting, pod.waiting_message) == ("ErrImagePull", "denied")
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        'container has runAsNonRoot and image will run as root (pod: "p", container: train)',
+        "container has runAsNonRoot and image has non-numeric user (app), cannot verify user is non-root",
+    ],
+)
+def test_an_image_whose_user_is_refused(words: str) -> None:
+    """The kubelet's words are followed by the fields to set."""
+    state = {"waiting": {"reason": "CreateContainerConfigError", "message": words}}
+    pod = view(containerStatuses=[{"name": "train", "state": state}])
+    assert pod.waiting_message.startswith(words)
+    for field in ("runAsUser", "runAsNonRoot"):
+        assert f"spec.worker.template.spec.securityContext.{field}" in pod.waiting_message
+
+
 def test_owners() -> None:
     """Only the controller owns."""
     refs = [{"uid": "a", "kind": "X", "name": "x"}, {"uid": "b", "kind": "Job", "name": "j", "controller": True}]
