@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from .. import contract
 from ..cluster.api.errors import ApiError
 from ..cluster.api.resources import EVENTS, JOBS, PODS
-from ..observe.pods import view_pod
+from ..observe.pods import main_container, view_pod
 from ..spec.job import is_ours
 from ..status.counts import counted
 from ..status.incarnations import avoided_because, avoided_nodes
@@ -43,7 +43,7 @@ async def _unreached(session: Session, job: Json, pods: list[Json]) -> list[str]
     views = [view for view in map(view_pod, pods) if view.role == "worker" and view.phase == "Running"]
     # the workers whom the condition names first
     views.sort(key=lambda view: (view.name not in str(running.get("message")), view.index))
-    agents = {pod["metadata"]["name"]: pod["spec"]["containers"][0]["name"] for pod in pods}
+    agents = {pod["metadata"]["name"]: str(main_container(pod)["name"]) for pod in pods}
     found = []
     for view in views[:AGENTS_ASKED]:
         last, api = b"", session.api

@@ -12,6 +12,7 @@ from ..cluster.api.errors import Forbidden, NotFound, ServerError, TooManyReques
 from ..cluster.api.execute import execute
 from ..cluster.api.resources import JOBS, PODS
 from ..errors import OperatorError, SpecInvalid
+from ..observe.pods import main_container
 from ..spec.parse import parse_job
 from ..status.counts import counted
 from ..status.model import parse_status
@@ -161,8 +162,8 @@ async def _fate(session: Session, pod: Json, outage: Outage, within_s: float) ->
 
 async def _from_store(session: Session, wanted: Wanted, job: Json, pod: Json) -> AsyncGenerator[bytes, None]:
     """The store's own file. When the launcher ends meanwhile, the rest comes from where it then is."""
-    container, printed, found = pod["spec"]["containers"][0]["name"], Printed(), attempt_of(pod)
-    program = pod["spec"]["containers"][0]["command"][0]
+    main, printed, found = main_container(pod), Printed(), attempt_of(pod)
+    container, program = main["name"], main["command"][0]
     command = wanted.command(program, wanted.attempt or found, follow=wanted.follow)
     own = wanted.rank is not None and wanted.attempt in (None, found)
     try:

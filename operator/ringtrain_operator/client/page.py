@@ -13,7 +13,7 @@ from .. import contract
 from ..cluster.api.errors import ApiError, NotFound
 from ..cluster.api.forward import Ends, port_forward
 from ..cluster.api.resources import JOBS, PODS
-from ..observe.pods import page_token, status_token
+from ..observe.pods import main_container, page_token, status_token
 from .errors import JobEnded
 from .following import ENDED, state_of
 from .session import Session
@@ -73,7 +73,7 @@ class _Forward:
         pod = await self.session.api.get(PODS, self.session.namespace, f"{self.name}-launcher")
         if (pod.get("status") or {}).get("phase") != "Running":
             raise NotFound(f"no launcher of {self.name} runs")
-        env = {entry["name"]: entry.get("value") for entry in pod["spec"]["containers"][0].get("env") or ()}
+        env = {entry["name"]: entry.get("value") for entry in main_container(pod).get("env") or ()}
         port = int(env.get(contract.ENV_STATUS_PORT) or contract.PORT_STATUS)
         return port, page_token(status_token(pod)).encode()
 

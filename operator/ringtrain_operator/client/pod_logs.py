@@ -10,6 +10,7 @@ from .. import contract
 from ..cluster.api.errors import NotFound
 from ..cluster.api.resources import JOBS, PODS
 from ..errors import OperatorError
+from ..observe.pods import main_container
 from .session import Session
 
 
@@ -38,7 +39,7 @@ async def read_pod(session: Session, wanted: WantedPod) -> AsyncGenerator[bytes,
         pod = await session.api.get(PODS, session.namespace, wanted.pod)
     except NotFound as exc:
         raise NoSuchPod(await _what_there_is(session, wanted)) from exc
-    container = pod["spec"]["containers"][0]["name"]
+    container = main_container(pod)["name"]
     output = session.api.pod_log(
         session.namespace, wanted.pod, container=container, follow=wanted.follow, tail_lines=wanted.tail
     )

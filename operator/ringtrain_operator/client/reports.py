@@ -8,6 +8,7 @@ from contextlib import aclosing, suppress
 from ..cluster.api.errors import NotFound
 from ..cluster.api.execute import execute
 from ..cluster.api.resources import JOBS, PODS
+from ..observe.pods import main_container
 from .cluster_logs import is_running
 from .ended_logs import LogsElsewhere, attempt_of, from_claim, is_kept
 from .launcher_output import Printed, Wanted
@@ -27,7 +28,7 @@ async def read_reports(session: Session, name: str, attempt: int | None) -> Asyn
     present = int((job.get("status") or {}).get("attempt") or 0)
     if pod is not None and is_running(pod) and (attempt in (None, attempt_of(pod)) or is_kept(job)):
         found = attempt_of(pod)
-        main = pod["spec"]["containers"][0]
+        main = main_container(pod)
         command = wanted.command(main["command"][0], attempt or found, follow=attempt in (None, found))
         chunks = execute(session.api.connection, session.namespace, wanted.pod, main["name"], command)
     elif is_kept(job) and present:

@@ -24,7 +24,7 @@ from ringtrain_operator.cluster.queue import Key, KeyedQueue
 from ringtrain_operator.cluster.versions import Versions
 from ringtrain_operator.cluster.workloads import Kueue
 from ringtrain_operator.observe.model import ObjectRef, Observed
-from ringtrain_operator.observe.pods import status_token
+from ringtrain_operator.observe.pods import main_container, status_token
 from ringtrain_operator.plan import Plan, plan_object
 
 log = logging.getLogger(__name__)
@@ -214,7 +214,7 @@ def launcher_endpoint(reading: Reading) -> Endpoint | None:
 
 
 def _status_port(pod: Json) -> str:
-    env = pod["spec"]["containers"][0].get("env") or []
+    env = main_container(pod).get("env") or []
     return next((e["value"] for e in env if e["name"] == contract.ENV_STATUS_PORT), str(contract.PORT_STATUS))
 
 

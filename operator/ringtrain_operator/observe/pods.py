@@ -39,12 +39,19 @@ def owner_name(obj: Mapping[str, Any]) -> str:
     return f"{owner.get('kind')} {owner.get('name')}" if owner else ""
 
 
+def main_container(pod: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The container of a pod of ours that has our variables: admission webhooks put others in front of it."""
+    containers = (pod.get("spec") or {}).get("containers") or [{}]
+    ours = (c for c in containers if any(e.get("name") == contract.ENV_ROLE for e in c.get("env") or ()))
+    return next(ours, containers[0])
+
+
 def view_pod(pod: Mapping[str, Any], nodes: Mapping[str, bool] | None = None) -> PodView:
     """What `plan` needs of one pod of ours. `nodes`: readiness by name, as far as it is known."""
     meta, status, spec = _meta(pod), pod.get("status") or {}, pod.get("spec") or {}
     labels = meta.get("labels") or {}
     node = str(spec.get("nodeName") or "")
-    name = next((c["name"] for c in spec.get("containers") or ()), "")
+    name = str(main_container(pod).get("name") or "")
     main = _container(status.get("containerStatuses"), name)
     beside = {} if _ended(main) else _first_failed(status)
     ended = _ended(main) or _last_word(main) or _ended(beside)
@@ -103,8 +110,7 @@ def failure_in(pod: PodView, attempt: int) -> dict[str, Any]:
 
 def status_token(pod: Mapping[str, Any]) -> str:
     """What a launcher's /status asks for, from its pod; empty for a pod that an older operator made."""
-    containers = (pod.get("spec") or {}).get("containers") or [{}]
-    given = {e.get("name"): e.get("value") for e in containers[0].get("env") or ()}
+    given = {e.get("name"): e.get("value") for e in main_container(pod).get("env") or ()}
     return str(given.get(contract.ENV_STATUS_TOKEN) or "")
 
 
