@@ -16,6 +16,8 @@ Pod = dict[str, Any]
 
 # What a template that leaves out the image has from the worker's pod beside it.
 _OF_THE_WORKER = ("imagePullSecrets", "securityContext", "priorityClassName", "terminationGracePeriodSeconds")
+# Of a container: as whom its image can be run.
+_USER_FIELDS = ("runAsUser", "runAsGroup", "runAsNonRoot", "seLinuxOptions")
 # In the worker's environment they are about its devices and its rank.
 _ABOUT_A_RANK = frozenset({ENV_NVIDIA_VISIBLE_DEVICES, ENV_TF_CONFIG})
 
@@ -85,10 +87,29 @@ def completed_template(job: Job, given: Mapping[str, Any], name: str) -> Pod:
         for field in ("imagePullPolicy", "workingDir"):
             if trainer.get(field):
                 main.setdefault(field, trainer[field])
+        _run_like(spec, main, trainer)
+        _pull_like(spec, worker)
     for field in _OF_THE_WORKER:
         if worker.get(field):
             spec.setdefault(field, copy.deepcopy(worker[field]))
     return template
+
+
+def _run_like(spec: Pod, main: Pod, trainer: Mapping[str, Any]) -> None:
+    """Have the worker's image run as the user whom the worker's container has, unless the template names one."""
+    given = main.get("securityContext") or {}
+    said = {**(spec.get("securityContext") or {}), **given}
+    theirs = trainer.get("securityContext") or {}
+    taken = {field: theirs[field] for field in _USER_FIELDS if field in theirs and field not in said}
+    if taken:
+        main["securityContext"] = {**taken, **given}
+
+
+def _pull_like(spec: Pod, worker: Mapping[str, Any]) -> None:
+    """Add what may pull the worker's image to pull secrets of the template's own."""
+    own, theirs = spec.get("imagePullSecrets") or [], worker.get("imagePullSecrets") or []
+    if secrets := [*own, *(secret for secret in theirs if secret not in own)]:
+        spec["imagePullSecrets"] = copy.deepcopy(secrets)
 
 
 def template_without_devices(job: Job) -> Pod:

@@ -302,6 +302,30 @@ def test_the_launcher_takes_after_the_worker() -> None:
     assert main(pod)["command"] == ["ringtrain", "launcher"]
 
 
+def test_the_workers_image_runs_in_the_launcher_as_in_the_worker() -> None:
+    """It takes the user of the worker's container, none of its rights, and keeps what its own template names."""
+    own = {"securityContext": {"runAsUser": 1000, "runAsGroup": 100, "capabilities": {"add": ["IPC_LOCK"]}}}
+    context = main(build_launcher_pod(parsed(own), 1))["securityContext"]
+    assert (context["runAsUser"], context["runAsGroup"]) == (1000, 100)
+    assert context["capabilities"] == {"drop": ["ALL"]}
+    for template in (
+        {"spec": {"securityContext": {"runAsUser": 7}}},
+        {"spec": {"containers": [{"securityContext": {"runAsUser": 7}}]}},
+    ):
+        pod = build_launcher_pod(parsed(own, launcher={"template": template}), 1)
+        assert main(pod)["securityContext"].get("runAsUser", pod["spec"]["securityContext"].get("runAsUser")) == 7
+    another = {"template": {"spec": {"containers": [{"image": "another:1"}]}}}
+    assert "runAsUser" not in main(build_launcher_pod(parsed(own, launcher=another), 1))["securityContext"]
+
+
+def test_a_launcher_with_pull_secrets_of_its_own_may_pull_the_workers_image() -> None:
+    """Its own come first, the worker's after them."""
+    template = {"spec": {"imagePullSecrets": [{"name": "mine"}, {"name": "s"}]}}
+    worker = {"imagePullSecrets": [{"name": "s"}, {"name": "t"}]}
+    pod = build_launcher_pod(parsed(pod=worker, launcher={"template": template}), 1)
+    assert [one["name"] for one in pod["spec"]["imagePullSecrets"]] == ["mine", "s", "t"]
+
+
 def test_the_launcher_of_an_mpi_job_runs_the_program() -> None:
     """Under mpi the launcher starts mpirun with the worker's command, or its own command as it is."""
     worker = {"command": ["./pi"], "args": ["100"]}
