@@ -22,10 +22,11 @@ from .names import (
 )
 from .network import build_network_policy, build_service, build_service_account
 from .pods import RESTARTED_CODES, Incarnation, build_launcher_pod, build_worker_pod
-from .settings import LAUNCHER_RESOURCES, AgentSource, Settings
+from .settings import AGENT_RESOURCES, LAUNCHER_RESOURCES, AgentSource, Settings
 from .workload import POD_SETS, build_workload, grouped, is_prebuilt, pod_counts, queued_alone, workload_name
 
 __all__ = [
+    "AGENT_RESOURCES",
     "AUTOSCALER_GROUP",
     "LAUNCHER_RESOURCES",
     "POD_SETS",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 from .. import contract
@@ -17,8 +18,6 @@ ANNOTATION_IMAGE = f"{contract.GROUP}/agent-image"
 PROGRAM, PYTHON = "/bin/ringtrain", "/python/bin/python3"
 # Where a container of the agent's image sees the volume that it fills.
 _TARGET = "/target"
-# Copying takes a moment; a quota on limits admits only pods whose containers all have them.
-_RESOURCES = {"requests": {"cpu": "10m", "memory": "32Mi"}, "limits": {"cpu": "1", "memory": "128Mi"}}
 
 
 def agent_source(job: Job, settings: Settings) -> AgentSource | None:
@@ -42,7 +41,7 @@ def add_agent(job: Job, spec: dict[str, Any], settings: Settings) -> str:
             "name": INIT_CONTAINER,
             "image": source.image,
             "command": [PROGRAM, "copy", _TARGET],
-            "resources": _RESOURCES,
+            "resources": copy.deepcopy(dict(source.resources)),
             "volumeMounts": [{"name": VOLUME_AGENT, "mountPath": _TARGET}],
             "securityContext": {"readOnlyRootFilesystem": True},
         }

@@ -20,6 +20,12 @@ LAUNCHER_RESOURCES: Json = {
 }
 
 
+# Of the container that copies the agent, over 100 MB. It asks for a launcher's CPU, so that no pod asks for more.
+AGENT_RESOURCES: Json = {
+    "requests": {"cpu": "100m", "memory": "32Mi"},
+    "limits": {"cpu": "2", "memory": "128Mi"},
+}
+
 # What puts the agent into a pod: the kubelet, or a container that copies it first.
 AgentVolume = Literal["ImageVolume", "InitContainer"]
 
@@ -27,12 +33,13 @@ AgentVolume = Literal["ImageVolume", "InitContainer"]
 @dataclass(frozen=True)
 class AgentSource:
     """The agent that the operator brings into pods: the image that has it, and how. `default`: for jobs that say
-    nothing in spec.agent.
+    nothing in spec.agent. `resources`: of the container that copies it.
     """
 
     image: str
     volume: AgentVolume = "InitContainer"
     default: Literal["Inject", "Image"] = "Inject"
+    resources: Json = field(default_factory=lambda: AGENT_RESOURCES)
 
 
 def random_token() -> str:

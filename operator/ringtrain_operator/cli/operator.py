@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, Literal
@@ -57,12 +58,14 @@ class GangOption(click.ParamType[Any]):
         return gang, scheduler or SCHEDULERS[gang].scheduler_name
 
 
-def _resources(given: dict[str, Any]) -> dict[str, Any]:
+def _resources(given: dict[str, Any] | None, option: str, default: Mapping[str, Any]) -> Mapping[str, Any]:
     """Resources of a container; an error that names the field that is wrong."""
     from ringtrain_operator.spec.pod_schema import packaged_schema
 
+    if given is None:
+        return default
     schema = replace(packaged_schema(), root="ResourceRequirements")
-    problems = schema.problems(given, "--launcher-resources")
+    problems = schema.problems(given, option)
     if problems:
         raise click.BadParameter("; ".join(map(str, problems)))
     return given
@@ -101,6 +104,9 @@ def _resources(given: dict[str, Any]) -> dict[str, Any]:
     "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True
 )
 @click.option("--launcher-resources", type=JsonValue(dict), default=None, help="Of launchers, as JSON.")
+@click.option(
+    "--agent-resources", type=JsonValue(dict), default=None, help="Of containers that copy the agent, as JSON."
+)
 @click.option(
     "--metrics-from",
     type=JsonValue(list),
@@ -153,6 +159,7 @@ def _resources(given: dict[str, Any]) -> dict[str, Any]:
 def operator(
     kubeconfig: str | None,
     launcher_resources: dict[str, Any] | None,
+    agent_resources: dict[str, Any] | None,
     metrics_from: list[Any],
     template_ports_from: list[Any],
     gangs: tuple[tuple[str, str], ...],
@@ -165,20 +172,20 @@ def operator(
 
     Exit codes: 0 after SIGTERM or SIGINT, 1 when something broke or the lease was lost.
     """
-    from ringtrain_operator.build import LAUNCHER_RESOURCES, AgentSource, Settings
+    from ringtrain_operator.build import AGENT_RESOURCES, LAUNCHER_RESOURCES, AgentSource, Settings
     from ringtrain_operator.cluster.api.connection import Connection
     from ringtrain_operator.cluster.config import OperatorConfig, default_identity
     from ringtrain_operator.cluster.logs import configure_logging
     from ringtrain_operator.cluster.operator import run_until_signalled
 
-    resources = LAUNCHER_RESOURCES if launcher_resources is None else _resources(launcher_resources)
+    copying = _resources(agent_resources, "--agent-resources", AGENT_RESOURCES)
     config = OperatorConfig(
         identity=default_identity(os.environ),
         objects=Settings(
-            launcher_resources=resources,
+            launcher_resources=_resources(launcher_resources, "--launcher-resources", LAUNCHER_RESOURCES),
             metrics_from=metrics_from,
             template_ports_from=template_ports_from,
-            agent=AgentSource(agent_image, agent_volume, agent_default),
+            agent=AgentSource(agent_image, agent_volume, agent_default, copying),
         ),
         gangs=dict(gangs),
         **options,

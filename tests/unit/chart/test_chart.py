@@ -139,6 +139,19 @@ def test_the_operator_understands_its_arguments() -> None:
     assert context.params["leader_election"] is False
 
 
+def test_what_copying_the_agent_may_take_reaches_the_operator() -> None:
+    """By default it is what the operator has by itself."""
+    from ringtrain_operator.build.settings import AGENT_RESOURCES
+    from ringtrain_operator.cli.operator import operator
+
+    def given(*values: str) -> Any:
+        arguments = list(container(render(*values))["args"])
+        return operator.make_context("ringtrain-operator", arguments).params["agent_resources"]
+
+    assert given() == AGENT_RESOURCES
+    assert given("agent.resources.requests.cpu=200m")["requests"] == {"cpu": "200m", "memory": "32Mi"}
+
+
 def test_null_takes_a_default_away() -> None:
     """As with any chart: launchers then have no resources but those of their template."""
     from ringtrain_operator.cli.operator import operator

@@ -67,7 +67,15 @@ def test_a_container_copies_it_before_all_others() -> None:
     assert first["securityContext"]["capabilities"] == {"drop": ["ALL"]}
     assert first["securityContext"]["allowPrivilegeEscalation"] is False
     assert set(first["resources"]) == {"requests", "limits"}
+    assert first["resources"]["requests"]["cpu"] == "100m"  # a hundredth of a core is nothing on a busy node
     assert second["name"] == "mine"
+
+
+def test_the_installation_says_what_copying_may_take() -> None:
+    """In each pod of a job."""
+    own = {"requests": {"cpu": "1"}}
+    for pod in pods(parsed(), AgentSource(IMAGE, resources=own)):
+        assert pod["spec"]["initContainers"][0]["resources"] == own
 
 
 def test_an_image_volume_needs_no_container() -> None:
