@@ -15,6 +15,7 @@ from ..errors import Problem, SpecInvalid, did_you_mean, shown
 from .base import Rule
 from .documents import MAX_DEPTH
 from .job import KUEUE_PROVISIONS, QUEUE_LABEL, Job, JobSpec
+from .launchers import launcher_problems
 from .pod_schema import PodSchema, packaged_schema
 from .reserved import clashes, dangling
 from .template import containers_of, partial_template_problems, shape_problems, worker_template_problems
@@ -139,6 +140,8 @@ def _parse_spec(raw: Mapping[str, Any], schema: PodSchema | None) -> tuple[JobSp
         return None, [*problems, *_template_problems(pruned, {p.path for p in problems}, schema)]
     problems = [Problem(f"{path}.{rule.path}", rule.message) for path, rule in _broken_rules(spec, "spec")]
     problems += _template_problems(pruned, set(), schema)
+    if schema is not None and not problems:
+        problems += launcher_problems(spec)
     # In this order: a mount of the operator's own path is told as that, whatever volume it names.
     return spec, problems or list(clashes(spec)) or (dangling(spec) if schema is not None else [])
 
