@@ -16,7 +16,7 @@ import click
 
 from ringtrain import contract
 from ringtrain.agent.config import AgentConfig
-from ringtrain.cli.checks import check_command, check_log_dir, check_name
+from ringtrain.cli.checks import check_command, check_launcher, check_log_dir, check_name
 from ringtrain.cli.data_workers import start_data_workers
 from ringtrain.cli.elastic import ElasticOptions, ElasticRun, elastic_options, elastic_run
 from ringtrain.cli.ending import say, say_end
@@ -106,6 +106,7 @@ def run(
     _check_elastic(placed, world)
     _check_data_workers(placed, data_workers)
     check_name(name)
+    check_launcher(slots, command)
     if any(host.is_here for host in placed):
         check_command(command[0], os.environ.get("PATH", os.defpath))
     check_log_dir(log_dir)
