@@ -46,7 +46,8 @@ def check_launcher(ranks: int, command: Sequence[str]) -> None:
     if ranks > 1 and found and not any(_SPANS_NODES.match(word) for word in command):
         raise click.UsageError(
             f"{found} starts ranks itself, and each of the {ranks} ranks would start a world of its own: leave "
-            f"{found} and its options out and write the program that it starts: ringtrain run -np {ranks} python train.py"
+            f"{found} and its options out and write the program that it starts: ringtrain run "
+            f"-np {ranks} python train.py"
         )
 
 
