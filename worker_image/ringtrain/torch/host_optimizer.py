@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final, NoReturn
 
 import numpy as np
 import torch
 
 from ringtrain import timeline
-from ringtrain.errors import ConfigurationError, kind_of
+from ringtrain.errors import ConfigurationError
 from ringtrain.optim import HostOptimizer as ArrayOptimizer
 from ringtrain.optim import Rule
-from ringtrain.optim.arguments import check_rule
 from ringtrain.optim.cut import first_group
 from ringtrain.process_groups.group import Group, ProcessGroup
 from ringtrain.process_groups.process_sets import ProcessSet, global_process_set, open_group
-from ringtrain.torch.bridge import to_arrays, to_tensor
-from ringtrain.torch.host_rules import GroupRules, PlainRules, check_rule_kind, rules_of
+from ringtrain.torch.bridge import like, real, to_arrays, to_tensor
+from ringtrain.torch.gradient_stream import GradientStream, StreamOptions
+from ringtrain.torch.hook import Hook
+from ringtrain.torch.host_arguments import check_devices, given, named
 from ringtrain.torch.host_state import HostState, carried, simple_options
 from ringtrain.torch.node_sum import NodeSum, open_node_sum
 from ringtrain.torch.parameters import in_place
-from ringtrain.torch.streams import GradientStream, Hook, StreamOptions, WeightStream, like, real
+from ringtrain.torch.weight_stream import WeightStream
 
 # In so many updates weights wait for step(), and what a script does before it is looked at.
 _LOOKED_AT: Final = 3
@@ -101,7 +102,7 @@ class HostOptimizer(torch.optim.Optimizer):
         process_set: ProcessSet = global_process_set,
         **options: Any,
     ) -> None:
-        self._inner, self._model, self._rules, groups = _given(optimizer, model, options)
+        self._inner, self._model, self._rules, groups = given(optimizer, model, options)
         self._process_set = process_set
         self._options = options
         self._overlap = overlap
@@ -353,8 +354,8 @@ class HostOptimizer(torch.optim.Optimizer):
 
     def _make(self) -> None:
         """Build all that follows from the parameters there are. Collective."""
-        self._params = _named(self.param_groups, self._model)
-        _check_devices(self._params)
+        self._params = named(self.param_groups, self._model)
+        check_devices(self._params)
         self._gone: set[str] = set()
         group_of = {id(param): index for index, group in enumerate(self.param_groups) for param in group["params"]}
         rules = self._rules.of(self.param_groups)
@@ -459,8 +460,7 @@ class HostOptimizer(torch.optim.Optimizer):
         if gone and self._inner is None:
             raise ConfigurationError(
                 f"parameter {sorted(gone)[0]!r} was replaced in the model after HostOptimizer was made, which "
-                f"would "
-                "never train the new one; make the HostOptimizer last, or change values in place (with "
+                "would never train the new one; make the HostOptimizer last, or change values in place (with "
                 "torch.no_grad(): param.copy_(...))"
             )
         self._gone = missing
@@ -481,67 +481,6 @@ class HostOptimizer(torch.optim.Optimizer):
         return self._groups[-1]
 
 
-def _given(
-    optimizer: Any, model: Any, options: Mapping[str, Any]
-) -> tuple[torch.optim.Optimizer | None, torch.nn.Module | None, GroupRules, list[dict[str, Any]]]:
-    """Return what `HostOptimizer` was made of: torch's optimizer, the model, the rules, and the groups."""
-    if isinstance(optimizer, torch.optim.Optimizer):
-        return _of_optimizer(optimizer, model, options)
-    if not isinstance(optimizer, torch.nn.Module):
-        raise ConfigurationError(
-            f"HostOptimizer was given {kind_of(optimizer)}; expected an optimizer of torch and its model, or a "
-            "torch.nn.Module and a rule: pass the model itself, not its parameters"
-        )
-    check_rule_kind(model)
-    check_rule(model)
-    trained = [param for param in optimizer.parameters() if param.requires_grad]
-    if not trained:
-        raise ConfigurationError("HostOptimizer: no parameter of the model requires a gradient; nothing to train")
-    rules = PlainRules(model)
-    rules.sharded = options.get("sharded", True)
-    return None, optimizer, rules, [{"params": trained, **rules.options()}]
-
-
-def _of_optimizer(
-    optimizer: torch.optim.Optimizer, model: Any, options: Mapping[str, Any]
-) -> tuple[torch.optim.Optimizer, torch.nn.Module | None, GroupRules, list[dict[str, Any]]]:
-    if isinstance(optimizer, HostOptimizer) or hasattr(optimizer, "skip_synchronize"):
-        raise ConfigurationError(
-            f"HostOptimizer was given {kind_of(optimizer)}, which reduces gradients itself; pass torch's own"
-        )
-    if model is not None and not isinstance(model, torch.nn.Module):
-        raise ConfigurationError(f"HostOptimizer: model is {kind_of(model)}; expected a torch.nn.Module")
-    if optimizer.state:
-        used = sum(bool(state) for state in optimizer.state.values())
-        fresh = type(optimizer) in (torch.optim.Adagrad,) and not any(
-            float(state.get("step", 0)) for state in optimizer.state.values()
-        )
-        if used and not fresh:
-            raise ConfigurationError(
-                f"HostOptimizer was given a {type(optimizer).__name__} that has made steps; make HostOptimizer of "
-                f"a "
-                "new one, and give it this one's state: load_state_dict(optimizer.state_dict())"
-            )
-    rules = rules_of(optimizer, options.get("sharded"))
-    if options.get("elastic") and not isinstance(rules, PlainRules):
-        raise ConfigurationError(
-            f"HostOptimizer: elastic=True takes SGD, Adam and AdamW without amsgrad, dampening, maximize and "
-            f"differentiable, and not this {type(optimizer).__name__}"
-        )
-    rules.sharded = rules.sharded and options.get("sharded", True) is not False
-    return optimizer, model, rules, optimizer.param_groups
-
-
-def _named(groups: Sequence[Mapping[str, Any]], model: torch.nn.Module | None) -> dict[str, Any]:
-    """The parameters of all groups by name, in the order of the model."""
-    params = {id(param): param for group in groups for param in group["params"]}
-    named: Iterable[tuple[str, Any]] = () if model is None else model.named_parameters()
-    found = {name: param for name, param in named if id(param) in params}
-    known = {id(param) for param in found.values()}
-    others = {f"param.{index}": param for index, param in enumerate(params.values()) if id(param) not in known}
-    return {**found, **others}
-
-
 def _broadcast_others(model: torch.nn.Module, trained: Collection[str], group: ProcessGroup) -> None:
     """Give all ranks rank 0's buffers, and parameters that are not trained. Collective."""
     for name, value in model.state_dict().items():
@@ -550,14 +489,6 @@ def _broadcast_others(model: torch.nn.Module, trained: Collection[str], group: P
         array = to_arrays([real(value).reshape(-1)])()[0].copy()
         group.broadcast(array.view(np.uint8))
         value.copy_(like(to_tensor(array).view(real(value).shape), value))
-
-
-def _check_devices(params: Mapping[str, Any]) -> None:
-    devices = {str(param.device) for param in params.values()}
-    if len(devices) > 1:
-        raise ConfigurationError(f"HostOptimizer: parameters are on {sorted(devices)}; expected one device")
-    if torch.device(devices.pop()).type == "meta":
-        raise ConfigurationError("HostOptimizer: parameters are on the meta device; move the model to a real one")
 
 
 def _record_forward(model: Any) -> list[Any]:

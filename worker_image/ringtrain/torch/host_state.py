@@ -13,10 +13,9 @@ from ringtrain.errors import ConfigurationError
 from ringtrain.optim import HostOptimizer
 from ringtrain.optim.arenas import MASTER, WEIGHTS
 from ringtrain.optim.state import FEEDBACK, MISSED
-from ringtrain.torch.bridge import to_arrays, to_tensor
+from ringtrain.torch.bridge import like, real, to_arrays, to_tensor
 from ringtrain.torch.host_rules import SLOTS, GroupRules, TorchRules
 from ringtrain.torch.state import map_leaves
-from ringtrain.torch.streams import like, real
 
 OWN: Final = "ringtrain"
 _TORCH_NAMES: Final = {ours: torchs for torchs, ours in SLOTS.items()}

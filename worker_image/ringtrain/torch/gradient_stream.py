@@ -1,4 +1,4 @@
-"""Gradients on their way to the host, and weights on their way back."""
+"""Gradients on their way to the host."""
 
 from __future__ import annotations
 
@@ -8,40 +8,16 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 
 from ringtrain.collectives.tensors import Array
 from ringtrain.errors import ConfigurationError, some_of
 from ringtrain.optim import HostOptimizer
 from ringtrain.step_time import REDUCTION, beside_training
-from ringtrain.torch.bridge import to_arrays, to_tensor
+from ringtrain.torch.bridge import like, real, to_arrays, to_tensor
+from ringtrain.torch.hook import Hook
 from ringtrain.torch.node_sum import NodeSum
 from ringtrain.torch.stand_in import StandIn
-
-
-class Hook:
-    """A hook that a copy of what it is on does not have: neither one that is pickled nor a deep copy."""
-
-    def __init__(self, call: Callable[..., Any]) -> None:
-        self._call = call
-
-    def __call__(self, *args: Any) -> Any:
-        return self._call(*args)
-
-    def __reduce__(self) -> Any:
-        return _no_hook, ()
-
-    def __deepcopy__(self, memo: Any) -> Callable[..., None]:
-        return _nothing
-
-
-def _nothing(*args: Any) -> None:
-    """Stands where a hook was."""
-
-
-def _no_hook() -> Callable[..., None]:
-    return _nothing
 
 
 @dataclass(eq=False, slots=True)
@@ -134,8 +110,7 @@ class GradientStream:
         if stale := [own.name for own in self._all if own.stale]:
             raise ConfigurationError(
                 f"step() was called with gradients of {some_of(stale)} from before the last step, which torch "
-                f"would "
-                "add to the new ones; call optimizer.zero_grad() after each step()"
+                "would add to the new ones; call optimizer.zero_grad() after each step()"
             )
         if self._means is None:
             self._look()
@@ -358,177 +333,7 @@ def _refuse_spent(own: _Param) -> torch.Tensor:
     )
 
 
-def real(tensor: torch.Tensor) -> torch.Tensor:
-    """Complex numbers as pairs of real ones."""
-    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
-
-
-def like(values: torch.Tensor, param: torch.Tensor) -> torch.Tensor:
-    """`values`, of the host, as `param` would have them."""
-    values = torch.view_as_complex(values) if param.is_complex() else values
-    return values.to(param.device)
-
-
 def _array(grad: torch.Tensor | None) -> Array | None:
     if grad is None:
         return None
     return to_arrays([real(grad.to_dense() if grad.is_sparse else grad)])()[0]
-
-
-class WeightStream:
-    """Brings new weights from the host arena to the parameters, each when its layer is about to be called. A
-    `NodeSum` brings those of a step itself: the parameters are its memory."""
-
-    def __init__(self, host: HostOptimizer, params: Mapping[str, Any], node_sum: NodeSum | None) -> None:
-        self._host = host
-        self._node_sum = node_sum
-        self._by_node: set[str] = set()  # their values of the last step are on the device, and may not be here
-        self._params = params
-        self._kinds = {name: param.device.type for name, param in params.items()}
-        self._names = {id(param): name for name, param in params.items()}
-        self._expected: set[str] = set(params)
-        self._hooks: list[Any] = []
-        self._views: dict[str, torch.Tensor] = {}
-        self._addresses: dict[str, int] = {}
-        self._versions: dict[str, int] = {}
-        self._pinned: list[int] = []
-        self.follow()
-
-    def follow(self) -> None:
-        """Take the weights from where the host has them now: parameters on the CPU become views of that."""
-        self._unpin()
-        self.expect()
-        self._views = {name: to_tensor(self._host.weights[name]) for name in self._params}
-        for name, param in self._params.items():
-            if param.device.type == "cpu":
-                self._alias(name, param)
-            elif self._node_sum is not None and self._node_sum.carries(name):
-                param.data = like(self._node_sum.weight(name).view(self._views[name].shape), param)
-        if any(param.device.type == "cuda" for param in self._params.values()):
-            self._pinned = [address for arena in _arenas(self._host) if (address := _pinned(arena))]
-
-    def take(self) -> bool:
-        """Take weights that somebody has set since the last step, in the memory that they were given or in other.
-        Return whether there were any.
-
-        Raises ConfigurationError where a parameter has another shape, type or device by now.
-        """
-        changed = False
-        for name, param in self._params.items():
-            on_cpu = param.device.type == "cpu"
-            moved = on_cpu and param.numel() and param.data_ptr() != self._addresses[name]
-            if moved or param.device.type != self._kinds[name]:
-                self._check_kind(name, param)
-                self._views[name].copy_(real(param.detach()))
-                self._alias(name, param)
-                changed = True
-            elif param._version != self._versions[name]:
-                changed = True
-                if not on_cpu:
-                    self._views[name].copy_(real(param.detach()))
-        return changed
-
-    def note(self) -> None:
-        """The weights are those of the host."""
-        torch.autograd.graph.increment_version(list(self._params.values()))
-        self.seen()
-
-    def seen(self) -> None:
-        """The weights are what they should be."""
-        self._versions = {name: param._version for name, param in self._params.items()}
-
-    def _alias(self, name: str, param: Any) -> None:
-        """Let `param`, on the CPU, be the host's memory."""
-        param.data = like(self._views[name], param)
-        self._addresses[name] = param.data_ptr()
-
-    def _check_kind(self, name: str, param: Any) -> None:
-        view = self._views[name]
-        now = (tuple(real(param.detach()).shape), real(param.detach()).dtype, param.device.type)
-        if now != (tuple(view.shape), view.dtype, self._kinds[name]):
-            raise ConfigurationError(
-                f"parameter {name!r} is {tuple(param.shape)} {param.dtype} on {param.device} by now, and was "
-                f"{tuple(view.shape)} {view.dtype} on {self._kinds[name]} when HostOptimizer was made; change "
-                "and move the model before, and make the HostOptimizer last"
-            )
-
-    def watch(self, model: Any) -> None:
-        """Let each module of `model` wait for its own parameters before it runs."""
-        for module in model.modules():
-            own = [
-                self._names[id(param)] for param in module.parameters(recurse=False) if id(param) in self._names
-            ]
-            if own:
-                self._hooks.append(module.register_forward_pre_hook(Hook(partial(self._called, tuple(own)))))
-
-    def expect(self) -> None:
-        """New weights are on their way, by way of the host."""
-        self._expected.update(self._params)
-        self._by_node.clear()
-
-    def expect_step(self) -> None:
-        """New weights are on their way: those of a step."""
-        self.expect()
-        if (node_sum := self._node_sum) is not None:
-            on_device = (name for name, param in self._params.items() if param.device.type != "cpu")
-            self._by_node.update(name for name in on_device if node_sum.carries(name))
-
-    def to_host(self) -> None:
-        """Give the host the values that only the device has."""
-        self.all_back()
-        for name in self._by_node:
-            self._views[name].copy_(real(self._params[name].detach()))
-
-    def all_back(self) -> None:
-        """Return when every parameter has the host's values."""
-        self._back(tuple(self._params))
-        self._host.wait_for()
-
-    def close(self) -> None:
-        """Let go of the parameters, which keep their values in memory of their own."""
-        for hook in self._hooks:
-            hook.remove()
-        self._unpin()
-        for name, param in self._params.items():
-            if param.device.type == "cpu" and param.data_ptr() == self._addresses[name]:
-                param.data = param.data.clone()
-        self._views.clear()
-
-    def _called(self, names: tuple[str, ...], *_: Any) -> None:
-        self._back(names)
-
-    def _unpin(self) -> None:
-        for address in self._pinned:
-            torch.cuda.cudart().cudaHostUnregister(address)
-        self._pinned.clear()
-
-    def _back(self, names: tuple[str, ...]) -> None:
-        for name in names:
-            if name not in self._expected:
-                continue
-            self._host.wait_for(name)
-            self._expected.discard(name)
-            param = self._params[name]
-            if param.device.type != "cpu" and name not in self._by_node:
-                with torch.no_grad():
-                    param.copy_(like(self._views[name], param), non_blocking=True)
-
-
-def _arenas(host: HostOptimizer) -> list[Array]:
-    """The arrays that all of the optimizer's weights are views of."""
-    found = {}
-    for array in host.weights.values():
-        base = array
-        while isinstance(base.base, np.ndarray):
-            base = base.base
-        found[id(base)] = base
-    return list(found.values())
-
-
-def _pinned(arena: Array) -> int:
-    """Page-lock `arena`, so that copies to the device do not wait; return its address. 0 where the driver refuses:
-    copies wait then.
-    """
-    address = arena.ctypes.data
-    refused = int(torch.cuda.cudart().cudaHostRegister(address, arena.nbytes, 0))
-    return 0 if refused else address
