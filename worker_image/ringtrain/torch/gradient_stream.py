@@ -80,6 +80,7 @@ class GradientStream:
         self._under_way: list[Future[None]] = []
         self._passes: int | None = None  # that a step has; None: not known yet
         self._means: dict[str, Any] | None = None  # gradients that were read, in this update
+        self._any_given = False  # the host has a gradient of this step
         self.holds = True
         self.is_plain = True  # nothing was done to gradients that needs `holds`
         on_cpu = all(param.device.type == "cpu" for param in params.values())
@@ -131,12 +132,12 @@ class GradientStream:
             own.clear()
             if own.param.grad is not None:
                 own.param.grad = own.spent if self._options.asks_zero_grad else None
-        self._means = None
+        self._means, self._any_given = None, False
         self.watch()
 
     def zero_grad(self, set_to_none: bool) -> None:
         """Forget the gradients that are there. Collective where the host has got some."""
-        if any(own.given for own in self._all):
+        if self._any_given:
             self._drop()
         for own in self._all:
             there = own.held is not None or own.param.grad is not None
@@ -153,7 +154,7 @@ class GradientStream:
         for own in self._all:
             own.clear()
             own.param.grad = None
-        self._means = None
+        self._means, self._any_given = None, False
 
     def close(self) -> None:
         """Let go of the parameters."""
@@ -227,11 +228,11 @@ class GradientStream:
 
     def _give(self, own: _Param) -> None:
         """Hand the gradient of `own` to the host, which has none where there is none."""
-        if not any(other.given for other in self._all):
+        if not self._any_given:
             self._options.begin()
+            self._any_given = True
         grad, own.held, own.given = own.held, None, True
-        by_node = self._node_sum is not None and self._node_sum.carries(own.name)
-        if by_node and self._node_sum is not None:
+        if self._node_sum is not None and self._node_sum.carries(own.name):
             there = None if grad is None else real(grad)
             self._host.submit_with(own.name, partial(self._node_sum.put, own.name, there), grad is not None)
         elif grad is None:
@@ -291,7 +292,7 @@ class GradientStream:
         """Reduce once more what was read, with the gradients that came since. Collective."""
         values = {own: own.param.grad if own.held is None else own.held for own in self._all}
         self._host.drop()
-        self._means = None
+        self._means, self._any_given = None, False
         for own, value in values.items():
             own.given, own.held = False, value
             own.param.grad = own.open
@@ -305,7 +306,7 @@ class GradientStream:
             self._give_rest()
             self._wait_given()
         self._host.drop()
-        self._means = None
+        self._means, self._any_given = None, False
         for own in self._all:
             own.given = False
 
