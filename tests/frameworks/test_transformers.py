@@ -1,0 +1,16 @@
+"""ringtrain.transformers' Trainer does what Hugging Face's does in one process, with 1 to 3 ranks."""
+
+import pytest
+from frameworks.harness import Checks
+
+pytest.importorskip("transformers")
+pytest.importorskip("accelerate")
+
+CHECKS = Checks("transformers", ("transformers_training",))
+
+
+@pytest.mark.sampled(2, of="size")
+@pytest.mark.parametrize("check", CHECKS.names())
+@pytest.mark.parametrize("size", [1, 2, 3], ids=lambda size: f"ranks-{size}")
+def test_transformers(check, size):
+    assert not CHECKS.failure(check, size)

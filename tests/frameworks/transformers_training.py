@@ -1,0 +1,97 @@
+"""Checks of ringtrain.transformers, run on every rank of a world: its Trainer does what transformers' does in one
+process on the joined batches."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+from frameworks import transformers_model
+from frameworks.transformers_model import losses, model, trainer_of
+from support.ports import free_addresses
+
+import ringtrain.torch as hvd
+
+RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+hvd.init()
+RANK, SIZE = hvd.rank(), hvd.size()
+_address = hvd.broadcast_object(free_addresses(1)[0], 0).rsplit(":", 1)
+if SIZE > 1:  # what the agent gives a rank
+    values = (RANK, RANK, SIZE, SIZE, *_address)
+    os.environ |= dict(zip(RANKS, map(str, values), strict=True))
+
+from ringtrain.transformers import Trainer  # noqa: E402
+
+
+def distributed(optimizer, net):
+    return hvd.DistributedOptimizer(optimizer, net.named_parameters())
+
+
+def distributed_twice(optimizer, net):
+    return hvd.DistributedOptimizer(optimizer, net.named_parameters(), backward_passes_per_step=2)
+
+
+def agree(trainer, expected, tolerance: float = 2e-5) -> None:
+    for (name, ours), theirs in zip(trainer.model.state_dict().items(), expected["weights"].values(), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=tolerance, atol=tolerance, err_msg=name)
+    np.testing.assert_allclose(losses(trainer), expected["losses"], atol=2e-3)
+
+
+def alone(folder, arguments):
+    """What transformers' Trainer makes in one process."""
+    if RANK == 0:
+        env = {name: value for name, value in os.environ.items() if name not in RANKS}
+        command = [sys.executable, transformers_model.__file__, folder, json.dumps(arguments)]
+        subprocess.run(command, env=env, check=True, timeout=300)
+    hvd.barrier()
+    return torch.load(Path(folder) / "alone.pt", weights_only=False)
+
+
+def shared_folder() -> str:
+    return hvd.broadcast_object(tempfile.mkdtemp(), 0)
+
+
+def check_a_trainer_trains_like_one_process():
+    """With its clipping and schedule, and goes on from a checkpoint to the same weights."""
+    arguments = {"save_steps": 9, "max_grad_norm": 0.5, "lr_scheduler_type": "linear"}
+    for wrap in (hvd.HostOptimizer, distributed):
+        folder = shared_folder()
+        expected = alone(folder, {**arguments, "save_strategy": "no"})
+        trainer = trainer_of(Trainer, folder, SIZE, arguments, wrap=wrap)
+        trainer.train()
+        agree(trainer, expected)
+        resumed = trainer_of(Trainer, folder, SIZE, arguments, wrap=wrap)
+        resumed.train(resume_from_checkpoint=f"{folder}/checkpoint-9")
+        assert resumed.state.global_step == trainer.state.global_step == 18
+        agree(resumed, {"weights": trainer.model.state_dict(), "losses": losses(trainer)}, 1e-6)
+
+
+def check_a_trainer_accumulates_gradients():
+    """A rest of an epoch included."""
+    arguments = {"gradient_accumulation_steps": 2, "save_strategy": "no"}
+    expected = alone(shared_folder(), arguments)
+    for wrap in (hvd.HostOptimizer, distributed_twice):
+        trainer = trainer_of(Trainer, shared_folder(), SIZE, arguments, wrap=wrap)
+        trainer.train()
+        agree(trainer, expected)
+
+
+def check_torch_goes_on_from_its_checkpoint():
+    """A checkpoint has the whole state, as torch's optimizers take it."""
+    folder = shared_folder()
+    trainer_of(Trainer, folder, SIZE, {"save_steps": 9}).train()
+    state = torch.load(f"{folder}/checkpoint-9/optimizer.pt", weights_only=True)
+    net = model()
+    groups = [{"params": []}, {"params": []}]
+    for name, param in net.named_parameters():
+        groups["bias" in name or "ln" in name]["params"].append(param)
+    plain = torch.optim.AdamW(groups)
+    plain.load_state_dict({key: state[key] for key in ("state", "param_groups")})
+    for param, own in plain.state.items():
+        assert (own["exp_avg"].shape, int(own["step"])) == (param.shape, 9)
