@@ -2,10 +2,11 @@
 
 A number has 32 bits on the wire:
 
-    0 ...                process sets, in the order in which the world adds them; 0 is the world's own
-    2**20 + 512 * s + i  further communicators of process set s: 0 for its named queue, then host optimizers'
-    number + 2**30       what a communicator runs inside a host or through MPI, beside its network
-    number + 2**31       what a named queue runs through torch.distributed, beside its communicator
+    0 ...                  process sets, in the order in which the world adds them; 0 is the world's own
+    2**20 + 2**15 * s + i  further communicators of process set s: 0 for its named queue, then host
+                           optimizers', of which each has a number of its own, closed ones too
+    number + 2**30         what a communicator runs inside a host or through MPI, beside its network
+    number + 2**31         what a named queue runs through torch.distributed, beside its communicator
 """
 
 from typing import Final
@@ -14,7 +15,7 @@ from ringtrain.errors import ConfigurationError
 
 WORLD: Final = 0  # the process set of all ranks
 QUEUE: Final = 0  # index of a set's named queue among its further communicators
-PER_SET: Final = 512
+PER_SET: Final = 1 << 15
 
 _FIRST_FURTHER: Final = 1 << 20
 _INSIDE: Final = 1 << 30
@@ -22,13 +23,19 @@ _FOREIGN: Final = 1 << 31
 
 
 def further_number(process_set: int, index: int) -> int:
-    """The number of communicator `index` of a process set. Raises ConfigurationError beyond `PER_SET`."""
+    """The number of communicator `index` of a process set. Raises ConfigurationError where there are too many."""
     if index >= PER_SET:
         raise ConfigurationError(
-            f"process set {process_set} has {PER_SET - 1} communicators of optimizers already; "
-            "make optimizers once a job, not once a step"
+            f"process set {process_set} has had {PER_SET - 1} optimizers, which is as many as it can have, closed "
+            "ones included; make optimizers once a job, not once a step"
         )
-    return _FIRST_FURTHER + process_set * PER_SET + index
+    number = _FIRST_FURTHER + process_set * PER_SET + index
+    if number >= _INSIDE:
+        raise ConfigurationError(
+            f"{process_set} process sets were added, which is as many as a job can have, removed ones included; "
+            "add them once a job, not once a step"
+        )
+    return number
 
 
 def inside_number(number: int) -> int:
