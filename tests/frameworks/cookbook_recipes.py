@@ -327,7 +327,7 @@ def check_pytorch_lightning():
 def check_hugging_face_s_trainer():
     if not (installed("transformers") and installed("accelerate")):
         return
-    host, port = hvd.broadcast_object(free_addresses(1)[0], 0).rsplit(":", 1)
+    host, port = hvd.broadcast_object(free_addresses(1)[0] if RANK == 0 else None, 0).rsplit(":", 1)
     if SIZE > 1:  # what the agent gives a rank
         os.environ |= {"RANK": str(RANK), "LOCAL_RANK": str(RANK), "WORLD_SIZE": str(SIZE)}
         os.environ |= {"LOCAL_WORLD_SIZE": str(SIZE), "MASTER_ADDR": host, "MASTER_PORT": port}

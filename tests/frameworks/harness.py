@@ -18,6 +18,7 @@ import tempfile
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).parent
 ENV = {
@@ -107,24 +108,32 @@ def _answer(program: tuple[str, ...], env: tuple[tuple[str, str], ...], question
     return json.loads(answer) if answer else {"*": f"the process that forks ranks ended: {server.wait()}"}
 
 
-@functools.cache
+# By program and variables.
+_servers: dict[Any, tuple["subprocess.Popen[str]", "tempfile.TemporaryDirectory[str]"]] = {}
+
+
 def _server(program: tuple[str, ...], more: tuple[tuple[str, str], ...]) -> "subprocess.Popen[str]":
-    """`program`: `worlds` or `scenarios`, and its arguments."""
-    name, *arguments = program
-    command = [sys.executable, "-m", f"frameworks.{name}", *arguments]
-    env = {**os.environ, **ENV, **dict(more), "PYTHONPATH": str(HERE.parent)}
-    # Ranks that are forked do not run what TensorFlow registers to remove its generated files at the end.
-    folder = tempfile.TemporaryDirectory(prefix="rt-")
-    env["TMPDIR"] = folder.name
-    server = subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    atexit.register(_end, server, folder)
-    return server
+    """`program`: `worlds` or `scenarios`, and its arguments. It lives until `end_servers`."""
+    if (program, more) not in _servers:
+        name, *arguments = program
+        command = [sys.executable, "-m", f"frameworks.{name}", *arguments]
+        env = {**os.environ, **ENV, **dict(more), "PYTHONPATH": str(HERE.parent)}
+        # Ranks that are forked do not run what TensorFlow registers to remove its generated files at the end.
+        folder = tempfile.TemporaryDirectory(prefix="rt-")
+        env["TMPDIR"] = folder.name
+        server = subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        _servers[program, more] = server, folder
+    return _servers[program, more][0]
 
 
-def _end(server: "subprocess.Popen[str]", folder: "tempfile.TemporaryDirectory[str]") -> None:
-    server.kill()
-    server.wait()
-    folder.cleanup()
+@atexit.register
+def end_servers() -> None:
+    """End the processes that fork ranks: each holds a framework in memory, and ports."""
+    while _servers:
+        server, folder = _servers.popitem()[1]
+        server.kill()
+        server.wait()
+        folder.cleanup()
 
 
 def _names_in(module: str) -> list[str]:

@@ -21,7 +21,7 @@ RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", 
 
 hvd.init()
 RANK, SIZE = hvd.rank(), hvd.size()
-_address = hvd.broadcast_object(free_addresses(1)[0], 0).rsplit(":", 1)
+_address = hvd.broadcast_object(free_addresses(1)[0] if RANK == 0 else None, 0).rsplit(":", 1)
 if SIZE > 1:  # what the agent gives a rank
     values = (RANK, RANK, SIZE, SIZE, *_address)
     os.environ |= dict(zip(RANKS, map(str, values), strict=True))
