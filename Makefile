@@ -81,6 +81,7 @@ e2e-local: $(VENV)/.installed  ## the same tests on a real API server here, with
 # --build-arg (docs/images.md) or --volume for an own certificate.
 ENGINE = $(shell for e in docker podman; do $$e images -q >/dev/null 2>&1 && echo $$e && break; done)
 IMAGES := operator agent worker worker-torch worker-tensorflow
+REGISTRY = ghcr.io
 VERSION = $(shell sed -n 's/^appVersion: "\(.*\)"/\1/p' charts/ringtrain-operator/Chart.yaml)
 
 version:  ## the version that chart and images share
@@ -100,10 +101,10 @@ plugin:  ## kubectl's plugin dtj as one program that needs no Python, its archiv
 	$(PYTHON) charts/plugin.py archive build/plugin/dist/kubectl-dtj dist
 	$(PYTHON) charts/plugin.py manifest dist $(VERSION) > dist/dtj.yaml
 
-images:  ## build the images; IMAGES, ENGINE and BUILD_FLAGS are yours to set
+images:  ## build the images; IMAGES, REGISTRY, ENGINE and BUILD_FLAGS are yours to set
 	@test -n "$(ENGINE)" || { echo "make images needs docker or podman, and neither answers" >&2; exit 2; }
 	for image in $(IMAGES); do \
-		$(ENGINE) build $(BUILD_FLAGS) --build-arg VERSION=$(VERSION) --target $$image --tag ghcr.io/ringtrain/$$image:$(VERSION) . || exit 1; \
+		$(ENGINE) build $(BUILD_FLAGS) --build-arg VERSION=$(VERSION) --target $$image --tag $(REGISTRY)/ringtrain/$$image:$(VERSION) . || exit 1; \
 	done
 
 images-check: $(VENV)/.installed  ## what the images hold, and the samples run in them; as root with a control plane

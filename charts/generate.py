@@ -1,4 +1,4 @@
-"""`python charts/generate.py ROOT`: what is rendered from the chart, its copy of the CRD, its dashboards."""
+"""`python charts/generate.py ROOT`: what is rendered from the chart, its copy of the CRD, dashboards, README."""
 
 import re
 import subprocess
@@ -7,6 +7,7 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).parent))
 from dashboards import DASHBOARDS, as_json
+from values_table import values_table
 
 NAMESPACE = "ringtrain-system"
 HEADER = "# Rendered from charts/ringtrain-operator by `make generate`; do not edit.\n"
@@ -52,13 +53,28 @@ def plain(rendered: str) -> str:
     return re.sub(r"( *# Users keep [^\n]*\n)?  annotations:\n(?! {4})", "", "".join(lines))
 
 
+README = """# ringtrain-operator
+
+Runs DistributedTrainingJobs: MPI and ring training jobs, and those of PyTorch, TensorFlow and Keras.
+docs/install.md says how to install it.
+
+    helm install ringtrain charts/ringtrain-operator --namespace ringtrain-system --create-namespace
+
+Made from `values.yaml` by `make generate`; do not edit.
+
+## Values
+
+"""
+
+
 def main(root: Path) -> None:
-    """Write the chart's CRD and dashboards, and manifests/operator.yaml."""
+    """Write the chart's CRD, dashboards and README, and manifests/operator.yaml."""
     chart, manifests = root / "charts" / "ringtrain-operator", root / "manifests"
     for name, dashboard in DASHBOARDS.items():
         (chart / "files" / f"dashboard-{name}.json").write_text(as_json(dashboard))
     (chart / "templates" / "crd.yaml").write_text(chart_crd((manifests / "crd.yaml").read_text()))
-    rendered = render(chart, "--set=crds.install=false", "--set=agent.volume=InitContainer")
+    (chart / "README.md").write_text(README + values_table((chart / "values.yaml").read_text()))
+    rendered = render(chart, "--set=crds.install=false")
     (manifests / "operator.yaml").write_text(HEADER + NAMESPACE_MANIFEST + plain(rendered.lstrip("-\n")))
 
 

@@ -32,6 +32,6 @@ collect() {
   kubectl --namespace ringtrain-system logs --selector app.kubernetes.io/name=ringtrain-operator --tail=300 || true
 }
 "$bin/helm" upgrade --install ringtrain charts/ringtrain-operator --namespace ringtrain-system --create-namespace \
-  --set "image.repository=${operator%:*}" --set "image.tag=${operator##*:}" \
+  --set image.registry= --set "image.repository=${operator%:*}" --set "image.tag=${operator##*:}" \
   --set "agent.image.repository=${agent%:*}" --set "agent.image.tag=${agent##*:}" --wait --timeout 5m || { collect; exit 1; }
 RINGTRAIN_E2E=1 RINGTRAIN_WORKER_IMAGE=$worker ${E2E_RUN:-"$bin/pytest" tests/e2e -v} "$@" || { collect; exit 1; }

@@ -15,9 +15,13 @@ class HelmFailed(Exception):
     """What Helm said instead of rendering."""
 
 
-def render(*values: str, release: str = "ringtrain", namespace: str = "ringtrain-system") -> list[dict[str, Any]]:
-    """The objects of the chart with `values` (each `key=value`). Raises HelmFailed."""
-    options = [f"--set={value}" for value in values]
+def render(
+    *values: str, release: str = "ringtrain", namespace: str = "ringtrain-system", serves: str = ""
+) -> list[dict[str, Any]]:
+    """The objects of the chart with `values` (each `key=value`, or `--option=...`). `serves`: an API version that
+    the cluster has. Raises HelmFailed."""
+    options = [value if value.startswith("--") else f"--set={value}" for value in values]
+    options += [f"--api-versions={serves}"] if serves else []
     command = [str(HELM), "template", release, str(CHART), f"--namespace={namespace}", *options]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:

@@ -1,18 +1,34 @@
 {{/* Name of everything that is installed once a release. A Service has at most 63 characters, 8 of them "-metrics".
      Helm allows releases 53. */}}
 {{- define "operator.fullname" -}}
-{{- if contains "ringtrain-operator" .Release.Name -}}
+{{- $name := .Values.nameOverride | default "ringtrain-operator" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 55 | trimSuffix "-" -}}
+{{- else if contains $name .Release.Name -}}
 {{- .Release.Name -}}
-{{- else if eq .Release.Name "ringtrain" -}}
+{{- else if and (eq .Release.Name "ringtrain") (eq $name "ringtrain-operator") -}}
 ringtrain-operator
 {{- else -}}
-{{- printf "%s-ringtrain-operator" .Release.Name | trunc 55 | trimSuffix "-" -}}
+{{- printf "%s-%s" .Release.Name $name | trunc 55 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "operator.account" -}}
+{{- .Values.serviceAccount.name | default (ternary (include "operator.fullname" .) "default" .Values.serviceAccount.create) -}}
+{{- end -}}
+
+{{/* The group of jobs' claims; nothing: none. OpenShift's restricted SCC admits none but the namespace's own. */}}
+{{- define "operator.fsGroup" -}}
+{{- if ne (toString .Values.jobs.fsGroup) "Auto" -}}
+{{- if .Values.jobs.fsGroup -}}{{ int64 .Values.jobs.fsGroup }}{{- end -}}
+{{- else if not (.Capabilities.APIVersions.Has "security.openshift.io/v1") -}}
+65532
 {{- end -}}
 {{- end -}}
 
 {{/* What the selectors match. */}}
 {{- define "operator.selectorLabels" -}}
-app.kubernetes.io/name: ringtrain-operator
+app.kubernetes.io/name: {{ .Values.nameOverride | default "ringtrain-operator" }}
 app.kubernetes.io/instance: {{ toYaml .Release.Name }}
 {{- end -}}
 
@@ -21,31 +37,39 @@ app.kubernetes.io/instance: {{ toYaml .Release.Name }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+{{- with .Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/* The name of an image: (list its-values the-chart). */}}
+{{- define "operator.imageName" -}}
+{{- $image := index . 0 -}}
+{{- $chart := index . 1 -}}
+{{- with $image.registry | default $chart.Values.image.registry -}}{{ trimSuffix "/" . }}/{{- end -}}
+{{ $image.repository }}
+{{- if $image.digest -}}@{{ $image.digest }}{{- else -}}:{{ $image.tag | default $chart.Chart.AppVersion }}{{- end -}}
 {{- end -}}
 
 {{- define "operator.image" -}}
-{{- if .Values.image.digest -}}
-{{ .Values.image.repository }}@{{ .Values.image.digest }}
-{{- else -}}
-{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
-{{- end -}}
+{{ include "operator.imageName" (list .Values.image .) }}
 {{- end -}}
 
 {{- define "operator.agentImage" -}}
-{{- with .Values.agent.image -}}
-{{- if .digest -}}
-{{ .repository }}@{{ .digest }}
-{{- else -}}
-{{ .repository }}:{{ .tag | default $.Chart.AppVersion }}
-{{- end -}}
-{{- end -}}
+{{ include "operator.imageName" (list .Values.agent.image .) }}
 {{- end -}}
 
 {{- define "operator.agentVolume" -}}
 {{- if ne .Values.agent.volume "Auto" -}}
 {{ .Values.agent.volume }}
-{{- else if semverCompare ">=1.36-0" .Capabilities.KubeVersion.Version -}}
-ImageVolume
+{{- else if and (semverCompare ">=1.36-0" .Capabilities.KubeVersion.Version) (not .Values.namespaces) -}}
+{{- /* Older ones do not know image volumes, and CRI-O mounts them noexec. Without a cluster, or the right to see its nodes, none are found. */}}
+{{- $volume := "InitContainer" -}}
+{{- range $index, $node := (lookup "v1" "Node" "" "").items -}}
+{{- $runs := dig "status" "nodeInfo" "containerRuntimeVersion" "" $node | regexMatch "^containerd://v?(2[.][1-9]|[3-9][.]|[1-9][0-9]+[.])" -}}
+{{- $volume = ternary "ImageVolume" "InitContainer" (and $runs (or (eq $index 0) (eq $volume "ImageVolume"))) -}}
+{{- end -}}
+{{- $volume -}}
 {{- else -}}
 InitContainer
 {{- end -}}

@@ -6,12 +6,13 @@ from .. import contract
 from ..spec.job import Job
 from . import environment, names, volumes
 from .assembly import Pod, add_devices, completed_template, finish_pod, new_pod, template_without_devices
+from .settings import Settings
 
 # Of the worker's first container: they ask after a rank.
 _PROBES = ("livenessProbe", "readinessProbe", "startupProbe", "lifecycle")
 
 
-def build_data_worker_pod(job: Job, index: int, secret: str = "") -> Pod:
+def build_data_worker_pod(job: Job, index: int, secret: str = "", settings: Settings | None = None) -> Pod:
     """The pod of data worker `index`, ready to be created. It has no devices, whatever the node has.
 
     `secret`: name of the Secret that it mounts.
@@ -33,11 +34,11 @@ def build_data_worker_pod(job: Job, index: int, secret: str = "") -> Pod:
     main.setdefault("ports", []).append({"name": "rt-data", "containerPort": contract.PORT_DATA})
     volumes.add_secret(spec, secret or names.secret_name(job), contract.ROLE_DATA)
     volumes.add_shared_memory(spec)
-    finish_pod(job, pod)
+    finish_pod(job, pod, settings)
     return pod
 
 
-def build_evaluator_pod(job: Job, workers: int) -> Pod:
+def build_evaluator_pod(job: Job, workers: int, settings: Settings | None = None) -> Pod:
     """The evaluator's pod, ready to be created: the user's command, beside a world of so many `workers`.
 
     It has no credentials of the job: it takes no part in what ranks and launcher say to each other.
@@ -60,5 +61,5 @@ def build_evaluator_pod(job: Job, workers: int) -> Pod:
     main["env"] = environment.evaluator_environment(job, workers, devices=devices) + list(main.get("env") or ())
     volumes.add_checkpoint(spec, job)
     volumes.add_shared_memory(spec)
-    finish_pod(job, pod)
+    finish_pod(job, pod, settings)
     return pod

@@ -12,6 +12,7 @@ from .agent import PYTHON
 from .assembly import Pod
 from .pods import build_launcher_pod
 from .security import restrict_pod
+from .settings import FS_GROUP
 
 # On reader pods alone, with the job's name. They have no label of the job's pods: they are none of its gang.
 LABEL_READER = f"{contract.GROUP}/log-reader"
@@ -65,7 +66,7 @@ def build_log_reader_pod(job: Job, attempt: int, suffix: str, lives_s: int, agen
         containers=[_container(main, lives_s, job, agent_image)],
         volumes=[volume for volume in launcher["volumes"] if volume["name"] == VOLUME_LOGS],
     )
-    restrict_pod(spec)
+    restrict_pod(spec, FS_GROUP)
     return {"apiVersion": "v1", "kind": "Pod", "metadata": _metadata(job, suffix), "spec": spec}
 
 

@@ -75,7 +75,7 @@ def build_worker_pod(
     volumes.add_checkpoint(spec, job)
     volumes.add_shared_memory(spec)
     volumes.add_scratch(spec)
-    finish_pod(job, pod)
+    finish_pod(job, pod, settings)
     return pod
 
 
@@ -115,7 +115,7 @@ def build_launcher_pod(
     volumes.add_secret(spec, secret or names.secret_name(job), contract.ROLE_LAUNCHER)
     volumes.add_logs(spec, job)
     volumes.add_checkpoint(spec, job)
-    finish_pod(job, pod)
+    finish_pod(job, pod, settings)
     return pod
 
 

@@ -7,21 +7,20 @@ from typing import Any
 
 from ..spec.reserved import VOLUME_CHECKPOINT, VOLUME_LOGS
 
-# Group of mounted claims; any number does that is not root's.
-FS_GROUP = 65532
 # Whoever names one of these has decided who reads and writes the volumes.
 _OWNERSHIP = ("runAsUser", "runAsGroup", "fsGroup", "supplementalGroups")
 
 
-def restrict_pod(spec: dict[str, Any]) -> None:
-    """Add to a pod's spec (a copy of ours, changed in place) what the restricted standard asks for."""
+def restrict_pod(spec: dict[str, Any], fs_group: int | None) -> None:
+    """Add to a pod's spec (a copy of ours, changed in place) what the restricted standard asks for. `fs_group`: of
+    claims that we mount; None: the cluster gives one itself."""
     context = spec["securityContext"] = dict(spec.get("securityContext") or {})
     theirs = "runAsNonRoot" in context
     if context.get("runAsUser") != 0:
         context.setdefault("runAsNonRoot", True)
     context.setdefault("seccompProfile", {"type": "RuntimeDefault"})
-    if _needs_group(spec):
-        context["fsGroup"] = FS_GROUP
+    if fs_group is not None and _needs_group(spec):
+        context["fsGroup"] = fs_group
         # Without it every start walks the whole claim.
         context.setdefault("fsGroupChangePolicy", "OnRootMismatch")
     for field in ("initContainers", "containers"):

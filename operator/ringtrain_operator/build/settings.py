@@ -26,6 +26,9 @@ AGENT_RESOURCES: Json = {
     "limits": {"cpu": "2", "memory": "128Mi"},
 }
 
+# Any number does that is not root's.
+FS_GROUP = 65532
+
 # What puts the agent into a pod: the kubelet, or a container that copies it first.
 AgentVolume = Literal["ImageVolume", "InitContainer"]
 
@@ -52,6 +55,7 @@ class Settings:
     """`metrics_from`, `template_ports_from`: NetworkPolicyPeers that may reach launchers' status port, and the
     ports that templates' containers declare. `operator_namespace` empty: the operator runs in no pod. `issue` and
     `token` are where randomness comes from. `pod_schema` None: that of this package.
+    `fs_group`: of the claims that we mount; None: the cluster gives one itself, as OpenShift does.
     `agent` None: pods run the `ringtrain` of their image, or of this machine, whatever the job says.
     """
 
@@ -61,5 +65,6 @@ class Settings:
     template_ports_from: Sequence[Json] = ()
     pod_schema: PodSchema | None = None
     agent: AgentSource | None = None
+    fs_group: int | None = FS_GROUP
     issue: Issuer = issue_credentials
     token: Callable[[], str] = random_token

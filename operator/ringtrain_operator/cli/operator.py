@@ -71,6 +71,15 @@ def _resources(given: dict[str, Any] | None, option: str, default: Mapping[str, 
     return given
 
 
+def _group(value: str) -> int | None:
+    """What --fs-group says."""
+    if not value:
+        return None
+    if not value.isdigit() or not 0 < int(value) < 2**31:
+        raise click.BadParameter(f"--fs-group is {value!r}; expected a number from 1 to {2**31 - 1}, or nothing")
+    return int(value)
+
+
 @click.command(
     hidden=True, context_settings={"auto_envvar_prefix": ENV_PREFIX, "help_option_names": ["-h", "--help"]}
 )
@@ -106,6 +115,12 @@ def _resources(given: dict[str, Any] | None, option: str, default: Mapping[str, 
 @click.option("--launcher-resources", type=JsonValue(dict), default=None, help="Of launchers, as JSON.")
 @click.option(
     "--agent-resources", type=JsonValue(dict), default=None, help="Of containers that copy the agent, as JSON."
+)
+@click.option(
+    "--fs-group",
+    default="65532",
+    show_default=True,
+    help="Group of claims that the operator mounts; empty: the cluster gives one, as OpenShift does.",
 )
 @click.option(
     "--metrics-from",
@@ -160,6 +175,7 @@ def operator(
     kubeconfig: str | None,
     launcher_resources: dict[str, Any] | None,
     agent_resources: dict[str, Any] | None,
+    fs_group: str,
     metrics_from: list[Any],
     template_ports_from: list[Any],
     gangs: tuple[tuple[str, str], ...],
@@ -186,6 +202,7 @@ def operator(
             metrics_from=metrics_from,
             template_ports_from=template_ports_from,
             agent=AgentSource(agent_image, agent_volume, agent_default, copying),
+            fs_group=_group(fs_group),
         ),
         gangs=dict(gangs),
         **options,

@@ -63,7 +63,7 @@ def _changes(s: Situation, settings: Settings) -> Changes:
     if awaits_capacity(s):
         return replace(kept, create=missing_request(s, settings))
     gang = (on_provisioned(s, in_gang(s, _for_queue(s, pod))) for pod in _missing_pods(s, settings))
-    beside = (_for_queue(s, pod) for pod in _missing_lasting(s))
+    beside = (_for_queue(s, pod) for pod in _missing_lasting(s, settings))
     made = (*_companions(s, settings), *missing_group(s), *gang, *beside)
     launchers = tuple(pod for pod in s.pods if is_unwanted(s, pod))
     return replace(_delete(s, (*launchers, *unwanted_workers(s), *unwanted_lasting(s)), None), create=made)
@@ -128,13 +128,13 @@ def _missing_pods(s: Situation, settings: Settings) -> tuple[dict[str, Any], ...
     return (build.build_launcher_pod(s.job, s.attempt, secret, settings), *workers)
 
 
-def _missing_lasting(s: Situation) -> Iterator[dict[str, Any]]:
+def _missing_lasting(s: Situation, settings: Settings) -> Iterator[dict[str, Any]]:
     due = set(due_lasting(s))
     for index in range(s.wanted_data_workers):
         if build.data_worker_name(s.job, index) in due:
-            yield build.build_data_worker_pod(s.job, index, s.secret.name)
+            yield build.build_data_worker_pod(s.job, index, s.secret.name, settings)
     if s.job.spec.evaluator is not None and build.evaluator_name(s.job) in due:
-        yield build.build_evaluator_pod(s.job, s.status.ledger.attempt_workers)
+        yield build.build_evaluator_pod(s.job, s.status.ledger.attempt_workers, settings)
 
 
 def _for_queue(s: Situation, pod: dict[str, Any]) -> dict[str, Any]:

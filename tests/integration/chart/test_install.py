@@ -154,3 +154,38 @@ def test_any_name_that_kubernetes_takes_can_be_installed(admin: Admin, release: 
     assert deployment["spec"]["template"]["spec"]["priorityClassName"] == namespace
     assert len(admin.get("services", f"--namespace={namespace}")["items"]) == 1
     admin.helm("uninstall", release, f"--namespace={namespace}")
+
+
+@pytest.mark.parametrize(
+    ("runtimes", "volume"),
+    [
+        (("containerd://2.1.3", "containerd://2.2.0"), "ImageVolume"),
+        (("containerd://2.1.3", "cri-o://1.36.0"), "InitContainer"),  # which mounts image volumes noexec
+        (("cri-o://1.36.0", "containerd://2.1.3"), "InitContainer"),
+        (("containerd://2.0.5", "containerd://2.10.0"), "InitContainer"),  # which does not know them
+        ((), "InitContainer"),
+    ],
+    ids=["containerd", "one-of-cri-o", "the-first-of-cri-o", "an-older-one", "no-nodes"],
+)
+def test_the_agent_is_mounted_where_every_node_runs_it_from_there(
+    admin: Admin, runtimes: tuple[str, ...], volume: str
+) -> None:
+    """`agent.volume: Auto` looks at the nodes that there are."""
+    nodes = [
+        {
+            "apiVersion": "v1",
+            "kind": "Node",
+            "metadata": {"name": f"node-{index}"},
+            "status": {"nodeInfo": {"containerRuntimeVersion": runtime}},
+        }
+        for index, runtime in enumerate(runtimes)
+    ]
+    try:
+        for node in nodes:
+            admin.kubectl("create", "-f", "-", stdin=json.dumps(node))
+        rendered = admin.helm(
+            "install", "auto", str(CHART), "--namespace=default", "--dry-run=server", "--set=crds.install=false"
+        )
+        assert f"--agent-volume={volume}\n" in rendered
+    finally:
+        admin.kubectl("delete", "nodes", "--all")
