@@ -18,6 +18,7 @@ from ..observe.model import LauncherReport, ObjectRef, Observed, PodView
 from ..observe.pods import read_report, status_token, view_pod
 from ..plan import Plan
 from ..status.model import parse_status
+from .contents import Contents
 from .places import Pod
 from .process import ProcessRunner
 
@@ -30,7 +31,7 @@ class LocalCluster:
     """The API server's part: holds the job and its objects, hands pods to the runner.
 
     `keep` is given the job whenever its status changes. `page_secret`: of all its launchers, so that one link
-    shows all attempts.
+    shows all attempts. `beside`: ConfigMaps and Secrets of the job's file.
     """
 
     job: dict[str, Any]
@@ -38,6 +39,7 @@ class LocalCluster:
     objects: dict[ObjectRef, dict[str, Any]] = field(default_factory=dict)
     keep: Callable[[dict[str, Any]], None] = lambda _: None
     page_secret: str = ""
+    beside: Contents = field(default_factory=dict)
     _told: tuple[int, dict[str, int], datetime | None] | None = None
     _started: dict[int, int] = field(default_factory=dict)
     _gone: dict[int, int] = field(default_factory=dict)
@@ -79,7 +81,7 @@ class LocalCluster:
         if obj["kind"] == "Pod":
             if obj["metadata"]["labels"].get(LABEL_ROLE) == ROLE_LAUNCHER:
                 obj = self._launcher(obj)
-            self.runner.start(obj, self._secrets())
+            self.runner.start(obj, {**self.beside, **self._secrets()})
             return
         self.objects[ObjectRef(obj["kind"], obj["metadata"]["name"])] = obj
 
@@ -91,9 +93,10 @@ class LocalCluster:
         env += [{"name": name, "value": value} for name, value in more.items()]
         return {**pod, "spec": {**pod["spec"], "containers": [{**first, "env": env}, *others]}}
 
-    def _secrets(self) -> dict[str, dict[str, bytes]]:
+    def _secrets(self) -> dict[tuple[str, str], dict[str, bytes]]:
+        """The job's own."""
         return {
-            ref.name: {key: base64.b64decode(value) for key, value in obj["data"].items()}
+            ("Secret", ref.name): {key: base64.b64decode(value) for key, value in obj["data"].items()}
             for ref, obj in self.objects.items()
             if ref.kind == "Secret"
         }

@@ -14,12 +14,13 @@ from typing import Any
 
 from ..errors import LocalUnsupported, shown
 from ..spec.reserved import VOLUME_LOGS
+from .contents import Contents, files_of
 
 Pod = dict[str, Any]
-Secrets = Mapping[str, Mapping[str, bytes]]
-"""Contents of Secrets by name and key."""
 
 _LOOPBACK = "127.0.0.1"
+# Volumes that are files, and what has them.
+_FILES = {"configMap": "ConfigMap", "secret": "Secret"}
 _PORTS = (15_000, 32_000)
 _PORT_TRIES = 1000
 # Names of volumes and claims are directories here: one level, and not a way out.
@@ -71,7 +72,7 @@ class Places:
             held.close()
 
 
-def volume_directory(volume: dict[str, Any], places: Places, pod_dir: Path, secrets: Secrets) -> Path:
+def volume_directory(volume: dict[str, Any], places: Places, pod_dir: Path, contents: Contents) -> Path:
     """A directory that is `volume`. Raises LocalUnsupported for what needs a cluster."""
     name = str(volume.get("name"))
     if name == VOLUME_LOGS:
@@ -83,9 +84,9 @@ def volume_directory(volume: dict[str, Any], places: Places, pod_dir: Path, secr
         directory = pod_dir / "volumes" / _directory_name(name, "the volume's name")
     elif "hostPath" in volume:
         return Path(str((volume["hostPath"] or {}).get("path") or "/"))
-    elif "secret" in volume:
+    elif kinds := [kind for kind in _FILES if kind in volume]:
         directory = pod_dir / "volumes" / _directory_name(name, "the volume's name")
-        return _secret_directory(volume["secret"] or {}, directory, secrets)
+        return _written(directory, files_of(_FILES[kinds[0]], volume[kinds[0]] or {}, contents))
     else:
         source = {kind: given for kind, given in volume.items() if kind != "name"}
         raise LocalUnsupported(f"volume {name!r}: {shown(source)} cannot be had without a cluster")
@@ -93,21 +94,15 @@ def volume_directory(volume: dict[str, Any], places: Places, pod_dir: Path, secr
     return directory.resolve()
 
 
-def _secret_directory(source: dict[str, Any], directory: Path, secrets: Secrets) -> Path:
-    """The Secret's keys as files that only this user reads."""
-    name = str(source.get("secretName"))
-    if name not in secrets:
-        raise LocalUnsupported(f"Secret {name!r} is not the job's own and cannot be had without a cluster")
-    data = secrets[name]
-    items = source.get("items") or [{"key": key, "path": key} for key in data]
+def _written(directory: Path, files: Mapping[str, bytes]) -> Path:
+    """Files that only this user reads."""
     directory.mkdir(parents=True, mode=0o700, exist_ok=True)
-    for item in items:
-        key, path = item.get("key"), _directory_name(item.get("path"), f"Secret {name!r}: the path of a key")
-        if key not in data:
-            raise LocalUnsupported(f"Secret {name!r} has no key {key!r}; it has {', '.join(sorted(data))}")
-        handle = os.open(directory / path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    for path, content in files.items():
+        target = directory.joinpath(*(_directory_name(part, "the path of a key") for part in str(path).split("/")))
+        target.parent.mkdir(parents=True, mode=0o700, exist_ok=True)
+        handle = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(handle, "wb") as file:
-            file.write(data[key])
+            file.write(content)
     return directory
 
 

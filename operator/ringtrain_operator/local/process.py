@@ -20,8 +20,9 @@ from .. import contract
 from ..errors import LocalUnsupported
 from ..spec.job import DEFAULT_GRACE_S
 from ..status.model import format_time
+from .contents import Contents
 from .orphans import adopt_orphans, die_with_parent, end_orphans
-from .places import Places, Pod, Secrets
+from .places import Places, Pod
 from .sandbox import Command, command_of
 
 # How long pods get to end by themselves when everything is over.
@@ -70,7 +71,7 @@ class ProcessRunner:
         self._pods: dict[str, _LocalPod] = {}
         adopt_orphans()
 
-    def start(self, pod: Pod, secrets: Secrets) -> None:
+    def start(self, pod: Pod, contents: Contents) -> None:
         """Run `pod` in its own process group. One that cannot start is a pod that failed, not an exception."""
         uid = str(uuid.uuid4())
         pod["metadata"]["uid"] = uid
@@ -80,7 +81,7 @@ class ProcessRunner:
         local.directory.mkdir(mode=0o700)
         self._pods[pod["metadata"]["name"]] = local
         try:
-            local.command = command_of(pod, self._places, local.directory, secrets)
+            local.command = command_of(pod, self._places, local.directory, contents)
             local.process = _spawn(local.command, uid)
         except (LocalUnsupported, OSError) as exc:
             local.status = _status(pod, "Failed", _terminated(128, "StartError", str(exc)))

@@ -14,10 +14,12 @@ from rich.console import Console
 from rich.live import Live
 
 from ..observe.pods import page_token
+from ..spec.documents import read_documents
 from ..spec.parse import parse_job
 from ..status.counts import counted
 from ..status.model import JobStatus
 from .cluster import LocalCluster
+from .contents import contents_beside
 from .detached import driving
 from .driver import Display, Driver
 from .kept import Tail, keep_job
@@ -40,6 +42,7 @@ def run_local(
     """
     job = load_job(manifest)
     file = ManifestFile(manifest)
+    beside = contents_beside(read_documents(manifest), job["metadata"]["namespace"])
     name, namespace = job["metadata"]["name"], job["metadata"]["namespace"]
     run_dir = new_directory(runs, name)
     spec = parse_job(job).spec
@@ -51,7 +54,7 @@ def run_local(
     if ui:
         address = runner.status_url.removesuffix("status")
         print(f"page: {address}?token={page_token(page_secret)}", flush=True)
-    cluster = LocalCluster(job, runner, keep=partial(keep_job, run_dir), page_secret=page_secret)
+    cluster = LocalCluster(job, runner, keep=partial(keep_job, run_dir), page_secret=page_secret, beside=beside)
     try:
         with driving(run_dir), _display(plain, tail) as display:
             status = Driver(cluster, display, file).run()

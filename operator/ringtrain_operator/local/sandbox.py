@@ -13,7 +13,8 @@ from typing import Any
 
 from .. import contract
 from ..errors import LocalUnsupported, shown
-from .places import Places, Pod, Secrets, volume_directory
+from .contents import Contents, value_of, variables_from
+from .places import Places, Pod, volume_directory
 
 _LOOPBACK = "127.0.0.1"
 # Variables of the caller's own world, not of the pod's: a rank must not find itself in another job.
@@ -34,14 +35,14 @@ class Command:
     log_path: Path
 
 
-def command_of(pod: Pod, places: Places, pod_dir: Path, secrets: Secrets) -> Command:
+def command_of(pod: Pod, places: Places, pod_dir: Path, contents: Contents) -> Command:
     """What to run for `pod`'s main container. Raises LocalUnsupported for what needs a cluster."""
     spec, metadata = pod["spec"], pod["metadata"]
     main = spec["containers"][0]
     termination = pod_dir / "termination-log"
-    paths = _mounts(spec, main, places, pod_dir, secrets)
+    paths = _mounts(spec, main, places, pod_dir, contents)
     paths[main["terminationMessagePath"]] = termination
-    declared = _declared(pod, main)
+    declared = _declared(pod, main, contents)
     declared.update(_ports(declared, places))
     declared.update(_temporary(declared, pod_dir))
     env = {name: _mapped(value, paths) for name, value in declared.items()}
@@ -67,14 +68,14 @@ def expand(text: str, env: Mapping[str, str]) -> str:
     return _REFERENCE.sub(replacement, text)
 
 
-def _declared(pod: Pod, main: Mapping[str, Any]) -> dict[str, str]:
-    """The container's `env`, in its order, each value seeing those before it."""
-    if main.get("envFrom"):
-        raise LocalUnsupported(f"envFrom: {shown(main['envFrom'])} cannot be had without a cluster")
-    env: dict[str, str] = {}
+def _declared(pod: Pod, main: Mapping[str, Any], contents: Contents) -> dict[str, str]:
+    """The container's `envFrom` and `env`, in its order, each value seeing those before it."""
+    env = variables_from(main.get("envFrom") or (), contents)
     for variable in main.get("env") or ():
         name, source = _env_name(variable), variable.get("valueFrom")
-        env[name] = _field(pod, name, source) if source else expand(str(variable.get("value") or ""), env)
+        value = _sourced(pod, name, source, contents) if source else expand(str(variable.get("value") or ""), env)
+        if value is not None:
+            env[name] = value
     return env
 
 
@@ -83,6 +84,13 @@ def _env_name(variable: Mapping[str, Any]) -> str:
     if not name or "=" in name:
         raise LocalUnsupported(f"env: a variable's name is {shown(name)}; expected a text without '='")
     return str(name)
+
+
+def _sourced(pod: Pod, name: str, source: Mapping[str, Any], contents: Contents) -> str | None:
+    for field, kind in (("configMapKeyRef", "ConfigMap"), ("secretKeyRef", "Secret")):
+        if field in source:
+            return value_of(kind, source[field] or {}, contents)
+    return _field(pod, name, source)
 
 
 def _field(pod: Pod, name: str, source: Mapping[str, Any]) -> str:
@@ -135,7 +143,7 @@ def _temporary(declared: Mapping[str, str], pod_dir: Path) -> dict[str, str]:
 
 
 def _mounts(
-    spec: Mapping[str, Any], main: Mapping[str, Any], places: Places, pod_dir: Path, secrets: Secrets
+    spec: Mapping[str, Any], main: Mapping[str, Any], places: Places, pod_dir: Path, contents: Contents
 ) -> dict[str, Path]:
     """Directories of this machine by their path in the container. /dev/shm is this machine's own."""
     volumes = {volume.get("name"): volume for volume in spec.get("volumes") or ()}
@@ -150,7 +158,7 @@ def _mounts(
             continue
         if mount.get("name") not in volumes:
             raise LocalUnsupported(f"volumeMount {mount.get('name')!r} names no volume")
-        directory = volume_directory(volumes[mount["name"]], places, pod_dir, secrets)
+        directory = volume_directory(volumes[mount["name"]], places, pod_dir, contents)
         paths[path] = directory / _sub_path(mount)
     return paths
 

@@ -86,7 +86,7 @@ def check_all(path: Path, folder: Path) -> None:
     for index, pod in enumerate(obj for obj in rendered(job) if obj["kind"] == "Pod"):
         pod_dir = folder / "scratch" / str(index)
         pod_dir.mkdir(parents=True, exist_ok=True)
-        secrets = {f"{job.name}-secret": {}}
+        secrets = {("Secret", f"{job.name}-secret"): {}}
         with suppress(LocalUnsupported):
             assert not any("\0" in word for word in command_of(pod, places, pod_dir, secrets).argv)
 

@@ -10,7 +10,8 @@ import pytest
 from support.jobs import job
 
 from ringtrain_operator import build, contract
-from ringtrain_operator.errors import LocalUnsupported
+from ringtrain_operator.errors import LocalUnsupported, ManifestUnreadable
+from ringtrain_operator.local.contents import Contents, contents_beside
 from ringtrain_operator.local.places import Places
 from ringtrain_operator.local.sandbox import Command, command_of, expand
 from ringtrain_operator.spec.parse import parse_job
@@ -21,7 +22,12 @@ def places(root: Path) -> Places:
     return Places(root / "run", root / "claims")
 
 
-def command(root: Path, container: dict[str, Any] | None = None, pod: dict[str, Any] | None = None) -> Command:
+Fields = dict[str, Any]
+
+
+def command(
+    root: Path, container: Fields | None = None, pod: Fields | None = None, contents: Contents | None = None
+) -> Command:
     """What is run for worker 1 of a job with these fields in its template and a claim at /data."""
     claim = {"persistentVolumeClaim": {"claimName": "c"}, "mountPath": "/data"}
     manifest = job(checkpoint=claim)
@@ -34,7 +40,8 @@ def command(root: Path, container: dict[str, Any] | None = None, pod: dict[str, 
     built = build.build_worker_pod(parsed, 1, 1)
     pod_dir = root / "pod"
     pod_dir.mkdir()
-    return command_of(built, places(root), pod_dir, {secret: dict.fromkeys(contract.SECRET_KEYS, b"x")})
+    own = {("Secret", secret): dict.fromkeys(contract.SECRET_KEYS, b"x")}
+    return command_of(built, places(root), pod_dir, {**own, **(contents or {})})
 
 
 def test_the_environment_is_this_machines(tmp_path: Path) -> None:
@@ -76,12 +83,19 @@ def test_another_jobs_world_is_not_inherited(tmp_path: Path, monkeypatch: pytest
 @pytest.mark.parametrize(
     ("container", "pod", "says"),
     [
-        pytest.param({"envFrom": [{"configMapRef": {"name": "c"}}]}, {}, "envFrom: .*'c'", id="env-from"),
-        pytest.param({"env": [{"name": "A", "valueFrom": {"secretKeyRef": {}}}]}, {}, "env 'A'", id="secret-key"),
+        pytest.param(
+            {"envFrom": [{"configMapRef": {"name": "c"}}]},
+            {},
+            "ConfigMap 'c' is not in the job's file",
+            id="env-from",
+        ),
+        pytest.param(
+            {"env": [{"name": "A", "valueFrom": {"secretKeyRef": {}}}]}, {}, "Secret .* is not in", id="secret-key"
+        ),
         pytest.param(
             {"volumeMounts": [{"name": "v", "mountPath": "/v"}]},
             {"volumes": [{"name": "v", "configMap": {"name": "c"}}]},
-            "volume 'v': .*configMap.*'c'.* cannot be had",
+            "ConfigMap 'c' is not in the job's file",
             id="config-map",
         ),
         pytest.param({"volumeMounts": [{"name": "v", "mountPath": "/v"}]}, {}, "names no volume", id="no-volume"),
@@ -102,3 +116,75 @@ def test_what_needs_a_cluster_is_said(
 def test_references_expand_as_a_kubelet_does(text: str, expanded: str) -> None:
     """Known names are replaced, unknown ones stay, $$ is $."""
     assert expand(text, {"A": "1"}) == expanded
+
+
+def test_what_stands_beside_the_job_is_there(tmp_path: Path) -> None:
+    """ConfigMaps and Secrets of the file, as variables and as files, as a kubelet has them."""
+    beside = contents_beside(
+        [
+            {
+                "kind": "ConfigMap",
+                "metadata": {"name": "c"},
+                "data": {"A": "1", "1x": "2", "t.py": "print()"},
+            },
+            {"kind": "ConfigMap", "metadata": {"name": "c", "namespace": "elsewhere"}, "data": {"A": "3"}},
+            {
+                "kind": "Secret",
+                "metadata": {"name": "s"},
+                "data": {"key": "b2xk", "other": "b2xk"},
+                "stringData": {"key": "new"},
+            },
+        ],
+        "default",
+    )
+    missing = {"name": "none", "optional": True}
+    container = {
+        "command": ["python", "/code/t.py"],
+        "envFrom": [
+            {"prefix": "C_", "configMapRef": {"name": "c"}},
+            {"configMapRef": {"name": "c"}},
+            {"secretRef": missing},
+        ],
+        "env": [
+            {"name": "KEY", "valueFrom": {"secretKeyRef": {"name": "s", "key": "key"}}},
+            {"name": "TWICE", "value": "$(C_A)$(KEY)"},
+            {"name": "GONE", "valueFrom": {"configMapKeyRef": {**missing, "key": "k"}}},
+            {"name": "GONE_TOO", "valueFrom": {"configMapKeyRef": {"name": "c", "key": "k", "optional": True}}},
+        ],
+        "volumeMounts": [{"name": "code", "mountPath": "/code"}, {"name": "keys", "mountPath": "/keys"}],
+    }
+    keys = {"secretName": "s", "items": [{"key": "other", "path": "deep/er"}]}
+    volumes = [{"name": "code", "configMap": {"name": "c"}}, {"name": "keys", "secret": keys}]
+    found = command(tmp_path, container, {"volumes": volumes}, beside)
+    own = {name: found.env.get(name) for name in ("C_A", "KEY", "TWICE", "GONE", "GONE_TOO", "C_1x", "1x")}
+    assert own == {
+        "C_A": "1",
+        "KEY": "new",
+        "TWICE": "1new",
+        "GONE": None,
+        "GONE_TOO": None,
+        "C_1x": "2",
+        "1x": None,
+    }
+    assert Path(found.argv[-1]).read_text() == "print()"
+    (secret,) = (tmp_path / "pod" / "volumes" / "keys").rglob("er")
+    assert (secret.read_text(), secret.stat().st_mode & 0o777) == ("old", 0o600)
+
+
+@pytest.mark.parametrize(
+    ("document", "says"),
+    [
+        ({"kind": "Secret", "data": {"k": "%%%"}}, "Secret 's': data.k is not base64"),
+        ({"kind": "ConfigMap", "data": {"k": 1}}, "ConfigMap 's': data.k is 1; expected a text"),
+    ],
+    ids=["no-base64", "a-number"],
+)
+def test_what_the_api_server_would_refuse_is_said(document: dict[str, Any], says: str) -> None:
+    with pytest.raises(ManifestUnreadable, match=says):
+        contents_beside([{**document, "metadata": {"name": "s"}}], "default")
+
+
+def test_a_key_that_is_not_there_is_named(tmp_path: Path) -> None:
+    variable = {"name": "A", "valueFrom": {"configMapKeyRef": {"name": "c", "key": "b"}}}
+    with pytest.raises(LocalUnsupported, match="ConfigMap 'c' has no key 'b'; it has a"):
+        command(tmp_path, {"env": [variable]}, contents={("ConfigMap", "c"): {"a": b""}})

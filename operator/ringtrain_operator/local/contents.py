@@ -1,0 +1,105 @@
+"""What ConfigMaps and Secrets hold here: the job's own Secret, and those that the job's file has beside it."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from ..errors import LocalUnsupported, ManifestUnreadable, shown
+
+Contents = Mapping[tuple[str, str], Mapping[str, bytes]]
+"""Bytes by key, by kind and name."""
+
+_KINDS: Final = ("ConfigMap", "Secret")
+_VARIABLE = re.compile(r"[A-Za-z_.-][A-Za-z0-9_.-]*")
+
+
+def contents_beside(documents: Sequence[Any], namespace: str) -> dict[tuple[str, str], dict[str, bytes]]:
+    """Those of the documents of a file that a job in `namespace` can use. Raises ManifestUnreadable."""
+    found = {}
+    for document in documents:
+        if not isinstance(document, Mapping) or document.get("kind") not in _KINDS:
+            continue
+        metadata = document.get("metadata") or {}
+        if (metadata.get("namespace") or namespace) == namespace:
+            found[document["kind"], str(metadata.get("name"))] = dict(_data(document))
+    return found
+
+
+def _data(document: Mapping[str, Any]) -> Iterator[tuple[str, bytes]]:
+    """As the API server stores them: `stringData` counts more than `data`."""
+    what = f"{document['kind']} {(document.get('metadata') or {}).get('name')!r}"
+    plain = ("data",) if document["kind"] == "ConfigMap" else ("stringData",)
+    coded = ("binaryData",) if document["kind"] == "ConfigMap" else ("data",)
+    for field in (*coded, *plain):
+        for key, value in (document.get(field) or {}).items():
+            if not isinstance(value, str):
+                raise ManifestUnreadable(f"{what}: {field}.{key} is {shown(value)}; expected a text")
+            try:
+                yield (
+                    key,
+                    value.encode() if field in plain else base64.b64decode("".join(value.split()), validate=True),
+                )
+            except binascii.Error as exc:
+                raise ManifestUnreadable(f"{what}: {field}.{key} is not base64: {exc}") from exc
+
+
+def contents_of(kind: str, reference: Mapping[str, Any], contents: Contents) -> Mapping[str, bytes] | None:
+    """What `reference` names; None: it is not there, and may be missing. Raises LocalUnsupported."""
+    name = str(reference.get("name", reference.get("secretName")))
+    found = contents.get((kind, name))
+    if found is None and not reference.get("optional"):
+        raise LocalUnsupported(f"{kind} {name!r} is not in the job's file; put it there, beside the job")
+    return found
+
+
+def value_of(kind: str, reference: Mapping[str, Any], contents: Contents) -> str | None:
+    """The value of a `configMapKeyRef` or `secretKeyRef`; None: it may be missing, and is. Raises
+    LocalUnsupported."""
+    found, key = contents_of(kind, reference, contents), str(reference.get("key"))
+    if found is None:
+        return None
+    if key not in found:
+        if reference.get("optional"):
+            return None
+        raise LocalUnsupported(f"{kind} {reference.get('name')!r} has no key {key!r}; it has {_keys(found)}")
+    return found[key].decode(errors="replace")
+
+
+def variables_from(sources: Iterable[Mapping[str, Any]], contents: Contents) -> dict[str, str]:
+    """The variables of a container's `envFrom`; later ones count more. Raises LocalUnsupported."""
+    variables = {}
+    for source in sources:
+        kind = "ConfigMap" if "configMapRef" in source else "Secret"
+        reference = source.get("configMapRef") or source.get("secretRef")
+        if not reference:
+            raise LocalUnsupported(f"envFrom: {shown(dict(source))} cannot be had without a cluster")
+        for key, value in (contents_of(kind, reference, contents) or {}).items():
+            name = f"{source.get('prefix') or ''}{key}"
+            if _VARIABLE.fullmatch(name):  # a kubelet passes over others, too
+                variables[name] = value.decode(errors="replace")
+    return variables
+
+
+def files_of(kind: str, source: Mapping[str, Any], contents: Contents) -> dict[str, bytes]:
+    """The files of a volume of `kind`: bytes by path. Raises LocalUnsupported."""
+    found = contents_of(kind, source, contents)
+    if found is None:
+        return {}
+    if not source.get("items"):
+        return dict(found)
+    files = {}
+    for item in source["items"]:
+        if item.get("key") in found:
+            files[item.get("path")] = found[item["key"]]
+        elif not source.get("optional"):
+            name = source.get("name", source.get("secretName"))
+            raise LocalUnsupported(f"{kind} {name!r} has no key {item.get('key')!r}; it has {_keys(found)}")
+    return files
+
+
+def _keys(found: Mapping[str, bytes]) -> str:
+    return ", ".join(sorted(found)) or "none"
