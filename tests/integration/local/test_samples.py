@@ -1,0 +1,27 @@
+"""Samples of what a pod can have, as `dtj local` runs them."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+DTJ = Path(sys.executable).with_name("dtj")
+
+
+@pytest.mark.parametrize(
+    ("sample", "line"),
+    [
+        ("script-configmap", "[1] rank 1 of 2: the mean rank is 0.5"),
+        ("placement", "[1] rank 1 runs"),
+        ("pod-extras", "[3] rank 3 runs"),
+    ],
+)
+def test_a_sample_runs(sample: str, line: str, tmp_path: Path) -> None:
+    command = [str(DTJ), "local", "-o", "--plain", "--run-dir", str(tmp_path)]
+    done = subprocess.run(
+        [*command, f"manifests/samples/{sample}.yaml"], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert line in done.stdout.splitlines()
