@@ -22,8 +22,11 @@ from ringtrain_operator.build import (
 )
 from ringtrain_operator.build.log_reader import build_log_reader_pod
 from ringtrain_operator.build.settings import AgentVolume
+from ringtrain_operator.cli.render import rendered
 from ringtrain_operator.cluster.api.errors import ServerError
 from ringtrain_operator.cluster.api.resources import JOBS, PODS, SERVICE_ACCOUNTS, Resource
+from ringtrain_operator.contract import KIND
+from ringtrain_operator.spec.documents import read_documents
 from ringtrain_operator.spec.parse import parse_job
 from ringtrain_operator.spec.reserved import VOLUME_AGENT
 
@@ -34,6 +37,7 @@ WEBHOOKS = Resource(
     "validatingwebhookconfigurations",
     namespaced=False,
 )
+SAMPLES = Path(__file__).parents[3] / "manifests" / "samples"
 RESTRICTED = {"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "restricted"}}}
 
 
@@ -134,3 +138,22 @@ async def _until_pods_are_refused(s: Scenario) -> None:
         except ServerError:
             return
         await s.cluster.pause()
+
+
+async def test_the_strictest_namespace_takes_every_sample(control_plane: ControlPlane) -> None:
+    """All pods of an attempt, as they are made: what the API server has against one names its field."""
+    jobs = [
+        document
+        for path in sorted(SAMPLES.glob("*.yaml"))
+        for document in read_documents(path)
+        if document["kind"] == KIND
+    ]
+    async with real_cluster(control_plane) as c:
+        for manifest in jobs:
+            namespace = await c.new_namespace()
+            await c.api.patch(NAMESPACES, None, namespace, RESTRICTED)
+            await c.api.create(SERVICE_ACCOUNTS, namespace, {"metadata": {"name": manifest["metadata"]["name"]}})
+            parsed = parse_job(await c.api.create(JOBS, namespace, manifest))
+            for pod in (obj for obj in rendered(parsed) if obj["kind"] == "Pod"):
+                await c.api.create(PODS, namespace, pod)
+    assert len(jobs) > 15
