@@ -141,13 +141,19 @@ def distributed_optimizer_step() -> Work:
 def host_optimizer_step(overlap: bool) -> Work:
     """The same model with `ringtrain.torch.HostOptimizer` of the same AdamW. `overlap`: step() does not wait for
     the weights, the next forward pass does."""
+    return host_optimizer_step_of(overlap)[0]
+
+
+def host_optimizer_step_of(overlap: bool) -> tuple[Work, Any]:
+    """The step of `host_optimizer_step`, and its optimizer."""
     import torch
 
     import ringtrain.torch as hvd
 
     model, pace = _handing_over(0.0, handed_on=True)
     adamw = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    return _torch_step(model, hvd.HostOptimizer(adamw, model, overlap=overlap), pace, set_to_none=True)
+    optimizer = hvd.HostOptimizer(adamw, model, overlap=overlap)
+    return _torch_step(model, optimizer, pace, set_to_none=True), optimizer
 
 
 def _torch_step(model: Any, optimizer: Any, pace: dict[str, float], set_to_none: bool = False) -> Work:

@@ -66,6 +66,19 @@ def test_a_rank_whose_weights_are_others_is_named(spoil: Spoil, sharded: bool, t
         assert f"the weights on ranks [{ODD}] were not those of the others" in str(error)
 
 
+class _OfALibrary(SGD):
+    """A rule as torch's optimizers are: called for one parameter at a time."""
+
+    by_parameter = True
+
+
+def test_a_librarys_rule_on_every_rank_may_differ_in_a_bit() -> None:
+    """Processors that are not alike round differently there; with shards one rank's bits are everybody's."""
+    with world_of(2, "memory") as world:
+        whole = world.run(lambda rank: _trains(_another_bit, rank, rule=_OfALibrary(0.01), sharded=False))
+    assert whole == [3 + MOST_UPDATES] * 2
+
+
 @pytest.mark.parametrize("elastically", [True, False], ids=["elastic", "plain"])
 @pytest.mark.parametrize("sharded", [True, False], ids=["sharded", "whole"])
 def test_a_rate_that_is_a_ranks_own_is_named(sharded: bool, elastically: bool) -> None:

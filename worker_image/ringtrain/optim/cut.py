@@ -22,7 +22,7 @@ from ringtrain.optim.order import BucketOrder
 from ringtrain.optim.pipeline import DeviceReducer, UpdateContext
 from ringtrain.optim.replica_check import ReplicaCheck
 from ringtrain.optim.rules import Rule
-from ringtrain.optim.spans import Missed, NativeSpans, spans_of
+from ringtrain.optim.spans import Missed, NativeSpans, rule_is_whole, spans_of
 from ringtrain.optim.state import check_same_model
 from ringtrain.optim.undo import History, Undo
 from ringtrain.optim.wire import LOST, LOST_CHANGE, ByteWire, HalfWire, Wire
@@ -148,7 +148,9 @@ def make_cut(model: Model, group: Group, devices: DeviceReducer | None = None) -
     )
     inbox = Inbox(layout, arenas, group.rank, model.settings)
     check = None if mirror is None else MemoryCheck(context, mirror)
-    replicas = ReplicaCheck(context) if group.size > 1 and devices is None else None
+    replicas = None
+    if group.size > 1 and devices is None:
+        replicas = ReplicaCheck(context, model.sharded or not any(map(rule_is_whole, model.rules)))
     return Cut(context, inbox, _fused(context, model), _views(layout, arenas), check, replicas)
 
 

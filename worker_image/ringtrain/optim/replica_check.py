@@ -14,11 +14,15 @@ from ringtrain.optim.pipeline import UpdateContext
 
 
 class ReplicaCheck:
-    """The checks of one rank. Every rank makes them at the same updates."""
+    """The checks of one rank. Every rank makes them at the same updates.
 
-    def __init__(self, context: UpdateContext) -> None:
+    `weights`: False: rates alone. Where every rank applies a library's rule to all weights, as torch's, processors
+    that are not alike may differ in the last bit, and nothing is wrong.
+    """
+
+    def __init__(self, context: UpdateContext, weights: bool = True) -> None:
         self._group = context.group
-        buckets = [bucket for bucket in context.layout.buckets if bucket.size and not bucket.local]
+        buckets = [bucket for bucket in context.layout.buckets if weights and bucket.size and not bucket.local]
         self._parts = cut_in_parts([context.arenas.weights(bucket) for bucket in buckets])
         self.begin()
 
