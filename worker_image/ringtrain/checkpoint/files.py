@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import BinaryIO, Literal
 
+from ringtrain.checkpoint.owner import LOCK
+
 Stage = Literal["written", "synced", "renamed"]
 OnStage = Callable[[Stage], None]
 
@@ -32,7 +34,7 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], None], on_stage: On
     `on_stage` is called after each stage, so that a test can stop the world there.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.name}.tmp")
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:
             write(file)
@@ -68,13 +70,16 @@ def remove_old(folders: Sequence[Path], keep: int, newest: Path) -> None:
         stale += [
             path for step, path in checkpoints_by_step(folder, ASIDE).items() if not kept or step < min(kept)
         ]
-        stale += list(folder.glob("ckpt-*.npz.tmp"))
+        stale += list(folder.glob("ckpt-*.npz*.tmp"))
         for path in stale:
             path.unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # nothing is lost if a removed file comes back
             sync_directory(folder)
-        if folder != newest.parent:
-            with contextlib.suppress(OSError):  # somebody else's files are in it
+        if folder == newest.parent:
+            continue
+        with contextlib.suppress(OSError):  # nothing is lost if it stays
+            if {path.name for path in folder.iterdir()} <= {LOCK}:
+                (folder / LOCK).unlink(missing_ok=True)
                 folder.rmdir()
 
 

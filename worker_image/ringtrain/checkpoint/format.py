@@ -18,7 +18,7 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from ringtrain.checkpoint.tree import join, split
-from ringtrain.errors import CheckpointError
+from ringtrain.errors import CheckpointError, ConfigurationError
 from ringtrain.wire.dtypes import dtype_of
 
 VERSION = 1
@@ -27,6 +27,15 @@ MANIFEST = "manifest.json"
 
 class DamagedCheckpoint(CheckpointError):
     """The file is there and is not what was written."""
+
+
+def checked_step(step: Any) -> int:
+    """`step` as Python's int. Raises ConfigurationError where it is none."""
+    if isinstance(step, bool) or not isinstance(step, int | np.integer) or step < 0:
+        raise ConfigurationError(
+            f"checkpoint: step is {step!r} ({type(step).__name__}); expected a whole number of at least 0"
+        )
+    return int(step)  # JSON does not have numpy's
 
 
 def write_state(file: BinaryIO, step: int, state: Any) -> None:
@@ -41,11 +50,12 @@ def write_state(file: BinaryIO, step: int, state: Any) -> None:
                 npy.write_array(member, _storable(array), allow_pickle=False)
 
 
-def read_state(path: Path) -> Any:
-    """Return the state in the file at `path`. Raises DamagedCheckpoint, or OSError when it cannot be read."""
+def read_state(path: Path, step: int | None = None) -> Any:
+    """Return the state in the file at `path`, of `step`. Raises DamagedCheckpoint, or OSError when it cannot be
+    read."""
     with path.open("rb") as file:
         try:
-            return _read(file)
+            return _read(file, step)
         except Exception as error:
             # zipfile takes a disk that refuses the archive's end for another file's end.
             cause = error.__context__ if isinstance(error, zipfile.BadZipFile) else error
@@ -64,12 +74,14 @@ def empty_like(described: Mapping[str, Any]) -> NDArray[Any]:
     return np.empty(described["shape"], dtype_of(described["dtype"]))
 
 
-def _read(file: BinaryIO) -> Any:
+def _read(file: BinaryIO, step: int | None) -> Any:
     with zipfile.ZipFile(file) as archive:
         _check_sizes(archive, file.seek(0, 2))
         manifest = json.loads(archive.read(MANIFEST))
         if manifest["version"] != VERSION:
             raise ValueError(f"format version {manifest['version']}, this ringtrain reads {VERSION}")
+        if step is not None and manifest["step"] != step:
+            raise ValueError(f"it is the checkpoint of step {manifest['step']} under the name of step {step}")
         arrays = {name: _read_array(archive, name, told) for name, told in manifest["arrays"].items()}
     return join(manifest["tree"], arrays)
 

@@ -15,7 +15,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from ringtrain.checkpoint.format import DamagedCheckpoint
+from ringtrain.checkpoint.format import DamagedCheckpoint, checked_step
 from ringtrain.checkpoint.locations import ObjectLocation, object_location, own_folder
 from ringtrain.checkpoint.shards import (
     MANIFEST,
@@ -91,9 +91,7 @@ class ShardedCheckpoints:
         that could not write; earlier checkpoints are then still there. MismatchError where states differ.
         """
         tree, arrays = split_parts(state)
-        if step < 0:
-            raise ConfigurationError(f"checkpoint: step is {step}; expected 0 or more")
-        step = int(step)  # numpy's as well, which JSON does not have
+        step = checked_step(step)
         described = describe_arrays(arrays)
         rank, size = self._group.rank, self._group.size
         parts = {name: part for name, array in arrays.items() if (part := own_part(name, array, rank, size))}

@@ -21,12 +21,14 @@ from ringtrain.checkpoint.files import (
 )
 from ringtrain.checkpoint.format import (
     DamagedCheckpoint,
+    checked_step,
     describe,
     empty_like,
     read_state,
     write_state,
 )
 from ringtrain.checkpoint.locations import CheckpointLocation, location_of
+from ringtrain.checkpoint.owner import FolderOwner
 from ringtrain.checkpoint.tree import join, split
 from ringtrain.errors import CheckpointError, ConfigurationError
 from ringtrain.process_groups.formations import CARRIED
@@ -80,6 +82,7 @@ class Checkpoints:
         self._keep = keep
         self._group = group or group_of()
         self._on_stage = on_stage
+        self._owner = FolderOwner()
         self._writer: threading.Thread | None = None
         self._failure: Exception | None = None
 
@@ -89,18 +92,18 @@ class Checkpoints:
         Only rank 0 does anything; the others may pass whatever they have, and return at once. `state` is dicts,
         lists, tuples, sets, arrays and tensors of numbers or booleans, numbers, strings, bytes, booleans and None:
         what `state_dict()` of models, optimizers, schedulers and scalers gives. Raises CheckpointError when it
-        cannot be written; earlier checkpoints are then still there.
+        cannot be written, or another process writes into the same folder; earlier checkpoints are then still
+        there. ConfigurationError for a step that is no whole number of at least 0.
         `background`: write on a thread and return at once. The others then need not wait for a slow disk, which
         they do for RINGTRAIN_TIMEOUT at most. `state` must stay as it is (a `state_dict` does) until the next
         save() or finish(), which raises what went wrong.
         """
         self.finish()
-        if self._group.rank != 0:
-            return
-        if step < 0:
-            raise ConfigurationError(f"checkpoint: step is {step}; expected 0 or more")
-        step = int(step)  # numpy's as well, which JSON does not have
         location = location_of(self.directory)
+        if self._group.rank != 0:
+            self._owner.give_up()
+            return
+        step = checked_step(step)
         if not background:
             self._write(location, step, state)
             return
@@ -129,6 +132,7 @@ class Checkpoints:
     def _write(self, location: CheckpointLocation, step: int, state: Mapping[str, Any]) -> None:
         path = checkpoint_path(location.own, step)
         try:
+            self._owner.take(location.own)
             write_atomically(path, lambda file: write_state(file, step, state), self._on_stage)
             remove_old((location.own, *location.earlier), self._keep, path)
         except OSError as error:
@@ -168,6 +172,9 @@ class Checkpoints:
         return self._receive(announced, found)
 
     def _read_latest(self) -> Saved | None:
+        for path in (self.directory, *self.directory.parents):
+            if path.is_file():
+                raise CheckpointError(f"{self.directory} is no directory: {path} is a file; name another place")
         location = location_of(self.directory)
         found = self._newest_in((location.own, *location.earlier), own=True)
         if found is None and location.restore_from:
@@ -185,7 +192,7 @@ class Checkpoints:
         try:
             for step, path in (item for folder in folders for item in checkpoints_by_step(folder).items()):
                 try:
-                    saved = Saved(step, read_state(path), path)
+                    saved = Saved(step, read_state(path, step), path)
                 except DamagedCheckpoint as error:
                     log.warning("%s; trying the checkpoint before it", error)
                     damaged[path] = str(error)

@@ -55,13 +55,22 @@ def split(state: Any) -> tuple[Any, Arrays]:
     Raises ConfigurationError naming the place of what is not kept.
     """
     arrays: Arrays = {}
-    return _Splitter(arrays, parts=False).tree(state, ()), arrays
+    return _split(state, arrays, parts=False), arrays
 
 
 def split_parts(state: Any) -> tuple[Any, dict[str, NDArray[Any] | ArrayPart]]:
     """As `split`, of a state in which arrays may also be this rank's `ArrayPart`s."""
     arrays: dict[str, Any] = {}
-    return _Splitter(arrays, parts=True).tree(state, ()), arrays
+    return _split(state, arrays, parts=True), arrays
+
+
+def _split(state: Any, arrays: dict[str, Any], parts: bool) -> Any:
+    try:
+        return _Splitter(arrays, parts).tree(state, ())
+    except RecursionError:
+        raise ConfigurationError(
+            "checkpoint: the state holds itself, or is nested hundreds of times; save what it is made of"
+        ) from None
 
 
 def join(tree: Any, arrays: Mapping[str, Any], lazy: bool = False) -> Any:

@@ -2,6 +2,7 @@
 
 import errno
 import io
+import multiprocessing
 import os
 import random
 import signal
@@ -16,9 +17,10 @@ import pytest
 from support.memory_group import MemoryGroup, Table, run_threads
 from support.ranks import ranks_ended
 
-from ringtrain.checkpoint import Checkpoints, Saved, ShardedCheckpoints
+from ringtrain.checkpoint import Checkpoints, Saved, ShardedCheckpoints, owner
 from ringtrain.checkpoint.files import Stage
 from ringtrain.checkpoint.format import read_state
+from ringtrain.checkpoint.owner import LOCK
 from ringtrain.errors import CheckpointError, ConfigurationError
 
 STATE = {
@@ -47,7 +49,8 @@ def _same(left: Any, right: Any) -> bool:
 
 
 def _names(directory: Path) -> list[str]:
-    return sorted(path.name for path in directory.iterdir())
+    """Of what is in it, but for the lock of who writes there."""
+    return sorted(path.name for path in directory.iterdir() if path.name != LOCK)
 
 
 def test_what_was_saved_is_read(tmp_path: Path) -> None:
@@ -228,7 +231,7 @@ def test_a_save_in_the_background_lets_training_go_on(tmp_path: Path) -> None:
     allowed = threading.Event()
     checkpoints = _alone(tmp_path, on_stage=lambda stage: allowed.wait(60) and None)
     checkpoints.save(1, STATE, background=True)
-    assert _names(tmp_path) in ([], ["ckpt-0000000001.npz.tmp"])
+    assert _names(tmp_path) in ([], [f"ckpt-0000000001.npz.{os.getpid()}.tmp"])
     allowed.set()
     saved = checkpoints.latest()
     assert saved is not None
@@ -375,5 +378,81 @@ def test_keeping_none_and_negative_steps_are_refused(tmp_path: Path) -> None:
     """The error names the argument and its value."""
     with pytest.raises(ConfigurationError, match="keep is 0; expected at least 1"):
         _alone(tmp_path, keep=0)
-    with pytest.raises(ConfigurationError, match="step is -1; expected 0 or more"):
-        _alone(tmp_path).save(-1, {})
+    for step in (-1, 1.5, True, "3", None):
+        with pytest.raises(
+            ConfigurationError, match=f"step is {step!r} .*; expected a whole number of at least 0"
+        ):
+            _alone(tmp_path).save(step, {})
+    assert _names(tmp_path) == []
+
+
+def _writes_until_told(folder: str, ready: Any, told: Any) -> None:
+    checkpoints = _alone(Path(folder))
+    checkpoints.save(1, {"x": 1})
+    ready.set()
+    told.wait(60)
+    del checkpoints  # until now it has the folder
+
+
+def test_who_comes_second_into_a_folder_is_told_who_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing of the first one's is touched, and when it has ended the folder is free."""
+    monkeypatch.setattr(owner, "_WAITS_S", 0.2)
+    context = multiprocessing.get_context("fork")
+    ready, told = context.Event(), context.Event()
+    first = context.Process(target=_writes_until_told, args=(str(tmp_path), ready, told))
+    first.start()
+    assert ready.wait(60)
+    before = (tmp_path / "ckpt-0000000001.npz").read_bytes()
+    second = _alone(tmp_path, keep=1)
+    with pytest.raises(CheckpointError, match=f"process {first.pid} on .* writes its checkpoints into"):
+        second.save(9, {"x": 9})
+    assert _names(tmp_path) == ["ckpt-0000000001.npz"]
+    assert (tmp_path / "ckpt-0000000001.npz").read_bytes() == before
+    told.set()
+    first.join(60)
+    second.save(9, {"x": 9})
+    assert _names(tmp_path) == ["ckpt-0000000009.npz"]
+
+
+def test_who_is_not_rank_0_any_more_gives_the_folder_up(tmp_path: Path) -> None:
+    """As in an elastic world that goes on with another rank 0."""
+    checkpoints = _alone(tmp_path)
+    checkpoints.save(1, {"x": 1})
+    checkpoints._group = MemoryGroup(Table(2), 1)
+    checkpoints.save(2, {})
+    context = multiprocessing.get_context("fork")
+    ready, told = context.Event(), context.Event()
+    told.set()
+    other = context.Process(target=_writes_until_told, args=(str(tmp_path), ready, told))
+    other.start()
+    other.join(60)
+    assert other.exitcode == 0
+
+
+def test_a_checkpoint_under_another_steps_name_is_damaged(tmp_path: Path) -> None:
+    checkpoints = _alone(tmp_path)
+    checkpoints.save(1, {"x": 1})
+    (tmp_path / "ckpt-0000000001.npz").rename(tmp_path / "ckpt-0000000007.npz")
+    with pytest.raises(CheckpointError, match="the checkpoint of step 1 under the name of step 7"):
+        checkpoints.latest()
+
+
+@pytest.mark.parametrize("below", [".", "folder"])
+def test_a_place_that_is_a_file_is_no_fresh_start(tmp_path: Path, below: str) -> None:
+    file = tmp_path / "results"
+    file.touch()
+    with pytest.raises(CheckpointError, match=r"is no directory: .*results is a file"):
+        _alone(file / below).latest()
+
+
+def test_a_state_that_has_no_end_gets_words(tmp_path: Path) -> None:
+    itself: dict[str, Any] = {}
+    itself["again"] = itself
+    deep: Any = 1
+    for _ in range(5000):
+        deep = [deep]
+    for state in (itself, {"deep": deep}):
+        with pytest.raises(ConfigurationError, match="holds itself, or is nested"):
+            _alone(tmp_path).save(1, state)
