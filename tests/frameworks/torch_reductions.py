@@ -156,6 +156,14 @@ def check_averages_of_integers_are_exact():
     assert hvd.allreduce(tensor, op=hvd.Average).tolist() == expected
 
 
+def check_factors_of_integers_keep_all_digits():
+    """Also of those that a float64 does not hold."""
+    tensor = torch.tensor([2**55 + 1, -(2**55) - 1, 2**53 + 1])
+    doubled = hvd.allreduce(tensor, op=hvd.Max, prescale_factor=2.0)
+    assert doubled.tolist() == [2**56 + 2, -(2**56) - 2, 2**54 + 2]
+    assert hvd.allreduce(doubled, op=hvd.Max, postscale_factor=0.5).tolist() == tensor.tolist()
+
+
 def check_allreduce_factors():
     for dtype in FLOATS:
         result = hvd.allreduce(value(RANK, 2, dtype), op=hvd.Sum, prescale_factor=0.5, postscale_factor=3.0)

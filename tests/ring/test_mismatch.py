@@ -231,6 +231,10 @@ WRONG_ARGUMENTS: dict[str, tuple[Callable[[], object], str]] = {
         lambda: rt.barrier(rt.ProcessSet([0])),
         "ranks=[0]) is not in use; pass it to init() or add_process_set() on all ranks first",
     ),
+    "name": (
+        lambda: rt.allreduce(np.ones(3), name=5),
+        "name is 5 (int); expected a text or None",
+    ),
     "object": (
         lambda: rt.broadcast_object({"model": [object()]}),
         "value['model'][0] is of type object, which is not sent between ranks without allow_pickle=True",

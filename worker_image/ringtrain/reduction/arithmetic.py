@@ -10,12 +10,16 @@ Array = NDArray[Any]
 
 
 def scaled(array: Array, factor: float) -> Array:
-    """Return `array * factor` in its own dtype, computed in double precision (float32 for halves)."""
+    """Return `array * factor` in its own dtype, computed in double precision: float32 for halves, extended for
+    integers of 64 bits."""
     if factor == 1.0:
         return array
     if array.dtype in (np.float32, np.float64) or array.dtype.kind == "c":
         return np.asarray(np.multiply(array, array.dtype.type(factor)))
-    wide: Any = np.float32 if array.dtype.name in ("float16", "bfloat16") else np.float64
+    if array.dtype.kind in "iu" and array.dtype.itemsize == 8:
+        wide: Any = np.longdouble
+    else:
+        wide = np.float32 if array.dtype.name in ("float16", "bfloat16") else np.float64
     return np.asarray(np.multiply(array.astype(wide), factor), array.dtype)
 
 

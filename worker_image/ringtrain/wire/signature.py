@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from ringtrain.errors import ConfigurationError
+
 # A dimension that may differ between ranks.
 ANY_ROWS = -1
 # A longer signature is compared by its digest: requests and slots of shared memory have room for that, whatever
@@ -25,6 +27,11 @@ class Tensor:
     name: str | None
     dtype: str
     shape: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if self.name is not None and not isinstance(self.name, str):
+            kind = type(self.name).__name__
+            raise ConfigurationError(f"name is {self.name!r} ({kind}); expected a text or None")
 
 
 @dataclass(frozen=True)
