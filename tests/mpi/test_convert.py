@@ -198,3 +198,70 @@ def test_a_field_that_makes_no_sense_is_named(role: str, field: str, value: obje
     with pytest.raises(SpecInvalid) as refused:
         convert_mpijob(obj)
     assert problem in str(refused.value)
+
+
+def test_marks_of_other_tools_are_left_out() -> None:
+    """Argo, Helm, Flux and kubectl would take the new job for the old one; what people wrote stays."""
+    obj = changed()
+    mine = {"team": "a", "kueue.x-k8s.io/queue-name": "gpu"}
+    theirs = {"app.kubernetes.io/instance": "x", "argocd.argoproj.io/instance": "x"}
+    applied, tracked = "kubectl.kubernetes.io/last-applied-configuration", "argocd.argoproj.io/tracking-id"
+    obj["metadata"]["labels"] = mine | theirs
+    wish = {"argocd.argoproj.io/sync-options": "Prune=false"}
+    obj["metadata"]["annotations"] = {applied: "{}", tracked: "x", **wish}
+    pod = {"labels": {"app.kubernetes.io/name": "pi", "app": "pi"}, "annotations": {"inject": "false"}}
+    obj["spec"]["mpiReplicaSpecs"]["Worker"]["template"]["metadata"] = pod
+    converted = convert_mpijob(obj)
+    assert converted.manifest["metadata"]["labels"] == mine
+    assert converted.manifest["metadata"]["annotations"] == wish
+    template = converted.manifest["spec"]["worker"]["template"]
+    assert template["metadata"] == {**pod, "labels": {"app": "pi"}}
+    for name in (*theirs, applied, tracked, "app.kubernetes.io/name"):
+        assert any(f"[{name}] is left out" in note for note in converted.notes)
+
+
+@pytest.mark.parametrize(("devices", "workers"), [({"nvidia.com/gpu": 2}, 3), ({}, 2)], ids=["devices", "none"])
+def test_a_launcher_that_is_a_worker_keeps_its_devices(devices: dict[str, int], workers: int) -> None:
+    """Its ranks become those of one more worker: a launcher has no devices here. The world has its size."""
+    obj = changed(runLauncherAsWorker=True)
+    launcher_of(obj).update(args=["-n", "6", "pi"], resources={"limits": devices})
+    converted = convert_mpijob(obj)
+    spec = converted.manifest["spec"]
+    assert spec["worker"]["replicas"] == workers
+    assert spec["mpi"].get("runLauncherAsWorker", False) is not bool(devices)
+    assert any("runLauncherAsWorker is left out" in note for note in converted.notes) is bool(devices)
+    assert not any("ranks (-n)" in note for note in converted.notes)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("mpirun -hostfile /etc/mpi/hostfile pi", ""),
+        ("H=$(sed 's/ .*//' /etc/mpi/hostfile); for h in $H; do ssh $h nvidia-smi; done; mpirun pi", ""),
+        ("mpirun -mca plm_rsh_agent /etc/mpi/kubexec.sh pi", "plm_rsh_agent: the agents start mpirun's daemons"),
+        ("/usr/bin/ssh $(head -1 /etc/mpi/hostfile) true; mpirun pi", "/usr/bin/ssh: there is no sshd"),
+        ("horovodrun -np 4 python train.py", "horovodrun: write mpirun"),
+        ("mpirun --host-discovery-script /etc/mpi/discover_hosts.sh pi", "only /etc/mpi/hostfile is made"),
+    ],
+)
+def test_what_a_command_names(text: str, said: str) -> None:
+    """The hostfile is where it was, and ssh is found by its name; what is not there is said."""
+    obj = changed()
+    launcher_of(obj).update(command=["bash", "-c", text], args=[])
+    notes = [note for note in convert_mpijob(obj).notes if "the launcher's command has" in note]
+    assert bool(notes) is bool(said)
+    assert said in "".join(notes)
+
+
+def test_the_launcher_has_a_place_for_the_hostfile() -> None:
+    """/etc/mpi is mpi-operator's configMountPath; a template that mounts something there keeps it."""
+    manifest = convert_mpijob(MPIJOB).manifest
+    main = build_launcher_pod(parse_job(manifest), 1)["spec"]["containers"][0]
+    assert {"name": "ringtrain-mpi", "mountPath": "/etc/mpi"} in main["volumeMounts"]
+    assert {"name": "RINGTRAIN_MPI_HOSTFILE", "value": "/etc/mpi/hostfile"} in main["env"]
+    pod = manifest["spec"]["launcher"]["template"]["spec"]
+    pod["volumes"] = [{"name": "mine", "emptyDir": {}}]
+    pod["containers"][0]["volumeMounts"] = [{"name": "mine", "mountPath": "/etc/mpi/"}]
+    main = build_launcher_pod(parse_job(manifest), 1)["spec"]["containers"][0]
+    assert not [mount for mount in main["volumeMounts"] if mount["name"] == "ringtrain-mpi"]
+    assert "RINGTRAIN_MPI_HOSTFILE" not in {variable["name"] for variable in main["env"]}

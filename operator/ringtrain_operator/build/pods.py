@@ -115,6 +115,7 @@ def build_launcher_pod(
     volumes.add_secret(spec, secret or names.secret_name(job), contract.ROLE_LAUNCHER)
     volumes.add_logs(spec, job)
     volumes.add_checkpoint(spec, job)
+    volumes.add_hostfile(spec, job)
     finish_pod(job, pod, settings)
     return pod
 

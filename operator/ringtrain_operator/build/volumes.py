@@ -6,10 +6,13 @@ from typing import Any
 
 from .. import contract
 from ..spec.job import Job
-from ..spec.reserved import VOLUME_CHECKPOINT, VOLUME_LOGS, VOLUME_SCRATCH, VOLUME_SECRET, VOLUME_SHM
+from ..spec.reserved import VOLUME_CHECKPOINT, VOLUME_LOGS, VOLUME_MPI, VOLUME_SCRATCH, VOLUME_SECRET, VOLUME_SHM
 
 SHM_DIR = "/dev/shm"
 SCRATCH_DIR = "/tmp"
+# As mpi-operator and Kubeflow Trainer have it, whose users' commands name it.
+MPI_DIR = "/etc/mpi"
+HOSTFILE = f"{MPI_DIR}/hostfile"
 
 Volume = dict[str, Any]
 
@@ -84,6 +87,14 @@ def add_scratch(spec: dict[str, Any]) -> None:
     context = spec["containers"][0].get("securityContext") or {}
     if context.get("readOnlyRootFilesystem") and not _is_mounted(spec, SCRATCH_DIR):
         add_volume(spec, {"name": VOLUME_SCRATCH, "emptyDir": {}}, SCRATCH_DIR)
+
+
+def add_hostfile(spec: dict[str, Any], job: Job) -> None:
+    """Give the launcher of an mpi job a place for the file of mpirun's hosts, unless the template mounts one."""
+    if job.spec.backend != "mpi" or _is_mounted(spec, MPI_DIR) or _is_mounted(spec, HOSTFILE):
+        return
+    add_volume(spec, {"name": VOLUME_MPI, "emptyDir": {}}, MPI_DIR)
+    spec["containers"][0]["env"].append({"name": contract.ENV_MPI_HOSTFILE, "value": HOSTFILE})
 
 
 def _is_mounted(spec: dict[str, Any], path: str) -> bool:

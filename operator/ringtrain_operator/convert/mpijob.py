@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import functools
 import itertools
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -16,7 +17,8 @@ from typing import Any
 from ..contract import API_VERSION, KIND
 from ..errors import Problem, SpecInvalid, did_you_mean, shown
 from ..spec.parse import parse_job
-from ..spec.template import shape_problems
+from ..spec.template import shape_problems, template_devices
+from .metadata import carried_metadata, carry_to_pods
 
 _API_GROUP = "kubeflow.org/"
 _IMPLEMENTATIONS = ("OpenMPI", "MPICH")
@@ -44,6 +46,13 @@ _DROPPED_POLICY = {
     "managedBy": "it names a controller of MPIJobs; set spec.managedBy if this job is to have one",
     "schedulingPolicy": "what it means depends on the gang scheduler; set spec.scheduling (gang, queue, "
     "priorityClassName)",
+}
+# Words of a launcher's command that mean something else here. /etc/mpi/hostfile is there, and ssh by its name.
+_COMMAND_NOTES = {
+    r"plm_(rsh|ssh)_agent|-launcher(-exec)?\b|kubexec\.sh": "the agents start mpirun's daemons; leave it out",
+    r"/etc/mpi/(?!hostfile\b)[\w.]+": "of what mpi-operator mounts there, only /etc/mpi/hostfile is made",
+    r"(?<!\w)/\S*/ssh\b": "there is no sshd; ssh without a path runs a command on a worker by its agent",
+    r"\bhorovodrun\b": "write mpirun and the program in its place, which Horovod runs under as well",
 }
 # What MPIJob has where; of all else it is said that it is left out.
 _KNOWN = {
@@ -97,15 +106,21 @@ def convert_mpijob(obj: Mapping[str, Any]) -> Converted:
         raise SpecInvalid(problems)
     notes = ["the image stays as it is: the operator brings the agent, and neither sshd nor keys are needed"]
     worker, launcher = _replica(spec, "Worker"), _replica(spec, "Launcher")
+    all_workers = bool(spec.get("runLauncherAsWorker") and template_devices(launcher["template"]))
     made = {
         "backend": "mpi",
         "agent": "Inject",
         "slotsPerWorker": _whole_or_1(spec, "slotsPerWorker", "spec"),
-        "mpi": _mpi(spec),
-        "worker": _worker(worker, spec, notes),
+        "mpi": _mpi(spec, launcher_as_worker=not all_workers),
+        "worker": _worker(worker, spec, notes, more=int(all_workers)),
         "launcher": {"template": _launcher_template(launcher, spec, notes)},
         "runPolicy": _run_policy(spec, notes),
     }
+    if all_workers:
+        notes.append(
+            "spec.runLauncherAsWorker is left out: a launcher never gets devices, so its ranks are those of one "
+            "more worker, with the worker's template"
+        )
     notes += _size_notes(made)
     notes += [f"spec.{name} is left out: {why}" for name, why in _DROPPED.items() if name in spec]
     for role, replica in (("Launcher", launcher), ("Worker", worker)):
@@ -115,7 +130,8 @@ def convert_mpijob(obj: Mapping[str, Any]) -> Converted:
                 "runPolicy.backoffLimit times"
             )
     notes += _unknown(obj)
-    manifest = {"apiVersion": API_VERSION, "kind": KIND, "metadata": _metadata(obj), "spec": made}
+    metadata = carried_metadata(obj.get("metadata") or {}, notes=notes)
+    manifest = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": made}
     parse_job(manifest)
     return Converted(manifest, tuple(notes))
 
@@ -127,11 +143,6 @@ def _unknown(obj: Mapping[str, Any]) -> Iterator[str]:
         for name in sorted(set(section) - known):
             hint = did_you_mean(name, sorted(known))
             yield f"{path}.{name} is left out: it is no field of an MPIJob" + (f"; {hint}" if hint else "")
-
-
-def _metadata(obj: Mapping[str, Any]) -> dict[str, Any]:
-    given = obj.get("metadata") or {}
-    return {key: given[key] for key in ("name", "namespace", "labels", "annotations") if given.get(key)}
 
 
 def _replica(spec: Mapping[str, Any], role: str) -> dict[str, Any]:
@@ -162,7 +173,7 @@ def _whole_or_1(section: Mapping[str, Any], name: str, path: str) -> int:
     return 1 if value is None else whole(value, f"{path}.{name}")
 
 
-def _mpi(spec: Mapping[str, Any]) -> dict[str, Any]:
+def _mpi(spec: Mapping[str, Any], launcher_as_worker: bool) -> dict[str, Any]:
     implementation = spec.get("mpiImplementation") or "OpenMPI"
     if implementation not in _IMPLEMENTATIONS:
         message = (
@@ -170,12 +181,12 @@ def _mpi(spec: Mapping[str, Any]) -> dict[str, Any]:
             "run with MPICH's mpirun and library, which have the same ABI"
         )
         raise SpecInvalid([Problem("spec.mpiImplementation", message)])
-    as_worker = {"runLauncherAsWorker": True} if spec.get("runLauncherAsWorker") else {}
+    as_worker = {"runLauncherAsWorker": True} if launcher_as_worker and spec.get("runLauncherAsWorker") else {}
     return {"implementation": implementation, **as_worker}
 
 
-def _worker(replica: Mapping[str, Any], spec: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
-    template = _template(replica, spec)
+def _worker(replica: Mapping[str, Any], spec: Mapping[str, Any], notes: list[str], more: int) -> dict[str, Any]:
+    template = _template("Worker", replica, spec, notes)
     main = template["spec"]["containers"][0]
     for field in ("command", "args"):
         if field in main:
@@ -183,12 +194,12 @@ def _worker(replica: Mapping[str, Any], spec: Mapping[str, Any], notes: list[str
                 f"the worker's {field} {main.pop(field)} is left out: the worker runs the agent, and no sshd"
             )
     devices = take_devices(main)
-    replicas = _whole_or_1(replica, "replicas", "spec.mpiReplicaSpecs.Worker")
+    replicas = more + _whole_or_1(replica, "replicas", "spec.mpiReplicaSpecs.Worker")
     return {"replicas": replicas, **({"devices": devices} if devices else {}), "template": template}
 
 
 def _launcher_template(replica: Mapping[str, Any], spec: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
-    template = _template(replica, spec)
+    template = _template("Launcher", replica, spec, notes)
     main = template["spec"]["containers"][0]
     devices = take_devices(main)
     if devices:
@@ -200,16 +211,19 @@ def _launcher_template(replica: Mapping[str, Any], spec: Mapping[str, Any], note
             message = "is missing; the image's entrypoint cannot be seen from here: write it out, with its mpirun"
             raise SpecInvalid([Problem(path, message)])
         main["command"] = arguments
-    notes += _command_notes([*main["command"], *(main.get("args") or [])])
+    notes += command_notes([*main["command"], *(main.get("args") or [])])
     return template
 
 
-def _command_notes(command: list[str]) -> list[str]:
+def command_notes(command: list[str]) -> list[str]:
+    """What a launcher's command does that it had better not do here."""
     notes = []
     if PurePosixPath(command[0]).name not in _MPIRUNS:
         notes.append(f"the launcher runs {command[0]}, which must call the mpirun that it finds in PATH")
-    if any(name in " ".join(command) for name in ("plm_rsh_agent", "plm_ssh_agent", "-launcher", "--hostfile")):
-        notes.append("the launcher's command names a hostfile or a remote shell: leave that out")
+    text = " ".join(command)
+    for pattern, why in _COMMAND_NOTES.items():
+        if found := re.search(pattern, text):
+            notes.append(f"the launcher's command has {found[0]}: {why}")
     return notes
 
 
@@ -231,9 +245,10 @@ def _size_notes(made: Mapping[str, Any]) -> list[str]:
     return []
 
 
-def _template(replica: Mapping[str, Any], spec: Mapping[str, Any]) -> dict[str, Any]:
+def _template(role: str, replica: Mapping[str, Any], spec: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
     """The pod template with the main container in front, and without what the operator decides."""
     template: dict[str, Any] = copy.deepcopy(dict(replica["template"]))
+    carry_to_pods(template, path=f"spec.mpiReplicaSpecs.{role}.template", notes=notes)
     pod = template["spec"]
     name = spec.get("mainContainer")
     pod["containers"].sort(key=lambda container: container.get("name") != name if name else False)

@@ -14,7 +14,8 @@ from ..contract import API_VERSION, KIND
 from ..errors import Problem, SpecInvalid, shown
 from ..spec.parse import parse_job
 from ..spec.template import shape_problems
-from .mpijob import Converted, take_devices, whole
+from .metadata import carried_metadata, carry_to_pods
+from .mpijob import Converted, command_notes, take_devices, whole
 from .torchrun import names_torchrun, read_torchrun
 
 GROUP = "trainer.kubeflow.org"
@@ -26,6 +27,8 @@ _LAUNCHER = "launcher"
 _SHAPE: dict[str, Any] = {
     "metadata": {"name": str, "namespace": str, "labels": {}, "annotations": {}},
     "spec": {
+        "labels": {},
+        "annotations": {},
         "runtimeRef": {"name": str, "kind": str},
         "trainer": {
             "image": str,
@@ -41,10 +44,15 @@ _RUNTIME_SHAPE: dict[str, Any] = {
         "mlPolicy": {"mpi": {}, "torch": {}},
         "podGroupPolicy": {"coscheduling": {}, "volcano": {}},
         "template": {
-            "metadata": {},
+            "metadata": {"labels": {}, "annotations": {}},
             "spec": {
                 "failurePolicy": {},
-                "replicatedJobs": [{"name": str, "template": {"metadata": {}, "spec": {"template": {}}}}],
+                "replicatedJobs": [
+                    {
+                        "name": str,
+                        "template": {"metadata": {"labels": {}, "annotations": {}}, "spec": {"template": {}}},
+                    }
+                ],
             },
         },
     }
@@ -109,8 +117,9 @@ def convert_trainjob(obj: Mapping[str, Any], runtime: Mapping[str, Any]) -> Conv
     reader = _Reader(copy.deepcopy(dict(obj["spec"])), copy.deepcopy(dict(runtime.get("spec") or {})))
     reader.job.pop("runtimeRef")
     made = _spec(reader)
-    given = obj.get("metadata") or {}
-    metadata = {key: given[key] for key in ("name", "namespace", "labels", "annotations") if given.get(key)}
+    job_set = (reader.runtime.get("template") or {}).pop("metadata", None) or {}
+    of_spec = {kind: reader.job.pop(kind, None) or {} for kind in ("labels", "annotations")}
+    metadata = carried_metadata(obj.get("metadata") or {}, of_spec, job_set, notes=reader.notes)
     manifest = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": made}
     parse_job(manifest)
     return Converted(manifest, (*reader.notes, *reader.leftovers()))
@@ -142,6 +151,9 @@ def _spec(reader: _Reader) -> dict[str, Any]:
         launcher = _template(jobs, _LAUNCHER, reader)
         _lay_over(launcher["spec"]["containers"][0], trainer)
         take_devices(launcher["spec"]["containers"][0])
+        main = launcher["spec"]["containers"][0]
+        if command := [*(main.get("command") or []), *(main.get("args") or [])]:
+            reader.notes += command_notes(command)
         for name in ("command", "args"):
             node["spec"]["containers"][0].pop(name, None)
         made["launcher"] = {"template": launcher}
@@ -187,6 +199,7 @@ def _template(jobs: Iterable[dict[str, Any]], role: str, reader: _Reader) -> dic
     job = next((job for job in jobs if _role(job) == role), None)
     if job is None:
         raise SpecInvalid([Problem(path, f"has no job {role!r}, whose pods would be the {role}'s")])
+    of_job = job["template"].get("metadata") or {}
     inner = job["template"].get("spec") or {}
     template: dict[str, Any] = inner.pop("template", None) or {}
     where = f"{path}[{job['name']}].template.spec.template"
@@ -195,6 +208,7 @@ def _template(jobs: Iterable[dict[str, Any]], role: str, reader: _Reader) -> dic
         problems = [Problem(f"{where}.spec.containers", "is empty")]
     if problems:
         raise SpecInvalid(problems)
+    carry_to_pods(template, of_job, path=where, notes=reader.notes)
     pod = template["spec"]
     pod["containers"].sort(key=lambda container: container.get("name") != _NODE)
     pod.pop("restartPolicy", None)

@@ -19,7 +19,10 @@ VOLUME_CHECKPOINT = "ringtrain-checkpoint"
 VOLUME_SHM = "ringtrain-shm"
 VOLUME_AGENT = "ringtrain-agent"
 VOLUME_SCRATCH = "ringtrain-scratch"
-VOLUMES = frozenset({VOLUME_SECRET, VOLUME_LOGS, VOLUME_CHECKPOINT, VOLUME_SHM, VOLUME_AGENT, VOLUME_SCRATCH})
+VOLUME_MPI = "ringtrain-mpi"
+VOLUMES = frozenset(
+    {VOLUME_SECRET, VOLUME_LOGS, VOLUME_CHECKPOINT, VOLUME_SHM, VOLUME_AGENT, VOLUME_SCRATCH, VOLUME_MPI}
+)
 
 # How an evaluator is told that it is one.
 ENV_TF_CONFIG = "TF_CONFIG"

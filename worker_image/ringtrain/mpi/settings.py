@@ -2,6 +2,7 @@
 
 import shlex
 from dataclasses import dataclass
+from pathlib import Path
 
 from ringtrain import contract
 from ringtrain.control.environment import Environment
@@ -15,12 +16,16 @@ HOME = {"HOME": "/"}
 
 @dataclass(frozen=True)
 class MpiSettings:
-    """`spec.mpi`. `options`: words for mpirun's command line. `own_address`: of this pod; empty: unknown."""
+    """`spec.mpi`. `options`: words for mpirun's command line. `own_address`: of this pod; empty: unknown.
+
+    `hostfile`: where mpirun's hosts are to be written; None: wherever.
+    """
 
     implementation: Implementation
     options: tuple[str, ...] = ()
     own_address: str = ""
     launcher_as_worker: bool = False
+    hostfile: Path | None = None
 
 
 def read_mpi(read: Environment) -> MpiSettings:
@@ -31,9 +36,11 @@ def read_mpi(read: Environment) -> MpiSettings:
         split = tuple(shlex.split(options))
     except ValueError as exc:
         raise ConfigurationError(f"{contract.ENV_MPI_OPTIONS}={options!r}: {exc}") from exc
+    hostfile = read.optional(contract.ENV_MPI_HOSTFILE)
     return MpiSettings(
         implementation=Implementation(read.choice(contract.ENV_MPI_IMPLEMENTATION, words, words[0])),
         options=split,
         own_address=read.optional(contract.ENV_POD_IP) or "",
         launcher_as_worker=read.flag(contract.ENV_MPI_LAUNCHER_AS_WORKER, "0"),
+        hostfile=Path(hostfile) if hostfile else None,
     )

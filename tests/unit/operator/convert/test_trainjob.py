@@ -85,6 +85,22 @@ def test_fields_of_later_versions_are_named(unknown: str) -> None:
     assert f"{unknown} is left out" in convert_trainjob(job, runtime).notes
 
 
+def test_labels_and_annotations_reach_the_pods() -> None:
+    """A replicated job's own go to its pods, where the pod template has none of the name; a set's to the job."""
+    job, runtime = documents()
+    runtime["spec"]["template"]["metadata"] = {"labels": {"team": "other", "set": "1"}}
+    job["spec"]["annotations"] = {"owner": "me"}
+    of_job = {"labels": {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer", "a": "1", "b": "1"}}
+    node = next(one for one in runtime["spec"]["template"]["spec"]["replicatedJobs"] if one["name"] == "node")
+    node["template"]["metadata"] = of_job | {"annotations": {"c": "3"}}
+    node["template"]["spec"]["template"]["metadata"] = {"labels": {"b": "2"}}
+    made = convert_trainjob(job, runtime).manifest
+    assert made["metadata"]["labels"] == {"team": "vision", "set": "1"}
+    assert made["metadata"]["annotations"] == {"owner": "me"}
+    template = made["spec"]["worker"]["template"]
+    assert template["metadata"] == {"labels": {"a": "1", "b": "2"}, "annotations": {"c": "3"}}
+
+
 def test_mpi() -> None:
     """The launcher's command is mpirun's; it counts as a node where it runs ranks."""
     job = documents()[0]

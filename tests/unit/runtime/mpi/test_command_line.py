@@ -78,7 +78,7 @@ def test_workers_are_known_by_their_addresses() -> None:
     names = host_names(workers, "10.0.0.1")
     assert names == ["10.0.0.2", "ringtrain-worker-1", "ringtrain-worker-2", "ringtrain-worker-3"]
     hosts = dict.fromkeys(names[:2], 2)
-    assert hostfile(hosts, OPEN_MPI).splitlines()[0] == "10.0.0.2 slots=2 max_slots=2"
+    assert hostfile(hosts, OPEN_MPI).splitlines()[0] == "10.0.0.2 slots=2"
     assert hostfile(hosts, MPICH).splitlines() == ["10.0.0.2:2", "ringtrain-worker-1:2"]
 
 

@@ -32,7 +32,7 @@ def hostfile(slots: Mapping[str, int], implementation: Implementation) -> str:
     `slots`: of each worker, by its name for mpirun.
     """
     if implementation is Implementation.OPEN_MPI:
-        return "".join(f"{host} slots={count} max_slots={count}\n" for host, count in slots.items())
+        return "".join(f"{host} slots={count}\n" for host, count in slots.items())
     return "".join(f"{host}:{count}\n" for host, count in slots.items())
 
 

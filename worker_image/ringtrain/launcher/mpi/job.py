@@ -160,7 +160,8 @@ class MpiJob:
         return {own.address: own, **dict(zip(host_names(others, address), others, strict=True))}
 
     def _write_files(self, hosts: dict[str, int]) -> Paths:
-        paths = Paths(self._directory / "hosts", self._directory / "rsh", self._directory / "rsh.socket")
+        file = self._settings.hostfile or self._directory / "hosts"
+        paths = Paths(file, self._directory / "rsh", self._directory / "rsh.socket")
         paths.hostfile.write_text(hostfile(hosts, self._settings.implementation))
         paths.socket.unlink(missing_ok=True)  # of the command before this one, in an elastic job
         write_shim(paths.rsh, "ringtrain.mpi.rsh_client")

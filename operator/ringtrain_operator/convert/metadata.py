@@ -1,0 +1,61 @@
+"""Labels and annotations of a converted object: a person's are carried over, those of what manages it are not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..spec.reserved import LABELS
+
+# By these kubectl, Argo CD, Helm and Flux tell what is theirs: the new job is in no release and no set of theirs
+# yet, and would be pruned or overwritten as one that is.
+_OWNERS = frozenset(
+    {
+        "kubectl.kubernetes.io/last-applied-configuration",
+        "argocd.argoproj.io/tracking-id",
+        "argocd.argoproj.io/instance",
+        "app.kubernetes.io/instance",
+        "app.kubernetes.io/managed-by",
+        "meta.helm.sh/release-name",
+        "meta.helm.sh/release-namespace",
+        "kustomize.toolkit.fluxcd.io/name",
+        "kustomize.toolkit.fluxcd.io/namespace",
+        "helm.toolkit.fluxcd.io/name",
+        "helm.toolkit.fluxcd.io/namespace",
+    }
+)
+# Set by the operators that are left.
+_SOURCES = ("training.kubeflow.org/", "trainer.kubeflow.org/", "jobset.sigs.k8s.io/")
+_KINDS = ("labels", "annotations")
+
+
+def carried_metadata(*metadata: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
+    """Name, namespace, labels and annotations of the first of `metadata`; labels and annotations of the others
+    where those before have none of that name. What marks an object as another tool's goes into `notes`.
+    """
+    made = {key: metadata[0][key] for key in ("name", "generateName", "namespace") if metadata[0].get(key)}
+    for kind in _KINDS:
+        if found := _carried(kind, metadata, _OWNERS, "metadata", notes):
+            made[kind] = found
+    return made
+
+
+def carry_to_pods(template: dict[str, Any], *outer: Mapping[str, Any], path: str, notes: list[str]) -> None:
+    """Give a pod template (in place) the labels and annotations of what stood around it, too, and take from it
+    those that only an operator sets."""
+    own = template.get("metadata") or {}
+    for kind in _KINDS:
+        found = _carried(kind, (own, *outer), LABELS, f"{path}.metadata", notes)
+        if found or own.get(kind):
+            template["metadata"] = {**(template.get("metadata") or {}), kind: found}
+
+
+def _carried(
+    kind: str, metadata: tuple[Mapping[str, Any], ...], taken: frozenset[str], path: str, notes: list[str]
+) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for one in metadata:
+        found = {**(one.get(kind) or {}), **found}
+    left = sorted(name for name in found if name in taken or str(name).startswith(_SOURCES))
+    notes += [f"{path}.{kind}[{name}] is left out: it says to whom the object belongs" for name in left]
+    return {name: value for name, value in found.items() if name not in left}

@@ -1,0 +1,37 @@
+"""Commands that name mpi-operator's hostfile, or its workers by ssh, work as they stand."""
+
+import re
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from .jobs import MpiGang
+from .libraries import MPICH, OPEN_MPI, Library, python
+
+LocalGang = Callable[..., MpiGang]
+# As mpi-operator writes them: newConfigMap in its pkg/controller/mpi_job_controller.go.
+LINES = {"OpenMPI": r"(\S+) slots=2", "MPICH": r"([^\s:]+):2"}
+HELLO = "from mpi4py import MPI; print('rank', MPI.COMM_WORLD.rank, 'of', MPI.COMM_WORLD.size)"
+
+
+@pytest.mark.parametrize("library", [OPEN_MPI, MPICH], ids=["openmpi", "mpich"])
+def test_a_script_with_the_hostfile(library: Library, local_gang: LocalGang, short_path: Path) -> None:
+    """The file is where the job says, in the implementation's format; ssh reaches its hosts, and a command that
+    fails there is the script's to judge; mpirun takes the file."""
+    variables = library.need_mpi4py(short_path)
+    file, copy, seen = (short_path / name for name in ("hostfile", "copy", "seen"))
+    job = local_gang(2, 2, library.implementation, RINGTRAIN_MPI_HOSTFILE=str(file), **variables)
+    hosts = f"$(sed 's/[: ].*//' {file})"
+    loop = f"for host in {hosts}; do ssh -p 22 $host 'echo $RINGTRAIN_POD_NAME >> {seen}; false' || true; done"
+    option = "-f" if library is MPICH else "-hostfile"
+    words = shlex.join(python(HELLO))
+    job.agents()
+    launcher = job.launcher("bash", "-c", f"cp {file} {copy}; {loop}; mpirun -np 4 {option} {file} {words}")
+    assert job.finish(launcher) == 0, launcher.message()
+    lines = copy.read_text().splitlines()
+    assert len(lines) == 2
+    assert all(re.fullmatch(LINES[library.implementation], line) for line in lines)
+    assert seen.read_text().split() == ["job-worker-0", "job-worker-1"]
+    assert "rank 3 of 4" in job.rank_log(3)
