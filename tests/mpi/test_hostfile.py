@@ -35,3 +35,22 @@ def test_a_script_with_the_hostfile(library: Library, local_gang: LocalGang, sho
     assert all(re.fullmatch(LINES[library.implementation], line) for line in lines)
     assert seen.read_text().split() == ["job-worker-0", "job-worker-1"]
     assert "rank 3 of 4" in job.rank_log(3)
+
+
+def test_a_script_reaches_other_hosts_by_its_own_ssh(local_gang: LocalGang, short_path: Path) -> None:
+    """As `git clone` does; what fails there is the script's to judge, and no worker is lost."""
+    programs, seen = short_path / "bin", short_path / "seen"
+    programs.mkdir()
+    (programs / "ssh").write_text(f'#!/bin/sh\necho "$@" > {seen}\nexit 1\n')
+    (programs / "ssh").chmod(0o755)
+    job = local_gang(2, 1, "OpenMPI", **OPEN_MPI.need_mpi4py(short_path))
+    words = shlex.join(python(HELLO))
+    job.agents()
+    launcher = job.launcher(
+        "bash",
+        "-c",
+        f"PATH=$(dirname $(command -v ssh)):{programs}:$PATH; ssh git@example.org info || mpirun -np 2 {words}",
+    )
+    assert job.finish(launcher) == 0, launcher.message()
+    assert seen.read_text() == "git@example.org info\n"
+    assert "rank 1 of 2" in job.rank_log(1)

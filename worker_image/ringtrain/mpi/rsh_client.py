@@ -48,8 +48,21 @@ def parse(arguments: list[str]) -> tuple[str, str]:
     return rest[0].rpartition("@")[2], " ".join(rest[1:])
 
 
+class NotStarted(Exception):
+    """The launcher has no such worker, or its agent did not start the command."""
+
+
 def main(arguments: list[str]) -> int:
     """Run the command on the host; see the module's text."""
+    try:
+        return run(arguments)
+    except (Usage, NotStarted) as exc:
+        print(f"ringtrain rsh: {exc}", file=sys.stderr)
+        return FAILED
+
+
+def run(arguments: list[str]) -> int:
+    """`main`, which raises Usage and NotStarted instead of telling them."""
     path = os.environ.get(SOCKET)
     if not path:
         print(
@@ -57,11 +70,9 @@ def main(arguments: list[str]) -> int:
             file=sys.stderr,
         )
         return FAILED
+    host, command = parse(arguments)
     try:
-        host, command = parse(arguments)
         return _run(path, host, command)
-    except Usage as exc:
-        print(f"ringtrain rsh: {exc}", file=sys.stderr)
     except OSError as exc:
         print(f"ringtrain rsh: the launcher at {path} does not answer: {exc}", file=sys.stderr)
     return FAILED
@@ -87,5 +98,5 @@ def _run(path: str, host: str, command: str) -> int:
         return FAILED
     message = answer[0]
     if message.get("error"):
-        print(f"ringtrain rsh: {host}: {message['error']}", file=sys.stderr)
+        raise NotStarted(f"{host}: {message['error']}")
     return int(message["exit_code"])

@@ -97,7 +97,8 @@ class Broker:
                     self._running.discard(daemon)
         except DaemonNotStarted as exc:
             log.warning("no daemon on %s: %s", host, exc)
-            self._on_failed(host, FAILED, str(exc))
+            if _DAEMON.search(command):
+                self._on_failed(host, FAILED, str(exc))
             return FAILED, str(exc)
         finally:
             os.close(over_in)

@@ -23,7 +23,7 @@ def write_mpirun_shims(directory: Path, line: MpirunLine) -> dict[str, str]:
     for name in names:
         write_shim(directory / name, "ringtrain.launcher.mpi.mpirun_shim")
     # A script's own ssh to a host of the hostfile: workers have no sshd, and the agent starts the command there.
-    write_shim(directory / "ssh", "ringtrain.mpi.rsh_client")
+    write_shim(directory / "ssh", "ringtrain.mpi.ssh_client")
     return {LINE: json.dumps(asdict(line)), "PATH": f"{directory}{os.pathsep}{os.environ.get('PATH', os.defpath)}"}
 
 
