@@ -25,6 +25,8 @@ FOREIGN = {
     "_DistributedBackendOptions",
     "_allgather_base",  # torch: into one tensor; the public one takes a list
     "_create_all_weights",  # Keras 2: makes an optimizer's variables outside a branch
+    "_compute_current_learning_rate",  # Keras 2: of a schedule, which `learning_rate` then has
+    "_use_weight_decay",  # Keras: which variables `exclude_from_weight_decay` left
     "_log_exporter",  # OpenTelemetry: logs are stable on the wire, and not yet so named in Python
     "_logs",
     "_exit",  # os: the documented way for a forked child

@@ -6,6 +6,7 @@ The gradients are such that the weights tell how often each step has counted, an
 from contextlib import AbstractContextManager
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 from frameworks.scenarios import forked_slots
 from support.elastic_agent import Slots, await_go_on
@@ -269,6 +270,60 @@ def check_passes_of_an_update_begin_anew() -> None:
         worlds.form()
         results = worlds.results()
     assert list(results.values()) == [{"weight": -6.0, "steps": 2 + 6}] * 2
+
+
+def on_the_host(steps: int, pauses: tuple[int, ...]) -> dict[str, Any]:
+    """Train with a HostOptimizer. All ranks have one gradient: the weights tell of no world."""
+    import ringtrain.tensorflow.keras as hvd
+
+    hvd.init()
+    keras = tf.keras
+    model = keras.Sequential([keras.layers.Input((40,)), keras.layers.Dense(1, use_bias=False)])
+    model.set_weights([tf.reshape(tf.linspace(-1.0, 1.0, 40), (40, 1)).numpy()])
+    optimizer = hvd.HostOptimizer(keras.optimizers.Adam(0.1), elastic=True)
+    model.compile(optimizer=optimizer, loss=lambda _, predicted: tf.reduce_mean(tf.square(predicted)))
+    ones = tf.ones((4, 40))
+    state = hvd.elastic.KerasState(model, step=0)
+
+    @hvd.elastic.run
+    def train(state: Any) -> None:
+        while state.step < steps:
+            pause(state.step, pauses)
+            model.train_on_batch(ones, tf.ones((4, 1)))
+            state.step += 1
+            if state.step == 4:
+                optimizer.learning_rate.assign(0.05)
+            state.commit()
+
+    train(state)
+    weights = model.get_weights()[0][:, 0].tolist()
+    return {"weights": weights, "updates": (int(optimizer.iterations.numpy()), optimizer.updates)}
+
+
+def check_a_host_optimizer_goes_on_in_worlds_of_other_sizes() -> None:
+    """Its moments are divided anew: 2 to 3 ranks, then one is killed; the weights are those of one rank."""
+    with slots(on_the_host, 1, 9, ()) as worlds:
+        worlds.form()
+        expected = worlds.results()[0]
+    assert expected["updates"] == (9, 9)
+    with slots(on_the_host, 2, 9, (2, 6)) as worlds:
+        worlds.form()
+        said(worlds, 2, 2)
+        worlds.start(2)
+        worlds.tell_change()
+        worlds.go_on(0, 1)
+        worlds.form()
+        said(worlds, 6, 3)
+        worlds.kill(1)
+        worlds.go_on(0, 2)
+        worlds.form()
+        assert [worlds.message(slot) for slot in (0, 2)] == [6, 6]
+        worlds.go_on(0, 2)
+        results = worlds.results()
+    assert results[0] == results[2]
+    assert results[0]["updates"] == expected["updates"]
+    # A third of three gradients is not always one of them.
+    np.testing.assert_allclose(results[0]["weights"], expected["weights"], rtol=1e-5)
 
 
 def slots(function: Any, count: int, *args: Any) -> AbstractContextManager[Slots]:

@@ -9,8 +9,13 @@ SCENARIOS = {
         "sessions_go_on_after_a_loss",
         "fit_goes_on_within_the_epoch",
         "passes_of_an_update_begin_anew",
+        "a_host_optimizer_goes_on_in_worlds_of_other_sizes",
     ),
-    "keras-2": ("fit_goes_on_within_the_epoch", "legacy_optimizers_are_kept"),
+    "keras-2": (
+        "fit_goes_on_within_the_epoch",
+        "legacy_optimizers_are_kept",
+        "a_host_optimizer_goes_on_in_worlds_of_other_sizes",
+    ),
 }
 
 

@@ -6,9 +6,11 @@ from typing import Any
 
 import tensorflow as tf
 
+from ringtrain.errors import ConfigurationError
 from ringtrain.process_groups.process_sets import ProcessSet, global_process_set
 from ringtrain.reduction.ops import Average
 from ringtrain.tensorflow.gradients import GradientOptions, GradientReducer
+from ringtrain.tensorflow.keras.host_optimizer import HostKerasMixin
 from ringtrain.tensorflow.members import stays_alone
 
 HOST = "/CPU:0"
@@ -24,8 +26,9 @@ class HostStrategy:
             loss = …
         strategy.apply_gradients(optimizer, zip(tape.gradient(loss, weights), weights))
 
-    Weights and optimizer state take no device memory between steps. Works inside `tf.function`, and in
-    `tf.compat.v1` graphs, where `apply_gradients` returns the operation. `variables_on_host=False` leaves
+    Weights and optimizer state take no device memory between steps. A `ringtrain.keras.HostOptimizer` keeps 1/size
+    of the state on each rank; of every other optimizer each rank keeps the whole. Works inside `tf.function`, and
+    in `tf.compat.v1` graphs, where `apply_gradients` returns the operation. `variables_on_host=False` leaves
     variables and updates where TensorFlow places them.
     """
 
@@ -53,10 +56,22 @@ class HostStrategy:
     def apply_gradients(self, optimizer: Any, grads_and_vars: Iterable[tuple[Any, Any]]) -> Any:
         """Reduce the gradients over all ranks and apply them, on the host; returns what the optimizer does."""
         pairs = list(grads_and_vars)
+        if isinstance(optimizer, HostKerasMixin):
+            return self._apply_there(optimizer, pairs)
         variables = [variable for _, variable in pairs]
         grads = self.reduce_gradients([grad for grad, _ in pairs], variables)
         present = [pair for pair in zip(grads, variables, strict=True) if pair[0] is not None]
         return self.on_host(lambda: optimizer.apply_gradients(present))
+
+    def _apply_there(self, optimizer: Any, pairs: list[tuple[Any, Any]]) -> Any:
+        """A HostOptimizer averages by itself."""
+        ours = self._reducer.options
+        if ours.op is not Average or ours.process_set is not optimizer.process_set:
+            raise ConfigurationError(
+                f"HostStrategy has op={ours.op.value} and {ours.process_set}, and its HostOptimizer averages over "
+                f"{optimizer.process_set}; expected op=Average and the same process_set"
+            )
+        return self.on_host(lambda: optimizer.apply_gradients(pairs))
 
     def reduce_gradients(self, grads: Sequence[Any], variables: Sequence[Any] | None = None) -> list[Any]:
         """The gradients' average over all ranks (or what `op` is), computed on the host."""

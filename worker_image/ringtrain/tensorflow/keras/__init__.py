@@ -4,6 +4,7 @@ from ringtrain.common import basics
 from ringtrain.common.basics import *  # noqa: F403
 from ringtrain.tensorflow.compression import Compression
 from ringtrain.tensorflow.keras import callbacks, elastic
+from ringtrain.tensorflow.keras.host_optimizer import HostOptimizer
 from ringtrain.tensorflow.keras.load import load_model
 from ringtrain.tensorflow.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
 from ringtrain.tensorflow.keras.values import (
@@ -18,6 +19,7 @@ __all__ = [
     *basics.__all__,
     "Compression",
     "DistributedOptimizer",
+    "HostOptimizer",
     "PartialDistributedOptimizer",
     "allgather",
     "allreduce",

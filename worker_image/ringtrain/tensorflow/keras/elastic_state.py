@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from ringtrain.common.keras_backend import check_backend
-from ringtrain.elastic.state import HANDLERS
+from ringtrain.elastic.handlers import ReformingHandler
+from ringtrain.elastic.state import COMPANIONS, HANDLERS
 from ringtrain.errors import ConfigurationError, kind_of
 from ringtrain.tensorflow.elastic_state import VariablesHandler, VariablesState
 from ringtrain.tensorflow.keras.api import is_optimizer, keras, variables_of
+from ringtrain.tensorflow.keras.host_optimizer import HostKerasMixin
 from ringtrain.tensorflow.keras.optimizer import DistributedKerasMixin
 
 
@@ -62,7 +64,8 @@ class TensorFlowKerasState(VariablesState):
                 "model with one"
             )
         _make_variables(chosen, model)
-        handlers = [(keras.Model, ModelHandler), (type(chosen), OptimizerHandler), *HANDLERS]
+        kind: Any = ReformingHandler if isinstance(chosen, HostKerasMixin) else OptimizerHandler
+        handlers = [(keras.Model, ModelHandler), (type(chosen), kind), *HANDLERS]
         super().__init__(handlers=handlers, model=model, optimizer=chosen, **kwargs)
         self.backend = backend
 
@@ -75,3 +78,11 @@ def _make_variables(optimizer: Any, model: Any) -> None:
         optimizer._create_all_weights(model.trainable_variables)
     else:
         optimizer.build(model.trainable_variables)
+
+
+def _numbers(value: Any, others: Sequence[Any]) -> dict[str, Any]:
+    """What a host optimizer of Keras has beside its state: learning rate and count of updates."""
+    return {"variables": OptimizerHandler(value)} if isinstance(value, HostKerasMixin) else {}
+
+
+COMPANIONS.append(_numbers)

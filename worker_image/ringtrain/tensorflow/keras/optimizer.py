@@ -281,7 +281,7 @@ def DistributedOptimizer(
         "_local_layers": [],
         "_sums": None,
     }
-    return _derived(optimizer, _mixin(options), settings)
+    return derived(optimizer, _mixin(options), settings)
 
 
 def PartialDistributedOptimizer(
@@ -315,7 +315,7 @@ def _mixin(options: GradientOptions) -> type:
     return AdasumKeras3Mixin if options.op is Adasum else DistributedKeras3Mixin
 
 
-def _derived(optimizer: Any, mixin: type, settings: dict[str, Any]) -> Any:
+def derived(optimizer: Any, mixin: type, settings: dict[str, Any]) -> Any:
     """Return an object of the optimizer's class with `mixin` before it, that shares everything with
     `optimizer`.
 

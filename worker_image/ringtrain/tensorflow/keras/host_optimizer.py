@@ -1,0 +1,257 @@
+"""An optimizer of Keras whose state lives in host memory, spread over the ranks."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NoReturn
+
+import tensorflow as tf
+
+from ringtrain.collectives.tensors import Array
+from ringtrain.common.keras_backend import check_backend
+from ringtrain.errors import ConfigurationError
+from ringtrain.optim import HostOptimizer as ArrayOptimizer
+from ringtrain.optim.host import BUCKET_BYTES
+from ringtrain.process_groups.group import Group
+from ringtrain.process_groups.process_sets import ProcessSet, global_process_set
+from ringtrain.tensorflow.calls import host_call
+from ringtrain.tensorflow.keras.api import IS_KERAS_2, keras
+from ringtrain.tensorflow.keras.host_part import HostPart, number_of
+from ringtrain.tensorflow.keras.host_rules import check_optimizer
+from ringtrain.tensorflow.keras.optimizer import DistributedKeras2Mixin, DistributedKeras3Mixin, derived
+from ringtrain.tensorflow.operation import add_node
+
+
+class HostKerasMixin:
+    """What `HostOptimizer` puts before the class of the optimizer that it is made of."""
+
+    _part: HostPart
+    _iterations: Any
+    _learning_rate: Any
+    _is_scaled_around: Any
+
+    def state_dict(self, root: int | None = None, error_feedback: bool = True) -> dict[str, Any]:
+        """Gather weights and state of all ranks, whole, with the count of updates and the learning rate.
+        Collective, between updates; as of `ringtrain.optim.HostOptimizer.state_dict`."""
+        whole = self._host.state_dict(root, error_feedback)
+        return whole and {**whole, "keras": self._numbers()}
+
+    def shard_dict(self, error_feedback: bool = True) -> dict[str, Any]:
+        """Copy this rank's part of that, for `ShardedCheckpoints`. Not collective."""
+        return {**self._host.shard_dict(error_feedback), "keras": self._numbers()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Set weights, state, count of updates and learning rate from what `state_dict` or `shard_dict` gave at
+        any number of ranks. Not collective: every rank loads the same. The optimizer must be built."""
+        self._host.load_state_dict({name: value for name, value in state.items() if name != "keras"})
+        self._part.write(self._part.weights(), constrained=False)
+        numbers = state["keras"]
+        self._iterations.assign(int(numbers["iterations"]))
+        if "learning_rate" in numbers:
+            self._learning_rate.assign(float(numbers["learning_rate"]))
+
+    @property
+    def process_set(self) -> ProcessSet:
+        """The ranks that train together."""
+        return self._part.process_set
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of optimizer state that this rank holds."""
+        return self._host.state_bytes
+
+    @property
+    def updates(self) -> int:
+        """Updates done so far."""
+        return self._host.updates
+
+    @property
+    def accumulating(self) -> bool:
+        """Whether an update has begun that has not ended."""
+        return self._host.accumulating
+
+    def wait_for(self) -> None:
+        """Return when weights are those of the last step; they always are."""
+        self._host.wait_for()
+
+    def commit(self) -> None:
+        """The step counts. Learning rate and count are variables of Keras, which a state keeps."""
+        self._host.commit()
+
+    def rollback(self, to: int | None = None) -> int:
+        """Undo what was done since update `to`; as of `ringtrain.optim.HostOptimizer.rollback`."""
+        return self._host.rollback(to)
+
+    def hand_over(self, leaving: Collection[int]) -> None:
+        """Have ranks that stay keep what only the ranks `leaving` hold. Collective."""
+        self._host.hand_over(leaving)
+
+    def prepare(self, group: Group | None, former: Sequence[int | None]) -> None:
+        """Bring weights and state into the world of now, beside those of the former one. Collective in the process
+        set, of whose ranks it opens a group of its own: `group` is not used."""
+        self._host.prepare(self._part.open_group(), former)
+
+    def adopt(self) -> None:
+        """Go on with what `prepare` brought; the variables have its values then. Local."""
+        self._host.adopt()
+        self._part.groups = self._part.groups[-1:]
+        self._part.write(self._part.weights(), constrained=False)
+
+    def discard(self) -> None:
+        """Forget what `prepare` brought. Local."""
+        self._host.discard()
+
+    def register_local_var(self, var: Any) -> NoReturn:
+        """Refused: every rank would need a state of its own."""
+        raise ConfigurationError(
+            f"HostOptimizer can't leave {var.name} to each rank; take ringtrain.keras.DistributedOptimizer"
+        )
+
+    def _check_scaling(self) -> None:
+        if self._is_scaled_around:
+            raise ConfigurationError(
+                "a LossScaleOptimizer is around the HostOptimizer (compile() puts one there for a model of "
+                "mixed_float16), and would skip steps on one rank alone; train in mixed_bfloat16, or take "
+                "ringtrain.keras.DistributedOptimizer"
+            )
+
+    def save_own_variables(self, store: Any) -> None:
+        """Save the count of updates and the learning rate with the model: moments are on all ranks."""
+        warnings.warn(
+            "model.save() keeps the weights and not the state of a HostOptimizer, which is spread over the ranks; "
+            "keep optimizer.state_dict() or shard_dict() with ringtrain.checkpoint",
+            stacklevel=2,
+        )
+        wrapped: Any = super()
+        wrapped.save_own_variables(store)
+
+    @property
+    def _host(self) -> ArrayOptimizer:
+        return self._part.host
+
+    def _numbers(self) -> dict[str, Any]:
+        rate, numbers = self._learning_rate, {"iterations": number_of(self._iterations)}
+        is_schedule = isinstance(rate, keras.optimizers.schedules.LearningRateSchedule)
+        return numbers if is_schedule else {**numbers, "learning_rate": number_of(rate)}
+
+    @tf.autograph.experimental.do_not_convert
+    def _update(self, grads: Sequence[Any], variables: Sequence[Any]) -> None:
+        """Hand over each gradient as soon as it exists, and leave the new weights in all variables."""
+        part, everyone = self._part, [*self._part.variables.values()]
+        by_index = dict(zip(part.positions(variables), grads, strict=True))
+        given = {index: tf.convert_to_tensor(grad) for index, grad in by_index.items() if grad is not None}
+        absent = set(range(len(everyone))) - given.keys()
+        begin = functools.partial(part.open, self, sorted(absent))
+        values = [tf.convert_to_tensor(variable) for variable in everyone]
+        wrapped: Any = self
+        rate, done = tf.convert_to_tensor(wrapped.learning_rate), tf.convert_to_tensor(self._iterations)
+        numbers = [tf.cast(rate, tf.float32), tf.cast(done, tf.int64)]
+        dtypes, shapes = [value.dtype for value in values], [value.shape for value in values]
+        if tf.executing_eagerly():
+
+            def at_once(*arrays: Array) -> Sequence[Array]:
+                begin(*arrays[: 2 + len(values)])
+                for index, array in zip(given, arrays[2 + len(values) :], strict=True):
+                    part.submit(index, array)
+                return part.finish()
+
+            part.write(host_call(at_once, [*numbers, *values, *given.values()], dtypes, shapes))
+            return
+        with tf.device("/CPU:0"):
+            begun = add_node(begin, [*numbers, *values], [], in_program_order=False)
+            with tf.control_dependencies([begun]):
+                submitted = [
+                    add_node(functools.partial(part.submit, index), [grad], [], in_program_order=False)
+                    for index, grad in given.items()
+                ]
+            with tf.control_dependencies([begun, *submitted]):
+                updated = host_call(part.finish, [], dtypes, shapes)
+        part.write(updated)
+
+
+class HostKeras3Mixin(HostKerasMixin, DistributedKeras3Mixin):
+    """For optimizers of Keras 3, where all gradients come to `apply`."""
+
+    def build(self, variables: Any) -> None:
+        """Begin to train `variables`; no state is made in TensorFlow."""
+        if self.built:
+            return
+        with tf.init_scope():
+            keras.optimizers.Optimizer.build(self, list(variables))
+            self._part.make(self, list(variables))
+
+    def apply(self, grads: Any, trainable_variables: Any = None) -> None:
+        """Average `grads` over all ranks and update by them."""
+        self._check_scaling()
+        given = self._trainable_variables if trainable_variables is None else trainable_variables
+        variables = list(given)
+        self.build(variables)
+        self._update(list(grads), variables)
+        self._iterations.assign_add(1)
+
+
+class HostKeras2Mixin(HostKerasMixin, DistributedKeras2Mixin):
+    """For optimizers of Keras 2, where all gradients come to `apply_gradients`."""
+
+    def build(self, var_list: Any) -> None:
+        """Begin to train `var_list`; no state is made in TensorFlow."""
+        if getattr(self, "_built", False):
+            return
+        with tf.init_scope():
+            keras.optimizers.Optimizer.build(self, list(var_list))
+            self._part.make(self, list(var_list))
+        self._built = True
+
+    def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
+        """Average the gradients over all ranks and update by them."""
+        self._check_scaling()
+        wrapped: Any = self
+        wrapped._compute_current_learning_rate()
+        pairs = list(grads_and_vars)
+        variables = [variable for _, variable in pairs]
+        self.build(variables)
+        self._update([grad for grad, _ in pairs], variables)
+        return self._iterations.assign_add(1)
+
+
+def HostOptimizer(
+    optimizer: Any,
+    *,
+    process_set: ProcessSet = global_process_set,
+    bucket_bytes: int = BUCKET_BYTES,
+    sharded: bool = True,
+    check_finite: bool = False,
+    compression: str | None = None,
+    elastic: bool = False,
+) -> Any:
+    """Return a Keras optimizer as one that averages gradients over all ranks and updates in host memory, where
+    each rank keeps the state of 1/size of the elements.
+
+        model.compile(ringtrain.keras.HostOptimizer(keras.optimizers.AdamW(1e-3)), loss="mse")
+
+    `optimizer`: SGD, Adam or AdamW of Keras 2 or 3 that has made no update, with `global_clipnorm`, a schedule and
+    `exclude_from_weight_decay` as in Keras; with what has no rule (clipnorm, use_ema, amsgrad, ...) it is refused.
+    Each gradient leaves for the ring as soon as it exists, in `fit` and `tf.function`; a step ends with all
+    weights new. Values that a script sets count. Rank 0's trainable variables are sent to all ranks when it is
+    built. A gradient that no rank has leaves its variable as it is, with weight decay, too.
+
+    `model.save` does not keep its state: keep `state_dict()` or `shard_dict()`, which `load_state_dict` takes at
+    any number of ranks. `process_set`: the ranks that train this model together. The rest as of
+    `ringtrain.optim.HostOptimizer`. Collective, when it is built: every rank builds it of the same variables with
+    the same arguments, else MismatchError.
+    """
+    check_backend(keras)
+    check_optimizer(optimizer)
+    options = {
+        "bucket_bytes": bucket_bytes, "sharded": sharded, "check_finite": check_finite, "compression": compression,
+        "elastic": elastic, "clip_norm": optimizer.global_clipnorm,
+    }  # fmt: skip
+    settings: dict[str, Any] = {
+        "_part": HostPart(options, process_set),
+        "_sums": None,
+        "_passes": 1,
+        "_local_layers": [],
+    }
+    return derived(optimizer, HostKeras2Mixin if IS_KERAS_2 else HostKeras3Mixin, settings)

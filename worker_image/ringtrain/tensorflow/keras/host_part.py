@@ -1,0 +1,121 @@
+"""What a host optimizer of Keras has beside Keras' own: the weights' way to the host and back."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from ringtrain.collectives.tensors import Array
+from ringtrain.errors import ConfigurationError, RingtrainError
+from ringtrain.optim import HostOptimizer as ArrayOptimizer
+from ringtrain.optim.cut import first_group
+from ringtrain.process_groups.group import ProcessGroup
+from ringtrain.process_groups.process_sets import ProcessSet, open_group
+from ringtrain.tensorflow.gradients import identity
+from ringtrain.tensorflow.keras.host_rules import rules_of
+
+
+@dataclass
+class HostPart:
+    """What a HostOptimizer has beside its Keras optimizer: `host`, and the variables that it trains, by name."""
+
+    options: Mapping[str, Any]
+    process_set: ProcessSet
+    variables: dict[str, Any] = field(default_factory=dict)
+    groups: list[ProcessGroup] = field(default_factory=list)  # of this world, and of the one that is prepared
+    made: ArrayOptimizer | None = None
+
+    @property
+    def host(self) -> ArrayOptimizer:
+        if self.made is None:
+            raise ConfigurationError(
+                "the HostOptimizer has no variables yet; call optimizer.build(model.trainable_variables) first"
+            )
+        return self.made
+
+    def make(self, optimizer: Any, variables: Sequence[Any]) -> None:
+        """Begin to train `variables` from rank 0's values. Collective."""
+        if not tf.executing_eagerly():
+            raise ConfigurationError(
+                "HostOptimizer was used in a graph of tf.compat.v1; expected eager execution, tf.function or "
+                "Keras' fit: take ringtrain.tensorflow.DistributedOptimizer"
+            )
+        # Keras numbers its layers by what else a process has built, so a name of theirs may be another one later.
+        self.variables = {f"{index}.{_leaf(variable)}": variable for index, variable in enumerate(variables)}
+        decaying, plain = rules_of(optimizer, number_of(optimizer.learning_rate), 0)
+        without = [name for name, variable in self.variables.items() if not optimizer._use_weight_decay(variable)]
+        arrays = {name: np.array(tf.convert_to_tensor(variable)) for name, variable in self.variables.items()}
+        group = first_group(self.options["elastic"], self.open_group)
+        self.made = ArrayOptimizer(arrays, decaying, groups=[(plain, without)], group=group, **self.options)
+        self.write(self.weights(), constrained=False)
+
+    def open_group(self) -> ProcessGroup:
+        """Open a group of this world's ranks. Collective."""
+        self.groups.append(open_group(self.process_set))
+        return self.groups[-1]
+
+    def weights(self) -> list[Array]:
+        """The weights as they are on the host, copied: TensorFlow may take an array's memory for a variable's."""
+        return [self.host.weights[name].copy() for name in self.variables]
+
+    def write(self, weights: Sequence[Any], constrained: bool = True) -> None:
+        """Have the variables hold `weights`, after an update within their constraints."""
+        for variable, value in zip(self.variables.values(), weights, strict=True):
+            variable.assign(value)
+            if constrained and variable.constraint is not None:
+                variable.assign(variable.constraint(variable))
+
+    def positions(self, variables: Sequence[Any]) -> list[int]:
+        """Where `variables` are among those that it trains."""
+        known = {identity(variable): index for index, variable in enumerate(self.variables.values())}
+        if unknown := [variable.name for variable in variables if identity(variable) not in known]:
+            raise ConfigurationError(
+                f"HostOptimizer was given gradients of {unknown}, which it was not built with; call "
+                "optimizer.build() with all variables before the first step"
+            )
+        return [known[identity(variable)] for variable in variables]
+
+    def open(
+        self, optimizer: Any, absent: Collection[int], rate: Array, updates: Array, *values: Array
+    ) -> Sequence[Array]:
+        """Begin an update from `values`, the variables as they are: a script, or Keras, may have set them."""
+        host = self.host
+        if host.accumulating:
+            raise RingtrainError(
+                "the last run of this graph failed on this rank when gradients were under way, and other ranks "
+                "would take them for those of this run; shutdown() and init() on every rank, and go on from the "
+                "last checkpoint"
+            )
+        written = False
+        for name, value in zip(self.variables, values, strict=True):
+            if not np.array_equal(host.weights[name], value):
+                host.weights[name][...] = value
+                written = True
+        if written:
+            host.take_weights()
+        host.set_rules(rules_of(optimizer, float(rate), int(updates)))
+        for index in absent:
+            self.submit(index, None)
+        return []
+
+    def submit(self, index: int, gradient: Array | None) -> Sequence[Array]:
+        """Hand over the gradient of the variable at `index`; None: this rank has none."""
+        self.host.submit([*self.variables][index], gradient)
+        return []
+
+    def finish(self) -> Sequence[Array]:
+        """Return the new weights."""
+        self.host.step()
+        return self.weights()
+
+
+def _leaf(variable: Any) -> str:
+    return str(variable.name).split(":")[0].split("/")[-1]
+
+
+def number_of(value: Any) -> Any:
+    return np.asarray(tf.convert_to_tensor(value)).item()

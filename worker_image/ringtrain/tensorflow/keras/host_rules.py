@@ -1,0 +1,116 @@
+"""The optimizers of Keras that have compiled rules, with Keras' arithmetic."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import tensorflow as tf
+
+from ringtrain.errors import ConfigurationError, kind_of
+from ringtrain.optim import SGD, Adam, Rule
+from ringtrain.optim.kernels import AdamTerms, Kernels, Part, SgdTerms
+from ringtrain.optim.rules import StepValues
+from ringtrain.tensorflow.keras.api import is_optimizer, keras
+
+
+@dataclass(frozen=True)
+class KerasSGD(SGD):
+    """Keras' SGD: the velocity has the learning rate in it, and `weight_decay` shrinks the weights."""
+
+    def terms(self, step: StepValues) -> SgdTerms:
+        """The numbers that compiled kernels apply this rule with."""
+        decay = step.rate * self.weight_decay
+        return SgdTerms(1.0, step.scale * step.rate, self.momentum, self.nesterov, decay)
+
+    def update(self, part: Part, step: StepValues, kernels: Kernels) -> None:
+        """Change the weights and the state of `part` in place."""
+        kernels.sgd(part, self.terms(step))
+
+
+@dataclass(frozen=True)
+class KerasAdam(Adam):
+    """Keras' Adam and AdamW: `epsilon` is added before the square root's bias is corrected, `weight_decay` shrinks
+    the weights. `number`: of the update, by the optimizer's own count, which all variables share."""
+
+    number: int = field(default=1, repr=False)  # ranks compare rules by their repr
+    epsilon_is_corrected: bool = False
+
+    def terms(self, step: StepValues) -> AdamTerms:
+        """The numbers that compiled kernels apply this rule with."""
+        correction1, correction2 = 1.0 - self.beta1**self.number, 1.0 - self.beta2**self.number
+        epsilon = self.epsilon if self.epsilon_is_corrected else self.epsilon / math.sqrt(correction2)
+        return AdamTerms(
+            rate=step.rate,
+            scale=step.scale,
+            beta1=self.beta1,
+            beta2=self.beta2,
+            epsilon=epsilon,
+            coupled_decay=0.0,
+            decoupled_decay=self.weight_decay,
+            correction1=correction1,
+            correction2=correction2,
+        )
+
+
+# What a rule is made of: the optimizer, learning rate, number of the update, weight decay.
+Make = Callable[[Any, float, int, float], Rule]
+
+
+def _sgd(optimizer: Any, rate: float, number: int, decay: float) -> Rule:
+    momentum = float(optimizer.momentum)
+    return KerasSGD(rate, momentum, bool(optimizer.nesterov and momentum), decay)
+
+
+def _adam(optimizer: Any, rate: float, number: int, decay: float) -> Rule:
+    betas = float(optimizer.beta_1), float(optimizer.beta_2)
+    corrected = bool(getattr(optimizer, "adaptive_epsilon", False))
+    return KerasAdam(rate, *betas, float(optimizer.epsilon), decay, number, corrected)
+
+
+_MAKE: Final[Mapping[type, Make]] = {
+    keras.optimizers.SGD: _sgd,
+    keras.optimizers.Adam: _adam,
+    keras.optimizers.AdamW: _adam,
+}
+_REFUSED: Final = (
+    "clipnorm", "clipvalue", "use_ema", "amsgrad", "gradient_accumulation_steps", "loss_scale_factor"
+)  # fmt: skip
+
+
+def check_optimizer(optimizer: Any) -> None:
+    """Raise ConfigurationError for an optimizer that has no rule, with the way out."""
+    if not is_optimizer(optimizer):
+        raise ConfigurationError(f"HostOptimizer: optimizer is {kind_of(optimizer)}; expected a Keras optimizer")
+    instead = "take ringtrain.keras.DistributedOptimizer, which applies every optimizer of Keras"
+    if type(optimizer) not in _MAKE:
+        raise ConfigurationError(
+            f"HostOptimizer was given {kind_of(optimizer)}; expected keras.optimizers.SGD, Adam or AdamW: "
+            f"{instead}"
+        )
+    for name in _REFUSED:
+        if value := getattr(optimizer, name, None):
+            raise ConfigurationError(
+                f"HostOptimizer: {name} is {value}, which has no rule; leave it out, or {instead}"
+            )
+    if type(optimizer) is keras.optimizers.SGD and optimizer.momentum and optimizer.weight_decay:
+        raise ConfigurationError(
+            f"HostOptimizer: SGD has momentum={optimizer.momentum} and weight_decay={optimizer.weight_decay}, "
+            f"which has no rule; leave one out, or {instead}"
+        )
+    if done := int(tf.convert_to_tensor(optimizer.iterations)):
+        raise ConfigurationError(
+            f"HostOptimizer was given an optimizer that has made {done} updates, whose state it would begin anew; "
+            "make it of a new one, and load what state_dict() of a HostOptimizer gave"
+        )
+
+
+def rules_of(optimizer: Any, rate: float, updates: int) -> list[Rule]:
+    """Return the rules of the next update: of variables that decay, and of those that don't."""
+    for kind in type(optimizer).__mro__:
+        if kind in _MAKE:
+            decay = float(optimizer.weight_decay or 0.0)
+            return [_MAKE[kind](optimizer, rate, updates + 1, amount) for amount in (decay, 0.0)]
+    raise TypeError(f"no rule for {kind_of(optimizer)}")
