@@ -200,6 +200,17 @@ def test_a_field_that_makes_no_sense_is_named(role: str, field: str, value: obje
     assert problem in str(refused.value)
 
 
+def test_a_queue_needs_no_suspension() -> None:
+    """Kueue's users, or its webhook, write suspend: true, and Kueue takes it back; here nobody would."""
+    queued = {"kueue.x-k8s.io/queue-name": "gpu"}
+    for labels, suspended in ((queued, False), ({}, True)):
+        obj = changed(runPolicy={"suspend": True})
+        obj["metadata"]["labels"] = labels
+        converted = convert_mpijob(obj)
+        assert converted.manifest["spec"]["runPolicy"].get("suspend", False) is suspended
+        assert any("suspend: true is left out" in note for note in converted.notes) is not suspended
+
+
 def test_marks_of_other_tools_are_left_out() -> None:
     """Argo, Helm, Flux and kubectl would take the new job for the old one; what people wrote stays."""
     obj = changed()

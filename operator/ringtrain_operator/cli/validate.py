@@ -52,6 +52,11 @@ def _problems(path: Path, schema: PodSchema) -> Iterator[str]:
             continue
         size = f"{counted(job.num_workers, 'worker')}, {counted(job.world_size, 'rank')}"
         click.echo(f"{path}: {job.name} is valid: {size}")
+        if job.queue and job.spec.run_policy.suspend:
+            click.echo(
+                f"{path}: {job.name}: runPolicy.suspend is true, so that it waits for you and not in its queue "
+                f"{job.queue}; remove it, or set it to false to let the job wait there"
+            )
 
 
 async def _server_schema(session: Session) -> PodSchema:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ..spec.job import QUEUE_LABEL
 from ..spec.reserved import LABELS
 
 # By these kubectl, Argo CD, Helm and Flux tell what is theirs: the new job is in no release and no set of theirs
@@ -48,6 +49,16 @@ def carry_to_pods(template: dict[str, Any], *outer: Mapping[str, Any], path: str
         found = _carried(kind, (own, *outer), LABELS, f"{path}.metadata", notes)
         if found or own.get(kind):
             template["metadata"] = {**(template.get("metadata") or {}), kind: found}
+
+
+def leave_suspension_to_queue(spec: dict[str, Any], metadata: Mapping[str, Any], notes: list[str]) -> None:
+    """Take `suspend: true` from a job (in place) that waits in a queue of Kueue: there Kueue sets it, and takes it
+    back; here it is the user's."""
+    if (metadata.get("labels") or {}).get(QUEUE_LABEL) and spec["runPolicy"].pop("suspend", False):
+        notes.append(
+            f"suspend: true is left out beside the label {QUEUE_LABEL}: a job waits in its queue without it, and "
+            "with it for you"
+        )
 
 
 def _carried(

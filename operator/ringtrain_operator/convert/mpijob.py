@@ -18,7 +18,7 @@ from ..contract import API_VERSION, KIND
 from ..errors import Problem, SpecInvalid, did_you_mean, shown
 from ..spec.parse import parse_job
 from ..spec.template import shape_problems, template_devices
-from .metadata import carried_metadata, carry_to_pods
+from .metadata import carried_metadata, carry_to_pods, leave_suspension_to_queue
 
 _API_GROUP = "kubeflow.org/"
 _IMPLEMENTATIONS = ("OpenMPI", "MPICH")
@@ -131,6 +131,7 @@ def convert_mpijob(obj: Mapping[str, Any]) -> Converted:
             )
     notes += _unknown(obj)
     metadata = carried_metadata(obj.get("metadata") or {}, notes=notes)
+    leave_suspension_to_queue(made, metadata, notes)
     manifest = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": made}
     parse_job(manifest)
     return Converted(manifest, tuple(notes))

@@ -14,7 +14,7 @@ from ..contract import API_VERSION, KIND
 from ..errors import Problem, SpecInvalid, shown
 from ..spec.parse import parse_job
 from ..spec.template import shape_problems
-from .metadata import carried_metadata, carry_to_pods
+from .metadata import carried_metadata, carry_to_pods, leave_suspension_to_queue
 from .mpijob import Converted, command_notes, take_devices, whole
 from .torchrun import names_torchrun, read_torchrun
 
@@ -120,6 +120,7 @@ def convert_trainjob(obj: Mapping[str, Any], runtime: Mapping[str, Any]) -> Conv
     job_set = (reader.runtime.get("template") or {}).pop("metadata", None) or {}
     of_spec = {kind: reader.job.pop(kind, None) or {} for kind in ("labels", "annotations")}
     metadata = carried_metadata(obj.get("metadata") or {}, of_spec, job_set, notes=reader.notes)
+    leave_suspension_to_queue(made, metadata, reader.notes)
     manifest = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": made}
     parse_job(manifest)
     return Converted(manifest, (*reader.notes, *reader.leftovers()))
