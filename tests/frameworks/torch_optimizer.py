@@ -483,13 +483,13 @@ def check_closed_host_optimizers_give_everything_back():
         made()
     hvd.barrier()
     before = held()
-    for _ in range(20):
+    for _ in range(500 if SIZE == 2 else 20):
         made()
     hvd.barrier()
     after = held()
     assert after[0] <= before[0] + 4, (before, after)
     assert after[1] <= before[1] + 1, (before, after)
-    assert after[2] <= before[2] + 30, (before, after)  # 60 MB of twenty stayed
+    assert after[2] <= before[2] + 50, (before, after)  # 60 MB of twenty stayed
 
 
 def check_micro_steps_that_are_left_over_are_flushed():
