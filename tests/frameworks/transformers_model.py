@@ -18,7 +18,7 @@ def model():
     return GPT2LMHeadModel(GPT2Config(**sizes, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0))
 
 
-def trainer_of(kind, folder, ranks: int, arguments, **more):
+def trainer_of(kind, folder, ranks: int, arguments, net=None, **more):
     from transformers import TrainingArguments
 
     words = torch.randint(0, 32, (ROWS, 8), generator=torch.Generator().manual_seed(1))
@@ -35,18 +35,19 @@ def trainer_of(kind, folder, ranks: int, arguments, **more):
         logging_steps=3,
         **arguments,
     )
-    return kind(model(), told, train_dataset=[{"input_ids": row, "labels": row} for row in words], **more)
+    return kind(net or model(), told, train_dataset=[{"input_ids": row, "labels": row} for row in words], **more)
 
 
 def losses(trainer):
     return [line["loss"] for line in trainer.state.log_history if "loss" in line]
 
 
-def train_alone(folder, arguments) -> None:
+def train_alone(folder, arguments, trainings) -> None:
     from transformers import Trainer
 
     trainer = trainer_of(Trainer, folder, 1, json.loads(arguments))
-    trainer.train()
+    for _ in range(int(trainings)):
+        trainer.train()
     torch.save({"weights": trainer.model.state_dict(), "losses": losses(trainer)}, Path(folder) / "alone.pt")
 
 

@@ -10,11 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import transformers
 from frameworks import transformers_model
 from frameworks.transformers_model import losses, model, trainer_of
 from support.ports import free_addresses
 
 import ringtrain.torch as hvd
+from ringtrain.transformers import Trainer
 
 RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -25,8 +27,6 @@ _address = hvd.broadcast_object(free_addresses(1)[0] if RANK == 0 else None, 0).
 if SIZE > 1:  # what the agent gives a rank
     values = (RANK, RANK, SIZE, SIZE, *_address)
     os.environ |= dict(zip(RANKS, map(str, values), strict=True))
-
-from ringtrain.transformers import Trainer  # noqa: E402
 
 
 def distributed(optimizer, net):
@@ -43,11 +43,11 @@ def agree(trainer, expected, tolerance: float = 2e-5) -> None:
     np.testing.assert_allclose(losses(trainer), expected["losses"], atol=2e-3)
 
 
-def alone(folder, arguments):
+def alone(folder, arguments, trainings: int = 1):
     """What transformers' Trainer makes in one process."""
     if RANK == 0:
         env = {name: value for name, value in os.environ.items() if name not in RANKS}
-        command = [sys.executable, transformers_model.__file__, folder, json.dumps(arguments)]
+        command = [sys.executable, transformers_model.__file__, folder, json.dumps(arguments), str(trainings)]
         subprocess.run(command, env=env, check=True, timeout=300)
     hvd.barrier()
     return torch.load(Path(folder) / "alone.pt", weights_only=False)
@@ -78,6 +78,32 @@ def check_a_trainer_accumulates_gradients():
     expected = alone(shared_folder(), arguments)
     for wrap in (hvd.HostOptimizer, distributed_twice):
         trainer = trainer_of(Trainer, shared_folder(), SIZE, arguments, wrap=wrap)
+        trainer.train()
+        agree(trainer, expected)
+
+
+def check_a_trainer_trains_twice_and_without_clipping():
+    """The norm is logged all the same; the second training has the optimizer of the first."""
+    arguments = {"save_strategy": "no", "max_grad_norm": 0.0}
+    expected = alone(shared_folder(), arguments, 2)
+    for wrap in (hvd.HostOptimizer, distributed):
+        trainer = trainer_of(Trainer, shared_folder(), SIZE, arguments, wrap=wrap)
+        trainer.train()
+        first = trainer._own
+        trainer.train()
+        assert trainer._own is first
+        agree(trainer, expected)
+
+
+def check_a_script_gives_its_own_optimizer():
+    """Torch's own, or one that reduces already."""
+    arguments = {"save_strategy": "no"}
+    expected = alone(shared_folder(), arguments)
+    for made in (lambda optimizer, net: optimizer, distributed, hvd.HostOptimizer):
+        net = model()
+        plain = trainer_of(transformers.Trainer, shared_folder(), SIZE, arguments, net=net).create_optimizer()
+        given = made(plain, net)
+        trainer = trainer_of(Trainer, shared_folder(), SIZE, arguments, net=net, optimizers=(given, None))
         trainer.train()
         agree(trainer, expected)
 

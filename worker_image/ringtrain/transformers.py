@@ -39,11 +39,14 @@ class Trainer(_Trainer):  # type: ignore[misc]
     Raises RuntimeError where accelerate has found another number of processes than there are ranks.
     """
 
+    optimizer: Any
+
     def __init__(self, *args: Any, wrap: Wrap = hvd.HostOptimizer, **options: Any) -> None:
         if not hvd.is_initialized():
             hvd.init()
         self._wrap = wrap
         self._until_step = contextlib.ExitStack()
+        self._reducing: torch.optim.Optimizer | None = None
         super().__init__(*args, **options)
         if self.accelerator.num_processes != hvd.size():
             raise RuntimeError(
@@ -59,18 +62,30 @@ class Trainer(_Trainer):  # type: ignore[misc]
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         """Return the optimizer that reduces gradients. Collective."""
-        made: torch.optim.Optimizer = super().create_optimizer(model)
-        if not hasattr(made, "synchronize"):
+        super().create_optimizer(model)
+        if not hasattr(self._own, "synchronize"):
             hvd.broadcast_parameters(self.model.state_dict(), root_rank=0)
-            self.optimizer = made = self._wrap(made, self.model)
-            made.register_step_post_hook(lambda *_: self._until_step.close())
-        return made
+            self.optimizer = self._wrap(self.optimizer, self.model)
+        if self._own is not self._reducing:
+            self._reducing = self._own
+            self._own.register_step_post_hook(lambda *_: self._until_step.close())
+        optimizer: torch.optim.Optimizer = self.optimizer
+        return optimizer
 
     def _clip_grad_norm(self, model: Any) -> Any:
-        if not isinstance(self._own, hvd.HostOptimizer):  # whose gradients are the means of all ranks when read
+        self._reduce()
+        return super()._clip_grad_norm(model)
+
+    def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
+        if grad_norm is None:  # nothing is clipped, and the norm is logged
+            self._reduce()
+        return super()._get_grad_norm(model, grad_norm)
+
+    def _reduce(self) -> None:
+        """Have the gradients be the means of all ranks: a HostOptimizer's are when they are read."""
+        if not isinstance(self._own, hvd.HostOptimizer):
             self._own.synchronize()
             self._until_step.enter_context(self._own.skip_synchronize())
-        return super()._clip_grad_norm(model)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         with self._gathered():
