@@ -13,10 +13,12 @@ from collections import Counter
 from pathlib import Path
 from typing import Final
 
+from ringtrain.communicators.numbers import WORLD
 from ringtrain.errors import CheckpointError
+from ringtrain.process_groups.context import current_or_none
 
 LOCK: Final = ".writer"
-# Longer than a former rank 0 of an elastic world needs to find that it is not rank 0 any more.
+# Longer than a former rank 0 of an elastic world needs to leave that.
 _WAITS_S: Final = 10.0
 _LOOKS_EVERY_S: Final = 0.05
 # What file systems without locks say: there nobody can be kept out.
@@ -26,11 +28,14 @@ _WITHOUT_LOCKS: Final = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL
 # process has one lock of a file, which goes when it closes any descriptor of that.
 _held: dict[tuple[int, Path], int] = {}
 _owners: Counter[tuple[int, Path]] = Counter()
-_changing = threading.Lock()
+_changing = threading.RLock()  # collecting garbage may end an owner anywhere, here too
 
 
 class FolderOwner:
-    """Owns a folder until it takes another, gives it up, is collected, or its process ends, however that ends."""
+    """Owns a folder until it takes another, is collected, the world is left, or the process ends, however it does.
+
+    In an elastic world another process may be rank 0 then.
+    """
 
     def __init__(self) -> None:
         self._key: tuple[int, Path] | None = None
@@ -44,10 +49,16 @@ class FolderOwner:
             return
         self.give_up()
         with _changing:
-            if key not in _held:
-                _held[key] = _locked(folder)
             _owners[key] += 1
+            try:
+                if key not in _held:
+                    _held[key] = _locked(folder)
+            except BaseException:
+                _owners[key] -= 1
+                raise
         self._key, self._end = key, weakref.finalize(self, _give_up, key)
+        if (world := current_or_none()) is not None:
+            world.run_with_set(WORLD, _UntilTheWorldIsLeft(self))
 
     def give_up(self) -> None:
         """Let another process write into the folder."""
@@ -56,11 +67,29 @@ class FolderOwner:
         self._key = self._end = None
 
 
+class _UntilTheWorldIsLeft:
+    """What a world ends of an owner, which it does not keep alive."""
+
+    def __init__(self, owner: FolderOwner) -> None:
+        self._owner = weakref.ref(owner)
+
+    def stop(self) -> None:
+        """What is being written is written."""
+
+    def wait_stopped(self, timeout_s: float) -> None:
+        """The world has been left."""
+        if (owner := self._owner()) is not None:
+            owner.give_up()
+
+    def in_flight(self) -> str:
+        """No collectives."""
+        return ""
+
+
 def _give_up(key: tuple[int, Path]) -> None:
     with _changing:
         _owners[key] -= 1
-        if not _owners[key]:
-            del _owners[key]
+        if not _owners[key] and key in _held:
             os.close(_held.pop(key))
 
 

@@ -99,11 +99,10 @@ class Checkpoints:
         save() or finish(), which raises what went wrong.
         """
         self.finish()
-        location = location_of(self.directory)
         if self._group.rank != 0:
-            self._owner.give_up()
             return
         step = checked_step(step)
+        location = location_of(self.directory)
         if not background:
             self._write(location, step, state)
             return
