@@ -10,6 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 from ringtrain.errors import ConfigurationError, ObjectMissing, StorageError
@@ -153,8 +154,13 @@ class ObjectStore:
                 pause = min(2 * pause, _LONGEST_PAUSE_S)
 
     def _require_bucket(self, folder: str) -> None:
-        """Raise StorageError where there is no bucket: two drivers list nothing then, as in an empty one."""
+        """Raise StorageError where there is no bucket: two drivers list nothing then, as in an empty one. Or
+        where a file is in the place of a folder."""
         scheme, bucket = self.uri.partition("://")[0], self._root().partition("/")[0]
+        if scheme == "file":
+            for path in (Path(self._root()), *Path(self._root()).parents):
+                if path.is_file():
+                    raise StorageError(f"{self.uri} is no folder: {path} is a file; name another place")
         if scheme in ("gs", "gcs", "az", "abfs", "abfss"):
             self._try("listed", folder, lambda fs, path, left: _find_bucket(fs, scheme, bucket, left))
 

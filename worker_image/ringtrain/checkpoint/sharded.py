@@ -307,7 +307,7 @@ class ShardedCheckpoints:
         write_manifest(store, step, tree, described, self._group.size)
         newest = store.uri.removeprefix(f"{self._store.uri}/")
         try:
-            _remove_old(self._store, object_location(self._store), self._keep, newest)
+            _remove_old(self._store, object_location(self._store), self._keep, newest, self._deadline_s)
         except StorageError as error:  # the checkpoint is whole, and the next save tries again
             log.warning("old checkpoints below %s stay: %s", self.uri, error)
 
@@ -352,15 +352,21 @@ def _whole(store: ObjectStore, place: str) -> list[str]:
     return [folder for folder, names in objects.items() if f"{folder}/{MANIFEST}" in names]
 
 
-def _remove_old(store: ObjectStore, location: ObjectLocation, keep: int, newest: str) -> None:
-    """Remove all but `newest` and the `keep` latest, and what was begun before `newest` and is not whole."""
-    made = newest.rpartition("-")[2]
+def _remove_old(store: ObjectStore, location: ObjectLocation, keep: int, newest: str, patience_s: float) -> None:
+    """Remove all but `newest` and the `keep` latest, and what was begun `patience_s` before `newest` and is not
+    whole: what was begun later another process may be writing."""
+    given_up = _began_ms(newest) - 1000 * patience_s
     for place in location.own_first:
         for folder, names in _objects(store, place).items():
             whole = f"{folder}/{MANIFEST}" in names
-            if folder == newest or (whole and keep > 0) or (not whole and folder.rpartition("-")[2] >= made):
+            if folder == newest or (whole and keep > 0) or (not whole and _began_ms(folder) >= given_up):
                 keep -= whole
                 continue
             # The manifest first: what is half removed is no checkpoint.
             for name in sorted(names, key=lambda name: not name.endswith(MANIFEST)):
                 store.remove(name)
+
+
+def _began_ms(folder: str) -> int:
+    """When the save into `folder` began, as its name says."""
+    return int(folder.rpartition("-")[2], 16)
