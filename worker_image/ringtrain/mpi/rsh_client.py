@@ -55,14 +55,15 @@ class NotStarted(Exception):
 def main(arguments: list[str]) -> int:
     """Run the command on the host; see the module's text."""
     try:
-        return run(arguments)
+        return run(arguments, is_daemon=True)
     except (Usage, NotStarted) as exc:
         print(f"ringtrain rsh: {exc}", file=sys.stderr)
         return FAILED
 
 
-def run(arguments: list[str]) -> int:
-    """`main`, which raises Usage and NotStarted instead of telling them."""
+def run(arguments: list[str], is_daemon: bool) -> int:
+    """`main`, which raises Usage and NotStarted instead of telling them. `is_daemon`: the command is mpirun's, and
+    its failure the job's."""
     path = os.environ.get(SOCKET)
     if not path:
         print(
@@ -72,13 +73,13 @@ def run(arguments: list[str]) -> int:
         return FAILED
     host, command = parse(arguments)
     try:
-        return _run(path, host, command)
+        return _run(path, {"host": host, "command": command, "is_daemon": is_daemon})
     except OSError as exc:
         print(f"ringtrain rsh: the launcher at {path} does not answer: {exc}", file=sys.stderr)
     return FAILED
 
 
-def _run(path: str, host: str, command: str) -> int:
+def _run(path: str, order: dict[str, object]) -> int:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.connect(path)
 
@@ -88,15 +89,15 @@ def _run(path: str, host: str, command: str) -> int:
 
         # Held back until they can be passed on: the daemon may say something before the next line is reached.
         signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
-        send_frame(connection, {"host": host, "command": command}, (0, 1, 2))
+        send_frame(connection, order, (0, 1, 2))
         for number in _FORWARDED:
             signal.signal(number, forward)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
         answer = receive_frame(connection)
     if answer is None:
-        print(f"ringtrain rsh: the launcher ended before the daemon on {host} did", file=sys.stderr)
+        print(f"ringtrain rsh: the launcher ended before the daemon on {order['host']} did", file=sys.stderr)
         return FAILED
     message = answer[0]
     if message.get("error"):
-        raise NotStarted(f"{host}: {message['error']}")
+        raise NotStarted(f"{order['host']}: {message['error']}")
     return int(message["exit_code"])

@@ -10,7 +10,7 @@ from ringtrain.mpi.rsh_client import FAILED, NotStarted, Usage, run
 def main(arguments: list[str]) -> int:
     """Run the command; as ssh. What it can't do itself the image's ssh does, in its place."""
     try:
-        return run(arguments)
+        return run(arguments, is_daemon=False)
     except (Usage, NotStarted) as exc:
         program = next((found for folder in os.get_exec_path() if _is_another(found := Path(folder, "ssh"))), None)
         if program is None:

@@ -3,13 +3,13 @@
 import contextlib
 import logging
 import os
-import re
 import select
 import socket
 import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from ringtrain.launcher.mpi.remote import DaemonNotStarted, Output, RemoteDaemon
 from ringtrain.mpi.frames import receive_frame, send_frame
@@ -20,8 +20,6 @@ log = logging.getLogger(__name__)
 
 _CHUNK = 64 << 10
 _LAST_BYTES = 2000
-# mpirun's own, in the commands that it gives to its remote shell; else it is a script's ssh.
-_DAEMON = re.compile(r"\b(orted|prted|hydra_pmi_proxy|hydra_bstrap_proxy)\b")
 _CREDENTIALS = struct.Struct("3i")
 
 
@@ -62,15 +60,16 @@ class Broker:
                 return
             message, files = first
             try:
-                code, error = self._run(connection, str(message["host"]), str(message["command"]), files)
+                code, error = self._run(connection, message, files)
             finally:
                 for file in files:
                     os.close(file)
             with contextlib.suppress(OSError):  # the client was killed
                 send_frame(connection, {"exit_code": code, "error": error})
 
-    def _run(self, connection: socket.socket, host: str, command: str, files: list[int]) -> tuple[int, str]:
+    def _run(self, connection: socket.socket, message: Mapping[str, Any], files: list[int]) -> tuple[int, str]:
         """Run one daemon on the client's streams; returns its exit code and, when there is none, what happened."""
+        host, command = str(message["host"]), str(message["command"])
         stdin, stdout, stderr = files
         over_in, over_out = os.pipe()
         try:
@@ -86,7 +85,7 @@ class Broker:
             output_tail = _OutputTail(stderr)
             try:
                 code = daemon.run(Output(_writer(stdout), output_tail.write))
-                if code != 0 and _DAEMON.search(command):
+                if code != 0 and message["is_daemon"]:
                     self._on_failed(host, code, output_tail.text())
                 return code, ""
             finally:
@@ -96,8 +95,8 @@ class Broker:
                 with self._lock:
                     self._running.discard(daemon)
         except DaemonNotStarted as exc:
-            log.warning("no daemon on %s: %s", host, exc)
-            if _DAEMON.search(command):
+            if message["is_daemon"]:
+                log.warning("no daemon on %s: %s", host, exc)
                 self._on_failed(host, FAILED, str(exc))
             return FAILED, str(exc)
         finally:
