@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from frameworks.keras_oracle import (
-    IS_KERAS_2,
     RANK,
     ROWS,
     SIZE,
@@ -21,6 +20,7 @@ from frameworks.keras_oracle import (
     like_one_process,
     numbers,
     schedule,
+    with_unused_layer,
     words,
 )
 from tensorflow import keras
@@ -100,17 +100,7 @@ def check_constraint():
 
 
 def check_layer_without_gradient():
-    class Unused(keras.layers.Layer):
-        def build(self, shape: Any) -> None:
-            self.idle = self.add_weight(shape=(2,), initializer="ones", name="idle")
-
-        def call(self, x: Any) -> Any:
-            return x
-
-    def make() -> Any:
-        return keras.Sequential([keras.Input((WIDTH,)), Unused(), keras.layers.Dense(2)])
-
-    like_keras(lambda: keras.optimizers.AdamW(1e-2, weight_decay=0.1), make)
+    like_keras(lambda: keras.optimizers.AdamW(1e-2, weight_decay=0.1), with_unused_layer)
 
 
 def check_bfloat16_policy():
@@ -240,8 +230,18 @@ def check_optimizers_without_a_rule_are_refused():
 
 
 def check_model_that_is_saved_says_what_is_missing():
+    """When it is saved, and when it is loaded; with the state that was kept beside it, training goes on."""
+    reference = fitted(compiled(adam()), everyone(), SIZE * ROWS, 2)
     model = fitted(compiled(hvd.HostOptimizer(adam())), numbers(RANK), ROWS)
-    file = Path(tempfile.mkdtemp()) / "model.keras"
+    file, state = Path(tempfile.mkdtemp()) / "model.keras", model.optimizer.state_dict()
     with pytest.warns(UserWarning, match="state_dict"):
         model.save(file)
-    assert not IS_KERAS_2 or file.exists()
+    with pytest.raises(ConfigurationError, match=r"model.keras.*compile=False.*state_dict"):
+        hvd.load_model(file)
+    second = keras.models.load_model(file, compile=False)
+    second.compile(hvd.HostOptimizer(adam()), loss="mse")
+    second.optimizer.build(second.trainable_variables)
+    second.optimizer.load_state_dict(state)
+    callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0)]
+    second.fit(*numbers(RANK), batch_size=ROWS, shuffle=False, verbose=0, callbacks=callbacks)
+    agree(second, reference, 1e-4)

@@ -231,20 +231,21 @@ def check_frozen_layer():
     like_one_process(before=freeze, optimizer=lambda: keras.optimizers.AdamW(1e-2, weight_decay=0.1))
 
 
+class Unused(keras.layers.Layer):
+    def build(self, shape: Any) -> None:
+        self.idle = self.add_weight(shape=(2,), initializer="ones", name="idle")
+
+    def call(self, x: Any) -> Any:
+        return x
+
+
+def with_unused_layer() -> Model:
+    return keras.Sequential([keras.Input((WIDTH,)), Unused(), keras.layers.Dense(2)])
+
+
 def check_layer_without_gradient():
     """A variable that the loss does not depend on stands still, also with weight decay."""
-
-    class Unused(keras.layers.Layer):
-        def build(self, shape: Any) -> None:
-            self.idle = self.add_weight(shape=(2,), initializer="ones", name="idle")
-
-        def call(self, x: Any) -> Any:
-            return x
-
-    def make() -> Model:
-        return keras.Sequential([keras.Input((WIDTH,)), Unused(), keras.layers.Dense(2)])
-
-    like_one_process(make, optimizer=lambda: keras.optimizers.AdamW(1e-2, weight_decay=0.1))
+    like_one_process(with_unused_layer, optimizer=lambda: keras.optimizers.AdamW(1e-2, weight_decay=0.1))
 
 
 def check_regularized_weights():

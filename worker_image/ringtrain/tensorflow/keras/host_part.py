@@ -26,6 +26,7 @@ class HostPart:
     options: Mapping[str, Any]
     process_set: ProcessSet
     variables: dict[str, Any] = field(default_factory=dict)
+    names: list[str] = field(default_factory=list)
     groups: list[ProcessGroup] = field(default_factory=list)  # of this world, and of the one that is prepared
     made: ArrayOptimizer | None = None
 
@@ -46,6 +47,7 @@ class HostPart:
             )
         # Keras numbers its layers by what else a process has built, so a name of theirs may be another one later.
         self.variables = {f"{index}.{_leaf(variable)}": variable for index, variable in enumerate(variables)}
+        self.names = [*self.variables]
         decaying, plain = rules_of(optimizer, number_of(optimizer.learning_rate), 0)
         without = [name for name, variable in self.variables.items() if not optimizer._use_weight_decay(variable)]
         arrays = {name: np.array(tf.convert_to_tensor(variable)) for name, variable in self.variables.items()}
@@ -92,7 +94,7 @@ class HostPart:
             )
         written = False
         for name, value in zip(self.variables, values, strict=True):
-            if not np.array_equal(host.weights[name], value):
+            if not _same_bits(host.weights[name], value):
                 host.weights[name][...] = value
                 written = True
         if written:
@@ -104,13 +106,18 @@ class HostPart:
 
     def submit(self, index: int, gradient: Array | None) -> Sequence[Array]:
         """Hand over the gradient of the variable at `index`; None: this rank has none."""
-        self.host.submit([*self.variables][index], gradient)
+        self.host.submit(self.names[index], gradient)
         return []
 
     def finish(self) -> Sequence[Array]:
         """Return the new weights."""
         self.host.step()
         return self.weights()
+
+
+def _same_bits(one: Array, other: Array) -> bool:
+    """Whether values are the same ones; a NaN equals itself here."""
+    return np.array_equal(one.view(f"u{one.itemsize}"), other.view(f"u{one.itemsize}"))
 
 
 def _leaf(variable: Any) -> str:

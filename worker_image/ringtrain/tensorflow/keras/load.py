@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from ringtrain.errors import ConfigurationError
@@ -23,13 +24,40 @@ def load_model(
     `filepath`: what `model.save` wrote. `custom_optimizers`: optimizer classes that the model needs, beyond Keras'
     own. `custom_objects`: other classes and functions, by name. `compression`: of gradients. `legacy_opts`: the
     model was saved with a legacy optimizer of Keras 2; Keras 3 has none.
+
+    Raises ConfigurationError where the file has no state for the optimizer, as that of a `HostOptimizer`.
     """
     if legacy_opts and not IS_KERAS_2:
         raise ConfigurationError(
             "load_model: legacy_opts is True; expected False, Keras 3 has no legacy optimizers"
         )
     known = {optimizer.__name__: optimizer for optimizer in custom_optimizers or ()} | dict(custom_objects or {})
-    model = keras.models.load_model(filepath, custom_objects=known)
+    with _optimizers_that_got_no_state() as without:
+        model = keras.models.load_model(filepath, custom_objects=known)
+    if without:
+        raise ConfigurationError(
+            f"load_model: {filepath} has no state for its optimizer, as where a HostOptimizer trained the model; "
+            "call keras.models.load_model(..., compile=False), compile and build as at the start, and give the "
+            "optimizer what state_dict() or shard_dict() gave"
+        )
     if getattr(model, "optimizer", None) is not None:
         model.optimizer = DistributedOptimizer(model.optimizer, compression=compression)
     return model
+
+
+@contextmanager
+def _optimizers_that_got_no_state() -> Iterator[list[Any]]:
+    """List the optimizers whose state is not in the file that Keras loads, which Keras only warns of."""
+    kind, without = keras.optimizers.Optimizer, []
+    load = kind.load_own_variables
+
+    def load_own_variables(self: Any, store: Any) -> None:
+        if len(store.keys()) != len(self.variables):
+            without.append(self)
+        load(self, store)
+
+    kind.load_own_variables = load_own_variables
+    try:
+        yield without
+    finally:
+        kind.load_own_variables = load
