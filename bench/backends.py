@@ -83,7 +83,9 @@ class Ringtrain:
         from bench import tensorflow_steps
 
         tensorflow_steps.one_thread()
-        return tensorflow_steps.tape_step() if api == "tape" else tensorflow_steps.keras_step()
+        if api == "tape":
+            return tensorflow_steps.tape_step()
+        return tensorflow_steps.keras_step("HostOptimizer" if api == "keras-host" else "DistributedOptimizer")
 
     def _tensorflow_overlap(self, api: str, backward_s: float) -> Work:
         from bench import tensorflow_steps
@@ -151,8 +153,9 @@ class TensorFlow:
         self._meet = tensorflow_steps.meeting(self._strategy)
 
     def prepare(self, kind: str, api: str) -> Work:
-        step = self._steps.tape_step if api == "tape" else self._steps.keras_step
-        return step(self._strategy)
+        if api == "tape":
+            return self._steps.tape_step(self._strategy)
+        return self._steps.keras_step(strategy=self._strategy)
 
     def barrier(self) -> None:
         self._meet()

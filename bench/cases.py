@@ -163,4 +163,4 @@ def _encrypted(ranks: int) -> Case:
 CASES = [_loopback(2), _loopback(4), _gigabit(2), _gigabit(4), _pods(), _encrypted(2)]
 CASES += [_pytorch(optimizer, ranks) for optimizer in TORCH_OPTIMIZERS for ranks in (2, 4)]
 CASES += [_tensorflow_overlap()]
-CASES += [_tensorflow(api, ranks) for api in ("tape", "keras") for ranks in (2, 4)]
+CASES += [_tensorflow(api, ranks) for api in ("tape", "keras", "keras-host") for ranks in (2, 4)]

@@ -127,12 +127,12 @@ def tape_step(strategy: Any = None) -> Work:
     return lambda: step() and None
 
 
-def keras_step(strategy: Any = None) -> Work:
-    """`train_on_batch` of a compiled model: with `DistributedOptimizer`, or in `strategy`."""
+def keras_step(wrapper: str = "", strategy: Any = None) -> Work:
+    """`train_on_batch` of a compiled model: with an optimizer of `ringtrain.keras`, or in `strategy`."""
     if strategy is None:
         import ringtrain.keras as hvd
 
-        model = _compiled(hvd.DistributedOptimizer(keras.optimizers.AdamW(1e-3)))
+        model = _compiled(getattr(hvd, wrapper)(keras.optimizers.AdamW(1e-3)))
     else:
         with strategy.scope():
             model = _compiled(keras.optimizers.AdamW(1e-3))

@@ -159,7 +159,7 @@ def _steps(look: _Lookup) -> list[Row]:
             where = "one pod" if transport == "shm" else "gRPC"
             name = f"PyTorch, {TORCH_OPTIMIZERS[optimizer]}, 161 parameters, {where}, {ranks} ranks, over DDP"
             rows.append(Row(name, ratio, None, aim))
-    for api, name in (("tape", "tape"), ("keras", "Keras 2")):
+    for api, name in (("tape", "tape"), ("keras", "Keras 2"), ("keras-host", "Keras 2, HostOptimizer")):
         for where, transport in (("one pod", "shm"), ("gRPC", "grpc")):
             for ranks in (2, 4):
                 what = {"kind": "tensorflow", "api": api}

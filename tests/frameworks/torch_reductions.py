@@ -198,6 +198,17 @@ def allreduce_gradient(dim: int, dtype: str, op: str) -> np.ndarray:
     return 2 * total * held[RANK] / held.sum(axis=0)
 
 
+def check_gradient_of_scaled_extremes():
+    """A factor that halves round: whoever held the value is found, and the gradient is no NaN."""
+    for dtype, dim, op in cases(FLOATS):
+        if op in ("Min", "Max"):
+            x = value(RANK, dim, dtype).requires_grad_()
+            y = hvd.allreduce(x, op=getattr(hvd, op), prescale_factor=0.3, postscale_factor=0.7)
+            y.backward(torch.ones_like(y))
+            everyone = hvd.allreduce(x.grad.float(), op=hvd.Sum)
+            torch.testing.assert_close(everyone, torch.full_like(everyone, SIZE * 0.21), rtol=2e-2, atol=0.0)
+
+
 def check_allreduce_compressed():
     for compression in (hvd.Compression.fp16, hvd.Compression.bf16):
         result = hvd.allreduce(value(RANK, 2, "float32"), compression=compression, op=hvd.Sum)

@@ -21,6 +21,7 @@ from ringtrain.errors import ConfigurationError, PeerLost, RingtrainError
 from ringtrain.process_groups.rank_context import RankContext
 from ringtrain.transport.base import Broken, Caller, How, Transport
 from ringtrain.transport.rpc import RpcTransport
+from ringtrain.wire.failure import PullRefused
 from ringtrain.wire.frame import Frame
 from ringtrain.wire.messages import ABORT, HELLO, PROTOCOL_VERSION, PROVE, STATUS, WATCH, Hello, dump, load
 from ringtrain.world import authentication
@@ -110,6 +111,23 @@ def test_another_world_size_is_refused_on_both_sides(transport: str) -> None:
     larger = (*second.addresses, free_addresses(1)[0])
     errors = meet([first, changed(second, size=3, addresses=larger)], transport)
     assert_all_refuse(errors, r"rank 0 .* counts a world of 2, rank 1 .* counts a world of 3 ranks; give")
+
+
+@BOTH
+def test_another_transport_is_refused_on_both_sides(transport: str) -> None:
+    """One would wait at its port for what the other leaves in shared memory."""
+    first, second = world(2)
+    errors = meet([first, changed(second, transport="auto")], transport)
+    assert_all_refuse(errors, r"rank 0 .* has RINGTRAIN_TRANSPORT grpc, rank 1 .* auto; give every rank the same")
+
+
+def test_a_hello_of_another_version_may_have_other_fields() -> None:
+    """It is refused for its version, and not as a stranger's."""
+    handshake = Handshake(RingConfig(0, 2, ("a:1", "b:1")), FailureState(), lambda peer: False)
+    older = Hello(PROTOCOL_VERSION + 1, 1, 2, 1, "b:1", "instance", "nonce").__dict__ | {"more": 1}
+    del older["transport"]
+    with pytest.raises(PullRefused, match=r"rank 0 .* speaks version .*, rank 1 .* speaks version .* one image"):
+        handshake.answer_hello(dump(older))
 
 
 class Overtaken(MemoryTransport):

@@ -15,7 +15,7 @@ from ringtrain.negotiation.queues import name_for, queue_of
 from ringtrain.negotiation.request import KNOWN_MAX, CollectiveKind, Request, described
 from ringtrain.negotiation.splits import scalar_error, splits_error
 from ringtrain.process_groups.process_sets import ProcessSet, members
-from ringtrain.reduction.arithmetic import adasum_error
+from ringtrain.reduction.arithmetic import adasum_error, scaled
 from ringtrain.reduction.ops import ReduceOp, chosen_op, only_sums
 from ringtrain.step_time import REDUCTION
 from ringtrain.wire.dtypes import name_of
@@ -111,8 +111,8 @@ def allreduce_gradient(
             _product_of_others(array, how, _part(name, f"input{index}")) for index, array in enumerate(inputs)
         ]
         return [np.asarray(factor * g * o, g.dtype) for g, o in zip(summed, others, strict=True)]
-    scaled = [array * array.dtype.type(how.prescale) * array.dtype.type(how.postscale) for array in inputs]
-    held = [np.asarray(x == y, x.dtype) for x, y in zip(scaled, outputs, strict=True)]
+    mine = [scaled(scaled(array, how.prescale), how.postscale) for array in inputs]
+    held = [np.asarray(x == y, x.dtype) for x, y in zip(mine, outputs, strict=True)]
     holders = allreduce(held, total, _part(name, "holders"), "allreduce_gradient")
     return [np.asarray(factor * g * h / n, g.dtype) for g, h, n in zip(summed, held, holders, strict=True)]
 

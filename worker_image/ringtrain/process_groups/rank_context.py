@@ -79,7 +79,7 @@ class RankContext:
         self._bounds = chain_pods_most, direct_ranks_most
         ring = RingConfig(
             config.rank, config.size, config.addresses, config.generation, config.token(), config.timeout_s,
-            config.stall_timeout_s, config.local_size, config.stall_warning_s,
+            config.stall_timeout_s, config.local_size, config.stall_warning_s, config.transport,
         )  # fmt: skip
         warn_of_strangers(ring)
         began = None if agent is None else partial(_break_when_lost, agent, config.formation)

@@ -5,7 +5,7 @@ import struct
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Final
 
-PROTOCOL_VERSION: Final = 10
+PROTOCOL_VERSION: Final = 11
 SESSION_BYTES: Final = 16
 
 HELLO: Final = "Hello"
@@ -39,11 +39,18 @@ class Hello:
     instance: str
     nonce: str
     local_size: int = 1
+    transport: str = "auto"  # as RINGTRAIN_TRANSPORT has it
 
     @staticmethod
     def parse(value: object) -> "Hello":
-        """Return the hello that a decoded message describes. Raises Malformed for anything else."""
-        if not isinstance(value, dict) or set(value) != {field.name for field in fields(Hello)}:
+        """Return the hello that a decoded message describes. Raises Malformed for anything else.
+
+        A hello of another version may have other fields: what tells whose it is, and of which version, is read.
+        """
+        names = {field.name for field in fields(Hello)}
+        if isinstance(value, dict) and value.get("version") != PROTOCOL_VERSION:
+            value = {"local_size": 1, "transport": "auto"} | {name: value[name] for name in names & value.keys()}
+        if not isinstance(value, dict) or set(value) != names:
             raise Malformed("not a hello of this protocol")
         for field in fields(Hello):
             given = value[field.name]

@@ -265,6 +265,7 @@ class Handshake:
         return Hello(
             version=PROTOCOL_VERSION, rank=p.rank, size=p.size, generation=p.generation,
             address=p.addresses[p.rank], instance=self._instance, nonce=nonce, local_size=p.local_size,
+            transport=p.transport,
         )  # fmt: skip
 
     def _nonce_for(self, theirs: Hello) -> str:
@@ -390,13 +391,20 @@ class Handshake:
 
 def disagreement(mine: RingConfig, theirs: Hello) -> str | None:
     """Say what two ranks that meet see differently, alike on both sides. None if nothing."""
-    me = (f"rank {mine.rank} ({mine.addresses[mine.rank]})", PROTOCOL_VERSION, mine.generation, mine.size)
-    peer = (f"rank {theirs.rank} ({theirs.address})", theirs.version, theirs.generation, theirs.size)
+    me = (
+        f"rank {mine.rank} ({mine.addresses[mine.rank]})",
+        *(PROTOCOL_VERSION, mine.generation, mine.size, mine.transport),
+    )
+    peer = (
+        f"rank {theirs.rank} ({theirs.address})",
+        *(theirs.version, theirs.generation, theirs.size, theirs.transport),
+    )
     (one, *ones), (other, *others) = sorted((me, peer))
     reasons = (
         ("speaks version", "of the ring's protocol; use one image for all ranks"),
         ("is of generation", "; a process of another attempt is still running"),
         ("counts a world of", "ranks; give every rank the same cluster"),
+        ("has RINGTRAIN_TRANSPORT", "; give every rank the same"),
     )
     for (verb, advice), left, right in zip(reasons, ones, others, strict=True):
         if left != right:

@@ -9,7 +9,7 @@ class RingConfig:
 
     `timeout_s`: of a process that does not answer. `stall_timeout_s`: how long a collective waits for one that
     answers and does not come; `stall_warning_s`: after how long it is named. `local_size`: ranks of this one's
-    host or pod.
+    host or pod. `transport`: what RINGTRAIN_TRANSPORT says.
     """
 
     rank: int
@@ -21,6 +21,7 @@ class RingConfig:
     stall_timeout_s: float = 600.0
     local_size: int = 1
     stall_warning_s: float = 30.0
+    transport: str = "auto"
 
     @property
     def peers(self) -> tuple[int, ...]:
