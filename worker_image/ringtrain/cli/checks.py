@@ -12,10 +12,8 @@ from pathlib import Path
 
 import click
 
-_LAUNCHERS = {"torchrun", "deepspeed", "horovodrun", "mpirun", "mpiexec", "orterun", "prterun"}
-_MODULES = {"torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch"}
-# With these a launcher is told of the other ones, and all of them make one world.
-_SPANS_NODES = re.compile(r"--(nnodes|node[-_]rank|rdzv[-_]\w+|num_machines|machine_rank)(=|$)")
+from ringtrain.cli.launchers import launcher_in
+
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
 
@@ -42,27 +40,12 @@ def check_log_dir(log_dir: Path) -> None:
 
 def check_launcher(ranks: int, command: Sequence[str]) -> None:
     """Raise a usage error where several ranks would each start a world of their own."""
-    found = _launcher(command)
-    if ranks > 1 and found and not any(_SPANS_NODES.match(word) for word in command):
+    if ranks > 1 and (found := launcher_in(command)):
         raise click.UsageError(
             f"{found} starts ranks itself, and each of the {ranks} ranks would start a world of its own: leave "
             f"{found} and its options out and write the program that it starts: ringtrain run "
             f"-np {ranks} python train.py"
         )
-
-
-def _launcher(command: Sequence[str]) -> str:
-    """The launcher that the command starts with; empty: it is none."""
-    name = Path(command[0]).name
-    if name in _LAUNCHERS:
-        return name
-    if name == "accelerate" and command[1:2] == ("launch",):
-        return "accelerate launch"
-    if re.fullmatch(r"python[\d.]*", name) and "-m" in command[:-1]:
-        at = command.index("-m")
-        module = command[at + 1]
-        return module if module in _MODULES and all(word.startswith("-") for word in command[1:at]) else ""
-    return ""
 
 
 def check_command(program: str, path: str) -> None:

@@ -5,43 +5,29 @@ from pathlib import Path
 import click
 import pytest
 from click.testing import CliRunner
+from support.launchers import LAUNCHERS, OTHERS
 
 from ringtrain.cli.checks import check_launcher
 from ringtrain.cli.run import run
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        "torchrun --nproc_per_node=2 train.py",
-        "python -u -m torch.distributed.run train.py",
-        "accelerate launch train.py",
-        "deepspeed train.py",
-        "/usr/bin/mpirun -np 2 python train.py",
-        "horovodrun -np 2 python train.py",
-    ],
-)
-def test_a_launcher_is_refused(command: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("command", "named"), LAUNCHERS)
+def test_a_launcher_is_refused(command: list[str], named: str, tmp_path: Path) -> None:
     """The message says what to write, and no directory of logs is made."""
     logs = tmp_path / "runs"
-    result = CliRunner().invoke(run, ["-np", "2", "--log-dir", str(logs), *command.split()])
+    result = CliRunner().invoke(run, ["-np", "2", "--log-dir", str(logs), *command])
+    assert result.output.count(f"{named} starts ranks itself") == 1
     assert result.exit_code == 2
     assert "write the program that it starts: ringtrain run -np 2 python train.py" in result.output
     assert not logs.exists()
 
 
 @pytest.mark.parametrize(
-    ("ranks", "command"),
-    [
-        (1, "torchrun --nproc_per_node=2 train.py"),
-        (2, "torchrun --nnodes=2 --rdzv-endpoint=a:1 train.py"),
-        (2, "accelerate env"),
-        (2, "python train.py -m torch.distributed.run"),
-    ],
+    ("ranks", "command"), [(1, ["torchrun", "train.py"]), *((2, command) for command in OTHERS)]
 )
-def test_what_makes_one_world(ranks: int, command: str) -> None:
+def test_what_makes_one_world(ranks: int, command: list[str]) -> None:
     """One rank is the whole world; launchers that are told of each other make one."""
     try:
-        check_launcher(ranks, tuple(command.split()))
+        check_launcher(ranks, command)
     except click.UsageError as exc:
         pytest.fail(exc.message)
