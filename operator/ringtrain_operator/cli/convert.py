@@ -13,7 +13,8 @@ from ..convert.mpijob import convert_mpijob, is_mpijob
 from ..convert.trainjob import GROUP, RUNTIMES, VERSION, convert_trainjob, is_runtime, is_trainjob, runtime_of
 from ..errors import ManifestUnreadable, OperatorError
 from ..spec.documents import read_documents
-from .failures import errors_reported
+from ..spec.parse import name_of
+from .failures import errors_reported, problem_lines
 from .session import ClusterOptions, Json, Session, cluster_options, with_session
 
 
@@ -24,27 +25,41 @@ from .session import ClusterOptions, Json, Session, cluster_options, with_sessio
 def convert(manifest: Path, output: Path | None, cluster: ClusterOptions) -> None:
     """Print the MPIJobs and TrainJobs of kubeflow in MANIFEST as DistributedTrainingJobs.
 
-    The runtime of a TrainJob is looked for in MANIFEST, then on the cluster. Other objects in the file stay as
-    they are. What could not be taken over is said on stderr.
+    MANIFEST is a file, or - for standard input; a TrainJob's runtime is looked for there, then on the cluster.
+    Other objects stay as they are. What could not be taken over is said on stderr; where a job can't be converted,
+    the others are, and the exit code is 1.
     """
-    with errors_reported(f"{manifest}: "):
+    made, failures = [], []
+    with errors_reported():
         documents = [document for document in read_documents(manifest) if isinstance(document, dict)]
         if not any(is_mpijob(document) or is_trainjob(document) for document in documents):
             raise ManifestUnreadable(f"{manifest}: holds no MPIJob of kubeflow.org and no TrainJob of {GROUP}")
-        made = []
-        for document in documents:
-            if is_runtime(document):
-                continue
+    for document in documents:
+        if is_runtime(document):
+            continue
+        if not is_mpijob(document) and not is_trainjob(document):
+            made.append(document)
+            continue
+        name = _name(document)
+        try:
             if is_mpijob(document):
                 converted = convert_mpijob(document)
-            elif is_trainjob(document):
-                converted = convert_trainjob(document, _runtime(document, documents, cluster))
             else:
-                made.append(document)
-                continue
-            made.append(converted.manifest)
-            for note in converted.notes:
-                click.echo(f"{converted.manifest['metadata']['name']}: {note}", err=True)
+                converted = convert_trainjob(document, _runtime(document, documents, cluster))
+        except OperatorError as exc:
+            failures += [f"{manifest}: {name}: {line}" for line in problem_lines(exc)]
+            continue
+        made.append(converted.manifest)
+        for note in converted.notes:
+            click.echo(f"{name}: {note}", err=True)
+    _write(made, output)
+    if failures:
+        raise click.ClickException("\n       ".join(failures))
+
+
+def _write(made: list[Json], output: Path | None) -> None:
+    if not made:
+        return
     text = yaml.safe_dump_all(made, sort_keys=False)
     if output is None:
         click.echo(text, nl=False)
@@ -53,6 +68,13 @@ def convert(manifest: Path, output: Path | None, cluster: ClusterOptions) -> Non
         output.write_text(text, encoding="utf-8")
     except OSError as exc:
         raise click.FileError(str(output), exc.strerror) from exc
+
+
+def _name(document: Json) -> str:
+    """What a line about an object begins with."""
+    metadata = document.get("metadata")
+    name = name_of(metadata) if isinstance(metadata, dict) else None
+    return str(name or document["kind"])
 
 
 def _runtime(job: Json, documents: list[Json], cluster: ClusterOptions) -> Json:

@@ -26,6 +26,8 @@ def local(manifest: Path, run_dir: Path, plain: bool, ui: bool, output: bool) ->
     MANIFEST while it runs is like applying it: change replicas, suspend, resume. Logs are kept under the run
     directory, claims in its "claims". Exit code: 0 when the job succeeded, 1 when it failed, 130 after Ctrl-C.
     """
+    if str(manifest) == "-":
+        raise click.UsageError("local looks at the job's file while it runs; write the job into a file")
     from ..local.run import run_local
     from ..local.summary import print_summary
 

@@ -31,7 +31,8 @@ def render(manifest: Path) -> None:
 
 
 def rendered(job: Job) -> list[dict[str, Any]]:
-    """The objects of the job's first attempt. The Secret has no values: they are made anew for every job."""
+    """The objects of the job's first attempt. The Secret has no values, and the launcher no token: they are
+    made anew for every job."""
     job = replace(job, uid=job.uid or PLACEHOLDER_UID)
     secret = build.build_secret(job, dict.fromkeys(contract.SECRET_KEYS, b""))
     incarnation = build.Incarnation(1) if job.spec.elastic is not None else None
@@ -41,7 +42,7 @@ def rendered(job: Job) -> list[dict[str, Any]]:
         build.build_service(job),
         build.build_service_account(job),
         build.build_network_policy(job),
-        build.build_launcher_pod(job, 1),
+        build.build_launcher_pod(job, 1, settings=build.Settings(token=str)),
         *(build.build_worker_pod(job, 1, index, "", incarnation) for index in range(job.num_workers)),
         *(build.build_data_worker_pod(job, index) for index in range(data.replicas if data is not None else 0)),
         *([build.build_evaluator_pod(job, job.num_workers)] if job.spec.evaluator is not None else []),

@@ -21,6 +21,7 @@ from ..spec.template import shape_problems, template_devices
 from .metadata import carried_metadata, carry_to_pods, leave_suspension_to_queue
 
 _API_GROUP = "kubeflow.org/"
+_VERSIONS = ("v1", "v2beta1")
 _IMPLEMENTATIONS = ("OpenMPI", "MPICH")
 _MPIRUNS = ("mpirun", "mpiexec", "orterun", "prterun")
 # What MPIJob takes where a field is not set, and we would take something else.
@@ -101,6 +102,9 @@ def convert_mpijob(obj: Mapping[str, Any]) -> Converted:
     spec = obj.get("spec")
     if not isinstance(spec, Mapping):
         raise SpecInvalid([Problem("spec", f"must be a mapping, is {shown(spec)}")])
+    if obj["apiVersion"].removeprefix(_API_GROUP) not in _VERSIONS:
+        message = f"is {obj['apiVersion']}; expected {_API_GROUP}v1 or v2beta1, with spec.mpiReplicaSpecs"
+        raise SpecInvalid([Problem("apiVersion", message)])
     problems = shape_problems(obj, "", _SHAPE)
     if problems:
         raise SpecInvalid(problems)
@@ -264,7 +268,8 @@ def take_devices(container: dict[str, Any]) -> dict[str, int]:
     for field in ("requests", "limits"):
         amounts = resources.get(field) or {}
         for name in [name for name in amounts if "/" in name and not name.startswith("hugepages-")]:
-            devices[name] = whole(amounts.pop(name), f"resources.{field}[{name}]")
+            if amount := whole(amounts.pop(name), f"resources.{field}[{name}]"):
+                devices[name] = amount
         if not amounts:
             resources.pop(field, None)
     if "resources" in container and not resources:

@@ -41,6 +41,7 @@ def as_stored(job: dict[str, Any]) -> dict[str, Any]:
         raise SpecInvalid([Problem("spec.managedBy", message)])
     metadata = {
         **job["metadata"],
+        "name": parsed.name,
         "namespace": parsed.namespace,
         "uid": str(uuid.uuid4()),
         "generation": 1,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Hashable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +32,8 @@ _NOT_TEXT = re.compile("[\x00\ud800-\udfff]")
 
 
 def read_documents(path: Path) -> list[Any]:
-    """Every document of the file, made of dicts with string keys, lists, strings, numbers, booleans and None.
+    """Every document of the file, or of standard input for "-": made of dicts with string keys, lists, strings,
+    numbers, booleans and None.
 
     A List, as `kubectl get` prints several objects, is its items.
 
@@ -38,7 +41,7 @@ def read_documents(path: Path) -> list[Any]:
     text that JSON cannot hold, a key given twice, or a document that is deeper or larger than any manifest.
     """
     try:
-        with path.open("rb") as file:
+        with nullcontext(sys.stdin.buffer) if str(path) == "-" else path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)
     except (OSError, ValueError) as exc:
         raise ManifestUnreadable(f"{path}: {getattr(exc, 'strerror', None) or exc}") from exc

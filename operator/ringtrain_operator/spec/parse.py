@@ -66,7 +66,7 @@ def parse_job(obj: Mapping[str, Any], *, schema: PodSchema | None = None, templa
 
 def _job(metadata: Mapping[str, Any], parsed: JobSpec) -> Job:
     return Job(
-        name=metadata["name"],
+        name=name_of(metadata),
         namespace=metadata.get("namespace") or "default",
         uid=str(metadata.get("uid") or ""),
         generation=int(metadata.get("generation") or 1),
@@ -75,6 +75,12 @@ def _job(metadata: Mapping[str, Any], parsed: JobSpec) -> Job:
         deleting=bool(metadata.get("deletionTimestamp")),
         labels=dict(metadata.get("labels") or {}),
     )
+
+
+def name_of(metadata: Mapping[str, Any]) -> Any:
+    """The object's name; of one that the API server is to name `generateName` and zeros."""
+    prefix = metadata.get("generateName")
+    return metadata.get("name") or (f"{prefix}00000" if isinstance(prefix, str) and prefix else None)
 
 
 def _depth(value: Any) -> int:
@@ -108,10 +114,10 @@ def _identity_problems(obj: Mapping[str, Any], metadata: Mapping[str, Any]) -> I
     for key, expected in (("apiVersion", API_VERSION), ("kind", KIND)):
         if obj.get(key) != expected:
             yield Problem(key, f"is {shown(obj.get(key))}, expected {expected!r}")
-    name = metadata.get("name")
+    name = name_of(metadata)
     if not isinstance(name, str) or not re.fullmatch(NAME_PATTERN, name) or len(name) > MAX_NAME_LENGTH:
         yield Problem(
-            "metadata.name",
+            "metadata.name" if metadata.get("name") or name is None else "metadata.generateName",
             f"is {shown(name)}; it names a Service and hosts, so it must begin with a letter, hold only "
             f"lower-case letters, digits and '-', and have at most {MAX_NAME_LENGTH} characters",
         )

@@ -110,7 +110,7 @@ def _evaluator_clashes(spec: JobSpec) -> Iterator[Problem]:
 def _devices_of_none(template: Mapping[str, Any], path: str, why: str) -> Iterator[Problem]:
     for index, container in enumerate(containers_of(template)):
         for name, value in _resources(container):
-            if "/" in name:
+            if "/" in name and str(value) != "0":
                 yield Problem(f"{path}[{index}].resources[{name}]", f"is {value!r}; {why}; remove it")
 
 

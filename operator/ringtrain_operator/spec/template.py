@@ -83,13 +83,14 @@ def containers_of(template: Mapping[str, Any], field: str = "containers") -> lis
 
 
 def template_devices(template: Mapping[str, Any]) -> dict[str, object]:
-    """Extended resources (names with a domain) of the first container, as its limits or requests give them."""
+    """Extended resources (names with a domain) of the first container, as its limits or requests give them; 0 of
+    one is none."""
     found: dict[str, object] = {}
     for main in containers_of(template)[:1]:
         resources = main.get("resources") or {}
         for field in ("requests", "limits"):
             found.update({name: n for name, n in (resources.get(field) or {}).items() if "/" in str(name)})
-    return found
+    return {name: n for name, n in found.items() if str(n) != "0"}
 
 
 def device_count(value: object) -> int | None:

@@ -45,7 +45,7 @@ def test_ranks_of_a_pod(made: dict[str, Any], ranks: int) -> None:
     [
         pytest.param(with_devices({"rdma/hca": 1, "nvidia.com/gpu": 4}), "set spec.slotsPerWorker", id="several"),
         pytest.param(with_devices({"nvidia.com/gpu": "1k"}), "is '1k', expected 1 to 64 devices", id="no-number"),
-        pytest.param(with_devices({"nvidia.com/gpu": 0}), "is 0, expected 1 to 64 devices", id="none"),
+        pytest.param(with_devices({"nvidia.com/gpu": 65}), "is 65, expected 1 to 64 devices", id="many"),
         pytest.param(
             with_devices({"nvidia.com/gpu": 4}, devices={"nvidia.com/gpu": 2}),
             "is 4 and spec.worker.devices says 2; keep the latter",
