@@ -295,6 +295,14 @@ def test_a_port_in_use_is_named() -> None:
     )
 
 
+def test_a_host_that_is_no_host_is_said_to_be_none() -> None:
+    """A name that is spelled wrong, or whose pod is gone, is told apart from a rank that does not come."""
+    first, _ = world(2, timeout_s=2.0)
+    (error,) = meet([changed(first, addresses=(first.addresses[0], "wrong.invalid:7400"))], "grpc")
+    assert isinstance(error, PeerLost)
+    assert re.search(r"rank 1 \(wrong.invalid:7400\) has not joined .*name can't be resolved here", str(error))
+
+
 @BOTH
 def test_a_rank_that_never_comes_is_named(transport: str) -> None:
     """The others give up within the timeout, and say who is missing and where."""

@@ -5,6 +5,7 @@ import fcntl
 import ipaddress
 import socket
 import struct
+import threading
 from contextlib import suppress
 from typing import Final
 
@@ -106,6 +107,22 @@ def is_loopback(address: str) -> bool:
     """Whether only processes of this host reach `host:port`."""
     ip = _looked_up(*split_address(address))
     return ip is not None and ip.is_loopback
+
+
+def has_no_host(address: str, within_s: float) -> bool:
+    """Whether the host of `host:port` is a name that is not found, which a lookup said in time."""
+    unknown: list[bool] = []
+
+    def look() -> None:
+        try:
+            socket.getaddrinfo(*split_address(address))
+        except socket.gaierror:
+            unknown.append(True)
+
+    looking = threading.Thread(target=look, name="ringtrain-lookup", daemon=True)
+    looking.start()
+    looking.join(within_s)
+    return bool(unknown)
 
 
 def _looked_up(host: str, port: int) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:

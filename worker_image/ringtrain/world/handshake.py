@@ -20,6 +20,7 @@ from concurrent.futures import Future
 from typing import Final
 
 from ringtrain.errors import some_of
+from ringtrain.transport.address import has_no_host
 from ringtrain.transport.base import Broken, How, Transport
 from ringtrain.wire.failure import NotAPeer, PullRefused, WorldFailure
 from ringtrain.wire.messages import (
@@ -312,9 +313,12 @@ class Handshake:
             raise
 
     def _absent(self, peer: int) -> WorldFailure:
+        advice = "is it started, and is its address right?"
+        if has_no_host(self._ring.addresses[peer], self._ring.probe_timeout_s):
+            advice = "its host's name can't be resolved here: is it spelled right, and is that host or pod there?"
         text = (
             f"{self._ring.name(peer)} has not joined within {self._ring.timeout_s:g} s "
-            f"(waited for by rank {self._ring.rank}); is it started, and is its address right?"
+            f"(waited for by rank {self._ring.rank}); {advice}"
         )
         return WorldFailure("lost", text, peer)
 
