@@ -13,8 +13,10 @@ CHECKS = {
 WORLDS = [("keras-3", 1), ("keras-3", 3), ("keras-2", 2), ("keras-3-grpc", 2)]
 
 
+@pytest.mark.sampled(2, of="world")
 @pytest.mark.parametrize("check", CHECKS["keras-3"].names())
-@pytest.mark.parametrize(("keras", "ranks"), WORLDS)
-def test_like_one_process(keras: str, ranks: int, check: str) -> None:
+@pytest.mark.parametrize("world", WORLDS, ids=lambda world: "-".join(map(str, world)))
+def test_like_one_process(world: tuple[str, int], check: str) -> None:
     """The check holds on all ranks."""
+    keras, ranks = world
     assert not CHECKS[keras].failure(check, ranks)

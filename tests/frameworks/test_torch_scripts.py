@@ -4,12 +4,10 @@ import pytest
 from frameworks.harness import Checks
 
 MODULES = ("torch_scripts", "torch_scripts_models", "torch_scripts_restarts")
-OPTIMIZERS = [
-    "distributed",
-    "host",
-]
+OPTIMIZERS = ("distributed", "host")
 TRANSPORTS = {"shared-memory": "", "grpc": "grpc", "torch": "torch"}
 WORLDS = [(transport, ranks) for transport in ("shared-memory", "grpc") for ranks in (1, 2, 3)] + [("torch", 2)]
+PLACES = [(optimizer, *world) for optimizer in OPTIMIZERS for world in WORLDS]
 
 
 def _table(optimizer: str, transport: str) -> Checks:
@@ -25,10 +23,10 @@ def _table(optimizer: str, transport: str) -> Checks:
 TABLES = {(o, t): _table(o, TRANSPORTS[t]) for o in OPTIMIZERS for t in TRANSPORTS}
 
 
+@pytest.mark.sampled(6, of="place")
 @pytest.mark.parametrize("script", next(iter(TABLES.values())).names())
-@pytest.mark.parametrize(
-    ("transport", "ranks"), WORLDS, ids=lambda part: part if part in TRANSPORTS else f"ranks-{part}"
-)
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_script(script, ranks, transport, optimizer):
+@pytest.mark.parametrize("place", PLACES, ids=lambda place: "-".join(map(str, place)))
+def test_script(script: str, place: tuple[str, str, int]) -> None:
+    """Of an optimizer, over a transport, with so many ranks."""
+    optimizer, transport, ranks = place
     assert not TABLES[optimizer, transport].failure(script, ranks)
