@@ -31,7 +31,7 @@ class LivePage:
             curves, left_out = metrics.curves(), metrics.left_out
             states = snapshot.gang.view().ranks
             running = [state.rank for state in states if state.phase is RankPhase.RUNNING]
-            slowest = reports.slowest(running) if len(running) > 1 else None
+            slowest = reports.held_up_by(running)
             ranks = [
                 {
                     "rank": state.rank,

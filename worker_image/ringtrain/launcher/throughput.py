@@ -230,6 +230,15 @@ class Throughput:
 
         return min(ranks, key=position, default=None)
 
+    def held_up_by(self, ranks: Collection[int]) -> int | None:
+        """The slowest of the `ranks` that report, where it matters: the straggler, or one more than a step behind
+        another. Who of ranks in one step reported last says nothing."""
+        reporting = [rank for rank in ranks if rank in self._steps]
+        rank, straggler = self.slowest(reporting), self.times.straggler()
+        if rank is None or (straggler is not None and straggler.rank == rank):
+            return rank
+        return rank if self._steps[rank] + 1 < max(self._steps[one] for one in reporting) else None
+
 
 def _number(value: object) -> float | None:
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
