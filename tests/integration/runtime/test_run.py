@@ -12,6 +12,14 @@ import pytest
 from support.gang import DEADLINE_S, runs, until, until_ended
 from support.terminal import Terminal
 
+FLOOD = 12_000
+# Runs a command whose files, and those of what it starts, have at most so many bytes.
+LIMITED = """
+import os, resource, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]),) * 2)
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+
 
 def _start(directory: Path, *words: str) -> "subprocess.Popen[str]":
     return subprocess.Popen(
@@ -38,6 +46,29 @@ def test_output_logs_and_exit_status(tmp_path: Path) -> None:
     assert "port" not in err
     assert (logs / "rank-0001.log").read_text() == "rank 1 of 2\n"
     assert [path.name for path in tmp_path.iterdir()] == ["runs"]
+
+
+def test_lines_that_no_file_takes_are_printed(tmp_path: Path) -> None:
+    """As where the log directory's disk is full: the terminal has every line, the summary says how many are in no
+    file, and the run does not end with 0."""
+    limited = (sys.executable, "-c", LIMITED, str(64 << 10), sys.executable, "-m", "ringtrain")
+    script = f"for n in $(seq {FLOOD}); do echo $RANK $n; done"
+    run = subprocess.run(
+        [*limited, "run", "--name", "full", "-np", "2", "sh", "-c", script],
+        cwd=tmp_path,
+        env={**os.environ, "TMPDIR": str(tmp_path), "RINGTRAIN_TIMEOUT": "5"},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    for rank in range(2):
+        shown = [line for line in run.stdout.splitlines() if line.startswith(f"[{rank}]")]
+        assert shown == [f"[{rank}] {rank} {number}" for number in range(1, FLOOD + 1)]
+    kept = (tmp_path / "runs/local/full/1/job.log").read_text().count("\n")
+    assert f"{2 * FLOOD - kept} log lines are not in {tmp_path / 'runs'}, which could not be written" in run.stderr
+    assert "state  Succeeded" in run.stderr
+    assert run.returncode == 74
 
 
 def test_ranks_that_follow_are_folded(tmp_path: Path) -> None:

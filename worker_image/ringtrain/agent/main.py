@@ -3,10 +3,11 @@
 import logging
 import queue
 import signal
+import sys
 import tempfile
 import uuid
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -42,6 +43,8 @@ from ringtrain.control.termination import termination_message, write_termination
 from ringtrain.errors import ConfigurationError
 from ringtrain.gen import coordinator_pb2_grpc
 from ringtrain.logs.journal import Stream
+from ringtrain.logs.records import prefixed
+from ringtrain.logs.store import Chunk
 from ringtrain.processes import RankProcess, become_subreaper, signal_handler
 from ringtrain.transport.address import own_address
 
@@ -68,11 +71,26 @@ def run_agent(config: AgentConfig, command: Sequence[str], inherited: Mapping[st
             config = replace(config, data_file=Path(directory) / "workers.json")
         pod = _Pod(config, RankProgram(command, inherited), events, stack)
         ending = Lifecycle(config, pod, events).run()
-        if not pod.all_shipped():
-            log.warning("the launcher did not take the last lines of this worker; they are lost")
-        message = termination_message(ending.verdict, config.job.attempt, config.world_size)
+        lost = _print(pod.unshipped())
+        if lost:
+            log.error(
+                "%d log lines are in no file: the launcher could not write them. They stand here above", lost
+            )
+        message = termination_message(ending.verdict, config.job.attempt, config.world_size, lost_log_lines=lost)
         write_termination_message(config.termination, message)
     return ending.exit_code
+
+
+def _print(chunks: Iterable[Chunk]) -> int:
+    """Write lines of logs to this process's own output, and return how many there are."""
+    count = 0
+    for chunk in chunks:
+        if chunk.stream is Stream.LOG:
+            count += chunk.lines
+            with suppress(OSError):  # nobody reads
+                sys.stdout.buffer.write(prefixed(chunk.rank, chunk.data))
+                sys.stdout.buffer.flush()
+    return count
 
 
 class _Pod:
@@ -248,9 +266,9 @@ class _Pod:
             and all(state.phase is not RankPhase.RUNNING for state in self._states())
         )
 
-    def all_shipped(self) -> bool:
-        """Whether all that was read from ranks is in the launcher's files."""
-        return self._spool.empty
+    def unshipped(self) -> Iterable[Chunk]:
+        """What was read from ranks and is not in the launcher's files."""
+        return self._spool.rest()
 
     def state(self) -> AgentState:
         """What the launcher is told at every heartbeat."""

@@ -10,7 +10,7 @@ import struct
 import tempfile
 import threading
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import BinaryIO
 
 from ringtrain.logs.journal import Stream
@@ -106,6 +106,14 @@ class Spool:
         """Whether everything taken in is durable."""
         with self._changed:
             return not (self._in_flight or self._memory or self._disk.waiting)
+
+    def rest(self) -> Iterator[Chunk]:
+        """Everything that is not durable, in its order; it is gone from here then."""
+        with self._changed:
+            taken, self._in_flight = self._in_flight, []
+            yield from taken
+            while (chunk := self._pop()) is not None:
+                yield chunk
 
     def close(self) -> None:
         """Wake whoever waits in `take`, and give the disk space back."""

@@ -1,5 +1,6 @@
 """`ringtrain run -np N CMD…`: launcher, agents and ranks as processes of this machine, or of several."""
 
+import json
 import os
 import re
 import secrets
@@ -42,6 +43,7 @@ from ringtrain.logs.reading import read_outcome
 
 # Between the log directory and a job's name in it, where a cluster has its namespaces.
 NAMESPACE = "local"
+EXIT_LINES_LOST = 74  # EX_IOERR of sysexits.h
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
@@ -96,7 +98,7 @@ def run(
     this directory at the same paths.
 
     Options stand before COMMAND; those behind it are COMMAND's own. Ends with the exit status of the first rank
-    that failed, else 0.
+    that failed, else 0; with 74 where none did and lines of the log could not be written.
     """
     hostfile = horovod.of("hostfile")
     given = f"-H {hosts}" if hosts else f"--hostfile {hostfile}" if hostfile else ""
@@ -194,6 +196,8 @@ def _run(ranks: int, settings: Mapping[str, str], command: Sequence[str], verbos
         say_link(environment)
         environment = without_token(environment)
         start_data_workers(stack, environment, command, level)
+        ended = secret_dir / "ended.json"
+        environment = {**environment, contract.ENV_TERMINATION_MESSAGE_PATH: str(ended)}
         agent = start(stack, contract.ROLE_WORKER, environment, ["agent", "--log-level", level, "--", *command])
         # SIGTERM tells an elastic job's launcher that its own pod goes, and that the ranks are to live on.
         stop = signal.SIGINT if contract.ENV_ELASTIC in environment else signal.SIGTERM
@@ -201,7 +205,18 @@ def _run(ranks: int, settings: Mapping[str, str], command: Sequence[str], verbos
             stack, lambda: launcher.send_signal(stop), f"{ranks} ranks" if ranks > 1 else "1 rank", grace_s
         )
         code = wait_for(launcher, [agent], AGENT_S)
-        return 128 + signals[0] if signals else code
+        if lost := _lost_lines(ended):
+            where = environment[contract.ENV_LOG_DIR]
+            say(f"{lost} log lines are not in {where}, which could not be written; they stand above", fg="red")
+        return 128 + signals[0] if signals else code or (EXIT_LINES_LOST if lost else 0)
+
+
+def _lost_lines(message: Path) -> int:
+    """How many lines an agent had to print itself, by what it left when it ended."""
+    try:
+        return int(json.loads(message.read_bytes()).get("lostLogLines", 0))
+    except (OSError, ValueError):
+        return 0
 
 
 def _environment(slots: int, log_dir: Path, job: str, settings: Mapping[str, str]) -> dict[str, str]:

@@ -46,9 +46,11 @@ def termination_message(
     progress: dict[str, Any] | None = None,
     log_lines: Sequence[int] | None = None,
     unshipped: dict[str, Any] | None = None,
+    lost_log_lines: int = 0,
 ) -> bytes:
     """The message for `verdict`: at most 4096 bytes of JSON. `log_lines`: how many lines each rank wrote.
     `unshipped`: what of the logs did not get into the object store (`pendingBytes`, `problem`).
+    `lost_log_lines`: how many of a worker's the launcher could not write.
 
     What is too long loses these counts by rank first, then metrics, then the oldest log lines.
     """
@@ -66,6 +68,8 @@ def termination_message(
     if log_lines is not None:
         document["logLines"] = sum(log_lines)
         document["rankLogLines"] = list(log_lines)
+    if lost_log_lines:
+        document["lostLogLines"] = lost_log_lines
     return fit_message(document, unshipped)
 
 
