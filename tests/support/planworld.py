@@ -173,6 +173,8 @@ class World:
     def pod_waits(self, name: str, reason: str, message: str) -> None:
         """A kubelet cannot start the pod."""
         self._post(name, "Pending", {"waiting": {"reason": reason, "message": message}})
+        placed = {"type": "PodScheduled", "status": "True", "lastTransitionTime": format_time(self.now)}
+        self.pods[name]["status"]["conditions"] = [placed]
 
     def pod_ends(self, name: str, code: int, message: str = "", reason: str = "") -> None:
         """The pod's main container has ended."""

@@ -36,6 +36,7 @@ from .relaunch import launcher_away, launcher_wakes_at, note_launcher
 from .result import Plan
 from .scale import scale
 from .suspend import suspension
+from .unstartable import unstartable
 
 # A success that came in time is one, whatever else happened since; a suspension, or quota that is asked back, goes
 # before judging a failure;
@@ -47,6 +48,7 @@ POLICIES: tuple[Policy, ...] = (
     active_deadline,
     disruption,
     incomplete,
+    unstartable,
     attempt_failure,
     launcher_away,
     scale,

@@ -11,7 +11,7 @@ from .decision import Finish, Restart
 LAST_LINE_CHARACTERS = 200
 # Failures that a restart cannot mend, unless a rule says otherwise.
 _HOPELESS_REASONS = frozenset(
-    {"BadConfiguration", "MpirunNotFound", "WrongImplementation", "SlotsMismatch", "NoMpiInit"}
+    {"BadConfiguration", "CannotStart", "MpirunNotFound", "WrongImplementation", "SlotsMismatch", "NoMpiInit"}
 )
 
 

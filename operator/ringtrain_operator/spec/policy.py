@@ -23,6 +23,7 @@ FailureReason = Literal[
     "WrongImplementation",
     "NoMpiInit",
     "ProgressDeadlineExceeded",
+    "CannotStart",
     "InitContainerFailed",
     "SideContainerFailed",
 ]
@@ -81,7 +82,7 @@ class FailureRule(SpecModel):
         default=None, description="Matches the exit code of the first rank that failed."
     )
     on_reasons: tuple[FailureReason, ...] = Field(
-        default=(), max_length=14, description="Matches the reason in status.failure."
+        default=(), max_length=15, description="Matches the reason in status.failure."
     )
 
     RULES = (

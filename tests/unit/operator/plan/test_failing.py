@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from support.planworld import condition, running, world
+from support.jobs import job
+from support.planworld import World, condition, running, world
 
 from ringtrain_operator.observe.model import Foreign, ObjectRef
 from ringtrain_operator.status.model import format_time
@@ -174,6 +175,59 @@ def test_a_gang_whose_pods_never_ran_only_waits() -> None:
     w.launcher_ends(69, reason="NotAssembled", rank=None, pod=None)
     w.settle()
     assert (w.status.attempt, w.status.restarts, w.status.state) == (2, 0, "Restarting")
+
+
+@pytest.mark.parametrize("name", ["digits-launcher", "digits-worker-1"])
+def test_a_pod_whose_image_has_no_possible_name(name: str) -> None:
+    """No wait helps, nor another attempt: the job ends, and its devices are free."""
+    w = world()
+    w.settle()
+    w.pod_waits(name, "InvalidImageName", "couldn't parse image name")
+    w.settle()
+    failed = w.status.condition("Failed")
+    assert failed is not None
+    assert failed.reason == "CannotStart"
+    assert f"{name} can't start: InvalidImageName: couldn't parse image name" in failed.message
+    w.run(seconds=60)
+    assert w.pods == {}
+
+
+@pytest.mark.parametrize("reason", ["CreateContainerConfigError", "ErrImageNeverPull"])
+@pytest.mark.parametrize("name", ["digits-launcher", "digits-worker-1"])
+def test_a_pod_that_lacks_what_may_still_come(name: str, reason: str) -> None:
+    """A ConfigMap that is there in time is in time; one that is not ends the job, which restarted for ever."""
+    w = World(job(networking={"startTimeoutSeconds": 100}))
+    w.settle()
+    w.pod_waits(name, reason, 'configmap "settings" not found')
+    w.run(seconds=99)
+    assert (w.status.attempt, w.status.state) == (1, "Pending")
+    w.run(seconds=2)
+    failure = w.status.failure
+    assert failure is not None
+    assert (failure.reason, failure.pod, w.status.state, w.status.attempt) == ("CannotStart", name, "Failed", 1)
+    assert "within 100 s" in failure.message
+    assert "configmap" in failure.message
+
+
+def test_the_launcher_that_gives_up_first() -> None:
+    """It says that a worker did not come; the kubelet says why, and that counts."""
+    w = world()
+    w.settle()
+    w.pod_runs("digits-launcher")
+    w.pod_waits("digits-worker-1", "CreateContainerConfigError", 'secret "key" not found')
+    w.launcher_ends(69, reason="NotAssembled", rank=None, pod=None)
+    w.settle()
+    assert w.status.failure is not None
+    assert (w.status.failure.reason, w.status.attempt) == ("CannotStart", 1)
+
+
+def test_a_rule_may_have_it_tried_again() -> None:
+    """As of any failure that a restart would not help."""
+    w = world(failureRules=[{"action": "Ignore", "onReasons": ["CannotStart"]}])
+    w.settle()
+    w.pod_waits("digits-launcher", "InvalidImageName", "couldn't parse image name")
+    w.settle()
+    assert w.status.attempt == 2
 
 
 def test_a_failed_init_container_is_told_as_one() -> None:
