@@ -25,6 +25,18 @@ async def test_an_image_that_cannot_be_pulled_is_said(open_cluster: OpenCluster,
         await s.until_condition("Failed", "True", "deadline")
 
 
+async def test_an_image_whose_name_is_none_ends_the_job(open_cluster: OpenCluster, tmp_path: Path) -> None:
+    """No registry could have it. The launcher has the worker's image, so all pods are refused, and then gone."""
+    template = {"spec": {"containers": [{"name": "train", "image": "Team/Train:1", "command": ["train"]}]}}
+    async with open_scenario(open_cluster, tmp_path) as s:
+        await s.submit(worker={"replicas": 2, "template": template})
+        failed = await s.until_condition("Failed", "True", "CannotStart")
+        assert 'InvalidImageName: couldn\'t parse image name "Team/Train:1"' in failed["message"]
+        assert (await s.job())["status"]["restarts"] == 0
+        s.skip(60)
+        await s.until_pods(0)
+
+
 async def test_a_pod_without_a_place_is_said(open_cluster: OpenCluster, tmp_path: Path) -> None:
     """The condition has the scheduler's own words; devices are on the workers and not on the launcher."""
     async with open_scenario(open_cluster, tmp_path) as s:

@@ -105,6 +105,10 @@ class PodLife:
             await self._post_waiting("ImagePullBackOff", f'Back-off pulling image "{image}": not found')
             await self._deleted.wait()
             return None
+        if image != image.lower():
+            await self._post_waiting("InvalidImageName", f'couldn\'t parse image name "{image}"')
+            await self._deleted.wait()
+            return None
         sandbox = await self._sandbox()
         if sandbox is None:
             return None
