@@ -113,7 +113,7 @@ def _tensorflow(api: str, ranks: int) -> Case:
     """A case for each way in: TensorFlow's own workers give each other up while others compute for long."""
     keras2 = {"TF_USE_LEGACY_KERAS": "1", "TF_CPP_MIN_LOG_LEVEL": "2", **MALLOC}
     contenders = {"ringtrain-shm": keras2, "ringtrain-grpc": GRPC | keras2, "tensorflow": keras2}
-    work: list[tuple[What, Rounds]] = [({"kind": "tensorflow", "api": api}, Rounds(22, 5, 3, 4))]
+    work: list[tuple[What, Rounds]] = [({"kind": "tensorflow", "api": api}, Rounds(16, 5, 3, 4))]
     return Case(f"TensorFlow, {api}", ranks, lambda: nullcontext(Loopback(ranks)), contenders, work)
 
 
