@@ -1,4 +1,4 @@
-"""Write both sides' contract modules and the tables of docs/contract.md from proto/contract.toml.
+"""Write both sides' contract modules and the tables of docs/contract.md from proto/contract.toml, and copies.
 
 `python proto/generate_contract.py [FOLDER]`, called by `make generate`. Operator and runtime never import each
 other; what they agree on stands in one file all the same.
@@ -13,6 +13,9 @@ MODULES = {
     "operator": "operator/ringtrain_operator/contract.py",
     "runtime": "worker_image/ringtrain/contract.py",
 }
+# Modules of the runtime that the operator has as they are, by the path of its copy.
+COPIES = {"operator/ringtrain_operator/spec/launcher_words.py": "worker_image/ringtrain/cli/launchers.py"}
+COPIED = "# Generated from {}: operator and runtime never import each other.\n"
 PAGE = "docs/contract.md"
 _LONGEST_LINE = 115
 HEAD = '"""Names, ports and exit codes that operator and runtime share. Generated from proto/contract.toml."""\n'
@@ -83,6 +86,8 @@ def main() -> None:
     contract = tomllib.loads((root / "proto/contract.toml").read_text())
     for side, path in MODULES.items():
         (root / path).write_text(module(contract, side))
+    for path, source in COPIES.items():
+        (root / path).write_text(COPIED.format(source) + (root / source).read_text())
     page = root / PAGE
     page.write_text(with_tables(page.read_text(), contract))
 

@@ -36,7 +36,8 @@ def test_the_reference_is_up_to_date() -> None:
 def test_the_contract_is_up_to_date(tmp_path: Path) -> None:
     """Both contract modules and the page's tables are what `make generate` writes from proto/contract.toml."""
     files = ["operator/ringtrain_operator/contract.py", "worker_image/ringtrain/contract.py", "docs/contract.md"]
-    for name in [*files, "proto/contract.toml"]:
+    files.append("operator/ringtrain_operator/spec/launcher_words.py")
+    for name in [*files, "proto/contract.toml", "worker_image/ringtrain/cli/launchers.py"]:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
     subprocess.run([sys.executable, ROOT / "proto/generate_contract.py", tmp_path], check=True)

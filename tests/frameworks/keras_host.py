@@ -238,6 +238,11 @@ def check_model_that_is_saved_says_what_is_missing():
         model.save(file)
     with pytest.raises(ConfigurationError, match=r"model.keras.*compile=False.*state_dict"):
         hvd.load_model(file)
+    second = compiled(adam())
+    second.save(file.with_name("new.keras"))
+    assert (
+        int(np.asarray(hvd.load_model(file.with_name("new.keras")).optimizer.iterations)) == 0
+    )  # nothing is lost
     second = keras.models.load_model(file, compile=False)
     second.compile(hvd.HostOptimizer(adam()), loss="mse")
     second.optimizer.build(second.trainable_variables)

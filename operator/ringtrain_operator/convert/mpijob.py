@@ -21,7 +21,6 @@ from ..spec.template import shape_problems, template_devices
 from .metadata import carried_metadata, carry_to_pods, leave_suspension_to_queue
 
 _API_GROUP = "kubeflow.org/"
-_VERSIONS = ("v1", "v2beta1")
 _IMPLEMENTATIONS = ("OpenMPI", "MPICH")
 _MPIRUNS = ("mpirun", "mpiexec", "orterun", "prterun")
 # What MPIJob takes where a field is not set, and we would take something else.
@@ -102,8 +101,9 @@ def convert_mpijob(obj: Mapping[str, Any]) -> Converted:
     spec = obj.get("spec")
     if not isinstance(spec, Mapping):
         raise SpecInvalid([Problem("spec", f"must be a mapping, is {shown(spec)}")])
-    if obj["apiVersion"].removeprefix(_API_GROUP) not in _VERSIONS:
-        message = f"is {obj['apiVersion']}; expected {_API_GROUP}v1 or v2beta1, with spec.mpiReplicaSpecs"
+    versions = (f"{_API_GROUP}v1", f"{_API_GROUP}v2beta1")
+    if not spec.get("mpiReplicaSpecs") and obj.get("apiVersion") not in versions:  # v1alpha2 has it, too
+        message = f"is {obj.get('apiVersion')}; expected {_API_GROUP}v1 or v2beta1, with spec.mpiReplicaSpecs"
         raise SpecInvalid([Problem("apiVersion", message)])
     problems = shape_problems(obj, "", _SHAPE)
     if problems:

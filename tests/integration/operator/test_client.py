@@ -131,6 +131,10 @@ async def test_what_is_wrong_is_told_by_field(open_cluster: OpenCluster, tmp_pat
             with pytest.raises(Invalid, match="image: is missing; on a cluster"):
                 await client.train(greets, args=["x"])
             run = await client.train("/opt/train.py", in_image=True, image="w:1", name="digits")
+            unnamed = {**await run.job(), "metadata": {"generateName": "some-"}}
+            names = {(await client.submit(unnamed)).name for _ in range(2)}
+            assert len(names) == 2
+            assert all(name.startswith("some-") for name in names)
             if open_cluster is not fake_cluster:  # which holds no rules
                 with pytest.raises(Invalid, match=r"spec.worker.replicas.*4096"):
                     await run.scale(5000)

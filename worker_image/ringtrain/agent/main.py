@@ -268,6 +268,9 @@ class _Pod:
 
     def unshipped(self) -> Iterable[Chunk]:
         """What was read from ranks and is not in the launcher's files."""
+        if self._spool.empty:
+            return ()
+        self._shipper.stop()
         return self._spool.rest()
 
     def state(self) -> AgentState:

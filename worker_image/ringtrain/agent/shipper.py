@@ -47,13 +47,18 @@ class Shipper:
         """Begin to ship."""
         self._thread.start()
 
+    def stop(self) -> None:
+        """Ship no more: what is left stays in the spool."""
+        self._closed.set()
+        self.join()
+
     def close(self) -> None:
         """Stop, whatever is left. A call under way ends when its channel is closed."""
         self._closed.set()
         self._spool.close()
 
     def join(self) -> None:
-        """Wait for the thread, once closed."""
+        """Wait for the thread, once stopped or closed."""
         self._thread.join(self._call_s)
 
     def _run(self) -> None:

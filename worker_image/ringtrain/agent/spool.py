@@ -111,9 +111,9 @@ class Spool:
         """Everything that is not durable, in its order; it is gone from here then."""
         with self._changed:
             taken, self._in_flight = self._in_flight, []
-            yield from taken
-            while (chunk := self._pop()) is not None:
-                yield chunk
+        yield from taken
+        while (chunk := self._popped()) is not None:
+            yield chunk
 
     def close(self) -> None:
         """Wake whoever waits in `take`, and give the disk space back."""
@@ -145,6 +145,10 @@ class Spool:
             return False
         self._next[stream, rank] = first + lines
         return True
+
+    def _popped(self) -> Chunk | None:
+        with self._changed:
+            return self._pop()
 
     def _pop(self) -> Chunk | None:
         if self._memory:

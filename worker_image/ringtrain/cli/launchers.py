@@ -1,8 +1,4 @@
-"""Programs that start ranks themselves: each of several ranks would start a world of its own.
-
-`launcher_in` and what it needs stand in the operator's spec/launchers.py, too, which is installed without this
-package; a test holds the two together.
-"""
+"""Programs that start ranks themselves: each of several ranks would start a world of its own."""
 
 from __future__ import annotations
 

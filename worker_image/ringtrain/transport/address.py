@@ -114,15 +114,12 @@ def has_no_host(address: str, within_s: float) -> bool:
     unknown: list[bool] = []
 
     def look() -> None:
-        try:
-            socket.getaddrinfo(*split_address(address))
-        except socket.gaierror:
-            unknown.append(True)
+        unknown.append(_looked_up(*split_address(address)) is None)
 
     looking = threading.Thread(target=look, name="ringtrain-lookup", daemon=True)
     looking.start()
     looking.join(within_s)
-    return bool(unknown)
+    return unknown == [True]
 
 
 def _looked_up(host: str, port: int) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:

@@ -119,11 +119,12 @@ def test_what_can_be_converted_is() -> None:
     torn["spec"] = {}
     old = {"apiVersion": "kubeflow.org/v1alpha1", "kind": "MPIJob", "metadata": {"name": "old"}, "spec": {}}
     other = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "c"}}
-    text = yaml.safe_dump_all([old, torn, good, other])
+    elder = MPIJOB | {"apiVersion": "kubeflow.org/v1alpha2", "metadata": {"name": "elder"}}
+    text = yaml.safe_dump_all([old, torn, good, elder, other])
     result = CliRunner().invoke(main, ["convert", "-"], input=text)
     assert result.exit_code == 1
     made = list(yaml.safe_load_all(result.stdout))
-    assert [obj["metadata"]["name"] for obj in made] == ["good", "c"]
+    assert [obj["metadata"]["name"] for obj in made] == ["good", "elder", "c"]
     assert "devices" not in made[0]["spec"]["worker"]  # 0 of one is none
     assert "old: apiVersion: is kubeflow.org/v1alpha1; expected kubeflow.org/v1 or v2beta1" in result.stderr
     assert "torn: spec.mpiReplicaSpecs.Worker: is missing" in result.stderr

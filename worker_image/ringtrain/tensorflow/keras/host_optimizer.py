@@ -140,10 +140,9 @@ class HostKerasMixin:
     def _update(self, grads: Sequence[Any], variables: Sequence[Any]) -> None:
         """Hand over each gradient as soon as it exists, and leave the new weights in all variables."""
         part, everyone = self._part, [*self._part.variables.values()]
-        by_index = dict(zip(part.positions(variables), grads, strict=True))
-        given = {index: tf.convert_to_tensor(grad) for index, grad in by_index.items() if grad is not None}
-        absent = set(range(len(everyone))) - given.keys()
-        begin = functools.partial(part.open, self, sorted(absent))
+        by_name = dict(zip(part.names(variables), grads, strict=True))
+        given = {name: tf.convert_to_tensor(grad) for name, grad in by_name.items() if grad is not None}
+        begin = functools.partial(part.open, self, [name for name in part.variables if name not in given])
         values = [tf.convert_to_tensor(variable) for variable in everyone]
         wrapped: Any = self
         rate, done = tf.convert_to_tensor(wrapped.learning_rate), tf.convert_to_tensor(self._iterations)
@@ -153,8 +152,8 @@ class HostKerasMixin:
 
             def at_once(*arrays: Array) -> Sequence[Array]:
                 begin(*arrays[: 2 + len(values)])
-                for index, array in zip(given, arrays[2 + len(values) :], strict=True):
-                    part.submit(index, array)
+                for name, array in zip(given, arrays[2 + len(values) :], strict=True):
+                    part.submit(name, array)
                 return part.finish()
 
             part.write(host_call(at_once, [*numbers, *values, *given.values()], dtypes, shapes))
@@ -163,8 +162,8 @@ class HostKerasMixin:
             begun = add_node(begin, [*numbers, *values], [], in_program_order=False)
             with tf.control_dependencies([begun]):
                 submitted = [
-                    add_node(functools.partial(part.submit, index), [grad], [], in_program_order=False)
-                    for index, grad in given.items()
+                    add_node(functools.partial(part.submit, name), [grad], [], in_program_order=False)
+                    for name, grad in given.items()
                 ]
             with tf.control_dependencies([begun, *submitted]):
                 updated = host_call(part.finish, [], dtypes, shapes)

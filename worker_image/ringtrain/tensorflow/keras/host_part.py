@@ -26,7 +26,6 @@ class HostPart:
     options: Mapping[str, Any]
     process_set: ProcessSet
     variables: dict[str, Any] = field(default_factory=dict)
-    names: list[str] = field(default_factory=list)
     groups: list[ProcessGroup] = field(default_factory=list)  # of this world, and of the one that is prepared
     made: ArrayOptimizer | None = None
 
@@ -47,7 +46,6 @@ class HostPart:
             )
         # Keras numbers its layers by what else a process has built, so a name of theirs may be another one later.
         self.variables = {f"{index}.{_leaf(variable)}": variable for index, variable in enumerate(variables)}
-        self.names = [*self.variables]
         decaying, plain = rules_of(optimizer, number_of(optimizer.learning_rate), 0)
         without = [name for name, variable in self.variables.items() if not optimizer._use_weight_decay(variable)]
         arrays = {name: np.array(tf.convert_to_tensor(variable)) for name, variable in self.variables.items()}
@@ -71,9 +69,9 @@ class HostPart:
             if constrained and variable.constraint is not None:
                 variable.assign(variable.constraint(variable))
 
-    def positions(self, variables: Sequence[Any]) -> list[int]:
-        """Where `variables` are among those that it trains."""
-        known = {identity(variable): index for index, variable in enumerate(self.variables.values())}
+    def names(self, variables: Sequence[Any]) -> list[str]:
+        """The names of `variables` among those that it trains."""
+        known = {identity(variable): name for name, variable in self.variables.items()}
         if unknown := [variable.name for variable in variables if identity(variable) not in known]:
             raise ConfigurationError(
                 f"HostOptimizer was given gradients of {unknown}, which it was not built with; call "
@@ -82,7 +80,7 @@ class HostPart:
         return [known[identity(variable)] for variable in variables]
 
     def open(
-        self, optimizer: Any, absent: Collection[int], rate: Array, updates: Array, *values: Array
+        self, optimizer: Any, absent: Collection[str], rate: Array, updates: Array, *values: Array
     ) -> Sequence[Array]:
         """Begin an update from `values`, the variables as they are: a script, or Keras, may have set them."""
         host = self.host
@@ -100,13 +98,13 @@ class HostPart:
         if written:
             host.take_weights()
         host.set_rules(rules_of(optimizer, float(rate), int(updates)))
-        for index in absent:
-            self.submit(index, None)
+        for name in absent:
+            self.submit(name, None)
         return []
 
-    def submit(self, index: int, gradient: Array | None) -> Sequence[Array]:
-        """Hand over the gradient of the variable at `index`; None: this rank has none."""
-        self.host.submit(self.names[index], gradient)
+    def submit(self, name: str, gradient: Array | None) -> Sequence[Array]:
+        """Hand over the gradient of the variable of that name; None: this rank has none."""
+        self.host.submit(name, gradient)
         return []
 
     def finish(self) -> Sequence[Array]:

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
+
 from ringtrain.errors import ConfigurationError
 from ringtrain.tensorflow.compression import Compression, Compressor
 from ringtrain.tensorflow.keras.api import IS_KERAS_2, keras
@@ -47,12 +49,13 @@ def load_model(
 
 @contextmanager
 def _optimizers_that_got_no_state() -> Iterator[list[Any]]:
-    """List the optimizers whose state is not in the file that Keras loads, which Keras only warns of."""
+    """List the optimizers that had made updates and whose state is not in the file that Keras loads. Keras only
+    warns of it, as of those that were saved before their first update and so had none."""
     kind, without = keras.optimizers.Optimizer, []
     load = kind.load_own_variables
 
     def load_own_variables(self: Any, store: Any) -> None:
-        if len(store.keys()) != len(self.variables):
+        if len(store.keys()) != len(self.variables) and np.asarray(store["0"]) > 0:  # iterations
             without.append(self)
         load(self, store)
 
