@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from ringtrain import elastic
+from ringtrain.data import shard
 from ringtrain.errors import MismatchError, RingtrainError, StateCorrupt
 from ringtrain.optim import SGD, AdamW, HostOptimizer
 from ringtrain.optim.memory_check import EVERY, PARTS
@@ -66,6 +67,25 @@ def test_a_rank_whose_weights_are_others_is_named(spoil: Spoil, sharded: bool, t
         assert f"the weights on ranks [{ODD}] were not those of the others" in str(error)
 
 
+def test_a_rank_whose_weights_are_others_is_named_at_a_save() -> None:
+    """One flipped bit: no save has weights that are one rank's alone, however soon it comes."""
+
+    def saves(rank: int) -> None:
+        opt = _optimizer()
+        _updates(opt)
+        opt.drain()
+        opt.state_dict(root=0)
+        if rank == ODD:
+            opt.weights["a"].view(np.uint32)[29] ^= 1
+        opt.state_dict(root=0)
+
+    with world_of(3) as world:
+        for error in world.errors(saves):
+            assert isinstance(error, StateCorrupt)
+            assert error.ranks == (ODD,)
+            assert "after update 1 the weights on ranks [1]" in str(error)
+
+
 class _OfALibrary(SGD):
     """A rule as torch's optimizers are: called for one parameter at a time."""
 
@@ -101,6 +121,81 @@ def test_ranks_that_agree_hear_nothing() -> None:
     with world_of(2) as world:
         made = world.run(lambda rank: _trains(_other_state if rank == 9 else _nothing, rank, rule=SGD(0.1)))
     assert made == [3 + MOST_UPDATES] * 2
+
+
+DRAWS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "seed": ({"seed": 1}, {}),
+    "length": ({"samples": 41}, {}),
+    "batch-size": ({"batch_size": 3}, {}),
+    "shuffle": ({"shuffle": False}, {}),
+    "last": ({"last": "dropped"}, {}),
+    "epoch": ({}, {"epoch": 1}),
+    "position": ({}, {"consumed": 8}),
+    "start": ({}, {"start": 1}),
+}
+
+
+@pytest.mark.parametrize(("cut", "drawn"), DRAWS.values(), ids=DRAWS)
+def test_parts_of_other_data_sets(cut: dict[str, Any], drawn: dict[str, Any]) -> None:
+    """One rank of three trains on a part of another cut: all ranks raise with both, after a few updates."""
+
+    def trains(rank: int) -> None:
+        odd = rank == ODD
+        part = shard(**({"samples": 40, "batch_size": 2} | (cut if odd else {})))
+        opt = _optimizer()
+        for _ in part.epoch(**({"epoch": 0} | (drawn if odd else {}))):
+            _updates(opt)
+
+    with world_of(3) as world:
+        errors = world.errors(trains)
+    assert len({str(error) for error in errors}) == 1
+    for error in errors:
+        assert isinstance(error, MismatchError)
+        assert f"rank {ODD} on shard(" in str(error)
+        assert "rank 0 trains on shard(40, batch_size=2, seed=0, shuffle=True, last=" in str(error)
+
+
+def test_a_rank_that_begins_another_epoch_later_is_named() -> None:
+    """The first epochs are alike, and the ranks are told within a round of comparisons after the odd one."""
+
+    def trains(rank: int) -> None:
+        part, opt = shard(40, batch_size=2), _optimizer()
+        for epoch in (0, 1, 2, 3 + (rank == ODD), 7, 8, 9):
+            for _ in part.epoch(epoch):
+                _updates(opt)
+
+    with world_of(2) as world:
+        for error in world.errors(trains):
+            assert isinstance(error, MismatchError)
+            assert "epoch 3 from sample 0 on, and rank 1 on" in str(error)
+
+
+def test_who_reads_ahead_or_evaluates_alone_disagrees_with_nobody() -> None:
+    """One rank begins each epoch before the others end theirs, and rank 0 alone looks at other data."""
+
+    def trains(rank: int) -> int:
+        part, opt = shard(12, batch_size=2), _optimizer()
+        ahead = [next(part.epoch(epoch)) for epoch in range(2)] if rank == ODD else []
+        for epoch in range(12):
+            if rank == ODD:
+                ahead.append(next(part.epoch(epoch + 2)))
+            if rank == 0:
+                assert list(shard(9, batch_size=1, shuffle=False).epoch(0))
+            for _ in range(2) if rank == ODD else part.epoch(epoch):
+                _updates(opt)
+        return opt.updates
+
+    with world_of(3) as world:
+        assert world.run(trains) == [24] * 3
+
+
+def _optimizer() -> HostOptimizer:
+    return HostOptimizer({"a": np.zeros(30, np.float32)}, SGD(0.1))
+
+
+def _updates(opt: HostOptimizer) -> None:
+    opt.submit("a", np.full(30, 0.5, np.float32))
+    opt.step()
 
 
 SHARDS = {

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringtrain.errors import ConfigurationError, DataError, kind_of
+from ringtrain.process_groups.draws import note_draw
 from ringtrain.process_groups.process_sets import group_of
 
 log = logging.getLogger(__name__)
@@ -109,8 +110,10 @@ class Shard:
             )
         if not 0 <= consumed <= self.samples:
             raise ConfigurationError(f"consumed is {consumed}; expected 0 to {self.samples}, the data set")
+        first = consumed + start * self.global_batch
+        note_draw(self.rank, self.size, self._cut(), f"epoch {epoch} from sample {first} on")
         order = self.order(epoch)
-        for begin in range(consumed + start * self.global_batch, self.samples, self.global_batch):
+        for begin in range(first, self.samples, self.global_batch):
             pool = order[begin : begin + self.global_batch]
             if pool.size == self.global_batch:
                 yield self._whole(pool, begin + pool.size)
@@ -127,6 +130,11 @@ class Shard:
             return np.arange(self.samples, dtype=np.int64)
         words = np.random.Philox(np.random.SeedSequence((self.seed, epoch))).random_raw(self.samples)
         return np.argsort(words, kind="stable").astype(np.int64, copy=False)
+
+    def _cut(self) -> str:
+        size = f"{self.samples}, batch_size={self.batch_size}"
+        seed = f"seed={self.seed}, " if self.shuffle else ""
+        return f"shard({size}, {seed}shuffle={self.shuffle}, last={self.last!r})"
 
     def _whole(self, pool: NDArray[np.int64], consumed: int) -> Batch:
         indices = pool[self.rank * self.batch_size : (self.rank + 1) * self.batch_size]
@@ -163,6 +171,9 @@ def shard(
     that the averaged gradient is that of one process on the pooled batch. A loop over weighted batches must use
     the weight: `optimizer.submit(name, gradient, batch.weight)`.
     `rank`, `size`: of `ringtrain.init()` unless given together.
+
+    Nothing is sent here. Where a HostOptimizer trains, ranks compare now and then which epochs they began, and
+    raise MismatchError where their parts are not those of one data set.
 
     Raises ConfigurationError for arguments that make no sense, DataError for a data set without a single step.
     """

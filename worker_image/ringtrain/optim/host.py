@@ -399,11 +399,15 @@ class HostOptimizer:
         `error_feedback`: with `compression`, also what rounding took away and is still to be added: an array as
         long as the weights for each rank, and one more. Without it a resumed training goes on with other weights
         than one that was not interrupted.
+        Raises StateCorrupt, on every rank, where weights that all ranks have are not the same.
         """
         self._require_world("state_dict")
         self._require_idle("state_dict")
         wanted = StateRequest(self._updates, self._model.rule_name, root, error_feedback)
-        return gather_state(self._cut.context, wanted)
+        gathered = gather_state(self._cut.context, wanted)
+        if self._cut.replicas is not None and self._model.sharded:  # else a rank may call it alone
+            self._cut.replicas.at_save(self._updates)
+        return gathered
 
     def shard_dict(self, error_feedback: bool = True) -> dict[str, Any]:
         """Copy this rank's part of weights and state, for a checkpoint below a URI. Not collective; between

@@ -1,4 +1,4 @@
-"""Finds ranks that hold other weights than the others, or train at another rate.
+"""Finds ranks that hold other weights than the others, or train at another rate or on another data set.
 
 Ranks update alike, and nothing compares the results by itself: a state that one rank has loaded, a rate that one
 rank has set, a bit that has changed, make two models of one without a word. So each update notes a digest of a
@@ -7,10 +7,16 @@ hundredth of the weights, another one each time, and the rates it was made with.
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import Final
 
 from ringtrain.errors import MismatchError, StateCorrupt
 from ringtrain.optim.memory_check import EVERY, PARTS, cut_in_parts, digest_of
 from ringtrain.optim.pipeline import UpdateContext
+from ringtrain.process_groups.context import current_or_none
+from ringtrain.process_groups.draws import Draws
+
+# Updates after which ranks compare beside each `EVERY`: what differs from the beginning is found there.
+FIRST: Final = (1, 2)
 
 
 class ReplicaCheck:
@@ -41,22 +47,40 @@ class ReplicaCheck:
         self._digests[number] = digest_of(self._parts[number % PARTS])
 
     def before(self, number: int) -> None:
-        """Update `number` is about to begin. Collective after each `EVERY` updates.
+        """Update `number` is about to begin. Collective after each `EVERY` updates, and after the `FIRST`.
 
         Raises MismatchError or StateCorrupt, on every rank.
         """
         done = number - 1
         self._digests = {n: digest for n, digest in self._digests.items() if n <= done}  # one may be made again
-        if not done or done % EVERY or self._group.size == 1:
+        if not done or (done % EVERY and done not in FIRST) or self._group.size == 1:
             return
         rates = sorted((n, rate) for n, rate in self._rates.items() if n <= done)
         # Before all of them come those that the weights had when they were set.
-        seen = [[(-1, self._begun), *sorted(self._digests.items())], rates]
+        draws = self._draws()
+        seen = [[(-1, self._begun), *sorted(self._digests.items())], rates, draws.told()]
         told = self._group.allgather_object(seen, "replica check")
+        draws.compare(self._group.rank, [one[2] for one in told])
         self._compare_rates([dict(map(tuple, one[1])) for one in told])
         self._compare_weights([dict(map(tuple, one[0])) for one in told])
         self._digests.clear()
         self._rates = {n: rates for n, rates in self._rates.items() if n > done}
+
+    def at_save(self, number: int) -> None:
+        """All weights are about to be saved as they are after update `number`. Collective.
+
+        Raises StateCorrupt, on every rank.
+        """
+        whole = digest_of(part for parts in self._parts for part in parts)
+        told = self._group.allgather_object(whole, "replicas saved")
+        self._compare_weights([{number: one} for one in told])
+
+    def _draws(self) -> Draws:
+        """What this rank began to train on; nothing where other ranks of the world have other optimizers."""
+        world = current_or_none()
+        if world is None or world.config.size != self._group.size:
+            return Draws()
+        return world.attached(Draws, Draws)
 
     def _compare_rates(self, told: Sequence[dict[int, list[float]]]) -> None:
         for rank, rates in enumerate(told):

@@ -9,6 +9,7 @@ import torch
 
 from ringtrain.data.shard import Shard
 from ringtrain.process_groups.context import current_or_none
+from ringtrain.process_groups.draws import note_draw
 
 
 class ElasticSampler(torch.utils.data.Sampler[int]):
@@ -68,6 +69,8 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         self.total_size = self.num_samples * self.num_replicas
 
     def __iter__(self) -> Iterator[int]:
+        cut = f"ElasticSampler({len(self.dataset)} samples, shuffle={self.shuffle}, seed={self.seed})"
+        note_draw(self.rank, self.num_replicas, cut, f"epoch {self.epoch} from sample {self.processed_num} on")
         indices = [*self.remaining_indices]
         while indices and len(indices) < self.total_size:  # the rest may be shorter than the world is large
             indices += indices[: self.total_size - len(indices)]
