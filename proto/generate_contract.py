@@ -17,6 +17,7 @@ MODULES = {
 COPIES = {"operator/ringtrain_operator/spec/launcher_words.py": "worker_image/ringtrain/cli/launchers.py"}
 COPIED = "# Generated from {}: operator and runtime never import each other.\n"
 PAGE = "docs/contract.md"
+_RUNTIME = Path(__file__).parents[1] / "worker_image" / "pyproject.toml"
 _LONGEST_LINE = 115
 HEAD = '"""Names, ports and exit codes that operator and runtime share. Generated from proto/contract.toml."""\n'
 
@@ -24,6 +25,9 @@ HEAD = '"""Names, ports and exit codes that operator and runtime share. Generate
 def module(contract: dict[str, Any], side: str) -> str:
     """The contract module of `side`: constants in the order of the file, a blank line between sections."""
     parts = [HEAD, "from typing import Final\n"]
+    if side == "runtime":  # ranks compare it, and to read the installed distribution's takes 44 ms
+        version = tomllib.loads(_RUNTIME.read_text())["project"]["version"]
+        parts.append(f'RELEASE: Final = "{version}"\n')
     for section in contract["constants"]:
         lines = [_constant(entry) for entry in section["entries"] if side in entry.get("sides", section["sides"])]
         parts += ["\n".join(lines) + "\n"] if lines else []

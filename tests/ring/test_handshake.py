@@ -1,8 +1,13 @@
 """How ranks meet, and what they say when they should not."""
 
 import contextlib
+import json
+import os
 import re
+import shutil
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -17,6 +22,7 @@ from support.ports import free_addresses
 import ringtrain as rt
 from ring.leftovers import leftovers
 from ring.worlds import world_of
+from ringtrain.contract import RELEASE
 from ringtrain.errors import ConfigurationError, PeerLost, RingtrainError
 from ringtrain.process_groups.rank_context import RankContext
 from ringtrain.transport.base import Broken, Caller, How, Transport
@@ -128,6 +134,49 @@ def test_a_hello_of_another_version_may_have_other_fields() -> None:
     del older["transport"]
     with pytest.raises(PullRefused, match=r"rank 0 .* speaks version .*, rank 1 .* speaks version .* one image"):
         handshake.answer_hello(dump(older))
+
+
+@pytest.mark.parametrize(
+    ("file", "here", "other", "said"),
+    [
+        ("contract.py", f'RELEASE: Final = "{RELEASE}"', 'RELEASE: Final = "9.9.9"', "runs ringtrain 9.9.9"),
+        (
+            "wire/messages.py",
+            f"PROTOCOL_VERSION: Final = {PROTOCOL_VERSION}",
+            "PROTOCOL_VERSION: Final = 99",
+            "speaks version 99",
+        ),
+    ],
+    ids=["release", "protocol"],
+)
+def test_two_installed_versions_are_refused(file: str, here: str, other: str, said: str, tmp_path: Path) -> None:
+    """Two processes, of which one imports another version of the package: both say both versions."""
+    package = Path(rt.__file__).parent
+    newer = tmp_path / "newer" / "ringtrain"
+    shutil.copytree(package, newer, ignore=shutil.ignore_patterns("__pycache__"))
+    text = (newer / file).read_text()
+    assert here in text
+    (newer / file).write_text(text.replace(here, other))
+    cluster = {"cluster": {"worker": free_addresses(2)}}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", "import ringtrain as rt; rt.init()"],
+            env={
+                **os.environ,
+                "PYTHONPATH": str(folder.parent),
+                "TF_CONFIG": json.dumps(cluster | {"task": {"type": "worker", "index": rank}}),
+            },
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank, folder in enumerate((package, newer))
+    ]
+    for rank in ranks:
+        _, written = rank.communicate(timeout=60)
+        assert rank.returncode == 1
+        assert written.splitlines()[-1].startswith("ringtrain.errors.")
+        assert said in written
+        assert "use one image for all ranks" in written
 
 
 class Overtaken(MemoryTransport):

@@ -1,7 +1,6 @@
 """Data-parallel training: ring allreduce over gRPC and an optimizer that lives in host memory."""
 
 import os
-from typing import Any
 
 from ringtrain import requirements as requirements  # first: it says what the others would fail of
 
@@ -31,6 +30,7 @@ from ringtrain.api.collectives import (
     reducescatter_async,
 )
 from ringtrain.api.objects import allgather_object, broadcast_object
+from ringtrain.contract import RELEASE
 from ringtrain.errors import (
     CheckpointError,
     ConfigurationError,
@@ -142,13 +142,7 @@ __all__ = [
 # rank. gRPC looks here when it is loaded, which no import above does.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
-
-def __getattr__(name: str) -> Any:
-    if name == "__version__":  # read on use: a rank's start need not wait for it
-        from importlib.metadata import version
-
-        return version("ringtrain")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__version__ = RELEASE
 
 
 def __dir__() -> list[str]:

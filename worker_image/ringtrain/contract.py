@@ -2,6 +2,8 @@
 
 from typing import Final
 
+RELEASE: Final = "0.1.0"
+
 ROLE_LAUNCHER: Final = "launcher"
 ROLE_WORKER: Final = "worker"
 ROLE_DATA: Final = "data"

@@ -5,7 +5,9 @@ import struct
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Final
 
-PROTOCOL_VERSION: Final = 11
+from ringtrain.contract import RELEASE
+
+PROTOCOL_VERSION: Final = 12
 SESSION_BYTES: Final = 16
 
 HELLO: Final = "Hello"
@@ -40,6 +42,7 @@ class Hello:
     nonce: str
     local_size: int = 1
     transport: str = "auto"  # as RINGTRAIN_TRANSPORT has it
+    release: str = RELEASE  # of the package
 
     @staticmethod
     def parse(value: object) -> "Hello":
@@ -49,7 +52,8 @@ class Hello:
         """
         names = {field.name for field in fields(Hello)}
         if isinstance(value, dict) and value.get("version") != PROTOCOL_VERSION:
-            value = {"local_size": 1, "transport": "auto"} | {name: value[name] for name in names & value.keys()}
+            later = {"local_size": 1, "transport": "auto", "release": "unknown"}
+            value = later | {name: value[name] for name in names & value.keys()}
         if not isinstance(value, dict) or set(value) != names:
             raise Malformed("not a hello of this protocol")
         for field in fields(Hello):

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Final
 
+from ringtrain.contract import RELEASE
 from ringtrain.errors import some_of
 from ringtrain.transport.address import has_no_host
 from ringtrain.transport.base import Broken, How, Transport
@@ -397,15 +398,16 @@ def disagreement(mine: RingConfig, theirs: Hello) -> str | None:
     """Say what two ranks that meet see differently, alike on both sides. None if nothing."""
     me = (
         f"rank {mine.rank} ({mine.addresses[mine.rank]})",
-        *(PROTOCOL_VERSION, mine.generation, mine.size, mine.transport),
+        *(PROTOCOL_VERSION, RELEASE, mine.generation, mine.size, mine.transport),
     )
     peer = (
         f"rank {theirs.rank} ({theirs.address})",
-        *(theirs.version, theirs.generation, theirs.size, theirs.transport),
+        *(theirs.version, theirs.release, theirs.generation, theirs.size, theirs.transport),
     )
     (one, *ones), (other, *others) = sorted((me, peer))
     reasons = (
         ("speaks version", "of the ring's protocol; use one image for all ranks"),
+        ("runs ringtrain", "; use one image for all ranks"),
         ("is of generation", "; a process of another attempt is still running"),
         ("counts a world of", "ranks; give every rank the same cluster"),
         ("has RINGTRAIN_TRANSPORT", "; give every rank the same"),
