@@ -125,6 +125,17 @@ def test_an_elastic_world_loses_ranks_and_data_workers(tmp_path: Path, made: lis
     assert len(set(json.loads((tmp_path / f"end-{slot}.json").read_text())["sizes"])) > 1
 
 
+def test_the_only_data_worker_is_stopped(tmp_path: Path, made: list[Run]) -> None:
+    """A signal stops it: another takes its place, and the run ends with every sample seen."""
+    made.append(run := Run(tmp_path, "-np", "2", "--data-workers", "1", *TRAINING, "240", "1", "0.02"))
+    run.step(5)
+    run.processes("data-worker")[0].send_signal(signal.SIGSTOP)
+    code, _, err = run.finish()
+    assert code == 0, err
+    assert "was stopped by a signal for 5 s: it is killed" in err
+    assert run.ledger(0) == {0: list(range(240))}
+
+
 def test_a_launcher_that_is_killed_learns_again_who_is_there(
     gang: Callable[..., GangProcesses], tmp_path: Path
 ) -> None:

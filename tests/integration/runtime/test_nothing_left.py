@@ -1,9 +1,16 @@
 """Agent and launcher end with the threads and descriptors that they began with."""
 
+import os
+import signal
+import subprocess
+import sys
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 
-from support.gang import GangProcesses
+import psutil
+import pytest
+from support.gang import DEADLINE_S, GangProcesses, until
 
 COUNTED = """
 import os, sys, threading, time
@@ -52,6 +59,62 @@ def test_threads_and_descriptors(gang: Callable[..., GangProcesses]) -> None:
         *(f"logs/default/job/1/{name}" for name in ("job.log", "rank-0000.log", "rank-0001.log", "events.jsonl")),
         *(f"logs/default/job/1/{name}" for name in (".journal", ".outcome.json")),
     }
+
+
+# A child in a session of its own, and one whose parent has ended: what a rank's data loaders and services are.
+WITH_CHILDREN = """
+import os, subprocess, time
+import ringtrain as rt
+rt.init()
+subprocess.Popen(["sleep", "600"], start_new_session=True)
+subprocess.run(["sh", "-c", "setsid sleep 600 &"])
+open(f"begun-{os.getpid()}", "w").close()
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize(
+    ("victim", "options"),
+    [("run", []), ("run", ["--min-np", "1", "--data-workers", "1"]), ("agent", []), ("launcher", [])],
+    ids=["run", "elastic-run", "agent", "launcher"],
+)
+def test_a_process_of_a_run_is_killed(victim: str, options: list[str], tmp_path: Path) -> None:
+    """Whichever: nothing that the run has started lives on, and no folder of it stays."""
+    mark, folders = str(uuid.uuid4()), tmp_path / "tmp"
+    folders.mkdir()
+    (tmp_path / "train.py").write_text(WITH_CHILDREN)
+    words = ["run", "-np", "2", *options, sys.executable, "train.py"]
+    run = subprocess.Popen(
+        [sys.executable, "-m", "ringtrain", *words],
+        cwd=tmp_path,
+        env={**os.environ, "TMPDIR": str(folders), "MARK": mark, "RINGTRAIN_TIMEOUT": "8"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        until("both ranks and their children", lambda: len(list(tmp_path.glob("begun-*"))) == 2)
+        assert len(_marked(mark)) >= 9
+        pids = [one.pid for one in _marked(mark) if one.cmdline()[3:4] == [victim]]
+        os.kill(run.pid if victim == "run" else pids[0], signal.SIGKILL)
+        assert run.wait(DEADLINE_S) != 0
+        until("the end of all processes", lambda: not _marked(mark))
+        until("the end of all folders", lambda: not list(folders.iterdir()))
+    finally:
+        for one in _marked(mark):
+            one.kill()
+
+
+def _marked(mark: str) -> list[psutil.Process]:
+    """Living processes that were started with `mark` in their environment."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("MARK") == mark and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
 
 
 def _files(directory: Path) -> set[str]:

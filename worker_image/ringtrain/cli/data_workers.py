@@ -1,21 +1,25 @@
 """`--data-workers N`: data workers of a run, beside its launcher and agent, each started again when it ends."""
 
+import logging
 import os
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import Final
 
 from ringtrain import contract
 from ringtrain.cli.run_processes import start
+from ringtrain.processes import is_stopped
 
 _LOOK_S: Final = 0.5
 # A data worker that ends sooner waits before it is started again, each time twice as long, at most this long.
 _LASTS_S: Final = 30.0
+_STOPPED_S: Final = 5.0
+
+log = logging.getLogger(__name__)
 
 
 def start_data_workers(
@@ -50,7 +54,7 @@ class _DataWorkers:
 
     def _run(self) -> None:
         with ExitStack() as stack:
-            workers = [_Kept(partial(self._start, index)) for index in range(self._count)]
+            workers = [_Kept(index, self._start) for index in range(self._count)]
             for worker in workers:
                 stack.callback(worker.close)
             while not self._closed.wait(_LOOK_S):
@@ -68,16 +72,20 @@ class _DataWorkers:
 
 
 class _Kept:
-    """A process that is started again when it ends: at once, and after a pause if it did not last."""
+    """A process that is started again when it ends: at once, and after a pause if it did not last. One that is
+    stopped by a signal is ended."""
 
-    def __init__(self, begin: Callable[[ExitStack], "subprocess.Popen[bytes]"]) -> None:
+    def __init__(self, index: int, begin: Callable[[int, ExitStack], "subprocess.Popen[bytes]"]) -> None:
+        self._index = index
         self._begin = begin
+        self._stopped_since: float | None = None
         self._pause_s = 0.0
         self._start()
 
     def look(self) -> None:
         """Start the process again if it has ended and it is time."""
         now = time.monotonic()
+        self._kill_if_stopped(now)
         if self._process.poll() is None or now < self._started + self._pause_s:
             return
         quick = now - self._started < _LASTS_S
@@ -89,9 +97,19 @@ class _Kept:
         """End the process."""
         self._own.close()
 
+    def _kill_if_stopped(self, now: float) -> None:
+        if not is_stopped(self._process.pid):
+            self._stopped_since = None
+        elif self._stopped_since is None:
+            self._stopped_since = now
+        elif now - self._stopped_since >= _STOPPED_S:
+            log.warning("data worker %d was stopped by a signal for %g s: it is killed", self._index, _STOPPED_S)
+            self._process.kill()
+            self._process.wait()
+
     def _start(self) -> None:
         self._own, self._started = ExitStack(), time.monotonic()
-        self._process = self._begin(self._own)
+        self._process = self._begin(self._index, self._own)
 
 
 def _path(environment: Mapping[str, str], command: Sequence[str]) -> str:

@@ -2,10 +2,12 @@
 
 import os
 import sys
+import tempfile
 from collections.abc import Callable
 
 import click
 
+from ringtrain import contract
 from ringtrain.cli.failures import exit_code_of
 from ringtrain.cli.main import log_to_stderr
 from ringtrain.world.horovod_variables import OUR_LOG_LEVELS
@@ -23,6 +25,7 @@ def _exit_with(role: str, log_level: str, run: Callable[[], int]) -> None:
     # Ranks and mpirun are forked from a process in which gRPC runs, whose fork handlers wait for threads of ours.
     os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # else each handshake of a stranger that fails is a line
+    tempfile.tempdir = os.environ.get(contract.ENV_RUN_FOLDER) or None  # this process's; ranks have the user's
     log_to_stderr(role, log_level)
     sys.exit(exit_code_of(run))
 

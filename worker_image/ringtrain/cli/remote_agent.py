@@ -10,7 +10,6 @@ import select
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -25,6 +24,7 @@ from ringtrain import contract
 from ringtrain.agent.config import LEAVE_S, AgentConfig
 from ringtrain.cli.certificates import SECRET_FILES
 from ringtrain.cli.interfaces import first_address
+from ringtrain.cli.run_folder import run_folder
 from ringtrain.errors import ConfigurationError
 from ringtrain.processes import become_subreaper, kill_descendants, signal_handler, start_child
 
@@ -89,13 +89,14 @@ def _serve(order: Order) -> int:
         ) from exc
     address = first_address(order.interfaces) if order.interfaces else ""
     become_subreaper()
-    with tempfile.TemporaryDirectory(prefix="ringtrain-", ignore_cleanup_errors=True) as directory:
-        _write_secrets(Path(directory), order.secrets)
+    with run_folder() as directory:
+        _write_secrets(directory, order.secrets)
         environment = {
             **os.environ,
             **order.environment,
             contract.ENV_ROLE: contract.ROLE_WORKER,
-            contract.ENV_SECRET_DIR: directory,
+            contract.ENV_SECRET_DIR: str(directory),
+            contract.ENV_RUN_FOLDER: str(directory),
             **({contract.ENV_POD_IP: address} if address else {}),
         }
         grace_s = AgentConfig.from_env(environment).save_s

@@ -6,7 +6,6 @@ import re
 import secrets
 import signal
 import sys
-import tempfile
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -26,6 +25,7 @@ from ringtrain.cli.horovod_values import HorovodValues, horovod_options
 from ringtrain.cli.hosts import Host, find_hosts
 from ringtrain.cli.live_page import page_settings, say_link, without_token
 from ringtrain.cli.main import log_to_stderr
+from ringtrain.cli.run_folder import run_folder
 from ringtrain.cli.run_processes import (
     AGENT_S,
     forward_signals,
@@ -171,7 +171,7 @@ def _program(command: Sequence[str]) -> str:
 def _run(ranks: int, settings: Mapping[str, str], command: Sequence[str], verbose: bool) -> int:
     with ExitStack() as stack:
         undo_when_asked(stack)
-        secret_dir = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ringtrain-")))
+        secret_dir = stack.enter_context(run_folder())
         (secret_dir / "token").write_text(secrets.token_hex(32))
         held = HeldPorts()
         stack.callback(held.release)
@@ -179,6 +179,7 @@ def _run(ranks: int, settings: Mapping[str, str], command: Sequence[str], verbos
         environment = {
             **inherited(os.environ, settings),
             contract.ENV_SECRET_DIR: str(secret_dir),
+            contract.ENV_RUN_FOLDER: str(secret_dir),
             contract.ENV_LAUNCHER_PORT: str(control_port),
             contract.ENV_STATUS_PORT: str(status_port),
             contract.ENV_LAUNCHER_ADDRESS: f"127.0.0.1:{control_port}",

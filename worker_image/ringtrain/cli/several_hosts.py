@@ -3,7 +3,6 @@
 import os
 import signal
 import subprocess
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -19,6 +18,7 @@ from ringtrain.cli.hosts import Host
 from ringtrain.cli.interfaces import first_address
 from ringtrain.cli.live_page import say_link, without_token
 from ringtrain.cli.remote_agent import Greeting, Order
+from ringtrain.cli.run_folder import run_folder
 from ringtrain.cli.run_processes import (
     AGENT_S,
     forward_signals,
@@ -83,7 +83,7 @@ def run_on_hosts(
     """
     with ExitStack() as stack:
         undo_when_asked(stack)
-        secrets = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ringtrain-")))
+        secrets = stack.enter_context(run_folder())
         write_secrets(secrets, settings[contract.ENV_JOB_UID])
         held = HeldPorts()
         stack.callback(held.release)
@@ -93,6 +93,7 @@ def run_on_hosts(
             contract.ENV_NUM_WORKERS: str(len(hosts)),
             contract.ENV_SLOTS_PER_WORKER: str(hosts[0].slots),
             contract.ENV_SECRET_DIR: str(secrets / contract.ROLE_LAUNCHER),
+            contract.ENV_RUN_FOLDER: str(secrets),
             contract.ENV_LAUNCHER_PORT: str(control_port),
             contract.ENV_STATUS_PORT: str(status_port),
             contract.ENV_LAUNCHER_ADDRESS: f"127.0.0.1:{control_port}",
