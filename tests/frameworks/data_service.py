@@ -4,6 +4,7 @@ Numbers of a range are the elements, so that what a rank read tells what was los
 """
 
 import itertools
+import logging.handlers
 import os
 import signal
 import stat
@@ -243,6 +244,54 @@ def check_a_dispatcher_that_dies_is_replaced() -> None:
     """Its successor reads its journal: nothing is lost, nothing comes twice."""
     count, read = lost_and_read(0)
     assert sorted(read) == list(range(count))
+
+
+def reads_of_two_jobs(path: str) -> tuple[str, list[str], list[int]]:
+    """Read from a compute job that dies, and then from the next one, which writes the same file."""
+    said = logging.handlers.BufferingHandler(1000)
+    logging.getLogger("ringtrain.data").addHandler(said)
+    config = begun(path)
+    try:
+        for number in tf.data.Dataset.range(10**7).send_to_data_service(config, 0, 1):
+            if number == 50:
+                tell("reading")
+                ask()
+    except tf.errors.InternalError as error:
+        message = str(error)
+    lines = [record.getMessage() for record in said.buffer]
+    tell("heard")
+    ask()
+    config = begun(path)
+    read = [int(number) for number in tf.data.Dataset.range(COUNT).send_to_data_service(config, 0, 1)]
+    ended(config)
+    return message, lines, read
+
+
+def check_a_compute_job_that_is_lost() -> None:
+    """All of it is killed: a line says that training waits, the config's timeout ends the dataset with an error
+    that names the job, and training reads from the next one."""
+    with tempfile.TemporaryDirectory() as folder:
+        config = f"{folder}/compute.json"
+        with (
+            started_ranks(serves, 1, config, "--timeout", "6", env=ENV, context=FORK) as compute,
+            started_ranks(reads_of_two_jobs, 1, config, env=ENV, context=FORK) as ranks,
+        ):
+            ranks.message(0)
+            rank = psutil.Process(compute.pid(0))
+            for one in [rank, *rank.children(recursive=True)]:
+                one.kill()
+            ranks.answer(0)
+            ranks.message(0)
+            with started_ranks(serves, 1, config, env=ENV, context=FORK) as again:
+                ranks.answer(0)
+                (outcome,) = ranks.outcomes()
+                assert outcome.ok, outcome.traceback
+                assert again.outcomes()[0].ok
+    message, lines, read = outcome.value
+    assert "DataError: the compute job at " in message
+    assert "Start compute_worker again" in message
+    assert any("and training waits for it, for at most 6 s" in line for line in lines)
+    assert sorted(read) == list(range(COUNT))
 
 
 def ends_early(path: str) -> None:

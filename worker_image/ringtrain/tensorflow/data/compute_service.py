@@ -5,6 +5,7 @@ Importing this module gives every `tf.data.Dataset` the method `send_to_data_ser
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import time
@@ -25,6 +26,7 @@ from ringtrain.process_groups.context import size as world_size
 from ringtrain.tensorflow.data.client import ComputeClient
 from ringtrain.tensorflow.data.config import TfDataServiceConfig
 from ringtrain.tensorflow.data.job_service import JobDataService
+from ringtrain.tensorflow.data.relay import Relay, Watched
 from ringtrain.tensorflow.data.servers import Server, ServerProcesses, start_server
 from ringtrain.transport.address import host_port, is_loopback, reachable_address, split_address
 
@@ -32,6 +34,7 @@ __all__ = ["JobDataService", "TfDataServiceConfig", "compute_worker_fn", "send_t
 
 log = logging.getLogger("ringtrain.data")
 _POLL_S: Final = 0.2
+_relays: dict[str, Relay] = {}  # of this process, by dispatcher
 _shared: Counter[str] = Counter()  # datasets of this process, by the life of the ranks
 
 
@@ -39,8 +42,10 @@ _shared: Counter[str] = Counter()  # datasets of this process, by the life of th
 def tf_data_service(
     compute_config: TfDataServiceConfig | JobDataService, rank: int, size: int | None = None
 ) -> Iterator[str]:
-    """The address of this rank's dispatcher, `grpc://host:port`, once it has all its workers.
+    """The address by which this rank asks its dispatcher, `grpc://host:port`, once that has all its workers.
 
+    A compute job that does not answer for the config's `timeout` ends the dataset: TensorFlow raises an
+    InternalError that says so.
     With `dispatcher_side="training"` the dispatcher runs here until the block is left: on rank 0, or on every rank
     where each has its own. `size`: of training, by default that of the initialized world. Raises
     ConfigurationError for a training that the dispatchers don't fit, and DataError when they don't come in time.
@@ -57,7 +62,20 @@ def tf_data_service(
             log.info("dispatcher %d listens at %s", number, address)
         address = client.wait_for_dispatcher_registration(number, compute_config.timeout)
         client.wait_for_dispatcher_worker_registration(number, compute_config.timeout)
-        yield address
+        yield _relayed(address, client) if isinstance(client, ComputeClient) else address
+
+
+def _relayed(address: str, client: ComputeClient) -> str:
+    """Where this process's TensorFlow asks the dispatcher `address`, so that a lost compute job is said."""
+    relay = _relays.get(address)
+    if relay is None or relay.is_lost:
+        where = ", ".join(f"{host}:{port}" for known in client.addresses.values() for host, port in known)
+        job = Watched(
+            lambda within_s: client.state(within_s=within_s).over, f"the compute job at {where}", client.timeout_s
+        )
+        relay = _relays[address] = Relay(address.rpartition("://")[2], job)
+        atexit.register(relay.close)
+    return f"grpc://127.0.0.1:{relay.port}"
 
 
 @contextmanager

@@ -1,0 +1,109 @@
+"""Between TensorFlow's client and its dispatcher: what training hears when the compute job is gone.
+
+TensorFlow's client asks a dispatcher that does not answer for ever, and is silent. It takes an answer that says
+that something is wrong as the end of the dataset. So each rank's client asks a relay in its own process, which
+passes everything on, watches the compute job, and gives that answer when the job is lost.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Final
+
+import grpc
+
+from ringtrain.errors import ConfigurationError, DataError
+
+log = logging.getLogger("ringtrain.data")
+_LOOK_S: Final = 1.0
+_ANSWER_S: Final = 3.0
+# Silence that is worth a line: a dispatcher's process is started again within a second.
+_SAID_AFTER_S: Final = 5.0
+_CALL_S: Final = 60.0  # TensorFlow's own calls have hours
+_THREADS: Final = 4
+_OPTIONS: Final = (
+    ("grpc.max_send_message_length", -1),  # a dataset's graph is one message
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+)
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A compute job. `asks`: whether it is over, as it says within so many seconds; raises DataError where nobody
+    answers, ConfigurationError where another job does. `name`: for messages. `lost_after_s`: how long it may be
+    silent."""
+
+    asks: Callable[[float], bool]
+    name: str
+    lost_after_s: float
+
+
+class Relay(grpc.GenericRpcHandler):
+    """Listens on loopback, at `port`, for the dispatcher `target` (`host:port`), until `close`."""
+
+    def __init__(self, target: str, job: Watched) -> None:
+        self._job = job
+        self._lost = ""
+        self._closed = threading.Event()
+        self._channel = grpc.insecure_channel(target, options=_OPTIONS)
+        self._server = grpc.server(ThreadPoolExecutor(_THREADS), handlers=(self,), options=_OPTIONS)
+        self.port = self._server.add_insecure_port("127.0.0.1:0")
+        self._server.start()
+        self._thread = threading.Thread(target=self._watch, name="ringtrain-compute-job", daemon=True)
+        self._thread.start()
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        """Every method: a request is bytes, and so is its answer."""
+        ask = self._channel.unary_unary(handler_call_details.method)
+        return grpc.unary_unary_rpc_method_handler(lambda request, context: self._pass_on(ask, request, context))
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the compute job was silent for too long; this relay passes nothing on any more."""
+        return bool(self._lost)
+
+    def close(self) -> None:
+        """Stop listening and watching."""
+        self._closed.set()
+        self._server.stop(None)
+        self._channel.close()
+
+    def _pass_on(self, ask: Any, request: bytes, context: grpc.ServicerContext) -> Any:
+        if self._lost:
+            context.abort(grpc.StatusCode.INTERNAL, self._lost)
+        try:
+            return ask(request, timeout=_CALL_S)
+        except grpc.RpcError as error:  # a call's error is a call as well
+            context.abort(error.code(), error.details())
+
+    def _watch(self) -> None:
+        heard, said = time.monotonic(), False
+        while not self._closed.wait(_LOOK_S):
+            try:
+                if self._job.asks(_ANSWER_S):
+                    return
+            except (DataError, ConfigurationError) as error:
+                silent_s = time.monotonic() - heard
+                if silent_s >= self._job.lost_after_s:
+                    self._lost = (
+                        f"DataError: {self._job.name} has not answered for {silent_s:.0f} s ({error}). Start "
+                        "compute_worker again; training reads its config and makes its datasets anew"
+                    )
+                    log.error("%s", self._lost)
+                    return
+                if silent_s >= min(_SAID_AFTER_S, self._job.lost_after_s / 2) and not said:
+                    said = True
+                    log.warning(
+                        "%s has not answered for %.0f s, and training waits for it, for at most %g s",
+                        self._job.name, silent_s, self._job.lost_after_s,
+                    )  # fmt: skip
+                continue
+            if said:
+                log.warning("%s answers again", self._job.name)
+            heard, said = time.monotonic(), False
