@@ -1,6 +1,6 @@
 """Train a session on many ranks: the optimizer on the host, or only the reduction."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from ringtrain.negotiation.submission import Submission
 from ringtrain.optim import HostOptimizer, Rule
 from ringtrain.optim.cut import first_group
 from ringtrain.optim.host import BUCKET_BYTES
+from ringtrain.optim.on_host import OnHost
 from ringtrain.process_groups.group import Group, ProcessGroup
 from ringtrain.process_groups.process_sets import ProcessSet, global_process_set, open_group
 from ringtrain.reduction.ops import Average, ReduceOp, chosen_op
@@ -33,7 +34,7 @@ class Options:
     process_set: ProcessSet = global_process_set
 
 
-class DistributedOptimizer:
+class DistributedOptimizer(OnHost):
     """Update a session's weights in host memory: gradients out, ring, host update, weights in.
 
         session = …                                        # a device runtime's, with its weights loaded
@@ -68,21 +69,6 @@ class DistributedOptimizer:
         self.write_back()
         session.connect(HostCallbacks(self._take, self._new_weight), Inbound.WEIGHTS)
 
-    @property
-    def updates(self) -> int:
-        """Updates done so far."""
-        return self._host.updates
-
-    @property
-    def accumulating(self) -> bool:
-        """Whether gradients of an update that has not been made are here."""
-        return self._host.accumulating
-
-    @property
-    def state_bytes(self) -> int:
-        """Bytes of optimizer state in this rank's host memory."""
-        return self._host.state_bytes
-
     def state_dict(self, root: int | None = None) -> dict[str, Any]:
         """Gather weights and state of all ranks as arrays by name. Collective. `root`: only this rank gets
         them.
@@ -94,25 +80,12 @@ class DistributedOptimizer:
         self._host.load_state_dict(state)
         self.write_back()
 
-    def wait_for(self) -> None:
-        """Return when the host has all weights of the last step. Raises what made it fail."""
-        self._host.wait_for()
-
-    def commit(self) -> None:
-        """Let `rollback` go back to the rule as it is now."""
-        self._host.commit()
-
     def rollback(self, to: int | None = None) -> int:
         """Give up the step that is under way and go back to the last update that is done, or to the one before, as
         `ringtrain.optim.HostOptimizer.rollback`. The device has other weights until `adopt`. Local."""
         updates = self._host.rollback(to)
         self._left = set(self._session.parameters)
         return updates
-
-    def hand_over(self, leaving: Collection[int]) -> None:
-        """Have ranks that stay keep what only the ranks `leaving` hold. Collective; see
-        `ringtrain.optim.HostOptimizer.hand_over`."""
-        self._host.hand_over(leaving)
 
     def reform(self, former: Sequence[int | None]) -> None:
         """Go on in this process's world of now: `prepare`, then `adopt`. Collective."""
@@ -130,10 +103,6 @@ class DistributedOptimizer:
         self._host.adopt()
         self._groups = self._groups[-1:]
         self.write_back()
-
-    def discard(self) -> None:
-        """Forget what `prepare` brought. Local."""
-        self._host.discard()
 
     def write_back(self) -> None:
         """Copy every weight to the device."""

@@ -15,6 +15,7 @@ from ringtrain.errors import ConfigurationError
 from ringtrain.optim import HostOptimizer as ArrayOptimizer
 from ringtrain.optim import Rule
 from ringtrain.optim.cut import first_group
+from ringtrain.optim.on_host import OnHost
 from ringtrain.process_groups.group import Group, ProcessGroup
 from ringtrain.process_groups.process_sets import ProcessSet, global_process_set, open_group
 from ringtrain.torch.bridge import like, real, to_arrays, to_tensor
@@ -40,7 +41,7 @@ class _Group(dict[str, Any]):
         super().__setitem__(key, value)
 
 
-class HostOptimizer(torch.optim.Optimizer):
+class HostOptimizer(OnHost, torch.optim.Optimizer):
     """Stream gradients to the host during the backward pass, update there, and have the weights when `step()`
     returns.
 
@@ -208,11 +209,6 @@ class HostOptimizer(torch.optim.Optimizer):
         """Let `rollback` go back to the groups as they are now."""
         self._committed = [simple_options(group) for group in self.param_groups]
 
-    def hand_over(self, leaving: Collection[int]) -> None:
-        """Have ranks that stay keep what only the ranks `leaving` hold. Collective; see
-        `ringtrain.optim.HostOptimizer.hand_over`."""
-        self._host.hand_over(leaving)
-
     def reform(self, former: Sequence[int | None]) -> None:
         """Go on in this process's world of now: `prepare`, then `adopt`. Collective."""
         self.prepare(None, former)
@@ -239,10 +235,6 @@ class HostOptimizer(torch.optim.Optimizer):
         self._set_options(self._prepared)
         self._begin_looking()
 
-    def discard(self) -> None:
-        """Forget what `prepare` brought. Local."""
-        self._host.discard()
-
     @property
     def accumulating(self) -> bool:
         """Whether gradients of an update that has not been made are here: some of its micro-steps are missing."""
@@ -255,19 +247,9 @@ class HostOptimizer(torch.optim.Optimizer):
         return self._host.rate
 
     @property
-    def updates(self) -> int:
-        """Updates done so far."""
-        return self._host.updates
-
-    @property
     def gradient_norm(self) -> float | None:
         """Global gradient norm of the last update before clipping; None without `clip_norm`."""
         return self._host.gradient_norm
-
-    @property
-    def state_bytes(self) -> int:
-        """Bytes of optimizer state that this rank holds in host memory."""
-        return self._host.state_bytes
 
     @property
     def takes_node_sums(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 import tensorflow as tf
@@ -14,6 +14,7 @@ from ringtrain.common.keras_backend import check_backend
 from ringtrain.errors import ConfigurationError
 from ringtrain.optim import HostOptimizer as ArrayOptimizer
 from ringtrain.optim.host import BUCKET_BYTES
+from ringtrain.optim.on_host import OnHost
 from ringtrain.process_groups.group import Group
 from ringtrain.process_groups.process_sets import ProcessSet, global_process_set
 from ringtrain.tensorflow.calls import host_call
@@ -24,7 +25,7 @@ from ringtrain.tensorflow.keras.optimizer import DistributedKeras2Mixin, Distrib
 from ringtrain.tensorflow.operation import add_node
 
 
-class HostKerasMixin:
+class HostKerasMixin(OnHost):
     """What `HostOptimizer` puts before the class of the optimizer that it is made of."""
 
     _part: HostPart
@@ -57,37 +58,6 @@ class HostKerasMixin:
         """The ranks that train together."""
         return self._part.process_set
 
-    @property
-    def state_bytes(self) -> int:
-        """Bytes of optimizer state that this rank holds."""
-        return self._host.state_bytes
-
-    @property
-    def updates(self) -> int:
-        """Updates done so far."""
-        return self._host.updates
-
-    @property
-    def accumulating(self) -> bool:
-        """Whether an update has begun that has not ended."""
-        return self._host.accumulating
-
-    def wait_for(self) -> None:
-        """Return when weights are those of the last step; they always are."""
-        self._host.wait_for()
-
-    def commit(self) -> None:
-        """The step counts. Learning rate and count are variables of Keras, which a state keeps."""
-        self._host.commit()
-
-    def rollback(self, to: int | None = None) -> int:
-        """Undo what was done since update `to`; as of `ringtrain.optim.HostOptimizer.rollback`."""
-        return self._host.rollback(to)
-
-    def hand_over(self, leaving: Collection[int]) -> None:
-        """Have ranks that stay keep what only the ranks `leaving` hold. Collective."""
-        self._host.hand_over(leaving)
-
     def prepare(self, group: Group | None, former: Sequence[int | None]) -> None:
         """Bring weights and state into the world of now, beside those of the former one. Collective in the process
         set, of whose ranks it opens a group of its own: `group` is not used."""
@@ -98,10 +68,6 @@ class HostKerasMixin:
         self._host.adopt()
         self._part.groups = self._part.groups[-1:]
         self._part.write(self._part.weights(), constrained=False)
-
-    def discard(self) -> None:
-        """Forget what `prepare` brought. Local."""
-        self._host.discard()
 
     def register_local_var(self, var: Any) -> NoReturn:
         """Refused: every rank would need a state of its own."""
@@ -128,7 +94,7 @@ class HostKerasMixin:
         wrapped.save_own_variables(store)
 
     @property
-    def _host(self) -> ArrayOptimizer:
+    def _host(self) -> ArrayOptimizer:  # type: ignore[override]  # there once it is built
         return self._part.host
 
     def _numbers(self) -> dict[str, Any]:
