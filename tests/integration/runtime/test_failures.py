@@ -59,6 +59,59 @@ def test_the_first_cause_is_named(gang: Gang, fail: str, code: int, name: str | 
     assert agents[0].message()["failure"] == failure
 
 
+# A rank of a training that keeps its state when it hears that another one is lost.
+KEEPS = """
+import os, signal, time
+import numpy as np
+import ringtrain as rt
+rt.init()
+try:
+    for step in range(1000):
+        if (step, rt.rank()) == (5, 3):
+            DIE
+        rt.allreduce(np.ones(100))
+except rt.PeerLost as error:
+    time.sleep(0.5)
+    print("kept", flush=True)
+    raise
+time.sleep(1000)
+"""
+
+
+@pytest.mark.parametrize("way", ["SIGKILL", "SIGSEGV", "SIGABRT", "SIGTERM", "exit"])
+def test_every_other_rank_hears_of_it(gang: Gang, way: str) -> None:
+    """They raise PeerLost, and have time for what they do then, whichever way the one went."""
+    die = "os._exit(3)" if way == "exit" else f"os.kill(os.getpid(), signal.{way})"
+    job = gang(2, 2)
+    launcher, agents = job.launcher(), job.agents(*job.python(KEEPS.replace("DIE", die)))
+    assert launcher.wait() == (3 if way == "exit" else 128 + getattr(signal, way))
+    assert [agent.wait() for agent in agents] == [75, launcher.wait()]
+    for rank in range(3):
+        log = job.rank_log(rank)
+        assert b"kept\n" in log
+        assert b"PeerLost: rank 3" in log
+    assert launcher.message()["failure"]["rank"] == 3
+
+
+def test_a_rank_that_hears_nothing_gets_sigterm(gang: Gang) -> None:
+    """A rank that is in no collective is ended all the same, and may end in order."""
+    job = gang(1, 2, RINGTRAIN_TIMEOUT="6")
+    alone = """
+import os, signal, sys, time
+def leave(*_):
+    print("asked to end", flush=True)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, leave)
+print("ready", flush=True)
+if os.environ["RANK"] == "1":
+    os.kill(os.getpid(), signal.SIGKILL)
+time.sleep(1000)
+"""
+    launcher, agent = job.launcher(), job.agent(0, *job.python(alone))
+    assert [launcher.wait(), agent.wait()] == [137, 137]
+    assert job.rank_log(0) == b"ready\nasked to end\n"
+
+
 @pytest.mark.parametrize("code", [3, 70, 200])
 def test_exit_codes_are_exact(gang: Gang, code: int) -> None:
     """The code of the first failed rank is the code of its agent and of the launcher."""

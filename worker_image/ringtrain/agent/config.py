@@ -106,6 +106,11 @@ class AgentConfig(PodSettings):
         return min(10.0, self.timeout_s / 6)
 
     @property
+    def follow_s(self) -> float:
+        """How long ranks of a failed gang have for PeerLost, and what they do then, before SIGTERM."""
+        return 0.0 if self.mpi else self.grace_s / 2
+
+    @property
     def save_s(self) -> float:
         """How long ranks may take to save and end when their pod, or the job, is asked to stop."""
         keeps = bool(self.checkpoint_dir or self.checkpoint_uri)

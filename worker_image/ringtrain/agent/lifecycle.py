@@ -82,6 +82,7 @@ class Lifecycle:
         self._began = time.monotonic()
         self._verdict: Verdict | None = None
         self._ending: Ending | None = None
+        self._term_at: float | None = None
         self._kill_at: float | None = None
         self._leave_at: float | None = None
         self._notice_ends_at: float | None = None
@@ -112,8 +113,11 @@ class Lifecycle:
                     self._pod.start_ranks(world)
             case Stop(verdict):
                 self._verdict = verdict
-                asked = verdict.failure is None or verdict.failure.reason is Reason.AGENT_LOST
-                self._stop_ranks(signal.SIGTERM, self._config.save_s if asked else None)
+                failure = verdict.failure
+                if failure is None or failure.reason is Reason.AGENT_LOST:  # or a pod was asked to stop
+                    self._stop_ranks(signal.SIGTERM, self._config.save_s)
+                else:
+                    self._term_at = time.monotonic() + self._config.follow_s
                 self._pod.stopping = True
                 self._pod.coordinator.changed()
             case Release(verdict):
@@ -168,6 +172,9 @@ class Lifecycle:
 
     def _check_clocks(self) -> None:
         now = time.monotonic()
+        if self._term_at is not None and now >= self._term_at:
+            self._term_at = None
+            self._stop_ranks(signal.SIGTERM)
         if self._kill_at is not None and now >= self._kill_at and not self._pod.ranks.all_ended:
             self._pod.ranks.stop(signal.SIGKILL)
             self._kill_at = now + self._config.grace_s
