@@ -8,7 +8,8 @@ from datetime import timedelta
 
 from ringtrain_operator.cluster.line import WaitingLine
 from ringtrain_operator.cluster.queue import Key
-from ringtrain_operator.observe.model import Contention, Observed
+from ringtrain_operator.observe.line import Contention
+from ringtrain_operator.observe.model import Observed
 from ringtrain_operator.plan import Plan
 from ringtrain_operator.status.model import format_time
 from support.jobs import job
@@ -19,13 +20,18 @@ DEVICE = "nvidia.com/gpu"
 
 @dataclass(frozen=True)
 class Ask:
-    """One job: workers with so many devices each, which run for `run_s`, submitted after `after_s`."""
+    """One job: workers with so many devices each, which run for `run_s`, submitted after `after_s`.
+
+    `nowhere`: no node has the labels that its pods ask for; `launcher_nowhere`: that its launcher does.
+    """
 
     workers: int = 4
     devices: int = 2
     run_s: int = 20
     after_s: int = 0
     timeout_s: int = 300
+    nowhere: bool = False
+    launcher_nowhere: bool = False
 
 
 @dataclass(frozen=True)
@@ -48,7 +54,7 @@ class Tenant(World):
     gave_back: list[GaveBack] = field(default_factory=list)
 
     def observed(self) -> Observed:
-        nodes = tuple({DEVICE: amount} for amount in self.devices_of_nodes)
+        nodes = {f"node-{i}": {DEVICE: amount} for i, amount in enumerate(self.devices_of_nodes)}
         return Observed(**{**vars(super().observed()), "contention": self.contention, "nodes": nodes})
 
     def _create(self, obj: Json) -> None:
@@ -70,10 +76,11 @@ class Crowd:
 
     def __init__(self, asks: list[Ask], nodes: tuple[int, ...] = (4, 4), seed: int = 0) -> None:
         self.nodes, self._order, self.seconds = nodes, random.Random(seed), 0
-        self.line, self.idle_device_s = WaitingLine(), 0
+        self.line, self.idle_device_s = WaitingLine(lambda: START + timedelta(seconds=self.seconds)), 0
         self.tenants: list[Tenant] = []
         for number, ask in enumerate(asks):
-            worker = job(workers=ask.workers)["spec"]["worker"] | {"devices": {DEVICE: ask.devices}}
+            worker = job(workers=ask.workers)["spec"]["worker"]
+            worker |= {"devices": {DEVICE: ask.devices}} if ask.devices else {}
             found = job(f"job-{number}", worker=worker, scheduling={"timeoutSeconds": ask.timeout_s})
             found["metadata"]["creationTimestamp"] = format_time(START + timedelta(seconds=ask.after_s))
             tenant = Tenant(found, ask=ask, devices_of_nodes=nodes, look_at=float(ask.after_s))
@@ -119,6 +126,9 @@ class Crowd:
         for tenant, name in waiting:
             free = self._free()
             fitting = [node for node, amount in free.items() if amount >= tenant.needs(name)]
+            nowhere = tenant.ask.nowhere or (tenant.ask.launcher_nowhere and name.endswith("launcher"))
+            if nowhere:
+                fitting = []
             if fitting:
                 pod = tenant.pods[name]
                 pod["spec"]["nodeName"] = self._order.choice(fitting)
@@ -127,15 +137,22 @@ class Crowd:
                 tenant.look_at = self.seconds
             elif "status" not in tenant.pods[name]:
                 tenant.pods[name]["status"] = {"phase": "Pending"}
-                self._placed(tenant.pods[name], "False")
+                self._placed(tenant.pods[name], "False", nowhere)
                 tenant.look_at = self.seconds
         for tenant in self.tenants:
             self._start(tenant)
 
-    def _placed(self, pod: Json, status: str) -> None:
+    def _placed(self, pod: Json, status: str, nowhere: bool = False) -> None:
         found = {"type": "PodScheduled", "status": status, "reason": "Unschedulable" if status == "False" else ""}
-        now = format_time(START + timedelta(seconds=self.seconds))
-        pod["status"]["conditions"] = [{**found, "lastTransitionTime": now, "message": f"Insufficient {DEVICE}"}]
+        now, count = format_time(START + timedelta(seconds=self.seconds)), len(self.nodes)
+        # kube-scheduler's words, as of Kubernetes 1.34
+        why = "node(s) didn't match Pod's node affinity/selector" if nowhere else f"Insufficient {DEVICE}"
+        helps = "Preemption is not helpful for scheduling" if nowhere else "No preemption victims found"
+        message = (
+            f"0/{count} nodes are available: {count} {why}. no new claims to deallocate, preemption: "
+            f"0/{count} nodes are available: {count} {helps}."
+        )
+        pod["status"]["conditions"] = [{**found, "lastTransitionTime": now, "message": message}]
 
     def _start(self, tenant: Tenant) -> None:
         names = [name for name, pod in tenant.pods.items() if "deletionTimestamp" not in pod["metadata"]]
@@ -156,14 +173,15 @@ class Crowd:
 
     def _look(self, tenant: Tenant) -> None:
         key = Key("default", tenant.job["metadata"]["name"])
-        tenant.contention = self.line.others(key)
+        self.line.nodes = tenant.observed().nodes
+        tenant.contention = self.line.contention()
         plan, attempt, waits = tenant.plan(), tenant.status.attempt, tenant.status.state == "Queued"
-        first = tenant.contention.first
+        first = next((one for one in tenant.contention.order if one.job != str(key)), None)
         tenant.apply(plan)
         if tenant.status.state == "Queued" and not waits and attempt:
             tenant.gave_back.append(GaveBack(self.seconds, first.job if first is not None else ""))
         tenant.look_at = self._next_look(plan)
-        for other in self.line.note(key, tenant.job):
+        for other in self.line.note(key, tenant.job, tenant.observed().pods):
             next(t for t in self.tenants if t.job["metadata"]["name"] == other.name).look_at = self.seconds
 
     def _next_look(self, plan: Plan) -> float | None:

@@ -6,7 +6,7 @@ devices, and nothing else of nodes.
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +20,7 @@ from support.objects import subresource
 
 Json = dict[str, Any]
 PAUSE_S = 0.05
+NOT_HELPFUL = "Preemption is not helpful for scheduling"
 _ANYTHING = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
 _COUNT = {"type": "integer", "format": "int32"}
 _TEXT = {"type": "string"}
@@ -92,7 +93,20 @@ class _Free:
 @asynccontextmanager
 async def standing_in(api: ApiClient, namespace: str, name: str) -> AsyncIterator[None]:
     """Meanwhile gangs of the namespace are placed as the gang scheduler `name` would place them."""
-    task = asyncio.create_task(_schedule_forever(api, namespace, name))
+    async with _again_and_again(lambda: _schedule(api, namespace, name)):
+        yield
+
+
+@asynccontextmanager
+async def placing_pod_by_pod(api: ApiClient, namespaces: Sequence[str]) -> AsyncIterator[None]:
+    """Meanwhile each pod of the namespaces is placed by itself, or refused in kube-scheduler's words."""
+    async with _again_and_again(lambda: _schedule_each(api, namespaces)):
+        yield
+
+
+@asynccontextmanager
+async def _again_and_again(schedule: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
+    task = asyncio.create_task(_forever(schedule))
     try:
         yield
     finally:
@@ -100,11 +114,34 @@ async def standing_in(api: ApiClient, namespace: str, name: str) -> AsyncIterato
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def _schedule_forever(api: ApiClient, namespace: str, name: str) -> None:
+async def _forever(schedule: Callable[[], Awaitable[None]]) -> None:
     while True:
         with suppress(ApiError):
-            await _schedule(api, namespace, name)
+            await schedule()
         await asyncio.sleep(PAUSE_S)  # a stand-in may be slow: nothing is measured with it
+
+
+async def _schedule_each(api: ApiClient, namespaces: Sequence[str]) -> None:
+    pods = [pod for namespace in namespaces for pod in await api.select(PODS, namespace)]
+    nodes = await api.select(NODES)
+    free = _room(nodes, pods)
+    for pod in pods:
+        if pod["spec"].get("nodeName") or "deletionTimestamp" in pod["metadata"]:
+            continue
+        if pod["spec"].get("nodeSelector"):  # the nodes have no labels
+            why = "node(s) didn't match Pod's node affinity/selector"
+            await _say_unschedulable(api, pod, _words(len(nodes), why))
+        elif node := free.place(pod):
+            await _bind(api, pod, node)
+        else:
+            await _say_unschedulable(api, pod, _words(len(nodes), f"Insufficient {next(iter(_devices(pod)))}"))
+
+
+def _words(nodes: int, why: str) -> str:
+    """What kube-scheduler of Kubernetes 1.34 says of a pod that it can't place."""
+    of_none = f"0/{nodes} nodes are available: {nodes}"
+    helps = "No preemption victims found for incoming pod" if "Insufficient" in why else NOT_HELPFUL
+    return f"{of_none} {why}. no new claims to deallocate, preemption: {of_none} {helps}."
 
 
 async def _schedule(api: ApiClient, namespace: str, name: str) -> None:
@@ -131,10 +168,14 @@ async def _place(api: ApiClient, name: str, group: Json, members: list[Json], fr
         return
     for pod in waiting:
         if node := free.place(pod):
-            meta, target = pod["metadata"], {"apiVersion": "v1", "kind": "Node", "name": node}
-            body = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": meta["name"]}, "target": target}
-            with suppress(Conflict, NotFound):
-                await api.create(subresource(PODS, meta["name"], "binding"), meta["namespace"], body)
+            await _bind(api, pod, node)
+
+
+async def _bind(api: ApiClient, pod: Json, node: str) -> None:
+    meta, target = pod["metadata"], {"apiVersion": "v1", "kind": "Node", "name": node}
+    body = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": meta["name"]}, "target": target}
+    with suppress(Conflict, NotFound):
+        await api.create(subresource(PODS, meta["name"], "binding"), meta["namespace"], body)
 
 
 async def _refuse(api: ApiClient, name: str, group: Json, pods: Iterable[Json], words: str) -> None:
@@ -148,13 +189,17 @@ async def _refuse(api: ApiClient, name: str, group: Json, pods: Iterable[Json], 
             )
         return
     for pod in pods:
-        conditions = (pod.get("status") or {}).get("conditions") or []
-        if any(c["type"] == "PodScheduled" and c.get("message") == words for c in conditions):
-            continue
-        told = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": words}
-        patch = {"status": {"conditions": [{**told, "lastTransitionTime": now_text()}]}}
-        with suppress(NotFound):
-            await api.patch(PODS, namespace, pod["metadata"]["name"], patch, subresource="status")
+        await _say_unschedulable(api, pod, words)
+
+
+async def _say_unschedulable(api: ApiClient, pod: Json, words: str) -> None:
+    meta, conditions = pod["metadata"], (pod.get("status") or {}).get("conditions") or []
+    if any(c["type"] == "PodScheduled" and c.get("message") == words for c in conditions):
+        return
+    told = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": words}
+    patch = {"status": {"conditions": [{**told, "lastTransitionTime": now_text()}]}}
+    with suppress(NotFound):
+        await api.patch(PODS, meta["namespace"], meta["name"], patch, subresource="status")
 
 
 def _group_of(pod: Json) -> str:

@@ -1,54 +1,68 @@
 """Jobs that wait to be placed whole, in their order: what their statuses say, in one place."""
 
 from bisect import insort
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
+from itertools import islice
 from typing import Any
 
 from ringtrain_operator.cluster.queue import Key
-from ringtrain_operator.observe.model import Contender, Contention
+from ringtrain_operator.observe.line import Contender, Contention, NodeDevices
+from ringtrain_operator.observe.model import PodView
+from ringtrain_operator.plan.incomplete import tries_at
 from ringtrain_operator.spec.job import is_ours
 from ringtrain_operator.spec.parse import parse_time
+from ringtrain_operator.spec.template import worker_devices
+from ringtrain_operator.status.waiting import NAMES_SHOWN
+
+# Of those that wait without pods and would fit, so many look at what was freed; the next when one of them moves.
+WOKEN = 8
 
 
 class WaitingLine:
-    """The jobs of one operator that stand in line. All methods belong to one event loop."""
+    """The jobs of one operator that stand in line. All methods belong to one event loop.
 
-    def __init__(self) -> None:
+    `nodes`: what nodes have of devices, as it was read last.
+    """
+
+    def __init__(self, clock: Callable[[], datetime]) -> None:
+        self.nodes: NodeDevices | None = None
+        self._clock = clock
         self._order: list[Contender] = []
         self._places: dict[Key, Contender] = {}
         self._with_pods: set[Key] = set()
         self._keys: dict[str, Key] = {}
+        self._held: dict[Key, dict[str, Counter[str]]] = {}
+        self._freed_at: datetime | None = None
 
-    def note(self, key: Key, job: Mapping[str, Any]) -> tuple[Key, ...]:
-        """Take in what the job's status says now. Returns the other jobs for which that changes something.
+    def note(self, key: Key, job: Mapping[str, Any], pods: Iterable[PodView] = ()) -> tuple[Key, ...]:
+        """Take in what the job's status says now, and where its `pods` are. Returns the other jobs for which that
+        changes something.
 
         A job that is being deleted never has its turn; the status of one that runs elsewhere was written there.
         """
         is_here = "deletionTimestamp" not in job["metadata"] and is_ours(job["spec"].get("managedBy"))
         ledger = ((job.get("status") or {}).get("ledger") or {}) if is_here else {}
-        since: datetime | None = parse_time(ledger.get("lineSince"))
-        now = Contender(since, str(job["metadata"].get("uid")), str(key)) if since is not None else None
+        now = _contender(key, job, ledger)
         if (now is not None or ledger.get("tooLarge")) and not ledger.get("queuedSince"):
             self._with_pods.add(key)
         else:
             self._with_pods.discard(key)
-        return self._moved(key, now)
+        return self._moved(key, now, _held_devices(job, pods))
 
     def forget(self, key: Key) -> tuple[Key, ...]:
         """The job is gone. Returns the other jobs for which that changes something."""
         self._with_pods.discard(key)
-        return self._moved(key, None)
+        return self._moved(key, None, {})
 
-    def others(self, key: Key) -> Contention:
-        """Who waits besides this job."""
-        mine = self._places.get(key)
-        first = next((other for other in self._order[:2] if other is not mine), None)
-        return Contention(len(self._order) - (mine is not None), first)
+    def contention(self) -> Contention:
+        """Who waits, and what is in use meanwhile."""
+        return Contention(tuple(self._order), self._used() if self._order else {}, self._freed_at)
 
-    def _moved(self, key: Key, now: Contender | None) -> tuple[Key, ...]:
-        before = self._places.get(key)
-        if before == now:
+    def _moved(self, key: Key, now: Contender | None, held: dict[str, Counter[str]]) -> tuple[Key, ...]:
+        before, freed = self._places.get(key), self._hold(key, held)
+        if _same(before, now) and not freed:
             return ()
         if before is not None:
             self._order.remove(before)
@@ -59,6 +73,62 @@ class WaitingLine:
             self._keys[now.job] = key
         else:
             self._keys.pop(str(key), None)
-        # Whoever holds places may have to give way, or may keep them; the first may have its turn.
-        first = {self._keys[one.job] for one in self._order[:1]}
-        return tuple(sorted((self._with_pods | first) - {key}))
+        # Whoever holds places may have to give way, or may keep them; the first may have its turn; some of the
+        # others may try, or have another directly ahead.
+        woken = {self._keys[one.job] for one in self._to_wake(before or now)}
+        return tuple(sorted((self._with_pods | woken) - {key}))
+
+    def _to_wake(self, moved: Contender | None) -> Iterator[Contender]:
+        used, waiting = self._used(), [one for one in self._order if one.tries_at is not None]
+        yield from self._order[:1]
+        yield from islice((one for one in waiting if one.fits(self.nodes, used)), WOKEN)
+        if moved is not None:
+            yield from islice((one for one in waiting if moved < one and one.competes_with(moved)), NAMES_SHOWN)
+
+    def _hold(self, key: Key, held: dict[str, Counter[str]]) -> bool:
+        """Note what the job has of nodes now; whether it has less of one than before."""
+        before = self._held.pop(key, {})
+        if held:
+            self._held[key] = held
+        freed = any(devices - held.get(node, Counter()) for node, devices in before.items())
+        if freed:
+            self._freed_at = self._clock()
+        return freed
+
+    def _used(self) -> dict[str, Counter[str]]:
+        used: dict[str, Counter[str]] = {}
+        for held in self._held.values():
+            for node, devices in held.items():
+                used.setdefault(node, Counter()).update(devices)
+        return used
+
+
+def _contender(key: Key, job: Mapping[str, Any], ledger: Mapping[str, Any]) -> Contender | None:
+    since: datetime | None = parse_time(ledger.get("lineSince"))
+    if since is None:
+        return None
+    return Contender(
+        since,
+        str(job["metadata"].get("uid")),
+        str(key),
+        wants=ledger.get("lineWants") or {},
+        workers=int(ledger.get("lineWorkers") or 0),
+        tries_at=tries_at(parse_time(ledger.get("queuedSince")), parse_time(ledger.get("waitsSince"))),
+        reserves=bool(ledger.get("lineReserves")),
+    )
+
+
+def _same(before: Contender | None, now: Contender | None) -> bool:
+    """In every field, those that give no place among them."""
+    return (vars(before) if before else None) == (vars(now) if now else None)
+
+
+def _held_devices(job: Mapping[str, Any], pods: Iterable[PodView]) -> dict[str, Counter[str]]:
+    """What the job's workers have of nodes, those whose pods are still ending among them."""
+    worker = job["spec"].get("worker") or {}
+    amounts = worker_devices(worker.get("template") or {}, worker.get("devices") or {})
+    found: dict[str, Counter[str]] = {}
+    for pod in pods if amounts else ():
+        if pod.role == "worker" and pod.node and pod.phase not in ("Succeeded", "Failed"):
+            found.setdefault(pod.node, Counter()).update(amounts)
+    return found

@@ -15,6 +15,7 @@ from ringtrain_operator.cluster.api.resources import COMPANIONS, NODES, PODS, Re
 from ringtrain_operator.cluster.poll import Answer
 from ringtrain_operator.cluster.queue import Key
 from ringtrain_operator.cluster.versions import Versions
+from ringtrain_operator.observe.line import NodeDevices
 from ringtrain_operator.observe.model import (
     CapacityView,
     Foreign,
@@ -221,21 +222,21 @@ class NodeRoom:
 
     def __init__(self, api: ApiClient) -> None:
         self._api = api
-        self._room: tuple[Mapping[str, int], ...] | None = None
+        self._room: NodeDevices | None = None
         self._read_at = float("-inf")
         self._lock = asyncio.Lock()
 
-    async def read(self) -> tuple[Mapping[str, int], ...] | None:
-        """One mapping a node; None where nodes may not be read, as in an operator of a few namespaces."""
+    async def read(self) -> NodeDevices | None:
+        """By name of the node; None where nodes may not be read, as in an operator of a few namespaces."""
         async with self._lock:
             if time.monotonic() - self._read_at < NODES_FRESH_S:
                 return self._room
             self._room = None
             try:
-                found: list[Mapping[str, int]] = []
+                found: dict[str, Mapping[str, int]] = {}
                 async for page in self._api.pages(NODES, size=500):
-                    found += [_devices_of(node) for node in page]
-                self._room = tuple(found)
+                    found |= {node["metadata"]["name"]: _devices_of(node) for node in page}
+                self._room = found
             except Forbidden:
                 pass
             except ApiError as exc:

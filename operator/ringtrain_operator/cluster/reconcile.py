@@ -59,7 +59,7 @@ class Reconciler:
         self._poller = poller
         self._metrics = metrics
         self._clock = clock
-        self.line = WaitingLine()
+        self.line = WaitingLine(clock)
         self._nodes = NodeRoom(versions.api)
         self.kueue = Kueue(versions.api)
         self.gangs = gangs
@@ -77,7 +77,7 @@ class Reconciler:
         memory = self._memory_of(key, job)
         now = self._clock()
         reading = await read_surroundings(self._versions, job, memory, self._poller.answer(key), now)
-        reading = await self._with_others(key, reading)
+        reading = await self._with_others(reading)
         kueue, gangs = await self.kueue.observe(job, memory), await self.gangs.observe(job, memory)
         capacity = await self.capacity.observe(job, memory)
         observed = replace(reading.observed, kueue=kueue, gangs=gangs, capacity=capacity)
@@ -86,7 +86,7 @@ class Reconciler:
         job = await self._write_status(key, job, plan)
         if plan.status and not plan.acts and self._settles(job, reading, now):
             self._versions.settled(key, job["metadata"]["resourceVersion"])
-        self._wake(self.line.note(key, job))
+        self._wake(self.line.note(key, job, reading.observed.pods))
         surprised = await apply_plan(self._versions, job, plan, memory)
         refused = plan.workload is not None and await self.kueue.change(job, plan.workload, memory)
         await send_events(self._api, job, plan.events)
@@ -165,14 +165,17 @@ class Reconciler:
             return Memory()
         return self._memories.setdefault(uid, Memory())
 
-    async def _with_others(self, key: Key, reading: Reading) -> Reading:
+    async def _with_others(self, reading: Reading) -> Reading:
         """The reading with what others wait for, and the room of nodes where a pod finds none."""
-        observed = replace(reading.observed, contention=self.line.others(key))
+        observed = replace(reading.observed, contention=self.line.contention())
         ledger = observed.status.get("ledger") or {}
-        if ledger.get("tooLarge") or any(
-            pod.unschedulable_since and not pod.outlives_attempts for pod in observed.pods
+        if (
+            ledger.get("tooLarge")
+            or ledger.get("queuedSince")
+            or any(pod.unschedulable_since and not pod.outlives_attempts for pod in observed.pods)
         ):
-            observed = replace(observed, nodes=await self._nodes.read())
+            self.line.nodes = await self._nodes.read()
+            observed = replace(observed, nodes=self.line.nodes)
         return replace(reading, observed=observed)
 
     def _wake(self, keys: tuple[Key, ...]) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
 
+from .line import Contention, NodeDevices
 from .workload import WorkloadView
 
 Role = Literal["launcher", "worker", "data", "evaluator"]
@@ -122,23 +123,6 @@ class LauncherReport:
     start_time: datetime | None = None
 
 
-@dataclass(frozen=True, order=True)
-class Contender:
-    """A job that waits to be placed whole; who is less comes first. `job`: namespace and name."""
-
-    since: datetime
-    uid: str
-    job: str = field(default="", compare=False)
-
-
-@dataclass(frozen=True)
-class Contention:
-    """Other jobs of this operator that wait to be placed whole: how many, and who of them comes first."""
-
-    waiting: int = 0
-    first: Contender | None = None
-
-
 @dataclass(frozen=True)
 class KueueView:
     """Kueue, where the operator may write its Workloads. `version`: of its API. `priority`: fields of a Workload
@@ -212,7 +196,7 @@ class Observed:
     of `launcher_age_s` ago, or None with the cause in `launcher_error`; `launcher_unreadable`: that stays as long
     as this launcher runs. `launcher_refused`: why an elastic job's launcher does not take the number of workers.
     `refusals`: creations that the API refused in the last apply. `status`: the CR's own, as it was read.
-    `contention`: other jobs that wait for places. `nodes`: what each node of the cluster has of extended
+    `contention`: the jobs that wait for places. `nodes`: what each node of the cluster has of extended
     resources; None: not known, or of no interest. `kueue`: None where it is not served, or not allowed.
     `gangs`, `capacity`: None where pods are not placed by a scheduler, as on one machine.
     """
@@ -231,5 +215,5 @@ class Observed:
     gangs: GangsView | None = None
     capacity: CapacityView | None = None
     status: dict[str, Any] = field(default_factory=dict)
-    contention: Contention = Contention()
-    nodes: tuple[Mapping[str, int], ...] | None = None
+    contention: Contention = field(default_factory=Contention)
+    nodes: NodeDevices | None = None

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
+from ..observe.line import Contender
 from ..status.model import ConditionChange, Failure
 from ..status.situation import Situation
 
@@ -65,16 +66,16 @@ class Finish:
 class GiveWay:
     """Delete the pods of a gang that is not placed whole, and wait without any.
 
-    `since`: the job's place among those that wait; None: it is `too_large` for the cluster, and in nobody's way.
+    `place`: the job's among those that wait; None: it is `too_large` for the cluster, and in nobody's way.
     """
 
-    since: datetime | None
+    place: Contender | None
     too_large: bool = False
 
 
 @dataclass(frozen=True)
 class Place:
-    """Make the pods of a job that was queued. `since`: as above."""
+    """Make the pods of a job that was queued. `since`: its place in the line."""
 
     since: datetime
 

@@ -1,25 +1,31 @@
 """Gangs of which a part is placed and the rest finds no room, where no scheduler places all pods or none.
 
-Such jobs stand in a line. The first keeps what it has; the others give theirs back and wait without pods until it
-is their turn. So of any number of jobs that hold parts of what they need one is always completed.
+Such jobs stand in a line with those that compete for the same. The first keeps what it has; the others give
+theirs back and wait without pods until it is their turn, or until one of them fits into what the first can't use.
+So of any number of jobs that hold parts of what they need one is always completed, and no device is idle for long
+that a whole gang could use. Decision 52 has the bounds.
 """
 
 from __future__ import annotations
 
 import zlib
+from dataclasses import replace
 from datetime import datetime, timedelta
 
-from ..observe.model import Contender
+from ..observe.line import ROOM, Contender, lacking
 from ..status.model import JobStatus
 from ..status.situation import Situation
-from .decision import NO_DECISION, Decision, Enqueue, Finish, GiveWay, Halt, Place, PolicyResult
+from .decision import NO_DECISION, Begin, Decision, Enqueue, Finish, GiveWay, Halt, Place, PolicyResult
+from .ledger import OUT_OF_LINE, placed_at
 
 # A scheduler may need a moment for pods that fit: an end of other pods is on its way.
 GRACE_S = 5
 # Jobs that were made in one moment do not all give way in one moment.
 JITTER_S = 5
-# How often a job that is too large looks whether the cluster has grown.
+# How often a job that waits looks whether the cluster has grown.
 GROWTH_S = 60
+# Who tried in vain tries again after as long as it has waited so far, within these bounds.
+SOONEST_TRY_S, LATEST_TRY_S = 10, 300
 
 
 def incomplete(s: Situation) -> PolicyResult:
@@ -30,17 +36,18 @@ def incomplete(s: Situation) -> PolicyResult:
         return _queued(s)
     if s.status.ledger.gang_scheduler is not None or not is_stuck(s):
         return NO_DECISION
-    patience = timedelta(seconds=s.job.spec.scheduling.timeout_seconds)
-    since = min((pod.unschedulable_since for pod in s.pods if pod.unschedulable_since is not None), default=s.now)
-    grace, others = timedelta(seconds=GRACE_S + _jitter_s(s)), s.observed.contention.waiting > 0
+    since, me, line = _stuck_since(s), contender(s), s.observed.contention
+    grace, patience = timedelta(seconds=GRACE_S + _jitter_s(s)), s.job.spec.scheduling.timeout_seconds
     if _too_large(s):
-        return _after(s, since + (grace if others else patience), GiveWay(None, too_large=True))
-    place = s.status.ledger.line_since or s.job.created
-    if not _is_first(s, place):
-        return _after(s, since + grace, GiveWay(place))
-    if others:
-        return _after(s, _last_gain(s, since) + patience, GiveWay(s.now))
-    return NO_DECISION
+        due = since + (grace if line.rivals(me) else timedelta(seconds=patience))
+        return _after(s, due, GiveWay(None, too_large=True))
+    if not me.wants:
+        last = gives_way(s)
+        is_wanted = any(pod.node for pod in s.pods) and last.place is not None and line.rivals(last.place)
+        return _after(s, since + grace, last) if is_wanted else NO_DECISION
+    if line.ahead_of(me):
+        return _after(s, since + grace, GiveWay(me))
+    return _first(s, me)
 
 
 def note_line(s: Situation, decision: Decision | None) -> JobStatus:
@@ -49,14 +56,16 @@ def note_line(s: Situation, decision: Decision | None) -> JobStatus:
     over = isinstance(decision, Halt | Enqueue | Finish) or s.status.finished
     if over or s.attempt == 0 or ledger.queued_since is not None:
         return s.status
+    if isinstance(decision, Begin) and decision.reason in ("Started", "Resumed") and _is_reserved(s):
+        return s.status.noted(queued_since=s.now, **placed_at(s, _begun(s)))
     if s.placed or s.gang_began or ledger.gang_scheduler is not None:
-        return s.status.noted(line_since=None, too_large=False)
+        return s.status.noted(**OUT_OF_LINE)
     if not is_stuck(s):
-        return s.status
-    too_large = _too_large(s)
-    return s.status.noted(
-        line_since=None if too_large else ledger.line_since or s.job.created, too_large=too_large
-    )
+        return s.status.noted(line_since=None) if s.gang_refusals else s.status
+    too_large, me = _too_large(s), contender(s)
+    if too_large or not me.wants:
+        return s.status.noted(line_since=None, line_reserves=False, too_large=too_large)
+    return s.status.noted(**{**placed_at(s, me), "line_reserves": _reserves(s, me)}, too_large=False)
 
 
 def is_stuck(s: Situation) -> bool:
@@ -69,32 +78,114 @@ def is_stuck(s: Situation) -> bool:
     )
 
 
+def contender(s: Situation) -> Contender:
+    """The job in the line. It wants nothing there if the end of other pods would not help one of its own."""
+    wants, devices = dict(s.status.ledger.line_wants), s.job.worker_devices
+    # Of a thousand pods most have the same words.
+    if words := {pod.waiting_message for pod in s.pods if pod.unschedulable_since is not None}:
+        lacks = [lacking(said, devices) for said in words]
+        wants = dict.fromkeys(frozenset().union(*lacks), 0) | devices if all(lacks) else {}
+    since = s.status.ledger.line_since or s.job.created
+    return Contender(since, s.job.uid, f"{s.job.namespace}/{s.job.name}", wants, s.workers_needed)
+
+
+def gives_way(s: Situation) -> GiveWay:
+    """Whatever it waits for, others may have what it holds. One that no other's end would help goes last."""
+    me = contender(s)
+    everything = {ROOM: 0} | s.job.worker_devices
+    return GiveWay(me if me.wants else replace(me, wants=everything, since=s.now))
+
+
+def tries_at(queued_since: datetime | None, waits_since: datetime | None) -> datetime | None:
+    """When a job that waits without pods may try to find room, whoever is ahead; None: it has pods."""
+    if queued_since is None:
+        return None
+    waited = queued_since - (waits_since or queued_since)
+    return queued_since + min(max(waited, timedelta(seconds=SOONEST_TRY_S)), timedelta(seconds=LATEST_TRY_S))
+
+
+def _first(s: Situation, me: Contender) -> PolicyResult:
+    """The first in line keeps what it has while its turn lasts, and longer where nobody waits for it."""
+    start, length = _turn(s)
+    if s.observed.contention.rivals(me) and start + length <= s.now:
+        return PolicyResult(GiveWay(replace(me, since=s.now)))
+    start, length = _present_turn(s)
+    middle = start + length / 2
+    return PolicyResult(requeue_at=middle if s.now < middle else start + length)
+
+
 def _queued(s: Situation) -> PolicyResult:
-    place = s.status.ledger.line_since or s.job.created
-    if not s.status.ledger.too_large:
-        return PolicyResult(Place(place)) if _is_first(s, place) else NO_DECISION
-    if not _too_large(s):
-        return PolicyResult(Place(place))
-    return PolicyResult(requeue_at=s.now + timedelta(seconds=GROWTH_S + _jitter_s(s)))
+    me, line, nodes = contender(s), s.observed.contention, s.observed.nodes
+    look_again = PolicyResult(requeue_at=s.now + timedelta(seconds=GROWTH_S + _jitter_s(s)))
+    if s.status.ledger.too_large:
+        return look_again if _too_large(s) else PolicyResult(Place(me.since))
+    if not line.ahead_of(me):
+        return PolicyResult(Place(me.since))
+    if line.is_held_up(me) or not me.fits(nodes, line.used):
+        return look_again
+    due = _may_try_at(s, tries_at(s.status.ledger.queued_since, s.status.ledger.waits_since) or s.now)
+    if s.now < due:
+        return PolicyResult(requeue_at=due)
+    sooner = (one for one in line.ahead_of(me) if one.tries_at and _may_try_at(s, one.tries_at) <= s.now)
+    if any(one.fits(nodes, line.used) and not line.is_held_up(one) for one in sooner):
+        return look_again
+    return PolicyResult(Place(me.since))
 
 
-def _is_first(s: Situation, place: datetime) -> bool:
-    first = s.observed.contention.first
-    return first is None or Contender(place, s.job.uid) < first
+def _may_try_at(s: Situation, own: datetime) -> datetime:
+    """Not before those ahead had time to take what was freed last."""
+    freed = s.observed.contention.freed_at
+    return own if freed is None else max(own, freed + timedelta(seconds=GRACE_S))
+
+
+def _begun(s: Situation) -> Contender:
+    """The job as it begins, before it has pods."""
+    return replace(contender(s), wants=s.job.worker_devices)
+
+
+def _is_reserved(s: Situation) -> bool:
+    """Whether a job in the line has waited for so long that none may begin on what it waits for."""
+    me = _begun(s)
+    return any(one.reserves for one in s.observed.contention.ahead_of(me))
+
+
+def _reserves(s: Situation, me: Contender) -> bool:
+    """Whether the job is first, and in the second half of its turn: until then others may pass it."""
+    start, length = _present_turn(s)
+    return not s.observed.contention.ahead_of(me) and s.now >= start + length / 2
+
+
+def _turn(s: Situation) -> tuple[datetime, timedelta]:
+    """Since when the first in line keeps what it has, and for how long although others wait.
+
+    For no less than it had waited by then: once a turn is as long as the longest run of those that it waits for.
+    """
+    start = max((pod.scheduled_at for pod in s.pods if pod.scheduled_at is not None), default=_stuck_since(s))
+    return start, _length(s, start)
+
+
+def _present_turn(s: Situation) -> tuple[datetime, timedelta]:
+    """The same of the present turn of a job that nobody who waits wants to follow."""
+    start, length = _turn(s)
+    while start + length <= s.now:
+        start += length
+        length = _length(s, start)
+    return start, length
+
+
+def _length(s: Situation, start: datetime) -> timedelta:
+    return max(
+        timedelta(seconds=s.job.spec.scheduling.timeout_seconds), start - (s.status.ledger.waits_since or start)
+    )
+
+
+def _stuck_since(s: Situation) -> datetime:
+    return min((pod.unschedulable_since for pod in s.pods if pod.unschedulable_since is not None), default=s.now)
 
 
 def _too_large(s: Situation) -> bool:
     """Whether the empty cluster would not have the devices that the gang needs, as far as nodes are known."""
-    needed = s.job.worker_devices
-    if s.observed.nodes is None or not needed:
-        return False
-    room = sum(min(node.get(name, 0) // amount for name, amount in needed.items()) for node in s.observed.nodes)
-    return room < s.workers_needed
-
-
-def _last_gain(s: Situation, since: datetime) -> datetime:
-    """When the gang last got a place."""
-    return max((pod.scheduled_at for pod in s.pods if pod.scheduled_at is not None), default=since)
+    return not replace(contender(s), wants=s.job.worker_devices).fits(s.observed.nodes, {})
 
 
 def _after(s: Situation, due: datetime, decision: GiveWay) -> PolicyResult:

@@ -6,12 +6,21 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
+from ..observe.line import Contender
 from ..spec.job import comparable
 from ..status.model import JobStatus
 from ..status.situation import Situation
 from .decision import Begin, Decision, Enqueue, Finish, GiveWay, Halt, Place, Resize, Restart
 
-OUT_OF_LINE: dict[str, Any] = {"line_since": None, "queued_since": None, "too_large": False}
+OUT_OF_LINE: dict[str, Any] = {
+    "line_since": None,
+    "waits_since": None,
+    "line_wants": {},
+    "line_workers": 0,
+    "line_reserves": False,
+    "queued_since": None,
+    "too_large": False,
+}
 # Of a first restart only the next one's delay follows: it comes at once.
 FIRST_DELAY_S = 1
 LONGEST_DELAY_S = 300
@@ -37,8 +46,8 @@ def enter(s: Situation, decision: Decision | None) -> JobStatus:
             return next_attempt.noted(
                 attempt_workers=s.wanted_workers,
                 queued_since=s.now,
-                line_since=decision.since,
                 too_large=decision.too_large,
+                **(placed_at(s, decision.place) if decision.place is not None else {"line_since": None}),
             )
         case Place():
             return s.status.noted(queued_since=None, line_since=decision.since, too_large=False)
@@ -48,6 +57,17 @@ def enter(s: Situation, decision: Decision | None) -> JobStatus:
             return ended.noted(active_since=None, **OUT_OF_LINE)
         case None:
             return _as_this_version_notes(s)
+
+
+def placed_at(s: Situation, place: Contender) -> dict[str, Any]:
+    """What is noted of the job's place in the line."""
+    return {
+        "line_since": place.since,
+        "waits_since": s.status.ledger.waits_since or s.now,
+        "line_wants": dict(place.wants),
+        "line_workers": place.workers,
+        "line_reserves": False,
+    }
 
 
 def _as_this_version_notes(s: Situation) -> JobStatus:

@@ -15,6 +15,7 @@ from ..status.situation import Situation
 from .decision import NO_DECISION, Finish, GiveWay, PolicyResult, Restart
 from .disruption import pod_disruption
 from .failure_rules import judge
+from .incomplete import gives_way
 from .launcher_loss import comes_back_by, launcher_loss
 from .suspend import missed_suspension
 
@@ -118,7 +119,7 @@ def _judge(s: Situation, failure: Failure) -> Restart | GiveWay | Finish:
         return judge(s, failure)
     placed_together = s.status.ledger.gang_scheduler is not None
     if not placed_together and any(pod.unschedulable_since is not None for pod in s.pods):
-        return GiveWay(s.status.ledger.line_since or s.job.created)
+        return gives_way(s)
     message = f"attempt {s.attempt}: {', '.join(absent[:3])} did not run in time (networking.startTimeoutSeconds)"
     return Restart("NotAssembled", message, failure=failure)
 

@@ -20,7 +20,7 @@ from .evaluator import Evaluator
 from .policy import RunPolicy
 from .scheduling import Scheduling
 from .storage import Checkpoint, Logs
-from .template import PartialTemplate, WorkerTemplate, device_count, template_devices
+from .template import PartialTemplate, WorkerTemplate, device_count, template_devices, worker_devices
 from .updates import frozen, same_data_workers, unchanged
 
 # Kueue's own way to name a queue; where spec.scheduling.queue is set, that counts.
@@ -401,8 +401,7 @@ class Job:
     @property
     def worker_devices(self) -> dict[str, int]:
         """Extended resources of each worker, wherever they are written."""
-        amounts = {**template_devices(self.spec.worker.template), **self.spec.worker.devices}
-        return {name: count for name, amount in amounts.items() if (count := device_count(amount))}
+        return worker_devices(self.spec.worker.template, self.spec.worker.devices)
 
     @property
     def min_available(self) -> int:

@@ -96,7 +96,8 @@ class Scheduling(SpecModel):
         ge=1,
         le=86400,
         description="How long a gang that is not placed whole may hold places without another being added while "
-        "other jobs wait. Then the next has its turn. A gang scheduler has times of its own.",
+        "other jobs wait for them, or as long as it has waited by then. Then the next has its turn. A gang "
+        "scheduler has times of its own.",
     )
     provisioning: Provisioning | None = Field(
         default=None,

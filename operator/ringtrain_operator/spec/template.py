@@ -93,6 +93,12 @@ def template_devices(template: Mapping[str, Any]) -> dict[str, object]:
     return {name: n for name, n in found.items() if str(n) != "0"}
 
 
+def worker_devices(template: Mapping[str, Any], devices: Mapping[str, Any]) -> dict[str, int]:
+    """Extended resources of each worker, in its `template` and in worker.`devices`."""
+    amounts = {**template_devices(template), **devices}
+    return {name: count for name, amount in amounts.items() if (count := device_count(amount))}
+
+
 def device_count(value: object) -> int | None:
     """A device's amount in a template as a number; None for what is no whole number from 1 to 64."""
     text = str(value)

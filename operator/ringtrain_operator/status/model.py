@@ -173,6 +173,16 @@ class Ledger(StatusModel):
     line_since: Time | None = Field(
         default=None, description="Place among the jobs that wait to be placed whole; the earliest comes first."
     )
+    waits_since: Time | None = Field(
+        default=None, description="Since when it waits; its place may be a later one."
+    )
+    line_wants: dict[str, int] = Field(
+        default={}, description="What it competes for there: each worker's devices by name, and room."
+    )
+    line_workers: int = Field(default=0, description="Workers without which it can't begin.")
+    line_reserves: bool = Field(
+        default=False, description="Whether nobody behind it may be placed before it, for a while."
+    )
     queued_since: Time | None = Field(default=None, description="Since when the job waits without pods.")
     too_large: bool = Field(default=False, description="Whether it waits for nodes that the cluster has not.")
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from ..build import group_name, worker_name
 from ..contract import KIND
+from ..observe.line import ROOM, Contender
 from ..observe.model import Foreign, Refusal
 from ..observe.pods import by_index
 from ..spec.job import Job
@@ -57,11 +58,15 @@ def _queued(s: Situation) -> ConditionChange:
             "the cluster have room for; the job waits without pods until there are more nodes, or until it "
             "asks for less",
         )
-    return _not(
-        "Queued",
-        "not all pods found room, and other jobs were before this one; it has given back what it had, and starts "
-        "when it is its turn",
-    )
+    ahead = [one.job for one in s.observed.contention.ahead_of(_in_line(s))][-NAMES_SHOWN:]
+    what = " and ".join(sorted(s.status.ledger.line_wants.keys() - {ROOM})) or "room on nodes"
+    place = f"; directly ahead of it in the line: {', '.join(reversed(ahead))}" if ahead else ", and is next"
+    return _not("Queued", f"it waits without pods for {what}{place}")
+
+
+def _in_line(s: Situation) -> Contender:
+    ledger = s.status.ledger
+    return Contender(ledger.line_since or s.job.created, s.job.uid, wants=ledger.line_wants)
 
 
 def devices_text(job: Job) -> str:

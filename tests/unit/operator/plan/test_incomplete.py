@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from support.crowd import Ask, Crowd
+from support.crowd import Ask, Crowd, Tenant
 from support.jobs import Json, job
+from support.planworld import START
 
 from ringtrain_operator.cluster.line import WaitingLine
 from ringtrain_operator.cluster.queue import Key
-from ringtrain_operator.observe.model import Contention
+from ringtrain_operator.observe.line import Contention
 
 FITS = st.builds(
     Ask,
@@ -57,7 +58,8 @@ def test_a_job_that_waits_is_queued_and_has_no_pods() -> None:
     running = waiting.status.condition("Running")
     assert running is not None
     assert (running.status, running.reason) == ("False", "Queued")
-    assert "other jobs were before this one" in running.message
+    ahead = "directly ahead of it in the line: default/job-"
+    assert running.message.startswith(f"it waits without pods for nvidia.com/gpu; {ahead}")
     assert waiting.status.reason == "Queued"
     assert "Queued" in waiting.reasons()
 
@@ -107,16 +109,72 @@ def test_a_job_that_is_suspended_leaves_the_line() -> None:
     for _ in range(60):
         crowd.tick()
     waiting = [tenant for tenant in crowd.tenants if tenant not in crowd.running]
-    assert crowd.line.others(Key("", "")).waiting == 2
+    assert len(crowd.line.contention().order) == 2
     for tenant in waiting:
         tenant.change(runPolicy={"suspend": True})
         tenant.look_at = crowd.seconds
     for _ in range(5):
         crowd.tick()
     assert [tenant.status.state for tenant in waiting] == ["Suspended", "Suspended"]
-    assert crowd.line.others(Key("", "")).waiting == 0
+    assert len(crowd.line.contention().order) == 0
     for tenant in waiting:
         assert (tenant.status.ledger.queued_since, tenant.holds) == (None, 0)
+
+
+@pytest.mark.parametrize(
+    "never",
+    [
+        pytest.param(Ask(workers=1, devices=0, nowhere=True), id="a-label-that-no-node-has-and-no-device"),
+        pytest.param(Ask(nowhere=True), id="a-label-that-no-node-has"),
+        pytest.param(Ask(launcher_nowhere=True), id="its-launcher-alone-has-no-node"),
+    ],
+)
+def test_jobs_that_no_other_jobs_end_would_help_are_in_nobodys_way(never: Ask) -> None:
+    """Three of them are the oldest; the gangs behind them run one after the other, seconds apart."""
+    crowd = Crowd([never, never, never, *(Ask(after_s=1) for _ in range(3))], seed=5)
+    until(crowd, crowd.tenants[3:], idle_s=BROKEN_WITHIN_S)
+    for tenant in crowd.tenants:
+        assert (tenant.status.restarts, tenant.status.disruptions) == (0, 0)
+    crowd.tick()
+    for tenant in crowd.tenants[:3] if not never.launcher_nowhere else []:
+        assert tenant.status.attempt == 1
+        waits = tenant.status.condition("Running")
+        assert waits is not None
+        assert "didn't match Pod's node affinity/selector" in waits.message
+
+
+def test_a_gang_behind_one_that_can_not_use_what_is_free_starts_within_seconds() -> None:
+    """The oldest in line wants a whole node, and a device of each is taken for long. Of three gangs behind it each
+    takes what is free: they run one after the other while it waits."""
+    long = Ask(workers=2, devices=3, run_s=10_000)
+    crowd = Crowd([long, Ask(workers=1, devices=4, after_s=3), *(Ask(2, 1, after_s=4) for _ in range(3))], seed=6)
+    until(crowd, crowd.tenants[2:], idle_s=BROKEN_WITHIN_S)
+    assert crowd.seconds < 150
+
+
+def test_a_gang_that_others_pass_is_placed_in_the_end() -> None:
+    """It wants a whole node, and small jobs that run for 100 s come again and again: for a while none may pass it,
+    and that while grows until it is longer than they run."""
+    small = [Ask(workers=1, devices=1, run_s=100, after_s=13 * i) for i in range(200)]
+    crowd = Crowd([Ask(workers=1, devices=4, after_s=60, timeout_s=30, run_s=50), *small], seed=7)
+    large = crowd.tenants[0]
+    while large.status.state != "Running":
+        crowd.tick()
+        assert crowd.seconds < 700
+    passed = [t for t in crowd.tenants[1:] if t.ask.after_s > 120 and t.runs_until]
+    assert passed, "nobody passed it: the devices that it could not use were idle"
+    while not large.status.finished or any(t.status.state == "Queued" for t in crowd.tenants):
+        crowd.tick()
+        assert crowd.seconds < 4000
+
+
+def until(crowd: Crowd, tenants: list[Tenant], idle_s: int) -> None:
+    """Return when `tenants` have ended, of which one runs at any time but for `idle_s`."""
+    idle = 0
+    while not all(t.status.finished for t in tenants):
+        crowd.tick()
+        idle = 0 if any(t in tenants for t in crowd.running) else idle + 1
+        assert idle < idle_s, (crowd.seconds, [(t.status.state, t.holds) for t in crowd.tenants])
 
 
 # Not made smaller: that takes minutes here, and a set of six jobs can be read.
@@ -151,11 +209,11 @@ def test_no_set_of_jobs_waits_for_itself(asks: list[Ask], never: list[Ask], seed
 )
 def test_a_job_that_never_has_its_turn_here_keeps_nobody_waiting(change: Json) -> None:
     """A finalizer may keep it for ever; and the status of a job that runs elsewhere is a copy of the one there."""
-    line, first, other = WaitingLine(), Key("default", "digits"), Key("default", "other")
+    line, first = WaitingLine(lambda: START), Key("default", "digits")
     waiting = job()
     waiting["metadata"]["uid"] = "0a1b2c3d"
     waiting["status"] = {"ledger": {"lineSince": "2026-01-01T00:00:00Z"}}
     line.note(first, waiting)
-    assert line.others(other).waiting == 1
+    assert [one.job for one in line.contention().order] == [str(first)]
     line.note(first, {**waiting, **{part: {**waiting[part], **more} for part, more in change.items()}})
-    assert line.others(other) == Contention()
+    assert line.contention() == Contention()
