@@ -94,6 +94,7 @@ class World:
             gangs=self._gangs(),
             capacity=self._capacity(),
             status=self.job.get("status") or {},
+            nodes_ready=self._silent_nodes(),
         )
 
     def _gangs(self) -> GangsView | None:
@@ -108,6 +109,11 @@ class World:
         requests = tuple(view_request(o, r.api_version) for r, o in self.asked.items() if r.api_version)
         templates = {r: o["metadata"]["uid"] for r, o in self.asked.items() if r.kind == "PodTemplate"}
         return replace(self.autoscaler, requests=requests, templates=templates)
+
+    def _silent_nodes(self) -> dict[str, bool]:
+        lost = self.status.ledger.lost_pod
+        node = lost.node if lost is not None else None
+        return {node: self.nodes[node]} if node in self.nodes else {}
 
     def autoscaler_says(self, kind: str, message: str = "", reason: str = "") -> None:
         """A condition of the job's only ProvisioningRequest holds from now on."""

@@ -151,6 +151,7 @@ async def read_surroundings(
     if began and not ended:  # before, its creations tell whether a name is taken; afterwards nothing is created
         await look_at_objects(api, job, memory)
     nodes = await _readiness_of_suspects(api, ours, now)
+    silent = await _readiness_since_silent(api, status)
     views = memory.views_of(ours, nodes, keep=versions.known_pods.has(key))
     memory.note_gone(views, now)
     observed = Observed(
@@ -165,6 +166,7 @@ async def read_surroundings(
         launcher_refused=answer.refused,
         refusals=memory.refusals,
         status=status,
+        nodes_ready=silent,
     )
     return Reading(observed, tuple(ours))
 
@@ -256,12 +258,22 @@ async def _readiness_of_suspects(api: ApiClient, pods: list[Json], now: datetime
     return {str(name): ready for name in suspects if (ready := await _node_is_ready(api, str(name))) is not None}
 
 
+async def _readiness_since_silent(api: ApiClient, status: Mapping[str, Any]) -> dict[str, bool]:
+    """Whether the node of a pod that went silent was ready since; empty where that is not known."""
+    lost = (status.get("ledger") or {}).get("lostPod") or {}
+    if not lost.get("node"):
+        return {}
+    ready = await _node_is_ready(api, lost["node"], parse_time(lost.get("since")))
+    return {} if ready is None else {lost["node"]: ready}
+
+
 def _overdue(pod: Json, now: datetime) -> bool:
     due = parse_time(pod["metadata"].get("deletionTimestamp"))
     return due is not None and due < now
 
 
-async def _node_is_ready(api: ApiClient, name: str) -> bool | None:
+async def _node_is_ready(api: ApiClient, name: str, since: datetime | None = None) -> bool | None:
+    """Whether the node is ready, and was ready `since`; None: it may not be read."""
     try:
         node = await api.get(NODES, None, name)
     except NotFound:
@@ -272,4 +284,6 @@ async def _node_is_ready(api: ApiClient, name: str) -> bool | None:
         log.warning("node %s could not be read: %s", name, exc)
         return None
     conditions = node.get("status", {}).get("conditions") or []
-    return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
+    ready: Json = next((c for c in conditions if c["type"] == "Ready" and c["status"] == "True"), {})
+    turned = parse_time(ready.get("lastTransitionTime"))
+    return bool(ready) and (since is None or turned is None or turned <= since)

@@ -198,6 +198,7 @@ class Observed:
     `refusals`: creations that the API refused in the last apply. `status`: the CR's own, as it was read.
     `contention`: the jobs that wait for places. `nodes`: what each node of the cluster has of extended
     resources; None: not known, or of no interest. `kueue`: None where it is not served, or not allowed.
+    `nodes_ready`: of a node whose pod went silent, whether it was ready all the while, as far as it is known.
     `gangs`, `capacity`: None where pods are not placed by a scheduler, as on one machine.
     """
 
@@ -217,3 +218,4 @@ class Observed:
     status: dict[str, Any] = field(default_factory=dict)
     contention: Contention = field(default_factory=Contention)
     nodes: NodeDevices | None = None
+    nodes_ready: Mapping[str, bool] = field(default_factory=dict)

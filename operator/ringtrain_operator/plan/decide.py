@@ -28,6 +28,7 @@ from .incarnations import note_workers, wakes_at
 from .incomplete import incomplete, note_line
 from .lasting import lasting_wakes_at, note_ended
 from .ledger import enter, name_credentials
+from .lost_pod import lost_pod, note_lost_pod
 from .objects import changes
 from .outcome import attempt_failure, success
 from .progress_deadline import progress_deadline
@@ -46,6 +47,7 @@ POLICIES: tuple[Policy, ...] = (
     suspension,
     queueing,
     active_deadline,
+    lost_pod,
     disruption,
     incomplete,
     unstartable,
@@ -108,6 +110,7 @@ def plan(job: Job, observed: Observed, now: datetime, settings: Settings) -> Pla
         return Plan()
     decision, timers = _decide(s)
     decided = replace(s, status=name_credentials(replace(s, status=enter(s, decision))))
+    decided = replace(decided, status=note_lost_pod(decided, decision))
     decided = replace(decided, status=note_gang(decided, decision))
     decided = replace(decided, status=note_line(decided, decision))
     decided = replace(decided, status=note_workers(decided, decision))

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Literal
 
 from ..observe.line import Contender
-from ..status.model import ConditionChange, Failure
+from ..status.model import ConditionChange, Failure, LostPod
 from ..status.situation import Situation
 
 
@@ -36,13 +36,17 @@ class Enqueue:
 
 @dataclass(frozen=True)
 class Restart:
-    """Give up this attempt and begin the next. `counted`: against backoffLimit. `delayed`: by the back-off."""
+    """Give up this attempt and begin the next. `counted`: against backoffLimit. `delayed`: by the back-off.
+
+    `lost`: a pod that went silent; what became of it decides later whether the restart counts.
+    """
 
     reason: str
     message: str
     counted: bool = False
     delayed: bool = True
     failure: Failure | None = None
+    lost: LostPod | None = None
 
 
 @dataclass(frozen=True)

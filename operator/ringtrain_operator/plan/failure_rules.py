@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..contract import EXIT_BAD_CONFIGURATION
-from ..status.model import Failure
+from ..status.model import Failure, LostPod
 from ..status.situation import Situation
 from .decision import Finish, Restart
 
@@ -15,10 +15,13 @@ _HOPELESS_REASONS = frozenset(
 )
 
 
-def judge(s: Situation, failure: Failure, *, disrupted: bool = False) -> Restart | Finish:
+def judge(
+    s: Situation, failure: Failure, *, disrupted: bool = False, lost: LostPod | None = None
+) -> Restart | Finish:
     """Restart, counted or not, or the job's end. The first rule that matches decides; then the hopeless fail.
 
-    `disrupted`: without a rule the failure is not the job's, and does not count.
+    `disrupted`: without a rule the failure is not the job's, and does not count. `lost`: whether it counts is
+    known later.
     """
     policy = s.job.spec.run_policy
     what = describe(failure)
@@ -31,10 +34,18 @@ def judge(s: Situation, failure: Failure, *, disrupted: bool = False) -> Restart
         return Finish("Failed", failure.reason, f"{what}; a restart would not help", failure)
     if rule is None and disrupted:
         return Restart("Disrupted", what, failure=failure)
+    if lost is not None:
+        return Restart(failure.reason, what, failure=failure, lost=lost)
     if s.status.restarts >= policy.backoff_limit:
-        message = f"{what}; restarted {s.status.restarts} of at most {policy.backoff_limit} times (backoffLimit)"
-        return Finish("Failed", "BackoffLimitExceeded", message, failure)
+        return limit_reached(s, failure)
     return Restart(failure.reason, what, counted=True, failure=failure)
+
+
+def limit_reached(s: Situation, failure: Failure) -> Finish:
+    """The job's end: another restart would be one too many."""
+    limit = s.job.spec.run_policy.backoff_limit
+    message = f"{describe(failure)}; restarted {s.status.restarts} of at most {limit} times (backoffLimit)"
+    return Finish("Failed", "BackoffLimitExceeded", message, failure)
 
 
 def describe(failure: Failure) -> str:

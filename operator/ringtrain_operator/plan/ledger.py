@@ -125,11 +125,12 @@ def _enqueue(s: Situation, decision: Enqueue) -> JobStatus:
 
 def _restart(s: Situation, decision: Restart) -> JobStatus:
     delay = _delay_s(s) if decision.delayed else 0
+    disrupted = decision.delayed and not decision.counted and decision.lost is None
     restarted = s.status.model_copy(
         update={
             "attempt": s.attempt + 1,
             "restarts": s.status.restarts + (1 if decision.counted else 0),
-            "disruptions": s.status.disruptions + (0 if decision.counted or not decision.delayed else 1),
+            "disruptions": s.status.disruptions + (1 if disrupted else 0),
             "failure": decision.failure or s.status.failure,
         }
     )

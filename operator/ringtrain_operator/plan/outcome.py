@@ -17,6 +17,7 @@ from .disruption import pod_disruption
 from .failure_rules import judge
 from .incomplete import gives_way
 from .launcher_loss import comes_back_by, launcher_loss
+from .lost_pod import went_silent
 from .suspend import missed_suspension
 
 # How long a failed worker waits for the launcher to say which rank failed first.
@@ -79,7 +80,10 @@ def attempt_failure(s: Situation) -> PolicyResult:
     due = (first.exit_time or s.now) + timedelta(seconds=LAUNCHER_REPORT_S)
     if launcher_may_tell and first.exit_time is not None and s.now < due:
         return PolicyResult(requeue_at=due)
-    return PolicyResult(_judge(s, failure_of(first, s)))
+    failure = failure_of(first, s)
+    if failure.reason == "LauncherFailed" and s.launcher is not None:  # its agents have not heard of it
+        return PolicyResult(judge(s, failure, lost=went_silent(s, s.launcher)))
+    return PolicyResult(_judge(s, failure))
 
 
 def ended_badly(pod: PodView) -> bool:
@@ -96,8 +100,10 @@ def _launcher_failed(s: Situation, launcher: PodView) -> PolicyResult:
         if lost is not None and lost.finished and lost.exit_code not in (None, 0, EXIT_GANG_STOPPED):
             return PolicyResult(_judge(s, failure_of(lost, s)))
         due = (launcher.exit_time or s.now) + timedelta(seconds=POD_FATE_S)
-        if lost is not None and not lost.finished and lost.node_ready is not False and s.now < due:
-            return PolicyResult(requeue_at=due)
+        if lost is not None and not lost.finished:
+            if lost.node_ready is not False and s.now < due:
+                return PolicyResult(requeue_at=due)
+            return PolicyResult(judge(s, failure, lost=went_silent(s, lost)))
     return PolicyResult(_judge(s, failure))
 
 

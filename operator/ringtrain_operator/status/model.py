@@ -138,6 +138,15 @@ class Incarnations(StatusModel):
     recoveries: int = Field(default=0, description="Recoveries of which the present launcher knows nothing.")
 
 
+class LostPod(StatusModel):
+    """A pod that went silent, while it is not known whether its node is to blame."""
+
+    uid: str = Field(description="Which pod it was.")
+    pod: str = Field(description="Its name.")
+    node: str | None = Field(default=None, description="Its node.")
+    since: Time = Field(description="When it was heard last.")
+
+
 class Ledger(StatusModel):
     """The operator's own notes on a job's past, from which it decides; of no interest to users."""
 
@@ -169,6 +178,9 @@ class Ledger(StatusModel):
     )
     data_scale: DataScale | None = Field(
         default=None, description="How many data workers autoscale wants, and what it has learned."
+    )
+    lost_pod: LostPod | None = Field(
+        default=None, description="Pod that went silent, for which the last restart may or may not count."
     )
     line_since: Time | None = Field(
         default=None, description="Place among the jobs that wait to be placed whole; the earliest comes first."

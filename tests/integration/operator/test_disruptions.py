@@ -3,7 +3,8 @@
 from pathlib import Path
 
 import pytest
-from support.cluster import OpenCluster
+from support.cluster import Json, OpenCluster
+from support.jobs import termination_message
 from support.scenario import Scenario, open_scenario
 
 from ringtrain_operator.cluster.api.resources import PODS
@@ -57,6 +58,36 @@ async def test_a_pod_that_is_gone_before_its_launcher_was_heard_restarts_the_gan
         await s.until_running(attempt=2)
         status = (await s.job())["status"]
         assert (status["restarts"], status["disruptions"]) == (0, 1)
+
+
+async def test_a_node_that_goes_without_a_word_is_not_billed_to_the_job(
+    open_cluster: OpenCluster, tmp_path: Path
+) -> None:
+    """The launcher gives up an agent before the control plane knows of its node: the job has no restart left, and
+    goes on when the node is known to be lost."""
+    async with open_scenario(open_cluster, tmp_path) as s:
+        await s.submit(runPolicy={"backoffLimit": 0})
+        await s.until_running()
+        node = "node-a" if "digits-launcher" in s.kubelet.pods_on("node-b") else "node-b"
+        victim = s.kubelet.pods_on(node)[0]
+        s.kubelet.go_silent(node)
+        lost = {"rank": None, "reason": "AgentLost", "pod": victim, "message": "no sign of life for 60 s"}
+        s.runtime.finish("digits-launcher", 75, termination_message("Failed", 1, 2, **lost))
+        await s.cluster.until(PODS, s.namespace, "digits-launcher", has_ended)
+        s.skip(15)
+        status = (await s.until(lambda j: j["status"].get("attempt") == 2))["status"]
+        assert (status["restarts"], status["disruptions"]) == (0, 0)
+        await s.kubelet.lose_node(node)
+        s.skip(60)
+        status = (await s.until(lambda j: j["status"].get("disruptions") == 1))["status"]
+        assert status["restarts"] == 0
+        s.skip(120)
+        await s.until_running(attempt=2)
+
+
+def has_ended(pod: Json | None) -> bool:
+    """Whether the launcher's container has said how it ended."""
+    return ((pod or {}).get("status") or {}).get("phase") == "Failed"
 
 
 async def test_pods_of_a_dead_node_are_replaced(open_cluster: OpenCluster, tmp_path: Path) -> None:

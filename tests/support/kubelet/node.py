@@ -126,12 +126,16 @@ class Kubelet:
 
     async def lose_node(self, node: str) -> None:
         """Cut a node off: its pods stop without a word, its readiness is unknown, it takes no new pods."""
+        self.go_silent(node)
+        await self._post_readiness(node, "Unknown")
+
+    def go_silent(self, node: str) -> None:
+        """The same, as it is until the control plane has noticed."""
         self._cordon(node)
         for life, task in self._lives.values():
             if life.pod["spec"].get("nodeName") == node:
                 life.lost = True
                 task.cancel()
-        await self._post_readiness(node, "Unknown")
 
     def _cordon(self, node: str) -> None:
         self._nodes[node] = False

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
-from support.planworld import condition, running, world
+from support.planworld import World, condition, running, world
 
 
 def test_eviction_does_not_count() -> None:
@@ -109,6 +111,84 @@ def test_a_rank_that_fails_because_its_pod_is_taken_away_does_not_count() -> Non
     w.launcher_ends(143, reason="RankFailed")
     w.settle()
     assert (w.status.attempt, w.status.restarts) == (2, 0)
+
+
+@pytest.fixture(params=["agent", "launcher"])
+def silent(request: pytest.FixtureRequest) -> tuple[World, str]:
+    """A job without any restart left, and its pod that nobody has heard of: everyone else has given up."""
+    w = running(backoffLimit=0)
+    if request.param == "agent":
+        w.launcher_ends(75, reason="AgentLost", pod="digits-worker-1", message="no sign of life")
+    else:
+        failure = {"reason": "LauncherFailed", "message": "the launcher has not answered for 60 s"}
+        words = {"version": 1, "attempt": 1, "outcome": "Failed", "failure": failure}
+        for index in range(2):
+            w.pod_ends(f"digits-worker-{index}", 75, json.dumps(words))
+        w.report = None
+    w.settle()
+    w.run(seconds=31)
+    name = "digits-worker-1" if request.param == "agent" else "digits-launcher"
+    assert (w.status.attempt, w.status.restarts, w.status.disruptions) == (2, 0, 0)
+    assert "deletionTimestamp" in w.pods[name]["metadata"]
+    w.pods = {name: w.pods[name]}  # all others answer
+    return w, name
+
+
+def test_a_node_that_goes_silently_is_not_billed_to_the_job(silent: tuple[World, str]) -> None:
+    """Nobody knows of the node for 20 s more: then it is not ready, and the next attempt runs, uncounted."""
+    w, name = silent
+    w.run(seconds=20)
+    assert w.status.state == "Restarting"
+    w.nodes[f"node-of-{name}"] = False
+    w.run(seconds=20)
+    assert (w.status.restarts, w.status.disruptions, w.status.ledger.lost_pod) == (0, 1, None)
+    w.run(seconds=60)
+    assert {pod["metadata"]["labels"]["ringtrain.dev/attempt"] for pod in w.pods.values()} == {"2"}
+    assert len(w.pods) == 3
+
+
+def test_a_node_that_is_gone_with_its_pod_is_not_billed_to_the_job(silent: tuple[World, str]) -> None:
+    """A cloud takes the node away, and the control plane its pods: between two looks."""
+    w, name = silent
+    w.nodes[f"node-of-{name}"] = False
+    w.pods = {}
+    w.settle()
+    assert (w.status.restarts, w.status.disruptions, len(w.pods)) == (0, 1, 3)
+
+
+def test_a_pod_that_does_not_answer_where_nodes_can_not_be_read(silent: tuple[World, str]) -> None:
+    """An operator of a few namespaces sees that the kubelet does not end the pod in its time."""
+    w, _ = silent
+    w.run(seconds=20)
+    assert w.status.disruptions == 0
+    w.run(seconds=21)
+    assert (w.status.restarts, w.status.disruptions) == (0, 1)
+
+
+def test_a_silent_pod_on_a_node_that_lives_counts(silent: tuple[World, str]) -> None:
+    """Its kubelet ends it as asked: the job has no restart left."""
+    w, name = silent
+    w.nodes[f"node-of-{name}"] = True
+    w.run(seconds=10)
+    assert w.status.state == "Restarting"
+    w.pods = {}
+    w.settle()
+    state, reason, message = condition(w, "Failed")
+    assert (state, reason) == ("True", "BackoffLimitExceeded")
+    assert "restarted 0 of at most 0 times" in message
+    assert w.pods == {}
+
+
+def test_a_silent_pod_on_a_node_that_lives_is_one_restart() -> None:
+    """With restarts left the next attempt is made, and counted, when the pod is gone."""
+    w = running()
+    w.launcher_ends(75, reason="AgentLost", pod="digits-worker-1")
+    w.settle()
+    w.run(seconds=16)
+    assert (w.status.attempt, w.status.restarts) == (2, 0)
+    w.pods = {}
+    w.settle()
+    assert (w.status.attempt, w.status.restarts, w.status.disruptions, len(w.pods)) == (2, 1, 0, 3)
 
 
 def test_a_dead_nodes_pods_are_deleted_by_force() -> None:
