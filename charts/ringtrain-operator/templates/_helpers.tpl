@@ -99,9 +99,10 @@ InitContainer
 - apiGroups: [""]
   resources: [secrets]
   verbs: [create]
+# Listed: those of a pod that does not start, since a kubelet says only there that a volume's ConfigMap is not there.
 - apiGroups: [""]
   resources: [events]
-  verbs: [get, create, patch]
+  verbs: [get, list, create, patch]
 {{- if .Values.kueue.enabled }}
 - apiGroups: [kueue.x-k8s.io]
   resources: [workloads]

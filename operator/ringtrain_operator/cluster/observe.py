@@ -12,6 +12,7 @@ from ringtrain_operator import contract
 from ringtrain_operator.cluster.api.client import ApiClient
 from ringtrain_operator.cluster.api.errors import ApiError, Forbidden, NotFound
 from ringtrain_operator.cluster.api.resources import COMPANIONS, NODES, PODS, Resource
+from ringtrain_operator.cluster.mounts import with_events
 from ringtrain_operator.cluster.poll import Answer
 from ringtrain_operator.cluster.queue import Key
 from ringtrain_operator.cluster.versions import Versions
@@ -154,6 +155,7 @@ async def read_surroundings(
     silent = await _readiness_since_silent(api, status)
     views = memory.views_of(ours, nodes, keep=versions.known_pods.has(key))
     memory.note_gone(views, now)
+    views = await with_events(api, meta["namespace"], views, now)
     observed = Observed(
         pods=views,
         objects=frozenset(memory.owned),

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Literal
 
 from .line import Contention, NodeDevices
 from .workload import WorkloadView
 
+# A container is made, or waits for its image and says so, in less.
+SPEAKS_WITHIN_S = 30
 Role = Literal["launcher", "worker", "data", "evaluator"]
 Phase = Literal["Pending", "Running", "Succeeded", "Failed", "Unknown"]
 
@@ -89,6 +91,12 @@ class PodView:
     def finished(self) -> bool:
         """Whether its main container has ended; a side-car may still run. Pods of ours never restart in place."""
         return self.phase in ("Succeeded", "Failed") or self.exit_code is not None
+
+    @property
+    def speaks_by(self) -> datetime | None:
+        """When a kubelet that has got it should have said something of it; None: it has, or there is none."""
+        silent = self.phase == "Pending" and not self.waiting and self.deletion_time is None
+        return self.scheduled_at + timedelta(seconds=SPEAKS_WITHIN_S) if silent and self.scheduled_at else None
 
     @property
     def outlives_attempts(self) -> bool:

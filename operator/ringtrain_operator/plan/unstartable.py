@@ -1,11 +1,12 @@
-"""Pods that the kubelet refuses to start: an image's name that is none never starts, a ConfigMap may still come.
+"""Pods that can't start: an image's name that is none never does, a ConfigMap or a claim may still come.
 
-Images that can't be pulled and pods without a node are waited for, see decision 0011.
+Images that can't be pulled and other pods without a node are waited for, see decision 0011.
 """
 
 from __future__ import annotations
 
-from datetime import timedelta
+import re
+from datetime import datetime, timedelta
 
 from ..observe.model import PodView
 from ..status.model import Failure
@@ -18,6 +19,14 @@ REASON = "CannotStart"
 _NEVER = frozenset({"InvalidImageName"})
 # What somebody may still make: a ConfigMap, a Secret, a key of one, an image on the node.
 _NOT_YET = frozenset({"CreateContainerConfigError", "CreateContainerError", "ErrImageNeverPull"})
+# What mounting says of these (of the pod's Events), and the scheduler of a claim. A server that does not answer is
+# waited for.
+_MISSING = re.compile(
+    r'(configmap|secret|persistentvolumeclaim)s? "[^"]+" not found|references non-existent (config|secret) key'
+)
+_MISSES = frozenset({"FailedMount", "Unschedulable"})
+# How often a pod is looked at that waits for its volumes or for its image, and does not say for which.
+LOOK_AGAIN_S = 60
 
 
 def unstartable(s: Situation) -> PolicyResult:
@@ -27,18 +36,33 @@ def unstartable(s: Situation) -> PolicyResult:
     """
     if s.attempt == 0 or s.gang_began:
         return NO_DECISION
-    refused = [pod for pod in s.pods if not pod.finished and pod.waiting in _NEVER | _NOT_YET]
+    refused = [pod for pod in s.pods if not pod.finished and (pod.waiting in _NEVER or _may_come(pod))]
     if not refused:
-        return NO_DECISION
-    pod = min(refused, key=lambda pod: (pod.waiting not in _NEVER, pod.scheduled_at or s.now))
+        return PolicyResult(requeue_at=_look_again(s))
+    pod = min(refused, key=lambda pod: (pod.waiting not in _NEVER, _since(s, pod)))
     if pod.waiting in _NEVER:
         return PolicyResult(judge(s, _failure(s, pod, "can't start")))
     limit_s = s.job.spec.networking.start_timeout_seconds
-    due = (pod.scheduled_at or s.now) + timedelta(seconds=limit_s)
+    due = _since(s, pod) + timedelta(seconds=limit_s)
     if s.now < due and not (s.launcher is not None and s.launcher.finished):
         return PolicyResult(requeue_at=due)
     what = f"could not start within {limit_s} s (networking.startTimeoutSeconds)"
     return PolicyResult(judge(s, _failure(s, pod, what)))
+
+
+def _may_come(pod: PodView) -> bool:
+    """Whether the pod lacks something that somebody may still make."""
+    return pod.waiting in _NOT_YET or (pod.waiting in _MISSES and _MISSING.search(pod.waiting_message) is not None)
+
+
+def _since(s: Situation, pod: PodView) -> datetime:
+    return pod.scheduled_at or pod.unschedulable_since or s.now
+
+
+def _look_again(s: Situation) -> datetime | None:
+    """When to read what is said of a pod that has a node and says nothing."""
+    due = min((due for pod in s.pods if (due := pod.speaks_by) is not None), default=None)
+    return max(due, s.now + timedelta(seconds=LOOK_AGAIN_S)) if due is not None and due <= s.now else due
 
 
 def _failure(s: Situation, pod: PodView, what: str) -> Failure:

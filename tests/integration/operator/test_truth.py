@@ -3,12 +3,13 @@
 from pathlib import Path
 
 import pytest
-from support.cluster import OpenCluster, fake_cluster
-from support.jobs import workers_with_devices
+from support.cluster import Json, OpenCluster, fake_cluster
+from support.jobs import condition, workers_with_devices
+from support.kubelet.volumes import CONFIG_MAPS
 from support.objects import pod
-from support.scenario import open_scenario
+from support.scenario import Scenario, open_scenario
 
-from ringtrain_operator.cluster.api.resources import PODS, SECRETS, SERVICES
+from ringtrain_operator.cluster.api.resources import EVENTS, PODS, SECRETS, SERVICES
 from ringtrain_operator.observe.pods import owned_by
 
 
@@ -35,6 +36,45 @@ async def test_an_image_whose_name_is_none_ends_the_job(open_cluster: OpenCluste
         assert (await s.job())["status"]["restarts"] == 0
         s.skip(60)
         await s.until_pods(0)
+
+
+@pytest.mark.parametrize("comes", [True, False], ids=["comes", "never-comes"])
+async def test_a_volume_whose_config_map_is_not_there(
+    open_cluster: OpenCluster, tmp_path: Path, comes: bool
+) -> None:
+    """The kubelet says it in an event alone: the job says it, too, goes on when the ConfigMap comes, and ends
+    after startTimeoutSeconds where it does not."""
+    container = {"name": "train", "image": "train:1", "command": ["train"]}
+    volume = {"name": "settings", "configMap": {"name": "settings"}}
+    template = {"spec": {"containers": [container], "volumes": [volume]}}
+    async with open_scenario(open_cluster, tmp_path) as s:
+        await s.submit(worker={"replicas": 2, "template": template}, networking={"startTimeoutSeconds": 100})
+        for index in range(2):
+            await s.cluster.until(PODS, s.namespace, f"digits-worker-{index}", has_node)
+        await s.cluster.until(EVENTS, s.namespace, await mount_event(s), bool)
+        s.skip(31)
+        await s.until_condition("Running", "False", "FailedMount")
+        if comes:
+            await s.cluster.api.create(CONFIG_MAPS, s.namespace, {"metadata": {"name": "settings"}, "data": {}})
+            await s.until_running()
+            return
+        s.skip(70)
+        failed = condition(await s.until_state("Failed"), "Failed")
+        assert failed["reason"] == "CannotStart"
+        assert 'configmaps "settings" not found' in failed["message"]
+        s.skip(60)
+        await s.until_pods(0)
+
+
+def has_node(pod: Json | None) -> bool:
+    """Whether the pod was placed."""
+    return bool(pod and pod["spec"].get("nodeName"))
+
+
+async def mount_event(s: Scenario) -> str:
+    """Name of the event that tells of worker 0's volume."""
+    pod = await s.cluster.api.get(PODS, s.namespace, "digits-worker-0")
+    return f"digits-worker-0.{pod['metadata']['uid']}.failedmount"
 
 
 async def test_a_pod_without_a_place_is_said(open_cluster: OpenCluster, tmp_path: Path) -> None:

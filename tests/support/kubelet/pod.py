@@ -9,12 +9,13 @@ from typing import Any
 
 from ringtrain_operator.cluster.api.client import ApiClient
 from ringtrain_operator.cluster.api.errors import ApiError, NotFound
-from ringtrain_operator.cluster.api.resources import PODS
+from ringtrain_operator.cluster.api.resources import EVENTS, PODS
 from support.kubelet.environment import Sandbox, prepare
 from support.kubelet.execs import Beside
 from support.kubelet.probes import readiness_url, until_answers
 from support.kubelet.relay import Relay
 from support.kubelet.runtimes import Container, Exit, Runtime
+from support.kubelet.volumes import look_for_config_maps
 from support.ports import free_ports
 
 Json = dict[str, Any]
@@ -163,17 +164,39 @@ class PodLife:
             self._container.kill()
 
     async def _sandbox(self) -> Sandbox | None:
-        if not self._runtime.needs_sandbox:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            return Sandbox(self.pod, self.address, self.folder, ())
+        said = False
         while not self._deleted.is_set():
             try:
+                if not self._runtime.needs_sandbox:
+                    await look_for_config_maps(self._api, self.pod)
+                    self.folder.mkdir(parents=True, exist_ok=True)
+                    return Sandbox(self.pod, self.address, self.folder, ())
                 sandbox = await prepare(self._api, self.pod, self.address, self.folder)
                 return await self._with_ports(sandbox)
-            except NotFound:  # like a kubelet: a Secret that is not there yet is waited for
+            except NotFound as missing:  # like a kubelet: a Secret that is not there yet is waited for
+                if not said:
+                    await self._post_event(
+                        "FailedMount", f"MountVolume.SetUp failed for volume: {missing.message}"
+                    )
+                said = True
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._deleted.wait(), 0.1)
         return None
+
+    async def _post_event(self, reason: str, message: str) -> None:
+        meta = self.pod["metadata"]
+        about = {"apiVersion": "v1", "kind": "Pod", **{k: meta[k] for k in ("namespace", "name", "uid")}}
+        event = {
+            "metadata": {"name": f"{meta['name']}.{meta['uid']}.{reason.lower()}", "namespace": meta["namespace"]},
+            "involvedObject": about,
+            "type": "Warning",
+            "reason": reason,
+            "message": message,
+            "lastTimestamp": now_text(self._clock),
+            "source": {"component": "kubelet"},
+        }
+        with suppress(ApiError):
+            await self._api.create(EVENTS, meta["namespace"], event)
 
     async def _with_ports(self, sandbox: Sandbox) -> Sandbox:
         """A launcher listens on free ports, and the pod's own address leads there."""

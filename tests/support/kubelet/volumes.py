@@ -14,6 +14,14 @@ CONFIG_MAPS = Resource("v1", "ConfigMap", "configmaps")
 NOT_MADE_HERE = "openshift-service-ca.crt"
 
 
+async def look_for_config_maps(api: ApiClient, pod: Json) -> None:
+    """Return if each ConfigMap that is a volume of the pod is there. Raises NotFound."""
+    for volume in pod["spec"].get("volumes") or ():
+        source = volume.get("configMap")
+        if source is not None and not source.get("optional"):
+            await api.get(CONFIG_MAPS, pod["metadata"]["namespace"], source["name"])
+
+
 async def make_volume(api: ApiClient, pod: Json, volume: Json, folder: Path) -> Path:
     """The folder of one volume, filled. Raises NotFound for a Secret or ConfigMap that is not there."""
     path = folder / "volumes" / volume["name"]

@@ -53,9 +53,14 @@ class ApiClient:
         found: Json = await self._transport.send(Request("GET", resource.path(namespace, name)))
         return found
 
-    async def select(self, resource: Resource, namespace: str | None = None, *, labels: str = "") -> list[Json]:
-        """All objects (of all namespaces, if None) whose labels match the selector `labels`."""
-        return (await self.listing(resource, namespace, labels=labels)).items
+    async def select(
+        self, resource: Resource, namespace: str | None = None, *, labels: str = "", fields: str = ""
+    ) -> list[Json]:
+        """All objects (of all namespaces, if None) that match the selectors `labels` and `fields`."""
+        query = {"fieldSelector": fields} if fields else {}
+        query |= {"labelSelector": labels} if labels else {}
+        found: list[Json] = (await self._transport.send(Request("GET", resource.path(namespace), query)))["items"]
+        return found
 
     async def listing(
         self,

@@ -209,6 +209,51 @@ def test_a_pod_that_lacks_what_may_still_come(name: str, reason: str) -> None:
     assert "configmap" in failure.message
 
 
+@pytest.mark.parametrize(
+    "message",
+    [
+        'MountVolume.SetUp failed for volume "settings" : configmap "settings" not found',
+        'MountVolume.SetUp failed for volume "keys" : secret "keys" not found',
+        'MountVolume.SetUp failed for volume "settings" : configmap references non-existent config key: batch',
+    ],
+)
+def test_a_volume_whose_object_is_not_there(message: str) -> None:
+    """As a variable's; the kubelet says it in an event of the pod."""
+    w = World(job(networking={"startTimeoutSeconds": 100}))
+    w.settle()
+    w.pod_waits("digits-worker-1", "FailedMount", message)
+    w.run(seconds=99)
+    assert message in condition(w, "Running")[2]
+    assert (w.status.attempt, w.status.state) == (1, "Pending")
+    w.run(seconds=2)
+    assert condition(w, "Failed")[1] == "CannotStart"
+    assert message in condition(w, "Failed")[2]
+
+
+def test_a_claim_that_is_not_there() -> None:
+    """The scheduler says it, and gives the pod no node."""
+    w = World(job(networking={"startTimeoutSeconds": 100}))
+    w.settle()
+    words = '0/2 nodes are available: persistentvolumeclaim "data" not found. preemption: 0/2 nodes are available.'
+    for name in w.pods:
+        w.pod_finds_no_node(name, words)
+    w.run(seconds=99)
+    assert (w.status.attempt, w.status.state) == (1, "Pending")
+    w.run(seconds=2)
+    assert condition(w, "Failed")[1] == "CannotStart"
+    assert 'persistentvolumeclaim "data" not found' in condition(w, "Failed")[2]
+
+
+def test_a_volume_whose_server_does_not_answer_is_waited_for() -> None:
+    """It may come back; the condition has the kubelet's words."""
+    w = World(job(networking={"startTimeoutSeconds": 100}))
+    w.settle()
+    w.pod_waits("digits-worker-1", "FailedMount", "MountVolume.SetUp failed for volume: mount failed: timed out")
+    w.run(seconds=3600)
+    assert (w.status.attempt, w.status.state) == (1, "Pending")
+    assert condition(w, "Running")[1] == "FailedMount"
+
+
 def test_the_launcher_that_gives_up_first() -> None:
     """It says that a worker did not come; the kubelet says why, and that counts."""
     w = world()
