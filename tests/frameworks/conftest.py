@@ -6,6 +6,19 @@ import pytest
 from frameworks.harness import end_servers
 
 
+@pytest.fixture
+def among(request: pytest.FixtureRequest) -> tuple[str, ...]:
+    """The checks that this run takes of the test's world: those of the cases whose other parameters are alike."""
+
+    def world_of(item: pytest.Function) -> tuple[str, dict[str, object]]:
+        others = {name: value for name, value in item.callspec.params.items() if name != "check"}
+        return item.nodeid.partition("[")[0], others
+
+    own = world_of(request.node)
+    cases = [item for item in request.session.items if "check" in getattr(item, "fixturenames", ())]
+    return tuple(item.callspec.params["check"] for item in cases if world_of(item) == own)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _servers_end_with_their_file() -> Iterator[None]:
     yield

@@ -59,9 +59,13 @@ class Checks:
         """`module.check` for each check, found without importing a module (and a framework with it)."""
         return [f"{module}.{name}" for module in self.modules for name in _names_in(module)]
 
-    def failure(self, check: str, size: int) -> str:
-        """How `check` failed in a world of `size` ranks: the tracebacks of all ranks; empty if it did not."""
-        failed = _answer(("worlds", self.framework, *self.modules), self.env, str(size))
+    def failure(self, check: str, size: int, among: tuple[str, ...] = ()) -> str:
+        """How `check` failed in a world of `size` ranks: the tracebacks of all ranks; empty if it did not.
+
+        `among`: the checks that the world runs, `check` one of them; all of them unless given.
+        """
+        question = " ".join([str(size), *among])
+        failed = _answer(("worlds", self.framework, *self.modules), self.env, question)
         return failed.get("*", "") or failed.get(check, "")
 
 
@@ -82,12 +86,14 @@ class Scenarios:
         return failed.get("*", "") or failed.get(check, "")
 
 
-def run_checks(modules: tuple[str, ...]) -> dict[str, str]:
-    """In a rank: run every check of `modules`; return the traceback of each that failed."""
+def run_checks(modules: tuple[str, ...], among: tuple[str, ...] = ()) -> dict[str, str]:
+    """In a rank: run every check of `modules`, or those `among`; return the traceback of each that failed."""
     failed = {}
     for module in modules:
         loaded = importlib.import_module(f"frameworks.{module}")
         for name in _names_in(module):
+            if among and f"{module}.{name}" not in among:
+                continue
             check = getattr(loaded, name)
             try:
                 loaded.run(check) if name.startswith("script_") else check()

@@ -21,9 +21,9 @@ CHECKS = Checks(
 
 # Four ranks differ from three in what the checks of PyTorch see, too, and TensorFlow takes minutes for it. Two
 # ranks run most of this with Keras 2 in every run.
-@pytest.mark.sampled(1, of="size")
+@pytest.mark.sampled(1, of="size", each="check", can_run=lambda size: size > 1)
 @pytest.mark.parametrize("check", CHECKS.names())
 @pytest.mark.parametrize("size", SIZES[:3], ids=lambda size: f"ranks-{size}")
-def test_tensorflow(check, size):
+def test_tensorflow(check, size, among):
     """The check holds on every rank."""
-    assert not CHECKS.failure(check, size)
+    assert not CHECKS.failure(check, size, among)

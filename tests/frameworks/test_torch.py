@@ -17,10 +17,10 @@ MODULES = (
 CHECKS = {device: Checks("torch", MODULES, device_env(device)) for device in TORCH_DEVICES}
 
 
-@pytest.mark.sampled(2, of="size")
+@pytest.mark.sampled(1, of="size", each="check", can_run=lambda size: size > 1)
 @pytest.mark.parametrize("check", CHECKS["cpu"].names())
 @pytest.mark.parametrize("size", SIZES, ids=lambda size: f"ranks-{size}")
 @pytest.mark.parametrize("device", CHECKS)
-def test_torch(check, size, device):
+def test_torch(check, size, device, among):
     """The check holds on every rank, with tensors on the CPU and, where there is a GPU, on CUDA."""
-    assert not CHECKS[device].failure(check, size)
+    assert not CHECKS[device].failure(check, size, among)

@@ -9,8 +9,8 @@ pytest.importorskip("accelerate")
 CHECKS = Checks("transformers", ("transformers_training",))
 
 
-@pytest.mark.sampled(2, of="size")
+@pytest.mark.sampled(1, of="size", each="check", can_run=lambda size: size > 1)
 @pytest.mark.parametrize("check", CHECKS.names())
 @pytest.mark.parametrize("size", [1, 2, 3], ids=lambda size: f"ranks-{size}")
-def test_transformers(check, size):
-    assert not CHECKS.failure(check, size)
+def test_transformers(check, size, among):
+    assert not CHECKS.failure(check, size, among)

@@ -263,6 +263,7 @@ def check_shutdown_and_init_again():
 
 def check_a_world_that_the_other_module_has_made():
     """`ringtrain.init()` makes the one world; `ringtrain.torch.init()` beside it adds its sets, once."""
+    hvd.shutdown()
     rt.init()
     assert hvd.is_initialized()
     assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == SIZE
@@ -283,6 +284,7 @@ def check_a_world_that_the_other_module_has_made():
 
 def check_a_timeline_in_the_place_of_that_of_the_environment():
     """`start_timeline` ends the file of RINGTRAIN_TIMELINE, which has what came before."""
+    hvd.shutdown()
     with tempfile.TemporaryDirectory() as folder:
         os.environ["RINGTRAIN_TIMELINE"] = f"{folder}/environment.json"
         try:

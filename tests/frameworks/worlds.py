@@ -3,7 +3,8 @@
     python -m frameworks.worlds torch torch_training torch_collectives
 
 imports `torch`, reads sizes of worlds from its input, one a line, and answers each with one line of JSON: what
-failed in that world. Nothing of the framework runs before the fork, so that there are no threads to lose.
+failed in that world. Behind a size stand the checks that the world shall run, if not all. Nothing of the framework
+runs before the fork, so that there are no threads to lose.
 """
 
 import json
@@ -21,7 +22,7 @@ from support.ranks import run_ranks
 DEADLINE_S = 900.0
 
 
-def failures(modules: list[str], size: int) -> dict[str, str]:
+def failures(modules: list[str], size: int, among: tuple[str, ...]) -> dict[str, str]:
     """What failed in a world of `size` ranks: name of the check to the tracebacks of all ranks that it failed on.
 
     Under "*": why the world as a whole did not end, if it did not.
@@ -30,7 +31,7 @@ def failures(modules: list[str], size: int) -> dict[str, str]:
     fork = multiprocessing.get_context("fork")
     try:
         own = {name: value for name, value in os.environ.items() if name.startswith("RINGTRAIN_")}
-        by_rank = run_ranks(run_checks, size, tuple(modules), env=own, deadline_s=DEADLINE_S, context=fork)
+        by_rank = run_ranks(run_checks, size, tuple(modules), among, env=own, deadline_s=DEADLINE_S, context=fork)
     except AssertionError:
         return {"*": traceback.format_exc()}
     names = {name for failed in by_rank for name in failed}
@@ -45,7 +46,8 @@ def main(framework: str, modules: list[str]) -> None:
     os.dup2(2, 1)  # what ranks print is not an answer
     import_once(framework)
     for line in sys.stdin:
-        print(json.dumps(failures(modules, int(line))), file=answers, flush=True)
+        size, *among = line.split()
+        print(json.dumps(failures(modules, int(size), tuple(among))), file=answers, flush=True)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,8 @@
     @pytest.mark.sampled(2, of="size")        # the cases of two sizes
     @pytest.mark.parametrize("size", [1, 2, 3, 4])
 
+    @pytest.mark.sampled(1, of="size", each="check")        # each check with one of the sizes
+
 Where a case is skipped because of what a machine lacks, `can_run=` says whether a value of `of` can run here, as a
 sample of skipped tests would be none. `make test` takes a sample; without the option, and in `make test-thorough`,
 all cases run.
@@ -15,7 +17,10 @@ from typing import TypeVar
 import pytest
 
 T = TypeVar("T")
-MARK = "sampled(count, of=None, can_run=None): `--sample` runs so many cases, or those of so many values of `of`"
+MARK = (
+    "sampled(count, of=None, each=None, can_run=None): `--sample` runs so many cases, or those of so many values "
+    "of `of`; with `each` so many for each value of that"
+)
 
 
 class Sample:
@@ -38,7 +43,9 @@ class Sample:
         for item in items:
             mark = item.get_closest_marker("sampled")
             if self.seed and isinstance(item, pytest.Function) and mark and mark.args:
-                cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+                each = mark.kwargs.get("each")
+                group = item.nodeid.partition("[")[0] + (f" {item.callspec.params[each]}" if each else "")
+                cases.setdefault(group, []).append(item)
         return {item for name, functions in cases.items() for item in self._left_out(name, functions)}
 
     def _left_out(self, name: str, functions: list[pytest.Function]) -> list[pytest.Function]:

@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 from support.sampling import Sample
@@ -42,17 +43,34 @@ def test_the_processes_of_a_run_take_the_same_sample(tmp_path: Path) -> None:
         "import pytest\n\n\n@pytest.mark.sampled(1)\n@pytest.mark.parametrize('case', range(100))\n"
         "def test_case(case: int) -> None:\n    pass\n"
     )
-    words = ("-q", "-p", "no:cacheprovider", "-p", "conftest", "-n", "2", "--sample=any", str(test))
+    assert "1 passed" in _run(test, "-n", "2", "--sample=any")
+
+
+def test_each_value_of_a_parameter_has_cases_of_its_own(tmp_path: Path) -> None:
+    """So that a run leaves no check out, and takes each of them in some of the worlds."""
+    test = tmp_path / "test_cases.py"
+    test.write_text(
+        "import pytest\n\n\n@pytest.mark.sampled(2, of='size', each='check')\n"
+        "@pytest.mark.parametrize('check', range(20))\n@pytest.mark.parametrize('size', range(4))\n"
+        "def test_case(check: int, size: int) -> None:\n    print('case', check, size)\n"
+    )
+    taken = re.findall(r"case (\d+) (\d+)", _run(test, "-s", "--sample=7"))
+    assert Counter(check for check, _ in taken) == {str(check): 2 for check in range(20)}
+    assert len(Counter(size for _, size in taken)) == 4
+
+
+def _run(test: Path, *options: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", *words],
-        cwd=tmp_path,
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "conftest", *options, str(test)],
+        cwd=test.parent,
         env={**os.environ, "PYTHONPATH": str(MPI.parents[1])},
         capture_output=True,
         text=True,
         timeout=240,
         check=False,
     )
-    assert "1 passed" in done.stdout, done.stdout + done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
 def _collected(*options: str) -> str:
