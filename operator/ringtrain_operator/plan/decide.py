@@ -33,6 +33,7 @@ from .objects import changes
 from .outcome import attempt_failure, success
 from .progress_deadline import progress_deadline
 from .queueing import MULTIKUEUE, elsewhere, queueing, workload_change
+from .refused import note_refused, refused
 from .relaunch import launcher_away, launcher_wakes_at, note_launcher
 from .result import Plan
 from .scale import scale
@@ -49,6 +50,7 @@ POLICIES: tuple[Policy, ...] = (
     active_deadline,
     lost_pod,
     disruption,
+    refused,
     incomplete,
     unstartable,
     attempt_failure,
@@ -113,6 +115,7 @@ def plan(job: Job, observed: Observed, now: datetime, settings: Settings) -> Pla
     decided = replace(decided, status=note_lost_pod(decided, decision))
     decided = replace(decided, status=note_gang(decided, decision))
     decided = replace(decided, status=note_line(decided, decision))
+    decided = replace(decided, status=note_refused(decided))
     decided = replace(decided, status=note_workers(decided, decision))
     decided = replace(decided, status=note_launcher(decided, decision))
     decided = replace(decided, status=note_data_scale(decided, decision))

@@ -70,11 +70,13 @@ class Finish:
 class GiveWay:
     """Delete the pods of a gang that is not placed whole, and wait without any.
 
-    `place`: the job's among those that wait; None: it is `too_large` for the cluster, and in nobody's way.
+    `place`: the job's among those that wait; None: it is `too_large` for the cluster, or a part of it is
+    `refused`, in the API's words, and it is in nobody's way.
     """
 
     place: Contender | None
     too_large: bool = False
+    refused: str = ""
 
 
 @dataclass(frozen=True)

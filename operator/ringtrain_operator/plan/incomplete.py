@@ -33,11 +33,11 @@ def incomplete(s: Situation) -> PolicyResult:
     if s.attempt == 0:
         return NO_DECISION
     if s.status.ledger.queued_since is not None:
-        return _queued(s)
+        return NO_DECISION if s.status.ledger.refused else _queued(s)
     if s.status.ledger.gang_scheduler is not None or not is_stuck(s):
         return NO_DECISION
     since, me, line = _stuck_since(s), contender(s), s.observed.contention
-    grace, patience = timedelta(seconds=GRACE_S + _jitter_s(s)), s.job.spec.scheduling.timeout_seconds
+    grace, patience = timedelta(seconds=GRACE_S + jitter_s(s)), s.job.spec.scheduling.timeout_seconds
     if _too_large(s):
         due = since + (grace if line.rivals(me) else timedelta(seconds=patience))
         return _after(s, due, GiveWay(None, too_large=True))
@@ -116,7 +116,7 @@ def _first(s: Situation, me: Contender) -> PolicyResult:
 
 def _queued(s: Situation) -> PolicyResult:
     me, line, nodes = contender(s), s.observed.contention, s.observed.nodes
-    look_again = PolicyResult(requeue_at=s.now + timedelta(seconds=GROWTH_S + _jitter_s(s)))
+    look_again = PolicyResult(requeue_at=s.now + timedelta(seconds=GROWTH_S + jitter_s(s)))
     if s.status.ledger.too_large:
         return look_again if _too_large(s) else PolicyResult(Place(me.since))
     if not line.ahead_of(me):
@@ -192,6 +192,6 @@ def _after(s: Situation, due: datetime, decision: GiveWay) -> PolicyResult:
     return PolicyResult(decision) if s.now >= due else PolicyResult(requeue_at=due)
 
 
-def _jitter_s(s: Situation) -> int:
+def jitter_s(s: Situation) -> int:
     """Of this job in this attempt always the same, so that a look more or less changes nothing."""
     return zlib.crc32(f"{s.job.uid}/{s.attempt}".encode()) % (JITTER_S + 1)

@@ -20,6 +20,7 @@ OUT_OF_LINE: dict[str, Any] = {
     "line_reserves": False,
     "queued_since": None,
     "too_large": False,
+    "refused": "",
 }
 # Of a first restart only the next one's delay follows: it comes at once.
 FIRST_DELAY_S = 1
@@ -47,16 +48,24 @@ def enter(s: Situation, decision: Decision | None) -> JobStatus:
                 attempt_workers=s.wanted_workers,
                 queued_since=s.now,
                 too_large=decision.too_large,
-                **(placed_at(s, decision.place) if decision.place is not None else {"line_since": None}),
+                refused=decision.refused,
+                **_place_of(s, decision),
             )
         case Place():
-            return s.status.noted(queued_since=None, line_since=decision.since, too_large=False)
+            placing = {"queued_since": None, "too_large": False, "refused": ""}
+            return s.status.noted(line_since=None if s.status.ledger.refused else decision.since, **placing)
         case Finish():
             failure = decision.failure or s.status.failure
             ended = s.status.model_copy(update={"completion_time": s.now, "failure": failure})
             return ended.noted(active_since=None, **OUT_OF_LINE)
         case None:
             return _as_this_version_notes(s)
+
+
+def _place_of(s: Situation, decision: GiveWay) -> dict[str, Any]:
+    if decision.place is not None:
+        return placed_at(s, decision.place)
+    return {"line_since": None, "line_reserves": False, "waits_since": s.status.ledger.waits_since or s.now}
 
 
 def placed_at(s: Situation, place: Contender) -> dict[str, Any]:

@@ -42,7 +42,7 @@ def running_or_why_not(s: Situation) -> ConditionChange:
     if problem := gang_problem(s):
         return _not("GangUnavailable", problem)
     if s.gang_refusals:
-        return _refused(s.gang_refusals)
+        return refused_because(s.gang_refusals)
     start = s.status.ledger.restart_not_before
     if start is not None and s.now < start and not s.pods:
         return _not("BackOff", f"attempt {s.attempt} starts at {format_time(start)}")
@@ -57,6 +57,10 @@ def _queued(s: Situation) -> ConditionChange:
             f"{counted(s.workers_needed, 'worker')} with {devices_text(s.job)} each are more than all nodes of "
             "the cluster have room for; the job waits without pods until there are more nodes, or until it "
             "asks for less",
+        )
+    if s.status.ledger.refused:
+        return _not_made(
+            f"{s.status.ledger.refused}; it has given back the other pods, and tries again in some time"
         )
     ahead = [one.job for one in s.observed.contention.ahead_of(_in_line(s))][-NAMES_SHOWN:]
     what = " and ".join(sorted(s.status.ledger.line_wants.keys() - {ROOM})) or "room on nodes"
@@ -164,11 +168,15 @@ def _world(s: Situation) -> str:
     return f"{ranks} of {counted(s.world_size, 'rank')}, formation {formation}"
 
 
-def _refused(refusals: Sequence[Refusal]) -> ConditionChange:
+def refused_because(refusals: Sequence[Refusal]) -> ConditionChange:
+    """What the API refuses and why, in its words."""
     first = refusals[0]
-    reason = "QuotaExceeded" if "exceeded quota" in first.message else "CreationRefused"
     others = f" ({len(refusals) - 1} more were refused)" if len(refusals) > 1 else ""
-    return _not(reason, f"the API refused {first.ref} ({first.code} {first.reason}): {first.message}{others}")
+    return _not_made(f"the API refused {first.ref} ({first.code} {first.reason}): {first.message}{others}")
+
+
+def _not_made(words: str) -> ConditionChange:
+    return _not("QuotaExceeded" if "exceeded quota" in words else "CreationRefused", words)
 
 
 def _foreign(s: Situation) -> ConditionChange:

@@ -1,6 +1,7 @@
 """What the real API server refuses of a job's pods, and what it admits where Pod Security is strictest."""
 
 import itertools
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from ringtrain_operator.build import (
 from ringtrain_operator.build.log_reader import build_log_reader_pod
 from ringtrain_operator.build.settings import AgentVolume
 from ringtrain_operator.cli.render import rendered
-from ringtrain_operator.cluster.api.errors import ServerError
+from ringtrain_operator.cluster.api.errors import AlreadyExists, ServerError
 from ringtrain_operator.cluster.api.resources import JOBS, PODS, SERVICE_ACCOUNTS, Resource
 from ringtrain_operator.contract import KIND
 from ringtrain_operator.spec.documents import read_documents
@@ -31,6 +32,7 @@ from ringtrain_operator.spec.parse import parse_job
 from ringtrain_operator.spec.reserved import VOLUME_AGENT
 
 pytestmark = pytest.mark.apiserver
+QUOTAS = Resource("v1", "ResourceQuota", "resourcequotas")
 WEBHOOKS = Resource(
     "admissionregistration.k8s.io/v1",
     "ValidatingWebhookConfiguration",
@@ -128,6 +130,61 @@ async def test_a_webhook_that_cannot_be_asked_is_said(control_plane: ControlPlan
         finally:
             await s.cluster.api.delete(WEBHOOKS, None, s.namespace)
         await s.until_running()
+
+
+async def test_what_a_quota_admits_of_a_gang_is_given_back(control_plane: ControlPlane, tmp_path: Path) -> None:
+    """Two of three pods are admitted: they hold no devices for a gang that never begins. With room for all the job
+    runs, and nothing is counted."""
+    async with open_scenario(partial(real_cluster, control_plane), tmp_path) as s:
+        await few_pods(s, 2)
+        await s.submit()
+        await s.until_pods(2)
+        waits = await s.until_condition("Running", "False", "it has given back the other pods")
+        assert (waits["reason"], "exceeded quota: few" in waits["message"]) == ("QuotaExceeded", True)
+        await s.until_pods(0)
+        assert (await s.job())["status"]["state"] == "Queued"
+        await few_pods(s, 3)
+        s.skip(60)
+        await s.until_running(attempt=2)
+        status = (await s.job())["status"]
+        assert (status["restarts"], status["disruptions"]) == (0, 0)
+
+
+async def test_two_gangs_that_share_a_quota_run_one_after_the_other(
+    control_plane: ControlPlane, tmp_path: Path
+) -> None:
+    """Each needs three of four pods, and gets two at first."""
+    async with open_scenario(partial(real_cluster, control_plane), tmp_path) as s:
+        await few_pods(s, 4)
+        jobs = [replace(s, name="one"), replace(s, name="two")]
+        for one in jobs:
+            await one.submit()
+        runs: list[Scenario] = []
+        while not runs:
+            runs = [one for one in jobs if all_run(await one.job())]
+            await s.cluster.pause()
+        runs[0].succeed(attempt=(await runs[0].job())["status"]["attempt"])
+        await runs[0].until_state("Succeeded")
+        other = jobs[0] if runs[0] is jobs[1] else jobs[1]
+        other.skip(60)
+        await other.until(all_run)
+
+
+async def few_pods(s: Scenario, pods: int) -> None:
+    """Return when no more pods than these are admitted to the namespace."""
+    api, spec = s.cluster.api, {"hard": {"pods": str(pods)}}
+    try:
+        await api.create(QUOTAS, s.namespace, {"metadata": {"name": "few"}, "spec": spec})
+    except AlreadyExists:
+        await api.patch(QUOTAS, s.namespace, "few", {"spec": spec})
+    hard = spec["hard"]
+    await s.cluster.until(QUOTAS, s.namespace, "few", lambda q: q and q.get("status", {}).get("hard") == hard)
+
+
+def all_run(job: dict[str, Any]) -> bool:
+    """Whether all three pods of the job's present attempt run."""
+    pods = (job.get("status") or {}).get("replicaStatuses") or {}
+    return [pods.get(role, {}).get("ready") for role in ("launcher", "worker")] == [1, 2]
 
 
 async def _until_pods_are_refused(s: Scenario) -> None:

@@ -310,6 +310,25 @@ def test_an_attempt_has_started_when_a_pod_of_it_exists() -> None:
     assert w.reasons().count("AttemptStarted") == 2
 
 
+@pytest.mark.parametrize("refused", ["digits-launcher", "digits-worker-1"])
+def test_what_is_admitted_of_a_gang_is_given_back(refused: str) -> None:
+    """After seconds; the job tries again now and then, and nothing counts."""
+    w = world(backoffLimit=0)
+    w.refusals = (Refusal(ObjectRef("Pod", refused), 403, "Forbidden", "exceeded quota: none left"),)
+    for seconds in (0, 0, 0, 11, 0, 0):
+        w.now += timedelta(seconds=seconds)
+        w.apply(w.plan())
+        w.pods.pop(refused, None)
+    assert (w.pods, w.status.state, w.status.attempt) == ({}, "Queued", 2)
+    assert condition(w, "Running")[1] == "QuotaExceeded"
+    assert "exceeded quota: none left; it has given back" in condition(w, "Running")[2]
+    w.refusals = ()
+    w.run(seconds=20)
+    w.start_gang()
+    assert (w.status.attempt, w.status.restarts, w.status.disruptions) == (2, 0, 0)
+    assert (w.status.ledger.refused, w.status.ledger.waits_since) == ("", None)
+
+
 def test_the_status_says_why_in_one_word() -> None:
     """What `kubectl get -o wide` shows; an ended job shows no count of workers that it does not want any more."""
     w = world()
