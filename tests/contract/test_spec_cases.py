@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from contract.spec_cases import ACCEPTED, REJECTED, TEMPLATES, UNKNOWN_FIELDS, UPDATES, Case, Update, manifest
 
@@ -28,8 +30,17 @@ def test_rejected(case: Case) -> None:
 @pytest.mark.parametrize("case", UPDATES, ids=lambda c: c.id)
 def test_updates(case: Update) -> None:
     """What may change only while suspended is refused, naming the field; the rest may change."""
-    problems = update_problems(parse_job(case.new).spec, parse_job(case.old).spec)
+    new, old = parse_job(case.new).spec, parse_job(case.old).spec
+    problems = update_problems(new, old, {"ledger": {"hasRun": True}})
     assert [problem.path for problem in problems] == ([case.path] if case.path else [])
+
+
+@pytest.mark.parametrize("case", UPDATES, ids=lambda c: c.id)
+@pytest.mark.parametrize("status", [None, {"state": "Pending", "ledger": {"hasRun": False}}])
+def test_updates_of_a_job_that_never_ran(case: Update, status: dict[str, Any] | None) -> None:
+    """It may be corrected; who runs it stays as it is."""
+    problems = update_problems(parse_job(case.new).spec, parse_job(case.old).spec, status)
+    assert [problem.path for problem in problems] == (["spec.managedBy"] if case.path == "spec.managedBy" else [])
 
 
 def test_a_default_that_is_written_out_is_no_change() -> None:

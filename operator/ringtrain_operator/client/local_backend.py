@@ -104,7 +104,7 @@ class LocalBackend:
         except OSError as exc:
             raise OperatorError(f"{name} was started by dtj local: change the manifest that it was given") from exc
         changed = {**job, "spec": merged(job["spec"], spec)}
-        problems = update_problems(parse_job(changed).spec, parse_job(job).spec)
+        problems = update_problems(parse_job(changed).spec, parse_job(job).spec, run.job.get("status"))
         if problems:
             raise SpecInvalid(problems)
         write_manifest(run.directory, changed)

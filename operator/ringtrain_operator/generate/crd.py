@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from .. import contract
+from ..spec.base import Rule
 from ..spec.job import JobSpec
 from ..spec.parse import MAX_NAME_LENGTH, NAME_PATTERN
+from ..spec.updates import MAY_CHANGE
 from ..status.model import JobStatus, Ledger
 from .schema import object_schema
 
@@ -19,6 +22,23 @@ COLUMNS = (
     ("Formation", "integer", ".status.elastic.formation", "Number of the present world of an elastic job."),
     ("Disruptions", "integer", ".status.disruptions", "Restarts that were not the job's fault."),
     ("Age", "date", ".metadata.creationTimestamp", "Since when it exists."),
+)
+# Of the ledger what an older operator had kept beside it.
+_MOVED = frozenset(
+    {
+        "attemptWorkers",
+        "credentials",
+        "credentialsMounted",
+        "restartNotBefore",
+        "restartDelaySeconds",
+        "activeSince",
+        "activeSeconds",
+        "queuedAs",
+        "gangScheduler",
+        "lineSince",
+        "queuedSince",
+        "tooLarge",
+    }
 )
 WIDE_COLUMNS = frozenset({"Reason", "Formation", "Disruptions"})
 
@@ -71,9 +91,15 @@ def _status() -> dict[str, Any]:
     older = {
         name: {**field, "description": moved.format(name=name)}
         for name, field in object_schema(Ledger)["properties"].items()
-        if name not in ("incarnations", "endedPods", "dataScale", "begunWith")  # no older operator had them
+        if name in _MOVED
     }
     return {**schema, "properties": {**schema["properties"], **older}}
+
+
+def _once_fixed(rule: Rule) -> dict[str, Any]:
+    """The rule on the whole object, whose status says whether the job has run."""
+    of_spec = re.sub(r"\b(self|oldSelf)\.", r"\1.spec.", rule.cel)
+    return {"rule": f"{MAY_CHANGE} || {of_spec}", "message": rule.message, "fieldPath": f".spec.{rule.path}"}
 
 
 def _resource() -> dict[str, Any]:
@@ -94,6 +120,7 @@ def _resource() -> dict[str, Any]:
                 f" && self.metadata.name.matches('{NAME_PATTERN}')",
                 "message": "metadata.name becomes a Service and host names: it must begin with a letter, hold "
                 f"only lower-case letters, digits and '-', and have at most {MAX_NAME_LENGTH} characters",
-            }
+            },
+            *(_once_fixed(rule) for rule in JobSpec.RULES if rule.once_fixed),
         ],
     }

@@ -23,6 +23,8 @@ _INTRODUCTION = f"""# {contract.KIND}
 def reference_page() -> str:
     """The whole page in Markdown."""
     spec, status = object_schema(JobSpec), object_schema(JobStatus)
+    of_changes = [{"message": rule.message} for rule in JobSpec.RULES if rule.once_fixed]
+    spec["x-kubernetes-validations"] += of_changes
     parts = [_INTRODUCTION, *_section("spec", spec), *_section("status", status)]
     return "".join(parts).rstrip() + "\n"
 

@@ -43,8 +43,8 @@ def object_schema(model: type[BaseModel]) -> OpenAPI:
     schema: OpenAPI = {"type": "object", "description": promise, "properties": properties}
     if required:
         schema["required"] = required
-    rules: tuple[Rule, ...] = getattr(model, "RULES", ())
-    if rules:
+    every: tuple[Rule, ...] = getattr(model, "RULES", ())
+    if rules := [rule for rule in every if not rule.once_fixed]:  # what is fixed is for the whole object to say
         schema["x-kubernetes-validations"] = [
             {"rule": rule.cel, "message": rule.message, "fieldPath": f".{rule.path}"} for rule in rules
         ]

@@ -72,7 +72,7 @@ class ManifestFile:
             return job
         try:
             new = load_objects(self.path)[0]
-            problems = update_problems(parse_job(new).spec, parse_job(job).spec)
+            problems = update_problems(parse_job(new).spec, parse_job(job).spec, job.get("status"))
         except (ManifestUnreadable, SpecInvalid) as exc:
             # Half-saved or wrong: read again next time, and then it is wrong.
             self.complaint = str(exc) if now == self._unreadable else ""

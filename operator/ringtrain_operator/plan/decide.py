@@ -68,13 +68,14 @@ def plan_object(
 ) -> Plan:
     """`plan` for a job as the API holds it; an invalid spec is said in the Accepted condition.
 
-    Templates are held against `settings.pod_schema` when a job is about to start or to go on. A job that runs was
-    accepted before, perhaps by an operator that knew another version: it runs to its end.
+    Templates are held against `settings.pod_schema` when a job is about to start or to go on, and when one that
+    never ran has changed. A job that runs was accepted before, perhaps by an operator that knew another version.
     """
     settings = settings or Settings()
     status = parse_status(observed.status)
     try:
-        begins = status.attempt == 0 or (status.is_true("Suspended") and not _winds_down(obj, observed))
+        resumes = status.is_true("Suspended") and not _winds_down(obj, observed)
+        begins = status.attempt == 0 or resumes or _is_corrected(obj, status)
         job = parse_job(obj, schema=settings.pod_schema, templates=begins)
     except SpecInvalid as exc:
         if (obj.get("metadata") or {}).get("deletionTimestamp") or not _is_told_here(obj):
@@ -89,6 +90,14 @@ def _is_told_here(obj: Mapping[str, Any]) -> bool:
     spec = obj.get("spec")
     owner = spec.get("managedBy") if isinstance(spec, Mapping) else None
     return is_ours(owner) or owner == MULTIKUEUE
+
+
+def _is_corrected(obj: Mapping[str, Any], status: JobStatus) -> bool:
+    """Whether the job may have other templates than at the last look, since it never ran."""
+    generation, accepted = (obj.get("metadata") or {}).get("generation"), status.condition("Accepted")
+    fixed = status.ledger.has_run or status.is_true("Suspended") or status.is_true("Running")
+    is_new = generation != status.observed_generation or (accepted is not None and accepted.status == "False")
+    return not fixed and not status.finished and is_new
 
 
 def _winds_down(obj: Mapping[str, Any], observed: Observed) -> bool:
@@ -121,6 +130,8 @@ def plan(job: Job, observed: Observed, now: datetime, settings: Settings) -> Pla
     decided = replace(decided, status=note_data_scale(decided, decision))
     decided = replace(decided, status=note_ended(decided, decision))
     new = compose(decided, condition_of(decision), s)
+    if not new.ledger.has_run and replace(s, status=new).gang_may_have_begun:
+        new = new.noted(has_run=True)
     settled = replace(s, status=new)
     todo = changes(settled, settings)
     timers += [

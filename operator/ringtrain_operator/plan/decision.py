@@ -17,7 +17,7 @@ class Begin:
     """Start the first attempt, or the next one after a suspension or in a queue."""
 
     attempt: int
-    reason: Literal["Started", "Resumed", "Admitted", "Dequeued"]
+    reason: Literal["Started", "Resumed", "Admitted", "Dequeued", "Changed"]
 
 
 @dataclass(frozen=True)
@@ -107,6 +107,9 @@ def condition_of(decision: Decision | None) -> ConditionChange | None:
     match decision:
         case Begin(reason="Resumed"):
             return ConditionChange("Suspended", "False", "Resumed", f"attempt {decision.attempt} begins")
+        case Begin(reason="Changed"):
+            message = f"the job was changed before it ran; attempt {decision.attempt} begins"
+            return ConditionChange("Restarting", "True", "Changed", message)
         case Begin(reason="Admitted" | "Dequeued" as reason):
             return ConditionChange("Queued", "False", reason, f"attempt {decision.attempt} begins")
         case Enqueue():

@@ -56,7 +56,7 @@ def note_line(s: Situation, decision: Decision | None) -> JobStatus:
     over = isinstance(decision, Halt | Enqueue | Finish) or s.status.finished
     if over or s.attempt == 0 or ledger.queued_since is not None:
         return s.status
-    if isinstance(decision, Begin) and decision.reason in ("Started", "Resumed") and _is_reserved(s):
+    if isinstance(decision, Begin) and decision.reason in ("Started", "Resumed", "Changed") and _is_reserved(s):
         return s.status.noted(queued_since=s.now, **placed_at(s, _begun(s)))
     if s.placed or s.gang_began or ledger.gang_scheduler is not None:
         return s.status.noted(**OUT_OF_LINE)

@@ -103,15 +103,17 @@ def name_credentials(s: Situation) -> JobStatus:
 def _begin(s: Situation, decision: Begin) -> JobStatus:
     # The deadline counts from the job's creation, not from when an operator first looked.
     fresh = decision.reason == "Started" and s.status.condition("Suspended") is None
+    since = min(s.job.created, s.now) if fresh else s.now
     begun = s.status.model_copy(
         update={"attempt": decision.attempt, "start_time": s.status.start_time or s.now},
     )
     group = "PodGroup" if s.job.queue else None
     return _without_pods(begun).noted(
+        **OUT_OF_LINE,
         attempt_workers=s.wanted_workers,
         begun_with=s.job.spec.fixed,
         queued_as="Workload" if decision.reason == "Admitted" else group,
-        active_since=min(s.job.created, s.now) if fresh else s.now,
+        active_since=s.status.ledger.active_since if decision.reason == "Changed" else since,
         restart_not_before=None,
         restart_delay_seconds=0,
     )

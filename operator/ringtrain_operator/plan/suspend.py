@@ -15,6 +15,8 @@ def suspension(s: Situation) -> PolicyResult:
     suspended = s.status.is_true("Suspended")
     queued = s.status.is_true("Queued")
     if s.job.spec.run_policy.suspend or missed_suspension(s):
+        if not suspended and is_corrected(s):
+            return PolicyResult(Begin(s.attempt + 1, "Changed"))
         return NO_DECISION if suspended else PolicyResult(Halt())
     if queued or (not suspended and s.attempt > 0):
         return NO_DECISION
@@ -23,6 +25,12 @@ def suspension(s: Situation) -> PolicyResult:
     # Pods without a status: someone restored the job and lost its past. Their attempts are not taken up again.
     newest = max((pod.attempt for pod in s.observed.pods), default=0)
     return PolicyResult(Begin(max(s.attempt, newest) + 1, "Resumed" if suspended else "Started"))
+
+
+def is_corrected(s: Situation) -> bool:
+    """Whether a job that never ran is made of something else by now, and need not ask a queue for that."""
+    may = not s.job.spec.run_policy.suspend and not s.status.ledger.has_run and not s.gang_may_have_begun
+    return may and not s.job.queue and not s.has_workload and missed_suspension(s)
 
 
 def missed_suspension(s: Situation) -> bool:

@@ -22,7 +22,8 @@ class Rule:
 
     `path` is the field to blame, relative to the model the rule stands on. A rule with `holds_update` is about a
     change (`self` and `oldSelf` in CEL); the others are about one object. One with neither is for the API server
-    alone, because the models say it elsewhere in more detail.
+    alone, because the models say it elsewhere in more detail. `once_fixed`: a change that it forbids may come
+    until the job's first attempt has run, see spec/updates.py.
     """
 
     cel: str
@@ -30,6 +31,7 @@ class Rule:
     path: str
     holds: Callable[[Any], bool] | None = None
     holds_update: Callable[[Any, Any], bool] | None = None
+    once_fixed: bool = False
 
 
 # Extended resources by name, and how many of each.

@@ -19,6 +19,7 @@ from .launchers import launcher_problems
 from .pod_schema import PodSchema, packaged_schema
 from .reserved import clashes, dangling
 from .template import containers_of, partial_template_problems, shape_problems, worker_template_problems
+from .updates import is_fixed
 
 # A pod's name is its host name, which ends at 63 characters: room for "-worker-1023".
 MAX_NAME_LENGTH = 51
@@ -92,12 +93,14 @@ def _depth(value: Any) -> int:
     return depth
 
 
-def update_problems(new: JobSpec, old: JobSpec) -> list[Problem]:
-    """What forbids the change from `old` to `new`; the API server holds the same rules in CEL."""
+def update_problems(new: JobSpec, old: JobSpec, status: Mapping[str, Any] | None) -> list[Problem]:
+    """What forbids the change from `old`, of a job with `status`; the API server holds the same rules in CEL."""
     return [
         Problem(f"spec.{rule.path}", rule.message)
         for rule in JobSpec.RULES
-        if rule.holds_update is not None and not rule.holds_update(new, old)
+        if rule.holds_update is not None
+        and (is_fixed(status) or not rule.once_fixed)
+        and not rule.holds_update(new, old)
     ]
 
 

@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from operator import attrgetter
+from typing import Any
 
 from pydantic.alias_generators import to_snake
 
 from .base import Rule
 from .data_workers import DataWorkers
+
+# CEL on the whole object: what a job is made of may change. A job that never ran may have to be corrected, and one
+# that has ended would not take notice.
+MAY_CHANGE = (
+    "oldSelf.spec.runPolicy.suspend || !has(oldSelf.status) || !(has(oldSelf.status.ledger) && "
+    "has(oldSelf.status.ledger.hasRun) && oldSelf.status.ledger.hasRun || has(oldSelf.status.state) && "
+    "oldSelf.status.state in ['Succeeded', 'Failed'])"
+)
+
+
+def is_fixed(status: Mapping[str, Any] | None) -> bool:
+    """Whether a job with this status, unless suspended, keeps what it is made of: it has run, or has ended."""
+    found = status or {}
+    return bool((found.get("ledger") or {}).get("hasRun")) or found.get("state") in ("Succeeded", "Failed")
 
 
 def unchanged(field: str, optional: bool) -> str:
@@ -17,13 +33,15 @@ def unchanged(field: str, optional: bool) -> str:
 
 
 def frozen(field: str, *, optional: bool = False, name: str = "") -> Rule:
-    """A field (`name`: in the message) that can be set, changed and removed only while the job is suspended."""
+    """A field (`name`: in the message) that, once the job has run, can change only while the job is suspended."""
     of = attrgetter(".".join(map(to_snake, field.split("."))))
     return Rule(
-        cel=f"oldSelf.runPolicy.suspend || {unchanged(field, optional)}",
-        message=f"{name or field} can change only while the job is suspended; set runPolicy.suspend: true first",
+        cel=unchanged(field, optional),
+        message=f"{name or field} can change only while the job is suspended, or before it has run; set "
+        "runPolicy.suspend: true first",
         path=field,
         holds_update=lambda new, old: old.run_policy.suspend or of(new) == of(old),
+        once_fixed=True,
     )
 
 
@@ -40,14 +58,14 @@ def same_data_workers() -> Rule:
         if name not in _SCALED
     )
     return Rule(
-        cel=f"oldSelf.runPolicy.suspend || (has(self.dataWorkers) == has(oldSelf.dataWorkers) && "
-        f"(!({both}) || ({' && '.join(same)})))",
-        message="of dataWorkers only replicas and autoscale can change while the job is not suspended; set "
-        "runPolicy.suspend: true first",
+        cel=f"(has(self.dataWorkers) == has(oldSelf.dataWorkers) && (!({both}) || ({' && '.join(same)})))",
+        message="of dataWorkers only replicas and autoscale can change once the job has run and while it is not "
+        "suspended; set runPolicy.suspend: true first",
         path="dataWorkers",
         holds_update=lambda new, old: (
             old.run_policy.suspend or _without_number(new.data_workers) == _without_number(old.data_workers)
         ),
+        once_fixed=True,
     )
 
 

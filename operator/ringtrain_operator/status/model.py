@@ -164,6 +164,10 @@ class Ledger(StatusModel):
         default=None,
         description="Digest of what can change only while the job is suspended, as when it last began or queued.",
     )
+    has_run: bool = Field(
+        default=False,
+        description="Whether all pods of an attempt have run; until then what the job is made of may change.",
+    )
     queued_as: Literal["Workload", "PodGroup"] | None = Field(
         default=None, description="How Kueue knows the job, or its present attempt; absent: it does not."
     )

@@ -17,6 +17,7 @@ from ringtrain_operator.cluster.api.resources import JOBS
 from ringtrain_operator.status.model import Ledger, parse_status
 
 pytestmark = pytest.mark.apiserver
+RAN = {"status": {"ledger": {"hasRun": True}}}
 
 
 def named(manifest: dict[str, Any], namespace: str, name: str) -> dict[str, Any]:
@@ -76,7 +77,8 @@ async def test_what_may_change_may_change(control_plane: ControlPlane) -> None:
         wrong = {}
         for number, case in enumerate(UPDATES):
             name = f"update-{number}"
-            old = await c.api.create(JOBS, ns, named(case.old, ns, name))
+            await c.api.create(JOBS, ns, named(case.old, ns, name))
+            old = await c.api.patch(JOBS, ns, name, RAN, subresource="status")
             new = named(case.new, ns, name)
             new["metadata"]["resourceVersion"] = old["metadata"]["resourceVersion"]
             try:
@@ -87,6 +89,28 @@ async def test_what_may_change_may_change(control_plane: ControlPlane) -> None:
             leaf = case.path.split(".")[-1]
             if bool(reason) != bool(case.path) or leaf not in reason:
                 wrong[case.id] = reason or "admitted"
+        assert wrong == {}
+
+
+async def test_a_job_that_never_ran_may_be_corrected(control_plane: ControlPlane) -> None:
+    """What is refused of one that has run, or that has ended, is admitted before; but not another managedBy."""
+    wrong, ended = {}, {"status": {"state": "Failed"}}
+    async with real_cluster(control_plane) as c:
+        ns = await c.new_namespace()
+        for number, case in enumerate(case for case in UPDATES if case.path):
+            for status in ({}, {"status": {"state": "Pending", "ledger": {"hasRun": False}}}, ended):
+                name = f"update-{number}-{len(str(status))}"
+                await c.api.create(JOBS, ns, named(case.old, ns, name))
+                old = await c.api.patch(JOBS, ns, name, status, subresource="status")
+                new = named(case.new, ns, name)
+                new["metadata"]["resourceVersion"] = old["metadata"]["resourceVersion"]
+                try:
+                    await c.api.replace(JOBS, ns, new)
+                    admitted = True
+                except Invalid:
+                    admitted = False
+                if admitted is (status is ended or case.path == "spec.managedBy"):
+                    wrong[f"{case.id} {status}"] = admitted
         assert wrong == {}
 
 

@@ -9,6 +9,7 @@ from support.kubelet.volumes import CONFIG_MAPS
 from support.objects import pod
 from support.scenario import Scenario, open_scenario
 
+from ringtrain_operator.cluster.api.errors import Invalid
 from ringtrain_operator.cluster.api.resources import EVENTS, PODS, SECRETS, SERVICES
 from ringtrain_operator.observe.pods import owned_by
 
@@ -24,6 +25,23 @@ async def test_an_image_that_cannot_be_pulled_is_said(open_cluster: OpenCluster,
         assert (await s.job())["status"]["restarts"] == 0
         s.skip(200)
         await s.until_condition("Failed", "True", "deadline")
+
+
+async def test_a_job_that_never_ran_can_be_corrected(open_cluster: OpenCluster, tmp_path: Path) -> None:
+    """Another image is applied: the next attempt runs it, uncounted. Then the template is fixed."""
+    template = {"spec": {"containers": [{"name": "train", "image": "missing:1", "command": ["train"]}]}}
+    async with open_scenario(open_cluster, tmp_path) as s:
+        await s.submit(worker={"replicas": 2, "template": template})
+        await s.until_condition("Running", "False", "ImagePullBackOff")
+        template["spec"]["containers"][0]["image"] = "train:1"
+        await s.change({"worker": {"template": template}})
+        await s.until_running(attempt=2)
+        job = await s.until(lambda j: j["status"]["ledger"].get("hasRun"))
+        assert (job["status"]["restarts"], job["status"]["disruptions"]) == (0, 0)
+        if s.cluster.operator_connection.server.startswith("https"):  # the fake server has no rules on changes
+            template["spec"]["containers"][0]["image"] = "train:2"
+            with pytest.raises(Invalid, match="while the job is suspended, or before it has run"):
+                await s.change({"worker": {"template": template}})
 
 
 async def test_an_image_whose_name_is_none_ends_the_job(open_cluster: OpenCluster, tmp_path: Path) -> None:

@@ -202,7 +202,7 @@ def test_a_saved_change_is_an_apply(tmp_path: Path) -> None:
     """A new spec takes effect with the next generation; a broken or forbidden one does not."""
     path = tmp_path / "job.yaml"
     path.write_text(yaml.safe_dump(job()))
-    obj, file = load_job(path), ManifestFile(path)
+    obj, file = {**load_job(path), "status": {"ledger": {"hasRun": True}}}, ManifestFile(path)
     assert file.refresh(obj) is obj
     path.write_text("a: [")
     assert file.refresh(obj) is obj

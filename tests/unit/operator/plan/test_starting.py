@@ -329,6 +329,52 @@ def test_what_is_admitted_of_a_gang_is_given_back(refused: str) -> None:
     assert (w.status.ledger.refused, w.status.ledger.waits_since) == ("", None)
 
 
+def test_a_job_that_never_ran_is_corrected() -> None:
+    """Its pods are made anew from the template as it is now; nothing counts, and its deadline is the same."""
+    w = world(backoffLimit=0, activeDeadlineSeconds=100)
+    w.settle()
+    w.pod_waits("digits-worker-0", "ImagePullBackOff", "Back-off pulling image train:1")
+    w.run(seconds=10)
+    since = w.status.ledger.active_since
+    w.job["spec"]["worker"]["template"]["spec"]["containers"][0]["image"] = "train:2"
+    w.change()
+    w.settle()
+    assert (w.status.attempt, w.status.restarts, w.status.disruptions, w.status.state) == (2, 0, 0, "Restarting")
+    assert condition(w, "Restarting")[1:] == ("Changed", "the job was changed before it ran; attempt 2 begins")
+    w.pods_go()
+    w.settle()
+    assert {pod["spec"]["containers"][0]["image"] for pod in w.pods.values()} == {"train:2"}
+    assert (w.status.ledger.active_since, w.status.ledger.has_run) == (since, False)
+    w.start_gang()
+    assert w.status.ledger.has_run
+
+
+def test_a_job_that_was_refused_is_corrected() -> None:
+    """The operator refused its template, of which the API server knows nothing: what is applied next may run."""
+    w = world()
+    worker = w.job["spec"]["worker"]["template"]["spec"]["containers"][0]
+    worker["imagePullPolicies"] = "Always"
+    w.settle()
+    assert (w.status.state, w.pods) == ("Rejected", {})
+    del worker["imagePullPolicies"]
+    w.change()
+    w.start_gang()
+    assert w.status.state == "Running"
+
+
+def test_a_correction_is_read_as_strictly_as_the_first_template() -> None:
+    """What is wrong in it is said; it does not come to pods."""
+    w = world()
+    w.settle()
+    w.pod_waits("digits-worker-0", "ImagePullBackOff", "Back-off pulling image train:1")
+    w.settle()
+    w.job["spec"]["worker"]["template"]["spec"]["containers"][0]["imagePullPolicies"] = "Always"
+    w.change()
+    w.settle()
+    assert w.status.state == "Rejected"
+    assert "imagePullPolicies" in condition(w, "Accepted")[2]
+
+
 def test_the_status_says_why_in_one_word() -> None:
     """What `kubectl get -o wide` shows; an ended job shows no count of workers that it does not want any more."""
     w = world()
