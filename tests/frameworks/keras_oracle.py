@@ -1,8 +1,8 @@
 """Ordinary training scripts on every rank of a world, and one process on the joined batches: the same weights.
 
 Run with Keras 3 and Keras 2. Each check builds a model twice from one seed: one is trained by all ranks, each with
-its own part of every batch, the other by rank 0 alone, with plain Keras on all parts. Losses that Keras reports are
-compared, too.
+its own part of every batch, the other by rank 0 alone, with plain Keras on all parts. Losses that Keras reports
+are compared, too.
 """
 
 import os

@@ -10,6 +10,7 @@ import yaml
 from ..cluster.api.errors import ApiError
 from ..cluster.api.resources import Resource
 from ..convert.mpijob import convert_mpijob, is_mpijob
+from ..convert.trainingjob import convert_trainingjob, is_trainingjob
 from ..convert.trainjob import GROUP, RUNTIMES, VERSION, convert_trainjob, is_runtime, is_trainjob, runtime_of
 from ..errors import ManifestUnreadable, OperatorError
 from ..spec.documents import read_documents
@@ -23,7 +24,9 @@ from .session import ClusterOptions, Json, Session, cluster_options, with_sessio
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write there instead of to stdout.")
 @cluster_options
 def convert(manifest: Path, output: Path | None, cluster: ClusterOptions) -> None:
-    """Print the MPIJobs and TrainJobs of kubeflow in MANIFEST as DistributedTrainingJobs.
+    """Print kubeflow's jobs in MANIFEST as DistributedTrainingJobs.
+
+    They are MPIJob, TrainJob, PyTorchJob, TFJob, JAXJob and XGBoostJob.
 
     MANIFEST is a file, or - for standard input; a TrainJob's runtime is looked for there, then on the cluster.
     Other objects stay as they are. What could not be taken over is said on stderr; where a job can't be converted,
@@ -32,18 +35,21 @@ def convert(manifest: Path, output: Path | None, cluster: ClusterOptions) -> Non
     made, failures = [], []
     with errors_reported():
         documents = [document for document in read_documents(manifest) if isinstance(document, dict)]
-        if not any(is_mpijob(document) or is_trainjob(document) for document in documents):
-            raise ManifestUnreadable(f"{manifest}: holds no MPIJob of kubeflow.org and no TrainJob of {GROUP}")
+        if not any(_is_job(document) for document in documents):
+            kinds = "no MPIJob, PyTorchJob, TFJob, JAXJob or XGBoostJob of kubeflow.org"
+            raise ManifestUnreadable(f"{manifest}: holds {kinds} and no TrainJob of {GROUP}")
     for document in documents:
         if is_runtime(document):
             continue
-        if not is_mpijob(document) and not is_trainjob(document):
+        if not _is_job(document):
             made.append(document)
             continue
         name = _name(document)
         try:
             if is_mpijob(document):
                 converted = convert_mpijob(document)
+            elif is_trainingjob(document):
+                converted = convert_trainingjob(document)
             else:
                 converted = convert_trainjob(document, _runtime(document, documents, cluster))
         except OperatorError as exc:
@@ -55,6 +61,10 @@ def convert(manifest: Path, output: Path | None, cluster: ClusterOptions) -> Non
     _write(made, output)
     if failures:
         raise click.ClickException("\n       ".join(failures))
+
+
+def _is_job(document: Json) -> bool:
+    return is_mpijob(document) or is_trainingjob(document) or is_trainjob(document)
 
 
 def _write(made: list[Json], output: Path | None) -> None:

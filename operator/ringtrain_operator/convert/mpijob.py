@@ -118,7 +118,7 @@ def convert_mpijob(obj: Mapping[str, Any]) -> Converted:
         "mpi": _mpi(spec, launcher_as_worker=not all_workers),
         "worker": _worker(worker, spec, notes, more=int(all_workers)),
         "launcher": {"template": _launcher_template(launcher, spec, notes)},
-        "runPolicy": _run_policy(spec, notes),
+        "runPolicy": run_policy(spec, _BACKOFF_LIMIT, notes),
     }
     if all_workers:
         notes.append(
@@ -277,7 +277,8 @@ def take_devices(container: dict[str, Any]) -> dict[str, int]:
     return devices
 
 
-def _run_policy(spec: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
+def run_policy(spec: Mapping[str, Any], backoff_limit: int, notes: list[str]) -> dict[str, Any]:
+    """Ours for that of kubeflow's `spec`, with `backoff_limit` where it has none."""
     given = spec.get("runPolicy") or {}
     # v1 had this one beside the policy, too.
     made: dict[str, Any] = {"cleanPodPolicy": given.get("cleanPodPolicy") or spec.get("cleanPodPolicy") or "None"}
@@ -285,7 +286,7 @@ def _run_policy(spec: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
         if given.get(name) is not None:
             made[name] = given[name]
     limit = given.get("backoffLimit")
-    made["backoffLimit"] = _BACKOFF_LIMIT if limit is None else limit
+    made["backoffLimit"] = backoff_limit if limit is None else limit
     dropped = [(name, why) for name, why in _DROPPED_POLICY.items() if given.get(name)]
     notes += [f"spec.runPolicy.{name} is left out: {why}" for name, why in dropped]
     return made

@@ -1,12 +1,16 @@
-"""torchrun's command lines: which program is started, and how often on each node."""
+"""torchrun: which program its command lines start, how often on each node, and what it is told by variables."""
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
+from typing import Any
+
+from ..errors import Problem, SpecInvalid, shown
+from .variables import TORCHRUN, give, quoted
 
 # Options without a value.
 _FLAGS = {"--standalone", "--run-path", "--virtual-local-rank", "--module", "--no-python", "-m"}
@@ -18,6 +22,9 @@ _PER_NODE = "--nproc-per-node"
 _EXPANDED = re.compile(r"[$`*?\[~]")
 _QUOTED = re.compile(r"""("(?:\\.|[^"\\])*")|'[^']*'""")
 _STARTERS = re.compile(r"\btorchrun\b|\btorch\.distributed\.(run|launch)\b")
+
+# Of an elasticPolicy, by the variable that says it.
+_ELASTIC = {"rdzvId": "PET_RDZV_ID", "maxRestarts": "PET_MAX_RESTARTS"}
 
 
 @dataclass(frozen=True)
@@ -111,3 +118,39 @@ def _split(text: str) -> list[str]:
     found.whitespace_split = True
     found.commenters = ""
     return list(found)
+
+
+def torch_ranks(
+    command: list[str], spec: Mapping[str, Any], devices: Mapping[str, int], notes: list[str]
+) -> tuple[list[str], int]:
+    """The command of a rank of a PyTorchJob, and how many ranks a pod has: torchrun's where it starts the program,
+    else one.
+    """
+    elastic = spec.get("elasticPolicy") or {}
+    wanted = str(elastic.get("nProcPerNode") or spec.get("nprocPerNode") or "auto")
+    used = {"nProcPerNode", *(_ELASTIC if not (found := read_torchrun(command)) else ())}
+    notes += [
+        f"spec.elasticPolicy.{name} is left out: the job has its workers from start to end, and starts again "
+        "where one is lost; see spec.elastic"
+        for name in sorted(set(elastic) - used)
+    ]
+    if found:
+        notes.append(f"{' '.join(found.own)} is left out, and PET_* are not set: the agent starts every rank")
+        return list(found.program), _ranks(found.per_node or wanted, devices)
+    given = {**TORCHRUN, "PET_NPROC_PER_NODE": quoted(wanted)}
+    if wanted.isdecimal() and int(wanted) > 1:
+        given["WORLD_SIZE"] = f"$((WORLD_SIZE * {wanted}))"
+    if elastic:
+        given |= {"PET_RDZV_BACKEND": quoted(elastic.get("rdzvBackend") or "c10d")}
+        given |= {"PET_RDZV_ENDPOINT": "$MASTER_ADDR:$MASTER_PORT"}
+        given |= {name: quoted(elastic[key]) for key, name in _ELASTIC.items() if elastic.get(key) is not None}
+    return give(command, given, notes), 1
+
+
+def _ranks(wanted: str, devices: Mapping[str, int]) -> int:
+    if wanted.isdecimal():
+        return int(wanted[:19])
+    if devices and wanted in ("auto", "gpu"):
+        return max(devices.values())
+    why = "one process for each CPU of the node, which can't be seen from here"
+    raise SpecInvalid([Problem("spec.nprocPerNode", f"is {shown(wanted)}: {why}; write the number")])

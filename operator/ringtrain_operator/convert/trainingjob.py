@@ -1,0 +1,274 @@
+"""PyTorchJob, TFJob, JAXJob and XGBoostJob (kubeflow.org/v1) as a DistributedTrainingJob.
+
+There every pod is one process, which is told its place by variables. docs/what-your-job-gets.md has the table.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..contract import API_VERSION, KIND
+from ..errors import Problem, SpecInvalid, did_you_mean
+from ..spec.parse import parse_job
+from ..spec.template import shape_problems
+from .metadata import carried_metadata, carry_to_pods, leave_suspension_to_queue
+from .mpijob import Converted, run_policy, take_devices, whole
+from .torchrun import torch_ranks
+from .variables import TORCHRUN, expanded_by_kubernetes, give
+
+_VERSION = "kubeflow.org/v1"
+# As many attempts as an MPIJob has: restarts without a limit have no counterpart.
+_BACKOFF_LIMIT = 6
+_RETRIES_ITSELF = ("OnFailure", "Always", "ExitCode")
+_POLICY = {
+    "cleanPodPolicy",
+    "suspend",
+    "ttlSecondsAfterFinished",
+    "activeDeadlineSeconds",
+    "backoffLimit",
+    "managedBy",
+    "schedulingPolicy",
+}
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """`roles`: in the order of their ranks. `container`: the one that trains. `given`: see variables.give."""
+
+    replicas: str
+    container: str
+    roles: tuple[str, ...]
+    restart: str = "Never"
+    given: Mapping[str, str] = field(default_factory=dict)
+    fields: frozenset[str] = frozenset()
+    notes: tuple[str, ...] = ()
+
+
+_KINDS = {
+    "PyTorchJob": _Kind(
+        "pytorchReplicaSpecs",
+        "pytorch",
+        ("Master", "Worker"),
+        restart="OnFailure",
+        fields=frozenset({"nprocPerNode", "elasticPolicy"}),
+    ),
+    "TFJob": _Kind(
+        "tfReplicaSpecs",
+        "tensorflow",
+        ("Chief", "Master", "Worker"),
+        fields=frozenset({"successPolicy", "enableDynamicWorker"}),
+        notes=('TF_CONFIG has a "worker" for every rank, worker 0 where a chief was, and no "environment"',),
+    ),
+    "JAXJob": _Kind(
+        "jaxReplicaSpecs",
+        "jax",
+        ("Worker",),
+        given={
+            "COORDINATOR_ADDRESS": "$MASTER_ADDR",
+            "COORDINATOR_PORT": "$MASTER_PORT",
+            "NUM_PROCESSES": "$WORLD_SIZE",
+            "PROCESS_ID": "$RANK",
+        },
+    ),
+    "XGBoostJob": _Kind(
+        "xgbReplicaSpecs",
+        "xgboost",
+        ("Master", "Worker"),
+        notes=("WORKER_ADDRS and WORKER_PORT (of LightGBM) are not set: RINGTRAIN_RING_ADDRESSES has all hosts",),
+    ),
+}
+_INJECTED = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "TF_CONFIG", "WORKER_ADDRS", "WORKER_PORT")
+
+
+def is_trainingjob(obj: Mapping[str, Any]) -> bool:
+    """Whether `obj` is one of the four kinds of the training operator, of any version."""
+    return str(obj.get("kind")) in _KINDS and str(obj.get("apiVersion", "")).startswith("kubeflow.org/")
+
+
+def convert_trainingjob(obj: Mapping[str, Any]) -> Converted:
+    """The DistributedTrainingJob that does what `obj` does.
+
+    Raises SpecInvalid, with the paths of `obj`, where there is none; or with those of the result.
+    """
+    kind, spec = _KINDS[obj["kind"]], obj.get("spec")
+    if obj.get("apiVersion") != _VERSION:
+        raise SpecInvalid([Problem("apiVersion", f"is {obj.get('apiVersion')}, expected {_VERSION}")])
+    notes = ["the image stays as it is: the operator brings the agent", *kind.notes]
+    replicas = _replicas(obj, kind)
+    assert isinstance(spec, Mapping)
+    workers, template = _gang(kind, replicas, notes)
+    main = template["spec"]["containers"][0]
+    devices = take_devices(main)
+    command = [*(main.get("command") or []), *(main.pop("args", None) or [])]
+    path = f"spec.{kind.replicas}.{next(iter(replicas))}.template.spec.containers[0]"
+    if not command:
+        message = "is missing; the image's entrypoint cannot be seen from here: write it out"
+        raise SpecInvalid([Problem(f"{path}.command", message)])
+    slots = 1
+    if obj["kind"] == "PyTorchJob":
+        command, slots = torch_ranks(command, spec, devices, notes)
+    main["command"] = give(command, kind.given, notes)
+    if found := expanded_by_kubernetes(main, [*_INJECTED, *TORCHRUN, *kind.given]):
+        message = f"has {found}, which Kubernetes expands before ranks are known: read it in the program"
+        raise SpecInvalid([Problem(path, message)])
+    notes += _names_of_services(obj, main)
+    made = {
+        "agent": "Inject",
+        "slotsPerWorker": slots,
+        "worker": {"replicas": workers, **({"devices": devices} if devices else {}), "template": template},
+        **_evaluator(replicas, kind, notes),
+        "runPolicy": _run_policy(spec, replicas, kind, notes),
+    }
+    notes += [*_tensorflow_notes(spec, workers), *_unknown(spec, kind)]
+    metadata = carried_metadata(obj.get("metadata") or {}, notes=notes)
+    leave_suspension_to_queue(made, metadata, notes)
+    manifest = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": made}
+    parse_job(manifest)
+    return Converted(manifest, tuple(notes))
+
+
+def _replicas(obj: Mapping[str, Any], kind: _Kind) -> dict[str, dict[str, Any]]:
+    """The replicas by role, in the order of ranks, of which there are some. Roles may be written in any case."""
+    replica = {"replicas": object, "template": {}}
+    shape = {
+        "metadata": {"name": str, "namespace": str, "labels": {}, "annotations": {}},
+        "spec": {"runPolicy": {}, "elasticPolicy": {}, kind.replicas: {}},
+    }
+    if problems := shape_problems(obj, "", shape):
+        raise SpecInvalid(problems)
+    given = (obj.get("spec") or {}).get(kind.replicas) or {}
+    known = {role.lower(): role for role in (*kind.roles, "Evaluator", "PS")}
+    found: dict[str, dict[str, Any]] = {}
+    for name, value in given.items():
+        path = f"spec.{kind.replicas}.{name}"
+        role = known.get(str(name).lower(), "")
+        if role not in kind.roles and not (obj["kind"] == "TFJob" and role):
+            problems.append(Problem(path, f"is no role of a {obj['kind']}, expected {', '.join(kind.roles)}"))
+            continue
+        problems += shape_problems(value, path, replica)
+        if not problems:
+            problems += shape_problems(value.get("template") or {}, f"{path}.template")
+        if problems:
+            break
+        count = 1 if value.get("replicas") is None else whole(value["replicas"], f"{path}.replicas")
+        if count and not ((value.get("template") or {}).get("spec") or {}).get("containers"):
+            problems.append(Problem(f"{path}.template.spec.containers", "is empty"))
+        if count and role == "PS":
+            message = "is a parameter server; ranks average their gradients: use a MultiWorkerMirroredStrategy"
+            problems.append(Problem(path, f"{message} and leave PS out"))
+        if count:
+            found[role] = {**value, "replicas": count}
+    if not problems and not any(role in kind.roles for role in found):
+        problems = [Problem(f"spec.{kind.replicas}", f"has no pods, expected some of {', '.join(kind.roles)}")]
+    if problems:
+        raise SpecInvalid(problems)
+    return {role: found[role] for role in (*kind.roles, "Evaluator") if role in found}
+
+
+def _gang(kind: _Kind, replicas: Mapping[str, Any], notes: list[str]) -> tuple[int, dict[str, Any]]:
+    """How many pods train, and the template of all of them. Raises SpecInvalid where roles' differ."""
+    roles = [role for role in kind.roles if role in replicas]
+    templates = {role: _template(kind, role, replicas[role], notes) for role in roles}
+    first = templates[roles[0]]
+    for role in roles[1:]:
+        differing = list(_differences(first["spec"], templates[role]["spec"], "template.spec"))
+        if differing:
+            message = (
+                f"differs from {roles[0]}'s: {', '.join(differing)}; workers have one template here: make them "
+                "equal, and let the program tell rank 0 by RANK"
+            )
+            raise SpecInvalid([Problem(f"spec.{kind.replicas}.{role}", message)])
+        if first.get("metadata") != templates[role].get("metadata"):
+            notes.append(f"spec.{kind.replicas}.{role}.template.metadata is left out where {roles[0]}'s differs")
+    if len(roles) > 1:
+        notes.append(f"{' and '.join(roles)} are workers of one template; ranks count from the {roles[0]}")
+    return sum(replicas[role]["replicas"] for role in roles), first
+
+
+def _template(kind: _Kind, role: str, replica: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
+    template: dict[str, Any] = copy.deepcopy(dict(replica["template"]))
+    path = f"spec.{kind.replicas}.{role}.template"
+    carry_to_pods(template, path=path, notes=notes)
+    pod = template["spec"]
+    pod["containers"].sort(key=lambda container: container.get("name") != kind.container)
+    pod.pop("restartPolicy", None)
+    if len(pod["containers"]) > 1:
+        name = pod["containers"][0].get("name")
+        notes.append(f"{path}: the variables of ranks are set in container {name}, not in the others")
+    return template
+
+
+def _differences(one: Any, other: Any, path: str) -> Iterator[str]:
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        for key in sorted({*one, *other}):
+            yield from _differences(one.get(key), other.get(key), f"{path}.{key}")
+    elif isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        for index, pair in enumerate(zip(one, other, strict=True)):
+            yield from _differences(*pair, f"{path}[{index}]")
+    elif (one or None) != (other or None):
+        yield path
+
+
+def _names_of_services(obj: Mapping[str, Any], main: Mapping[str, Any]) -> Iterator[str]:
+    """A note for each name of the source's services that the main container goes on to use."""
+    name = (obj.get("metadata") or {}).get("name")
+    text = json.dumps([main["command"], main.get("env")], default=str)
+    for role in ("master", "worker", "chief", "ps"):
+        if name and (service := f"{name}-{role}-") in text:
+            yield f"{service}… in the command or env is a name that no pod has here: use MASTER_ADDR"
+
+
+def _evaluator(replicas: Mapping[str, Any], kind: _Kind, notes: list[str]) -> dict[str, Any]:
+    replica = replicas.get("Evaluator")
+    if replica is None:
+        return {}
+    if replica["replicas"] != 1:
+        path = f"spec.{kind.replicas}.Evaluator.replicas"
+        raise SpecInvalid([Problem(path, f"is {replica['replicas']}, expected 1: a job has one evaluator")])
+    template = _template(kind, "Evaluator", replica, notes)
+    devices = take_devices(template["spec"]["containers"][0])
+    return {"evaluator": {**({"devices": devices} if devices else {}), "template": template}}
+
+
+def _run_policy(
+    spec: Mapping[str, Any], replicas: Mapping[str, Any], kind: _Kind, notes: list[str]
+) -> dict[str, Any]:
+    """Restarts in place become attempts of the gang; where no role restarts, neither does the gang."""
+    policies = {role: replica.get("restartPolicy") or kind.restart for role, replica in replicas.items()}
+    restarts = any(policy in _RETRIES_ITSELF for policy in policies.values())
+    made = run_policy(spec, _BACKOFF_LIMIT if restarts else 0, notes)
+    if not restarts:
+        if made["backoffLimit"]:
+            notes.append("spec.runPolicy.backoffLimit is left out beside restartPolicy Never: a failure is final")
+        made["backoffLimit"] = 0
+        return made
+    each = ", ".join(f"{role} {policy}" for role, policy in policies.items())
+    notes.append(
+        f"restartPolicy ({each}) is left out: a failure of any code starts the whole gang again, "
+        f"{made['backoffLimit']} times at most"
+    )
+    return made
+
+
+def _tensorflow_notes(spec: Mapping[str, Any], workers: int) -> Iterator[str]:
+    if "tfReplicaSpecs" in spec and workers > 1 and spec.get("successPolicy") != "AllWorkers":
+        yield "spec.successPolicy: the job succeeds when all ranks have, not with the chief alone"
+    if spec.get("enableDynamicWorker"):
+        yield "spec.enableDynamicWorker is left out: TF_CONFIG has the whole cluster, and no sparseCluster"
+
+
+def _unknown(spec: Mapping[str, Any], kind: _Kind) -> Iterator[str]:
+    """A note for each field that the kind does not have."""
+    known = {"spec": {"runPolicy", kind.replicas, *kind.fields}, "spec.runPolicy": _POLICY}
+    sections = {"spec": spec, "spec.runPolicy": spec.get("runPolicy") or {}}
+    for role, replica in (spec.get(kind.replicas) or {}).items():
+        path = f"spec.{kind.replicas}.{role}"
+        known[path], sections[path] = {"replicas", "restartPolicy", "template"}, replica
+    for path, section in sections.items():
+        for name in sorted(set(section) - known[path]):
+            hint = did_you_mean(name, sorted(known[path]))
+            yield f"{path}.{name} is left out: it is no field there" + (f"; {hint}" if hint else "")

@@ -1,0 +1,231 @@
+"""`dtj convert` on PyTorchJob, TFJob, JAXJob and XGBoostJob, held against the training operator's own rules."""
+
+import copy
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from ringtrain_operator.cli.main import main
+from ringtrain_operator.convert.trainingjob import convert_trainingjob
+from ringtrain_operator.errors import SpecInvalid
+
+# What kubeflow/training-operator v1 sets in pod `rank` of `pods`, by its pkg/controller.v1: pytorch/envvar.go,
+# pytorch/elastic.go, jax/envvar.go, xgboost/xgboost.go. Address and port are those of the pod of rank 0, which has
+# another name here.
+TORCH = {"RANK": "{rank}", "WORLD_SIZE": "{pods}", "MASTER_ADDR": "head", "MASTER_PORT": "29400"}
+PET = {"PET_NNODES": "{pods}", "PET_NODE_RANK": "{rank}"}
+RULES: dict[str, dict[str, str]] = {
+    "PyTorchJob": {**TORCH, **PET, "PET_NPROC_PER_NODE": "auto"},
+    "JAXJob": {
+        "NUM_PROCESSES": "{pods}",
+        "PROCESS_ID": "{rank}",
+        "COORDINATOR_ADDRESS": "head",
+        "COORDINATOR_PORT": "29400",
+    },
+    "XGBoostJob": TORCH,
+}
+# pkg/apis/kubeflow.org/v1: default names of containers, and restart policies.
+CONTAINERS = {"PyTorchJob": "pytorch", "TFJob": "tensorflow", "JAXJob": "jax", "XGBoostJob": "xgboost"}
+SPECS = {"PyTorchJob": "pytorch", "TFJob": "tf", "JAXJob": "jax", "XGBoostJob": "xgb"}
+DEFAULT_RETRIES = {"PyTorchJob": 6, "TFJob": 0, "JAXJob": 0, "XGBoostJob": 0}
+
+
+def job(kind: str, roles: dict[str, int], command: list[str] | None = None, **spec: Any) -> dict[str, Any]:
+    """A job whose roles have one template."""
+    container = {"name": CONTAINERS[kind], "image": "x:1", "command": command or ["python", "train.py"]}
+    replicas = {
+        role: {"replicas": count, "template": {"spec": {"containers": [copy.deepcopy(container)]}}}
+        for role, count in roles.items()
+    }
+    field = f"{SPECS[kind]}ReplicaSpecs"
+    return {
+        "apiVersion": "kubeflow.org/v1",
+        "kind": kind,
+        "metadata": {"name": "job", "namespace": "team"},
+        "spec": {field: replicas, **spec},
+    }
+
+
+def main_container(manifest: dict[str, Any]) -> dict[str, Any]:
+    """The one that trains."""
+    [container, *_] = manifest["spec"]["worker"]["template"]["spec"]["containers"]
+    return dict(container)
+
+
+def refusal(obj: dict[str, Any]) -> str:
+    """Why the job is refused."""
+    with pytest.raises(SpecInvalid) as refused:
+        convert_trainingjob(obj)
+    return str(refused.value)
+
+
+def found_by(command: list[str], rank: int, pods: int) -> dict[str, str]:
+    """The environment of a command that prints it, started as the agent starts it."""
+    agent = {"RANK": rank, "WORLD_SIZE": pods, "MASTER_ADDR": "head", "MASTER_PORT": 29400}
+    environment = {"PATH": "/usr/bin:/bin", **{name: str(value) for name, value in agent.items()}}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=30)
+    return dict(line.split("=", 1) for line in done.stdout.splitlines())
+
+
+@pytest.mark.parametrize("kind", RULES)
+def test_variables_are_those_of_the_source(kind: str) -> None:
+    """Each variable that the source's operator sets has, in each rank, the source's value."""
+    roles = {"Worker": 3} if kind == "JAXJob" else {"Master": 1, "Worker": 2}
+    manifest = convert_trainingjob(job(kind, roles, ["env"])).manifest
+    assert (manifest["spec"]["worker"]["replicas"], manifest["spec"]["slotsPerWorker"]) == (3, 1)
+    for rank in range(3):
+        found = found_by(main_container(manifest)["command"], rank, 3)
+        expected = {name: value.format(rank=rank, pods=3) for name, value in RULES[kind].items()}
+        assert {name: found.get(name) for name in expected} == expected
+
+
+def test_elastic_variables() -> None:
+    """A script that starts torchrun finds how its nodes meet; sizes that a job may change to are named."""
+    policy = {"minReplicas": 1, "maxReplicas": 4, "rdzvId": 'a "b"', "maxRestarts": 3, "nProcPerNode": 2}
+    converted = convert_trainingjob(job("PyTorchJob", {"Worker": 2}, ["env"], elasticPolicy=policy))
+    found = found_by(main_container(converted.manifest)["command"], 1, 2)
+    assert {name: value for name, value in found.items() if name.startswith("PET_")} == {
+        "PET_NNODES": "2",
+        "PET_NODE_RANK": "1",
+        "PET_NPROC_PER_NODE": "2",
+        "PET_MASTER_ADDR": "head",
+        "PET_MASTER_PORT": "29400",
+        "PET_RDZV_BACKEND": "c10d",
+        "PET_RDZV_ENDPOINT": "head:29400",
+        "PET_RDZV_ID": 'a "b"',
+        "PET_MAX_RESTARTS": "3",
+    }
+    assert found["WORLD_SIZE"] == "4"
+    for name in ("minReplicas", "maxReplicas"):
+        assert any(f"spec.elasticPolicy.{name} is left out" in note for note in converted.notes)
+
+
+@pytest.mark.parametrize(
+    ("words", "nproc", "devices", "slots"),
+    [
+        (["--nproc_per_node=3"], "2", 0, 3),
+        ([], "2", 0, 2),
+        ([], None, 4, 4),
+        (["--nproc-per-node=gpu"], "2", 4, 4),
+    ],
+    ids=["command", "job", "auto", "as-many-as-gpus"],
+)
+def test_torchrun(words: list[str], nproc: str | None, devices: int, slots: int) -> None:
+    """The agent starts what torchrun would, as often on each node."""
+    obj = job("PyTorchJob", {"Master": 1, "Worker": 1}, ["torchrun", *words, "--node_rank=$(RANK)", "a.py"])
+    obj["spec"] |= {"nprocPerNode": nproc} if nproc else {}
+    for replica in obj["spec"]["pytorchReplicaSpecs"].values():
+        replica["template"]["spec"]["containers"][0]["resources"] = {"limits": {"nvidia.com/gpu": devices}}
+    converted = convert_trainingjob(obj)
+    assert main_container(converted.manifest)["command"] == ["python", "-u", "a.py"]
+    assert converted.manifest["spec"]["slotsPerWorker"] == slots
+    assert any("PET_* are not set" in note for note in converted.notes)
+
+
+def test_one_process_for_each_cpu_is_refused() -> None:
+    """torchrun would count the CPUs of the node."""
+    assert "spec.nprocPerNode: is 'auto': one process for each CPU" in refusal(
+        job("PyTorchJob", {"Worker": 2}, ["torchrun", "a.py"])
+    )
+
+
+def test_a_process_has_all_devices_of_its_pod() -> None:
+    """As in the source, where a pod is one process."""
+    obj = job("TFJob", {"Worker": 2})
+    containers = obj["spec"]["tfReplicaSpecs"]["Worker"]["template"]["spec"]["containers"]
+    containers[0]["resources"] = {"limits": {"nvidia.com/gpu": 4}}
+    containers.insert(0, {"name": "sidecar", "image": "y:1"})
+    spec = convert_trainingjob(obj).manifest["spec"]
+    assert (spec["slotsPerWorker"], spec["worker"]["devices"]) == (1, {"nvidia.com/gpu": 4})
+    assert [one["name"] for one in spec["worker"]["template"]["spec"]["containers"]] == ["tensorflow", "sidecar"]
+
+
+def test_tensorflow() -> None:
+    """Chief and workers are ranks, the evaluator stands beside them; what TF_CONFIG has otherwise is said."""
+    converted = convert_trainingjob(job("TFJob", {"Worker": 2, "chief": 1, "Evaluator": 1, "PS": 0}))
+    spec = converted.manifest["spec"]
+    assert spec["worker"]["replicas"] == 3
+    assert spec["evaluator"]["template"]["spec"]["containers"][0]["command"] == ["python", "train.py"]
+    for expected in ("TF_CONFIG has", "successPolicy", "ranks count from the Chief"):
+        assert any(expected in note for note in converted.notes)
+
+
+@pytest.mark.parametrize("kind", CONTAINERS)
+def test_run_policy(kind: str) -> None:
+    """What the source does where nothing is said, and what is said."""
+    made = convert_trainingjob(job(kind, {"Worker": 1})).manifest["spec"]["runPolicy"]
+    assert made == {"cleanPodPolicy": "None", "backoffLimit": DEFAULT_RETRIES[kind]}
+    policy = {"cleanPodPolicy": "All", "ttlSecondsAfterFinished": 5, "activeDeadlineSeconds": 9, "suspend": True}
+    said = job(kind, {"Worker": 1}, runPolicy={**policy, "backoffLimit": 2, "schedulingPolicy": {"queue": "q"}})
+    said["spec"][f"{SPECS[kind]}ReplicaSpecs"]["Worker"]["restartPolicy"] = "ExitCode"
+    converted = convert_trainingjob(said)
+    assert converted.manifest["spec"]["runPolicy"] == {**policy, "backoffLimit": 2}
+    for expected in ("restartPolicy (Worker ExitCode) is left out", "runPolicy.schedulingPolicy is left out"):
+        assert any(expected in note for note in converted.notes)
+
+
+def test_without_restarts_there_are_none() -> None:
+    """backoffLimit counts restarts, which restartPolicy Never forbids."""
+    obj = job("JAXJob", {"Worker": 1}, runPolicy={"backoffLimit": 4})
+    converted = convert_trainingjob(obj)
+    assert converted.manifest["spec"]["runPolicy"]["backoffLimit"] == 0
+    assert any("backoffLimit is left out beside restartPolicy Never" in note for note in converted.notes)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "expected"),
+    [
+        ("Worker.template.spec.containers.0.args", ["--x"], "template.spec.containers[0].args"),
+        ("Worker.template.spec.nodeSelector", {"a": "b"}, "differs from Master's: template.spec.nodeSelector"),
+        ("Master.template.spec.containers.0.command", None, "template.spec.containers[0].command: is missing"),
+        ("Master.template.spec.containers", [], "Master.template.spec.containers: is empty"),
+        ("Master.replicas", "many", "Master.replicas: is 'many', expected a whole number"),
+        ("PS", {}, "spec.pytorchReplicaSpecs.PS: is no role of a PyTorchJob, expected Master, Worker"),
+    ],
+    ids=["args", "place", "command", "containers", "replicas", "role"],
+)
+def test_what_can_not_be_is_refused_by_field(path: str, value: object, expected: str) -> None:
+    """With the source's own paths."""
+    obj = job("PyTorchJob", {"Master": 1, "Worker": 1})
+    if path.endswith("command"):
+        obj["spec"]["pytorchReplicaSpecs"].pop("Worker")
+    *way, last = path.split(".")
+    found: Any = obj["spec"]["pytorchReplicaSpecs"]
+    for name in way:
+        found = found[int(name) if name.isdecimal() else name]
+    found[last] = value
+    assert expected in refusal(obj)
+
+
+def test_parameter_servers_are_refused() -> None:
+    """With the way out."""
+    assert "use a MultiWorkerMirroredStrategy" in refusal(job("TFJob", {"PS": 1, "Worker": 1}))
+
+
+def test_variables_that_only_the_source_knows_in_time() -> None:
+    """Kubernetes expands $(RANK) when it makes the pod; names of the source's services resolve nowhere."""
+    assert "has $(RANK)" in refusal(job("XGBoostJob", {"Master": 1}, ["python", "a.py", "--rank=$(RANK)"]))
+    command = ["python", "a.py", "tcp://job-master-0:23456"]
+    converted = convert_trainingjob(job("PyTorchJob", {"Master": 1}, command))
+    assert any("job-master-… in the command" in note for note in converted.notes)
+
+
+def test_what_is_left_out_is_named() -> None:
+    """Fields of other versions, too."""
+    obj = job("TFJob", {"Worker": 1}, enableDynamicWorker=True, runPolicy={"fresh": 1}, Fresh=1)
+    notes = convert_trainingjob(obj).notes
+    for expected in ("spec.enableDynamicWorker", "spec.runPolicy.fresh", "spec.Fresh"):
+        assert any(f"{expected} is left out" in note for note in notes)
+
+
+def test_the_command(tmp_path: Path) -> None:
+    """All four kinds in one file."""
+    file = tmp_path / "jobs.yaml"
+    file.write_text(yaml.safe_dump_all([job(kind, {"Worker": 2}) for kind in CONTAINERS]))
+    result = CliRunner().invoke(main, ["convert", str(file)])
+    assert result.exit_code == 0, result.output
+    assert [one["kind"] for one in yaml.safe_load_all(result.stdout)] == ["DistributedTrainingJob"] * 4
