@@ -21,7 +21,6 @@ _PER_NODE = "--nproc-per-node"
 # In a shell's text, outside of single quotes: what makes of a word something else than the word.
 _EXPANDED = re.compile(r"[$`*?\[~]")
 _QUOTED = re.compile(r"""("(?:\\.|[^"\\])*")|'[^']*'""")
-_STARTERS = re.compile(r"\btorchrun\b|\btorch\.distributed\.(run|launch)\b")
 
 # Of an elasticPolicy, by the variable that says it.
 _ELASTIC = {"rdzvId": "PET_RDZV_ID", "maxRestarts": "PET_MAX_RESTARTS"}
@@ -37,11 +36,6 @@ class Torchrun:
     program: tuple[str, ...]
     per_node: str
     own: tuple[str, ...]
-
-
-def names_torchrun(command: Sequence[str]) -> bool:
-    """Whether a word of the command calls torchrun, wherever it stands."""
-    return any(_STARTERS.search(word) for word in command)
 
 
 def read_torchrun(command: Sequence[str]) -> Torchrun | None:

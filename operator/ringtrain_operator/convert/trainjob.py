@@ -16,7 +16,7 @@ from ..spec.parse import parse_job
 from ..spec.template import shape_problems
 from .metadata import carried_metadata, carry_to_pods, leave_suspension_to_queue
 from .mpijob import Converted, command_notes, take_devices, whole
-from .torchrun import names_torchrun, read_torchrun
+from .trainer_processes import Node, processes, source_of
 
 GROUP = "trainer.kubeflow.org"
 VERSION = "v1alpha1"
@@ -162,8 +162,12 @@ def _spec(reader: _Reader) -> dict[str, Any]:
         main = node["spec"]["containers"][0]
         _lay_over(main, trainer)
         command = [*(main.get("command") or []), *(main.pop("args", None) or [])]
-        main["command"], per_node = _without_torchrun(command, reader)
-        slots = per_node or slots
+        if not command:
+            message = "is missing, as in the runtime; the image's entrypoint cannot be seen here"
+            raise SpecInvalid([Problem("spec.trainer.command", message)])
+        source = source_of(policy)
+        nodes = Node(command, slots, devices, resources)
+        main["command"], slots = processes(source, nodes, reader.notes)
     made["worker"] = {"replicas": workers, **({"devices": devices} if devices else {}), "template": node}
     made |= _slots(slots, devices, reader)
     made |= _scheduling(reader)
@@ -233,28 +237,6 @@ def _add_variables(container: dict[str, Any], added: list[dict[str, Any]]) -> No
     if added:
         names = {variable["name"] for variable in added}
         container["env"] = [v for v in container.get("env") or [] if v["name"] not in names] + copy.deepcopy(added)
-
-
-def _without_torchrun(command: list[str], reader: _Reader) -> tuple[list[str], str]:
-    """The program that torchrun starts: the agent starts it once per rank, with torchrun's variables.
-
-    And its --nproc-per-node, which goes before what the job and the runtime say; empty: not given.
-    """
-    if not command:
-        path = "spec.trainer.command"
-        raise SpecInvalid(
-            [Problem(path, "is missing, as in the runtime; the image's entrypoint cannot be seen here")]
-        )
-    found = read_torchrun(command)
-    if found is None:
-        if names_torchrun(command):
-            reader.notes.append(
-                "the command calls torchrun, which would start ranks of its own in each rank: write the program "
-                "that it starts in its place"
-            )
-        return command, ""
-    reader.notes.append(f"{' '.join(found.own)} is left out: the agent starts every rank")
-    return list(found.program), found.per_node
 
 
 def _slots(wanted: object, devices: Mapping[str, int], reader: _Reader) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """`dtj convert` on TrainJobs of Kubeflow Trainer: each field is carried over, or named as left out."""
 
 import copy
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import yaml
 from click.testing import CliRunner
 
 from ringtrain_operator.cli.main import main
+from ringtrain_operator.convert.mpijob import Converted
 from ringtrain_operator.convert.trainjob import convert_trainjob
 from ringtrain_operator.errors import SpecInvalid
 
@@ -60,7 +62,6 @@ def test_torch() -> None:
     "expected",
     [
         "torchrun --nnodes 2 --rdzv-backend=c10d is left out",
-        "numProcPerNode: auto is left out",
         "replicatedJobs[dataset-initializer] is left out",
         "replicatedJobs[node] has backoffLimit, which is left out",
         "spec.initializer.dataset.storageUri is left out: data and models are loaded by",
@@ -116,25 +117,133 @@ def test_mpi() -> None:
     assert any("sshAuthMountPath is left out: there are no ssh keys" in note for note in converted.notes)
 
 
+GPUS = {"resourcesPerNode": {"limits": {"nvidia.com/gpu": 4, "cpu": 9}}}
+CPUS = {"resourcesPerNode": {"requests": {"cpu": "7500m", "memory": "1Gi"}}}
+
+
 @pytest.mark.parametrize(
     ("words", "trainer", "policy", "slots"),
     [
         (["--nproc-per-node=3"], {"numProcPerNode": 2}, 4, 3),
         ([], {"numProcPerNode": 2}, 4, 2),
         ([], {}, 4, 4),
-        (["--nproc_per_node", "gpu"], {}, 4, None),
-        ([], {}, "auto", None),
+        (["--nproc_per_node", "gpu"], GPUS, 3, 4),
+        ([], GPUS, "auto", 4),
+        ([], GPUS, None, 4),
+        # kubeflow/trainer, pkg/runtime/framework/plugins/torch/torch.go: as many as the CPUs that a node asks for
+        ([], CPUS, "auto", 8),
+        ([], {"resourcesPerNode": {"limits": {"cpu": 2}, "requests": {"cpu": 1}}}, None, 2),
+        ([], {"resourcesPerNode": {"limits": {"memory": "1Gi"}}}, "cpu", 1),
+        ([], GPUS, "cpu", 9),
     ],
-    ids=["command", "job", "runtime", "as-many-as-gpus", "auto"],
+    ids=[
+        *("command", "job", "runtime", "as-many-as-gpus", "auto-gpus", "gpus", "auto-cpus", "cpus", "cpu-of-none"),
+        "cpu-beside-gpus",
+    ],
 )
-def test_ranks_of_a_node(words: list[str], trainer: dict[str, Any], policy: object, slots: int | None) -> None:
+def test_ranks_of_a_node(words: list[str], trainer: dict[str, Any], policy: object, slots: int) -> None:
     """torchrun takes its own word before its variable, and that is the job's before the runtime's."""
+    torch = {} if policy is None else {"numProcPerNode": policy}
+    made = of_source({"torch": torch}, ["torchrun", *words, "a.py"], **trainer).manifest["spec"]
+    assert made["slotsPerWorker"] == slots
+    assert made["worker"]["template"]["spec"]["containers"][0]["command"] == ["python", "-u", "a.py"]
+
+
+# What kubeflow/trainer sets on node `rank` of `nodes`, by torch/torch.go, jax/jax.go and xgboost/xgboost.go below
+# pkg/runtime/framework/plugins. Address and port are those of the first node's pod, which has another name here.
+RULES: dict[str, dict[str, str]] = {
+    "torch": {
+        "PET_NNODES": "{nodes}",
+        "PET_NPROC_PER_NODE": "4",
+        "PET_NODE_RANK": "{rank}",
+        "PET_MASTER_ADDR": "head",
+        "PET_MASTER_PORT": "29400",
+    },
+    "jax": {
+        "JAX_NUM_PROCESSES": "{nodes}",
+        "JAX_PROCESS_ID": "{rank}",
+        "JAX_COORDINATOR_ADDRESS": "head:29400",
+        "JAX_COORDINATOR_PORT": "29400",
+        "JAX_DISTRIBUTED_BACKEND": "gloo",
+    },
+    "xgboost": {
+        "DMLC_TRACKER_URI": "head",
+        "DMLC_TRACKER_PORT": "29400",
+        "DMLC_TASK_ID": "{rank}",
+        "DMLC_NUM_WORKER": "12",
+    },
+}
+
+
+@pytest.mark.parametrize("source", RULES)
+def test_variables_are_those_of_the_source(source: str) -> None:
+    """One process runs on each of three nodes, with four devices, and finds what Trainer would tell it."""
+    converted = of_source({source: {}}, ["env"], numNodes=3, **GPUS)
+    spec = converted.manifest["spec"]
+    assert (spec["worker"]["replicas"], spec["slotsPerWorker"]) == (3, 1)
+    assert spec["worker"]["devices"] == {"nvidia.com/gpu": 4}
+    for rank in range(3):
+        agent = {
+            "RANK": rank,
+            "WORLD_SIZE": 3,
+            "MASTER_ADDR": "head",
+            "MASTER_PORT": 29400,
+            "PATH": "/usr/bin:/bin",
+        }
+        done = subprocess.run(
+            spec["worker"]["template"]["spec"]["containers"][0]["command"],
+            env={name: str(value) for name, value in agent.items()},
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=30,
+        )
+        found = dict(line.split("=", 1) for line in done.stdout.splitlines())
+        expected = {name: value.format(rank=rank, nodes=3) for name, value in RULES[source].items()}
+        assert {name: found.get(name) for name in expected} == expected
+    assert any(next(iter(RULES[source])) in note for note in converted.notes)
+
+
+def test_a_plain_runtime_starts_one_process_on_a_node() -> None:
+    """Whatever devices it has, and without variables."""
+    made = of_source({}, ["./train"], numNodes=2, **GPUS).manifest["spec"]
+    assert (made["worker"]["replicas"], made["slotsPerWorker"]) == (2, 1)
+    assert made["worker"]["template"]["spec"]["containers"][0]["command"] == ["./train"]
+
+
+@pytest.mark.parametrize(
+    ("policy", "command", "expected"),
+    [
+        (
+            {"torch": {}},
+            ["torchrun", "a.py"],
+            "is auto: one process for each CPU of the node, which can't be seen",
+        ),
+        ({"torch": {"numProcPerNode": "gpu"}}, ["torchrun", "a.py"], "is gpu: as many processes as the node has"),
+        (
+            {"torch": {"numProcPerNode": "many"}},
+            ["python", "a.py"],
+            "numProcPerNode: is 'many', expected a number",
+        ),
+        ({"flux": {}}, ["./train"], "runtime.spec.mlPolicy.flux: is not known here, expected one of torch, jax"),
+        ({"jax": {}}, ["python", "a.py", "$(JAX_PROCESS_ID)"], "has $(JAX_PROCESS_ID), which Kubernetes expands"),
+        ({"torch": {}}, ["tune", "run", "full"], "is torchtune's, whose arguments Trainer completes"),
+    ],
+    ids=["cpus-not-known", "gpus-not-known", "no-number", "another-source", "expanded-too-early", "torchtune"],
+)
+def test_what_trainer_gives_and_we_can_not(policy: dict[str, Any], command: list[str], expected: str) -> None:
+    """It is refused, with the way out."""
+    with pytest.raises(SpecInvalid) as refused:
+        of_source(policy, command)
+    assert expected in str(refused.value)
+
+
+def of_source(policy: dict[str, Any], command: list[str], **trainer: Any) -> Converted:
+    """A TrainJob that runs `command` with a runtime of this mlPolicy."""
     job, runtime = documents()
-    job["spec"] = {"runtimeRef": {"name": "x"}, "trainer": {"command": ["torchrun", *words, "a.py"], **trainer}}
-    runtime["spec"]["mlPolicy"] = {"torch": {"numProcPerNode": policy}}
-    converted = convert_trainjob(job, runtime)
-    assert converted.manifest["spec"].get("slotsPerWorker") == slots
-    assert any("numProcPerNode" in note for note in converted.notes) is (slots is None)
+    job["spec"] = {"runtimeRef": {"name": "x"}, "trainer": {"command": command, **trainer}}
+    runtime["spec"]["mlPolicy"] = policy
+    return convert_trainjob(job, runtime)
 
 
 def test_variables_of_the_job_reach_all_ranks() -> None:
