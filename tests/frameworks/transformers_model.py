@@ -1,12 +1,20 @@
-"""A tiny language model and its Trainer. As a program: trains it with transformers' own in one process."""
+"""A tiny language model and its Trainer. As a program: trains it with transformers' own in one process, in each of
+the ways of ALONE."""
 
-import json
 import sys
 from pathlib import Path
 
 import torch
 
 ROWS, TOGETHER, EPOCHS = 54, 6, 2  # nine steps an epoch
+
+# By name: arguments, and how often it trains.
+ALONE = {
+    "as usual": ({}, 1),
+    "clipped": ({"max_grad_norm": 0.5, "lr_scheduler_type": "linear"}, 1),
+    "accumulated": ({"gradient_accumulation_steps": 2}, 1),
+    "twice": ({"max_grad_norm": 0.0}, 2),
+}
 
 
 def model():
@@ -42,14 +50,15 @@ def losses(trainer):
     return [line["loss"] for line in trainer.state.log_history if "loss" in line]
 
 
-def train_alone(folder, arguments, trainings) -> None:
+def train_alone(folder) -> None:
     from transformers import Trainer
 
-    trainer = trainer_of(Trainer, folder, 1, json.loads(arguments))
-    for _ in range(int(trainings)):
-        trainer.train()
-    torch.save({"weights": trainer.model.state_dict(), "losses": losses(trainer)}, Path(folder) / "alone.pt")
+    for name, (arguments, trainings) in ALONE.items():
+        trainer = trainer_of(Trainer, folder, 1, {**arguments, "save_strategy": "no"})
+        for _ in range(trainings):
+            trainer.train()
+        torch.save({"weights": trainer.model.state_dict(), "losses": losses(trainer)}, Path(folder) / f"{name}.pt")
 
 
 if __name__ == "__main__":
-    train_alone(*sys.argv[1:])
+    train_alone(sys.argv[1])

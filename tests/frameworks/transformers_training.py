@@ -1,7 +1,6 @@
 """Checks of ringtrain.transformers, run on every rank of a world: its Trainer does what transformers' does in one
 process on the joined batches."""
 
-import json
 import os
 import subprocess
 import sys
@@ -12,7 +11,7 @@ import numpy as np
 import torch
 import transformers
 from frameworks import transformers_model
-from frameworks.transformers_model import losses, model, trainer_of
+from frameworks.transformers_model import ALONE, losses, model, trainer_of
 from support.ports import free_addresses
 
 import ringtrain.torch as hvd
@@ -43,14 +42,17 @@ def agree(trainer, expected, tolerance: float = 2e-5) -> None:
     np.testing.assert_allclose(losses(trainer), expected["losses"], atol=2e-3)
 
 
-def alone(folder, arguments, trainings: int = 1):
-    """What transformers' Trainer makes in one process."""
-    if RANK == 0:
+def alone(name):
+    """What transformers' Trainer makes in one process, for worlds of any size: those of one server share it."""
+    folder = Path(tempfile.gettempdir()) / "alone"
+    if RANK == 0 and not folder.exists():
+        making = folder.with_name("making")
+        making.mkdir(exist_ok=True)
         env = {name: value for name, value in os.environ.items() if name not in RANKS}
-        command = [sys.executable, transformers_model.__file__, folder, json.dumps(arguments), str(trainings)]
-        subprocess.run(command, env=env, check=True, timeout=300)
+        subprocess.run([sys.executable, transformers_model.__file__, making], env=env, check=True, timeout=300)
+        making.rename(folder)
     hvd.barrier()
-    return torch.load(Path(folder) / "alone.pt", weights_only=False)
+    return torch.load(folder / f"{name}.pt", weights_only=False)
 
 
 def shared_folder() -> str:
@@ -59,10 +61,10 @@ def shared_folder() -> str:
 
 def check_a_trainer_trains_like_one_process():
     """With its clipping and schedule, and goes on from a checkpoint to the same weights."""
-    arguments = {"save_steps": 9, "max_grad_norm": 0.5, "lr_scheduler_type": "linear"}
+    arguments = {**ALONE["clipped"][0], "save_steps": 9}
+    expected = alone("clipped")
     for wrap in (hvd.HostOptimizer, distributed):
         folder = shared_folder()
-        expected = alone(folder, {**arguments, "save_strategy": "no"})
         trainer = trainer_of(Trainer, folder, SIZE, arguments, wrap=wrap)
         trainer.train()
         agree(trainer, expected)
@@ -74,8 +76,8 @@ def check_a_trainer_trains_like_one_process():
 
 def check_a_trainer_accumulates_gradients():
     """A rest of an epoch included."""
-    arguments = {"gradient_accumulation_steps": 2, "save_strategy": "no"}
-    expected = alone(shared_folder(), arguments)
+    arguments = {**ALONE["accumulated"][0], "save_strategy": "no"}
+    expected = alone("accumulated")
     for wrap in (hvd.HostOptimizer, distributed_twice):
         trainer = trainer_of(Trainer, shared_folder(), SIZE, arguments, wrap=wrap)
         trainer.train()
@@ -84,8 +86,8 @@ def check_a_trainer_accumulates_gradients():
 
 def check_a_trainer_trains_twice_and_without_clipping():
     """The norm is logged all the same; the second training has the optimizer of the first."""
-    arguments = {"save_strategy": "no", "max_grad_norm": 0.0}
-    expected = alone(shared_folder(), arguments, 2)
+    arguments = {**ALONE["twice"][0], "save_strategy": "no"}
+    expected = alone("twice")
     for wrap in (hvd.HostOptimizer, distributed):
         trainer = trainer_of(Trainer, shared_folder(), SIZE, arguments, wrap=wrap)
         trainer.train()
@@ -98,7 +100,7 @@ def check_a_trainer_trains_twice_and_without_clipping():
 def check_a_script_gives_its_own_optimizer():
     """Torch's own, or one that reduces already."""
     arguments = {"save_strategy": "no"}
-    expected = alone(shared_folder(), arguments)
+    expected = alone("as usual")
     for made in (lambda optimizer, net: optimizer, distributed, hvd.HostOptimizer):
         net = model()
         plain = trainer_of(transformers.Trainer, shared_folder(), SIZE, arguments, net=net).create_optimizer()
