@@ -22,7 +22,7 @@ from ringtrain.optim import SGD, Adam, AdamW
 
 hvd.init()
 RANK, SIZE = hvd.rank(), hvd.size()
-STEPS = 50
+STEPS = 20
 
 TORCH_RULES = {
     "sgd": lambda params: torch.optim.SGD(params, lr=0.1),
