@@ -11,6 +11,8 @@ import psutil
 import pytest
 from support.gang import until_ended
 
+from ringtrain.contract import EXIT_BAD_CONFIGURATION
+
 from .jobs import MpiGang
 from .libraries import ALL, MPICH, OPEN_MPI, OPEN_MPI_5, Library, python
 
@@ -291,3 +293,25 @@ def test_a_host_that_vanishes(library: Any, gang: Callable[..., MpiGang], short_
     assert found["reason"] == "AgentLost"
     assert "worker 1 (pod job-worker-1 on node node-2) is no longer heard of" in found["message"]
     assert "rank(s) 2, 3 are lost" in found["message"]
+
+
+def test_a_script_that_names_mpirun_by_its_path(local_gang: LocalGang) -> None:
+    """`/usr/bin/mpirun` in a shell's text starts the ranks as the one in PATH does."""
+    OPEN_MPI.need()
+    job = local_gang(2, 1, "OpenMPI", RINGTRAIN_MPI_REQUIRE_INIT="0")
+    job.agents()
+    launcher = job.launcher("sh", "-c", f"set -e; {shutil.which('mpirun.openmpi')} true")
+    assert launcher.wait() == 0
+    assert launcher.message()["ranksSucceeded"] == 2
+
+
+def test_an_mpirun_that_is_not_ours(local_gang: LocalGang) -> None:
+    """A script that puts its own folder before ours in PATH is refused before a rank runs, and not tried again."""
+    OPEN_MPI.need()
+    job = local_gang(2, 1, "OpenMPI", RINGTRAIN_MPI_REQUIRE_INIT="0")
+    job.agents()
+    marker = job.directory / "a-rank-ran"
+    launcher = job.launcher("sh", "-c", f"PATH=/usr/bin:/bin; mpirun.openmpi touch {marker}")
+    assert launcher.wait() == EXIT_BAD_CONFIGURATION
+    assert "write mpirun without its folder" in launcher.message()["failure"]["message"]
+    assert not marker.exists()

@@ -48,10 +48,15 @@ with open("FOUND.draft", "w") as file:
 os.rename("FOUND.draft", "FOUND")
 """
 
+# What the launcher's mpirun hands on: its ranks are behind the wrapper.
+AS_MPIRUN = {"RINGTRAIN_MPI_WRAPPED": "1"}
+
 
 def asked(job: MpiGang, script: str, directory: Path) -> Any:
     """What the launcher's `script` has found; the launcher has not ended yet."""
-    job.launcher(*python(f"import os; os.chdir({str(directory)!r})\n{script}\nimport time; time.sleep(600)"))
+    job.launcher(
+        *python(f"import os; os.chdir({str(directory)!r})\n{script}\nimport time; time.sleep(600)"), **AS_MPIRUN
+    )
     file = directory / "FOUND"
     until("the script has asked", file.exists)
     return json.loads(file.read_text())
@@ -98,7 +103,7 @@ def test_it_survives_a_slow_agent(local_gang: Callable[..., MpiGang], short_path
     job = local_gang(1, 1, "OpenMPI", RINGTRAIN_TIMEOUT="60")
     (agent,) = job.agents()
     script = f"import os; os.chdir({str(short_path)!r})\n{BEFORE}\n{SLOW}\nimport time; time.sleep(600)"
-    job.launcher(*python(script))
+    job.launcher(*python(script), **AS_MPIRUN)
     until("the script runs", (short_path / "READY").exists)
     agent.send(signal.SIGSTOP)
     (short_path / "GO").touch()

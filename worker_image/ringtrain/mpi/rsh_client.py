@@ -18,6 +18,8 @@ from types import FrameType
 from ringtrain.mpi.frames import receive_frame, send_frame
 
 SOCKET = "RINGTRAIN_RSH_SOCKET"
+# Set for an mpirun whose programs are behind the rank wrapper, as only the launcher and its shims start it.
+WRAPPED = "RINGTRAIN_MPI_WRAPPED"
 FAILED = 255
 
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -73,7 +75,8 @@ def run(arguments: list[str], is_daemon: bool) -> int:
         return FAILED
     host, command = parse(arguments)
     try:
-        return _run(path, {"host": host, "command": command, "is_daemon": is_daemon})
+        order = {"host": host, "command": command, "is_daemon": is_daemon, "wrapped": WRAPPED in os.environ}
+        return _run(path, order)
     except OSError as exc:
         print(f"ringtrain rsh: the launcher at {path} does not answer: {exc}", file=sys.stderr)
     return FAILED

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from ringtrain.contract import EXIT_BAD_CONFIGURATION
 from ringtrain.launcher.mpi.remote import DaemonNotStarted, Output, RemoteDaemon
 from ringtrain.mpi.frames import receive_frame, send_frame
 from ringtrain.mpi.listener import Listener
@@ -18,6 +19,10 @@ from ringtrain.mpi.rsh_client import FAILED
 
 log = logging.getLogger(__name__)
 
+_NOT_WRAPPED = (
+    "the launcher's command starts another mpirun than the one that it was given in PATH; write mpirun without "
+    "its folder, and leave PATH as it is (a login shell, bash -l, replaces it)"
+)
 _CHUNK = 64 << 10
 _LAST_BYTES = 2000
 _CREDENTIALS = struct.Struct("3i")
@@ -70,6 +75,9 @@ class Broker:
     def _run(self, connection: socket.socket, message: Mapping[str, Any], files: list[int]) -> tuple[int, str]:
         """Run one daemon on the client's streams; returns its exit code and, when there is none, what happened."""
         host, command = str(message["host"]), str(message["command"])
+        if message["is_daemon"] and not message["wrapped"]:  # its ranks would never check in
+            self._on_failed(host, EXIT_BAD_CONFIGURATION, _NOT_WRAPPED)
+            return FAILED, _NOT_WRAPPED
         stdin, stdout, stderr = files
         over_in, over_out = os.pipe()
         try:

@@ -24,12 +24,13 @@ from ringtrain.launcher.config import LauncherConfig
 from ringtrain.launcher.mpi.broker import Broker
 from ringtrain.launcher.mpi.command_line import MpirunLine, is_mpirun, parse, refuse_sizes
 from ringtrain.launcher.mpi.hosts import Paths, daemon_command, host_names, hostfile, mpirun_environment
-from ringtrain.launcher.mpi.mpirun_shim import write_mpirun_shims
+from ringtrain.launcher.mpi.mpirun_shim import by_shim, named_mpirun, write_mpirun_shims
 from ringtrain.launcher.mpi.own_agent import OwnAgent
 from ringtrain.launcher.mpi.remote import DaemonNotStarted, RemoteDaemon
 from ringtrain.launcher.mpi.verdict import CommandEnd, DaemonEnd
 from ringtrain.mpi.implementation import find_mpirun
 from ringtrain.mpi.proof import Claim
+from ringtrain.mpi.rsh_client import WRAPPED
 from ringtrain.mpi.settings import MpiSettings
 from ringtrain.mpi.shim import write_shim
 from ringtrain.processes import signal_group, start_child
@@ -55,7 +56,7 @@ class MpiJob:
         self._config = config
         self._settings = settings
         self._command = list(command)
-        named = command[0] if is_mpirun(command[0]) else None
+        named = command[0] if is_mpirun(command[0]) else named_mpirun(command)
         self._mpirun = find_mpirun(settings.implementation, named)
         if self._calls_mpirun:
             self._line("", config.world_size).words(command[1:])  # for its errors; the address is not known yet
@@ -93,9 +94,11 @@ class MpiJob:
         line = self._line(address, ranks)
         if self._calls_mpirun:
             words, program = line.words(self._command[1:]), self._mpirun.path
+            environment[WRAPPED] = "1"
         else:  # a script: what it calls mpirun is to be ours
-            words, program = self._command, self._command[0]
-            environment |= write_mpirun_shims(self._directory / "bin", line)
+            shims = self._directory / "bin"
+            environment |= write_mpirun_shims(shims, line)
+            words, program = by_shim(self._command, self._mpirun.path, shims), self._command[0]
         log.info("%s starts %d ranks on %d workers", self._mpirun, ranks, len(workers))
         self._process = start_child(
             words,

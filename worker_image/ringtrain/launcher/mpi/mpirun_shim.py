@@ -2,18 +2,35 @@
 
 import json
 import os
+import re
+import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from ringtrain.errors import ConfigurationError
-from ringtrain.launcher.mpi.command_line import MpirunLine
+from ringtrain.launcher.mpi.command_line import MpirunLine, is_mpirun
 from ringtrain.mpi.implementation import Implementation, MpiCondition, Mpirun
+from ringtrain.mpi.rsh_client import WRAPPED
 from ringtrain.mpi.shim import write_shim
 
 LINE = "RINGTRAIN_MPI_COMMAND"
 _NAMES = ("mpirun", "mpiexec", "mpiexec.hydra", "prterun", "orterun")
+# A program's absolute path within a shell's text.
+_PATH = re.compile(r"(?<![\w./}-])/[\w./+-]+")
+
+
+def named_mpirun(command: Sequence[str]) -> str | None:
+    """The first mpirun that a script's command names by its absolute path, if the image has it there."""
+    paths = (path for word in command for path in _PATH.findall(word))
+    return next((path for path in paths if is_mpirun(path) and shutil.which(path)), None)
+
+
+def by_shim(command: Sequence[str], mpirun: str, directory: Path) -> list[str]:
+    """A script's `command` with the shim in `directory` wherever it names `mpirun` by this absolute path."""
+    shim = str(directory / Path(mpirun).name)
+    return [_PATH.sub(lambda found: shim if found[0] == mpirun else found[0], word) for word in command]
 
 
 def write_mpirun_shims(directory: Path, line: MpirunLine) -> dict[str, str]:
@@ -33,6 +50,7 @@ def main(arguments: list[str]) -> int:
     mpirun = shared["mpirun"]
     mpirun["implementation"] = Implementation(mpirun["implementation"])
     line = MpirunLine(Mpirun(**mpirun), tuple(shared["options"]), shared["world_size"], shared["own_address"])
+    os.environ[WRAPPED] = "1"
     try:
         os.execv(line.mpirun.path, _words(line, arguments))
     except ConfigurationError as exc:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from ringtrain.contract import EXIT_BAD_CONFIGURATION
 from ringtrain.control.model import Failure, Outcome, RankPhase, Reason, Verdict
 from ringtrain.errors import in_ranges
 from ringtrain.launcher.verdict import GangView, Patience, decide
@@ -62,6 +63,8 @@ def decide_mpi(
     if daemon and all(state.phase is RankPhase.WAITING for state in view.ranks):
         return _without_daemon(view, daemon, command.tail)
     code = 128 - command.code if command.code < 0 else command.code
+    if not code and all(state.phase is RankPhase.WAITING for state in view.ranks):
+        code = EXIT_BAD_CONFIGURATION  # it would end the same way each time
     return Verdict(Outcome.FAILED, code or 1, view.succeeded, _failure(view, command))
 
 
