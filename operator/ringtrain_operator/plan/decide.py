@@ -130,7 +130,7 @@ def plan(job: Job, observed: Observed, now: datetime, settings: Settings) -> Pla
     decided = replace(decided, status=note_data_scale(decided, decision))
     decided = replace(decided, status=note_ended(decided, decision))
     new = compose(decided, condition_of(decision), s)
-    if not new.ledger.has_run and replace(s, status=new).gang_may_have_begun:
+    if new.is_true("Succeeded") or s.gang_may_have_begun or replace(s, status=new).gang_may_have_begun:
         new = new.noted(has_run=True)
     settled = replace(s, status=new)
     todo = changes(settled, settings)

@@ -349,6 +349,18 @@ def test_a_job_that_never_ran_is_corrected() -> None:
     assert w.status.ledger.has_run
 
 
+@pytest.mark.parametrize("code", [0, 1])
+def test_a_gang_that_ran_between_two_looks_has_run(code: int) -> None:
+    """Nobody looked while it did: its end tells, and what the job is made of is fixed from then on."""
+    w = world()
+    w.settle()
+    for name in w.pods:
+        w.pod_runs(name)
+    w.launcher_ends(code)
+    w.settle()
+    assert (w.status.state, w.status.ledger.has_run) == ("Restarting" if code else "Succeeded", True)
+
+
 def test_a_job_that_was_refused_is_corrected() -> None:
     """The operator refused its template, of which the API server knows nothing: what is applied next may run."""
     w = world()
