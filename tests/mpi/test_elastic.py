@@ -74,6 +74,19 @@ def test_mpirun_is_run_anew_over_the_pods_that_live(
     assert (message["outcome"], message["worldSize"], message["ranksSucceeded"]) == ("Succeeded", 4, 4)
 
 
+def test_a_script_that_calls_mpirun_is_run_anew(local_gang: Callable[..., MpiGang], short_path: Path) -> None:
+    """As mpirun itself; the programs that the launcher puts before it in PATH are there already."""
+    settings = {**ELASTIC, **OPEN_MPI.need_mpi4py(short_path)}
+    job = local_gang(1, 2, "OpenMPI", **settings)
+    job.agents()
+    launcher = job.launcher("sh", "-c", 'set -e; mpirun "$@"', "sh", *python(TRAIN))
+    first = until_formed(job, launcher, 1, [0, 1])
+    psutil.Process(first[1]).kill()
+    until_formed(job, launcher, 2, [0, 1])
+    (short_path / "end").touch()
+    assert launcher.wait() == 0, launcher.err()
+
+
 def test_a_command_that_fails_before_any_rank(local_gang: Callable[..., MpiGang], short_path: Path) -> None:
     """The attempt fails at once: another formation would not mend it."""
     OPEN_MPI.need()

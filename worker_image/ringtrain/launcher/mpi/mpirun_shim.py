@@ -35,7 +35,7 @@ def by_shim(command: Sequence[str], mpirun: str, directory: Path) -> list[str]:
 
 def write_mpirun_shims(directory: Path, line: MpirunLine) -> dict[str, str]:
     """Make the programs in `directory`; returns variables that they need."""
-    directory.mkdir()
+    directory.mkdir(exist_ok=True)
     names = {*_NAMES, Path(line.mpirun.path).name}
     for name in names:
         write_shim(directory / name, "ringtrain.launcher.mpi.mpirun_shim")
