@@ -10,13 +10,16 @@ from frameworks.harness import end_servers
 def among(request: pytest.FixtureRequest) -> tuple[str, ...]:
     """The checks that this run takes of the test's world: those of the cases whose other parameters are alike."""
 
-    def world_of(item: pytest.Function) -> tuple[str, dict[str, object]]:
-        others = {name: value for name, value in item.callspec.params.items() if name != "check"}
+    def world_of(item: pytest.Item) -> tuple[str, dict[str, object]]:
+        others = {name: value for name, value in _params(item).items() if name != "check"}
         return item.nodeid.partition("[")[0], others
 
     own = world_of(request.node)
-    cases = [item for item in request.session.items if "check" in getattr(item, "fixturenames", ())]
-    return tuple(item.callspec.params["check"] for item in cases if world_of(item) == own)
+    return tuple(_params(item)["check"] for item in request.session.items if world_of(item) == own)
+
+
+def _params(item: pytest.Item) -> dict[str, str]:
+    return item.callspec.params if hasattr(item, "callspec") else {}
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +36,13 @@ async def open_arena(open_cluster: OpenCluster, folder: Path) -> AsyncIterator[S
 
 
 async def submit(s: Scenario, name: str, workers: int, devices: int, **pod: Any) -> Scenario:
-    """The scenario about a job that was just created; `pod`: fields of its worker's template."""
+    """The scenario about a job that is older than the next one; `pod`: fields of its worker's template."""
     wanted = job(name, workers=workers)
     wanted["spec"]["worker"]["devices"] = {GPU: devices} if devices else {}
     wanted["spec"]["worker"]["template"]["spec"].update(pod)
-    await s.cluster.api.create(JOBS, s.namespace, wanted)
+    made = await s.cluster.api.create(JOBS, s.namespace, wanted)
+    while datetime.now(UTC) < datetime.fromisoformat(made["metadata"]["creationTimestamp"]) + timedelta(seconds=1):
+        await s.cluster.pause()  # jobs of one second have no order that a test could know
     return replace(s, name=name)
 
 

@@ -1,6 +1,7 @@
 """The data's position over worlds of changing size."""
 
 import contextlib
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,6 +23,7 @@ class _World(RankContext):
 
     def __init__(self, rank: int, size: int) -> None:
         self.config = WorkerConfig(rank=rank, size=size)
+        self._lock, self._attached = threading.Lock(), {}
 
 
 @contextlib.contextmanager
