@@ -43,7 +43,8 @@ def allreduce(
     """Return the reduction of `x` over all ranks, in a new array of `x`'s shape and dtype.
 
     `x`: the same shape and dtype on every rank; it is not changed. `op`: `Average`, `Sum`, `Min`, `Max`,
-    `Product` or `Adasum` (Maleki et al. 2020).
+    `Product` or `Adasum` (Maleki et al. 2020). A sum or product of integers that its dtype can't hold wraps
+    around, as numpy's and MPI's do: 200 and 100 as uint8 are 44.
     """
     group = group_of(process_set)
     reduced = group.short_allreduce(x, op, name, False)
@@ -66,7 +67,10 @@ def allreduce_(
 def allreduce_async(
     x: ArrayLike, op: ReduceOp = Average, name: str | None = None, process_set: ProcessSet | None = None
 ) -> Handle[Array]:
-    """Begin `allreduce`; the handle's result is what `allreduce` returns."""
+    """Begin `allreduce`; the handle's result is what `allreduce` returns.
+
+    `x` is read until then: what is written to it meanwhile may be summed, or not.
+    """
     return group_of(process_set).begin(work.allreduce(x, op, name))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import math
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -152,7 +153,7 @@ class HostOptimizer:
     @property
     def rate(self) -> float:
         """The learning rate of the next update, of the first group of parameters."""
-        return self._rules[0].lr * self._model.settings.schedule(self._updates)
+        return self._rules[0].lr * self._factor()
 
     @property
     def gradient_norm(self) -> float | None:
@@ -340,8 +341,14 @@ class HostOptimizer:
         self._step_began_ns = timeline.step_ended(self._step_began_ns, self._updates)
 
     def _step_rules(self) -> StepRules:
-        number = self._updates
-        return StepRules(number + 1, self._model.settings.schedule(number), self._rules, self._model.group_of)
+        return StepRules(self._updates + 1, self._factor(), self._rules, self._model.group_of)
+
+    def _factor(self) -> float:
+        """What the schedule has for the next update."""
+        factor = self._model.settings.schedule(self._updates)
+        if not math.isfinite(factor):
+            raise ConfigurationError(f"schedule gave {factor} for step {self._updates}; expected a finite factor")
+        return factor
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Take `passes` micro-steps an update from the next one on, as `accumulate` does. Collective where it is

@@ -181,6 +181,22 @@ def test_the_schedule_scales_the_rate_by_updates_done() -> None:
     assert opt.weights["w"][0] == -4.5
 
 
+def test_a_schedule_that_gives_no_number_changes_no_weight() -> None:
+    """It is named with the step; weights would all be NaN after it."""
+    factors = [1.0, np.nan]
+    opt = HostOptimizer({"w": np.zeros(1)}, SGD(2.0), schedule=factors.__getitem__, group=_alone())
+    _step(opt, w=[1.0])
+    with pytest.raises(ConfigurationError, match="schedule gave nan for step 1; expected a finite factor"):
+        _step(opt, w=[1.0])
+    assert opt.weights["w"][0] == -2.0
+
+
+def test_groups_have_rules_of_one_kind() -> None:
+    """As their state has one layout; the error names the group."""
+    with pytest.raises(ConfigurationError, match=r"groups\[0\] has AdamW.*expected rules of one kind"):
+        HostOptimizer({"w": np.zeros(1)}, SGD(1.0), groups=[(AdamW(0.1), ["w"])], group=_alone())
+
+
 @pytest.mark.parametrize("rule", [SGD(1.0), LAMB(0.1)], ids=["sgd", "lamb"])
 def test_local_layers_are_each_ranks_own(rule: Any) -> None:
     """A local parameter is neither broadcast, nor averaged, nor clipped; its gradient is this rank's alone."""
