@@ -201,7 +201,7 @@ REJECTED = [
     Case("replicas-too-many", manifest(worker=worker(replicas=4097)), "spec.worker.replicas", "4096"),
     Case("replicas-is-a-string", manifest(worker=worker(replicas="2")), "spec.worker.replicas", "integer"),
     Case("slots-zero", manifest(slotsPerWorker=0), "spec.slotsPerWorker", "greater than or equal to 1"),
-    Case("slots-too-many", manifest(slotsPerWorker=65), "spec.slotsPerWorker", "64"),
+    Case("slots-too-many", manifest(slotsPerWorker=1025), "spec.slotsPerWorker", "1024"),
     Case("device-without-domain", manifest(worker=worker(devices={"gpu": 1})), "spec.worker.devices", "domain"),
     Case("device-with-newline", manifest(worker=worker(devices={"a.b/c\n": 1})), "spec.worker.devices", "domain"),
     Case("device-count-zero", manifest(worker=worker(devices={"nvidia.com/gpu": 0})), "spec.worker.devices", "1"),

@@ -26,13 +26,24 @@ def worker_environment(job: Job, attempt: int, index: int, incarnation: int = 0)
         | {
             contract.ENV_WORKER_INDEX: str(index),
             contract.ENV_LAUNCHER_ADDRESS: launcher_address(job),
-            contract.ENV_AGENT_PORT: str(contract.PORT_AGENT),
-            contract.ENV_RING_PORT_BASE: str(contract.PORT_RING_BASE),
-            contract.ENV_MASTER_PORT: str(contract.PORT_MASTER),
-            contract.ENV_TF_PORT_BASE: str(contract.PORT_TF_BASE),
+            **_worker_ports(job),
             **({} if job.spec.elastic is None else {contract.ENV_INCARNATION: str(incarnation)}),
         }
     )
+
+
+def _worker_ports(job: Job) -> dict[str, str]:
+    """Ports as the contract has them. 0, which is any that is free, where pods share their node's, and for ranks
+    beyond the distance between two bases: the agent registers what it took, and every rank hears of it."""
+    shares_node = bool(job.spec.worker.template["spec"].get("hostNetwork"))
+    wide = job.spec.slots > contract.PORT_TF_BASE - contract.PORT_RING_BASE
+    ports = {
+        contract.ENV_AGENT_PORT: 0 if shares_node else contract.PORT_AGENT,
+        contract.ENV_RING_PORT_BASE: 0 if shares_node or wide else contract.PORT_RING_BASE,
+        contract.ENV_MASTER_PORT: 0 if shares_node else contract.PORT_MASTER,
+        contract.ENV_TF_PORT_BASE: 0 if shares_node or wide else contract.PORT_TF_BASE,
+    }
+    return {name: str(port) for name, port in ports.items()}
 
 
 def launcher_environment(job: Job, attempt: int, status_token: str, formation: int = 0) -> list[dict[str, Any]]:
@@ -52,8 +63,11 @@ def launcher_environment(job: Job, attempt: int, status_token: str, formation: i
     )
 
 
-def data_worker_environment(job: Job, index: int, data: DataWorkers) -> list[dict[str, Any]]:
-    """Variables of the main container of data worker `index`. Nothing of an attempt: it outlives them."""
+def data_worker_environment(
+    job: Job, index: int, data: DataWorkers, *, shares_node: bool = False
+) -> list[dict[str, Any]]:
+    """Variables of the main container of data worker `index`. Nothing of an attempt: it outlives them.
+    `shares_node`: its ports are its node's."""
     variables = _identity(job, contract.ROLE_DATA) | {
         contract.ENV_LAUNCHER_ADDRESS: launcher_address(job),
         contract.ENV_SECRET_DIR: contract.SECRET_DIR,
@@ -61,7 +75,7 @@ def data_worker_environment(job: Job, index: int, data: DataWorkers) -> list[dic
         contract.ENV_DATA_INDEX: str(index),
         contract.ENV_DATA_KIND: data.kind,
         contract.ENV_DATA_SLOTS: str(data.slots_per_worker),
-        contract.ENV_DATA_PORT: str(contract.PORT_DATA),
+        contract.ENV_DATA_PORT: str(0 if shares_node else contract.PORT_DATA),
         ENV_NVIDIA_VISIBLE_DEVICES: "void",
     }
     if data.kind == "tensorflow":

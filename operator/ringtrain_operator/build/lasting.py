@@ -30,8 +30,11 @@ def build_data_worker_pod(job: Job, index: int, secret: str = "", settings: Sett
     spec = pod["spec"]
     main = spec["containers"][0]
     main["command"] = ["ringtrain", "data-worker"]
-    main["env"] = environment.data_worker_environment(job, index, data) + list(main.get("env") or ())
-    main.setdefault("ports", []).append({"name": "rt-data", "containerPort": contract.PORT_DATA})
+    shares_node = bool(spec.get("hostNetwork"))
+    variables = environment.data_worker_environment(job, index, data, shares_node=shares_node)
+    main["env"] = variables + list(main.get("env") or ())
+    if not shares_node:
+        main.setdefault("ports", []).append({"name": "rt-data", "containerPort": contract.PORT_DATA})
     volumes.add_secret(spec, secret or names.secret_name(job), contract.ROLE_DATA)
     volumes.add_shared_memory(spec)
     finish_pod(job, pod, settings)

@@ -69,7 +69,8 @@ def build_worker_pod(
     number = incarnation.number if incarnation is not None else 0
     variables = environment.worker_environment(job, attempt, index, number)
     main["env"] = variables + list(main.get("env") or ())
-    main.setdefault("ports", []).append({"name": "rt-agent", "containerPort": contract.PORT_AGENT})
+    if not spec.get("hostNetwork"):  # there it would be a port of the node, which one pod alone may have
+        main.setdefault("ports", []).append({"name": "rt-agent", "containerPort": contract.PORT_AGENT})
     add_devices(main, job.spec.worker.devices)
     volumes.add_secret(spec, secret or names.secret_name(job), contract.ROLE_WORKER)
     volumes.add_checkpoint(spec, job)

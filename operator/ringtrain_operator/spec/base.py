@@ -12,6 +12,8 @@ from pydantic.alias_generators import to_camel
 
 # As many workers as the operator was measured with, in one job; see bench/operator/README.md.
 MOST_WORKERS = 4096
+MOST_SLOTS = 1024  # ranks, and devices, of one worker
+MOST_RANKS = 262_144  # of one job
 # The name of another object of the cluster.
 ObjectName = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]
 
@@ -35,7 +37,7 @@ class Rule:
 
 
 # Extended resources by name, and how many of each.
-Devices = dict[str, Annotated[int, Field(ge=1, le=64)]]
+Devices = dict[str, Annotated[int, Field(ge=1, le=MOST_SLOTS)]]
 _DEVICE_NAME = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
 # Of a model with the field `devices`.
 DEVICES_HAVE_DOMAINS = Rule(

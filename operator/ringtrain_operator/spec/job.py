@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from ..contract import GROUP
-from .base import DEVICES_HAVE_DOMAINS, MOST_WORKERS, Devices, Rule, SpecModel
+from .base import DEVICES_HAVE_DOMAINS, MOST_SLOTS, MOST_WORKERS, Devices, Rule, SpecModel
 from .data_workers import DataWorkers
 from .elastic import Elastic
 from .evaluator import Evaluator
@@ -147,7 +147,7 @@ class JobSpec(SpecModel):
     slots_per_worker: int | None = Field(
         default=None,
         ge=1,
-        le=64,
+        le=MOST_SLOTS,
         description="Ranks in each worker pod. Default: its devices, else 1.",
     )
     worker: Worker = Field(description="The pods that train.")

@@ -10,6 +10,7 @@ from typing import Any
 
 from .. import contract
 from ..errors import Problem, did_you_mean
+from .base import MOST_RANKS, MOST_SLOTS
 from .job import JobSpec
 from .template import containers_of, device_count, template_devices
 
@@ -52,6 +53,7 @@ def clashes(spec: JobSpec) -> Iterator[Problem]:
             yield from _environment_clashes(main, where, ENVIRONMENT | reserved.get(section, set()))
             yield from _mount_clashes(main, where, _mounts(spec, logs=section == "launcher"))
     yield from _unclear_ranks(spec)
+    yield from _too_many_ranks(spec)
     yield from _device_clashes(spec)
     yield from _data_worker_clashes(spec)
     yield from _evaluator_clashes(spec)
@@ -181,8 +183,19 @@ def _unclear_ranks(spec: JobSpec) -> Iterator[Problem]:
         return
     for name, value in devices.items():
         if device_count(value) is None:
-            message = f"is {value!r}, expected 1 to 64 devices; each gets a rank unless slotsPerWorker is set"
+            expected = f"expected 1 to {MOST_SLOTS} devices"
+            message = f"is {value!r}, {expected}; each gets a rank unless slotsPerWorker is set"
             yield Problem(f"{path}[{name}]", message)
+
+
+def _too_many_ranks(spec: JobSpec) -> Iterator[Problem]:
+    """More than two limits allow each by itself."""
+    field, workers = "spec.worker.replicas", spec.worker.replicas
+    if spec.elastic is not None:
+        field, workers = "spec.elastic.maxReplicas", spec.elastic.max_replicas
+    if workers * spec.slots > MOST_RANKS:
+        message = f"is {workers}, with {spec.slots} ranks each {workers * spec.slots:,} ranks"
+        yield Problem(field, f"{message}; expected at most {MOST_RANKS:,}: fewer workers or slotsPerWorker")
 
 
 def _resources(container: Mapping[str, Any]) -> list[tuple[str, Any]]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 from ..errors import Problem, shown
-from .base import Schema
+from .base import MOST_SLOTS, Schema
 
 _PRESERVED: dict[str, Any] = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
 _STRINGS: dict[str, Any] = {"type": "array", "items": {"type": "string"}}
@@ -100,9 +100,9 @@ def worker_devices(template: Mapping[str, Any], devices: Mapping[str, Any]) -> d
 
 
 def device_count(value: object) -> int | None:
-    """A device's amount in a template as a number; None for what is no whole number from 1 to 64."""
+    """A device's amount in a template as a number; None for what is no whole number from 1 to 1,024."""
     text = str(value)
-    return int(text) if text.isdecimal() and len(text) < 4 and 1 <= int(text) <= 64 else None
+    return int(text) if text.isdecimal() and len(text) < 5 and 1 <= int(text) <= MOST_SLOTS else None
 
 
 def worker_template_problems(

@@ -56,6 +56,15 @@ def env(pod: Json) -> dict[str, Any]:
     return {variable["name"]: variable.get("value") for variable in main(pod)["env"]}
 
 
+@pytest.mark.parametrize("host_network", [False, True])
+def test_a_data_workers_port(host_network: bool) -> None:
+    """In its node's network it takes one that is free, and reserves none."""
+    template = {"spec": {"hostNetwork": host_network, "containers": [{"name": "data"}]}}
+    pod = build_data_worker_pod(parsed(dataWorkers={"replicas": 1, "template": template}), 0)
+    assert env(pod)["RINGTRAIN_DATA_PORT"] == ("0" if host_network else "7370")
+    assert bool(main(pod).get("ports")) is not host_network
+
+
 def test_a_data_worker_is_a_worker_without_devices() -> None:
     """It finds the worker's data under the same paths; whatever asks after a rank is gone."""
     pod = build_data_worker_pod(parsed(dataWorkers={"slotsPerWorker": 3}), 1, "digits-secret")

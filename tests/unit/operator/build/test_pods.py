@@ -431,6 +431,24 @@ def test_a_pod_in_the_hosts_network_resolves_services(pod: Json, policy: str | N
     assert made["spec"].get("dnsPolicy") == policy
 
 
+PORTS = {f"RINGTRAIN_{name}" for name in ("AGENT_PORT", "RING_PORT_BASE", "MASTER_PORT", "TF_PORT_BASE")}
+
+
+@pytest.mark.parametrize(
+    ("pod", "slots", "any_of", "opens"),
+    [
+        pytest.param({}, 100, set(), True, id="own-network"),
+        pytest.param({}, 101, PORTS - {"RINGTRAIN_AGENT_PORT", "RINGTRAIN_MASTER_PORT"}, True, id="many-slots"),
+        pytest.param({"hostNetwork": True}, 1, PORTS, False, id="host-network"),
+    ],
+)
+def test_ports_of_a_worker(pod: Json, slots: int, any_of: set[str], opens: bool) -> None:
+    """Workers of one node share its ports under hostNetwork: there each takes what is free, and reserves none."""
+    worker = build_worker_pod(parsed(pod=pod, slotsPerWorker=slots), 1, 0)
+    assert {name for name in PORTS if env(worker)[name] == "0"} == any_of
+    assert bool(worker["spec"]["containers"][0].get("ports")) == opens
+
+
 def test_the_longest_names_resolve() -> None:
     """The launcher's address stays within DNS's 253 characters with any search domain of a cluster behind it."""
     manifest = job()

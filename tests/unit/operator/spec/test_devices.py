@@ -41,11 +41,31 @@ def test_ranks_of_a_pod(made: dict[str, Any], ranks: int) -> None:
 
 
 @pytest.mark.parametrize(
+    ("workers", "slots", "elastic", "field"),
+    [
+        pytest.param(256, 1024, {}, None, id="the-most"),
+        pytest.param(257, 1024, {}, "spec.worker.replicas", id="gang"),
+        pytest.param(2, 1024, {"minReplicas": 1, "maxReplicas": 300}, "spec.elastic.maxReplicas", id="elastic"),
+    ],
+)
+def test_ranks_of_a_job(workers: int, slots: int, elastic: dict[str, int], field: str | None) -> None:
+    """Workers and slots each have a limit, and so has their product."""
+    made = with_devices({}, slotsPerWorker=slots)
+    made["spec"]["worker"]["replicas"] = workers
+    made["spec"] |= {"elastic": elastic} if elastic else {}
+    if field is None:
+        assert parse_job(made).spec.slots == slots
+    else:
+        with pytest.raises(SpecInvalid, match=f"{field}.*expected at most 262,144"):
+            parse_job(made)
+
+
+@pytest.mark.parametrize(
     ("made", "message"),
     [
         pytest.param(with_devices({"rdma/hca": 1, "nvidia.com/gpu": 4}), "set spec.slotsPerWorker", id="several"),
-        pytest.param(with_devices({"nvidia.com/gpu": "1k"}), "is '1k', expected 1 to 64 devices", id="no-number"),
-        pytest.param(with_devices({"nvidia.com/gpu": 65}), "is 65, expected 1 to 64 devices", id="many"),
+        pytest.param(with_devices({"nvidia.com/gpu": "1k"}), "is '1k', expected 1 to 1024 d", id="no-number"),
+        pytest.param(with_devices({"nvidia.com/gpu": 1025}), "is 1025, expected 1 to 1024 devices", id="many"),
         pytest.param(
             with_devices({"nvidia.com/gpu": 4}, devices={"nvidia.com/gpu": 2}),
             "is 4 and spec.worker.devices says 2; keep the latter",
