@@ -192,8 +192,8 @@ class World:
         }
         self._post(name, "Failed" if code else "Succeeded", {"terminated": state})
 
-    def launcher_ends(self, code: int, **failure: Any) -> None:
-        """The launcher has ended, and said how."""
+    def launcher_ends(self, code: int, warning: str = "", **failure: Any) -> None:
+        """The launcher has ended, and said how; with a `warning` of a success."""
         pod = self.pods[self.name("launcher")]
         attempt = int(pod["metadata"]["labels"][contract.LABEL_ATTEMPT])
         world = int(self.status.ledger.attempt_workers * self.job["spec"].get("slotsPerWorker", 1))
@@ -207,6 +207,8 @@ class World:
         if code:
             first = {"rank": 0, "pod": self.name("worker-0"), "exitCode": code, "reason": "RankFailed"}
             words["failure"] = first | failure
+        if warning:
+            words["warning"] = warning
         self.pod_ends(self.name("launcher"), code, json.dumps(words))
         self.report = None
 

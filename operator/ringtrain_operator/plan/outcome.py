@@ -39,7 +39,9 @@ def success(s: Situation) -> PolicyResult:
         and termination.get("worldSize") in sizes
     )
     if attested:
-        return PolicyResult(Finish("Succeeded", "AllRanksSucceeded", f"{every} exited 0"))
+        warning = termination.get("warning")
+        told = f"; {warning}" if isinstance(warning, str) and warning else ""
+        return PolicyResult(Finish("Succeeded", "AllRanksSucceeded", f"{every} exited 0{told}"))
     claim = (
         f"it reports {termination.get('ranksSucceeded')} of {termination.get('worldSize')} ranks"
         if termination

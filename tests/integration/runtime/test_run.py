@@ -1,5 +1,6 @@
 """`ringtrain run` on this machine."""
 
+import json
 import os
 import signal
 import subprocess
@@ -69,6 +70,49 @@ def test_lines_that_no_file_takes_are_printed(tmp_path: Path) -> None:
     assert f"{2 * FLOOD - kept} log lines are not in {tmp_path / 'runs'}, which could not be written" in run.stderr
     assert "state  Succeeded" in run.stderr
     assert run.returncode == 74
+
+
+# Each meets the others by an address of its environment, and ends some time after that.
+MEETINGS = {
+    "ringtrain": "import ringtrain as rt; rt.init(); rt.shutdown()",
+    "torch": "import torch.distributed as d; d.init_process_group('gloo'); d.barrier(); d.destroy_process_group()",
+    "a-socket": """
+import os, socket
+address = ("127.0.0.1", int(os.environ["MASTER_PORT"]))
+if os.environ["RANK"] == "0":
+    with socket.create_server(address) as server:
+        server.accept()[0].close()
+else:
+    while True:
+        try:
+            socket.create_connection(address).close()
+            break
+        except ConnectionRefusedError:
+            pass
+""",
+}
+
+
+@pytest.mark.parametrize("script", [pytest.param(text, id=name) for name, text in MEETINGS.items()])
+def test_ranks_that_meet_by_any_library_are_no_surprise(script: str, tmp_path: Path) -> None:
+    """The summary has no word on it."""
+    if "torch" in script:
+        pytest.importorskip("torch")
+    _, err = _start(tmp_path, "-np", "2", sys.executable, "-c", script).communicate(timeout=DEADLINE_S)
+    assert "state  Succeeded" in err
+    assert "in touch" not in err
+
+
+@pytest.mark.parametrize("options", [(), ("-q",)], ids=["plain", "quiet"])
+def test_ranks_that_never_meet_are_said(options: tuple[str, ...], tmp_path: Path) -> None:
+    """A script without init() trains once on each rank: a success, with a word on it in summary and outcome."""
+    script = "print('trained')"
+    run = _start(tmp_path, "-np", "2", "--name", "apart", *options, sys.executable, "-c", script)
+    out, err = run.communicate(timeout=DEADLINE_S)
+    assert (run.returncode, sorted(out.split("\n"))) == (0, ["", "[0] trained", "[1] trained"])
+    assert "none of the 2 ranks was in touch with another one: each ran by itself" in err
+    outcome = json.loads((tmp_path / "runs/local/apart/1/.outcome.json").read_text())
+    assert outcome["message"]["warning"] in err
 
 
 def test_ranks_that_follow_are_folded(tmp_path: Path) -> None:

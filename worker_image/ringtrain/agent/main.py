@@ -14,6 +14,7 @@ from pathlib import Path
 from ringtrain import contract
 from ringtrain.agent.collector import Collector
 from ringtrain.agent.config import AgentConfig
+from ringtrain.agent.contact import Contact
 from ringtrain.agent.coordinator import CoordinatorClient
 from ringtrain.agent.elastic.slots import RankProgram, Slots
 from ringtrain.agent.lifecycle import Event, Lifecycle
@@ -109,6 +110,7 @@ class _Pod:
         self.leaving = ""
         self.stopping = False
         self._mpi = self._prepare_mpi(events, stack) if config.mpi else None
+        self._contact: Contact | None = None
         self._post = events.put
         self._slots = Slots(config, program, self.ranks, self) if config.elastic and not config.mpi else None
         self._formations = MpiFormations(config, self.ranks, self._mpi) if config.elastic and self._mpi else None
@@ -154,6 +156,7 @@ class _Pod:
         if self._mpi is not None:
             self._mpi.begin(world)  # mpirun starts them
             return
+        self._contact = Contact(world)
         cores = usable_cores()
         processes = self.ranks.start(
             self._program.command,
@@ -195,6 +198,8 @@ class _Pod:
             self._slots.act(starting=not (self.leaving or self.stopping))
         elif self._formations is not None:
             self._formations.act()
+        elif self._contact is not None and self._contact.is_due():
+            self._look_for_contact(self._contact)
 
     def prepare_start(self, slot: int) -> None:
         """A process is about to start in `slot`: give it its ports, and make the job's folder."""
@@ -240,6 +245,9 @@ class _Pod:
 
     def reap(self) -> None:
         """Take note of ended processes; when no rank is left, leave nothing else behind either."""
+        # Before the launcher can know that all have ended.
+        if self._contact is not None and not self._contact.found:
+            self._look_for_contact(self._contact)
         for rank in self.ranks.reap(self._mpi.children.note_exit if self._mpi else lambda *_: None):
             self._output_ends(rank)
             if self._slots is not None:
@@ -247,6 +255,10 @@ class _Pod:
         if self.ranks.all_ended and not (self._mpi and self._mpi.children.running):
             self.ranks.sweep()
         self.coordinator.changed()
+
+    def _look_for_contact(self, contact: Contact) -> None:
+        if contact.look():
+            self.ranks.note_joined()
 
     def _collect(self, processes: Sequence[RankProcess]) -> None:
         collector = Collector(self._spool, processes, lambda _: self.coordinator.changed())

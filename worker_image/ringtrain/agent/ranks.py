@@ -123,6 +123,12 @@ class Ranks:
             if found.state.life == life:
                 self._lives[rank] = replace(found, state=replace(found.state, **changes))
 
+    def note_joined(self) -> None:
+        """All ranks of this pod count as having met others."""
+        with self._lock:
+            for rank, life in self._lives.items():
+                self._lives[rank] = replace(life, state=replace(life.state, joined=True))
+
     def running(self) -> list[int]:
         """Ranks (or slots) that have a process."""
         with self._lock:

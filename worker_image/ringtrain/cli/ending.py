@@ -28,6 +28,8 @@ def say_end(files: AttemptFiles, outcome: dict[str, Any] | None, took_s: float) 
         _row("steps", _steps(progress))
     _row("took", f"{took_s:.0f} s")
     _row("logs", str(files.directory))
+    if warning := (outcome or {}).get("warning"):
+        say(warning, fg="yellow")
     if failure:
         _say_failure(files, failure)
 

@@ -126,9 +126,10 @@ def run(
         code = exit_code_of(lambda: _run(ranks, place, command, verbose))
     else:
         code = exit_code_of(lambda: run_on_hosts(placed, horovod.ssh, place, command, verbose))
-    if code or not quiet:
+    outcome = read_outcome(files)
+    if code or not quiet or (outcome or {}).get("warning"):
         with suppress(OSError):  # the terminal was closed
-            say_end(files, read_outcome(files), time.monotonic() - started)
+            say_end(files, outcome, time.monotonic() - started)
     _drop_what_nobody_reads()
     sys.exit(code)
 

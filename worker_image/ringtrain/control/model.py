@@ -61,9 +61,10 @@ class RankState:
 
     In an elastic job `rank` is the slot. `life`: number of the process in it, from 1; 0: none was started.
     `formation`: that the process was told to be in last, from the moment on at which it was told. `joined`: it has
-    met the others there. `parked`: it has left its world, or had none yet, and waits for another.
-    `committed`, `lost_steps`: its last committed step, and steps that were begun and given up. `unshared`: it has
-    left its world without giving to others what it alone may hold.
+    met the others there; of a job without formations, an address of the world was used in its pod. `parked`: it
+    has left its world, or had none yet, and waits for another. `committed`, `lost_steps`: its last committed step,
+    and steps that were begun and given up. `unshared`: it has left its world without giving to others what it
+    alone may hold.
     """
 
     rank: int
@@ -192,12 +193,14 @@ class Failure:
 
 @dataclass(frozen=True)
 class Verdict:
-    """How the attempt ended, and the exit code of the launcher that goes with it."""
+    """How the attempt ended, and the exit code of the launcher that goes with it. `warning`: what is to be said of
+    a success."""
 
     outcome: Outcome
     exit_code: int
     ranks_succeeded: int = 0
     failure: Failure | None = None
+    warning: str = ""
 
 
 @dataclass(frozen=True)

@@ -63,6 +63,8 @@ def termination_message(
     }
     if verdict.failure is not None:
         document["failure"] = failure_json(verdict.failure)
+    if verdict.warning:
+        document["warning"] = verdict.warning
     if progress is not None:
         document["progress"] = progress
     if log_lines is not None:

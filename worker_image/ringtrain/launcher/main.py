@@ -36,7 +36,7 @@ from ringtrain.launcher.progress import follow_reports, say_total
 from ringtrain.launcher.service import CoordinatorService, DataWorkersService
 from ringtrain.launcher.status import Reports, Snapshot
 from ringtrain.launcher.telemetry import Telemetry, open_telemetry
-from ringtrain.launcher.verdict import GangView, Patience, decide
+from ringtrain.launcher.verdict import GangView, Patience, decide, with_warning
 from ringtrain.logs.events import Events
 from ringtrain.logs.layout import AttemptFiles
 from ringtrain.logs.shipping import LogShipping, Unshipped
@@ -287,7 +287,7 @@ class _Launcher:
 
     def _decide(self, view: GangView, now: float, patience: Patience) -> Verdict | None:
         if self._mpi is None:
-            return decide(view, now, patience)
+            return with_warning(view, decide(view, now, patience))
         return decide_mpi(view, self._mpi.end, self._mpi.failed_daemon, now, patience)
 
     def _tick(self) -> None:
@@ -428,6 +428,8 @@ def _page(config: LauncherConfig, snapshot: Snapshot) -> PageServer | None:
 def _say_verdict(verdict: Verdict) -> None:
     if verdict.failure is None:
         log.info("the attempt ended: %s", verdict.outcome.value)
+        if verdict.warning:
+            log.warning("%s", verdict.warning)
     else:
         log.info("the attempt failed: %s", verdict.failure.message)
 

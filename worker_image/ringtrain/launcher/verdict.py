@@ -16,7 +16,7 @@ import re
 import signal
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from ringtrain import contract
@@ -134,6 +134,20 @@ def decide(view: GangView, now: float, patience: Patience) -> Verdict | None:
         failure = _incomplete(view)
     code = contract.EXIT_GANG_STOPPED if failure.exit_code is None else failure.exit_code
     return Verdict(Outcome.FAILED, code, view.succeeded, failure)
+
+
+def with_warning(view: GangView, verdict: Verdict | None) -> Verdict | None:
+    """The verdict on ranks that were to meet by addresses, with a word on a success of which they used none."""
+    size = len(view.ranks)
+    if verdict is None or verdict.outcome is not Outcome.SUCCEEDED or size == 1:
+        return verdict
+    if any(state.joined for state in view.ranks):
+        return verdict
+    warning = (
+        f"none of the {size} ranks was in touch with another one: each ran by itself. If they were to train "
+        "together, the program lacks ringtrain.init(), or what else joins the world that its environment names"
+    )
+    return replace(verdict, warning=warning)
 
 
 def _failed(state: RankState) -> bool:

@@ -281,6 +281,14 @@ def test_a_finished_job_is_not_written_again() -> None:
     assert w.writes == before
 
 
+def test_a_success_with_a_warning() -> None:
+    """What the launcher has to say of it is in the condition."""
+    w = running()
+    w.launcher_ends(0, warning="each ran by itself")
+    w.settle()
+    assert condition(w, "Succeeded")[2] == "all 2 ranks exited 0; each ran by itself"
+
+
 @pytest.mark.parametrize("ended", [False, True], ids=["runs", "has-ended"])
 def test_a_suspension_that_nobody_saw_is_made_up_for(ended: bool) -> None:
     """Suspended, changed and resumed while the operator was away: the gang begins anew as the job is by now."""

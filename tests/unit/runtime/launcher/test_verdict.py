@@ -6,7 +6,7 @@ import pytest
 
 from ringtrain.control.model import Outcome, RankPhase, RankState, Reason
 from ringtrain.errors import GOES_ON
-from ringtrain.launcher.verdict import Exit, GangView, Patience, WorkerView, decide, lost_peer
+from ringtrain.launcher.verdict import Exit, GangView, Patience, WorkerView, decide, lost_peer, with_warning
 
 PATIENCE = Patience(lost_after_s=15, settle_s=2)
 RUNNING, SUCCEEDED, FAILED, STOPPED = (
@@ -162,6 +162,17 @@ def test_success_is_every_rank() -> None:
     verdict = decide(gang(*ended), 10.0, PATIENCE)
     assert verdict is not None
     assert (verdict.outcome, verdict.exit_code, verdict.ranks_succeeded) == (Outcome.SUCCEEDED, 0, 4)
+
+
+@pytest.mark.parametrize(("size", "joined", "warns"), [(4, 0, True), (4, 1, False), (1, 0, False)])
+def test_ranks_that_ran_each_by_itself(size: int, joined: int, warns: bool) -> None:
+    """A success of several ranks of which none was in touch with another one is said."""
+    states = [RankState(rank, SUCCEEDED, 0, joined=rank < joined) for rank in range(size)]
+    view = GangView(size, [WorkerView(0, "job-worker-0")], states, [Exit(state, 10.0) for state in states])
+    verdict = with_warning(view, decide(view, 10.0, PATIENCE))
+    assert verdict is not None
+    assert verdict.outcome is Outcome.SUCCEEDED
+    assert ("none of the 4 ranks was in touch with another one" in verdict.warning) is warns
 
 
 def test_an_incomplete_world_is_a_failure() -> None:

@@ -1,0 +1,39 @@
+"""Whether ranks were in touch, by the kernel's own table."""
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from ringtrain.agent.contact import Contact
+from ringtrain.control.model import World
+
+
+def _world(ring: int, master: int) -> World:
+    return World(1, (f"127.0.0.1:{ring}", "h1:1"), ("h0:2", "h1:3"), "127.0.0.1", master)
+
+
+def _contact(port: int, kind: str, **options: Path) -> Contact:
+    return Contact(_world(port, 4) if kind == "ring" else _world(5, port), **options)
+
+
+@pytest.mark.parametrize("kind", ["ring", "master"])
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_an_address_that_is_used_is_found_also_afterwards(kind: str, host: str) -> None:
+    """From when somebody listens there, and still when the connection has ended."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as server:
+        server.bind((host, 0))
+        port = server.getsockname()[1]
+        assert not _contact(port, kind).look()
+        server.listen()
+        assert _contact(port, kind).look()
+        with socket.create_connection((host, port)) as client, server.accept()[0] as accepted:
+            accepted.close()
+            assert client.recv(1) == b""
+    assert _contact(port, kind).look()
+
+
+def test_where_the_kernel_tells_nothing_nothing_is_said(tmp_path: Path) -> None:
+    """A sandbox may have no such table."""
+    assert _contact(1, "ring", tables=tmp_path).look()
