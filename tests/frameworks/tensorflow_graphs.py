@@ -2,6 +2,9 @@
 other, and waiting ones hold none of TensorFlow's threads. Run on every rank of a world.
 """
 
+import contextlib
+import io
+import sys
 import threading
 
 import numpy as np
@@ -10,6 +13,9 @@ import tensorflow as tf
 from frameworks.tensorflow_values import RANK, RANKS, SIZE
 
 import ringtrain.tensorflow as hvd
+from ringtrain.errors import PeerLost
+from ringtrain.process_groups.uncaught import shorten_lost_peers
+from ringtrain.tensorflow.calls import host_call
 
 hvd.init()
 COUNT = 5
@@ -184,6 +190,25 @@ def check_errors_have_the_types_of_tensorflow():
     for op in (hvd.Min, hvd.Max, hvd.Product, hvd.Adasum):
         with pytest.raises(NotImplementedError, match=f"op is {op.value}"):
             hvd.allreduce(slices, op=op)
+
+
+def check_a_lost_peer_in_a_graph_ends_in_one_line():
+    """Of TensorFlow's error with the whole graph above it, what a script that does not catch it prints."""
+
+    def lose(_):
+        raise PeerLost(1, "rank 1 was lost: Socket closed")
+
+    step = tf.function(lambda value: host_call(lose, [value], [tf.float32], [[]]))
+    with pytest.raises(tf.errors.UnknownError) as caught:
+        step(tf.constant(1.0))
+    with contextlib.redirect_stderr(io.StringIO()) as told, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "excepthook", sys.__excepthook__)
+        shorten_lost_peers()
+        sys.excepthook(caught.type, caught.value, caught.tb)
+    line, rest = told.getvalue().split("\n")
+    assert rest == ""
+    assert line.startswith("ringtrain.errors.PeerLost: rank 1 was lost: Socket closed (")
+    assert "tensorflow_graphs.py:" in line
 
 
 def check_factors_of_slices():

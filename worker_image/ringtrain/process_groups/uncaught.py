@@ -1,5 +1,6 @@
 """What a rank prints when it ends because it lost a peer: one line, beside the first failure's whole traceback."""
 
+import re
 import sys
 import sysconfig
 import traceback
@@ -9,6 +10,8 @@ from types import TracebackType
 from ringtrain.errors import PeerLost
 
 _PACKAGE = str(Path(__file__).parents[1])
+# TensorFlow makes of what an operation raises in a graph an error of its own, which quotes it below the graph.
+_IN_A_GRAPH = re.compile(rf"\b{PeerLost.__name__}: (.*)$", re.MULTILINE)
 
 
 def shorten_lost_peers() -> None:
@@ -22,11 +25,20 @@ def shorten_lost_peers() -> None:
 
 
 def _print(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    if not isinstance(error, PeerLost) or _follows_another(error):
+    lost = _lost_peer(error)
+    if not lost or _follows_another(error):
         sys.__excepthook__(kind, error, trace)
         return
     place = next((f" ({frame.filename}:{frame.lineno})" for frame in _script(error)), "")
-    print(f"{PeerLost.__module__}.{PeerLost.__qualname__}: {error}{place}", file=sys.stderr, flush=True)
+    print(f"{PeerLost.__module__}.{PeerLost.__qualname__}: {lost}{place}", file=sys.stderr, flush=True)
+
+
+def _lost_peer(error: BaseException) -> str:
+    """The message of a PeerLost; empty for another error."""
+    if isinstance(error, PeerLost):
+        return str(error)
+    found = _IN_A_GRAPH.search(str(error)) if type(error).__module__.startswith("tensorflow.") else None
+    return found.group(1) if found else ""
 
 
 def _follows_another(error: BaseException) -> bool:
