@@ -1,5 +1,6 @@
 """The objects of a job, as dicts: pods, Service, ServiceAccount, NetworkPolicy, Secret. Nothing is touched."""
 
+from .agent import added_pull_secrets
 from .capacity import (
     AUTOSCALER_GROUP,
     build_pod_template,
@@ -36,6 +37,7 @@ __all__ = [
     "Incarnation",
     "Issuer",
     "Settings",
+    "added_pull_secrets",
     "build_data_worker_pod",
     "build_evaluator_pod",
     "build_group",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from .. import contract
@@ -28,6 +29,12 @@ def agent_source(job: Job, settings: Settings) -> AgentSource | None:
     return source
 
 
+def added_pull_secrets(given: Sequence[Mapping[str, Any]], names: Iterable[str]) -> list[dict[str, Any]]:
+    """`given`, and references to the Secrets `names` that it lacks."""
+    known = {secret.get("name") for secret in given}
+    return [*map(dict, given), *({"name": name} for name in names if name not in known)]
+
+
 def add_agent(job: Job, spec: dict[str, Any], settings: Settings) -> str:
     """Bring the agent into a pod's spec, in place, unless its image has it; returns the program to start."""
     source = agent_source(job, settings)
@@ -47,6 +54,8 @@ def add_agent(job: Job, spec: dict[str, Any], settings: Settings) -> str:
         }
         spec["initContainers"] = [copying, *(spec.get("initContainers") or ())]
     add_volume(spec, {"name": VOLUME_AGENT, **volume}, contract.AGENT_DIR, read_only=True)
+    if spec.get("imagePullSecrets"):  # else admission takes them from the account
+        spec["imagePullSecrets"] = added_pull_secrets(spec["imagePullSecrets"], source.pull_secrets)
     if job.spec.agent == "Inject":
         own = {"name": contract.ENV_AGENT, "value": "Inject"}
         spec["containers"][0]["env"] = [own, *(spec["containers"][0].get("env") or ())]

@@ -8,7 +8,7 @@ from .. import contract
 from ..spec.job import Job
 from ..spec.reserved import templates_of
 from ..spec.template import containers_of
-from .agent import ANNOTATION_IMAGE, agent_source
+from .agent import ANNOTATION_IMAGE, added_pull_secrets, agent_source
 from .names import job_labels, metadata
 from .settings import Settings
 
@@ -39,14 +39,19 @@ def build_service(job: Job, settings: Settings | None = None) -> dict[str, Any]:
     }
 
 
-def build_service_account(job: Job) -> dict[str, Any]:
-    """An identity without any permission, whose token is mounted nowhere."""
-    return {
+def build_service_account(job: Job, settings: Settings | None = None) -> dict[str, Any]:
+    """An identity without any permission, whose token is mounted nowhere. It may pull the agent's image, if the
+    job's pods get that."""
+    account = {
         "apiVersion": "v1",
         "kind": "ServiceAccount",
         "metadata": metadata(job, job.name, job_labels(job)),
         "automountServiceAccountToken": False,
     }
+    source = agent_source(job, settings or Settings())
+    if source is not None and source.pull_secrets:
+        account["imagePullSecrets"] = added_pull_secrets((), source.pull_secrets)
+    return account
 
 
 def build_network_policy(job: Job, settings: Settings | None = None) -> dict[str, Any]:

@@ -36,13 +36,15 @@ AgentVolume = Literal["ImageVolume", "InitContainer"]
 @dataclass(frozen=True)
 class AgentSource:
     """The agent that the operator brings into pods: the image that has it, and how. `default`: for jobs that say
-    nothing in spec.agent. `resources`: of the container that copies it.
+    nothing in spec.agent. `resources`: of the container that copies it. `pull_secrets`: names of Secrets in the
+    jobs' namespaces that may pull the image.
     """
 
     image: str
     volume: AgentVolume = "InitContainer"
     default: Literal["Inject", "Image"] = "Inject"
     resources: Json = field(default_factory=lambda: AGENT_RESOURCES)
+    pull_secrets: Sequence[str] = ()
 
 
 def random_token() -> str:

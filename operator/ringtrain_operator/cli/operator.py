@@ -149,6 +149,12 @@ def _group(value: str) -> int | None:
     "--agent-image", default=DEFAULT_AGENT_IMAGE, show_default=True, help="Image that has the agent for any image."
 )
 @click.option(
+    "--agent-pull-secret",
+    "agent_pull_secrets",
+    multiple=True,
+    help="Secret in the jobs' namespaces that may pull the agent's image. Again for more.",
+)
+@click.option(
     "--agent-volume",
     type=click.Choice(["ImageVolume", "InitContainer"]),
     default="InitContainer",
@@ -182,6 +188,7 @@ def operator(
     agent_image: str,
     agent_volume: AgentVolume,
     agent_default: Literal["Inject", "Image"],
+    agent_pull_secrets: tuple[str, ...],
     **options: Any,
 ) -> None:
     """Run the operator. Every option can be given as RINGTRAIN_OPERATOR_<OPTION>.
@@ -201,7 +208,7 @@ def operator(
             launcher_resources=_resources(launcher_resources, "--launcher-resources", LAUNCHER_RESOURCES),
             metrics_from=metrics_from,
             template_ports_from=template_ports_from,
-            agent=AgentSource(agent_image, agent_volume, agent_default, copying),
+            agent=AgentSource(agent_image, agent_volume, agent_default, copying, agent_pull_secrets),
             fs_group=_group(fs_group),
         ),
         gangs=dict(gangs),

@@ -7,6 +7,7 @@ from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ringtrain_operator.build import added_pull_secrets
 from ringtrain_operator.cluster.api.errors import (
     AlreadyExists,
     Conflict,
@@ -15,7 +16,7 @@ from ringtrain_operator.cluster.api.errors import (
     NotFound,
     ServerError,
 )
-from ringtrain_operator.cluster.api.resources import PODS, SECRETS, Resource, resource_of
+from ringtrain_operator.cluster.api.resources import PODS, SECRETS, SERVICE_ACCOUNTS, Resource, resource_of
 from ringtrain_operator.cluster.observe import Memory, find_owner
 from ringtrain_operator.cluster.queue import Key
 from ringtrain_operator.cluster.versions import Versions
@@ -87,6 +88,8 @@ async def _together(*requests: Coroutine[Any, Any, Outcome]) -> list[Outcome]:
 
 async def _create(work: _Work, obj: Mapping[str, Any]) -> Outcome:
     resource, ref = resource_of(obj["kind"], obj["apiVersion"]), ObjectRef(obj["kind"], obj["metadata"]["name"])
+    if resource is SERVICE_ACCOUNTS:
+        obj = await _pulling_as_default(work, obj)
     try:
         version = await work.versions.api.create_unread(resource, work.namespace, obj)
     except AlreadyExists:
@@ -107,6 +110,17 @@ async def _create(work: _Work, obj: Mapping[str, Any]) -> Outcome:
     else:
         work.memory.owned.add(ref)
     return None
+
+
+async def _pulling_as_default(work: _Work, account: Mapping[str, Any]) -> Mapping[str, Any]:
+    """`account` with the pull secrets of its namespace's default one: what a pod there may pull, the job's may."""
+    try:
+        default = await work.versions.api.get(SERVICE_ACCOUNTS, work.namespace, "default")
+    except (Forbidden, NotFound):
+        return account
+    own, names = account.get("imagePullSecrets") or (), default.get("imagePullSecrets") or ()
+    secrets = added_pull_secrets(own, (str(secret["name"]) for secret in names if secret.get("name")))
+    return {**account, "imagePullSecrets": secrets} if secrets else account
 
 
 def _note_secret(work: _Work, ref: ObjectRef) -> None:

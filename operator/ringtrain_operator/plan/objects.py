@@ -106,7 +106,7 @@ def _companions(s: Situation, settings: Settings) -> tuple[dict[str, Any], ...]:
     job = s.job
     builders: dict[str, Callable[[], dict[str, Any]]] = {
         "Service": lambda: build.build_service(job, settings),
-        "ServiceAccount": lambda: build.build_service_account(job),
+        "ServiceAccount": lambda: build.build_service_account(job, settings),
         "NetworkPolicy": lambda: build.build_network_policy(job, settings),
     }
     made = tuple(builders[ref.kind]() for ref in companion_refs(job) if ref not in s.observed.objects)

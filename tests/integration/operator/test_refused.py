@@ -97,6 +97,18 @@ async def test_what_pod_security_refuses_is_said(control_plane: ControlPlane, tm
         assert (running["reason"], "hostNetwork=true" in running["message"]) == ("CreationRefused", True)
 
 
+async def test_pods_pull_as_those_of_the_namespace_do(control_plane: ControlPlane, tmp_path: Path) -> None:
+    """Secrets of the namespace's default account are in the job's, and admission gives them to its pods."""
+    secrets = [{"name": "registry"}]
+    async with open_scenario(partial(real_cluster, control_plane), tmp_path) as s:
+        await s.cluster.api.patch(SERVICE_ACCOUNTS, s.namespace, "default", {"imagePullSecrets": secrets})
+        await s.submit()
+        await s.until_running()
+        account = await s.cluster.api.get(SERVICE_ACCOUNTS, s.namespace, s.name)
+        assert account["imagePullSecrets"] == secrets
+        assert [pod["spec"]["imagePullSecrets"] for pod in await s.pods()] == [secrets] * 3
+
+
 async def test_a_template_that_breaks_a_rule_is_said(control_plane: ControlPlane, tmp_path: Path) -> None:
     """What only the API server knows of pods: the condition names the field, with its own words."""
     twice = {"name": "data", "emptyDir": {}, "hostPath": {"path": "/data"}}

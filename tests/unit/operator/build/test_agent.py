@@ -11,6 +11,7 @@ from ringtrain_operator.build import (
     Settings,
     build_data_worker_pod,
     build_launcher_pod,
+    build_service_account,
     build_worker_pod,
     build_workload,
 )
@@ -54,6 +55,19 @@ def test_the_agent_is_started_where_it_was_brought(source: AgentSource) -> None:
         mount = next(m for m in pod["spec"]["containers"][0]["volumeMounts"] if m["name"] == "ringtrain-agent")
         assert mount == {"name": "ringtrain-agent", "mountPath": contract.AGENT_DIR, "readOnly": True}
     assert pods(parsed(), source)[1]["spec"]["containers"][0]["command"][1:] == ["agent", "--", "train"]
+
+
+def test_pull_secrets_of_its_image() -> None:
+    """In the job's account, and in a template that has secrets of its own: beside these admission adds none."""
+    source = AgentSource(IMAGE, pull_secrets=("agents",))
+    jobs = [parsed(agent=agent) for agent in ("Inject", "Image")]
+    accounts = [build_service_account(made, Settings(agent=source)) for made in jobs]
+    assert [account.get("imagePullSecrets") for account in accounts] == [[{"name": "agents"}], None]
+    assert [pod["spec"].get("imagePullSecrets") for pod in pods(parsed(), source)] == [None, None]
+    worker = job()["spec"]["worker"]
+    worker["template"]["spec"]["imagePullSecrets"] = [{"name": "own"}]
+    both = [{"name": "own"}, {"name": "agents"}]
+    assert [pod["spec"]["imagePullSecrets"] for pod in pods(parsed(worker=worker), source)] == [both, both]
 
 
 def test_a_container_copies_it_before_all_others() -> None:
