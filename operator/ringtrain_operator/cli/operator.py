@@ -6,17 +6,17 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib import metadata
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from .failures import errors_reported
 
 if TYPE_CHECKING:
-    from ringtrain_operator.build.settings import AgentVolume
+    from ringtrain_operator.build.settings import Settings
 
 ENV_PREFIX = "RINGTRAIN_OPERATOR"
 DEFAULT_AGENT_IMAGE = f"ghcr.io/ringtrain/agent:{metadata.version('ringtrain-operator')}"
@@ -177,43 +177,18 @@ def _group(value: str) -> int | None:
 )
 @click.option("--kubeconfig", default=None, help="Kubeconfig to use instead of the pod's ServiceAccount.")
 @click.version_option(package_name="ringtrain-operator", prog_name="ringtrain-operator")
-def operator(
-    kubeconfig: str | None,
-    launcher_resources: dict[str, Any] | None,
-    agent_resources: dict[str, Any] | None,
-    fs_group: str,
-    metrics_from: list[Any],
-    template_ports_from: list[Any],
-    gangs: tuple[tuple[str, str], ...],
-    agent_image: str,
-    agent_volume: AgentVolume,
-    agent_default: Literal["Inject", "Image"],
-    agent_pull_secrets: tuple[str, ...],
-    **options: Any,
-) -> None:
+def operator(kubeconfig: str | None, gangs: tuple[tuple[str, str], ...], **options: Any) -> None:
     """Run the operator. Every option can be given as RINGTRAIN_OPERATOR_<OPTION>.
 
     Exit codes: 0 after SIGTERM or SIGINT, 1 when something broke or the lease was lost.
     """
-    from ringtrain_operator.build import AGENT_RESOURCES, LAUNCHER_RESOURCES, AgentSource, Settings
     from ringtrain_operator.cluster.api.connection import Connection
     from ringtrain_operator.cluster.config import OperatorConfig, default_identity
     from ringtrain_operator.cluster.logs import configure_logging
     from ringtrain_operator.cluster.operator import run_until_signalled
 
-    copying = _resources(agent_resources, "--agent-resources", AGENT_RESOURCES)
-    config = OperatorConfig(
-        identity=default_identity(os.environ),
-        objects=Settings(
-            launcher_resources=_resources(launcher_resources, "--launcher-resources", LAUNCHER_RESOURCES),
-            metrics_from=metrics_from,
-            template_ports_from=template_ports_from,
-            agent=AgentSource(agent_image, agent_volume, agent_default, copying, agent_pull_secrets),
-            fs_group=_group(fs_group),
-        ),
-        gangs=dict(gangs),
-        **options,
-    )
+    objects = _take_settings(options)
+    config = OperatorConfig(identity=default_identity(os.environ), objects=objects, gangs=dict(gangs), **options)
     try:
         config.address()
     except ValueError as exc:
@@ -225,3 +200,29 @@ def operator(
     if failure is not None:
         logging.getLogger("ringtrain_operator").error("the operator ends: %s", failure)
         sys.exit(1)
+
+
+def settings_of(arguments: Sequence[str]) -> Settings:
+    """What an operator with these arguments does to jobs' objects. Raises click.UsageError for wrong ones."""
+    with operator.make_context("ringtrain-operator", list(arguments)) as context:
+        return _take_settings(dict(context.params))
+
+
+def _take_settings(options: dict[str, Any]) -> Settings:
+    """The options about objects, which are taken out of `options`."""
+    from ringtrain_operator.build import AGENT_RESOURCES, LAUNCHER_RESOURCES, AgentSource, Settings
+
+    take = options.pop
+    return Settings(
+        launcher_resources=_resources(take("launcher_resources"), "--launcher-resources", LAUNCHER_RESOURCES),
+        metrics_from=take("metrics_from"),
+        template_ports_from=take("template_ports_from"),
+        agent=AgentSource(
+            image=take("agent_image"),
+            volume=take("agent_volume"),
+            default=take("agent_default"),
+            resources=_resources(take("agent_resources"), "--agent-resources", AGENT_RESOURCES),
+            pull_secrets=take("agent_pull_secrets"),
+        ),
+        fs_group=_group(take("fs_group")),
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,40 +11,73 @@ import click
 import yaml
 
 from .. import build, contract
+from ..errors import ManifestUnreadable
+from ..spec.documents import read_documents
 from ..spec.job import Job
 from ..spec.parse import parse_job
+from ..spec.template import containers_of
 from .failures import errors_reported
+from .operator import settings_of
 
 # A manifest has no uid before an API server gives it one.
 PLACEHOLDER_UID = "00000000-0000-0000-0000-000000000000"
+# An argument that every installation's operator has.
+_OF_OPERATORS = "--agent-image="
 
 
 @click.command()
 @click.argument("manifest", type=click.Path(path_type=Path))
-def render(manifest: Path) -> None:
+@click.option(
+    "--installation",
+    type=click.Path(path_type=Path),
+    help="File with the operator's Deployment, as `helm template` or `kubectl get deployment --output=yaml` "
+    "prints it: its settings count. Default: those of the chart.",
+)
+def render(manifest: Path, installation: Path | None) -> None:
     """Print what the operator would create for the job in MANIFEST, as YAML. Credentials are left out."""
     from ..local.manifest import load_objects
 
     with errors_reported(f"{manifest}: "):
         jobs = [parse_job(obj) for obj in load_objects(manifest)]
-    objects = [obj for job in jobs for obj in rendered(job)]
+    with errors_reported():
+        settings = settings_of(_arguments(installation) if installation is not None else ())
+    objects = [obj for job in jobs for obj in rendered(job, settings)]
     click.echo(yaml.safe_dump_all(objects, sort_keys=False), nl=False)
 
 
-def rendered(job: Job) -> list[dict[str, Any]]:
+def rendered(job: Job, settings: build.Settings | None = None) -> list[dict[str, Any]]:
     """The objects of the job's first attempt. The Secret has no values, and the launcher no token: they are
     made anew for every job."""
     job = replace(job, uid=job.uid or PLACEHOLDER_UID)
+    settings = replace(settings or build.Settings(), token=str)
     secret = build.build_secret(job, dict.fromkeys(contract.SECRET_KEYS, b""))
     incarnation = build.Incarnation(1) if job.spec.elastic is not None else None
     data = job.spec.data_workers
     return [
         secret,
-        build.build_service(job),
-        build.build_service_account(job),
-        build.build_network_policy(job),
-        build.build_launcher_pod(job, 1, settings=build.Settings(token=str)),
-        *(build.build_worker_pod(job, 1, index, "", incarnation) for index in range(job.num_workers)),
-        *(build.build_data_worker_pod(job, index) for index in range(data.replicas if data is not None else 0)),
-        *([build.build_evaluator_pod(job, job.num_workers)] if job.spec.evaluator is not None else []),
+        build.build_service(job, settings),
+        build.build_service_account(job, settings),
+        build.build_network_policy(job, settings),
+        build.build_launcher_pod(job, 1, settings=settings),
+        *(
+            build.build_worker_pod(job, 1, index, "", incarnation, settings=settings)
+            for index in range(job.num_workers)
+        ),
+        *(build.build_data_worker_pod(job, i, settings=settings) for i in range(data.replicas if data else 0)),
+        *([build.build_evaluator_pod(job, job.num_workers, settings)] if job.spec.evaluator is not None else []),
     ]
+
+
+def _arguments(path: Path) -> Sequence[str]:
+    """Of the operator's container in the file. Raises ManifestUnreadable."""
+    for found in read_documents(path):
+        if not isinstance(found, Mapping) or found.get("kind") != "Deployment":
+            continue
+        for container in containers_of((found.get("spec") or {}).get("template") or {}):
+            arguments = [str(word) for word in container.get("args") or ()]
+            if any(word.startswith(_OF_OPERATORS) for word in arguments):
+                return arguments
+    raise ManifestUnreadable(
+        f"{path}: holds no Deployment of the operator (a container with {_OF_OPERATORS}…); expected what "
+        "`helm template` or `kubectl get deployment --output=yaml` prints"
+    )

@@ -6,8 +6,10 @@ import pytest
 import yaml
 from click.testing import CliRunner
 from support.jobs import job
+from support.rendering import render
 
 from ringtrain_operator.cli.main import main
+from ringtrain_operator.cli.operator import DEFAULT_AGENT_IMAGE
 
 MPIJOB = yaml.safe_load("""
 apiVersion: kubeflow.org/v2beta1
@@ -70,6 +72,47 @@ def test_every_pod_of_a_job_is_rendered(tmp_path: Path) -> None:
     pods = [obj["metadata"]["name"] for obj in yaml.safe_load_all(result.stdout) if obj["kind"] == "Pod"]
     gang = ["digits-launcher", "digits-worker-0", "digits-worker-1"]
     assert pods == [*gang, "digits-data-0", "digits-data-1", "digits-evaluator"]
+
+
+@pytest.mark.parametrize(
+    ("values", "image", "group", "cpu"),
+    [
+        pytest.param(None, DEFAULT_AGENT_IMAGE, 65532, "100m", id="no-installation"),
+        pytest.param((), DEFAULT_AGENT_IMAGE, 65532, "100m", id="defaults"),
+        pytest.param(
+            ("image.registry=own", "agent.image.tag=v7", "jobs.fsGroup=0", "agent.resources.requests.cpu=1500m"),
+            "own/ringtrain/agent:v7", None, "1500m", id="own-values",
+        ),
+        pytest.param(("agent.default=Image",), None, 65532, None, id="no-agent"),
+    ],
+)  # fmt: skip
+def test_an_installations_settings_are_rendered(
+    values: tuple[str, ...] | None, image: str | None, group: int | None, cpu: str | None, tmp_path: Path
+) -> None:
+    """As the chart gives them to the operator, by Helm's own output: pods are shown as it makes them."""
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job(logs={"persistentVolumeClaim": {"claimName": "logs"}})))
+    command = ["render", str(tmp_path / "job.yaml")]
+    if values is not None:
+        (tmp_path / "operator.yaml").write_text(yaml.safe_dump_all(render(*values)))
+        command.append(f"--installation={tmp_path / 'operator.yaml'}")
+    result = CliRunner().invoke(main, command)
+    assert result.exit_code == 0, result.output
+    launcher = next(
+        obj for obj in yaml.safe_load_all(result.stdout) if obj["metadata"]["name"] == "digits-launcher"
+    )
+    first = (launcher["spec"].get("initContainers") or [{}])[0]
+    assert first.get("image") == image
+    assert (first.get("resources") or {"requests": {"cpu": None}})["requests"]["cpu"] == cpu
+    assert launcher["spec"]["securityContext"].get("fsGroup") == group
+
+
+def test_a_file_without_an_installation(tmp_path: Path) -> None:
+    """It is named, with what would do."""
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump(job()))
+    result = CliRunner().invoke(main, ["render", str(path), f"--installation={path}"])
+    assert result.exit_code == 1
+    assert f"{path}: holds no Deployment of the operator" in result.output
 
 
 @pytest.mark.parametrize("command", ["validate", "render"])
