@@ -72,7 +72,8 @@ class ProcessRunner:
         adopt_orphans()
 
     def start(self, pod: Pod, contents: Contents) -> None:
-        """Run `pod` in its own process group. One that cannot start is a pod that failed, not an exception."""
+        """Run `pod` in its own process group. One that cannot start is a pod that failed, not an exception, except
+        that LocalUnsupported tells of the first attempt's what no further attempt can have either."""
         uid = str(uuid.uuid4())
         pod["metadata"]["uid"] = uid
         pod["metadata"]["creationTimestamp"] = format_time(datetime.now(UTC))
@@ -84,6 +85,9 @@ class ProcessRunner:
             local.command = command_of(pod, self._places, local.directory, contents)
             local.process = _spawn(local.command, uid)
         except (LocalUnsupported, OSError) as exc:
+            attempt = pod["metadata"]["labels"].get(contract.LABEL_ATTEMPT, "1")
+            if attempt == "1" and isinstance(exc, LocalUnsupported):
+                raise
             local.status = _status(pod, "Failed", _terminated(128, "StartError", str(exc)))
             return
         local.status = _status(pod, "Running", {"running": {"startedAt": format_time(datetime.now(UTC))}})

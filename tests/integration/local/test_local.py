@@ -72,9 +72,20 @@ def test_a_failing_job_names_its_failure(start: Start) -> None:
 
 
 def test_a_command_that_does_not_exist(start: Start) -> None:
-    """The failure says which command could not be found."""
-    output = start("no-such-command", runPolicy={"backoffLimit": 0}).finish(1)
-    assert "no-such-command" in output
+    """The failure says which command could not be found; a restart would find no other."""
+    output = start("no-such-command").finish(1)
+    assert "no-such-command cannot be executed" in output
+    assert "CannotStart, exit code 127" in output
+    assert "Restarting" not in output
+
+
+def test_what_the_jobs_file_lacks(start: Start) -> None:
+    """It is named before a rank runs, and nothing is tried again."""
+    template = {"spec": {"containers": [{"name": "train", "image": "train:1", "command": ["true"]}]}}
+    template["spec"]["containers"][0]["envFrom"] = [{"configMapRef": {"name": "absent"}}]
+    output = start("true", worker={"replicas": 2, "template": template}).finish(1)
+    assert "ConfigMap 'absent' is not in the job's file; put it there, beside the job" in output
+    assert "Pending" not in output
 
 
 def test_the_deadline_ends_a_job(start: Start) -> None:

@@ -256,6 +256,7 @@ def agent_exit_code(verdict: Verdict, own_ranks: range) -> int:
     failure = verdict.failure
     if failure is None or failure.reason is Reason.NOT_ASSEMBLED:
         return verdict.exit_code
-    if failure.reason is Reason.RANK_FAILED and failure.rank in own_ranks and failure.exit_code is not None:
+    of_a_rank = failure.reason in (Reason.RANK_FAILED, Reason.CANNOT_START)
+    if of_a_rank and failure.rank in own_ranks and failure.exit_code is not None:
         return failure.exit_code
     return contract.EXIT_GANG_STOPPED

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ringtrain.control.model import ENDED, RankPhase, RankState
+from ringtrain.control.model import ENDED, RankPhase, RankState, Reason
 from ringtrain.processes import RankProcess, is_stopped, kill_descendants, reap, signal_group, start_rank
 
 _SWEEP_S = 5.0
@@ -263,6 +263,7 @@ class Ranks:
             exit_code=127 if isinstance(exc, FileNotFoundError) else 126,
             exit_order=self._exits,
             log_tail=(f"ringtrain: {program} cannot be executed: {exc.strerror}",),
+            reason=Reason.CANNOT_START,
         )
         with self._lock:
             self._lives[state.rank] = _Life(state, None, time.monotonic())

@@ -33,6 +33,7 @@ class Reason(StrEnum):
     NOT_ASSEMBLED = "NotAssembled"
     WORLD_INCOMPLETE = "WorldIncomplete"
     BAD_CONFIGURATION = "BadConfiguration"
+    CANNOT_START = "CannotStart"
     LAUNCHER_FAILED = "LauncherFailed"
     INTERNAL_ERROR = "InternalError"
     MPIRUN_NOT_FOUND = "MpirunNotFound"
