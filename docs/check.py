@@ -83,7 +83,11 @@ def is_a_name(dotted: str) -> bool:
     module = file / f"{rest[0]}.py" if rest else file / "__init__.py"
     source = module if rest and module.exists() else file / "__init__.py"
     members = rest[1:] if source is module else rest
-    return all(re.search(rf"\b{name}\b", source.read_text()) for name in members[:1])
+    text = source.read_text()
+    for star in re.findall(r"^\s*from ([\w.]+) import \*", text, re.MULTILINE):
+        folder = ROOT / DISTRIBUTIONS[parts[0]] / star.replace(".", "/")
+        text += (folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")).read_text()
+    return all(re.search(rf"\b{name}\b", text) for name in members[:1])
 
 
 def main() -> None:

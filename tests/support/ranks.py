@@ -210,7 +210,7 @@ def _forkserver() -> multiprocessing.context.ForkServerContext:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     os.environ.setdefault("MALLOC_MMAP_THRESHOLD_", "1073741824")
     os.environ.setdefault("MALLOC_TRIM_THRESHOLD_", "4294967296")
-    context.set_forkserver_preload(["numpy", "grpc", "ml_dtypes", "ringtrain", "support.ranks"])
+    context.set_forkserver_preload(["numpy", "grpc", "ml_dtypes", "ringtrain.public", "support.ranks"])
     return context
 
 

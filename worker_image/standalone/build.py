@@ -29,7 +29,10 @@ VERSION = f"python{sys.version_info.major}.{sys.version_info.minor}"
 # Of ringtrain's requirements what only training code needs.
 OF_TRAINING = {"numpy", "ml-dtypes", "hpack"}
 # Folders of the package that only training code imports.
-NOT_COPIED = ("torch", "tensorflow", "keras", "popart", "spark", "device", "kernels", "__init__.py", "__main__.py")
+NOT_COPIED = (
+    *("torch", "tensorflow", "keras", "popart", "spark", "device", "kernels"),
+    *("public.py", "__init__.py", "__main__.py"),
+)
 UNUSED = (
     *("__pycache__", "site-packages", "dist-packages", "test", "tests", "idlelib", "tkinter", "turtledemo"),
     *(

@@ -32,9 +32,9 @@ def test_a_framework_that_is_not_installed_is_named(module: str, framework: str)
 
 
 def test_an_old_numpy_is_named(tmp_path: Path) -> None:
-    """Before anything fails of it."""
+    """With the first use of ringtrain, before anything fails of it."""
     (tmp_path / "numpy").mkdir()
     (tmp_path / "numpy" / "__init__.py").write_text('__version__ = "1.25.2"')
-    line = last_line("import ringtrain", str(tmp_path))
+    line = last_line("import ringtrain; ringtrain.init()", str(tmp_path))
     expected = "ringtrain needs numpy 1.26 or newer, and numpy 1.25.2 is installed: pip install 'numpy>=1.26'"
     assert line == f"ImportError: {expected}"
