@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export PATH := $(abspath $(BIN)):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-thorough kueue sanitize e2e e2e-local version release-check plugin images images-check lint docs notebook bench bench-operator bench-gangs bench-queues bench-ring bench-scale bench-data elastic-chaos planned-changes generate pod-schema verify clean
+.PHONY: help venv demo for-tests test test-thorough kueue sanitize e2e e2e-local version release-check plugin images images-check lint docs notebook bench bench-operator bench-gangs bench-queues bench-ring bench-scale bench-data elastic-chaos planned-changes generate pod-schema verify clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -62,6 +62,7 @@ demo: $(VENV)/.installed  ## train on handwritten digits: 2 workers x 2 slots on
 # Two at a time: much of a test is waiting. A file's tests stay together, as they share what is dear to start.
 PYTEST := $(BIN)/pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 FOR_TESTS := $(VENV)/.frameworks $(VENV)/.system $(VENV)/.mpi4py-tests $(VENV)/.openmpi5 $(VENV)/.others
+for-tests: $(FOR_TESTS)
 test: $(FOR_TESTS)  ## everything that passes without a cluster; of long tests a sample, SAMPLE=17 for that of a run before
 	$(PYTEST) --sample=$(or $(SAMPLE),any)
 

@@ -62,7 +62,7 @@ def score(output: str) -> float:
     return float(re.search(r"test accuracy: ([\d.]+)", output)[1])
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("job", ["torch-mnist", "torch-ddp", "tensorflow-mnist", "keras-mnist"])
 def test_digits_as_a_job_evaluates_learns_and_resumes(job, tmp_path):
     """The second job, which says so, goes on where the first one ended, from what rank 0 saved."""

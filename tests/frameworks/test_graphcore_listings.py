@@ -71,6 +71,7 @@ def test_two_terminals_and_an_evaluator(tmp_path: Path) -> None:
     assert "Saving checkpoints" not in second + evaluated
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_the_listing_for_horovod(launcher: str, tmp_path: Path) -> None:
     """Rank 0 alone saves the last step."""

@@ -19,7 +19,7 @@ FILES = ["ring/test_collectives.py", "ring/test_mismatch.py", "ring/test_reducti
 DEADLINE_S = 240.0
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("library", "ranks"),
     [

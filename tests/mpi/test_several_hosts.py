@@ -23,6 +23,7 @@ print("rank", world.rank, "of", world.size, "on", socket.gethostname(), "sum", t
 """
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("library", ALL)
 @pytest.mark.parametrize("workers", [2, 4])
 def test_four_ranks_add_up_over_all_hosts(
@@ -57,6 +58,7 @@ def test_the_launcher_runs_ranks_too(library: Library, gang: Callable[..., MpiGa
         assert job.rank_log(rank) == f"rank {rank} of 4 on {host} sum 10.0 10.0\n"
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("library", ALL)
 def test_workers_that_share_one_address(
     library: Library, local_gang: Callable[..., MpiGang], short_path: Path

@@ -130,6 +130,7 @@ def broadcast_for_ever(root: int) -> str:
         return str(lost)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("pods", [2, 0], ids=["pods", "flat"])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
 @pytest.mark.parametrize("victim", [0, 1, 6])

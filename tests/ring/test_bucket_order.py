@@ -34,6 +34,7 @@ def _trained(wait: bool, clip_norm: float | None = None, elastic: bool = False) 
 NATURAL = list(range(LAYERS))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("clip_norm", "elastic"), [(None, False), (0.5, False), (None, True)])
 @pytest.mark.parametrize("world", ["grpc", "shm", "pods"])
 def test_what_the_next_forward_pass_needs_first_goes_first(

@@ -292,6 +292,7 @@ def _worlds_in_turn(rounds: int) -> list[float]:
     return sums
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("transport", ["grpc", "auto"])
 @pytest.mark.parametrize(("size", "rounds"), [(4, 20), (8, 6)], ids=["four-ranks", "eight-ranks"])
 def test_worlds_can_follow_each_other_at_once(transport: str, size: int, rounds: int) -> None:

@@ -65,7 +65,7 @@ LOST = {
 }
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
 @pytest.mark.parametrize("dead", LOST.values(), ids=LOST)
 def test_all_that_live_hear_of_the_dead(dead: tuple[int, ...], number: signal.Signals) -> None:
@@ -155,6 +155,7 @@ def test_a_watch_that_broke_before_the_farewell_came_fails_nobody() -> None:
         assert re.match(r"rank 7 has shut down, and rank \d+ needs it for barrier", message), message
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
 def test_a_rank_is_watched_after_those_that_watched_it_have_left(number: signal.Signals) -> None:
     """The next ones before it watch it then: all others hear of its end, and wait for nobody."""

@@ -175,7 +175,7 @@ def _all_go_on(
         return world.run(run)
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_an_update_that_fails_anywhere_never_was(case: Case) -> None:
     """Whichever collective fails: all ranks have the bits of the last update that all have done, and go on."""
@@ -391,6 +391,7 @@ def test_what_compression_owes_goes_on_as_far_as_it_is_known(name: str) -> None:
 LEAVERS = [list(found) for count in range(1, 4) for found in itertools.combinations(range(4), count)]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("name", "transport"),
     [

@@ -256,6 +256,7 @@ def _all_collectives() -> tuple[bool, int, int]:
     return told
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("data_path", ["auto", "grpcio"])
 @pytest.mark.parametrize("encrypt", [False, True], ids=["open", "tls"])
 def test_all_collectives_reach_ranks_that_were_not_met(data_path: str, encrypt: bool, tmp_path: Path) -> None:

@@ -180,6 +180,7 @@ def test_the_number_of_workers_is_put(gang: MakeGang) -> None:
     until("the rank that is not wanted leaves", lambda: b"leaves:" in job.job.rank_log(1))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("phase", ["Running", "Preparing"])
 def test_the_launcher_is_killed(gang: MakeGang, phase: str) -> None:
     """Its next process knows the world and repeats the phase; nobody leaves a world for it."""
@@ -220,6 +221,7 @@ def test_a_pod_that_is_confirmed_gone_is_not_waited_for(gang: MakeGang) -> None:
     assert job.finish(0, 1)["outcome"] == "Succeeded"
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("logs", "lost"),
     [("kept", False), ("gone", False), ("gone", True)],

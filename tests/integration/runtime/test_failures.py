@@ -112,6 +112,7 @@ time.sleep(1000)
     assert job.rank_log(0) == b"ready\nasked to end\n"
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("code", [3, 70, 200])
 def test_exit_codes_are_exact(gang: Gang, code: int) -> None:
     """The code of the first failed rank is the code of its agent and of the launcher."""
