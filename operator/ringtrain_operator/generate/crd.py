@@ -10,7 +10,7 @@ from ..spec.base import Rule
 from ..spec.job import JobSpec
 from ..spec.parse import MAX_NAME_LENGTH, NAME_PATTERN
 from ..spec.updates import MAY_CHANGE
-from ..status.model import JobStatus, Ledger
+from ..status.model import JobStatus
 from .schema import object_schema
 
 COLUMNS = (
@@ -22,23 +22,6 @@ COLUMNS = (
     ("Formation", "integer", ".status.elastic.formation", "Number of the present world of an elastic job."),
     ("Disruptions", "integer", ".status.disruptions", "Restarts that were not the job's fault."),
     ("Age", "date", ".metadata.creationTimestamp", "Since when it exists."),
-)
-# Of the ledger what an older operator had kept beside it.
-_MOVED = frozenset(
-    {
-        "attemptWorkers",
-        "credentials",
-        "credentialsMounted",
-        "restartNotBefore",
-        "restartDelaySeconds",
-        "activeSince",
-        "activeSeconds",
-        "queuedAs",
-        "gangScheduler",
-        "lineSince",
-        "queuedSince",
-        "tooLarge",
-    }
 )
 WIDE_COLUMNS = frozenset({"Reason", "Formation", "Disruptions"})
 
@@ -85,17 +68,6 @@ def _version() -> dict[str, Any]:
     }
 
 
-def _status() -> dict[str, Any]:
-    """The status, and where an older operator kept its ledger: what has no schema is dropped before it is read."""
-    schema, moved = object_schema(JobStatus), "Where an older operator kept ledger.{name}; only read."
-    older = {
-        name: {**field, "description": moved.format(name=name)}
-        for name, field in object_schema(Ledger)["properties"].items()
-        if name in _MOVED
-    }
-    return {**schema, "properties": {**schema["properties"], **older}}
-
-
 def _once_fixed(rule: Rule) -> dict[str, Any]:
     """The rule on the whole object, whose status says whether the job has run."""
     of_spec = re.sub(r"\b(self|oldSelf)\.", r"\1.spec.", rule.cel)
@@ -112,7 +84,7 @@ def _resource() -> dict[str, Any]:
             "kind": {"type": "string"},
             "metadata": {"type": "object"},
             "spec": object_schema(JobSpec),
-            "status": _status(),
+            "status": object_schema(JobStatus),
         },
         "x-kubernetes-validations": [
             {

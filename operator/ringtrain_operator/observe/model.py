@@ -70,7 +70,6 @@ class PodView:
     ready: bool = False
     node: str = ""
     node_ready: bool | None = None
-    address: str = ""
     deletion_time: datetime | None = None
     reason: str = ""
     message: str = ""

@@ -72,7 +72,6 @@ def view_pod(pod: Mapping[str, Any], nodes: Mapping[str, bool] | None = None) ->
         ready=bool(main.get("ready")) or "running" in (main.get("state") or {}),
         node=node,
         node_ready=(nodes or {}).get(node),
-        address=str(status.get("podIP") or ""),
         deletion_time=parse_time(meta.get("deletionTimestamp")),
         reason=str(status.get("reason") or ""),
         message=str(status.get("message") or ""),
@@ -109,7 +108,7 @@ def failure_in(pod: PodView, attempt: int) -> dict[str, Any]:
 
 
 def status_token(pod: Mapping[str, Any]) -> str:
-    """What a launcher's /status asks for, from its pod; empty for a pod that an older operator made."""
+    """What a launcher's /status asks for, from its pod; empty for a pod that has none."""
     given = {e.get("name"): e.get("value") for e in main_container(pod).get("env") or ()}
     return str(given.get(contract.ENV_STATUS_TOKEN) or "")
 

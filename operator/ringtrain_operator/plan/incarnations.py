@@ -201,14 +201,12 @@ def _as_loss(
 
 
 def _registered(pod: PodView | None, seen: _Seen) -> bool:
-    """Whether the launcher says that this pod's agent is there, and not that of the one before: a launcher that is
-    older than the brief answer knows these by their addresses."""
+    """Whether the launcher says that this pod's agent is there, and not that of the one before."""
     if pod is None:
         return False
     said = seen.said.get(pod.index, {})
     is_its = said.get("incarnation", pod.incarnation) == pod.incarnation
-    address = str(said.get("address") or pod.address)
-    return said.get("registered") is True and said.get("lost") is not True and is_its and address == pod.address
+    return said.get("registered") is True and said.get("lost") is not True and is_its
 
 
 def _noted(s: Situation, **changes: Any) -> JobStatus:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import timedelta
 
-from ..observe.model import LauncherReport
 from ..status.situation import Situation
 from .decision import NO_DECISION, PolicyResult
 from .failure_rules import judge
@@ -19,7 +18,8 @@ def progress_deadline(s: Situation) -> PolicyResult:
     report = s.report
     if limit is None or report is None or report.phase != "Running":
         return NO_DECISION
-    last = _counts_from(s, report)
+    # The last step, or when all ranks were there: pulling images and queueing are no lack of progress.
+    last = max((moment for moment in (report.running_since, report.last_progress_time) if moment), default=None)
     if last is None:
         return NO_DECISION
     due = last + timedelta(seconds=limit)
@@ -30,12 +30,3 @@ def progress_deadline(s: Situation) -> PolicyResult:
     step = (report.progress or {}).get("step")
     message = f"no step was reported for {limit} s; last step: {'none' if step is None else step}"
     return PolicyResult(judge(s, failure_of_slowest(s, REASON, message)))
-
-
-def _counts_from(s: Situation, report: LauncherReport) -> datetime | None:
-    """The last step, or when all ranks were there: pulling images and queueing are no lack of progress."""
-    running = s.status.condition("Running")
-    since = report.running_since
-    if since is None and running is not None and running.status == "True":
-        since = running.last_transition_time  # a launcher that does not say it
-    return max((moment for moment in (since, report.last_progress_time) if moment is not None), default=None)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal, get_args
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from ..spec.base import StatusModel
 from .lasting import DataScale, DataWorkersStatus, EndedPod, EvaluatorStatus
@@ -243,15 +243,6 @@ class JobStatus(StatusModel):
     ledger: Ledger = Field(
         default=Ledger(), description="The operator's own notes on a job's past; of no interest to users."
     )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _with_ledger(cls, raw: Any) -> Any:
-        """The notes of an operator that kept them beside everything else."""
-        if not isinstance(raw, Mapping) or "ledger" in raw:
-            return raw
-        names = (info.alias for info in Ledger.model_fields.values())
-        return {**raw, "ledger": {name: raw[name] for name in names if name in raw}}
 
     def noted(self, **changes: Any) -> JobStatus:
         """This status with `changes` of its ledger."""

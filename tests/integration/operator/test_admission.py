@@ -14,7 +14,6 @@ from support.operating import running_operator
 from ringtrain_operator.cluster.api.client import ApiClient
 from ringtrain_operator.cluster.api.errors import Invalid
 from ringtrain_operator.cluster.api.resources import JOBS
-from ringtrain_operator.status.model import Ledger, parse_status
 
 pytestmark = pytest.mark.apiserver
 RAN = {"status": {"ledger": {"hasRun": True}}}
@@ -144,23 +143,3 @@ async def test_what_admission_cannot_know_is_said_in_the_status(control_plane: C
                     return accepted.get("status") == "False" and path in accepted["message"]
 
                 await c.until(JOBS, ns, name, rejected)
-
-
-async def test_an_older_operators_notes_can_be_read(control_plane: ControlPlane) -> None:
-    """The API server drops what is in no schema: where the ledger's fields were stays in it."""
-    async with real_cluster(control_plane) as c:
-        ns = await c.new_namespace()
-        await c.api.create(JOBS, ns, job("old"))
-        older = {
-            "attempt": 2,
-            "attemptWorkers": 2,
-            "credentials": 1,
-            "restartDelaySeconds": 4,
-            "activeSeconds": 60,
-        }
-        await c.api.patch(JOBS, ns, "old", {"status": older}, subresource="status")
-        status = parse_status((await c.api.get(JOBS, ns, "old"))["status"])
-        assert status.attempt == 2
-        assert status.ledger == Ledger(
-            attempt_workers=2, credentials=1, restart_delay_seconds=4, active_seconds=60
-        )

@@ -78,9 +78,9 @@ def test_an_attempt_that_fails_has_it_told_before_the_next_one(world: World) -> 
 
 
 def test_a_job_without_a_store_says_nothing() -> None:
-    """Neither does one whose launcher is older and does not tell."""
+    """Neither does one whose launcher has not told yet."""
     plain = World(job())
     plain.start_gang()
-    older = World(job(logs={"uri": "s3://logs/x"}))
-    older.start_gang()
-    assert all(w.status.condition("LogsNotShipped") is None for w in (plain, older))
+    silent = World(job(logs={"uri": "s3://logs/x"}))
+    silent.start_gang()
+    assert all(w.status.condition("LogsNotShipped") is None for w in (plain, silent))

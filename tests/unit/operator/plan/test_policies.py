@@ -8,8 +8,6 @@ import pytest
 from support.jobs import job
 from support.planworld import World, condition, running, world
 
-from ringtrain_operator.plan import Plan
-
 
 def test_suspend_and_resume() -> None:
     """Suspending deletes the pods; resuming begins the next attempt, which does not count."""
@@ -174,17 +172,6 @@ def test_the_progress_deadline_counts_from_running() -> None:
     assert w.status.attempt == 2
 
 
-def test_the_progress_deadline_of_a_launcher_that_does_not_say_since_when() -> None:
-    """It counts from the Running condition."""
-    w = running(progressDeadlineSeconds=20)
-    assert w.report is not None
-    w.report["runningSince"] = None
-    w.run(seconds=19)
-    assert w.status.attempt == 1
-    w.run(seconds=1)
-    assert w.status.attempt == 2
-
-
 def test_the_progress_deadline_names_the_slowest_rank() -> None:
     """With its place and the end of its log, so that somebody can look there."""
     w = running(progressDeadlineSeconds=20)
@@ -339,19 +326,3 @@ def test_a_job_that_is_being_deleted_is_left_alone() -> None:
     w.job["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
     w.settle()
     assert w.writes == 0
-
-
-def test_a_status_of_an_operator_without_a_ledger_loses_nothing() -> None:
-    """Its notes stood beside everything else: the gang goes on, and the next write moves them."""
-    w = running()
-    new = w.job["status"]
-    noted = new["ledger"]
-    secret = {"credentials": 3, "credentialsMounted": 3}
-    old = {**{k: v for k, v in new.items() if k != "ledger"}, **noted, "attemptWorkers": 2, **secret}
-    w.job["status"] = old
-    assert w.plan() == Plan()
-    assert w.status.ledger.model_dump(by_alias=True, mode="json", exclude_none=True) == {**noted, **secret}
-    w.launcher_says("Running", step=9)
-    w.settle()
-    assert w.job["status"]["ledger"] == {**noted, **secret}
-    assert "attemptWorkers" not in w.job["status"]
