@@ -9,183 +9,151 @@ import click
 from ringtrain.cli.check_build import check_build
 from ringtrain.world.horovod_variables import LOG_LEVELS, OUR_LOG_LEVELS
 
-_COUNT = click.IntRange(0)
+_COUNT, _FLOAT = click.IntRange(0), click.FLOAT
 _SECONDS = click.FloatRange(0, 604_800, min_open=True)
-_ONE_WAY = "what is ready travels together, and there is nothing to set"
-_NO_TUNING = "there is nothing to tune"
-_NO_MPI = "ringtrain run starts ranks itself; mpirun starts MPI programs"
 
 
 @dataclass(frozen=True)
 class HorovodOption:
     """One option. `here`: what it does, or why nothing (not `means`). `config`: its key in a config file."""
 
-    flags: tuple[str, ...]
+    flags: str
     here: str
-    config: str = ""
     kind: Any = str
-    means: bool = False
-    nargs: int = 1
+    config: str = ""
     metavar: str | None = None
+    means: bool = True
 
     @property
     def name(self) -> str:
         """What its value is called."""
-        longest = max((flag.split("/")[0] for flag in self.flags), key=len)
-        return longest.lstrip("-").replace("-", "_")
+        return self.shown.lstrip("-").replace("-", "_")
 
     @property
     def shown(self) -> str:
         """As it is named to a reader."""
-        return max((flag.split("/")[0] for flag in self.flags), key=len)
+        return max((flag.split("/")[0] for flag in self.flags.split()), key=len)
 
     def declare(self, command: Callable[..., Any]) -> Callable[..., Any]:
         """`command` with this option; without meaning it is not in the help."""
         flag = self.kind is bool
         return click.option(
-            *(*self.flags, self.name),
+            *(*self.flags.split(), self.name),
             is_flag=flag,
             type=None if flag else self.kind,
             default=None,
-            nargs=1 if flag else self.nargs,
             metavar=self.metavar,
             help=self.here if self.means else None,
             hidden=not self.means,
         )(command)
 
 
-def _meant(flags: str, here: str, kind: Any = str, config: str = "", metavar: str | None = None) -> HorovodOption:
-    return HorovodOption(tuple(flags.split()), here, config, kind, True, metavar=metavar)
-
-
-def _nothing(flags: str, why: str, kind: Any = str, config: str = "", nargs: int = 1) -> HorovodOption:
-    return HorovodOption(tuple(flags.split()), why, config, kind, nargs=nargs)
-
-
+_ONE_WAY = "what is ready travels together, and there is nothing to set"
+_NO_TUNING = "there is nothing to tune"
+_NO_MPI = "ringtrain run starts ranks itself; mpirun starts MPI programs"
+# Options that do nothing here: flags, type of the value, key in a config file, and why.
+_WITHOUT_MEANING: Final[tuple[tuple[str, Any, str, str], ...]] = (
+    ("--gloo", bool, "", "ranks meet through the launcher, without Gloo"),
+    ("--mpi", bool, "", _NO_MPI),
+    ("--jsrun", bool, "", _NO_MPI),
+    ("--mpi-args", str, "", _NO_MPI),
+    ("--tcp", bool, "", "ranks of several hosts always speak TCP"),
+    ("--binding-args", str, "", "processes are not bound to cores"),
+    ("--disable-cache", bool, "", "hosts are checked in every run"),
+    ("--fusion-threshold-mb", _COUNT, "params.fusion_threshold_mb", _ONE_WAY),
+    ("--cycle-time-ms", _FLOAT, "params.cycle_time_ms", _ONE_WAY),
+    ("--cache-capacity", _COUNT, "params.cache_capacity", _ONE_WAY),
+    (
+        "--hierarchical-allreduce/--no-hierarchical-allreduce",
+        bool,
+        "params.hierarchical_allreduce",
+        "ranks of a host always reduce in shared memory first",
+    ),
+    (
+        "--hierarchical-allgather/--no-hierarchical-allgather",
+        bool,
+        "params.hierarchical_allgather",
+        "ranks of a host always share memory",
+    ),
+    ("--torus-allreduce/--no-torus-allreduce", bool, "params.torus_allreduce", "NCCL chooses its own algorithm"),
+    ("--autotune/--no-autotune", bool, "autotune.enabled", _NO_TUNING),
+    ("--autotune-log-file", str, "autotune.log_file", _NO_TUNING),
+    ("--autotune-warmup-samples", _COUNT, "autotune.warmup_samples", _NO_TUNING),
+    ("--autotune-steps-per-sample", _COUNT, "autotune.steps_per_sample", _NO_TUNING),
+    ("--autotune-bayes-opt-max-samples", _COUNT, "autotune.bayes_opt_max_samples", _NO_TUNING),
+    ("--autotune-gaussian-process-noise", _FLOAT, "autotune.gaussian_process_noise", _NO_TUNING),
+    ("--timeline-mark-cycles/--no-timeline-mark-cycles", bool, "timeline.mark_cycles", "there are no cycles"),
+    ("--mpi-threads-disable/--no-mpi-threads-disable", bool, "library_options.mpi_threads_disable", _NO_MPI),
+    ("--num-nccl-streams", _COUNT, "library_options.num_nccl_streams", "NCCL runs on one stream, PyTorch's own"),
+    ("--thread-affinity", _COUNT, "library_options.thread_affinity", "threads are not bound to cores"),
+    (
+        "--gloo-timeout-seconds",
+        _COUNT,
+        "library_options.gloo_timeout_seconds",
+        "RINGTRAIN_TIMEOUT says how long a process may be silent",
+    ),
+    ("--log-with-timestamp/--log-without-timestamp", bool, "logging.with_timestamp", "messages have the time"),
+    ("--log-hide-timestamp/--no-log-hide-timestamp", bool, "", "messages have the time"),
+    ("-prefix-timestamp --prefix-output-with-timestamp", bool, "", "lines of ranks stay as they are"),
+    ("--slots-per-host", _COUNT, "", "a discovery script's line without a number counts one slot"),
+    ("--elastic-timeout", _FLOAT, "", "--start-timeout and --replace-timeout are the deadlines"),
+    ("--blacklist-cooldown-range", (_FLOAT, _FLOAT), "", "this machine is not set aside when a rank fails"),
+)
 OPTIONS: Final = (
-    _meant(
+    HorovodOption(
         "-hostfile --hostfile",
         "File with a line `host slots=N` for each host, in the place of -H.",
         metavar="FILE",
     ),
-    _meant(
+    HorovodOption(
         "--start-timeout", "Seconds until all hosts have to be there [default: 600].", _SECONDS, metavar="SECONDS"
     ),
-    _meant(
+    HorovodOption(
         "--network-interfaces --network-interface",
         "Interfaces of which the first that a host has carries what ranks send to other hosts [default: the one "
         "by which the hosts reach this machine].",
         metavar="NAMES",
     ),
-    _meant(
+    HorovodOption(
         "--output-filename",
         "Directory in which rank.N/stdout is a link to the log of rank N, stderr included.",
         metavar="DIR",
     ),
-    _meant("--config-file", "YAML file of Horovod's form; the command line wins.", metavar="FILE"),
-    _meant("-p --ssh-port", "Port of sshd on all hosts.", click.IntRange(1, 65535), metavar="PORT"),
-    _meant("-i --ssh-identity-file", "Private key for ssh.", metavar="FILE"),
-    _meant(
+    HorovodOption("--config-file", "YAML file of Horovod's form; the command line wins.", metavar="FILE"),
+    HorovodOption("-p --ssh-port", "Port of sshd on all hosts.", click.IntRange(1, 65535), metavar="PORT"),
+    HorovodOption("-i --ssh-identity-file", "Private key for ssh.", metavar="FILE"),
+    HorovodOption(
         "--timeline-filename",
         "Write what every rank did when to this file, as a Chrome trace, one file on each host.",
         config="timeline.filename",
         metavar="FILE",
     ),
-    _meant(
+    HorovodOption(
         "--log-level",
         "Which messages of ringtrain itself are shown, of ranks too [default: warning].",
         click.Choice((*OUR_LOG_LEVELS, *LOG_LEVELS), case_sensitive=False),
         "logging.level",
     ),
-    _meant(
+    HorovodOption(
         "--stall-check-shutdown-time-seconds",
         "How long a collective waits for a rank that does not come; 0: for ever (eleven days) [default: 600].",
         click.FloatRange(0, 604_800),
         "stall_check.shutdown_time_seconds",
         "SECONDS",
     ),
-    _nothing("--gloo", "ranks meet through the launcher, without Gloo", bool),
-    _nothing("--mpi", _NO_MPI, bool),
-    _nothing("--jsrun", _NO_MPI, bool),
-    _nothing("--mpi-args", _NO_MPI),
-    _nothing("--tcp", "ranks of several hosts always speak TCP", bool),
-    _nothing("--binding-args", "processes are not bound to cores"),
-    _nothing("--disable-cache", "hosts are checked in every run", bool),
-    _nothing("--fusion-threshold-mb", _ONE_WAY, _COUNT, "params.fusion_threshold_mb"),
-    _nothing("--cycle-time-ms", _ONE_WAY, click.FLOAT, "params.cycle_time_ms"),
-    _nothing("--cache-capacity", _ONE_WAY, _COUNT, "params.cache_capacity"),
-    _nothing(
-        "--hierarchical-allreduce/--no-hierarchical-allreduce",
-        "ranks of a host always reduce in shared memory first",
-        bool,
-        "params.hierarchical_allreduce",
-    ),
-    _nothing(
-        "--hierarchical-allgather/--no-hierarchical-allgather",
-        "ranks of a host always share memory",
-        bool,
-        "params.hierarchical_allgather",
-    ),
-    _nothing(
-        "--torus-allreduce/--no-torus-allreduce", "NCCL chooses its own algorithm", bool, "params.torus_allreduce"
-    ),
-    _nothing("--autotune/--no-autotune", _NO_TUNING, bool, "autotune.enabled"),
-    _nothing("--autotune-log-file", _NO_TUNING, config="autotune.log_file"),
-    _nothing("--autotune-warmup-samples", _NO_TUNING, _COUNT, "autotune.warmup_samples"),
-    _nothing("--autotune-steps-per-sample", _NO_TUNING, _COUNT, "autotune.steps_per_sample"),
-    _nothing("--autotune-bayes-opt-max-samples", _NO_TUNING, _COUNT, "autotune.bayes_opt_max_samples"),
-    _nothing("--autotune-gaussian-process-noise", _NO_TUNING, click.FLOAT, "autotune.gaussian_process_noise"),
-    _nothing(
-        "--timeline-mark-cycles/--no-timeline-mark-cycles", "there are no cycles", bool, "timeline.mark_cycles"
-    ),
-    _meant(
+    HorovodOption(
         "--no-stall-check/--stall-check",
         "Wait for a rank that does not come for ever (eleven days), and do not name it.",
         bool,
     ),
-    _meant(
+    HorovodOption(
         "--stall-check-warning-time-seconds",
         "After how long a rank that does not come is named; 0: never [default: 30].",
         click.FloatRange(0, 604_800),
         "stall_check.warning_time_seconds",
         "SECONDS",
     ),
-    _nothing(
-        "--mpi-threads-disable/--no-mpi-threads-disable", _NO_MPI, bool, "library_options.mpi_threads_disable"
-    ),
-    _nothing(
-        "--num-nccl-streams", "NCCL runs on one stream, PyTorch's own", _COUNT, "library_options.num_nccl_streams"
-    ),
-    _nothing("--thread-affinity", "threads are not bound to cores", _COUNT, "library_options.thread_affinity"),
-    _nothing(
-        "--gloo-timeout-seconds",
-        "RINGTRAIN_TIMEOUT says how long a process may be silent",
-        _COUNT,
-        "library_options.gloo_timeout_seconds",
-    ),
-    _nothing(
-        "--log-with-timestamp/--log-without-timestamp", "messages have the time", bool, "logging.with_timestamp"
-    ),
-    _nothing("--log-hide-timestamp/--no-log-hide-timestamp", "messages have the time", bool),
-    _nothing("-prefix-timestamp --prefix-output-with-timestamp", "lines of ranks stay as they are", bool),
-    _nothing("--slots-per-host", "a discovery script's line without a number counts one slot", _COUNT),
-    _nothing("--elastic-timeout", "--start-timeout and --replace-timeout are the deadlines", click.FLOAT),
-    _nothing(
-        "--blacklist-cooldown-range", "this machine is not set aside when a rank fails", click.FLOAT, nargs=2
-    ),
-)
-
-# Elsewhere in the table of options of `ringtrain run`; here for the page and for config files.
-RUN_OPTIONS: Final = (
-    ("-np", "--num-proc"),
-    ("-H", "--hosts"),
-    ("-v", "--version"),
-    ("-cb", "--check-build"),
-    ("--verbose",),
-    ("--min-np", "--min-num-proc"),
-    ("--max-np", "--max-num-proc"),
-    ("--host-discovery-script",),
-    ("--reset-limit",),
+    *(HorovodOption(flags, why, kind, key, means=False) for flags, kind, key, why in _WITHOUT_MEANING),
 )
 
 
