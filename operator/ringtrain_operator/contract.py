@@ -58,7 +58,6 @@ TERMINATION_MESSAGE_VERSION: Final = 1
 TERMINATION_MESSAGE_MAX_BYTES: Final = 4096
 STATUS_VERSION: Final = 1
 
-AGENTS: Final = ("Inject", "Image")
 ON_LOSS: Final = ("Replace", "Shrink", "Restart")
 DATA_KINDS: Final = ("ringtrain", "tensorflow")
 

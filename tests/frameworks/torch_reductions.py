@@ -23,7 +23,6 @@ from frameworks.torch_values import (
 from torch import nn
 
 import ringtrain.torch as hvd
-from ringtrain.torch.bridge import torch_dtype
 
 
 def check_allreduce_forward():
@@ -33,7 +32,7 @@ def check_allreduce_forward():
     for case, handle in handles.items():
         result = hvd.synchronize(handle)
         assert hvd.poll(handle)
-        assert result.dtype is torch_dtype(case[0])
+        assert result.dtype is getattr(torch, case[0])
         same(result, reduced(case[1], case[0], case[2]), case, case[0])
 
 
@@ -70,7 +69,7 @@ def small(step: int, scale: int = RANK + 1) -> dict[str, torch.Tensor]:
     """Tensors of all kinds that are packed together in a step, among them those of each type."""
     shapes = {"matrix": (3, 5), "scalar": (), "empty": (0, 2), "vector": (7,)}
     return {
-        f"{dtype}.{name}": torch.full(shape, scale * (step + 1)).to(torch_dtype(dtype))
+        f"{dtype}.{name}": torch.full(shape, scale * (step + 1)).to(getattr(torch, dtype))
         for dtype in ("float32", "bfloat16", "int16", "int64")
         for name, shape in shapes.items()
     }
@@ -184,7 +183,7 @@ def check_allreduce_gradient():
         x = value(RANK, dim, dtype).requires_grad_()
         y = hvd.allreduce(x, op=getattr(hvd, op), prescale_factor=2.0)
         y.backward(torch.full_like(y, RANK + 1.0))
-        assert x.grad.dtype is torch_dtype(dtype)
+        assert x.grad.dtype is getattr(torch, dtype)
         same(x.grad, allreduce_gradient(dim, dtype, op), (dtype, dim, op), dtype)
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import ringtrain.torch as hvd
-from ringtrain.torch.bridge import to_arrays, torch_dtype
+from ringtrain.torch.bridge import to_arrays
 
 hvd.init()
 RANK, SIZE = hvd.rank(), hvd.size()
@@ -27,7 +27,7 @@ def value(rank: int, dim: int, dtype: str, rows: int | None = None) -> torch.Ten
     """Small integers that differ by rank: sums and products of four of them are exact in every dtype."""
     shape = (rows if rows is not None else SIZE + 1,) + (3,) * (dim - 1)
     flat = (np.arange(int(np.prod(shape))) + rank) % 3 + 1
-    return torch.tensor(flat.reshape(shape)).to(torch_dtype(dtype))
+    return torch.tensor(flat.reshape(shape)).to(getattr(torch, dtype))
 
 
 def numbers(tensor: torch.Tensor) -> np.ndarray:

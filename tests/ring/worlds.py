@@ -130,8 +130,3 @@ class Firewalled(RpcTransport):
 
     def use_data_port(self, peer: int, port: int, request: bytes) -> None:
         super().use_data_port(peer, 1, request)  # nobody listens there
-
-
-def ring_threads() -> list[str]:
-    """Names of the runtime's threads that are alive in this process."""
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("ringtrain-")]

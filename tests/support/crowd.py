@@ -76,7 +76,7 @@ class Crowd:
 
     def __init__(self, asks: list[Ask], nodes: tuple[int, ...] = (4, 4), seed: int = 0) -> None:
         self.nodes, self._order, self.seconds = nodes, random.Random(seed), 0
-        self.line, self.idle_device_s = WaitingLine(lambda: START + timedelta(seconds=self.seconds)), 0
+        self.line = WaitingLine(lambda: START + timedelta(seconds=self.seconds))
         self.tenants: list[Tenant] = []
         for number, ask in enumerate(asks):
             worker = job(workers=ask.workers)["spec"]["worker"]
@@ -106,8 +106,6 @@ class Crowd:
         self._schedule()
         while due := [t for t in self.tenants if t.look_at is not None and t.look_at <= self.seconds]:
             self._look(self._order.choice(due))
-        if not self.running:
-            self.idle_device_s += sum(tenant.holds for tenant in self.tenants)
 
     def _end(self, tenant: Tenant) -> None:
         if any("deletionTimestamp" in pod["metadata"] for pod in tenant.pods.values()):

@@ -108,14 +108,6 @@ class Slots:
                     life.waits, life.said = True, word
         return life.said
 
-    def await_word(self, slot: int, kind: str, deadline_s: float = DEADLINE_S) -> dict[str, Any]:
-        """The next word of that kind."""
-        end = time.monotonic() + deadline_s
-        while True:
-            word = self.living[slot].words.get(timeout=max(0.1, end - time.monotonic()))
-            if word["type"] == kind:
-                return word
-
     def form(self, slots: list[int] | None = None) -> int:
         """Make the next formation of `slots` (default: all that live), when all of them wait; survivors first."""
         chosen = sorted(self.living) if slots is None else slots

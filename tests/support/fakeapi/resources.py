@@ -100,10 +100,6 @@ class Catalogue:
         """The kinds that one group and version serve."""
         return [k for k in self.kinds if (k.group, k.version) == (group, version)]
 
-    def by_kind(self, api_version: str, kind: str) -> Kind | None:
-        """The kind that an owner reference names."""
-        return next((k for k in self.kinds if k.api_version == api_version and k.kind == kind), None)
-
     def target(self, path: str) -> Target | None:
         """What a path names, or None if nothing is served there."""
         parts = [p for p in path.split("/") if p]

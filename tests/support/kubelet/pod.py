@@ -60,7 +60,6 @@ class PodLife:
         self.lost = False
         self.exited = False
         self._restarts = 0
-        self._statement: Json = {}
 
     def follow(self, pod: Json) -> None:
         """The pod changed: its deletion may have been asked for."""

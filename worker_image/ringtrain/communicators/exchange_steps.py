@@ -1,6 +1,6 @@
 """The steps of which an exchange between all ranks of a set consists: offer frames, read what others offer."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -72,15 +72,8 @@ class ExchangeSteps:
             call.read(rank, Step.CONTRIBUTION, segment, part)
             yield part
 
-    def read_results(
-        self,
-        call: Call,
-        cuts: list[list[slice]],
-        segment: int,
-        buffer: Flat,
-        positions: Sequence[int] | None = None,
-    ) -> None:
-        for position in self.others if positions is None else positions:
+    def read_results(self, call: Call, cuts: list[list[slice]], segment: int, buffer: Flat) -> None:
+        for position in self.others:
             if segment < len(cuts[position]):
                 call.read(self.ranks[position], Step.RESULT, segment, buffer[cuts[position][segment]])
 

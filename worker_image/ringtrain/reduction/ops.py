@@ -65,7 +65,7 @@ def check_op(op: ReduceOp, dtype: str) -> None:
         raise ConfigurationError(f"Adasum of {dtype}; it scales what it adds, so convert to a floating type")
 
 
-def chosen_op(op: Any, average: bool | None = None, default: ReduceOp = Average) -> ReduceOp:
+def chosen_op(op: Any, average: bool | None = None) -> ReduceOp:
     """Return the reduction that `op` or the deprecated `average` asks for; `op` may also be a name."""
     if op is not None and average is not None:
         raise ConfigurationError("op and average are both given; op supersedes average: pass op alone")
@@ -73,7 +73,7 @@ def chosen_op(op: Any, average: bool | None = None, default: ReduceOp = Average)
         warnings.warn("average is deprecated; pass op=Average or op=Sum", DeprecationWarning, stacklevel=4)
         return Average if average else Sum
     if op is None:
-        return default
+        return Average
     try:
         return ReduceOp(op)
     except ValueError:

@@ -23,8 +23,6 @@ from ringtrain.transport.threads import DaemonPool
 HOLD_IN_FUNCTION_S, HOLD_IN_SESSION_S = 0.05, 0.001
 PAUSE_FIRST_US, PAUSE_MAX_US = 250, 4000
 
-Shape = Sequence[int | None]
-
 
 class _Calls:
     """Calls that graphs have begun, by ticket, each in a thread of ours."""

@@ -25,7 +25,6 @@ NAMES: Final = {
     torch.complex64: "complex64",
     torch.complex128: "complex128",
 }
-_DTYPES: Final = {name: dtype for dtype, name in NAMES.items()}
 
 
 def name_of(tensor: torch.Tensor) -> str:
@@ -86,11 +85,6 @@ def like(values: torch.Tensor, param: torch.Tensor) -> torch.Tensor:
 def to_tensors(arrays: Sequence[Array], like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Return each of `arrays` as a tensor on the device of its counterpart in `like`."""
     return [to_tensor(array, tensor.device) for array, tensor in zip(arrays, like, strict=True)]
-
-
-def torch_dtype(name: str) -> torch.dtype:
-    """Return the dtype called `name`."""
-    return _DTYPES[name]
 
 
 def as_array(tensor: torch.Tensor) -> Array:

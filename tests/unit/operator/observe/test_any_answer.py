@@ -18,7 +18,6 @@ from ringtrain_operator.plan import plan_object
 UNLIMITED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=60)
 SAID: dict[str, Any] = {"version": 1, "attempt": 1, "worldSize": 2, "ranksSucceeded": 2}
 RUNNING: dict[str, Any] = {"version": 1, "attempt": 1, "phase": "Running", "worldSize": 2}
-HUGE = "1" + "0" * 400
 PROGRESS = st.fixed_dictionaries(
     {"step": st.integers(0, 9) | JSON_VALUES},
     optional=dict.fromkeys(("totalSteps", "epoch", "samplesPerSecond", "unit", "loss", "metrics"), JSON_VALUES),

@@ -131,9 +131,6 @@ def test_usage_errors_of_elastic_runs(
     assert not (tmp_path / "runs").exists()
 
 
-RESTART = {"_REPLACE_TIMEOUT": "7.5", "_FORMATION_LIMIT": "1"}
-
-
 @pytest.mark.parametrize(
     ("options", "slots", "expected"),
     [

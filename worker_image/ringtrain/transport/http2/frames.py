@@ -67,9 +67,9 @@ class FrameHead(NamedTuple):
     stream: int
 
 
-def head_of(data: bytes | bytearray | memoryview, at: int = 0) -> FrameHead:
-    """Read the nine bytes at `at`."""
-    word, flags, stream = _HEADER.unpack_from(data, at)
+def head_of(data: bytes | bytearray | memoryview) -> FrameHead:
+    """Read the first nine bytes."""
+    word, flags, stream = _HEADER.unpack_from(data)
     return FrameHead(word >> 8, word & 0xFF, flags, stream & MAX_STREAM)
 
 
