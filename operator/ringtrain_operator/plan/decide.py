@@ -12,14 +12,13 @@ from ..errors import SpecInvalid
 from ..observe.model import Observed
 from ..spec.job import Job, is_ours
 from ..spec.parse import parse_job
-from ..status.clock import not_ahead
 from ..status.compose import compose, rejected
 from ..status.elsewhere import kept_here
 from ..status.model import JobStatus, dump_status, parse_status
 from ..status.situation import Situation
 from .active_deadline import active_deadline
+from .autoscale import data_workers_wake_at, note_data_scale
 from .capacity import wakes_for_capacity
-from .data_workers import data_workers_wake_at, note_data_scale
 from .decision import Decision, Policy, PolicyResult, condition_of
 from .disruption import disruption
 from .events import events_between
@@ -27,7 +26,7 @@ from .gangs import note_gang, wakes_for_gang
 from .incarnations import note_workers, wakes_at
 from .incomplete import incomplete, note_line
 from .lasting import lasting_wakes_at, note_ended
-from .ledger import enter, name_credentials
+from .ledger import enter, name_credentials, not_ahead
 from .lost_pod import lost_pod, note_lost_pod
 from .objects import changes
 from .outcome import attempt_failure, success

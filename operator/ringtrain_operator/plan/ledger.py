@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
-from datetime import timedelta
-from typing import Any
+from datetime import datetime, timedelta
+from typing import Any, TypeVar
 
 from ..observe.line import Contender
 from ..spec.job import comparable
-from ..status.model import JobStatus
+from ..status.lasting import EndedPod
+from ..status.model import JobStatus, Loss
 from ..status.situation import Situation
 from .decision import Begin, Decision, Enqueue, Finish, GiveWay, Halt, Place, Resize, Restart
 
+Note = TypeVar("Note", Loss, EndedPod)
 OUT_OF_LINE: dict[str, Any] = {
     "line_since": None,
     "waits_since": None,
@@ -100,6 +103,25 @@ def name_credentials(s: Situation) -> JobStatus:
     return s.status.noted(credentials=s.status.ledger.credentials + 1)
 
 
+def not_ahead(status: JobStatus, now: datetime) -> JobStatus:
+    """The status with no later time than now for anything that new pods wait after: the wait counts from now.
+
+    An operator whose clock was ahead has noted such times.
+    """
+    ledger, notes = status.ledger, status.ledger.incarnations
+    start, delay = ledger.restart_not_before, timedelta(seconds=ledger.restart_delay_seconds)
+    if notes is not None:
+        lost = notes.launcher_lost
+        notes = notes.model_copy(
+            update={"losses": _passed(notes.losses, now), "launcher_lost": min(lost, now) if lost else None}
+        )
+    return status.noted(
+        restart_not_before=min(start, now + delay) if start else None,
+        ended_pods=_passed(ledger.ended_pods, now),
+        incarnations=notes,
+    )
+
+
 def _begin(s: Situation, decision: Begin) -> JobStatus:
     # The deadline counts from the job's creation, not from when an operator first looked.
     fresh = decision.reason == "Started" and s.status.condition("Suspended") is None
@@ -174,3 +196,7 @@ def _delay_s(s: Situation) -> int:
     )
     previous = s.status.ledger.restart_delay_seconds
     return FIRST_DELAY_S if steady or previous == 0 else min(previous * 2, LONGEST_DELAY_S)
+
+
+def _passed(notes: Iterable[Note], now: datetime) -> tuple[Note, ...]:
+    return tuple(note if note.time <= now else note.model_copy(update={"time": now}) for note in notes)

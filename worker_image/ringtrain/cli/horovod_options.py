@@ -2,11 +2,12 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.metadata import version
+from importlib.util import find_spec
 from typing import Any, Final
 
 import click
 
-from ringtrain.cli.check_build import check_build
 from ringtrain.world.horovod_variables import LOG_LEVELS, OUR_LOG_LEVELS
 
 _COUNT, _FLOAT = click.IntRange(0), click.FLOAT
@@ -180,3 +181,30 @@ def without_meaning(given: dict[str, Any]) -> list[str]:
         for option in OPTIONS
         if not option.means and given.get(option.name) is not None
     ]
+
+
+def check_build() -> str:
+    """What `--check-build` shows: Horovod's three lists, with what is here."""
+    lists = {
+        "Frameworks": {name: _installed(module) for name, module in _FRAMEWORKS.items()},
+        "Controllers": {"MPI": _installed("mpi4py"), "Gloo": False, "Ringtrain's launcher": True},
+        "Tensor Operations": {
+            **dict.fromkeys(("NCCL", "DDL", "CCL"), False),
+            "MPI": _installed("mpi4py"),
+            "Gloo": False,
+            "gRPC": True,
+            "shared memory": _installed("ringtrain.kernels._native"),
+        },
+    }
+    lines = [f"Ringtrain v{version('ringtrain')}:"]
+    for title, rows in lists.items():
+        lines += ["", f"Available {title}:"]
+        lines += [f"    [{'X' if there else ' '}] {name}" for name, there in rows.items()]
+    return "\n".join(lines)
+
+
+_FRAMEWORKS = {"TensorFlow": "tensorflow", "PyTorch": "torch", "MXNet": "mxnet", "Keras": "keras"}
+
+
+def _installed(module: str) -> bool:
+    return find_spec(module) is not None

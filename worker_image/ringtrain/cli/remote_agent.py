@@ -8,6 +8,7 @@ import json
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -23,10 +24,10 @@ import click
 from ringtrain import contract
 from ringtrain.agent.config import LEAVE_S, AgentConfig
 from ringtrain.cli.certificates import SECRET_FILES
-from ringtrain.cli.interfaces import first_address
 from ringtrain.cli.run_folder import run_folder
 from ringtrain.errors import ConfigurationError
 from ringtrain.processes import become_subreaper, kill_descendants, signal_handler, start_child
+from ringtrain.transport.address import interface_addresses
 
 # Before a shell runs a command it may print things of its own: the line that counts begins with this.
 GREETING: Final = "ringtrain-remote-agent "
@@ -150,3 +151,15 @@ def _reap() -> None:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
     time.sleep(_POLL_S)
+
+
+def first_address(names: Sequence[str]) -> str:
+    """The IPv4 address of the first interface of `names` that this host has. Raises ConfigurationError."""
+    here = interface_addresses()
+    for name in names:
+        if name in here:
+            return here[name]
+    there = ", ".join(name for _, name in socket.if_nameindex())
+    raise ConfigurationError(
+        f"--network-interfaces {','.join(names)}: none of them has an IPv4 address here; this host has {there}"
+    )

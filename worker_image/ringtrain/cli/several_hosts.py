@@ -15,9 +15,8 @@ from ringtrain.agent.config import AgentConfig
 from ringtrain.cli.certificates import SECRET_FILES, write_secrets
 from ringtrain.cli.ending import say
 from ringtrain.cli.hosts import Host
-from ringtrain.cli.interfaces import first_address
 from ringtrain.cli.live_page import say_link, without_token
-from ringtrain.cli.remote_agent import Greeting, Order
+from ringtrain.cli.remote_agent import Greeting, Order, first_address
 from ringtrain.cli.run_folder import run_folder
 from ringtrain.cli.run_processes import (
     AGENT_S,

@@ -20,10 +20,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ringtrain.launcher.lag import Lag
 from ringtrain.launcher.not_finite import NotFinite, NotFiniteValues
 from ringtrain.page.step_times import StepTimes, Straggler
 
+# Steps of which lateness counts: enough to be steady, few enough to follow a change.
+_LAG_STEPS = 50
 # Uncertainty and jitter are over at most so many of the newest steps, so that a job may have any number.
 WINDOW = 10_000
 _PATIENCE_S = 10.0
@@ -267,3 +268,27 @@ def step_line(progress: Progress, speed: Speed | None) -> str:
 def total_line(unit: str, total: float) -> str:
     """The last line of a benchmark: `total images/sec: 5123.88`."""
     return f"total {unit}/sec: {total:{'.2f' if total >= 1 else '.3g'}}"
+
+
+class Lag:
+    """Takes in when ranks reported a step, and says how far each is behind the first. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._recent: dict[int, deque[float]] = {}
+
+    def keep(self, ranks: Collection[int]) -> None:
+        """Forget ranks other than these."""
+        self._recent = {rank: recent for rank, recent in self._recent.items() if rank in ranks}
+
+    def add(self, times: Mapping[int, float]) -> None:
+        """Take in when each rank reported one step; a step that one rank alone reports says nothing."""
+        if len(times) < 2:
+            return
+        first = min(times.values())
+        for rank, time in times.items():
+            self._recent.setdefault(rank, deque(maxlen=_LAG_STEPS)).append(time - first)
+
+    def of(self, rank: int) -> float | None:
+        """Seconds, the mean over the newest steps; None before the first that several ranks have reported."""
+        recent = self._recent.get(rank)
+        return statistics.fmean(recent) if recent else None

@@ -12,7 +12,6 @@ from ringtrain.common.util import check_extension, split_list
 from ringtrain.negotiation.queues import barrier
 from ringtrain.tensorflow import elastic, mpi_ops
 from ringtrain.tensorflow.compression import Compression
-from ringtrain.tensorflow.helpers import refs_to_vars, vars_to_refs
 from ringtrain.tensorflow.host import HostStrategy
 from ringtrain.tensorflow.keras.optimizer import PartialDistributedOptimizer
 from ringtrain.tensorflow.mpi_ops import *  # noqa: F403
@@ -26,6 +25,8 @@ from ringtrain.tensorflow.variables import (
     BroadcastGlobalVariablesHook,
     broadcast_global_variables,
     broadcast_variables,
+    refs_to_vars,
+    vars_to_refs,
 )
 
 __all__ = [

@@ -91,3 +91,13 @@ def _name(variable: Any) -> str:
     name = str(getattr(variable, "path", None) or getattr(variable, "name", "variable")).partition(":")[0]
     words = re.sub(r"_\d+(?![^\W_])", "", name).replace("/", "_").split("_")
     return "_".join(words[-2:])
+
+
+def vars_to_refs(vars: Any) -> Any:
+    """Return references that can be keys for a variable, or nested tuples of them for nested lists."""
+    return tuple(vars_to_refs(var) for var in vars) if isinstance(vars, list) else vars.ref()
+
+
+def refs_to_vars(refs: Any) -> Any:
+    """Undo `vars_to_refs`."""
+    return [refs_to_vars(ref) for ref in refs] if isinstance(refs, tuple) else refs.deref()

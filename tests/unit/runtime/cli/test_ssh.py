@@ -16,8 +16,7 @@ import pytest
 from ringtrain import contract
 from ringtrain.cli.certificates import SECRET_FILES, write_secrets
 from ringtrain.cli.hosts import Host
-from ringtrain.cli.interfaces import first_address
-from ringtrain.cli.remote_agent import GREETING, Order
+from ringtrain.cli.remote_agent import GREETING, Order, first_address
 from ringtrain.cli.ssh import HostDeadlines, SshOptions, connect, portable
 from ringtrain.errors import ConfigurationError
 
