@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
+from frameworks import popart_standin
 from frameworks.device_training import PROGRAM, RANK, SIZE, STEPS, alone, batch, same_everywhere, weights
-from support import popart_standin
 from support.simulated_device import Program, SimulatedSession
 
 import ringtrain.popart as hvd

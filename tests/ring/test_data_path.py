@@ -14,7 +14,10 @@ import pytest
 from hpack import Encoder
 from support.gang import until
 from support.ports import free_addresses
-from support.pulls import (
+
+import ringtrain as rt
+from ring.leftovers import leftovers
+from ring.pulls import (
     DEADLINE_S,
     Sizes,
     asking,
@@ -26,9 +29,6 @@ from support.pulls import (
     their_client,
     their_server,
 )
-
-import ringtrain as rt
-from ring.leftovers import leftovers
 from ring.worlds import world_of
 from ringtrain.transport.base import Broken, How, Unexpected
 from ringtrain.transport.http2 import frames

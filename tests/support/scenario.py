@@ -1,11 +1,14 @@
 """An API server, nodes that run containers by script, and an operator: where a scenario is played."""
 
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+
+from aiohttp import web
 
 from ringtrain_operator import contract
 from ringtrain_operator.cluster.api.errors import ApiError
@@ -16,7 +19,6 @@ from ringtrain_operator.observe.pods import status_token
 from support.cluster import Cluster, Json, OpenCluster
 from support.jobs import condition, job, state, termination_message
 from support.kubelet import Kubelet, ScriptedRuntime
-from support.launcher import answering, report
 from support.operating import running_operator
 
 
@@ -192,3 +194,56 @@ async def open_scenario(open_cluster: OpenCluster, folder: Path, **options: Any)
             running_operator(cluster.operator_connection, clock, namespaces=(namespace,)) as operator,
         ):
             yield Scenario(cluster, namespace, runtime, kubelet, operator, clock)
+
+
+def report(attempt: int = 1, phase: str = "Running", world: int = 2, **more: Any) -> Json:
+    """A launcher's /status (docs/contract.md); `progress` is None unless given."""
+    return {
+        "version": 1,
+        "attempt": attempt,
+        "phase": phase,
+        "worldSize": world,
+        "workers": [{"index": i, "registered": phase != "Waiting"} for i in range(world)],
+        "ranks": [],
+        "progress": None,
+        "lastProgressTime": None,
+        "runningSince": None if phase == "Waiting" else time.time(),
+        "slowest": None,
+        **more,
+    }
+
+
+@asynccontextmanager
+async def answering(address: str, document: Json, token: str) -> AsyncIterator[None]:
+    """Answer /status at `address` with `document`, which may be changed meanwhile, to who shows `token`.
+
+    An elastic launcher is told at /workers how many are wanted: `document["elastic"]["wanted"]` then.
+    """
+    app = web.Application()
+
+    async def status(request: web.Request) -> web.Response:
+        if "brief" not in request.query:  # whoever asks again and again asks for the answer that stays short
+            return web.Response(status=400)
+        shown = request.headers.get("Authorization")
+        return web.json_response(document) if shown == f"Bearer {token}" else web.Response(status=401)
+
+    async def workers(request: web.Request) -> web.Response:
+        if request.headers.get("Authorization") != f"Bearer {token}":
+            return web.Response(status=401)
+        if "refusal" in document:
+            if document["refusal"] is None and request.transport is not None:  # the connection fails
+                request.transport.abort()
+            code, text = document["refusal"] or (500, "")
+            return web.Response(status=code, text=text)
+        document["elastic"]["wanted"] = (await request.json())["workers"]
+        return web.Response(status=204)
+
+    app.router.add_get("/status", status)
+    app.router.add_put("/workers", workers)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.5)
+    await runner.setup()
+    await web.TCPSite(runner, address, contract.PORT_STATUS).start()
+    try:
+        yield
+    finally:
+        await runner.cleanup()

@@ -17,13 +17,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from integration.operator.standalone import (
+    BUSYBOX,
+    add_with_libraries,
+    build_standalone,
+    shell_only,
+    why_not_built,
+)
 from support import jobs
 from support.cluster import Cluster, OpenCluster, can_open, fake_cluster
 from support.jobs import state
 from support.kubelet import Kubelet
 from support.kubelet.roots import USER, Image, RootRuntime, why_no_roots
 from support.operating import running_operator
-from support.standalone import BUSYBOX, add_with_libraries, build_standalone, shell_only, why_not_built
 
 from ringtrain_operator.build import AgentSource, Settings
 from ringtrain_operator.build.settings import AgentVolume

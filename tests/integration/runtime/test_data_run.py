@@ -14,7 +14,7 @@ import pytest
 from support.gang import DEADLINE_S, GangProcesses, until
 
 TESTS = Path(__file__).parents[2]
-TRAINING = (sys.executable, str(TESTS / "support/data_training.py"))
+TRAINING = (sys.executable, str(TESTS / "integration/runtime/data_training.py"))
 
 
 class Run:

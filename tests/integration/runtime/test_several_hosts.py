@@ -11,8 +11,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+from integration.runtime.sshd import PORT, SshHosts, ssh_hosts, why_no_sshd
 from support.gang import DEADLINE_S, runs, until
-from support.sshd import PORT, SshHosts, ssh_hosts, why_no_sshd
 
 pytestmark = pytest.mark.skipif(bool(why_no_sshd()), reason=why_no_sshd() or "there is sshd")
 HOROVODRUN = str(Path(sys.executable).parent / "horovodrun")

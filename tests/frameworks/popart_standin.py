@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from support.simulated_device import SimulatedSession
 
 from ringtrain.device import HostCallbacks, Inbound
-from support.simulated_device import SimulatedSession
 
 
 @dataclass
