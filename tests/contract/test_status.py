@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.small_job import Clock, environment
 
 from ringtrain.control.model import AgentState, RankPhase, RankState, Registration
 from ringtrain.launcher.config import LauncherConfig
@@ -21,25 +22,8 @@ from ringtrain_operator.observe.pods import by_index, read_report
 SLOTS = 4
 
 
-class Clock:
-    """Time as the test says."""
-
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def config_of(workers: int, **more: str) -> LauncherConfig:
-    environment = {
-        "RINGTRAIN_JOB_NAME": "digits",
-        "RINGTRAIN_JOB_NAMESPACE": "default",
-        "RINGTRAIN_JOB_UID": "uid-1",
-        "RINGTRAIN_ATTEMPT": "1",
-        "RINGTRAIN_NUM_WORKERS": str(workers),
-        "RINGTRAIN_SLOTS_PER_WORKER": str(SLOTS),
-    }
-    return LauncherConfig.from_env({**environment, **more})
+    return LauncherConfig.from_env({**environment(workers, SLOTS), **more})
 
 
 def registration(index: int, incarnation: int = 0) -> Registration:

@@ -4,20 +4,12 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+from support.small_job import Clock
 
 from ringtrain import step_time, timeline
 from ringtrain.step_time import StepTime
 
 INPUT, REDUCTION, UPDATE, _, HIDDEN = 0, 1, 2, 3, 3
-
-
-class Clock:
-    """Time that passes when it is told to."""
-
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from support.small_job import of_agent
 
 from ringtrain import contract
 from ringtrain.agent.config import AgentConfig
@@ -30,16 +31,7 @@ VALUES = st.sampled_from(WORDS + TEXTS) | st.text(st.characters(exclude_characte
 OURS = sorted(
     value for name, value in vars(contract).items() if name.startswith("ENV_") and isinstance(value, str)
 )
-GOOD = {
-    "RINGTRAIN_JOB_NAME": "digits",
-    "RINGTRAIN_JOB_NAMESPACE": "default",
-    "RINGTRAIN_JOB_UID": "uid-1",
-    "RINGTRAIN_ATTEMPT": "2",
-    "RINGTRAIN_NUM_WORKERS": "3",
-    "RINGTRAIN_SLOTS_PER_WORKER": "2",
-    "RINGTRAIN_WORKER_INDEX": "1",
-    "RINGTRAIN_LAUNCHER_ADDRESS": "digits-launcher:7350",
-}
+GOOD = of_agent()
 LONGEST_MESSAGE = 2000
 
 

@@ -5,21 +5,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from support.small_job import environment
 
 from ringtrain.agent.config import AgentConfig
 from ringtrain.errors import ConfigurationError
 from ringtrain.launcher.config import LauncherConfig
 from ringtrain.launcher.main import allow_open_files, most_logs_open
 
-JOB = {
-    "RINGTRAIN_JOB_NAME": "digits",
-    "RINGTRAIN_JOB_NAMESPACE": "default",
-    "RINGTRAIN_JOB_UID": "uid-1",
-    "RINGTRAIN_ATTEMPT": "2",
-    "RINGTRAIN_BACKEND": "ring",
-    "RINGTRAIN_NUM_WORKERS": "3",
-    "RINGTRAIN_SLOTS_PER_WORKER": "2",
-}
+JOB = environment(3, 2, 2, BACKEND="ring")
 WORKER = {**JOB, "RINGTRAIN_WORKER_INDEX": "1", "RINGTRAIN_LAUNCHER_ADDRESS": "digits-launcher:7350"}
 
 

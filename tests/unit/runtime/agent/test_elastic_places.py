@@ -2,24 +2,14 @@
 
 from dataclasses import replace
 
+from support.small_job import of_agent
+
 from ringtrain.agent.config import AgentConfig
 from ringtrain.agent.rank_env import formation_variables, rank_variables, slot_environment
 from ringtrain.control.model import Member, World
 from ringtrain.world.config import WorkerConfig
 
-CONFIG = AgentConfig.from_env(
-    {
-        "RINGTRAIN_JOB_NAME": "digits",
-        "RINGTRAIN_JOB_NAMESPACE": "default",
-        "RINGTRAIN_JOB_UID": "uid-1",
-        "RINGTRAIN_ATTEMPT": "2",
-        "RINGTRAIN_NUM_WORKERS": "3",
-        "RINGTRAIN_SLOTS_PER_WORKER": "2",
-        "RINGTRAIN_WORKER_INDEX": "1",
-        "RINGTRAIN_LAUNCHER_ADDRESS": "launcher:7350",
-        "RINGTRAIN_ELASTIC": "Shrink",
-    }
-)
+CONFIG = AgentConfig.from_env(of_agent(ELASTIC="Shrink"))
 
 
 def world(*slots: int) -> World:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.small_job import of_agent
 
 from ringtrain.agent.config import AgentConfig
 from ringtrain.agent.lifecycle import agent_exit_code
@@ -17,19 +18,7 @@ from ringtrain.control.model import Failure, Outcome, RankPhase, Reason, Verdict
 from ringtrain.control.ports import HeldPorts, PortTaken
 from ringtrain.transport.address import listening_socket
 
-CONFIG = AgentConfig.from_env(
-    {
-        "RINGTRAIN_JOB_NAME": "digits",
-        "RINGTRAIN_JOB_NAMESPACE": "default",
-        "RINGTRAIN_JOB_UID": "uid-1",
-        "RINGTRAIN_ATTEMPT": "2",
-        "RINGTRAIN_NUM_WORKERS": "3",
-        "RINGTRAIN_SLOTS_PER_WORKER": "2",
-        "RINGTRAIN_WORKER_INDEX": "1",
-        "RINGTRAIN_LAUNCHER_ADDRESS": "launcher:7350",
-        "RINGTRAIN_CHECKPOINT_DIR": "/checkpoints",
-    }
-)
+CONFIG = AgentConfig.from_env(of_agent(CHECKPOINT_DIR="/checkpoints"))
 WORLD = World(2, tuple(f"h{r}:74" for r in range(6)), tuple(f"h{r}:75" for r in range(6)), "h0", 7390)
 
 

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 from support.lines import TEXTS, report_lines
+from support.small_job import environment
 
 from ringtrain.agent.spool import Spool
 from ringtrain.control.model import Failure, Outcome, RankPhase, RankState, Reason, Verdict
@@ -33,15 +34,7 @@ from ringtrain.logs.records import RecordSplitter, count_records, last_lines
 from ringtrain.logs.reports import BadReport, parse_report
 from ringtrain.logs.store import LogStore
 
-CONFIG = LauncherConfig.from_env(
-    {
-        "RINGTRAIN_JOB_NAME": "digits",
-        "RINGTRAIN_JOB_NAMESPACE": "default",
-        "RINGTRAIN_JOB_UID": "uid-1",
-        "RINGTRAIN_ATTEMPT": "1",
-        "RINGTRAIN_NUM_WORKERS": "2",
-    }
-)
+CONFIG = LauncherConfig.from_env(environment(2))
 GOOD = b'{"step": 3, "time": 1730000000.0, "loss": 0.5}\n'
 UNLIMITED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=80)
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.small_job import Clock, environment
 
 from ringtrain.control.data_members import (
     DataAddress,
@@ -21,27 +22,13 @@ from ringtrain.launcher.data_members import DataMembers
 from ringtrain.launcher.throughput import Throughput, step_line
 from ringtrain.page.step_times import StepTimes
 
-ENVIRONMENT = {
-    "RINGTRAIN_JOB_NAME": "digits",
-    "RINGTRAIN_JOB_NAMESPACE": "default",
-    "RINGTRAIN_JOB_UID": "u",
-    "RINGTRAIN_ATTEMPT": "1",
-    "RINGTRAIN_NUM_WORKERS": "1",
-    "RINGTRAIN_DATA_WORKERS": "2",
-}
 MEMBER = DataMember("u", 0, "first", "digits-data-0", "10.0.0.9:7370", "ringtrain", 2)
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def members(clock: Clock, **changed: str) -> DataMembers:
-    return DataMembers(LauncherConfig.from_env({**ENVIRONMENT, **changed}), clock)
+    return DataMembers(
+        LauncherConfig.from_env({**environment(1, JOB_UID="u", DATA_WORKERS="2"), **changed}), clock
+    )
 
 
 def workers(text: str) -> list[tuple[int, str]]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.small_job import Clock, environment
 
 from ringtrain.control.model import AgentState, Form, Prepare, RankPhase, RankState, Registration
 from ringtrain.errors import ConfigurationError
@@ -19,26 +20,7 @@ from ringtrain.launcher.verdict import Exit, GangView, WorkerView, failures_by_t
 from ringtrain.logs.layout import AttemptFiles
 from ringtrain.logs.store import LogStore
 
-JOB = {
-    "RINGTRAIN_JOB_NAME": "digits",
-    "RINGTRAIN_JOB_NAMESPACE": "default",
-    "RINGTRAIN_JOB_UID": "uid-1",
-    "RINGTRAIN_ATTEMPT": "1",
-    "RINGTRAIN_NUM_WORKERS": "3",
-    "RINGTRAIN_SLOTS_PER_WORKER": "2",
-    "RINGTRAIN_TIMEOUT": "12",
-    "RINGTRAIN_ELASTIC": "Replace",
-}
-
-
-class Clock:
-    """Time as the test says."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
+JOB = environment(3, 2, TIMEOUT="12", ELASTIC="Replace")
 
 
 def worker(index: int, instance: str = "") -> Registration:

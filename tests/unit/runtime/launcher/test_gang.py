@@ -3,33 +3,16 @@
 from dataclasses import replace
 
 import pytest
+from support.small_job import Clock, environment
 
 from ringtrain.control.model import AgentState, RankPhase, RankState, Refusal, Registration, Start, World
 from ringtrain.launcher.config import LauncherConfig
 from ringtrain.launcher.gang import Gang, make_world
 
-ENVIRONMENT = {
-    "RINGTRAIN_JOB_NAME": "digits",
-    "RINGTRAIN_JOB_NAMESPACE": "default",
-    "RINGTRAIN_JOB_UID": "uid-1",
-    "RINGTRAIN_ATTEMPT": "1",
-    "RINGTRAIN_NUM_WORKERS": "2",
-    "RINGTRAIN_SLOTS_PER_WORKER": "2",
-}
-CONFIG = LauncherConfig.from_env(ENVIRONMENT)
-ELASTIC = LauncherConfig.from_env({**ENVIRONMENT, "RINGTRAIN_ELASTIC": "Replace"})
-MPI = LauncherConfig.from_env({**ENVIRONMENT, "RINGTRAIN_BACKEND": "mpi"})
+CONFIG = LauncherConfig.from_env(environment(2, 2))
+ELASTIC = LauncherConfig.from_env(environment(2, 2, ELASTIC="Replace"))
+MPI = LauncherConfig.from_env(environment(2, 2, BACKEND="mpi"))
 WORLD = World(1, (), (), "h", 1)
-
-
-class Clock:
-    """Time as the test says."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def worker(index: int, instance: str = "first") -> Registration:
@@ -101,7 +84,7 @@ def test_silence_and_heartbeats() -> None:
     gang.attach(0, "first")
     assert gang.view().workers[0].silent_since is None
     clock.now += CONFIG.lost_after_s
-    assert gang.view().workers[0].silent_since == 100.0
+    assert gang.view().workers[0].silent_since == 0.0
     assert gang.sync(0, "first", AgentState(()))
     assert gang.view().workers[0].silent_since is None
     assert not gang.sync(0, "another", AgentState(()))
@@ -129,7 +112,7 @@ def test_nobody_waits_for_ever_for_one_that_is_silent() -> None:
     clock, many = Clock(), replace(CONFIG, workers=4000)
     gang = Gang(many, clock)
     gang.register(worker(0))
-    while clock.now < 100.0 + many.behind_s + many.lost_after_s:
+    while clock.now < many.behind_s + many.lost_after_s:
         assert not gang.lost_workers()
         gang.register(worker(1))
         clock.now += many.lost_after_s / 2
@@ -167,7 +150,7 @@ def test_exits_are_dated_when_they_are_first_seen() -> None:
     clock.now += 50
     gang.sync(0, "first", AgentState((replace(failed, exited_ago_s=52.5),)))
     view = gang.view()
-    assert [exit.at for exit in view.exits] == [98.0]
+    assert [exit.at for exit in view.exits] == [clock.now - 52]
     assert [state.phase.value for state in view.ranks] == ["Waiting", "Failed", "Waiting", "Waiting"]
 
 

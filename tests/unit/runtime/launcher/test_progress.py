@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.small_job import environment
 
 from ringtrain.control.model import RankPhase, RankState, Registration
 from ringtrain.launcher.config import LauncherConfig
@@ -20,15 +21,7 @@ from ringtrain.logs.journal import Stream
 from ringtrain.logs.layout import AttemptFiles
 from ringtrain.logs.store import Chunk, LogStore
 
-CONFIG = LauncherConfig.from_env(
-    {
-        "RINGTRAIN_JOB_NAME": "digits",
-        "RINGTRAIN_JOB_NAMESPACE": "default",
-        "RINGTRAIN_JOB_UID": "uid-1",
-        "RINGTRAIN_ATTEMPT": "1",
-        "RINGTRAIN_NUM_WORKERS": "1",
-    }
-)
+CONFIG = LauncherConfig.from_env(environment(1))
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from typing import Any
 
 import grpc
 import pytest
+from support.small_job import environment
 
 from ringtrain.control.async_server import AsyncServer
 from ringtrain.control.model import AgentState, Outcome, RankPhase, Registration, Start, Stop, Verdict, World
@@ -27,15 +28,8 @@ from ringtrain.launcher.service import CoordinatorService
 from ringtrain.logs.layout import AttemptFiles
 from ringtrain.logs.store import LogStore
 
-ENVIRONMENT = {
-    "RINGTRAIN_JOB_NAME": "digits",
-    "RINGTRAIN_JOB_NAMESPACE": "default",
-    "RINGTRAIN_JOB_UID": "uid-1",
-    "RINGTRAIN_ATTEMPT": "1",
-    "RINGTRAIN_NUM_WORKERS": "200",
-}
-CONFIG = LauncherConfig.from_env(ENVIRONMENT)
-ELASTIC = LauncherConfig.from_env({**ENVIRONMENT, "RINGTRAIN_ELASTIC": "Replace"})
+CONFIG = LauncherConfig.from_env(environment(200))
+ELASTIC = LauncherConfig.from_env(environment(200, ELASTIC="Replace"))
 SMALL = World(1, ("a:1",), ("a:2",), "a", 3)
 LARGE = World(
     1,

@@ -6,18 +6,13 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from support.small_job import environment
 
 from ringtrain.cli.logs import logs
 from ringtrain.logs.layout import AttemptFiles
 from ringtrain.logs.reading import LogMissing, find_log, follow, read_from, tail_position
 
-ENV = {
-    "RINGTRAIN_JOB_NAME": "digits",
-    "RINGTRAIN_JOB_NAMESPACE": "default",
-    "RINGTRAIN_ATTEMPT": "2",
-    "RINGTRAIN_NUM_WORKERS": "2",
-    "RINGTRAIN_SLOTS_PER_WORKER": "2",
-}
+ENV = environment(2, 2, 2)
 
 
 @pytest.fixture
