@@ -1,4 +1,4 @@
-"""What the ranks of `ringtrain.run` run in tests/ring/test_run.py: found by name in a process of their own."""
+"""What ranks run that find it by name in a process of their own: those of `ringtrain.run`, and of `run_ranks`."""
 
 import os
 import signal
@@ -48,3 +48,14 @@ def variable(name: str) -> str | None:
 def prints_and_tells() -> tuple[str, str, str]:
     print("rank", os.environ["HOROVOD_RANK"], flush=True)
     return sys.executable, os.environ["RINGTRAIN_LOG_LEVEL"], os.environ["RINGTRAIN_TIMEOUT"]
+
+
+def worlds_in_turn(rounds: int) -> list[float]:
+    """A rank's sums in every second world; the others it leaves once it has met its peers, who may still meet."""
+    sums = []
+    for round_ in range(rounds):
+        rt.init()
+        if round_ % 2:
+            sums.append(float(rt.allreduce(float(round_), rt.Sum)))
+        rt.shutdown()
+    return sums

@@ -12,6 +12,7 @@ from support.ports import free_addresses
 from support.ranks import ranks_ended, run_ranks, started_ranks, tell
 
 import ringtrain as rt
+from ring.functions import worlds_in_turn
 from ring.leftovers import leftovers
 from ring.worlds import SEAM, World, world_of
 from ringtrain.errors import PeerLost
@@ -280,25 +281,13 @@ def test_a_rank_that_raises_ends_the_others() -> None:
         assert outcome.error.startswith("PeerLost: rank 2 has shut down")
 
 
-def _worlds_in_turn(rounds: int) -> list[float]:
-    sums = []
-    for round_ in range(rounds):
-        rt.init()
-        if (
-            round_ % 2
-        ):  # in the others a rank leaves as soon as it has met its peers, who may still meet each other
-            sums.append(float(rt.allreduce(float(round_), rt.Sum)))
-        rt.shutdown()
-    return sums
-
-
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("transport", ["grpc", "auto"])
 @pytest.mark.parametrize(("size", "rounds"), [(4, 20), (8, 6)], ids=["four-ranks", "eight-ranks"])
 def test_worlds_can_follow_each_other_at_once(transport: str, size: int, rounds: int) -> None:
     """init, shutdown, and again on the same ports: ranks that are early or late do not disturb each other."""
     sums = [float(size * round_) for round_ in range(1, rounds, 2)]
-    assert run_ranks(_worlds_in_turn, size, rounds, env={"RINGTRAIN_TRANSPORT": transport}) == [sums] * size
+    assert run_ranks(worlds_in_turn, size, rounds, env={"RINGTRAIN_TRANSPORT": transport}) == [sums] * size
 
 
 class Dialling:

@@ -14,6 +14,7 @@ from support.elastic_steps import add_up_steps
 from support.ranks import Ranks, ask, run_ranks, started_ranks, tell
 
 import ringtrain as rt
+from ring.functions import worlds_in_turn
 from ring.leftovers import leftovers
 from ringtrain.process_groups import context
 from ringtrain.world.failure_state import FailureState
@@ -264,23 +265,13 @@ def test_who_waits_for_late_ranks_hears_of_one_that_left_when_they_come() -> Non
             assert re.match(rf"rank {ONLY_READ} has shut down, and rank \d+ needs it for barrier", outcome.value)
 
 
-def _worlds_in_turn(rounds: int) -> list[float]:
-    sums = []
-    for round_ in range(rounds):
-        rt.init()
-        if round_ % 2:
-            sums.append(float(rt.allreduce(float(round_), rt.Sum)))
-        rt.shutdown()
-    return sums
-
-
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("token", ["", "secret"], ids=["no-token", "token"])
 def test_worlds_can_follow_each_other_at_once(token: str) -> None:
     """Some leave as soon as they have met all, and are in the next world while others still leave this one."""
     env = CALM | {"RINGTRAIN_TOKEN": token} if token else CALM
     sums = [float(SIZE * round_) for round_ in range(1, 6, 2)]
-    assert run_ranks(_worlds_in_turn, SIZE, 6, env=env) == [sums] * SIZE
+    assert run_ranks(worlds_in_turn, SIZE, 6, env=env) == [sums] * SIZE
 
 
 def _fail_and_meet_again(rounds: int) -> list[str]:

@@ -102,14 +102,6 @@ class Wish:
         return {"workers": self.workers, "gone": {str(index): number for index, number in self.gone.items()}}
 
 
-@dataclass(frozen=True)
-class Told:
-    """What a launcher was told last. One whose process came back (`start`) has to be told again."""
-
-    wish: Wish
-    start: datetime | None
-
-
 class LauncherPoller:
     """Polls the launchers it was told about and calls `changed(key)` when one says something new.
 
@@ -124,7 +116,8 @@ class LauncherPoller:
         self._answers: dict[Key, Answer] = {}
         self._wishes: dict[Key, Wish] = {}
         self._news: dict[Key, asyncio.Event] = {}
-        self._told: dict[Key, Told] = {}
+        # What a launcher was told last, and when its process began: one that came back has to be told again.
+        self._told: dict[Key, tuple[Wish, datetime | None]] = {}
         self._session: aiohttp.ClientSession | None = None
 
     def watch(self, key: Key, endpoint: Endpoint, wish: Wish | None = None) -> None:
@@ -191,14 +184,14 @@ class LauncherPoller:
         Returns why the launcher would not have it; empty if it took it, or could not be asked.
         """
         wish = self._wishes.get(key)
-        if wish is None or report is None or self._told.get(key) == Told(wish, report.start_time):
+        if wish is None or report is None or self._told.get(key) == (wish, report.start_time):
             return ""
         url, said = endpoint.workers_url, wish.document
         try:
             asked = self._client().put(url, json=said, headers=endpoint.headers, allow_redirects=False)
             async with asked as response:
                 if response.status < 300:
-                    self._told[key] = Told(wish, report.start_time)
+                    self._told[key] = (wish, report.start_time)
                     return ""
                 why = refused = f"answered {response.status}: {(await response.text())[:200].strip()}"
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as exc:

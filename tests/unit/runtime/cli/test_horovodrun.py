@@ -8,9 +8,8 @@ import pytest
 from click.testing import CliRunner
 
 from ringtrain import contract
-from ringtrain.cli.config_file import read_config_file
 from ringtrain.cli.horovod_options import OPTIONS
-from ringtrain.cli.horovod_values import HorovodValues, horovod_options
+from ringtrain.cli.horovod_values import HorovodValues, horovod_options, read_config_file
 from ringtrain.cli.horovodrun import main as horovodrun
 from ringtrain.cli.hosts import Host, find_hosts
 from ringtrain.cli.run import run
