@@ -12,8 +12,8 @@ from typing import Any
 from ringtrain_operator.cluster.api.client import ApiClient
 from ringtrain_operator.cluster.api.errors import ApiError, Conflict, NotFound
 from ringtrain_operator.cluster.api.resources import NODES, PODS
-from support.kubelet.addresses import AddressBlock
 from support.kubelet.execs import Beside
+from support.kubelet.network import AddressBlock
 from support.kubelet.pod import Clock, PodLife, now_text, utc_now
 from support.kubelet.runtimes import Runtime
 from support.kubelet.serving import NodeServer

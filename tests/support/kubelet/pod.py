@@ -12,8 +12,7 @@ from ringtrain_operator.cluster.api.errors import ApiError, NotFound
 from ringtrain_operator.cluster.api.resources import EVENTS, PODS
 from support.kubelet.environment import Sandbox, prepare
 from support.kubelet.execs import Beside
-from support.kubelet.probes import readiness_url, until_answers
-from support.kubelet.relay import Relay
+from support.kubelet.network import Relay, readiness_url, until_answers
 from support.kubelet.runtimes import Container, Exit, Runtime
 from support.kubelet.volumes import look_for_config_maps
 from support.ports import free_ports

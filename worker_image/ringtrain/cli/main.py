@@ -18,7 +18,7 @@ _COMMANDS = {
     "remote-agent": "ringtrain.cli.remote_agent:remote_agent",
     "report": "ringtrain.cli.report:report",
     "run": "ringtrain.cli.run:run",
-    "rsh": "ringtrain.cli.rsh:rsh",
+    "rsh": "ringtrain.cli.pods:rsh",
     "tensorboard": "ringtrain.cli.tensorboard:tensorboard",
     "timeline": "ringtrain.cli.timeline:timeline",
 }
