@@ -21,6 +21,8 @@ _LOOPBACK = "127.0.0.1"
 _FOREIGN = re.compile(
     r"^(RINGTRAIN_|OMPI_|PMI|PMIX_|SLURM_|TF_CONFIG$|RANK$|WORLD_SIZE$|LOCAL_|MASTER_|GROUP_RANK$)"
 )
+# What may stand before and after a path in a word or in a script: `$HOME/data` and `/data-2` are no `/data`.
+_BEFORE, _AFTER = r"(^|[\s=:,;&|<>(\"'`\[])", r"(?=$|[^\w.-])"
 _REFERENCE = re.compile(r"\$(\$|\(([A-Za-z_][A-Za-z0-9_.-]*)\))")
 
 
@@ -171,10 +173,11 @@ def _sub_path(mount: Mapping[str, Any]) -> Path:
 
 
 def _mapped(text: str, paths: Mapping[str, Path]) -> str:
-    """`text` with every path of the container in it replaced by this machine's, longest first."""
+    """`text`, a word or a script, with every path of the container in it replaced by this machine's, longest
+    first."""
     for path in sorted(paths, key=len, reverse=True):
         here = str(paths[path]).replace("\\", r"\\")
-        text = re.sub(rf"(^|[=:,]){re.escape(path)}(?=$|[/:,])", rf"\g<1>{here}", text)
+        text = re.sub(rf"{_BEFORE}{re.escape(path)}{_AFTER}", rf"\g<1>{here}", text)
     return text
 
 

@@ -70,6 +70,15 @@ def test_paths_in_arguments_are_mapped(tmp_path: Path) -> None:
     assert argv[-3:] == (f"--dir={here}/x", str(here), "/database")
 
 
+def test_paths_in_a_script_are_mapped(tmp_path: Path) -> None:
+    """A command may be a shell's text; what a variable or another directory stands before is another path."""
+    there = "cd /data; cat </data/hosts >$(cat /data/x) '/data/y'"
+    other = "ls $HOME/data ./data s3://b/data /data-2"
+    argv = command(tmp_path, {"command": ["sh", "-c", f"{there}; {other}"]}).argv
+    here = (tmp_path / "claims/c").resolve()
+    assert argv[-1] == f"{there.replace('/data', str(here))}; {other}"
+
+
 def test_another_jobs_world_is_not_inherited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Variables with which a rank could find itself in another job stay outside."""
     for name in ("RINGTRAIN_RANK", "TF_CONFIG", "RANK", "MASTER_ADDR", "OMPI_COMM_WORLD_RANK", "PMI_RANK"):
