@@ -16,6 +16,7 @@ LAUNCHERS = [
     (["/usr/bin/mpirun", "-np", "2", "python", "train.py"], "mpirun"),
     (["env", "A=b", "mpirun", "-np", "2", "python", "train.py"], "mpirun"),
     (["horovodrun", "-np", "2", "python", "train.py"], "horovodrun"),
+    (["sh", "-c", 'export A="$RANK"; exec "$@"', "sh", "deepspeed", "train.py"], "deepspeed"),
 ]
 OTHERS = [
     ["python", "train.py", "torchrun"],
@@ -24,6 +25,8 @@ OTHERS = [
     ["torchrun", "--nnodes=2", "--rdzv-endpoint=a:1", "train.py"],
     ["torchrun", "--nnodes", "$NODES", "train.py"],
     ["accelerate", "launch", "--num_machines=4", "train.py"],
+    ["sh", "-c", 'export PET_NNODES="$WORLD_SIZE"; exec "$@"', "sh", "bash", "-c", "cd /src; torchrun train.py"],
+    ["deepspeed", "--no_ssh", "--num_nodes=2", "--node_rank=1", "--master_addr=a", "train.py"],
     ["accelerate", "env"],
     ["bash", "-c", "echo 'torchrun"],
     ["bash", "-c", "echo torchrun train.py; python train.py"],

@@ -15,20 +15,29 @@ _MODULES = {
     "accelerate.commands.launch": "accelerate launch",
     "deepspeed.launcher.runner": "deepspeed",
 }
-_NODES = re.compile(r"--(?:nnodes|num_machines)(?:=(.+)|)")
+_NODES = re.compile(r"--(?:nnodes|num_machines|num_nodes)(?:=(.+)|)")
 _BEFORE = re.compile(r"exec|env|time|nohup|\w+=.*")
 _SHELLS = frozenset({"sh", "bash", "dash"})
 
 
 def launcher_in(command: Sequence[str]) -> str:
     """The launcher that the command starts, itself or in a shell's text; empty: none that stays alone."""
-    return next((found for words in _commands(command) if (found := _launcher(words))), "")
+    found = next((found for words in _commands(command) if (found := _launcher(words))), "")
+    if found or not _is_script(command) or '"$@"' not in command[2]:
+        return found
+    # A shell that sets variables in front of the command: torchrun may find the other nodes by them.
+    inner = launcher_in(command[4:])
+    return "" if inner == "torchrun" and "PET_NNODES=" in command[2] else inner
+
+
+def _is_script(words: Sequence[str]) -> bool:
+    return len(words) > 2 and PurePosixPath(words[0]).name in _SHELLS and bool(re.fullmatch(r"-\w*c", words[1]))
 
 
 def _commands(command: Sequence[str]) -> list[list[str]]:
     """The command, or those of a shell's text, without what stands before a program's name."""
     words = list(command)
-    if len(words) > 2 and PurePosixPath(words[0]).name in _SHELLS and re.fullmatch(r"-\w*c", words[1]):
+    if _is_script(words):
         lexer = shlex.shlex(words[2].replace("\\\n", " ").replace("\n", " ; "), posix=True, punctuation_chars=True)
         lexer.whitespace_split = True
         try:
