@@ -50,6 +50,8 @@ def command_of(pod: Pod, places: Places, pod_dir: Path, contents: Contents) -> C
     env = {name: _mapped(value, paths) for name, value in declared.items()}
     argv = [_mapped(expand(part, env), paths) for part in [*main["command"], *main.get("args", [])]]
     attempt = metadata["labels"].get(contract.LABEL_ATTEMPT, "")
+    # Also where the template has a PATH of its own, as that of its image.
+    env["PATH"] = _own_programs_first(env.get("PATH", os.environ.get("PATH", os.defpath)))
     return Command(
         argv=tuple(argv),
         env={**_inherited(), **env},
@@ -182,10 +184,13 @@ def _mapped(text: str, paths: Mapping[str, Path]) -> str:
 
 
 def _inherited() -> dict[str, str]:
-    """This process' environment without traces of other jobs; `python` and `ringtrain` are those beside dtj."""
-    env = {name: value for name, value in os.environ.items() if not _FOREIGN.match(name)}
-    env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env.get("PATH", os.defpath)])
-    return env
+    """This process' environment without traces of other jobs."""
+    return {name: value for name, value in os.environ.items() if not _FOREIGN.match(name)}
+
+
+def _own_programs_first(path: str) -> str:
+    """`python` and `ringtrain` are those beside dtj."""
+    return os.pathsep.join([str(Path(sys.executable).parent), path])
 
 
 def _working_directory(main: Mapping[str, Any]) -> Path:

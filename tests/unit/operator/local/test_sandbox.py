@@ -79,6 +79,12 @@ def test_paths_in_a_script_are_mapped(tmp_path: Path) -> None:
     assert argv[-1] == f"{there.replace('/data', str(here))}; {other}"
 
 
+def test_a_template_may_have_a_path_of_its_own(tmp_path: Path) -> None:
+    """ringtrain and python are found nevertheless."""
+    env = command(tmp_path, {"env": [{"name": "PATH", "value": "/opt/x/bin:/bin"}]}).env
+    assert env["PATH"] == f"{Path(sys.executable).parent}:/opt/x/bin:/bin"
+
+
 def test_another_jobs_world_is_not_inherited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Variables with which a rank could find itself in another job stay outside."""
     for name in ("RINGTRAIN_RANK", "TF_CONFIG", "RANK", "MASTER_ADDR", "OMPI_COMM_WORLD_RANK", "PMI_RANK"):
