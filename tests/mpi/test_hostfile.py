@@ -6,13 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.source_rules import HOSTFILE
 
 from .jobs import MpiGang
 from .libraries import MPICH, OPEN_MPI, Library, python
 
 LocalGang = Callable[..., MpiGang]
-# As mpi-operator writes them: newConfigMap in its pkg/controller/mpi_job_controller.go.
-LINES = {"OpenMPI": r"(\S+) slots=2", "MPICH": r"([^\s:]+):2"}
 HELLO = "from mpi4py import MPI; print('rank', MPI.COMM_WORLD.rank, 'of', MPI.COMM_WORLD.size)"
 
 
@@ -32,7 +31,7 @@ def test_a_script_with_the_hostfile(library: Library, local_gang: LocalGang, sho
     assert job.finish(launcher) == 0, launcher.message()
     lines = copy.read_text().splitlines()
     assert len(lines) == 2
-    assert all(re.fullmatch(LINES[library.implementation], line) for line in lines)
+    assert all(re.fullmatch(HOSTFILE[library.implementation].format(slots=2), line) for line in lines)
     assert seen.read_text().split() == ["job-worker-0", "job-worker-1"]
     assert "rank 3 of 4" in job.rank_log(3)
 

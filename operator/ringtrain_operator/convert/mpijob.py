@@ -21,8 +21,11 @@ from ..spec.template import shape_problems, template_devices
 from .metadata import carried_metadata, carry_to_pods, leave_suspension_to_queue
 
 _API_GROUP = "kubeflow.org/"
+_VERSIONS = (f"{_API_GROUP}v1", f"{_API_GROUP}v2beta1")
 _IMPLEMENTATIONS = ("OpenMPI", "MPICH")
 _MPIRUNS = ("mpirun", "mpiexec", "orterun", "prterun")
+# In the container of a template that is the main one, also behind a sidecar.
+_STARTS = {"Launcher": re.compile(rf"\b({'|'.join(_MPIRUNS)}|horovodrun)\b"), "Worker": re.compile(r"\bsshd\b")}
 # What MPIJob takes where a field is not set, and we would take something else.
 _BACKOFF_LIMIT = 6
 # A 64-bit number has no more.
@@ -52,6 +55,7 @@ _COMMAND_NOTES = {
     r"plm_(rsh|ssh)_agent|-launcher(-exec)?\b|kubexec\.sh": "the agents start mpirun's daemons; leave it out",
     r"/etc/mpi/(?!hostfile\b)[\w.]+": "of what mpi-operator mounts there, only /etc/mpi/hostfile is made",
     r"(?<!\w)/\S*/ssh\b": "there is no sshd; ssh without a path runs a command on a worker by its agent",
+    r"\b(ba|da|z)?sh (-\w*l\w*|--login)\b": "a login shell replaces the PATH with mpirun; leave the option out",
     r"\bhorovodrun\b": "write mpirun and the program in its place, which Horovod runs under as well",
 }
 # What MPIJob has where; of all else it is said that it is left out.
@@ -101,12 +105,10 @@ def convert_mpijob(obj: Mapping[str, Any]) -> Converted:
     spec = obj.get("spec")
     if not isinstance(spec, Mapping):
         raise SpecInvalid([Problem("spec", f"must be a mapping, is {shown(spec)}")])
-    versions = (f"{_API_GROUP}v1", f"{_API_GROUP}v2beta1")
-    if not spec.get("mpiReplicaSpecs") and obj.get("apiVersion") not in versions:  # v1alpha2 has it, too
+    if not spec.get("mpiReplicaSpecs") and obj.get("apiVersion") not in _VERSIONS:  # v1alpha2 has it, too
         message = f"is {obj.get('apiVersion')}; expected {_API_GROUP}v1 or v2beta1, with spec.mpiReplicaSpecs"
         raise SpecInvalid([Problem("apiVersion", message)])
-    problems = shape_problems(obj, "", _SHAPE)
-    if problems:
+    if problems := shape_problems(obj, "", _SHAPE):
         raise SpecInvalid(problems)
     notes = ["the image stays as it is: the operator brings the agent, and neither sshd nor keys are needed"]
     worker, launcher = _replica(spec, "Worker"), _replica(spec, "Launcher")
@@ -156,8 +158,7 @@ def _replica(spec: Mapping[str, Any], role: str) -> dict[str, Any]:
     if replica is None:
         hint = "; a job without workers is the launcher's: run it with a plain Job" if role == "Worker" else ""
         raise SpecInvalid([Problem(path, f"is missing{hint}")])
-    problems = shape_problems(replica.get("template") or {}, f"{path}.template")
-    if problems:
+    if problems := shape_problems(replica.get("template") or {}, f"{path}.template"):
         raise SpecInvalid(problems)
     containers = ((replica.get("template") or {}).get("spec") or {}).get("containers")
     if not containers:
@@ -206,8 +207,7 @@ def _worker(replica: Mapping[str, Any], spec: Mapping[str, Any], notes: list[str
 def _launcher_template(replica: Mapping[str, Any], spec: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
     template = _template("Launcher", replica, spec, notes)
     main = template["spec"]["containers"][0]
-    devices = take_devices(main)
-    if devices:
+    if devices := take_devices(main):
         notes.append(f"the launcher's devices {devices} are left out: a launcher never gets devices")
     if not main.get("command"):
         arguments = main.pop("args", None) or []
@@ -255,10 +255,19 @@ def _template(role: str, replica: Mapping[str, Any], spec: Mapping[str, Any], no
     template: dict[str, Any] = copy.deepcopy(dict(replica["template"]))
     carry_to_pods(template, path=f"spec.mpiReplicaSpecs.{role}.template", notes=notes)
     pod = template["spec"]
-    name = spec.get("mainContainer")
-    pod["containers"].sort(key=lambda container: container.get("name") != name if name else False)
+    name, first = spec.get("mainContainer"), pod["containers"][0]
+    pod["containers"].sort(key=lambda one: one.get("name") != name if name else not _starts(role, one))
+    if not name and (main := pod["containers"][0]) is not first:
+        starts = _starts(role, main)
+        notes.append(f"the {role.lower()}'s main container is {main.get('name')}, which starts {starts}")
     pod.pop("restartPolicy", None)
     return template
+
+
+def _starts(role: str, container: Mapping[str, Any]) -> str:
+    """What the container starts that makes it the main one of this role; empty: nothing."""
+    found = _STARTS[role].search(" ".join([*(container.get("command") or []), *(container.get("args") or [])]))
+    return found[0] if found else ""
 
 
 def take_devices(container: dict[str, Any]) -> dict[str, int]:
@@ -282,11 +291,10 @@ def run_policy(spec: Mapping[str, Any], backoff_limit: int, notes: list[str]) ->
     given = spec.get("runPolicy") or {}
     # v1 had this one beside the policy, too.
     made: dict[str, Any] = {"cleanPodPolicy": given.get("cleanPodPolicy") or spec.get("cleanPodPolicy") or "None"}
-    for name in ("suspend", "ttlSecondsAfterFinished", "activeDeadlineSeconds"):
+    made["backoffLimit"] = backoff_limit
+    for name in ("suspend", "ttlSecondsAfterFinished", "activeDeadlineSeconds", "backoffLimit"):
         if given.get(name) is not None:
             made[name] = given[name]
-    limit = given.get("backoffLimit")
-    made["backoffLimit"] = backoff_limit if limit is None else limit
     dropped = [(name, why) for name, why in _DROPPED_POLICY.items() if given.get(name)]
     notes += [f"spec.runPolicy.{name} is left out: {why}" for name, why in dropped]
     return made

@@ -8,27 +8,13 @@ from typing import Any
 import pytest
 import yaml
 from click.testing import CliRunner
+from support.source_rules import TRAINING_OPERATOR
 
 from ringtrain_operator.cli.main import main
 from ringtrain_operator.convert.trainingjob import convert_trainingjob
 from ringtrain_operator.errors import SpecInvalid
 
-# What kubeflow/training-operator v1 sets in pod `rank` of `pods`, by its pkg/controller.v1: pytorch/envvar.go,
-# pytorch/elastic.go, jax/envvar.go, xgboost/xgboost.go. Address and port are those of the pod of rank 0, which has
-# another name here.
-TORCH = {"RANK": "{rank}", "WORLD_SIZE": "{pods}", "MASTER_ADDR": "head", "MASTER_PORT": "29400"}
-PET = {"PET_NNODES": "{pods}", "PET_NODE_RANK": "{rank}"}
-RULES: dict[str, dict[str, str]] = {
-    "PyTorchJob": {**TORCH, **PET, "PET_NPROC_PER_NODE": "auto"},
-    "JAXJob": {
-        "NUM_PROCESSES": "{pods}",
-        "PROCESS_ID": "{rank}",
-        "COORDINATOR_ADDRESS": "head",
-        "COORDINATOR_PORT": "29400",
-    },
-    "XGBoostJob": TORCH,
-}
-# pkg/apis/kubeflow.org/v1: default names of containers, and restart policies.
+# kubeflow/training-operator's pkg/apis/kubeflow.org/v1: default names of containers, and restart policies.
 CONTAINERS = {"PyTorchJob": "pytorch", "TFJob": "tensorflow", "JAXJob": "jax", "XGBoostJob": "xgboost"}
 SPECS = {"PyTorchJob": "pytorch", "TFJob": "tf", "JAXJob": "jax", "XGBoostJob": "xgb"}
 DEFAULT_RETRIES = {"PyTorchJob": 6, "TFJob": 0, "JAXJob": 0, "XGBoostJob": 0}
@@ -71,7 +57,7 @@ def found_by(command: list[str], rank: int, pods: int) -> dict[str, str]:
     return dict(line.split("=", 1) for line in done.stdout.splitlines())
 
 
-@pytest.mark.parametrize("kind", RULES)
+@pytest.mark.parametrize("kind", TRAINING_OPERATOR)
 def test_variables_are_those_of_the_source(kind: str) -> None:
     """Each variable that the source's operator sets has, in each rank, the source's value."""
     roles = {"Worker": 3} if kind == "JAXJob" else {"Master": 1, "Worker": 2}
@@ -79,7 +65,7 @@ def test_variables_are_those_of_the_source(kind: str) -> None:
     assert (manifest["spec"]["worker"]["replicas"], manifest["spec"]["slotsPerWorker"]) == (3, 1)
     for rank in range(3):
         found = found_by(main_container(manifest)["command"], rank, 3)
-        expected = {name: value.format(rank=rank, pods=3) for name, value in RULES[kind].items()}
+        expected = {name: value.format(rank=rank, nodes=3) for name, value in TRAINING_OPERATOR[kind].items()}
         assert {name: found.get(name) for name in expected} == expected
 
 

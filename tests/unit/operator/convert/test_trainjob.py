@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 from click.testing import CliRunner
+from support.source_rules import TRAINER
 
 from ringtrain_operator.cli.main import main
 from ringtrain_operator.convert.mpijob import Converted
@@ -149,33 +150,7 @@ def test_ranks_of_a_node(words: list[str], trainer: dict[str, Any], policy: obje
     assert made["worker"]["template"]["spec"]["containers"][0]["command"] == ["python", "-u", "a.py"]
 
 
-# What kubeflow/trainer sets on node `rank` of `nodes`, by torch/torch.go, jax/jax.go and xgboost/xgboost.go below
-# pkg/runtime/framework/plugins. Address and port are those of the first node's pod, which has another name here.
-RULES: dict[str, dict[str, str]] = {
-    "torch": {
-        "PET_NNODES": "{nodes}",
-        "PET_NPROC_PER_NODE": "4",
-        "PET_NODE_RANK": "{rank}",
-        "PET_MASTER_ADDR": "head",
-        "PET_MASTER_PORT": "29400",
-    },
-    "jax": {
-        "JAX_NUM_PROCESSES": "{nodes}",
-        "JAX_PROCESS_ID": "{rank}",
-        "JAX_COORDINATOR_ADDRESS": "head:29400",
-        "JAX_COORDINATOR_PORT": "29400",
-        "JAX_DISTRIBUTED_BACKEND": "gloo",
-    },
-    "xgboost": {
-        "DMLC_TRACKER_URI": "head",
-        "DMLC_TRACKER_PORT": "29400",
-        "DMLC_TASK_ID": "{rank}",
-        "DMLC_NUM_WORKER": "12",
-    },
-}
-
-
-@pytest.mark.parametrize("source", RULES)
+@pytest.mark.parametrize("source", TRAINER)
 def test_variables_are_those_of_the_source(source: str) -> None:
     """One process runs on each of three nodes, with four devices, and finds what Trainer would tell it."""
     converted = of_source({source: {}}, ["env"], numNodes=3, **GPUS)
@@ -199,9 +174,10 @@ def test_variables_are_those_of_the_source(source: str) -> None:
             timeout=30,
         )
         found = dict(line.split("=", 1) for line in done.stdout.splitlines())
-        expected = {name: value.format(rank=rank, nodes=3) for name, value in RULES[source].items()}
+        numbers = {"rank": rank, "nodes": 3, "per_node": 4, "workers": 12}
+        expected = {name: value.format(**numbers) for name, value in TRAINER[source].items()}
         assert {name: found.get(name) for name in expected} == expected
-    assert any(next(iter(RULES[source])) in note for note in converted.notes)
+    assert any(next(iter(TRAINER[source])) in note for note in converted.notes)
 
 
 def test_a_plain_runtime_starts_one_process_on_a_node() -> None:
