@@ -242,9 +242,8 @@ def rules_of(case: Case) -> dict[str, str]:
     """What the source's operator sets for each process."""
     if case.expected.get("per_node", 1) > 1:
         return TORCHRUN
-    table = TRAINING_OPERATOR.get(case.kind, {})
-    if case.kind == "TrainJob":
-        table = next((TRAINER[name] for name in world_of(case) if name in TRAINER), {})
+    tables = (TRAINER[name] for name in world_of(case) if name in TRAINER)
+    table = next(tables, TRAINING_OPERATOR.get(case.kind, {}))
     return {**table, **case.expected.get("rules", {})}
 
 
@@ -281,6 +280,9 @@ def check_variables(case: Case, one: dict[str, Any], ranks: list[dict[str, Any]]
         "per_node": per_node,
         "workers": len(ranks) * case.expected.get("devices", 1),
     }
+    if case.kind == "TFJob":  # its controller.v1/tensorflow/tensorflow.go; a chief is worker 0 here
+        config = json.loads(one["env"]["TF_CONFIG"])
+        assert (len(config["cluster"]["worker"]), config["task"]["index"]) == (len(ranks), rank)
     head = {variable: ranks[0]["env"][variable] for variable in ("MASTER_ADDR", "MASTER_PORT")}
     for variable, value in rules_of(case).items():
         expected = value.replace("head", head["MASTER_ADDR"]).replace("29400", head["MASTER_PORT"])
@@ -294,6 +296,5 @@ def check_mpi(case: Case, ranks: list[dict[str, Any]], log: str) -> None:
     assert {one["world"] for one in ranks} == {len(ranks)}
     assert set(Counter(one["env"]["GROUP_RANK"] for one in ranks).values()) == {per_node}
     if case.expected.get("shows_hostfile"):
-        implementation = case.job["spec"].get("mpiImplementation") or "OpenMPI"
-        lines = re.findall(rf"^.*?{HOSTFILE[implementation].format(slots=per_node)}$", log, re.MULTILINE)
-        assert len(lines) == nodes_of(case), log
+        line = HOSTFILE[case.job["spec"].get("mpiImplementation", "OpenMPI")].format(slots=per_node)
+        assert len(re.findall(rf"^{line}$", log, re.MULTILINE)) == nodes_of(case), log
