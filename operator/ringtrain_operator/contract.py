@@ -31,8 +31,6 @@ PORT_MASTER: Final = 7390
 PORT_RING_BASE: Final = 7400
 PORT_TF_BASE: Final = 7500
 PORT_DATA: Final = 7370
-PORT_DATA_DISPATCHER_BASE: Final = 7600
-PORT_DATA_TF_WORKER_BASE: Final = 7700
 
 SECRET_DIR: Final = "/etc/ringtrain/secret"
 LOG_DIR: Final = "/var/log/ringtrain"
@@ -50,16 +48,11 @@ SECRET_KEYS: Final = (
 )
 
 EXIT_BAD_CONFIGURATION: Final = 64
-EXIT_NOT_ASSEMBLED: Final = 69
-EXIT_INTERNAL_ERROR: Final = 70
 EXIT_GANG_STOPPED: Final = 75
 
 TERMINATION_MESSAGE_VERSION: Final = 1
 TERMINATION_MESSAGE_MAX_BYTES: Final = 4096
 STATUS_VERSION: Final = 1
-
-ON_LOSS: Final = ("Replace", "Shrink", "Restart")
-DATA_KINDS: Final = ("ringtrain", "tensorflow")
 
 ENV_ROLE: Final = "RINGTRAIN_ROLE"
 ENV_JOB_NAME: Final = "RINGTRAIN_JOB_NAME"

@@ -7,7 +7,6 @@ RELEASE: Final = "0.1.0"
 ROLE_LAUNCHER: Final = "launcher"
 ROLE_WORKER: Final = "worker"
 ROLE_DATA: Final = "data"
-ROLE_EVALUATOR: Final = "evaluator"
 
 PORT_LAUNCHER: Final = 7350
 PORT_STATUS: Final = 7351
@@ -21,7 +20,6 @@ PORT_DATA_TF_WORKER_BASE: Final = 7700
 
 SECRET_DIR: Final = "/etc/ringtrain/secret"
 LOG_DIR: Final = "/var/log/ringtrain"
-CHECKPOINT_DIR: Final = "/checkpoints"
 
 EXIT_BAD_CONFIGURATION: Final = 64
 EXIT_NOT_ASSEMBLED: Final = 69
