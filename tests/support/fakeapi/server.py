@@ -11,11 +11,11 @@ from typing import Any
 
 from aiohttp import web
 
-from support.fakeapi import discovery, patches, writes
+from support.fakeapi import patches, writes
 from support.fakeapi.errors import StatusError, bad_request, version_ahead
 from support.fakeapi.faults import FaultPlan, as_error
 from support.fakeapi.nodes import pod_exec, pod_log
-from support.fakeapi.resources import Target
+from support.fakeapi.resources import Target, discovery
 from support.fakeapi.selectors import Selector
 from support.fakeapi.store import Json, Store
 
@@ -126,7 +126,7 @@ class FakeApi:
         return index if path == "/openapi/v3" else self.openapi
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
-        found = discovery.answer(self.store.catalogue, request.path) or self._described(request.path)
+        found = discovery(self.store.catalogue, request.path) or self._described(request.path)
         if found is not None:
             return web.json_response(found)
         target = self.store.catalogue.target(request.path)
