@@ -173,9 +173,9 @@ def test_it_is_converted_or_refused(name: str, tmp_path: Path) -> None:
 def test_one_that_is_refused_stops_no_other(path: Path) -> None:
     """All jobs of a file but those are written, and each of them is named."""
     done = CliRunner().invoke(main, ["convert", str(path)])
-    assert done.exit_code == 1
     expected = [one for one in yaml.safe_load_all(path.read_text()) if one["kind"] == "Expectation"]
     refused = [one["name"] for one in expected if "refused" in one]
+    assert done.exit_code == bool(refused)
     made = [one for one in yaml.safe_load_all(done.stdout) if one["kind"] == "DistributedTrainingJob"]
     assert len(made) == len(expected) - len(refused)
     assert all(f"{path}: {name}: " in done.stderr for name in refused)
