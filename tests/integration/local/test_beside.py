@@ -69,6 +69,12 @@ def data_worker(local: Local, index: int) -> psutil.Process | None:
     return None
 
 
+def served(local: Local, index: int) -> int:
+    """How many processes of a data worker's pod have said that they serve."""
+    logs = local.directory.glob(f"runs/*/pods/t-data-{index}.log")
+    return sum(log.read_text().count("loader processes, port") for log in logs)
+
+
 def last_line(text: str) -> list[str]:
     """The line with the weights' digest, without its rank."""
     return [line.split("] ")[-1] for line in text.splitlines() if "weights sha256" in line]
@@ -82,13 +88,13 @@ def test_data_workers_are_replaced_and_outlive_attempts(
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "examples/digits"))
     local = start("python", *SERVED, dataWorkers={"replicas": 2}, runPolicy={"backoffLimit": 3})
     first = [until(lambda index=index: data_worker(local, index)) for index in (0, 1)]
+    until(lambda: served(local, 0) == 1)
     rank = until(lambda: local.rank(1))
     first[0].kill()
     until(lambda: (other := data_worker(local, 0)) is not None and other.pid != first[0].pid)
     rank.kill()
     local.finish(0)
-    logs = {log.name.split("-")[-1]: log.read_text() for log in local.directory.glob("runs/*/pods/t-data-*.log")}
-    assert [logs[f"{index}.log"].count("loader processes, port") for index in (0, 1)] == [2, 1]
+    assert [served(local, index) for index in (0, 1)] == [2, 1]
     command = [str(Path(sys.executable).parent / "ringtrain"), "run", "-np", "2", sys.executable, *PLAIN]
     alone = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
     assert last_line(local.log(2)) == last_line(alone.stdout) != []
