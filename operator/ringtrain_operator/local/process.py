@@ -85,7 +85,7 @@ class ProcessRunner:
             local.command = command_of(pod, self._places, local.directory, contents)
             local.process = _spawn(local.command, uid)
         except (LocalUnsupported, OSError) as exc:
-            attempt = pod["metadata"]["labels"].get(contract.LABEL_ATTEMPT, "1")
+            attempt = pod["metadata"]["labels"].get(contract.LABEL_ATTEMPT)
             if attempt == "1" and isinstance(exc, LocalUnsupported):
                 raise
             local.status = _status(pod, "Failed", _terminated(128, "StartError", str(exc)))

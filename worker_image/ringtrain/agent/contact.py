@@ -23,7 +23,7 @@ class Contact:
 
     def __init__(self, world: World, tables: Path = Path("/proc/self/net")) -> None:
         named = (split_address(address)[1] for address in (*world.ring_addresses, *world.tf_addresses))
-        self._ports = {*named, world.master_port}
+        self._ports = {*named, world.master_port} - {0}  # to which a socket that only listens is connected
         self._tables = [tables / name for name in _TABLES]
         self._pause_s = _SOONEST_S
         self._look_at = time.monotonic()
@@ -41,10 +41,13 @@ class Contact:
         return self.found
 
     def _in_use(self) -> Iterator[int]:
-        readable = [table for table in self._tables if table.exists()]
-        if not readable:  # where nothing is known, nothing is said
+        try:
+            tables = [table.read_text() for table in self._tables if table.exists()]
+        except OSError:  # a sandbox may forbid it, and training goes on
+            tables = []
+        if not tables:  # where nothing is known, nothing is said
             yield from self._ports
-        for table in readable:
-            for line in table.read_text().splitlines()[1:]:
+        for table in tables:
+            for line in table.splitlines()[1:]:
                 for address in line.split()[1:3]:
                     yield int(address.rpartition(":")[2], 16)

@@ -2,6 +2,7 @@
 
 In an elastic job a rank's number is its slot, which has one process after the other: its lives."""
 
+import errno
 import os
 import signal
 import threading
@@ -14,6 +15,7 @@ from ringtrain.control.model import ENDED, RankPhase, RankState, Reason
 from ringtrain.processes import RankProcess, is_stopped, kill_descendants, reap, signal_group, start_rank
 
 _SWEEP_S = 5.0
+_NO_PROGRAM = frozenset({errno.ENOENT, errno.EACCES, errno.ENOEXEC, errno.ENOTDIR})
 
 
 @dataclass(frozen=True)
@@ -263,7 +265,8 @@ class Ranks:
             exit_code=127 if isinstance(exc, FileNotFoundError) else 126,
             exit_order=self._exits,
             log_tail=(f"ringtrain: {program} cannot be executed: {exc.strerror}",),
-            reason=Reason.CANNOT_START,
+            # No other attempt finds another program; memory or processes that are short may be there later.
+            reason=Reason.CANNOT_START if exc.errno in _NO_PROGRAM else None,
         )
         with self._lock:
             self._lives[state.rank] = _Life(state, None, time.monotonic())

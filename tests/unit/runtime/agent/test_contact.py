@@ -34,6 +34,17 @@ def test_an_address_that_is_used_is_found_also_afterwards(kind: str, host: str) 
     assert _contact(port, kind).look()
 
 
-def test_where_the_kernel_tells_nothing_nothing_is_said(tmp_path: Path) -> None:
-    """A sandbox may have no such table."""
+@pytest.mark.parametrize("table", ["none", "unreadable"])
+def test_where_the_kernel_tells_nothing_nothing_is_said(table: str, tmp_path: Path) -> None:
+    """A sandbox may have no such table, or forbid to read it."""
+    if table == "unreadable":
+        (tmp_path / "tcp").mkdir()  # whoever may read everything can't read this
     assert _contact(1, "ring", tables=tmp_path).look()
+
+
+def test_a_port_that_is_not_known_is_none() -> None:
+    """What only listens is connected to port 0, and would make each world one that has met."""
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        assert not Contact(World(1, ("127.0.0.1:1",), ("127.0.0.1:2",), "127.0.0.1", 0)).look()

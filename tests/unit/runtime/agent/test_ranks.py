@@ -1,5 +1,6 @@
 """What ranks are told, and what their exits mean."""
 
+import errno
 import json
 import signal
 import socket
@@ -202,3 +203,20 @@ def test_ports_are_held_until_released() -> None:
     first.release()
     assert second.take(ports[1], 1) == (ports[1],)
     second.release()
+
+
+@pytest.mark.parametrize(
+    ("problem", "reason"),
+    [(errno.ENOENT, Reason.CANNOT_START), (errno.EACCES, Reason.CANNOT_START), (errno.EAGAIN, None)],
+    ids=["no-program", "not-executable", "too-many-processes"],
+)
+def test_what_no_restart_mends(problem: int, reason: Reason | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that is not there ends the job; a machine that is full for a moment does not."""
+
+    def fail(*_: object) -> None:
+        raise OSError(problem, "no")
+
+    monkeypatch.setattr("ringtrain.agent.ranks.start_rank", fail)
+    ranks = Ranks(0, 1)
+    assert ranks.start(["train"], lambda _: {}) == []
+    assert ranks.state(0).reason is reason
