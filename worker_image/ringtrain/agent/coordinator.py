@@ -15,8 +15,9 @@ import grpc
 
 from ringtrain.agent.config import AgentConfig
 from ringtrain.control.data_members import MembersFile
+from ringtrain.control.messages import from_message, message_fields
 from ringtrain.control.model import AgentState, Order, Refusal, Registration, SlotHistory
-from ringtrain.control.wire import from_message, message_fields, order_from_message
+from ringtrain.control.wire import order_from_message
 from ringtrain.gen import coordinator_pb2 as pb
 
 log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import grpc
 
-from ringtrain.control.wire import message_fields
+from ringtrain.control.messages import message_fields
 from ringtrain.errors import DataError
 from ringtrain.gen import coordinator_pb2 as pb
 from ringtrain.gen import coordinator_pb2_grpc

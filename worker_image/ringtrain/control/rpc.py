@@ -11,7 +11,6 @@ import grpc
 
 from ringtrain.control.ports import PortTaken
 from ringtrain.control.secrets import Secrets, dns_name
-from ringtrain.control.settings import crowd_s
 from ringtrain.transport.strangers import Complaints
 from ringtrain.transport.tls import caller_problem
 
@@ -34,6 +33,9 @@ _CLIENT = (
     # The launcher's name may appear in DNS after its workers have started: ask again every second, not every 30.
     ("grpc.dns_min_time_between_resolutions_ms", 1000),
 )
+# What a client that dials costs its server: a handshake and a first call, with half a core; bench/scale/README.md.
+_EACH_CLIENT_S = 0.004
+_LONGEST_CROWD_S = 60.0
 # Clients prove themselves while they connect, where there are certificates.
 _CONNECT_S = 1.0
 _HANDSHAKE_S = 10.0
@@ -65,6 +67,12 @@ def dial(address: str, secrets: Secrets, peer: Peer, clients: int = 1) -> grpc.C
     else:
         channel = grpc.secure_channel(address, secrets.tls.for_channel(), options=options)
     return grpc.intercept_channel(channel, _SendToken(secrets.token)) if secrets.token else channel
+
+
+def crowd_s(clients: int) -> float:
+    """How long a server takes for so many clients that dial at the same time. It serves them side by side, so that
+    each may take as long as all: who gives up before dials again, and costs the server the same once more."""
+    return min(clients * _EACH_CLIENT_S, _LONGEST_CROWD_S)
 
 
 def channel_options(peer: Peer, clients: int) -> tuple[tuple[str, Any], ...]:

@@ -6,12 +6,9 @@ from pathlib import Path
 from ringtrain import contract
 from ringtrain.control.environment import Environment
 from ringtrain.control.model import JobIdentity
+from ringtrain.control.rpc import crowd_s
 from ringtrain.control.secrets import Secrets, load_secrets
 from ringtrain.control.termination import DEFAULT_PATH, TerminationPath
-
-# What a client that dials costs its server: a handshake and a first call, with half a core; bench/scale/README.md.
-_EACH_CLIENT_S = 0.004
-_LONGEST_CROWD_S = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,12 +50,6 @@ def read_pod(read: Environment) -> PodSettings:
         secrets=load_secrets(read),
         termination=read_termination(read),
     )
-
-
-def crowd_s(clients: int) -> float:
-    """How long a server takes for so many clients that dial at the same time. It serves them side by side, so that
-    each may take as long as all: who gives up before dials again, and costs the server the same once more."""
-    return min(clients * _EACH_CLIENT_S, _LONGEST_CROWD_S)
 
 
 def read_termination(read: Environment) -> TerminationPath:

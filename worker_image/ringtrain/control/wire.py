@@ -1,33 +1,13 @@
-"""Values to protobuf and back: a dataclass and its message have fields of the same names."""
+"""Orders to protobuf and back, small ones where many hosts are in them."""
 
-import functools
-import typing
 import zlib
-from collections.abc import Callable, Iterator
-from dataclasses import is_dataclass
-from enum import Enum
+from collections.abc import Iterator
 from itertools import groupby
-from types import NoneType
-from typing import Any, TypeVar
+from typing import Any
 
+from ringtrain.control.messages import from_message, message_fields
 from ringtrain.control.model import Form, Order, Prepare, Release, Start, Stop, Verdict, World
 from ringtrain.gen import coordinator_pb2 as pb
-
-T = TypeVar("T")
-
-
-def message_fields(value: Any) -> Any:
-    """The dataclass `value` as keyword arguments of its message. What is None stays absent there."""
-    if isinstance(value, str):  # a program's name may hold bytes that are no text (lone surrogates here)
-        return value if value.isascii() else value.encode("utf-8", "replace").decode()
-    if isinstance(value, tuple):
-        return [message_fields(item) for item in value]
-    return {name: message_fields(item) for name, item in vars(value).items()} if is_dataclass(value) else value
-
-
-def from_message(kind: Callable[..., T], message: Any) -> T:
-    """The `kind` of dataclass that is in `message`. ValueError for a word that does not exist, as of a phase."""
-    return kind(*[read(message) for read in _readers(kind)])
 
 
 def order_to_message(order: Order) -> Any:
@@ -95,21 +75,3 @@ def order_from_message(message: Any) -> Order:
         return from_message(Form, message.form)
     verdict = from_message(Verdict, getattr(message, kind))
     return Stop(verdict) if kind == "stop" else Release(verdict)
-
-
-@functools.cache  # every heartbeat of every worker is read
-def _readers(kind: Any) -> list[Callable[[Any], Any]]:
-    """What reads each field of the dataclass `kind` from its message."""
-    return [_reader(name, hint) for name, hint in typing.get_type_hints(kind).items()]
-
-
-def _reader(name: str, hint: Any) -> Callable[[Any], Any]:
-    inner = next(iter(typing.get_args(hint)), hint)
-    make = functools.partial(from_message, typing.cast(Any, inner)) if is_dataclass(inner) else inner
-    if typing.get_origin(hint) is tuple:
-        return lambda message: tuple(map(make, getattr(message, name)))
-    if NoneType not in typing.get_args(hint):
-        return lambda message: make(getattr(message, name))
-    if issubclass(inner, Enum):  # no word is the empty one
-        return lambda message: make(getattr(message, name)) if getattr(message, name) else None
-    return lambda message: make(getattr(message, name)) if message.HasField(name) else None

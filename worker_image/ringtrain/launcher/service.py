@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ringtrain.control.data_members import DataMember
+from ringtrain.control.messages import from_message, message_fields
 from ringtrain.control.model import AgentState, Order, Registration, SlotHistory
-from ringtrain.control.wire import deflated, from_message, message_fields, order_to_message
+from ringtrain.control.wire import deflated, order_to_message
 from ringtrain.gen import coordinator_pb2 as pb
 from ringtrain.launcher.data_members import DataMembers
 from ringtrain.launcher.gang import Gang

@@ -16,9 +16,9 @@ from support.lines import TEXTS, report_lines
 from support.small_job import environment
 
 from ringtrain.agent.spool import Spool
+from ringtrain.control.messages import from_message, message_fields
 from ringtrain.control.model import Failure, Outcome, RankPhase, RankState, Reason, Verdict
 from ringtrain.control.termination import termination_message
-from ringtrain.control.wire import from_message, message_fields
 from ringtrain.gen import coordinator_pb2 as pb
 from ringtrain.launcher.config import LauncherConfig
 from ringtrain.launcher.console import Console

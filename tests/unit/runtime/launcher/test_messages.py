@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from ringtrain.control.messages import from_message, message_fields
 from ringtrain.control.model import (
     AgentState,
     Failure,
@@ -23,7 +24,7 @@ from ringtrain.control.model import (
     Verdict,
     World,
 )
-from ringtrain.control.wire import deflated, from_message, message_fields, order_from_message, order_to_message
+from ringtrain.control.wire import deflated, order_from_message, order_to_message
 from ringtrain.gen import coordinator_pb2 as pb
 
 RANKS = (

@@ -16,10 +16,11 @@ import pytest
 from support.small_job import environment
 
 from ringtrain.control.async_server import AsyncServer
+from ringtrain.control.messages import message_fields
 from ringtrain.control.model import AgentState, Outcome, RankPhase, Registration, Start, Stop, Verdict, World
 from ringtrain.control.rpc import Peer, dial
 from ringtrain.control.secrets import Secrets
-from ringtrain.control.wire import message_fields, order_from_message
+from ringtrain.control.wire import order_from_message
 from ringtrain.gen import coordinator_pb2 as pb
 from ringtrain.gen import coordinator_pb2_grpc
 from ringtrain.launcher.config import LauncherConfig
