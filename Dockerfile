@@ -38,7 +38,7 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/*
 COPY worker_image /src/worker_image
 RUN /opt/pip/bin/pip install '/src/worker_image[mpi,s3]' \
-    && ls /opt/venv/lib/python3*/site-packages/ringtrain/kernels/_native*.so \
+    && ls /opt/venv/lib/python3*/site-packages/ringtrain/_core/kernels/_native*.so \
     && find /opt/venv -type d -name tests -prune -exec rm -r {} +
 COPY examples /opt/ringtrain/examples
 # Of scikit-learn (150 MB with SciPy) the examples need one file.

@@ -10,7 +10,7 @@ export PATH := $(abspath $(BIN)):$(PATH)
 help:  ## list the commands
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
-$(VENV)/.installed: requirements-dev.txt operator/pyproject.toml sdk/pyproject.toml worker_image/pyproject.toml $(wildcard worker_image/ringtrain/kernels/native/*)
+$(VENV)/.installed: requirements-dev.txt operator/pyproject.toml sdk/pyproject.toml worker_image/pyproject.toml $(wildcard worker_image/ringtrain/_core/kernels/native/*)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -qq --upgrade pip
 	$(BIN)/pip install -qq -e 'operator[controller]' -e sdk -e 'worker_image[examples]' -r requirements-dev.txt
@@ -128,7 +128,7 @@ notebook: $(VENV)/.installed  ## run docs/sdk.ipynb and keep what it puts out
 	$(BIN)/python docs/notebook.py
 
 # The peers live in an environment of their own.
-bench/.venv/.installed: bench/requirements.txt worker_image/pyproject.toml $(wildcard worker_image/ringtrain/kernels/native/*)
+bench/.venv/.installed: bench/requirements.txt worker_image/pyproject.toml $(wildcard worker_image/ringtrain/_core/kernels/native/*)
 	$(PYTHON) -m venv bench/.venv
 	command -v mpirun >/dev/null || { [ "$$(id -u)" = 0 ] && apt-get update -qq && apt-get install -qq -y openmpi-bin libopenmpi-dev iproute2; } || echo "no Open MPI: it is left out"
 	bench/.venv/bin/pip install -qq -e worker_image

@@ -7,7 +7,7 @@ from typing import Any
 
 from bench.contest import Rounds
 from bench.hosts import Hosts, Loopback, certified, namespaces
-from ringtrain.agent.rank_env import MALLOC
+from ringtrain_job.agent.rank_env import MALLOC
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = [4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB]

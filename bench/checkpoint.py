@@ -74,7 +74,7 @@ def main() -> None:
     sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
     from support.objectstore import BUCKET, environment, s3_server
 
-    from ringtrain.agent.rank_env import MALLOC
+    from ringtrain_job.agent.rank_env import MALLOC
 
     results: dict[str, Any] = {"parameters": PARAMETERS, "ranks": RANKS, "rounds": ROUNDS}
     with s3_server() as server:

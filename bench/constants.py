@@ -23,7 +23,7 @@ CONSTANT = "BENCH_CONSTANT"  # module:name=value, of one rank's process
 
 @dataclass(frozen=True)
 class Sweep:
-    """`constant` is `module:name` below ringtrain.communicators, its values in bytes."""
+    """`constant` is `module:name` below ringtrain._core.communicators, its values in bytes."""
 
     name: str
     constant: str
@@ -102,10 +102,10 @@ def _shown(what: dict[str, Any], found: dict[str, dict[str, float]]) -> str:
 
 
 def apply(constant: str) -> None:
-    """Set `module:name=value`, module below ringtrain.communicators, name perhaps of a class in it."""
+    """Set `module:name=value`, module below ringtrain._core.communicators, name perhaps of a class in it."""
     where, value = constant.split("=")
     module, names = where.split(":")
-    holder: Any = importlib.import_module(f"ringtrain.communicators.{module}")
+    holder: Any = importlib.import_module(f"ringtrain._core.communicators.{module}")
     *classes, name = names.split(".")
     for part in classes:
         holder = getattr(holder, part)

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from bench.backends import Ringtrain, Work, values
-from ringtrain.communicators.exchange import SEGMENT_BYTES, ExchangeCommunicator
-from ringtrain.process_groups.context import current
-from ringtrain.reduction.cuts import even_bounds, segments
-from ringtrain.transport.base import Caller
-from ringtrain.wire.frame import Frame, Step
-from ringtrain.wire.signature import Signature
+from ringtrain._core.communicators.exchange import SEGMENT_BYTES, ExchangeCommunicator
+from ringtrain._core.process_groups.context import current
+from ringtrain._core.reduction.cuts import even_bounds, segments
+from ringtrain._core.transport.base import Caller
+from ringtrain._core.wire.frame import Frame, Step
+from ringtrain._core.wire.signature import Signature
 
 
 class NeighbourRing(Ringtrain):

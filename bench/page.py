@@ -24,10 +24,10 @@ sys.path.insert(0, str(ROOT / "tests"))
 from support.browser import Tab, open_browser  # noqa: E402
 from support.gang import GangProcesses, until  # noqa: E402
 
-from ringtrain.gen import coordinator_pb2 as pb  # noqa: E402
-from ringtrain.gen import coordinator_pb2_grpc  # noqa: E402
-from ringtrain.logs.journal import Stream  # noqa: E402
-from ringtrain.page.access import page_token  # noqa: E402
+from ringtrain.shared.gen import coordinator_pb2 as pb  # noqa: E402
+from ringtrain.shared.gen import coordinator_pb2_grpc  # noqa: E402
+from ringtrain_job.logs.journal import Stream  # noqa: E402
+from ringtrain_job.page.access import page_token  # noqa: E402
 
 LINES_PER_S = 10
 SECRET = "secret-of-the-bench"

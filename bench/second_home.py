@@ -21,11 +21,11 @@ import numpy as np
 
 import ringtrain as rt
 from bench.steps import resnet50_shapes, sleep_until
+from ringtrain._core.process_groups.group import Flat, Group, Pending
 from ringtrain.optim import AdamW, HostOptimizer
 from ringtrain.optim.arenas import WEIGHTS, Arenas
 from ringtrain.optim.layout import Bucket, Layout
 from ringtrain.optim.mirror import Mirror, Replay, Tools
-from ringtrain.process_groups.group import Flat, Group, Pending
 
 # "replay" is what the optimizer does. "sent": over the network also where ranks map each other's memory.
 WAYS = ("none", "undo", "replay", "sent", "state")

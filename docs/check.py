@@ -11,10 +11,15 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-DISTRIBUTIONS = {"ringtrain": "worker_image", "ringtrain_operator": "operator", "ringtrain_sdk": "sdk"}
+DISTRIBUTIONS = {
+    "ringtrain": "worker_image",
+    "ringtrain_job": "worker_image",
+    "ringtrain_operator": "operator",
+    "ringtrain_sdk": "sdk",
+}
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PATH = re.compile(r"(?:[\w.-]+/)*[\w-]+\.(?:py|c|h|svg|sh|proto)|(?:[\w-]+/)+")
-NAME = re.compile(r"(?:ringtrain|ringtrain_operator|ringtrain_sdk)(?:\.\w+)+")
+NAME = re.compile(r"(?:ringtrain|ringtrain_job|ringtrain_operator|ringtrain_sdk)(?:\.\w+)+")
 # What pages name of other places: users' own files, other projects', pods' file systems.
 ELSEWHERE = {"train.py", "broken.py", "differ.py", "runs/", "crds/", "linux/", "discover_hosts.sh"}
 

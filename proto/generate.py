@@ -1,4 +1,4 @@
-"""Write worker_image/ringtrain/gen from proto/: `python proto/generate.py`, called by `make generate`.
+"""Write worker_image/ringtrain/shared/gen from proto/: `python proto/generate.py`, called by `make generate`.
 
 The output does not depend on the patch versions of grpcio-tools and protobuf: their version stamps and their
 "runtime is older than the generator" guards are cut out. What the runtime needs is in its dependencies instead.
@@ -14,7 +14,7 @@ from grpc_tools import protoc
 
 ROOT = Path(__file__).resolve().parent.parent
 PROTO = ROOT / "proto"
-OUTPUT = ROOT / "worker_image" / "ringtrain" / "gen"
+OUTPUT = ROOT / "worker_image" / "ringtrain" / "shared" / "gen"
 
 CUT = (
     re.compile(r"^# Protobuf Python Version: .*\n", re.M),
@@ -37,10 +37,10 @@ def compile_protos(sources: list[Path], into: Path) -> None:
 
 
 def settle(text: str) -> str:
-    """The generated `text` without version stamps, importing its siblings from `ringtrain.gen`."""
+    """The generated `text` without version stamps, importing its siblings from `ringtrain.shared.gen`."""
     for pattern in CUT:
         text = pattern.sub("", text)
-    return IMPORT.sub(r"from ringtrain.gen import \1", text)
+    return IMPORT.sub(r"from ringtrain.shared.gen import \1", text)
 
 
 def main() -> None:

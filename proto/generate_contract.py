@@ -11,10 +11,10 @@ from typing import Any
 
 MODULES = {
     "operator": "operator/ringtrain_operator/contract.py",
-    "runtime": "worker_image/ringtrain/contract.py",
+    "runtime": "worker_image/ringtrain/shared/contract.py",
 }
 # Modules of the runtime that the operator has as they are, by the path of its copy.
-COPIES = {"operator/ringtrain_operator/spec/launcher_words.py": "worker_image/ringtrain/cli/launchers.py"}
+COPIES = {"operator/ringtrain_operator/spec/launcher_words.py": "worker_image/ringtrain_job/cli/launchers.py"}
 COPIED = "# Generated from {}: operator and runtime never import each other.\n"
 PAGE = "docs/contract.md"
 _RUNTIME = Path(__file__).parents[1] / "worker_image" / "pyproject.toml"

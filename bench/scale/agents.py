@@ -12,10 +12,10 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from ringtrain import contract
-from ringtrain.agent.config import AgentConfig
-from ringtrain.control.rpc import TOKEN_KEY, Peer, channel_options
-from ringtrain.gen import coordinator_pb2 as pb
+from ringtrain.shared import contract
+from ringtrain.shared.gen import coordinator_pb2 as pb
+from ringtrain.shared.rpc import TOKEN_KEY, Peer, channel_options
+from ringtrain_job.agent.config import AgentConfig
 
 _SERVICE = "/ringtrain.v1.Coordinator/"
 _RETRY_S = 0.2

@@ -21,7 +21,7 @@ if __name__ == "__main__":
 
 from bench.scale.agents import SimulatedAgent, Tally  # noqa: E402
 from bench.scale.launcher import allow_files  # noqa: E402
-from ringtrain.agent.config import AgentConfig  # noqa: E402
+from ringtrain_job.agent.config import AgentConfig  # noqa: E402
 
 # An agent has a connection, and its channel has descriptors of its own: within 20,000 files with room.
 _MOST_AGENTS = 2500

@@ -27,16 +27,16 @@ import numpy as np
 
 from bench.scale.clock import Clock, Condition
 from bench.scale.network import Costs, Host, Link, Network, SimulatedTransport
-from ringtrain.communicators import call, exchange, hierarchical, lone, pod_tree
-from ringtrain.communicators.exchange import ExchangeCommunicator
-from ringtrain.communicators.hierarchical import CHAIN_PODS_MOST, HierarchicalCommunicator
-from ringtrain.communicators.shm.join import Hosts
-from ringtrain.reduction.cuts import even_bounds
-from ringtrain.reduction.fold import Flat
-from ringtrain.reduction.ops import ReduceOp
-from ringtrain.wire.failure import WorldFailure
-from ringtrain.wire.signature import Signature
-from ringtrain.world import (
+from ringtrain._core.communicators import call, exchange, hierarchical, lone, pod_tree
+from ringtrain._core.communicators.exchange import ExchangeCommunicator
+from ringtrain._core.communicators.hierarchical import CHAIN_PODS_MOST, HierarchicalCommunicator
+from ringtrain._core.communicators.shm.join import Hosts
+from ringtrain._core.reduction.cuts import even_bounds
+from ringtrain._core.reduction.fold import Flat
+from ringtrain._core.reduction.ops import ReduceOp
+from ringtrain._core.wire.failure import WorldFailure
+from ringtrain._core.wire.signature import Signature
+from ringtrain._core.world import (
     failure_state,
     handshake,
     lateness,
@@ -47,8 +47,8 @@ from ringtrain.world import (
     spread,
     watches,
 )
-from ringtrain.world.membership import Membership
-from ringtrain.world.ring_config import RingConfig
+from ringtrain._core.world.membership import Membership
+from ringtrain._core.world.ring_config import RingConfig
 
 _WORLD: Final = (failure_state, handshake, lateness, membership, monitor, offers, roster, spread, watches)
 # Chosen so that the two loopback rows of `MEASURED` come out; near what bench/README.md says of them: 0.1 ms of

@@ -21,7 +21,7 @@ sys.path[:0] = [str(ROOT / "tests")]
 from bench.scale.agents import Seen, Tally  # noqa: E402
 from bench.scale.crowd import Crowd  # noqa: E402
 from bench.scale.launcher import Launcher, allow_files  # noqa: E402
-from ringtrain.agent.config import AgentConfig  # noqa: E402
+from ringtrain_job.agent.config import AgentConfig  # noqa: E402
 
 RESULTS = Path(__file__).parent / "launcher.json"
 _DEADLINE_S = 240.0

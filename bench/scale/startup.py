@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 
 import ringtrain as rt
-import ringtrain.transport.rpc
-from ringtrain.process_groups.rank_context import RankContext
-from ringtrain.transport.address import host_port
-from ringtrain.transport.rpc import RpcTransport
-from ringtrain.world.config import WorkerConfig
+import ringtrain._core.transport.rpc
+from ringtrain._core.process_groups.rank_context import RankContext
+from ringtrain._core.transport.rpc import RpcTransport
+from ringtrain._core.world.config import WorkerConfig
+from ringtrain.shared.address import host_port
 
 _REST_S = 8.0  # longer than threads rest before they end
 
@@ -108,7 +108,7 @@ def measured(size: int, first_port: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    assert ringtrain.transport.rpc
+    assert ringtrain._core.transport.rpc
     for number, size in enumerate(map(int, sys.argv[1:] or ["2", "8", "32", "64"])):
         print(json.dumps(measured(size, 21_000 + 500 * number)), flush=True)
 

@@ -16,12 +16,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
-from ringtrain.control.model import AgentState, RankPhase, RankState, Registration
-from ringtrain.launcher.config import LauncherConfig
-from ringtrain.launcher.gang import Gang
-from ringtrain.launcher.status import Reports, Snapshot
-from ringtrain.logs.layout import AttemptFiles
-from ringtrain.logs.store import LogStore
+from ringtrain_job.control.model import AgentState, RankPhase, RankState, Registration
+from ringtrain_job.launcher.config import LauncherConfig
+from ringtrain_job.launcher.gang import Gang
+from ringtrain_job.launcher.status import Reports, Snapshot
+from ringtrain_job.logs.layout import AttemptFiles
+from ringtrain_job.logs.store import LogStore
 from ringtrain_operator.observe.pods import read_report
 
 _SLOTS: Final = 8

@@ -1,4 +1,4 @@
-"""Draw docs/images/layers.svg from .importlinter: the layers of both distributions, from the top.
+"""Draw docs/images/layers.svg from .importlinter: the layers of each package, from the top.
 
 python docs/images/layers.py       # part of `make generate`
 """
@@ -13,12 +13,14 @@ font-size="14">
 .s {{ fill: #51607a; font-size: 13px; }} .h {{ fill: #1b2436; font-weight: 600; font-size: 16px; }}</style>
   <rect width="960" height="{height}" fill="#ffffff"/>"""
 NOTES = (
-    "A folder imports what stands below it, never above;",
-    "folders side by side do not import each other.",
-    "Both sides share the contract alone: environment, ports,",
-    "exit codes, termination message, /status.",
+    "A folder imports what stands below it,",
+    "never above; folders side by side do not",
+    "import each other. The job uses of the",
+    "library `shared` and `errors`. The operator",
+    "imports neither: they share the contract",
+    "(variables, ports, exit codes, messages).",
 )
-WIDTH, HEIGHT, GAP, TOP = 420, 30, 6, 50
+WIDTH, HEIGHT, GAP, TOP = 290, 30, 6, 50
 
 
 def layers(contract: str) -> list[list[str]]:
@@ -29,12 +31,12 @@ def layers(contract: str) -> list[list[str]]:
     return [[name.strip() for name in line.split("|")] for line in lines if line.strip()]
 
 
-def column(left: int, title: str, rows: list[list[str]]) -> list[str]:
-    """The SVG of one distribution."""
-    drawn = [f'  <text class="h" x="{left}" y="38">{title}</text>']
+def column(left: int, title: str, rows: list[list[str]], top: int = TOP) -> list[str]:
+    """The SVG of one package, its first row at `top`."""
+    drawn = [f'  <text class="h" x="{left}" y="{top - 12}">{title}</text>']
     for index, names in enumerate(rows):
         width = (WIDTH - GAP * (len(names) - 1)) / len(names)
-        y = TOP + index * (HEIGHT + GAP)
+        y = top + index * (HEIGHT + GAP)
         for place, name in enumerate(names):
             x = left + place * (width + GAP)
             box = f'<rect class="box" x="{x:.1f}" y="{y}" width="{width:.1f}" height="{HEIGHT}" rx="4"/>'
@@ -45,13 +47,16 @@ def column(left: int, title: str, rows: list[list[str]]) -> list[str]:
 
 def picture() -> str:
     """The whole picture as SVG."""
-    runtime, operator = layers("runtime-layers"), layers("operator-layers")
-    height = TOP + max(len(runtime), len(operator)) * (HEIGHT + GAP) + 16
-    below = TOP + len(operator) * (HEIGHT + GAP) + 30
-    notes = [f'  <text class="s" x="510" y="{below + 20 * n}">{line}</text>' for n, line in enumerate(NOTES)]
-    left = column(30, "ringtrain (worker_image/)", runtime)
-    right = column(510, "ringtrain_operator (operator/)", operator)
-    return "\n".join([HEAD.format(height=height), *left, *right, *notes, "</svg>"]) + "\n"
+    library, core = layers("library-layers"), layers("core-layers")
+    job, operator = layers("job-layers"), layers("operator-layers")
+    height = TOP + len(library) * (HEIGHT + GAP) + 16
+    below = TOP + len(job) * (HEIGHT + GAP) + 44
+    notes_top = TOP + len(operator) * (HEIGHT + GAP) + 40
+    notes = [f'  <text class="s" x="650" y="{notes_top + 20 * n}">{line}</text>' for n, line in enumerate(NOTES)]
+    left = column(20, "ringtrain: what a script imports", library)
+    middle = column(335, "ringtrain_job: what runs beside", job) + column(335, "ringtrain._core", core, below)
+    right = column(650, "ringtrain_operator", operator)
+    return "\n".join([HEAD.format(height=height), *left, *middle, *right, *notes, "</svg>"]) + "\n"
 
 
 if __name__ == "__main__":

@@ -12,9 +12,16 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGES = {
     "ringtrain": ROOT / "worker_image/ringtrain",
+    "ringtrain._core": ROOT / "worker_image/ringtrain/_core",
+    "ringtrain_job": ROOT / "worker_image/ringtrain_job",
     "ringtrain_operator": ROOT / "operator/ringtrain_operator",
 }
-CONTRACTS = {"ringtrain": "runtime-layers", "ringtrain_operator": "operator-layers"}
+CONTRACTS = {
+    "ringtrain": "library-layers",
+    "ringtrain._core": "core-layers",
+    "ringtrain_job": "job-layers",
+    "ringtrain_operator": "operator-layers",
+}
 
 
 def drawing() -> ModuleType:
@@ -38,15 +45,17 @@ def rows(package: str) -> list[list[str]]:
 def row_of(package: str, module: Path) -> int:
     """The row of the folder (or file) that a module is in."""
     inside = module.relative_to(PACKAGES[package]).with_suffix("").as_posix()
-    folder = inside.rpartition("/")[0]
+    folder = "_core" if package == "ringtrain" and inside.startswith("_core/") else inside.rpartition("/")[0]
     found = [n for n, names in enumerate(rows(package)) if folder in names or inside in names]
     assert len(found) == 1, f"{module}: in rows {found} of the map"
     return found[0]
 
 
 def modules(package: str) -> list[Path]:
-    """All modules but the package's own two and what is generated."""
+    """All modules but the package's own two, what is generated, and those of a package with its own table."""
     files = sorted(PACKAGES[package].rglob("*.py"))
+    if package == "ringtrain":
+        files = [file for file in files if not file.is_relative_to(PACKAGES["ringtrain._core"])]
     return [file for file in files if file.parent != PACKAGES[package] or not file.name.startswith("__")]
 
 
@@ -59,8 +68,8 @@ def imported(package: str, module: Path) -> list[Path]:
         parts = (node.module or "").split(".")
         if node.level:
             found.append(module.parents[node.level - 1].joinpath(*parts))
-        elif parts[0] == package:
-            found.append(PACKAGES[package].joinpath(*parts[1:]))
+        elif f"{node.module}.".startswith(f"{package}."):
+            found.append(PACKAGES[package].joinpath(*parts[package.count(".") + 1 :]))
     return [target for target in found if target != PACKAGES[package]]
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ringtrain.cli.main import main
+from ringtrain_job.cli.main import main
 from ringtrain_operator.client.launcher_output import Wanted
 
 

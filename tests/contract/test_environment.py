@@ -17,20 +17,20 @@ from support.jobs import job
 from support.ports import free_addresses
 
 import ringtrain
-import ringtrain.contract
+import ringtrain.shared.contract
 import ringtrain_operator.contract
-from ringtrain.agent.config import AgentConfig
-from ringtrain.agent.rank_env import rank_environment
-from ringtrain.control.environment import Environment
-from ringtrain.control.model import World
+from ringtrain._core.process_groups.rank_context import RankContext
+from ringtrain._core.world.config import WorkerConfig
 from ringtrain.data.service.config import DataWorkerConfig
 from ringtrain.errors import ConfigurationError
-from ringtrain.launcher.config import LauncherConfig
-from ringtrain.mpi.implementation import Implementation
-from ringtrain.mpi.settings import read_mpi
-from ringtrain.page.access import Access
-from ringtrain.process_groups.rank_context import RankContext
-from ringtrain.world.config import WorkerConfig
+from ringtrain.shared.environment import Environment
+from ringtrain_job.agent.config import AgentConfig
+from ringtrain_job.agent.rank_env import rank_environment
+from ringtrain_job.control.model import World
+from ringtrain_job.launcher.config import LauncherConfig
+from ringtrain_job.mpi.implementation import Implementation
+from ringtrain_job.mpi.settings import read_mpi
+from ringtrain_job.page.access import Access
 from ringtrain_operator import build
 from ringtrain_operator.observe import pods
 from ringtrain_operator.spec.job import Job
@@ -162,7 +162,7 @@ def test_an_mpi_job_arrives_as_the_spec_says_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", sorted(name for name in vars(ringtrain_operator.contract) if name.isupper()))
 def test_both_sides_have_the_same_constants(name: str) -> None:
     """A name that both sides have means the same on both."""
-    ours, theirs = getattr(ringtrain_operator.contract, name), getattr(ringtrain.contract, name, None)
+    ours, theirs = getattr(ringtrain_operator.contract, name), getattr(ringtrain.shared.contract, name, None)
     assert theirs is None or ours == theirs
 
 

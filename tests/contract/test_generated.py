@@ -35,9 +35,9 @@ def test_the_reference_is_up_to_date() -> None:
 
 def test_the_contract_is_up_to_date(tmp_path: Path) -> None:
     """Both contract modules and the page's tables are what `make generate` writes from proto/contract.toml."""
-    files = ["operator/ringtrain_operator/contract.py", "worker_image/ringtrain/contract.py", "docs/contract.md"]
-    files.append("operator/ringtrain_operator/spec/launcher_words.py")
-    for name in [*files, "proto/contract.toml", "worker_image/ringtrain/cli/launchers.py"]:
+    operator = ["operator/ringtrain_operator/contract.py", "operator/ringtrain_operator/spec/launcher_words.py"]
+    files = [*operator, "worker_image/ringtrain/shared/contract.py", "docs/contract.md"]
+    for name in [*files, "proto/contract.toml", "worker_image/ringtrain_job/cli/launchers.py"]:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
     subprocess.run([sys.executable, ROOT / "proto/generate_contract.py", tmp_path], check=True)
@@ -47,7 +47,7 @@ def test_the_contract_is_up_to_date(tmp_path: Path) -> None:
 def test_every_variable_is_in_the_contract() -> None:
     """A RINGTRAIN_ variable that product code names is in proto/contract.toml, and so on the page."""
     known = set(re.findall(r'"(RINGTRAIN_[A-Z_]+)"', (ROOT / "proto/contract.toml").read_text()))
-    sources = [*ROOT.glob("worker_image/ringtrain/**/*.py"), *ROOT.glob("operator/ringtrain_operator/**/*.py")]
+    sources = [*ROOT.glob("worker_image/ringtrain*/**/*.py"), *ROOT.glob("operator/ringtrain_operator/**/*.py")]
     named = {name for source in sources for name in re.findall(r'"(RINGTRAIN_[A-Z_]*[A-Z])"', source.read_text())}
     assert named - known - {"RINGTRAIN_OPERATOR"} == set()  # the prefix of the operator's own options
 

@@ -59,7 +59,7 @@ def test_signatures_name_types_as_a_reader_knows_them(module: ModuleType) -> Non
         except ValueError:  # an error without an __init__ of its own
             continue
         assert "numpy." not in shown, (name, shown)
-        assert "ringtrain.process_groups" not in shown, (name, shown)
+        assert "ringtrain._core.process_groups" not in shown, (name, shown)
         assert "Union[" not in shown, (name, shown)
 
 

@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from ringtrain.control import rpc
+from ringtrain._core.transport import options
+from ringtrain._core.transport import rpc as ring
+from ringtrain._core.transport.http2 import server as data_port
+from ringtrain._core.transport.http2 import serving
+from ringtrain._core.wire.messages import MOST_CONTROL_BYTES
+from ringtrain._core.world import gathering
 from ringtrain.data.service import server as data_worker
-from ringtrain.launcher import http, page_server
-from ringtrain.transport import options, strangers
-from ringtrain.transport import rpc as ring
-from ringtrain.transport.http2 import server as data_port
-from ringtrain.transport.http2 import serving
-from ringtrain.wire.messages import MOST_CONTROL_BYTES
-from ringtrain.world import gathering
+from ringtrain.shared import rpc, strangers
+from ringtrain_job.launcher import http, page_server
 
 PAGE = (Path(__file__).parents[2] / "docs/security.md").read_text()
 CONTROL = dict(rpc.server_options(1, False))

@@ -63,7 +63,7 @@ def _settings(by_resolver: bool) -> dict[str, Any]:
     import tensorflow as tf
 
     import ringtrain.tensorflow as hvd
-    from ringtrain.process_groups import context
+    from ringtrain._core.process_groups import context
     from ringtrain.tensorflow import distribute
 
     if by_resolver:

@@ -6,10 +6,10 @@ from typing import TypeVar
 import numpy as np
 from ring.worlds import world_of
 
-from ringtrain.communicators.base import Communicator
-from ringtrain.negotiation.queue import NamedQueue
-from ringtrain.negotiation.request import CollectiveKind, Request
-from ringtrain.process_groups.context import current
+from ringtrain._core.communicators.base import Communicator
+from ringtrain._core.negotiation.queue import NamedQueue
+from ringtrain._core.negotiation.request import CollectiveKind, Request
+from ringtrain._core.process_groups.context import current
 
 T = TypeVar("T")
 ONES = np.ones(2, np.float32)

@@ -11,8 +11,8 @@ import tensorflow as tf
 from frameworks.tensorflow_training import RANK, SIZE, batch, pooled
 
 import ringtrain.tensorflow as hvd
-from ringtrain.agent.world_file import unusable_tf_config
 from ringtrain.tensorflow import distribute
+from ringtrain_job.agent.world_file import unusable_tf_config
 
 v1 = tf.compat.v1
 RATE = 0.1

@@ -13,8 +13,8 @@ import tensorflow as tf
 from frameworks.tensorflow_values import RANK, RANKS, SIZE
 
 import ringtrain.tensorflow as hvd
+from ringtrain._core.process_groups.uncaught import shorten_lost_peers
 from ringtrain.errors import PeerLost
-from ringtrain.process_groups.uncaught import shorten_lost_peers
 from ringtrain.tensorflow.calls import host_call
 
 hvd.init()

@@ -201,7 +201,7 @@ def _step_after_one_that_failed() -> str:
 
     import ringtrain as rt
     import ringtrain.tensorflow as hvd
-    from ringtrain.negotiation.queues import queue_of
+    from ringtrain._core.negotiation.queues import queue_of
 
     hvd.init()
     first, last = _weights(tf)

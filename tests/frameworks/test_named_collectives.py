@@ -13,12 +13,12 @@ from ring.worlds import TRANSPORTS, World, world_of
 from support.memory_transport import MemoryNetwork, MemoryTransport
 
 import ringtrain as rt
+from ringtrain._core.negotiation import arrays, queues
+from ringtrain._core.process_groups.process_sets import ProcessSet, open_group
+from ringtrain._core.process_groups.rank_context import RankContext
+from ringtrain._core.world.config import WorkerConfig
 from ringtrain.errors import ConfigurationError, NotInitializedError, PeerLost
-from ringtrain.negotiation import arrays, queues
 from ringtrain.optim import SGD, HostOptimizer
-from ringtrain.process_groups.process_sets import ProcessSet, open_group
-from ringtrain.process_groups.rank_context import RankContext
-from ringtrain.world.config import WorkerConfig
 
 OVER = pytest.mark.parametrize("transport", TRANSPORTS)
 ONES = np.ones(2, np.float32)

@@ -13,12 +13,12 @@ from frameworks.queues import ONES, allreduce, with_queues
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringtrain.communicators.base import Communicator
+from ringtrain._core.communicators.base import Communicator
+from ringtrain._core.negotiation.agreement import Agreement
+from ringtrain._core.negotiation.queue import NamedQueue
+from ringtrain._core.negotiation.request import CollectiveKind, Request, Round, described
+from ringtrain._core.negotiation.submission import Submission
 from ringtrain.errors import ConfigurationError, MismatchError, NotInitializedError, PeerLost, RingtrainError
-from ringtrain.negotiation.agreement import Agreement
-from ringtrain.negotiation.queue import NamedQueue
-from ringtrain.negotiation.request import CollectiveKind, Request, Round, described
-from ringtrain.negotiation.submission import Submission
 
 
 def exchange(agreements: list[Agreement], messages: list[Round]):

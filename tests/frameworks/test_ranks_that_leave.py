@@ -14,17 +14,17 @@ from frameworks.queues import ONES, allreduce, with_queues
 from ring.worlds import world_of
 from support.ranks import run_ranks
 
-from ringtrain.communicators.base import Communicator
+from ringtrain._core.communicators.base import Communicator
+from ringtrain._core.negotiation import queues
+from ringtrain._core.negotiation.queue import NamedQueue
+from ringtrain._core.negotiation.submission import Submission
+from ringtrain._core.process_groups.context import current
+from ringtrain._core.process_groups.process_sets import global_process_set
+from ringtrain._core.process_groups.rank_context import RankContext
+from ringtrain._core.reduction.cuts import Bounds
+from ringtrain._core.reduction.fold import Flat
+from ringtrain._core.wire.signature import Signature
 from ringtrain.errors import MismatchError, NotInitializedError, PeerLost
-from ringtrain.negotiation import queues
-from ringtrain.negotiation.queue import NamedQueue
-from ringtrain.negotiation.submission import Submission
-from ringtrain.process_groups.context import current
-from ringtrain.process_groups.process_sets import global_process_set
-from ringtrain.process_groups.rank_context import RankContext
-from ringtrain.reduction.cuts import Bounds
-from ringtrain.reduction.fold import Flat
-from ringtrain.wire.signature import Signature
 
 # Half a second of it others wait for a reason that says more.
 PROMPT_S = 5.0

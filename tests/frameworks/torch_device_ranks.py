@@ -17,11 +17,11 @@ from support.pods import Pods
 from support.ranks import run_ranks, started_ranks
 
 import ringtrain.torch as hvd
+from ringtrain._core.negotiation.queues import queue_of
+from ringtrain._core.negotiation.request import CollectiveKind, Request
+from ringtrain._core.process_groups.context import current
 from ringtrain.errors import MismatchError, NotInitializedError, PeerLost
-from ringtrain.negotiation.queues import queue_of
-from ringtrain.negotiation.request import CollectiveKind, Request
 from ringtrain.optim import SGD
-from ringtrain.process_groups.context import current
 from ringtrain.torch.device_groups import DeviceGroups
 
 LONG = 16 << 20  # elements: many times as long as a thread takes to look

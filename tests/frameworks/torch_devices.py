@@ -12,8 +12,8 @@ os.environ["RINGTRAIN_TRANSPORT"] = "torch"  # before the world is met, which th
 from frameworks.torch_values import RANK, SIZE
 
 import ringtrain.torch as hvd
+from ringtrain._core.process_groups.context import current
 from ringtrain.optim import LAMB, SGD, AdamW
-from ringtrain.process_groups.context import current
 from ringtrain.torch.device_groups import DeviceGroups
 
 

@@ -52,8 +52,8 @@ def check_error_device():
     """The kinds of device that a rank says its tensor is on are compared; meta stands for any other than the
     CPU.
     """
-    from ringtrain.negotiation.queues import queue_of
-    from ringtrain.negotiation.request import CollectiveKind, Request
+    from ringtrain._core.negotiation.queues import queue_of
+    from ringtrain._core.negotiation.request import CollectiveKind, Request
 
     device = "cpu" if RANK == 0 else "cuda"
     request = Request(CollectiveKind.ALLREDUCE, "d", ("float32",), ((2,),), op="Sum", device=device)

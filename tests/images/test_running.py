@@ -23,7 +23,7 @@ def test_the_worker_has_its_parts(engine: Engine) -> None:
     script = (
         "import grpc, shutil\n"
         "from mpi4py import MPI\n"
-        "from ringtrain.kernels.library import native_library\n"
+        "from ringtrain._core.kernels.library import native_library\n"
         "assert native_library() is not None\n"
         "print(MPI.Get_library_version(), shutil.which('mpirun'), shutil.which('ringtrain'))"
     )

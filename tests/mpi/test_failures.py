@@ -11,7 +11,7 @@ import psutil
 import pytest
 from support.gang import until_ended
 
-from ringtrain.contract import EXIT_BAD_CONFIGURATION
+from ringtrain.shared.contract import EXIT_BAD_CONFIGURATION
 
 from .jobs import MpiGang
 from .libraries import ALL, MPICH, OPEN_MPI, OPEN_MPI_5, Library, python

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from ringtrain.agent.main_thread import MainThread
-from ringtrain.agent.mpi.rank_registry import Arrival, Departure, RankAssignment, RankRegistry
-from ringtrain.mpi.frames import receive_frame, send_frame
-from ringtrain.mpi.shim import write_shim
+from ringtrain_job.agent.main_thread import MainThread
+from ringtrain_job.agent.mpi.rank_registry import Arrival, Departure, RankAssignment, RankRegistry
+from ringtrain_job.mpi.frames import receive_frame, send_frame
+from ringtrain_job.mpi.shim import write_shim
 
 DEADLINE_S = 60.0
 
@@ -31,7 +31,7 @@ class AgentAndManager:
         self._listener.bind(str(directory / "registry"))
         self._listener.listen()
         self.manager, self._rank_end = (stack.enter_context(end) for end in socket.socketpair())
-        write_shim(directory / "rank", "ringtrain.mpi.rank_wrapper")
+        write_shim(directory / "rank", "ringtrain_job.mpi.rank_wrapper")
 
     def start(self, *program: str) -> socket.socket:
         """The connection of a wrapper that has been given its assignment."""

@@ -12,16 +12,16 @@ from typing import Any
 import grpc
 import pytest
 
-from ringtrain.agent.mpi.children import Child, ChildStreams
-from ringtrain.agent.mpi.daemons import DaemonContext, DaemonService, Deadlines
-from ringtrain.control.environment import Environment
-from ringtrain.control.model import JobIdentity
-from ringtrain.control.rpc import Peer, dial, serve
-from ringtrain.control.secrets import Secrets, load_secrets
-from ringtrain.gen import daemons_pb2 as pb
-from ringtrain.gen.daemons_pb2_grpc import DaemonsStub, add_DaemonsServicer_to_server
-from ringtrain.launcher.mpi.remote import DaemonNotStarted, Output, RemoteDaemon
-from ringtrain.mpi.proof import Claim, prove
+from ringtrain.shared.environment import Environment
+from ringtrain.shared.gen import daemons_pb2 as pb
+from ringtrain.shared.gen.daemons_pb2_grpc import DaemonsStub, add_DaemonsServicer_to_server
+from ringtrain.shared.rpc import Peer, dial, serve
+from ringtrain.shared.secrets import Secrets, load_secrets
+from ringtrain_job.agent.mpi.children import Child, ChildStreams
+from ringtrain_job.agent.mpi.daemons import DaemonContext, DaemonService, Deadlines
+from ringtrain_job.control.model import JobIdentity
+from ringtrain_job.launcher.mpi.remote import DaemonNotStarted, Output, RemoteDaemon
+from ringtrain_job.mpi.proof import Claim, prove
 
 from .jobs import write_secrets
 

@@ -10,16 +10,16 @@ from typing import Any
 
 import grpc
 
-from ringtrain.transport.base import Broken, Caller, How
-from ringtrain.transport.http2.channel import Channel
-from ringtrain.transport.http2.client import PullStream
-from ringtrain.transport.http2.connection import Connection
-from ringtrain.transport.http2.frames import MAX_WINDOW
-from ringtrain.transport.http2.server import DataServer
-from ringtrain.transport.rpc import RingHandlers
-from ringtrain.transport.strangers import Strangers
-from ringtrain.wire.failure import NotAPeer, PullRefused, WorldFailure
-from ringtrain.wire.frame import HEADER_BYTES, Frame
+from ringtrain._core.transport.base import Broken, Caller, How
+from ringtrain._core.transport.http2.channel import Channel
+from ringtrain._core.transport.http2.client import PullStream
+from ringtrain._core.transport.http2.connection import Connection
+from ringtrain._core.transport.http2.frames import MAX_WINDOW
+from ringtrain._core.transport.http2.server import DataServer
+from ringtrain._core.transport.rpc import RingHandlers
+from ringtrain._core.wire.failure import NotAPeer, PullRefused, WorldFailure
+from ringtrain._core.wire.frame import HEADER_BYTES, Frame
+from ringtrain.shared.strangers import Strangers
 
 DEADLINE_S = 60.0
 METHOD = "/ringtrain.Ring/Pull"

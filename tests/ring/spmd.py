@@ -16,10 +16,10 @@ from typing import Any, TypeVar
 import pytest
 from support.ports import free_addresses
 
-from ringtrain.communicators import mpi
-from ringtrain.process_groups.rank_context import RankContext
-from ringtrain.world.config import WorkerConfig
-from ringtrain.world.mpi_library import load_mpi
+from ringtrain._core.communicators import mpi
+from ringtrain._core.process_groups.rank_context import RankContext
+from ringtrain._core.world.config import WorkerConfig
+from ringtrain._core.world.mpi_library import load_mpi
 
 T = TypeVar("T")
 UNDER_MPIRUN = "RINGTRAIN_TEST_UNDER_MPIRUN" in os.environ

@@ -7,8 +7,8 @@ import pytest
 from click.testing import CliRunner
 
 from ringtrain.bench_rank import quartiles
-from ringtrain.cli.bench import parse_size
-from ringtrain.cli.main import main
+from ringtrain_job.cli.bench import parse_size
+from ringtrain_job.cli.main import main
 
 
 @pytest.mark.parametrize(("transport", "path"), [("shm", "SharedMemory"), ("grpc", "Exchange")])

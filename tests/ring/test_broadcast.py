@@ -11,9 +11,9 @@ from support.ranks import started_ranks, tell
 import ringtrain as rt
 from ring.reference import DTYPES, Array, assert_same_bits, made
 from ring.worlds import world_of
-from ringtrain.communicators.broadcast import Trees, children
+from ringtrain._core.communicators.broadcast import Trees, children
+from ringtrain._core.process_groups.process_sets import group_of
 from ringtrain.errors import MismatchError, PeerLost
-from ringtrain.process_groups.process_sets import group_of
 
 # Below what goes in one section, what does in two, and many sections of the segments below.
 LENGTHS = {"one-section": 5_001, "few-sections": 20_003, "many-sections": 300_007}

@@ -7,8 +7,8 @@ from contextlib import closing, contextmanager
 
 import pytest
 
-from ringtrain.transport.connection_errors import DeadlinePassed
-from ringtrain.transport.http2.channel import Channel
+from ringtrain._core.transport.http2.channel import Channel
+from ringtrain.shared.connection_errors import DeadlinePassed
 
 _of_linux = pytest.mark.skipif(not hasattr(socket, "TCP_CONGESTION"), reason="these are options of Linux")
 

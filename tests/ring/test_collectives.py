@@ -11,8 +11,8 @@ import pytest
 import ringtrain as rt
 from ring.reference import DTYPES, SHAPES, Array, assert_same_bits, folded, made
 from ring.worlds import SEAM, TRANSPORTS, world_of
+from ringtrain._core.process_groups.process_sets import group_of
 from ringtrain.errors import ConfigurationError, MismatchError
-from ringtrain.process_groups.process_sets import group_of
 
 SIZES = pytest.mark.parametrize("size", [1, 2, 3, 4], ids=["one-rank", "two-ranks", "three-ranks", "four-ranks"])
 OVER = pytest.mark.parametrize("transport", TRANSPORTS)

@@ -12,10 +12,10 @@ from support.ranks import run_ranks
 import ringtrain as rt
 from ring.reference import assert_same_bits, made
 from ring.worlds import world_of
+from ringtrain._core.process_groups.group import Group
 from ringtrain.compression import Compressor, halves, int8
 from ringtrain.errors import ConfigurationError, MismatchError
 from ringtrain.optim import SGD, AdamW, HostOptimizer
-from ringtrain.process_groups.group import Group
 
 Array = NDArray[Any]
 SIZE = 3

@@ -30,15 +30,15 @@ from ring.pulls import (
     their_server,
 )
 from ring.worlds import world_of
-from ringtrain.transport.base import Broken, How, Unexpected
-from ringtrain.transport.http2 import frames
-from ringtrain.transport.http2.channel import Channel
-from ringtrain.transport.http2.client import PullStream
-from ringtrain.transport.http2.connection import Connection
-from ringtrain.transport.http2.frames import END_HEADERS, PREFACE, FrameType
-from ringtrain.transport.http2.headers import request_block, response_block, trailer_block
-from ringtrain.transport.http2.path import DataPath
-from ringtrain.wire.failure import PullRefused
+from ringtrain._core.transport.base import Broken, How, Unexpected
+from ringtrain._core.transport.http2 import frames
+from ringtrain._core.transport.http2.channel import Channel
+from ringtrain._core.transport.http2.client import PullStream
+from ringtrain._core.transport.http2.connection import Connection
+from ringtrain._core.transport.http2.frames import END_HEADERS, PREFACE, FrameType
+from ringtrain._core.transport.http2.headers import request_block, response_block, trailer_block
+from ringtrain._core.transport.http2.path import DataPath
+from ringtrain._core.wire.failure import PullRefused
 
 KIB = 1 << 10
 # Nothing, one byte, around the smallest largest frame, around the first window, more than any buffer.

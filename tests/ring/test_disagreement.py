@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from ringtrain import elastic
+from ringtrain._core.process_groups.context import current
 from ringtrain.data import shard
 from ringtrain.errors import MismatchError, RingtrainError, StateCorrupt
 from ringtrain.optim import SGD, AdamW, HostOptimizer
 from ringtrain.optim.memory_check import EVERY, PARTS
-from ringtrain.process_groups.context import current
 
 from .worlds import world_of
 

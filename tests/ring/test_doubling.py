@@ -10,12 +10,12 @@ import pytest
 import ringtrain as rt
 from ring.reference import Array, assert_same_bits, folded, made
 from ring.worlds import world_of
-from ringtrain.communicators import exchange
-from ringtrain.communicators.doubling import PART_BYTES_MOST
+from ringtrain._core.communicators import exchange
+from ringtrain._core.communicators.doubling import PART_BYTES_MOST
+from ringtrain._core.process_groups.context import current
+from ringtrain._core.process_groups.process_sets import group_of
+from ringtrain._core.reduction.cuts import offsets
 from ringtrain.errors import MismatchError, PeerLost
-from ringtrain.process_groups.context import current
-from ringtrain.process_groups.process_sets import group_of
-from ringtrain.reduction.cuts import offsets
 
 SIZES = [2, 3, 4, 5, 6, 7, 8, 9, 15, 17]
 

@@ -17,10 +17,10 @@ from support.ports import free_addresses
 
 import ringtrain as rt
 from ring.leftovers import leftovers
+from ringtrain._core.process_groups.rank_context import RankContext
+from ringtrain._core.world.config import WorkerConfig
 from ringtrain.errors import ConfigurationError, RingtrainError
-from ringtrain.process_groups.rank_context import RankContext
-from ringtrain.transport.address import split_address
-from ringtrain.world.config import WorkerConfig
+from ringtrain.shared.address import split_address
 
 UID = "uid-1"
 DEADLINE_S = 60.0

@@ -20,13 +20,13 @@ from support.ranks import started_ranks, tell
 
 import ringtrain as rt
 from ring.leftovers import leftovers
+from ringtrain._core.process_groups.rank_context import RankContext
+from ringtrain._core.transport.base import Caller, FrameStream, Service, Transport
+from ringtrain._core.transport.rpc import RpcTransport
+from ringtrain._core.wire.frame import Frame
+from ringtrain._core.wire.messages import PullRequest
+from ringtrain._core.world.config import WorkerConfig
 from ringtrain.optim import AdamW, HostOptimizer
-from ringtrain.process_groups.rank_context import RankContext
-from ringtrain.transport.base import Caller, FrameStream, Service, Transport
-from ringtrain.transport.rpc import RpcTransport
-from ringtrain.wire.frame import Frame
-from ringtrain.wire.messages import PullRequest
-from ringtrain.world.config import WorkerConfig
 
 SIZE = 3
 TIMEOUT_S = 10.0

@@ -22,20 +22,20 @@ from support.ports import free_addresses
 import ringtrain as rt
 from ring.leftovers import leftovers
 from ring.worlds import world_of
-from ringtrain.contract import RELEASE
+from ringtrain._core.process_groups.rank_context import RankContext
+from ringtrain._core.transport.base import Broken, Caller, How, Transport
+from ringtrain._core.transport.rpc import RpcTransport
+from ringtrain._core.wire.failure import PullRefused
+from ringtrain._core.wire.frame import Frame
+from ringtrain._core.wire.messages import ABORT, HELLO, PROTOCOL_VERSION, PROVE, STATUS, WATCH, Hello, dump, load
+from ringtrain._core.world.config import WorkerConfig
+from ringtrain._core.world.failure_state import FailureState
+from ringtrain._core.world.handshake import Handshake
+from ringtrain._core.world.neighbours import MESH_MOST
+from ringtrain._core.world.ring_config import RingConfig
 from ringtrain.errors import ConfigurationError, PeerLost, RingtrainError
-from ringtrain.process_groups.rank_context import RankContext
-from ringtrain.transport.base import Broken, Caller, How, Transport
-from ringtrain.transport.rpc import RpcTransport
-from ringtrain.wire.failure import PullRefused
-from ringtrain.wire.frame import Frame
-from ringtrain.wire.messages import ABORT, HELLO, PROTOCOL_VERSION, PROVE, STATUS, WATCH, Hello, dump, load
-from ringtrain.world import authentication
-from ringtrain.world.config import WorkerConfig
-from ringtrain.world.failure_state import FailureState
-from ringtrain.world.handshake import Handshake
-from ringtrain.world.neighbours import MESH_MOST
-from ringtrain.world.ring_config import RingConfig
+from ringtrain.shared import authentication
+from ringtrain.shared.contract import RELEASE
 
 BOTH = pytest.mark.parametrize("transport", ["memory", "grpc"])
 

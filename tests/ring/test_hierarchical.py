@@ -12,11 +12,11 @@ from support.ranks import run_ranks, started_ranks, tell
 import ringtrain as rt
 from ring.reference import Array, assert_same_bits, folded, made
 from ring.worlds import world_of
-from ringtrain.communicators import hierarchical
-from ringtrain.communicators.hierarchical import HierarchicalCommunicator
+from ringtrain._core.communicators import hierarchical
+from ringtrain._core.communicators.hierarchical import HierarchicalCommunicator
+from ringtrain._core.process_groups.group import ProcessGroup
+from ringtrain._core.process_groups.process_sets import group_of
 from ringtrain.errors import MismatchError, PeerLost
-from ringtrain.process_groups.group import ProcessGroup
-from ringtrain.process_groups.process_sets import group_of
 
 Place = Callable[[ProcessGroup, Array], Array]
 

@@ -7,8 +7,8 @@ import pytest
 from support.ranks import run_ranks
 
 import ringtrain as rt
+from ringtrain._core.negotiation import queues
 from ringtrain.errors import ConfigurationError
-from ringtrain.negotiation import queues
 
 
 def refused_then_right(initialized: bool) -> tuple[bool, Any]:

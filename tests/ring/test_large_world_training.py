@@ -13,9 +13,9 @@ from support.ranks import run_ranks, started_ranks
 import ringtrain as rt
 from ring.reference import Array
 from ring.test_pod_tree import by_tree
+from ringtrain._core.process_groups.rank_context import RankContext
+from ringtrain._core.world.config import WorkerConfig
 from ringtrain.optim import AdamW, HostOptimizer
-from ringtrain.process_groups.rank_context import RankContext
-from ringtrain.world.config import WorkerConfig
 
 SHAPES = {"short": (77,), "bias": (), "long": (401, 1003)}
 STEPS = 3

@@ -13,12 +13,12 @@ import pytest
 from support.ranks import run_ranks, started_ranks, tell
 
 import ringtrain as rt
-from ringtrain.process_groups.context import current
-from ringtrain.wire.signature import Signature, Tensor
-from ringtrain.world.failure_state import FailureState
-from ringtrain.world.lateness import Lateness
-from ringtrain.world.offers import Begun, OfferTable
-from ringtrain.world.ring_config import RingConfig
+from ringtrain._core.process_groups.context import current
+from ringtrain._core.wire.signature import Signature, Tensor
+from ringtrain._core.world.failure_state import FailureState
+from ringtrain._core.world.lateness import Lateness
+from ringtrain._core.world.offers import Begun, OfferTable
+from ringtrain._core.world.ring_config import RingConfig
 
 OVER = pytest.mark.parametrize("transport", ["grpc", "auto"])
 TIMEOUT_S = 3.0

@@ -15,15 +15,15 @@ import ringtrain as rt
 from ring.functions import worlds_in_turn
 from ring.leftovers import leftovers
 from ring.worlds import SEAM, World, world_of
+from ringtrain._core.kernels.update import ChunkUpdate
+from ringtrain._core.process_groups.process_sets import group_of
+from ringtrain._core.transport.base import Broken, How
+from ringtrain._core.transport.rpc import RpcTransport
+from ringtrain._core.wire.messages import STATUS
 from ringtrain.errors import PeerLost
-from ringtrain.kernels.update import ChunkUpdate
 from ringtrain.optim import SGD
 from ringtrain.optim.layout import ParamSpec
 from ringtrain.optim.spans import Missed, NativeSpans, Span, StepRules
-from ringtrain.process_groups.process_sets import group_of
-from ringtrain.transport.base import Broken, How
-from ringtrain.transport.rpc import RpcTransport
-from ringtrain.wire.messages import STATUS
 
 OVER = pytest.mark.parametrize("transport", SEAM)
 GRPC = {"RINGTRAIN_TRANSPORT": "grpc"}

@@ -16,10 +16,10 @@ from support.ranks import Ranks, ask, run_ranks, started_ranks, tell
 import ringtrain as rt
 from ring.functions import worlds_in_turn
 from ring.leftovers import leftovers
-from ringtrain.process_groups import context
-from ringtrain.world.failure_state import FailureState
-from ringtrain.world.neighbours import MESH_MOST
-from ringtrain.world.reports import Closed
+from ringtrain._core.process_groups import context
+from ringtrain._core.world.failure_state import FailureState
+from ringtrain._core.world.neighbours import MESH_MOST
+from ringtrain._core.world.reports import Closed
 
 SIZE = MESH_MOST + 4
 TIMEOUT_S = 20.0

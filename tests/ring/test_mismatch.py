@@ -8,9 +8,9 @@ import pytest
 
 import ringtrain as rt
 from ring.worlds import TRANSPORTS, world_of
+from ringtrain._core.process_groups.process_sets import group_of
 from ringtrain.errors import MismatchError
 from ringtrain.optim import SGD, HostOptimizer
-from ringtrain.process_groups.process_sets import group_of
 
 # What three ranks call, of which one is different, and what every one of them must then read.
 CASES: dict[str, tuple[Callable[[int], object], str]] = {

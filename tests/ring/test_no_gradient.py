@@ -11,8 +11,8 @@ from support.pods import Pods
 from support.ranks import run_ranks
 
 import ringtrain as rt
+from ringtrain._core.process_groups.group import Flat
 from ringtrain.optim import LAMB, SGD, Adam, AdamW, HostOptimizer, Rule
-from ringtrain.process_groups.group import Flat
 
 # In buckets of 8 KiB: parameters that several ranks update, that one does, a scalar, and an empty one.
 SHAPES = {"a": (701,), "b": (), "c": (3, 5), "d": (0,), "e": (4_099,), "f": (129,)}

@@ -11,10 +11,10 @@ from support.memory_group import MemoryGroup, Table
 from support.ranks import run_ranks
 
 import ringtrain as rt
+from ringtrain._core.process_groups.group import Group
+from ringtrain._core.process_groups.process_sets import group_of
 from ringtrain.data import Shard
 from ringtrain.optim import LAMB, SGD, Adam, AdamW, Cosine, HostOptimizer, Rule
-from ringtrain.process_groups.group import Group
-from ringtrain.process_groups.process_sets import group_of
 
 SAMPLES = 100
 GLOBAL_BATCH = 24  # 100 = 4 x 24 + 4: the last batch gives one sample to each of four ranks

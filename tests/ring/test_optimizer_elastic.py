@@ -15,6 +15,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from ringtrain._core.process_groups.context import current
+from ringtrain._core.process_groups.formations import Former
+from ringtrain._core.process_groups.group import ProcessGroup
+from ringtrain._core.process_groups.process_sets import group_of
 from ringtrain.elastic.handlers import ReformingHandler
 from ringtrain.errors import ConfigurationError, MismatchError, PeerLost, RingtrainError, StateCorrupt, StateLost
 from ringtrain.optim import LAMB, SGD, AdamW, HostOptimizer, Rule
@@ -22,10 +26,6 @@ from ringtrain.optim.cut import Unjoined
 from ringtrain.optim.memory_check import EVERY, PARTS
 from ringtrain.optim.mirror import second_homes
 from ringtrain.optim.wire import LOST, LOST_CHANGE
-from ringtrain.process_groups.context import current
-from ringtrain.process_groups.formations import Former
-from ringtrain.process_groups.group import ProcessGroup
-from ringtrain.process_groups.process_sets import group_of
 
 from .worlds import World, world_of
 

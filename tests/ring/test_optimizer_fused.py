@@ -12,11 +12,11 @@ from support.ranks import run_ranks
 
 import ringtrain as rt
 from ring.worlds import world_of
-from ringtrain.kernels.library import native_library
-from ringtrain.kernels.update import ChunkUpdate
+from ringtrain._core.kernels.library import native_library
+from ringtrain._core.kernels.update import ChunkUpdate
+from ringtrain._core.process_groups.group import Flat, ProcessGroup
+from ringtrain._core.process_groups.process_sets import group_of
 from ringtrain.optim import LAMB, SGD, Adam, AdamW, HostOptimizer, Rule
-from ringtrain.process_groups.group import Flat, ProcessGroup
-from ringtrain.process_groups.process_sets import group_of
 
 pytestmark = pytest.mark.skipif(native_library() is None, reason="ringtrain was installed without a C compiler")
 

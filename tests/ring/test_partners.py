@@ -17,19 +17,19 @@ from support.ports import free_addresses
 from support.ranks import run_ranks
 
 import ringtrain as rt
+from ringtrain._core.process_groups import context
+from ringtrain._core.process_groups.rank_context import RankContext
+from ringtrain._core.transport.base import Broken, How
+from ringtrain._core.transport.rpc import RpcTransport
+from ringtrain._core.wire.messages import HELLO, PROVE, ROSTER, WATCH, load_fields
+from ringtrain._core.world.config import WorkerConfig
+from ringtrain._core.world.failure_state import FailureState
+from ringtrain._core.world.handshake import Handshake
+from ringtrain._core.world.neighbours import MESH_MOST, partners
+from ringtrain._core.world.ring_config import RingConfig
+from ringtrain._core.world.roster import RosterEntry
+from ringtrain._core.world.watches import has_gone
 from ringtrain.errors import ConfigurationError, NotInitializedError, PeerLost, RingtrainError
-from ringtrain.process_groups import context
-from ringtrain.process_groups.rank_context import RankContext
-from ringtrain.transport.base import Broken, How
-from ringtrain.transport.rpc import RpcTransport
-from ringtrain.wire.messages import HELLO, PROVE, ROSTER, WATCH, load_fields
-from ringtrain.world.config import WorkerConfig
-from ringtrain.world.failure_state import FailureState
-from ringtrain.world.handshake import Handshake
-from ringtrain.world.neighbours import MESH_MOST, partners
-from ringtrain.world.ring_config import RingConfig
-from ringtrain.world.roster import RosterEntry
-from ringtrain.world.watches import has_gone
 
 SIZE = MESH_MOST + 4
 FAR = 9  # no partner of rank 0

@@ -12,11 +12,11 @@ from support.ranks import started_ranks, tell
 import ringtrain as rt
 from ring.reference import DTYPES, FLOATS, OPS, Array, assert_same_bits, folded, made
 from ring.worlds import world_of
-from ringtrain.communicators import hierarchical
+from ringtrain._core.communicators import hierarchical
+from ringtrain._core.process_groups.process_sets import group_of
+from ringtrain._core.process_groups.rank_context import RankContext
+from ringtrain._core.world.config import WorkerConfig
 from ringtrain.errors import MismatchError, PeerLost
-from ringtrain.process_groups.process_sets import group_of
-from ringtrain.process_groups.rank_context import RankContext
-from ringtrain.world.config import WorkerConfig
 
 LENGTHS = {"one": 1, "few": 7, "short": 5_003, "halved": 150_001, "many-sections": 1_000_003}
 

@@ -8,10 +8,10 @@ from itertools import islice
 
 from support.ports import free_addresses
 
-from ringtrain.transport.base import Broken, Caller, How, Unreached
-from ringtrain.transport.rpc import RpcTransport
-from ringtrain.wire.frame import Frame
-from ringtrain.wire.messages import STATUS, WATCH
+from ringtrain._core.transport.base import Broken, Caller, How, Unreached
+from ringtrain._core.transport.rpc import RpcTransport
+from ringtrain._core.wire.frame import Frame
+from ringtrain._core.wire.messages import STATUS, WATCH
 
 DEADLINE_S = 60.0
 

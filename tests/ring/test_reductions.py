@@ -8,9 +8,9 @@ import pytest
 import ringtrain as rt
 from ring.reference import DTYPES, FLOATS, OPS, SHAPES, Array, assert_same_bits, folded, made
 from ring.worlds import TRANSPORTS, World, world_of
+from ringtrain._core.reduction.cuts import even_bounds
+from ringtrain._core.wire.dtypes import INTEGERS
 from ringtrain.errors import ConfigurationError
-from ringtrain.reduction.cuts import even_bounds
-from ringtrain.wire.dtypes import INTEGERS
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)

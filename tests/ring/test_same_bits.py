@@ -11,11 +11,11 @@ from support.ranks import run_ranks
 import ringtrain as rt
 from ring.reference import FLOATS, OPS, Array, assert_same_bits, folded, made
 from ring.worlds import world_of
-from ringtrain.communicators.exchange import ExchangeCommunicator
-from ringtrain.process_groups.process_sets import group_of
-from ringtrain.reduction.cuts import even_bounds
-from ringtrain.transport.base import Caller, Service
-from ringtrain.wire.frame import Frame
+from ringtrain._core.communicators.exchange import ExchangeCommunicator
+from ringtrain._core.process_groups.process_sets import group_of
+from ringtrain._core.reduction.cuts import even_bounds
+from ringtrain._core.transport.base import Caller, Service
+from ringtrain._core.wire.frame import Frame
 
 
 @settings(max_examples=40, deadline=None)

@@ -17,13 +17,13 @@ import ringtrain as rt
 from ring.reference import DTYPES, SHAPES, Array, assert_same_bits, folded, made
 from ring.worlds import world_of
 from ringtrain import step_time
-from ringtrain.communicators.shm import native
-from ringtrain.communicators.shm.communicator import SharedMemoryCommunicator
+from ringtrain._core.communicators.shm import native
+from ringtrain._core.communicators.shm.communicator import SharedMemoryCommunicator
+from ringtrain._core.process_groups.context import current
+from ringtrain._core.process_groups.process_sets import group_of
+from ringtrain._core.wire.dtypes import dtype_name
+from ringtrain._core.wire.signature import Signature
 from ringtrain.errors import MismatchError, PeerLost
-from ringtrain.process_groups.context import current
-from ringtrain.process_groups.process_sets import group_of
-from ringtrain.wire.dtypes import dtype_name
-from ringtrain.wire.signature import Signature
 
 LENGTHS = [1, 2, 1000, 16_384, 40_000, 300_001, 1_500_000]
 

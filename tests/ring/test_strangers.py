@@ -12,7 +12,7 @@ import pytest
 import ringtrain as rt
 from ring.leftovers import leftovers
 from ring.worlds import World, world_of
-from ringtrain.transport.strangers import Complaints, Strangers
+from ringtrain.shared.strangers import Complaints, Strangers
 
 DEADLINE_S = 30.0
 

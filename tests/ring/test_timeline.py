@@ -15,11 +15,11 @@ from support.ranks import DEADLINE_S, ask, ranks_ended, run_ranks, started_ranks
 
 import ringtrain as rt
 from ringtrain import timeline
-from ringtrain.cli.main import main
-from ringtrain.negotiation.queues import queue_of
-from ringtrain.negotiation.request import CollectiveKind, Request
+from ringtrain._core.negotiation.queues import queue_of
+from ringtrain._core.negotiation.request import CollectiveKind, Request
+from ringtrain._core.process_groups.process_sets import global_process_set
 from ringtrain.optim import SGD, HostOptimizer
-from ringtrain.process_groups.process_sets import global_process_set
+from ringtrain_job.cli.main import main
 
 
 def train(steps: int) -> None:

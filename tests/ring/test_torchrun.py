@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 from support.ports import free_ports
 
+from ringtrain._core.process_groups.rank_context import warn_of_strangers
+from ringtrain._core.world.config import WorkerConfig
+from ringtrain._core.world.gathering import gather_addresses
+from ringtrain._core.world.ring_config import RingConfig
 from ringtrain.errors import ConfigurationError
-from ringtrain.process_groups.rank_context import warn_of_strangers
-from ringtrain.world.config import WorkerConfig
-from ringtrain.world.gathering import gather_addresses
-from ringtrain.world.ring_config import RingConfig
 
 DEADLINE_S = 120.0
 SUM = """

@@ -14,12 +14,12 @@ import pytest
 from support.memory_transport import MemoryNetwork, MemoryTransport
 from support.ports import free_addresses
 
-from ringtrain.communicators.exchange import SEGMENT_BYTES
-from ringtrain.communicators.hierarchical import CHAIN_PODS_MOST, DIRECT_RANKS_MOST
-from ringtrain.process_groups.rank_context import RankContext
-from ringtrain.transport.base import Transport
-from ringtrain.transport.rpc import RpcTransport
-from ringtrain.world.config import WorkerConfig
+from ringtrain._core.communicators.exchange import SEGMENT_BYTES
+from ringtrain._core.communicators.hierarchical import CHAIN_PODS_MOST, DIRECT_RANKS_MOST
+from ringtrain._core.process_groups.rank_context import RankContext
+from ringtrain._core.transport.base import Transport
+from ringtrain._core.transport.rpc import RpcTransport
+from ringtrain._core.world.config import WorkerConfig
 
 from .spmd import UNDER_MPIRUN, SpmdWorld, spmd_world
 

@@ -26,7 +26,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from ringtrain.process_groups.formations import own_agent
+from ringtrain._core.process_groups.formations import own_agent
 from support.gang import until
 from support.ports import free_addresses
 from support.ranks import DEADLINE_S, Outcome, Ranks, ask, started_ranks

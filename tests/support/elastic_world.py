@@ -4,10 +4,10 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from ringtrain.control.model import Prepare, RankPhase, RankState
-from ringtrain.launcher.elastic_end import AttemptEnd
-from ringtrain.launcher.formation import FormationPhase, FormationState, Formed, Rules, advance
-from ringtrain.launcher.members import SlotView, View
+from ringtrain_job.control.model import Prepare, RankPhase, RankState
+from ringtrain_job.launcher.elastic_end import AttemptEnd
+from ringtrain_job.launcher.formation import FormationPhase, FormationState, Formed, Rules, advance
+from ringtrain_job.launcher.members import SlotView, View
 
 LOST_AFTER = 5
 RULES = Rules(

@@ -1,4 +1,4 @@
-"""A `ringtrain.process_groups.group.Group` on threads of one process: the optimizer's seam without sockets.
+"""A `ringtrain._core.process_groups.group.Group` on threads of one process: the optimizer's seam without sockets.
 
     def rank_twice(group: MemoryGroup) -> int:
         return sum(group.allgather_object(group.rank, "rank"))
@@ -16,10 +16,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from ringtrain._core.kernels.update import ChunkUpdate
+from ringtrain._core.process_groups.group import Flat, Pending
+from ringtrain._core.reduction.ops import ReduceOp
 from ringtrain.errors import PeerLost
-from ringtrain.kernels.update import ChunkUpdate
-from ringtrain.process_groups.group import Flat, Pending
-from ringtrain.reduction.ops import ReduceOp
 
 DEADLINE_S = 60.0
 T = TypeVar("T")

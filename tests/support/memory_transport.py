@@ -5,9 +5,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 
-from ringtrain.transport.base import Broken, How, Service, Unexpected, Unreached
-from ringtrain.wire.failure import PullRefused
-from ringtrain.wire.frame import Frame
+from ringtrain._core.transport.base import Broken, How, Service, Unexpected, Unreached
+from ringtrain._core.wire.failure import PullRefused
+from ringtrain._core.wire.frame import Frame
 
 
 class MemoryCaller:

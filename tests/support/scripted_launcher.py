@@ -4,17 +4,17 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from ringtrain import contract
-from ringtrain.control.async_server import AsyncServer
-from ringtrain.control.model import Form, Member, Order, RankPhase, RankState, World
-from ringtrain.control.rpc import Peer
-from ringtrain.gen import coordinator_pb2_grpc
-from ringtrain.launcher.config import LauncherConfig
-from ringtrain.launcher.gang import Gang
-from ringtrain.launcher.service import CoordinatorService
-from ringtrain.logs.layout import AttemptFiles
-from ringtrain.logs.store import LogStore
-from ringtrain.transport.address import host_port
+from ringtrain.shared import contract
+from ringtrain.shared.address import host_port
+from ringtrain.shared.gen import coordinator_pb2_grpc
+from ringtrain.shared.rpc import Peer
+from ringtrain_job.control.async_server import AsyncServer
+from ringtrain_job.control.model import Form, Member, Order, RankPhase, RankState, World
+from ringtrain_job.launcher.config import LauncherConfig
+from ringtrain_job.launcher.gang import Gang
+from ringtrain_job.launcher.service import CoordinatorService
+from ringtrain_job.logs.layout import AttemptFiles
+from ringtrain_job.logs.store import LogStore
 from support.gang import GangProcesses, until
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from prometheus_client import Metric
 
-from ringtrain.control.model import RankPhase
-from ringtrain.launcher.metrics import PHASES, StatusCollector
+from ringtrain_job.control.model import RankPhase
+from ringtrain_job.launcher.metrics import PHASES, StatusCollector
 from ringtrain_operator.cluster.metrics import Metrics
 from ringtrain_operator.cluster.queue import Key
 

@@ -4,8 +4,8 @@ import importlib.util
 import os
 from typing import TYPE_CHECKING, Any
 
-from ringtrain.contract import RELEASE
 from ringtrain.report import report as report  # here, as its module's name would hide it
+from ringtrain.shared.contract import RELEASE
 
 if TYPE_CHECKING:
     from ringtrain.public import *  # noqa: F403

@@ -1,5 +1,5 @@
 """`python -m ringtrain`: the `ringtrain` command."""
 
-from ringtrain.cli.main import main
+from ringtrain_job.cli.main import main
 
 main()

@@ -7,7 +7,7 @@ import time
 import numpy as np
 
 import ringtrain as rt
-from ringtrain.process_groups.process_sets import group_of
+from ringtrain._core.process_groups.process_sets import group_of
 
 _WARM_UP = 3
 

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from ringtrain import contract
 from ringtrain.errors import ConfigurationError
+from ringtrain.shared import contract
 
 log = logging.getLogger("ringtrain")
 

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from ringtrain import contract, horovod_run
+from ringtrain import horovod_run
 from ringtrain.errors import ConfigurationError, PeerLost, RankFailed
+from ringtrain.shared import contract
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -125,7 +126,7 @@ def _environments(size: int, directory: Path, env: Mapping[str, str]) -> list[di
     """The variables of each rank: addresses of its own on loopback and a token that only this run has."""
     import secrets
 
-    from ringtrain.control.ports import HeldPorts
+    from ringtrain.shared.ports import HeldPorts
 
     token = directory / "token"
     token.touch(mode=0o600)
@@ -158,7 +159,7 @@ def _environments(size: int, directory: Path, env: Mapping[str, str]) -> list[di
 
 def _rank_main(parent: int, pipe: Connection, env: Mapping[str, str], work: bytes, output: Path | None) -> None:
     """In a rank: do the work and tell how it went. `output`: the folder of its stdout and stderr, if asked for."""
-    from ringtrain.processes import die_with_parent
+    from ringtrain.shared.processes import die_with_parent
 
     die_with_parent(parent)()
     if output is not None:

@@ -1,10 +1,10 @@
 """The public API of `ringtrain`, which `ringtrain/__init__.py` loads with the first use of a name."""
 
-from ringtrain import requirements as requirements  # first: it says what the others would fail of
+from ringtrain._core import requirements as requirements  # first: it says what the others would fail of
 
 # isort: split
 from ringtrain import checkpoint, data, elastic, errors, optim, timeline
-from ringtrain.api.collectives import (
+from ringtrain._core.api.collectives import (
     allgather,
     allgather_async,
     allreduce,
@@ -27,7 +27,26 @@ from ringtrain.api.collectives import (
     reducescatter,
     reducescatter_async,
 )
-from ringtrain.api.objects import allgather_object, broadcast_object
+from ringtrain._core.api.objects import allgather_object, broadcast_object
+from ringtrain._core.process_groups.context import (
+    cross_rank,
+    cross_size,
+    init,
+    is_initialized,
+    local_rank,
+    local_size,
+    rank,
+    shutdown,
+    size,
+)
+from ringtrain._core.process_groups.executor import Handle, poll, synchronize
+from ringtrain._core.process_groups.process_sets import (
+    ProcessSet,
+    add_process_set,
+    global_process_set,
+    remove_process_set,
+)
+from ringtrain._core.reduction.ops import Adasum, Average, Max, Min, Product, ReduceOp, Sum
 from ringtrain.errors import (
     CheckpointError,
     ConfigurationError,
@@ -44,25 +63,6 @@ from ringtrain.errors import (
     StorageError,
 )
 from ringtrain.local_ranks import run
-from ringtrain.process_groups.context import (
-    cross_rank,
-    cross_size,
-    init,
-    is_initialized,
-    local_rank,
-    local_size,
-    rank,
-    shutdown,
-    size,
-)
-from ringtrain.process_groups.executor import Handle, poll, synchronize
-from ringtrain.process_groups.process_sets import (
-    ProcessSet,
-    add_process_set,
-    global_process_set,
-    remove_process_set,
-)
-from ringtrain.reduction.ops import Adasum, Average, Max, Min, Product, ReduceOp, Sum
 from ringtrain.report import report
 
 __all__ = [

@@ -12,8 +12,8 @@ import time
 from collections.abc import Mapping
 from typing import SupportsFloat
 
-from ringtrain import contract
 from ringtrain.errors import ConfigurationError
+from ringtrain.shared import contract
 from ringtrain.step_time import measured
 
 # int64, as a status of Kubernetes holds it.

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 import ringtrain.torch as hvd
-from ringtrain.requirements import missing
+from ringtrain._core.requirements import missing
 
 if absent := [name for name in ("transformers", "accelerate") if missing(name)]:
     raise ModuleNotFoundError(

@@ -28,11 +28,6 @@ HERE = Path(__file__).parent
 VERSION = f"python{sys.version_info.major}.{sys.version_info.minor}"
 # Of ringtrain's requirements what only training code needs.
 OF_TRAINING = {"numpy", "ml-dtypes", "hpack"}
-# Folders of the package that only training code imports.
-NOT_COPIED = (
-    *("torch", "tensorflow", "keras", "popart", "spark", "device", "kernels"),
-    *("public.py", "__init__.py", "__main__.py"),
-)
 UNUSED = (
     *("__pycache__", "site-packages", "dist-packages", "test", "tests", "idlelib", "tkinter", "turtledemo"),
     *(
@@ -63,13 +58,13 @@ UNUSED = (
 )
 PACKAGE = '''"""Agent and launcher of ringtrain, without the training runtime, which is the image's own."""
 
-from ringtrain.standalone import restore_environment
+from ringtrain_job.standalone import restore_environment
 
 restore_environment()
 '''
 PROGRAM = '''"""What bin/ringtrain starts."""
 
-from ringtrain.standalone import main
+from ringtrain_job.standalone import main
 
 main()
 '''
@@ -128,22 +123,24 @@ def _copy_distribution(distribution: metadata.Distribution, packages: Path) -> N
 
 
 def _copy_ringtrain(packages: Path) -> None:
-    spec = util.find_spec("ringtrain")
-    assert spec is not None, "ringtrain is not installed in this Python"
-    (source,) = spec.submodule_search_locations or ()
-    first = Path(source)
-
-    def left_out(directory: str, names: list[str]) -> set[str]:
-        here = set(NOT_COPIED) if Path(directory) == first else set()
-        return {name for name in names if name in here or name in ("__pycache__", "native")}
-
-    shutil.copytree(source, packages / "ringtrain", ignore=left_out)
+    library, job = _folder("ringtrain"), _folder("ringtrain_job")
+    left_out = shutil.ignore_patterns("__pycache__", "native")
+    shutil.copytree(job, packages / "ringtrain_job", ignore=left_out)
+    shutil.copytree(library / "shared", packages / "ringtrain" / "shared", ignore=left_out)
+    shutil.copy2(library / "errors.py", packages / "ringtrain")
     (packages / "ringtrain" / "__init__.py").write_text(PACKAGE)
     (packages / "ringtrain" / "__main__.py").write_text(PROGRAM)
     own = metadata.distribution("ringtrain")
     about = packages / f"ringtrain-{own.version}.dist-info"
     about.mkdir()
     (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: ringtrain\nVersion: {own.version}\n")
+
+
+def _folder(package: str) -> Path:
+    spec = util.find_spec(package)
+    assert spec is not None, f"{package} is not installed in this Python"
+    (folder,) = spec.submodule_search_locations or ()
+    return Path(folder)
 
 
 def _copy_programs(target: Path, python: Path) -> None:

@@ -2,7 +2,7 @@
  *
  * Linked statically, so that it runs in an image without any library, and found by its own path, so that the directory
  * can lie anywhere. The loader takes libraries from the directory alone. Variables by which an image would change that
- * process (its preloaded libraries), or that Python changes itself, are put aside: ringtrain/standalone.py gives them
+ * process (its preloaded libraries), or that Python changes itself, are put aside: ringtrain_job/standalone.py gives them
  * back to what the agent starts.
  */
 #define _GNU_SOURCE

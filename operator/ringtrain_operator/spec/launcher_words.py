@@ -1,4 +1,4 @@
-# Generated from worker_image/ringtrain/cli/launchers.py: operator and runtime never import each other.
+# Generated from worker_image/ringtrain_job/cli/launchers.py: operator and runtime never import each other.
 """Programs that start ranks themselves: each of several ranks would start a world of its own."""
 
 from __future__ import annotations

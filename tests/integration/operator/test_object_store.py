@@ -15,7 +15,7 @@ from support.kubelet import Kubelet, ProcessRuntime
 from support.objectstore import Server, environment
 from support.operating import running_operator
 
-from ringtrain.storage import ObjectStore
+from ringtrain.shared.storage import ObjectStore
 from ringtrain_operator.build.log_reader import LABEL_READER
 from ringtrain_operator.cluster.api.resources import JOBS, PODS, SECRETS
 

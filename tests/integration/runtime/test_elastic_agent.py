@@ -13,7 +13,7 @@ from support import elastic_rank
 from support.gang import GangProcesses, runs, until
 from support.scripted_launcher import ScriptedLauncher
 
-from ringtrain.control.model import (
+from ringtrain_job.control.model import (
     Failure,
     Outcome,
     Prepare,

@@ -15,8 +15,8 @@ import pytest
 from support import elastic_rank
 from support.gang import DEADLINE_S, runs, until
 
-from ringtrain.logs.events import read_events
-from ringtrain.logs.layout import AttemptFiles
+from ringtrain_job.logs.events import read_events
+from ringtrain_job.logs.layout import AttemptFiles
 
 RANK = (sys.executable, str(Path(elastic_rank.__file__)))
 LINE = re.compile(r"formation (\d+) rank (\d+) of (\d+) generation \d+ pid (\d+)")

@@ -7,7 +7,7 @@ import pytest
 from support.gang import GangProcesses, until
 from support.scripted_launcher import ScriptedLauncher
 
-from ringtrain.control.model import Form, Member, Prepare, Start, World
+from ringtrain_job.control.model import Form, Member, Prepare, Start, World
 
 SIZE = 20_000
 RING = tuple(f"job-worker-{rank}.job.default.svc:7400" for rank in range(SIZE))
@@ -15,9 +15,9 @@ TF = tuple(f"job-worker-{rank}.job.default.svc:7500" for rank in range(SIZE))
 
 RANK = """
 import json, os, subprocess
-from ringtrain.process_groups.formations import own_agent
-from ringtrain.world.agent_socket import Readiness
-from ringtrain.world.config import WorkerConfig
+from ringtrain._core.process_groups.formations import own_agent
+from ringtrain._core.world.agent_socket import Readiness
+from ringtrain._core.world.config import WorkerConfig
 
 agent = own_agent()
 if agent is not None:

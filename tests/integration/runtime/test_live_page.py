@@ -17,7 +17,7 @@ import pytest
 from support.browser import Tab, open_browser
 from support.gang import DEADLINE_S, GangProcesses, until
 
-from ringtrain.page.access import page_token
+from ringtrain_job.page.access import page_token
 
 # Goes on by one step for each file `step-N` that is put into its directory; a rank says where its process is.
 TRAIN = """

@@ -16,10 +16,10 @@ COUNTED = """
 import os, sys, threading, time
 inherited = dict(os.environ)
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"  # as the commands do: its fork handlers abort a rank now and then
-from ringtrain.agent.config import AgentConfig
-from ringtrain.agent.main import run_agent
-from ringtrain.launcher.config import LauncherConfig
-from ringtrain.launcher.main import run_launcher
+from ringtrain_job.agent.config import AgentConfig
+from ringtrain_job.agent.main import run_agent
+from ringtrain_job.launcher.config import LauncherConfig
+from ringtrain_job.launcher.main import run_launcher
 
 def held():
     names = []

@@ -8,7 +8,7 @@ from typing import Any
 
 from support.browser import Tab, open_browser
 
-from ringtrain.page.document import page
+from ringtrain_job.page.document import page
 
 RUN: dict[str, Any] = {
     "job": "digits", "directory": "/logs", "attempt": 1, "attempts": [], "outcome": {"outcome": "Running"},

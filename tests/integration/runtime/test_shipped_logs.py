@@ -8,8 +8,8 @@ import pytest
 from support.gang import GangProcesses, until
 from support.objectstore import BUCKET, Proxy, Server, environment
 
-from ringtrain.logs.shipping import read_shipped
-from ringtrain.storage import ObjectStore
+from ringtrain.shared.storage import ObjectStore
+from ringtrain_job.logs.shipping import read_shipped
 
 LINES = 2000
 PRINTS = f"""

@@ -12,14 +12,14 @@ import pytest
 from support.certificates import JobAuthority
 from support.gang import DEADLINE_S, GangProcesses
 
-from ringtrain.control.async_server import AsyncServer
-from ringtrain.control.data_members import DATA_SERVICE
-from ringtrain.control.environment import Environment
-from ringtrain.control.rpc import ControlServer, Peer, dial, serve
-from ringtrain.control.secrets import Secrets, load_secrets
-from ringtrain.gen import coordinator_pb2 as pb
-from ringtrain.gen import coordinator_pb2_grpc
-from ringtrain.transport.address import own_address
+from ringtrain.shared.address import own_address
+from ringtrain.shared.data_members import DATA_SERVICE
+from ringtrain.shared.environment import Environment
+from ringtrain.shared.gen import coordinator_pb2 as pb
+from ringtrain.shared.gen import coordinator_pb2_grpc
+from ringtrain.shared.rpc import ControlServer, Peer, dial, serve
+from ringtrain.shared.secrets import Secrets, load_secrets
+from ringtrain_job.control.async_server import AsyncServer
 
 UID = "uid-1"
 WORKERS, LAUNCHER = Peer("worker", UID), Peer("launcher", UID)

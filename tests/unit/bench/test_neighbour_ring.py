@@ -7,7 +7,7 @@ import numpy as np
 from support.ranks import run_ranks
 
 import ringtrain as rt
-from ringtrain.process_groups.context import current
+from ringtrain._core.process_groups.context import current
 
 
 def largest() -> list[float]:

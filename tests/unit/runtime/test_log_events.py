@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from ringtrain.logs.events import Events, read_events
-from ringtrain.logs.layout import AttemptFiles
+from ringtrain_job.logs.events import Events, read_events
+from ringtrain_job.logs.layout import AttemptFiles
 
 
 def test_each_change_is_noted_once(tmp_path: Path) -> None:

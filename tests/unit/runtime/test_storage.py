@@ -10,7 +10,7 @@ from support.objectstore import BUCKET, environment
 
 from ringtrain.checkpoint import ShardedCheckpoints
 from ringtrain.errors import ObjectMissing, StorageError
-from ringtrain.storage import ObjectStore
+from ringtrain.shared.storage import ObjectStore
 
 KINDS = ["file", "memory", "s3", "gcs", "azure"]
 BUCKETS = KINDS[2:]

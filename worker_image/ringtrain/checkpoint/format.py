@@ -17,9 +17,9 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
+from ringtrain._core.wire.dtypes import dtype_of
 from ringtrain.checkpoint.tree import join, split
 from ringtrain.errors import CheckpointError, ConfigurationError
-from ringtrain.wire.dtypes import dtype_of
 
 VERSION = 1
 MANIFEST = "manifest.json"

@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ringtrain._core.process_groups.context import current_or_none
+from ringtrain._core.world.config import WorkerConfig
 from ringtrain.errors import CheckpointError
-from ringtrain.process_groups.context import current_or_none
-from ringtrain.storage import ObjectStore
-from ringtrain.world.config import WorkerConfig
+from ringtrain.shared.storage import ObjectStore
 
 _ATTEMPT = re.compile(r"attempt-(\d{4,})")
 _UID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")

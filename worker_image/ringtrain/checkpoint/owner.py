@@ -13,9 +13,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Final
 
-from ringtrain.communicators.numbers import WORLD
+from ringtrain._core.communicators.numbers import WORLD
+from ringtrain._core.process_groups.context import current_or_none
 from ringtrain.errors import CheckpointError
-from ringtrain.process_groups.context import current_or_none
 
 LOCK: Final = ".writer"
 # Longer than a former rank 0 of an elastic world needs to leave that.

@@ -15,6 +15,10 @@ from typing import Any, Self
 
 import numpy as np
 
+from ringtrain._core.process_groups.formations import CARRIED
+from ringtrain._core.process_groups.group import Group
+from ringtrain._core.process_groups.process_sets import group_of
+from ringtrain._core.reduction.parts import ArrayPart
 from ringtrain.checkpoint.format import DamagedCheckpoint, checked_step
 from ringtrain.checkpoint.locations import ObjectLocation, object_location, own_folder
 from ringtrain.checkpoint.shards import (
@@ -29,12 +33,8 @@ from ringtrain.checkpoint.shards import (
 from ringtrain.checkpoint.store import Saved
 from ringtrain.checkpoint.tree import join, split_parts
 from ringtrain.errors import CheckpointError, ConfigurationError, MismatchError, ObjectMissing, StorageError
-from ringtrain.process_groups.formations import CARRIED
-from ringtrain.process_groups.group import Group
-from ringtrain.process_groups.process_sets import group_of
-from ringtrain.reduction.parts import ArrayPart
 from ringtrain.report import report_start
-from ringtrain.storage import ObjectStore
+from ringtrain.shared.storage import ObjectStore
 
 log = logging.getLogger("ringtrain.checkpoint")
 

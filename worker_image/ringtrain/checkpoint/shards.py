@@ -20,11 +20,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ringtrain._core.reduction.parts import ArrayPart
+from ringtrain._core.wire.dtypes import dtype_of
 from ringtrain.checkpoint.format import DamagedCheckpoint
 from ringtrain.errors import ConfigurationError, ObjectMissing
-from ringtrain.reduction.parts import ArrayPart
-from ringtrain.storage import ObjectStore
-from ringtrain.wire.dtypes import dtype_of
+from ringtrain.shared.storage import ObjectStore
 
 VERSION = 1
 MANIFEST = "manifest.json"

@@ -7,9 +7,9 @@ import threading
 from types import FrameType
 from typing import Self
 
+from ringtrain._core.process_groups.group import Group
+from ringtrain._core.process_groups.process_sets import group_of
 from ringtrain.errors import ConfigurationError
-from ringtrain.process_groups.group import Group
-from ringtrain.process_groups.process_sets import group_of
 
 
 class StopRequest:

@@ -11,6 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from ringtrain._core.process_groups.formations import CARRIED
+from ringtrain._core.process_groups.group import Group
+from ringtrain._core.process_groups.process_sets import group_of
 from ringtrain.checkpoint.files import (
     OnStage,
     checkpoint_path,
@@ -31,11 +34,8 @@ from ringtrain.checkpoint.locations import CheckpointLocation, location_of
 from ringtrain.checkpoint.owner import FolderOwner
 from ringtrain.checkpoint.tree import join, split
 from ringtrain.errors import CheckpointError, ConfigurationError
-from ringtrain.process_groups.formations import CARRIED
-from ringtrain.process_groups.group import Group
-from ringtrain.process_groups.process_sets import group_of
 from ringtrain.report import report_start
-from ringtrain.storage import is_uri
+from ringtrain.shared.storage import is_uri
 
 log = logging.getLogger("ringtrain.checkpoint")
 

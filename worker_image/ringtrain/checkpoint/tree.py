@@ -16,9 +16,9 @@ from typing import Any, Final, Protocol, Self, TypeGuard, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from ringtrain._core.reduction.parts import ArrayPart
+from ringtrain._core.wire.dtypes import dtype_of
 from ringtrain.errors import ConfigurationError
-from ringtrain.reduction.parts import ArrayPart
-from ringtrain.wire.dtypes import dtype_of
 
 REFERENCE: Final = "$array"
 _TENSOR: Final = "$tensor"

@@ -3,11 +3,17 @@
 from collections.abc import Callable
 
 from ringtrain import cross_rank, cross_size, local_rank, local_size, rank, size
+from ringtrain._core.negotiation.queues import (
+    init,
+    is_homogeneous,
+    remove_process_set,
+    start_timeline,
+    stop_timeline,
+)
+from ringtrain._core.process_groups.context import is_initialized, shutdown
+from ringtrain._core.process_groups.process_sets import ProcessSet, add_process_set, global_process_set
+from ringtrain._core.reduction.ops import Adasum, Average, Max, Min, Product, Sum
 from ringtrain.errors import RingtrainError as HorovodInternalError
-from ringtrain.negotiation.queues import init, is_homogeneous, remove_process_set, start_timeline, stop_timeline
-from ringtrain.process_groups.context import is_initialized, shutdown
-from ringtrain.process_groups.process_sets import ProcessSet, add_process_set, global_process_set
-from ringtrain.reduction.ops import Adasum, Average, Max, Min, Product, Sum
 
 __all__ = [
     "Adasum",

@@ -10,8 +10,8 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from ringtrain._core.reduction.ops import chosen_op
 from ringtrain.common import basics
-from ringtrain.reduction.ops import chosen_op
 
 # Importing TensorFlow takes some seconds, on a busy machine many.
 _GPU_DEADLINE_S = 300.0

@@ -8,15 +8,15 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ringtrain.collectives.tensors import check_writable, tensor_of
-from ringtrain.communicators.base import Communicator
+from ringtrain._core.collectives.tensors import check_writable, tensor_of
+from ringtrain._core.communicators.base import Communicator
+from ringtrain._core.process_groups.process_sets import ProcessSet, group_of
+from ringtrain._core.reduction.cuts import even_bounds
+from ringtrain._core.reduction.ops import Average, ReduceOp, Sum
+from ringtrain._core.wire.signature import Signature
 from ringtrain.compression import int8
 from ringtrain.compression.halves import HALVES, half_dtype, squeeze, stretch
 from ringtrain.errors import ConfigurationError, quoted
-from ringtrain.process_groups.process_sets import ProcessSet, group_of
-from ringtrain.reduction.cuts import even_bounds
-from ringtrain.reduction.ops import Average, ReduceOp, Sum
-from ringtrain.wire.signature import Signature
 
 Flat = NDArray[Any]
 INT8: Final = "int8"

@@ -6,9 +6,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from ringtrain._core.kernels.library import native_library
+from ringtrain._core.wire.dtypes import CODES, dtype_of
 from ringtrain.errors import ConfigurationError
-from ringtrain.kernels.library import native_library
-from ringtrain.wire.dtypes import CODES, dtype_of
 
 Flat = NDArray[Any]
 # As users write them.

@@ -11,9 +11,9 @@ from typing import Literal, SupportsIndex, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from ringtrain._core.process_groups.draws import note_draw
+from ringtrain._core.process_groups.process_sets import group_of
 from ringtrain.errors import ConfigurationError, DataError, kind_of
-from ringtrain.process_groups.draws import note_draw
-from ringtrain.process_groups.process_sets import group_of
 
 log = logging.getLogger(__name__)
 

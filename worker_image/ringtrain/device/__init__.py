@@ -4,10 +4,10 @@ A runtime offers a `DeviceSession` (weights in, gradients out as they are ready)
 optimizer on the host, `insert_host_allreduce` leaves it on the device.
 """
 
+from ringtrain._core.negotiation.queues import init
+from ringtrain._core.process_groups.context import shutdown
 from ringtrain.device.distributed import DistributedOptimizer, Options, broadcast_weights, insert_host_allreduce
 from ringtrain.device.session import DeviceSession, HostCallbacks, Inbound, Parameter
-from ringtrain.negotiation.queues import init
-from ringtrain.process_groups.context import shutdown
 
 __all__ = [
     "DeviceSession",

@@ -6,20 +6,20 @@ from typing import Any
 
 import numpy as np
 
+from ringtrain._core.negotiation import arrays
+from ringtrain._core.negotiation.arrays import Reduction
+from ringtrain._core.negotiation.queues import name_for
+from ringtrain._core.negotiation.request import CollectiveKind
+from ringtrain._core.negotiation.submission import Submission
+from ringtrain._core.process_groups.group import Group, ProcessGroup
+from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set, open_group
+from ringtrain._core.reduction.ops import Average, ReduceOp, chosen_op
 from ringtrain.device.session import Array, DeviceSession, HostCallbacks, Inbound
 from ringtrain.errors import ConfigurationError
-from ringtrain.negotiation import arrays
-from ringtrain.negotiation.arrays import Reduction
-from ringtrain.negotiation.queues import name_for
-from ringtrain.negotiation.request import CollectiveKind
-from ringtrain.negotiation.submission import Submission
 from ringtrain.optim import HostOptimizer, Rule
 from ringtrain.optim.cut import first_group
 from ringtrain.optim.host import BUCKET_BYTES
 from ringtrain.optim.on_host import OnHost
-from ringtrain.process_groups.group import Group, ProcessGroup
-from ringtrain.process_groups.process_sets import ProcessSet, global_process_set, open_group
-from ringtrain.reduction.ops import Average, ReduceOp, chosen_op
 
 
 @dataclass(frozen=True)

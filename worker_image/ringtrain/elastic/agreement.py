@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
+from ringtrain._core.process_groups.formations import Former
+from ringtrain._core.process_groups.rank_context import RankContext
 from ringtrain.errors import MismatchError
-from ringtrain.process_groups.formations import Former
-from ringtrain.process_groups.rank_context import RankContext
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 import numpy as np
 
+from ringtrain._core.process_groups.context import current, current_or_none
 from ringtrain.data.shard import Batch, Shard, number_of
 from ringtrain.errors import ConfigurationError, DataError
-from ringtrain.process_groups.context import current, current_or_none
 
 
 @dataclass(frozen=True)

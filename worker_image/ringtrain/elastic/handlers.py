@@ -8,10 +8,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from typing import Any, Protocol, runtime_checkable
 
+from ringtrain._core.process_groups.context import current_or_none
+from ringtrain._core.process_groups.rank_context import RankContext
+from ringtrain._core.wire.values import Foreign
 from ringtrain.elastic.transfer import broadcast
-from ringtrain.process_groups.context import current_or_none
-from ringtrain.process_groups.rank_context import RankContext
-from ringtrain.wire.values import Foreign
 
 
 class StateHandler(ABC):

@@ -7,11 +7,11 @@ import logging
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
+from ringtrain._core.process_groups import context
+from ringtrain._core.process_groups.formations import CARRIED, Place, own_agent
 from ringtrain.elastic.interrupt import HostsUpdatedInterrupt
 from ringtrain.elastic.state import State
 from ringtrain.errors import GOES_ON, PeerLost, RingtrainError
-from ringtrain.process_groups import context
-from ringtrain.process_groups.formations import CARRIED, Place, own_agent
 
 log = logging.getLogger("ringtrain")
 T = TypeVar("T")

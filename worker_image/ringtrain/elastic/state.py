@@ -10,6 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from ringtrain._core.process_groups.context import current
+from ringtrain._core.process_groups.formations import CARRIED, Place, own_agent
+from ringtrain._core.process_groups.rank_context import RankContext
+from ringtrain._core.reduction.ops import Max
+from ringtrain._core.wire.signature import Signature, Tensor
+from ringtrain._core.wire.values import Foreign
 from ringtrain.elastic.agreement import CommonStep, Said, agree
 from ringtrain.elastic.data import ElasticShard
 from ringtrain.elastic.handlers import (
@@ -23,12 +29,6 @@ from ringtrain.elastic.handlers import (
 from ringtrain.elastic.interrupt import HostsUpdatedInterrupt
 from ringtrain.elastic.transfer import broadcast, check_sendable
 from ringtrain.errors import ConfigurationError, MismatchError, NotRestored
-from ringtrain.process_groups.context import current
-from ringtrain.process_groups.formations import CARRIED, Place, own_agent
-from ringtrain.process_groups.rank_context import RankContext
-from ringtrain.reduction.ops import Max
-from ringtrain.wire.signature import Signature, Tensor
-from ringtrain.wire.values import Foreign
 
 log = logging.getLogger("ringtrain")
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from ringtrain._core.process_groups.context import current
+from ringtrain._core.wire.objects import is_refusal, packed, unpacked
+from ringtrain._core.wire.signature import Signature
+from ringtrain._core.wire.values import Foreign, encode_value
 from ringtrain.errors import ConfigurationError
-from ringtrain.process_groups.context import current
-from ringtrain.wire.objects import is_refusal, packed, unpacked
-from ringtrain.wire.signature import Signature
-from ringtrain.wire.values import Foreign, encode_value
 
 
 def broadcast(value: Any, root: int, what: str, foreign: Foreign | None = None) -> Any:

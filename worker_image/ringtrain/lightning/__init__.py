@@ -1,6 +1,6 @@
 """Train with PyTorch Lightning on the ranks of a job: `Trainer(strategy=RingtrainStrategy())`."""
 
-from ringtrain.requirements import missing
+from ringtrain._core.requirements import missing
 
 if missing("lightning") and missing("pytorch_lightning"):
     raise ModuleNotFoundError(

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ringtrain._core.process_groups.group import Flat, Group
 from ringtrain.optim.kernels import Kernels, Part
 from ringtrain.optim.layout import Bucket, Layout
-from ringtrain.process_groups.group import Flat, Group
 
 WEIGHTS, MASTER = "weights", "master"
 

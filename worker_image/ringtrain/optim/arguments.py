@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from ringtrain._core.process_groups.group import Flat
 from ringtrain.errors import ConfigurationError, kind_of
 from ringtrain.optim.rules import Rule
 from ringtrain.optim.schedules import Schedule
-from ringtrain.process_groups.group import Flat
 
 Params = Mapping[str, Flat] | Iterable[tuple[str, Flat]]
 

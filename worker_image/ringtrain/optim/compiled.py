@@ -7,10 +7,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ringtrain.kernels.library import native_library
-from ringtrain.kernels.structures import AdamTermsStruct, SgdTermsStruct
+from ringtrain._core.kernels.library import native_library
+from ringtrain._core.kernels.structures import AdamTermsStruct, SgdTermsStruct
+from ringtrain._core.wire.dtypes import CODES, dtype_name
 from ringtrain.optim.kernels import AdamTerms, Floats, Kernels, NumpyKernels, Part, SgdTerms, Sums
-from ringtrain.wire.dtypes import CODES, dtype_name
 
 _MEAN: Final = "mean"
 _SQUARE: Final = "square"

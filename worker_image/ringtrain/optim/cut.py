@@ -6,9 +6,12 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from ringtrain._core.kernels.update import ChunkUpdate
+from ringtrain._core.process_groups.context import current_or_none, joins_survivors
+from ringtrain._core.process_groups.group import Flat, Group, Pending
+from ringtrain._core.reduction.ops import ReduceOp, Sum
 from ringtrain.compression import HALVES, INT8
 from ringtrain.errors import ConfigurationError
-from ringtrain.kernels.update import ChunkUpdate
 from ringtrain.optim.arenas import Arenas
 from ringtrain.optim.arguments import Settings, described
 from ringtrain.optim.compiled import best_kernels
@@ -26,9 +29,6 @@ from ringtrain.optim.spans import Missed, NativeSpans, rule_is_whole, spans_of
 from ringtrain.optim.state import check_same_model
 from ringtrain.optim.undo import History, Undo
 from ringtrain.optim.wire import LOST, LOST_CHANGE, ByteWire, HalfWire, Wire
-from ringtrain.process_groups.context import current_or_none, joins_survivors
-from ringtrain.process_groups.group import Flat, Group, Pending
-from ringtrain.reduction.ops import ReduceOp, Sum
 
 
 @dataclass(frozen=True)

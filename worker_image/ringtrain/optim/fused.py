@@ -10,7 +10,9 @@ import time
 from collections.abc import Mapping, Sequence
 
 from ringtrain import timeline
-from ringtrain.kernels.update import ChunkUpdate
+from ringtrain._core.kernels.update import ChunkUpdate
+from ringtrain._core.process_groups.group import Pending
+from ringtrain._core.reduction.ops import Average, Sum
 from ringtrain.optim.arenas import MASTER
 from ringtrain.optim.inbox import Inbox
 from ringtrain.optim.layout import Bucket
@@ -18,8 +20,6 @@ from ringtrain.optim.mirror import Replay
 from ringtrain.optim.pipeline import Abandoned, Arrivals, Hold, UpdateContext
 from ringtrain.optim.rules import FusableRule, Rule
 from ringtrain.optim.spans import NativeSpans, StepRules
-from ringtrain.process_groups.group import Pending
-from ringtrain.reduction.ops import Average, Sum
 from ringtrain.step_time import HIDDEN_UPDATE
 
 

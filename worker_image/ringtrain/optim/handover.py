@@ -8,10 +8,10 @@ from collections.abc import Collection, Mapping
 
 import numpy as np
 
+from ringtrain._core.process_groups.group import Flat
 from ringtrain.optim.layout import Bucket
 from ringtrain.optim.mirror import KeptShard
 from ringtrain.optim.pipeline import UpdateContext
-from ringtrain.process_groups.group import Flat
 
 
 def takers(homes: Collection[int], leaving: Collection[int]) -> dict[int, int]:

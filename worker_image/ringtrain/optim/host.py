@@ -14,6 +14,9 @@ from typing import Any
 from numpy.typing import ArrayLike
 
 from ringtrain import timeline
+from ringtrain._core.process_groups.context import drain_before_leaving
+from ringtrain._core.process_groups.group import Flat, Group
+from ringtrain._core.process_groups.process_sets import group_of
 from ringtrain.errors import ConfigurationError, MismatchError, RingtrainError
 from ringtrain.optim.arguments import (
     Params,
@@ -34,9 +37,6 @@ from ringtrain.optim.rules import Rule
 from ringtrain.optim.schedules import Constant, Schedule
 from ringtrain.optim.spans import ABSENT, StepRules, is_absent
 from ringtrain.optim.state import StateRequest, gather_state, merged_missed, restore_state, shard_state
-from ringtrain.process_groups.context import drain_before_leaving
-from ringtrain.process_groups.group import Flat, Group
-from ringtrain.process_groups.process_sets import group_of
 from ringtrain.step_time import REDUCTION, beside_training
 
 # 10 MiB: shorter ones cost processor time where that is scarce; with a backward pass as long as the wire, the

@@ -13,10 +13,10 @@ from typing import Any, Final
 
 import numpy as np
 
+from ringtrain._core.process_groups.group import Flat
 from ringtrain.errors import StateCorrupt
 from ringtrain.optim.mirror import Mirror
 from ringtrain.optim.pipeline import UpdateContext
-from ringtrain.process_groups.group import Flat
 
 # One part an update, read twice: of 0.36 GB, with Adam's state of 25.6 million parameters on 2 ranks, 7 MB.
 PARTS: Final = 100

@@ -14,13 +14,13 @@ from typing import Final
 import numpy as np
 
 from ringtrain import timeline
+from ringtrain._core.process_groups.group import Flat, Group, Pending
 from ringtrain.errors import RingtrainError
 from ringtrain.optim.arenas import MASTER, WEIGHTS, Arenas
 from ringtrain.optim.kernels import Kernels, Part
 from ringtrain.optim.layout import Bucket, Layout
 from ringtrain.optim.spans import Missed, Span, StepRules, spans_of
 from ringtrain.optim.wire import LOST_CHANGE, Wire
-from ringtrain.process_groups.group import Flat, Group, Pending
 
 _GENERATIONS: Final = 2
 _ALIGNED: Final = 64  # a cache line: two owners never write to the same one

@@ -10,10 +10,10 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 
+from ringtrain._core.process_groups.group import Group
 from ringtrain.optim.arenas import Arenas
 from ringtrain.optim.kernels import Floats, Kernels, Sums
 from ringtrain.optim.layout import SEGMENT, Bucket, Layout
-from ringtrain.process_groups.group import Group
 
 
 class Norms:

@@ -15,9 +15,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from ringtrain._core.process_groups.group import Group
+from ringtrain._core.reduction.ops import Max
 from ringtrain.optim.layout import Bucket, Layout
-from ringtrain.process_groups.group import Group
-from ringtrain.reduction.ops import Max
 
 _EARLY: Final = (4, 16)
 _EVERY: Final = 64

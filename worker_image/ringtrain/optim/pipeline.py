@@ -20,6 +20,8 @@ from typing import Protocol
 import numpy as np
 
 from ringtrain import timeline
+from ringtrain._core.process_groups.group import Flat, Group, Pending
+from ringtrain._core.reduction.ops import Average, Sum
 from ringtrain.errors import ConfigurationError
 from ringtrain.optim.arenas import Arenas
 from ringtrain.optim.arguments import Settings
@@ -33,8 +35,6 @@ from ringtrain.optim.rules import LayerRule
 from ringtrain.optim.spans import Missed, Span, StepRules
 from ringtrain.optim.undo import Undo
 from ringtrain.optim.wire import LOST_CHANGE, Wire
-from ringtrain.process_groups.group import Flat, Group, Pending
-from ringtrain.reduction.ops import Average, Sum
 from ringtrain.step_time import HIDDEN_UPDATE, REDUCTION
 
 

@@ -10,6 +10,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from ringtrain._core.process_groups.group import Flat, Group
 from ringtrain.errors import ConfigurationError, MismatchError, StateLost
 from ringtrain.optim.arenas import MASTER, WEIGHTS
 from ringtrain.optim.cut import Cut, Model, Unjoined, make_cut
@@ -17,7 +18,6 @@ from ringtrain.optim.layout import Bucket
 from ringtrain.optim.mirror import Mirror
 from ringtrain.optim.pipeline import UpdateContext
 from ringtrain.optim.state import merged_missed
-from ringtrain.process_groups.group import Flat, Group
 
 
 @dataclass(frozen=True)

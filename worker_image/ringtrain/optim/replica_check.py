@@ -9,11 +9,11 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
+from ringtrain._core.process_groups.context import current_or_none
+from ringtrain._core.process_groups.draws import Draws
 from ringtrain.errors import MismatchError, StateCorrupt
 from ringtrain.optim.memory_check import EVERY, PARTS, cut_in_parts, digest_of
 from ringtrain.optim.pipeline import UpdateContext
-from ringtrain.process_groups.context import current_or_none
-from ringtrain.process_groups.draws import Draws
 
 # Updates after which ranks compare beside each `EVERY`: what differs from the beginning is found there.
 FIRST: Final = (1, 2)

@@ -13,13 +13,13 @@ from typing import Final
 
 import numpy as np
 
-from ringtrain.kernels.structures import SPAN, STAYS
-from ringtrain.kernels.update import NativeRule
+from ringtrain._core.kernels.structures import SPAN, STAYS
+from ringtrain._core.kernels.update import NativeRule
+from ringtrain._core.process_groups.group import Flat
 from ringtrain.optim.compiled import RULE_CODES, native_terms
 from ringtrain.optim.kernels import Kernels, Part
 from ringtrain.optim.layout import Bucket, Layout, ParamSpec
 from ringtrain.optim.rules import FusableRule, LayerRule, Rule, StepValues
-from ringtrain.process_groups.group import Flat
 
 ABSENT: Final = -0.0
 _UNDONE: Final = 2  # so many updates can be given up

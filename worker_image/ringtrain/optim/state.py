@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
+from ringtrain._core.process_groups.group import Flat, Group
+from ringtrain._core.reduction.parts import ArrayPart, Readable, elements
 from ringtrain.errors import ConfigurationError, MismatchError
 from ringtrain.optim.arenas import WEIGHTS
 from ringtrain.optim.layout import Bucket, Layout, ParamSpec
 from ringtrain.optim.mirror import Mirror
 from ringtrain.optim.pipeline import UpdateContext
 from ringtrain.optim.wire import LOST, LOST_CHANGE, Wire
-from ringtrain.process_groups.group import Flat, Group
-from ringtrain.reduction.parts import ArrayPart, Readable, elements
 
 FEEDBACK, MISSED = "error_feedback", "missed"
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ringtrain._core.kernels.update import Kept
+from ringtrain._core.process_groups.group import Flat
 from ringtrain.errors import ConfigurationError, RingtrainError
-from ringtrain.kernels.update import Kept
-from ringtrain.process_groups.group import Flat
 
 
 @dataclass

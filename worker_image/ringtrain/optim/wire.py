@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
+from ringtrain._core.process_groups.group import Flat, Group, Pending
+from ringtrain._core.reduction.cuts import Bounds, offsets
+from ringtrain._core.reduction.ops import Average
 from ringtrain.compression import int8
 from ringtrain.compression.halves import half_dtype, squeeze, stretch
 from ringtrain.optim.arenas import Arenas
 from ringtrain.optim.layout import Bucket, Layout
 from ringtrain.optim.spans import ABSENT, beginnings, spans_of
-from ringtrain.process_groups.group import Flat, Group, Pending
-from ringtrain.reduction.cuts import Bounds, offsets
-from ringtrain.reduction.ops import Average
 
 LOST, LOST_CHANGE = "lost", "lost_change"
 

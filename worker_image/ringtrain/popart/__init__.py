@@ -5,10 +5,10 @@ PopART is imported when a session of its own is used, and not before. A `ringtra
 everywhere in its place.
 """
 
-from ringtrain.negotiation.queues import init
+from ringtrain._core.negotiation.queues import init
+from ringtrain._core.process_groups.context import local_rank, local_size, rank, shutdown, size
 from ringtrain.popart.optimizer import DistributedOptimizer, broadcast_weights
 from ringtrain.popart.session import PopartSession
-from ringtrain.process_groups.context import local_rank, local_size, rank, shutdown, size
 
 __all__ = [
     "DistributedOptimizer",

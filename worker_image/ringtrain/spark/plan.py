@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ringtrain import contract
+from ringtrain.shared import contract
 
 
 @dataclass(frozen=True)

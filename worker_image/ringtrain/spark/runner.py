@@ -22,16 +22,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TextIO
 
-from ringtrain import contract
-from ringtrain.cli.certificates import write_secrets
-from ringtrain.control.ports import HeldPorts
 from ringtrain.errors import ConfigurationError, RankFailed, RingtrainError
-from ringtrain.logs.layout import AttemptFiles
-from ringtrain.logs.reading import read_outcome
-from ringtrain.processes import start_child
+from ringtrain.shared import contract
+from ringtrain.shared.address import host_port
+from ringtrain.shared.ports import HeldPorts
+from ringtrain.shared.processes import start_child
 from ringtrain.spark.plan import SparkRun
 from ringtrain.spark.task import rank_of
-from ringtrain.transport.address import host_port
+from ringtrain_job.cli.certificates import write_secrets
+from ringtrain_job.logs.layout import AttemptFiles
+from ringtrain_job.logs.reading import read_outcome
 
 log = logging.getLogger("ringtrain.spark")
 NAMESPACE: Final = "spark"

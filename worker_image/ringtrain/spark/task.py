@@ -13,10 +13,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ringtrain import contract
-from ringtrain.processes import start_child
+from ringtrain.shared import contract
+from ringtrain.shared.address import own_address
+from ringtrain.shared.processes import start_child
 from ringtrain.spark.plan import SparkPlace, SparkRun, Task, places
-from ringtrain.transport.address import own_address
 
 WORK, RESULT, PLACE, SECRETS = "work", "result", "place.json", "secrets"
 

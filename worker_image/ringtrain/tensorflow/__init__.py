@@ -2,14 +2,14 @@
 hvd`.
 """
 
-from ringtrain.requirements import missing
+from ringtrain._core.requirements import missing
 
 if reason := missing("tensorflow"):
     raise ModuleNotFoundError(reason, name="tensorflow")
 
+from ringtrain._core.negotiation.queues import barrier
 from ringtrain.common.basics import *  # noqa: F403
 from ringtrain.common.util import check_extension, split_list
-from ringtrain.negotiation.queues import barrier
 from ringtrain.tensorflow import elastic, mpi_ops
 from ringtrain.tensorflow.compression import Compression
 from ringtrain.tensorflow.host import HostStrategy

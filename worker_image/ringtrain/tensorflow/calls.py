@@ -12,11 +12,11 @@ from typing import Any, Final
 import numpy as np
 import tensorflow as tf
 
-from ringtrain.collectives.tensors import Array
+from ringtrain._core.collectives.tensors import Array
+from ringtrain._core.transport.threads import DaemonPool
 from ringtrain.tensorflow.errors import NotSupportedError, as_tensorflow
 from ringtrain.tensorflow.names import name_of_gradient
 from ringtrain.tensorflow.operation import Function, add_operation
-from ringtrain.transport.threads import DaemonPool
 
 # How long a thread of TensorFlow's may be held by a call that waits for other ranks, before the graph asks now and
 # then. Functions make their calls one after the other, so few threads are held; a session makes all at once.

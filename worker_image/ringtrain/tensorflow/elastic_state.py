@@ -8,15 +8,15 @@ from typing import Any, TypeVar
 import numpy as np
 import tensorflow as tf
 
-from ringtrain.collectives.tensors import flat_signature
+from ringtrain._core.collectives.tensors import flat_signature
+from ringtrain._core.negotiation import queues
+from ringtrain._core.process_groups.context import current
+from ringtrain._core.wire.dtypes import CODES
 from ringtrain.elastic import ObjectState, StateHandler
 from ringtrain.elastic.running import run_fn
 from ringtrain.errors import MismatchError
-from ringtrain.negotiation import queues
-from ringtrain.process_groups.context import current
 from ringtrain.tensorflow.gradients import identity
 from ringtrain.tensorflow.objects import TENSORFLOW_VALUES
-from ringtrain.wire.dtypes import CODES
 
 T = TypeVar("T")
 

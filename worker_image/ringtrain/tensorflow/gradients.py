@@ -7,14 +7,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from ringtrain.collectives.tensors import Array
+from ringtrain._core.collectives.tensors import Array
+from ringtrain._core.negotiation import arrays
+from ringtrain._core.negotiation.arrays import Reduction
+from ringtrain._core.negotiation.queues import name_for
+from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set, members, trains_alone
+from ringtrain._core.reduction.ops import Adasum, Average, ReduceOp, Sum, chosen_op
 from ringtrain.common.util import split_list
 from ringtrain.errors import ConfigurationError, kind_of
-from ringtrain.negotiation import arrays
-from ringtrain.negotiation.arrays import Reduction
-from ringtrain.negotiation.queues import name_for
-from ringtrain.process_groups.process_sets import ProcessSet, global_process_set, members, trains_alone
-from ringtrain.reduction.ops import Adasum, Average, ReduceOp, Sum, chosen_op
 from ringtrain.tensorflow.calls import any_rows
 from ringtrain.tensorflow.compression import Compression, Compressor
 from ringtrain.tensorflow.members import members_as

@@ -6,9 +6,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set
+from ringtrain._core.reduction.ops import Average
 from ringtrain.errors import ConfigurationError
-from ringtrain.process_groups.process_sets import ProcessSet, global_process_set
-from ringtrain.reduction.ops import Average
 from ringtrain.tensorflow.gradients import GradientOptions, GradientReducer
 from ringtrain.tensorflow.keras.host_optimizer import HostKerasMixin
 from ringtrain.tensorflow.members import stays_alone

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ringtrain.process_groups.formations import own_agent
-from ringtrain.process_groups.process_sets import ProcessSet, members, trains_alone
+from ringtrain._core.process_groups.formations import own_agent
+from ringtrain._core.process_groups.process_sets import ProcessSet, members, trains_alone
 from ringtrain.tensorflow.calls import host_call
 
 

@@ -7,11 +7,11 @@ from typing import Any, Final
 
 import tensorflow as tf
 
+from ringtrain._core.negotiation import objects
+from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set
+from ringtrain._core.wire.values import Foreign
 from ringtrain.errors import ConfigurationError
-from ringtrain.negotiation import objects
-from ringtrain.process_groups.process_sets import ProcessSet, global_process_set
 from ringtrain.tensorflow.errors import as_tensorflow
-from ringtrain.wire.values import Foreign
 
 
 def broadcast_object(

@@ -9,11 +9,11 @@ from typing import Any, Final
 import numpy as np
 import tensorflow as tf
 
+from ringtrain._core.negotiation import arrays
+from ringtrain._core.negotiation.arrays import Reduction
+from ringtrain._core.process_groups import context
+from ringtrain._core.process_groups.process_sets import ProcessSet, number_of
 from ringtrain.errors import ConfigurationError, MismatchError
-from ringtrain.negotiation import arrays
-from ringtrain.negotiation.arrays import Reduction
-from ringtrain.process_groups import context
-from ringtrain.process_groups.process_sets import ProcessSet, number_of
 from ringtrain.tensorflow.errors import as_tensorflow
 from ringtrain.tensorflow.members import outlives_the_world
 

@@ -7,10 +7,10 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
-from ringtrain.collectives.tensors import Array
+from ringtrain._core.collectives.tensors import Array
+from ringtrain._core.negotiation.arrays import result_of
+from ringtrain._core.process_groups import context
 from ringtrain.errors import RingtrainError
-from ringtrain.negotiation.arrays import result_of
-from ringtrain.process_groups import context
 from ringtrain.tensorflow.calls import host_call
 from ringtrain.tensorflow.operation import add_node
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from ringtrain.process_groups.process_sets import ProcessSet, global_process_set
-from ringtrain.reduction.ops import Average
+from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set
+from ringtrain._core.reduction.ops import Average
 from ringtrain.tensorflow.compression import Compression, Compressor
 from ringtrain.tensorflow.gradients import GradientOptions, GradientReducer, trainable
 from ringtrain.tensorflow.members import stays_alone

@@ -8,8 +8,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set
 from ringtrain.errors import ConfigurationError
-from ringtrain.process_groups.process_sets import ProcessSet, global_process_set
 from ringtrain.tensorflow.gradients import GradientReducer, identity
 from ringtrain.tensorflow.members import members_as, stays_alone
 

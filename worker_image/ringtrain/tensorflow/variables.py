@@ -8,9 +8,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from ringtrain._core.negotiation import arrays
+from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set
 from ringtrain.errors import ConfigurationError
-from ringtrain.negotiation import arrays
-from ringtrain.process_groups.process_sets import ProcessSet, global_process_set
 from ringtrain.tensorflow.calls import host_call, value_of
 from ringtrain.tensorflow.names import name_of_call
 

@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 import ringtrain as rt
-from ringtrain.negotiation import queues
+from ringtrain._core.negotiation import queues
 from ringtrain.tensorflow.calls import host_call
 
 # What process_set_included_op returns where Horovod's does.

@@ -5,11 +5,11 @@ from typing import Any, Final
 
 import torch
 
-from ringtrain.collectives.tensors import Array
+from ringtrain._core.collectives.tensors import Array
+from ringtrain._core.negotiation.submission import Arrays
+from ringtrain._core.wire.dtypes import dtype_of
+from ringtrain._core.wire.dtypes import name_of as name_of_dtype
 from ringtrain.errors import ConfigurationError
-from ringtrain.negotiation.submission import Arrays
-from ringtrain.wire.dtypes import dtype_of
-from ringtrain.wire.dtypes import name_of as name_of_dtype
 
 NAMES: Final = {
     torch.float16: "float16",

@@ -10,11 +10,11 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from ringtrain.collectives.tensors import Array
-from ringtrain.kernels.library import address_of
-from ringtrain.reduction.cuts import Bounds, offsets
+from ringtrain._core.collectives.tensors import Array
+from ringtrain._core.kernels.library import address_of
+from ringtrain._core.reduction.cuts import Bounds, offsets
+from ringtrain._core.wire.dtypes import dtype_of
 from ringtrain.torch.bridge import NAMES, to_tensor
-from ringtrain.wire.dtypes import dtype_of
 
 # A parameter: torch.nn.Parameter, whose stubs are not looked at.
 Param = Any

@@ -13,10 +13,10 @@ from typing import Final
 import torch
 import torch.distributed as dist
 
-from ringtrain.negotiation.agreement import Agreed
-from ringtrain.negotiation.request import CollectiveKind, Request
-from ringtrain.negotiation.splits import splits_of
-from ringtrain.reduction.cuts import even_bounds
+from ringtrain._core.negotiation.agreement import Agreed
+from ringtrain._core.negotiation.request import CollectiveKind, Request
+from ringtrain._core.negotiation.splits import splits_of
+from ringtrain._core.reduction.cuts import even_bounds
 from ringtrain.torch.device_groups import DeviceGroup
 
 _OPS: Final = {

@@ -15,13 +15,13 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import AllgatherOptions, AllToAllOptions, _DistributedBackendOptions
 
-from ringtrain.communicators.base import Communicator
-from ringtrain.communicators.foreign import ForeignCalls
+from ringtrain._core.communicators.base import Communicator
+from ringtrain._core.communicators.foreign import ForeignCalls
+from ringtrain._core.process_groups.rank_context import RankContext
+from ringtrain._core.wire.signature import Signature
 from ringtrain.errors import ConfigurationError
-from ringtrain.process_groups.rank_context import RankContext
+from ringtrain.shared.address import split_address
 from ringtrain.torch.device_store import RoundsStore
-from ringtrain.transport.address import split_address
-from ringtrain.wire.signature import Signature
 
 log = logging.getLogger("ringtrain")
 

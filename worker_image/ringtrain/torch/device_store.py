@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import torch.distributed
 
-from ringtrain.communicators.base import Communicator
-from ringtrain.wire.signature import Signature
-from ringtrain.wire.values import decode_value, encode_value
+from ringtrain._core.communicators.base import Communicator
+from ringtrain._core.wire.signature import Signature
+from ringtrain._core.wire.values import decode_value, encode_value
 
 _PAUSE_S = 0.001
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from ringtrain.negotiation import arrays, queues
-from ringtrain.negotiation.queues import name_for, queue_of
-from ringtrain.negotiation.request import CollectiveKind, Request
-from ringtrain.negotiation.splits import scalar_error, splits_error
-from ringtrain.negotiation.submission import Finish
-from ringtrain.process_groups.process_sets import ProcessSet, global_process_set, members
+from ringtrain._core.negotiation import arrays, queues
+from ringtrain._core.negotiation.queues import name_for, queue_of
+from ringtrain._core.negotiation.request import CollectiveKind, Request
+from ringtrain._core.negotiation.splits import scalar_error, splits_error
+from ringtrain._core.negotiation.submission import Finish
+from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set, members
 from ringtrain.torch.bridge import to_tensor
 from ringtrain.torch.handles import TorchHandle, differentiable, first, on_host, submit, synchronize
 

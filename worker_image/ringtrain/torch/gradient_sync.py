@@ -18,11 +18,11 @@ from typing import Any, Final
 import torch
 
 from ringtrain import rank, timeline
+from ringtrain._core.negotiation.submission import Finish
+from ringtrain._core.process_groups.context import current
+from ringtrain._core.process_groups.process_sets import ProcessSet, members, trains_alone
+from ringtrain._core.reduction.ops import Sum
 from ringtrain.errors import ConfigurationError, some_of
-from ringtrain.negotiation.submission import Finish
-from ringtrain.process_groups.context import current
-from ringtrain.process_groups.process_sets import ProcessSet, members, trains_alone
-from ringtrain.reduction.ops import Sum
 from ringtrain.step_time import REDUCTION
 from ringtrain.torch.bridge import to_tensor
 from ringtrain.torch.buckets import BucketMemory, BucketPlace, Param, cut_at, cut_buckets

@@ -11,13 +11,13 @@ import numpy as np
 import torch
 
 from ringtrain import timeline
+from ringtrain._core.process_groups.group import Group, ProcessGroup
+from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set, open_group
 from ringtrain.errors import ConfigurationError
 from ringtrain.optim import HostOptimizer as ArrayOptimizer
 from ringtrain.optim import Rule
 from ringtrain.optim.cut import first_group
 from ringtrain.optim.on_host import OnHost
-from ringtrain.process_groups.group import Group, ProcessGroup
-from ringtrain.process_groups.process_sets import ProcessSet, global_process_set, open_group
 from ringtrain.torch.bridge import like, real, to_arrays, to_tensor
 from ringtrain.torch.gradient_stream import GradientStream, StreamOptions
 from ringtrain.torch.hook import Hook

@@ -1,10 +1,10 @@
 """The collectives under the module name that scripts know from Horovod."""
 
+from ringtrain._core.negotiation.queues import barrier
 from ringtrain.common import basics
 from ringtrain.common.basics import *  # noqa: F403
 from ringtrain.common.util import gpu_available, handle_average_backwards_compatibility
 from ringtrain.common.util import num_rank_is_power_2 as num_rank_is_power_2
-from ringtrain.negotiation.queues import barrier
 from ringtrain.torch.compression import Compression
 from ringtrain.torch.gather import (
     allgather,

@@ -18,16 +18,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from ringtrain.communicators.choose import pod_identity
+from ringtrain._core.communicators.choose import pod_identity
+from ringtrain._core.process_groups.context import current
+from ringtrain._core.process_groups.group import Flat, Pending, ProcessGroup
+from ringtrain._core.process_groups.process_sets import ProcessSet, number_of
+from ringtrain._core.reduction.cuts import Bounds, offsets
+from ringtrain._core.reduction.ops import Sum
 from ringtrain.errors import ConfigurationError, RingtrainError
 from ringtrain.optim.arenas import Arenas
 from ringtrain.optim.layout import Bucket, Layout
 from ringtrain.optim.spans import ABSENT, beginnings
-from ringtrain.process_groups.context import current
-from ringtrain.process_groups.group import Flat, Pending, ProcessGroup
-from ringtrain.process_groups.process_sets import ProcessSet, number_of
-from ringtrain.reduction.cuts import Bounds, offsets
-from ringtrain.reduction.ops import Sum
 from ringtrain.torch.bridge import to_tensor
 from ringtrain.torch.device_groups import DeviceGroup
 from ringtrain.torch.devices import backend_of, device_of

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
+from ringtrain._core.negotiation import objects
+from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set
+from ringtrain._core.wire.values import Foreign
 from ringtrain.errors import ConfigurationError
-from ringtrain.negotiation import objects
-from ringtrain.process_groups.process_sets import ProcessSet, global_process_set
-from ringtrain.wire.values import Foreign
 
 
 def broadcast_object(

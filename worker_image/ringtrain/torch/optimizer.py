@@ -12,9 +12,9 @@ from typing import Any, Final
 import torch
 
 from ringtrain import timeline
+from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set
+from ringtrain._core.reduction.ops import Adasum, Average, Sum, chosen_op
 from ringtrain.errors import ConfigurationError
-from ringtrain.process_groups.process_sets import ProcessSet, global_process_set
-from ringtrain.reduction.ops import Adasum, Average, Sum, chosen_op
 from ringtrain.step_time import UPDATE
 from ringtrain.torch.adasum_optimizer import AdasumMixin
 from ringtrain.torch.buckets import Param

@@ -8,16 +8,16 @@ from typing import Any, Final
 
 import torch
 
-from ringtrain.collectives.tensors import Array
+from ringtrain._core.collectives.tensors import Array
+from ringtrain._core.negotiation import arrays
+from ringtrain._core.negotiation.arrays import Reduction
+from ringtrain._core.negotiation.queues import name_for
+from ringtrain._core.negotiation.request import CollectiveKind, Request
+from ringtrain._core.negotiation.splits import scalar_error
+from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set, members
+from ringtrain._core.reduction.arithmetic import adasum_error
+from ringtrain._core.reduction.ops import Average, ReduceOp
 from ringtrain.compression.casts import run_compressed
-from ringtrain.negotiation import arrays
-from ringtrain.negotiation.arrays import Reduction
-from ringtrain.negotiation.queues import name_for
-from ringtrain.negotiation.request import CollectiveKind, Request
-from ringtrain.negotiation.splits import scalar_error
-from ringtrain.process_groups.process_sets import ProcessSet, global_process_set, members
-from ringtrain.reduction.arithmetic import adasum_error
-from ringtrain.reduction.ops import Average, ReduceOp
 from ringtrain.torch.bridge import to_tensor
 from ringtrain.torch.compression import Compression, Compressor
 from ringtrain.torch.handles import (

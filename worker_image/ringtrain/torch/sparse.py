@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from ringtrain.process_groups.process_sets import ProcessSet, global_process_set, members
-from ringtrain.reduction.ops import Average, chosen_op, only_sums
+from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set, members
+from ringtrain._core.reduction.ops import Average, chosen_op, only_sums
 from ringtrain.step_time import REDUCTION
 from ringtrain.torch.gather import grouped_allgather_async
 from ringtrain.torch.handles import poll

@@ -11,8 +11,8 @@ import torch
 from torch import distributed, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ringtrain.process_groups.context import current_or_none
-from ringtrain.process_groups.process_sets import global_process_set, members
+from ringtrain._core.process_groups.context import current_or_none
+from ringtrain._core.process_groups.process_sets import global_process_set, members
 from ringtrain.torch.gather import allgather
 
 

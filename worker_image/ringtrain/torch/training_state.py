@@ -9,8 +9,8 @@ from typing import Any, Final
 import numpy as np
 import torch
 
+from ringtrain._core.process_groups.context import current
 from ringtrain.errors import ConfigurationError, kind_of
-from ringtrain.process_groups.context import current
 from ringtrain.torch.objects import allgather_object
 
 _RANDOM: Final = "random"

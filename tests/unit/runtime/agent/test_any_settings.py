@@ -7,10 +7,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from support.small_job import of_agent
 
-from ringtrain import contract
-from ringtrain.agent.config import AgentConfig
 from ringtrain.errors import ConfigurationError
-from ringtrain.launcher.config import LauncherConfig
+from ringtrain.shared import contract
+from ringtrain_job.agent.config import AgentConfig
+from ringtrain_job.launcher.config import LauncherConfig
 
 # A variable can hold any bytes but NUL; what is no UTF-8 arrives as surrogates.
 WORDS = ["0", "1", "-1", "2", "x", "", " ", "1e400", "nan", "inf", "1e300", "٣", "1_0", "9" * 400, "9" * 5000]

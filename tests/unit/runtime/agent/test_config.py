@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from support.small_job import environment
 
-from ringtrain.agent.config import AgentConfig
 from ringtrain.errors import ConfigurationError
-from ringtrain.launcher.config import LauncherConfig
-from ringtrain.launcher.main import allow_open_files, most_logs_open
+from ringtrain_job.agent.config import AgentConfig
+from ringtrain_job.launcher.config import LauncherConfig
+from ringtrain_job.launcher.main import allow_open_files, most_logs_open
 
 JOB = environment(3, 2, 2, BACKEND="ring")
 WORKER = {**JOB, "RINGTRAIN_WORKER_INDEX": "1", "RINGTRAIN_LAUNCHER_ADDRESS": "digits-launcher:7350"}
@@ -105,8 +105,8 @@ def test_half_a_secret(tmp_path: Path) -> None:
 
 def test_secrets_are_not_shown() -> None:
     """Neither key nor token is in what a traceback or log may print."""
-    from ringtrain.control.secrets import Secrets
-    from ringtrain.transport.tls import Certificates
+    from ringtrain.shared.secrets import Secrets
+    from ringtrain.shared.tls import Certificates
 
     assert "hidden" not in repr(Secrets(Certificates(b"ca", b"certificate", b"hidden"), "hidden"))
 

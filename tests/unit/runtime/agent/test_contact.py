@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from ringtrain.agent.contact import Contact
-from ringtrain.control.model import World
+from ringtrain_job.agent.contact import Contact
+from ringtrain_job.control.model import World
 
 
 def _world(ring: int, master: int) -> World:

@@ -3,8 +3,8 @@
 import contextlib
 import socket
 
-from ringtrain.control.rpc import Peer, dial
-from ringtrain.control.secrets import Secrets
+from ringtrain.shared.rpc import Peer, dial
+from ringtrain.shared.secrets import Secrets
 
 _DEADLINE_S = 30.0
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from ringtrain.agent.elastic.orders import (
+from ringtrain_job.agent.elastic.orders import (
     CurrentOrder,
     OwnSlot,
     SlotAction,
@@ -12,7 +12,7 @@ from ringtrain.agent.elastic.orders import (
     current_order,
     next_action,
 )
-from ringtrain.control.model import Form, Member, Prepare, World
+from ringtrain_job.control.model import Form, Member, Prepare, World
 
 DEADLINES = SlotDeadlines(fence_s=60, stopped_fence_s=5, grace_s=10)
 WORLD = World(1, ("a:1", "b:1"), ("a:2", "b:2"), "a", 3, 5, (Member(3, 2), Member(1, 1)))

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 from support.small_job import of_agent
 
-from ringtrain.agent.config import AgentConfig
-from ringtrain.agent.rank_env import formation_variables, rank_variables, slot_environment
-from ringtrain.control.model import Member, World
-from ringtrain.world.config import WorkerConfig
+from ringtrain._core.world.config import WorkerConfig
+from ringtrain_job.agent.config import AgentConfig
+from ringtrain_job.agent.rank_env import formation_variables, rank_variables, slot_environment
+from ringtrain_job.control.model import Member, World
 
 CONFIG = AgentConfig.from_env(of_agent(ELASTIC="Shrink"))
 

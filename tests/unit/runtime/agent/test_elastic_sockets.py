@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from ringtrain.agent.elastic.messages import Committed, FromRank, Joined, Ready, change_message, parse_message
-from ringtrain.agent.elastic.sockets import RankSockets, SlotLife
 from ringtrain.errors import ConfigurationError
+from ringtrain_job.agent.elastic.messages import Committed, FromRank, Joined, Ready, change_message, parse_message
+from ringtrain_job.agent.elastic.sockets import RankSockets, SlotLife
 
 CALLER = SlotLife(3, 1)
 DEADLINE_S = 30.0

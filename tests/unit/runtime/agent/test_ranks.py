@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 from support.small_job import of_agent
 
-from ringtrain.agent.config import AgentConfig
-from ringtrain.agent.lifecycle import agent_exit_code
-from ringtrain.agent.rank_env import rank_environment, usable_cores
-from ringtrain.agent.ranks import Ranks, exit_phase
-from ringtrain.control.model import Failure, Outcome, RankPhase, Reason, Verdict, World
-from ringtrain.control.ports import HeldPorts, PortTaken
-from ringtrain.transport.address import listening_socket
+from ringtrain.shared.address import listening_socket
+from ringtrain.shared.ports import HeldPorts, PortTaken
+from ringtrain_job.agent.config import AgentConfig
+from ringtrain_job.agent.lifecycle import agent_exit_code
+from ringtrain_job.agent.rank_env import rank_environment, usable_cores
+from ringtrain_job.agent.ranks import Ranks, exit_phase
+from ringtrain_job.control.model import Failure, Outcome, RankPhase, Reason, Verdict, World
 
 CONFIG = AgentConfig.from_env(of_agent(CHECKPOINT_DIR="/checkpoints"))
 WORLD = World(2, tuple(f"h{r}:74" for r in range(6)), tuple(f"h{r}:75" for r in range(6)), "h0", 7390)
@@ -116,8 +116,8 @@ def test_a_rank_may_end_by_any_signal(number: int, name: str) -> None:
 ADOPTED = """
 import os
 import subprocess
-from ringtrain.agent.ranks import Ranks
-from ringtrain.processes import RankProcess
+from ringtrain_job.agent.ranks import Ranks
+from ringtrain.shared.processes import RankProcess
 
 program = subprocess.Popen(["sleep", "600"])
 ranks = Ranks(0, 1)
@@ -216,7 +216,7 @@ def test_what_no_restart_mends(problem: int, reason: Reason | None, monkeypatch:
     def fail(*_: object) -> None:
         raise OSError(problem, "no")
 
-    monkeypatch.setattr("ringtrain.agent.ranks.start_rank", fail)
+    monkeypatch.setattr("ringtrain_job.agent.ranks.start_rank", fail)
     ranks = Ranks(0, 1)
     assert ranks.start(["train"], lambda _: {}) == []
     assert ranks.state(0).reason is reason

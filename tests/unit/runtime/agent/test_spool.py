@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringtrain.agent.spool import Spool, coalesce
-from ringtrain.logs.journal import Stream
-from ringtrain.logs.layout import AttemptFiles
-from ringtrain.logs.store import Chunk, LogStore
+from ringtrain_job.agent.spool import Spool, coalesce
+from ringtrain_job.logs.journal import Stream
+from ringtrain_job.logs.layout import AttemptFiles
+from ringtrain_job.logs.store import Chunk, LogStore
 
 NOTICE = re.compile(rb"\[ringtrain\] (\d+) lines of rank (\d+) were dropped")
 

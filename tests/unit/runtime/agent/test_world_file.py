@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from ringtrain.agent.world_file import MOST_BYTES, WorldFiles
-from ringtrain.control.model import Member, World
+from ringtrain._core.world.config import WorkerConfig
 from ringtrain.errors import ConfigurationError
-from ringtrain.world.config import WorkerConfig
+from ringtrain_job.agent.world_file import MOST_BYTES, WorldFiles
+from ringtrain_job.control.model import Member, World
 
 MANY = 8000
 ADDRESSES = tuple(f"10.0.{rank // 250}.{rank % 250}:7400" for rank in range(MANY))

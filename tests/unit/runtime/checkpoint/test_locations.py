@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from support.memory_group import MemoryGroup, Table
 
+from ringtrain._core.process_groups.rank_context import RankContext
+from ringtrain._core.world.config import WorkerConfig
 from ringtrain.checkpoint import Checkpoints, Saved, attempt_directory, readable_directories
 from ringtrain.errors import CheckpointError
-from ringtrain.process_groups.rank_context import RankContext
-from ringtrain.world.config import WorkerConfig
 
 OLD = "11111111-1111-1111-1111-111111111111"
 NEW = "22222222-2222-2222-2222-222222222222"

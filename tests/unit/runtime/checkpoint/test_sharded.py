@@ -20,7 +20,7 @@ from ringtrain.checkpoint import Checkpoints, Saved, ShardedCheckpoints
 from ringtrain.errors import CheckpointError, ConfigurationError, MismatchError
 from ringtrain.optim import HostOptimizer
 from ringtrain.optim.rules import AdamW
-from ringtrain.storage import ObjectStore
+from ringtrain.shared.storage import ObjectStore
 
 STATE = {
     "weights": {"dense/kernel": np.arange(60_000, dtype=np.float32).reshape(200, 300), "scale": np.array(2.5)},

@@ -7,16 +7,16 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from ringtrain import contract
-from ringtrain.cli.horovod_options import OPTIONS
-from ringtrain.cli.horovod_values import HorovodValues, horovod_options, read_config_file
-from ringtrain.cli.horovodrun import main as horovodrun
-from ringtrain.cli.hosts import Host, find_hosts
-from ringtrain.cli.run import run
+from ringtrain._core.world.config import WorkerConfig
 from ringtrain.errors import ConfigurationError
-from ringtrain.logs.layout import AttemptFiles
-from ringtrain.world.config import WorkerConfig
-from ringtrain.world.horovod_variables import COUNTERPARTS, with_counterparts
+from ringtrain.shared import contract
+from ringtrain.shared.horovod_variables import COUNTERPARTS, with_counterparts
+from ringtrain_job.cli.horovod_options import OPTIONS
+from ringtrain_job.cli.horovod_values import HorovodValues, horovod_options, read_config_file
+from ringtrain_job.cli.horovodrun import main as horovodrun
+from ringtrain_job.cli.hosts import Host, find_hosts
+from ringtrain_job.cli.run import run
+from ringtrain_job.logs.layout import AttemptFiles
 
 PAGE = (Path(__file__).parents[4] / "docs/migrate-from-horovod.md").read_text()
 # All options of Horovod 0.28's launcher, from its documentation.

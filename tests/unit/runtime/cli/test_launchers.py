@@ -7,8 +7,8 @@ import pytest
 from click.testing import CliRunner
 from support.launchers import LAUNCHERS, OTHERS
 
-from ringtrain.cli.checks import check_launcher
-from ringtrain.cli.run import run
+from ringtrain_job.cli.checks import check_launcher
+from ringtrain_job.cli.run import run
 
 
 @pytest.mark.parametrize(("command", "named"), LAUNCHERS)

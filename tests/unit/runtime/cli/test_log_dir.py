@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 import pytest
 
-from ringtrain.cli.run import check_log_dir
+from ringtrain_job.cli.run import check_log_dir
 
 
 def test_a_log_directory_is_made(tmp_path: Path) -> None:

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from ringtrain.cli.elastic import ElasticOptions, elastic_run
-from ringtrain.cli.main import main
+from ringtrain_job.cli.elastic import ElasticOptions, elastic_run
+from ringtrain_job.cli.main import main
 
 
 @pytest.mark.parametrize(

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from ringtrain import contract
-from ringtrain.cli.certificates import SECRET_FILES, write_secrets
-from ringtrain.cli.hosts import Host
-from ringtrain.cli.remote_agent import GREETING, Order, first_address
-from ringtrain.cli.ssh import HostDeadlines, SshOptions, connect, portable
 from ringtrain.errors import ConfigurationError
+from ringtrain.shared import contract
+from ringtrain_job.cli.certificates import SECRET_FILES, write_secrets
+from ringtrain_job.cli.hosts import Host
+from ringtrain_job.cli.remote_agent import GREETING, Order, first_address
+from ringtrain_job.cli.ssh import HostDeadlines, SshOptions, connect, portable
 
 DEADLINE_S = 60.0
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from ringtrain.cli.tensorboard import tensorboard
+from ringtrain_job.cli.tensorboard import tensorboard
 
 pytest.importorskip("tensorboard")
 

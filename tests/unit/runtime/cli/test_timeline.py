@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from ringtrain.cli.main import main
+from ringtrain_job.cli.main import main
 
 
 def span(rank: int, category: str, began_ms: float, ended_ms: float, **args: Any) -> dict[str, Any]:

@@ -8,9 +8,9 @@ from numpy.typing import NDArray
 from ring.reference import DTYPES, OPS, dtype_of, folded, made
 
 import ringtrain as rt
-from ringtrain.kernels.library import native_library
-from ringtrain.reduction.fold import Folder
-from ringtrain.wire.dtypes import INTEGERS
+from ringtrain._core.kernels.library import native_library
+from ringtrain._core.reduction.fold import Folder
+from ringtrain._core.wire.dtypes import INTEGERS
 
 SPECIAL = [0.0, -0.0, 1.0, -1.0, float("inf"), float("-inf"), float("nan"), 1e-45, 65504.0, 3e38, -3e38]
 

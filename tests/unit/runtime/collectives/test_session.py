@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import ringtrain as rt
+from ringtrain._core.world.config import WorkerConfig
 from ringtrain.errors import ConfigurationError
-from ringtrain.world.config import WorkerConfig
 
 ALONE = WorkerConfig()
 

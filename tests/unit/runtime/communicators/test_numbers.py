@@ -2,7 +2,7 @@
 
 import pytest
 
-from ringtrain.communicators.numbers import PER_SET, foreign_number, further_number, inside_number
+from ringtrain._core.communicators.numbers import PER_SET, foreign_number, further_number, inside_number
 from ringtrain.errors import ConfigurationError
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ringtrain.communicators.pairing import Pairing, dealt_section, shared_section
+from ringtrain._core.communicators.pairing import Pairing, dealt_section, shared_section
 
 PODS = pytest.mark.parametrize("pods", [2, 3, 4, 5, 7, 8, 9, 12, 16, 100])
 

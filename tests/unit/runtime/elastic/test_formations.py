@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from ringtrain._core.process_groups.formations import Former, former_of
 from ringtrain.elastic.agreement import Said, conclude
-from ringtrain.process_groups.formations import Former, former_of
 
 
 def told(adopted: list[int] | None = None, prepared: list[int] | None = None) -> dict[str, Any]:

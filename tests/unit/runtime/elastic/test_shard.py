@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from support.memory_group import MemoryGroup, run_threads
 
 from ringtrain import elastic
+from ringtrain._core.process_groups.rank_context import RankContext
+from ringtrain._core.world.config import WorkerConfig
 from ringtrain.errors import ConfigurationError, DataError
 from ringtrain.optim import SGD, HostOptimizer
-from ringtrain.process_groups.rank_context import RankContext
-from ringtrain.world.config import WorkerConfig
 
 
 class _World(RankContext):

@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from ringtrain.kernels.library import native_library
+from ringtrain._core.kernels.library import native_library
 
 
 @pytest.mark.skipif(not any(map(shutil.which, ("cc", "gcc"))), reason="no C compiler")

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ringtrain.kernels.library import native_library
+from ringtrain._core.kernels.library import native_library
 from ringtrain.optim.compiled import NativeKernels
 from ringtrain.optim.kernels import AdamTerms, Kernels, NumpyKernels, Part, SgdTerms
 

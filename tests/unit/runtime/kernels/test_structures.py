@@ -4,8 +4,8 @@ import ctypes
 
 import pytest
 
-from ringtrain.kernels import structures
-from ringtrain.kernels.library import native_library
+from ringtrain._core.kernels import structures
+from ringtrain._core.kernels.library import native_library
 
 library = native_library()
 pytestmark = pytest.mark.skipif(library is None, reason="ringtrain was installed without a C compiler")

@@ -15,24 +15,24 @@ from prometheus_client.parser import text_string_to_metric_families
 from support.lines import TEXTS, report_lines
 from support.small_job import environment
 
-from ringtrain.agent.spool import Spool
-from ringtrain.control.messages import from_message, message_fields
-from ringtrain.control.model import Failure, Outcome, RankPhase, RankState, Reason, Verdict
-from ringtrain.control.termination import termination_message
-from ringtrain.gen import coordinator_pb2 as pb
-from ringtrain.launcher.config import LauncherConfig
-from ringtrain.launcher.console import Console
-from ringtrain.launcher.gang import Gang
-from ringtrain.launcher.http import StatusServer
-from ringtrain.launcher.progress import follow_reports, say_total
-from ringtrain.launcher.service import CoordinatorService
-from ringtrain.launcher.status import Reports, Snapshot
-from ringtrain.launcher.verdict import lost_peer
-from ringtrain.logs.journal import Stream, recover
-from ringtrain.logs.layout import AttemptFiles
-from ringtrain.logs.records import RecordSplitter, count_records, last_lines
-from ringtrain.logs.reports import BadReport, parse_report
-from ringtrain.logs.store import LogStore
+from ringtrain.shared.gen import coordinator_pb2 as pb
+from ringtrain.shared.messages import from_message, message_fields
+from ringtrain_job.agent.spool import Spool
+from ringtrain_job.control.model import Failure, Outcome, RankPhase, RankState, Reason, Verdict
+from ringtrain_job.control.termination import termination_message
+from ringtrain_job.launcher.config import LauncherConfig
+from ringtrain_job.launcher.console import Console
+from ringtrain_job.launcher.gang import Gang
+from ringtrain_job.launcher.http import StatusServer
+from ringtrain_job.launcher.progress import follow_reports, say_total
+from ringtrain_job.launcher.service import CoordinatorService
+from ringtrain_job.launcher.status import Reports, Snapshot
+from ringtrain_job.launcher.verdict import lost_peer
+from ringtrain_job.logs.journal import Stream, recover
+from ringtrain_job.logs.layout import AttemptFiles
+from ringtrain_job.logs.records import RecordSplitter, count_records, last_lines
+from ringtrain_job.logs.reports import BadReport, parse_report
+from ringtrain_job.logs.store import LogStore
 
 CONFIG = LauncherConfig.from_env(environment(2))
 GOOD = b'{"step": 3, "time": 1730000000.0, "loss": 0.5}\n'

@@ -4,7 +4,7 @@ import os
 import pty
 from pathlib import Path
 
-from ringtrain.launcher.console import Console
+from ringtrain_job.launcher.console import Console
 
 
 def test_a_terminal_that_no_longer_tells_its_width(tmp_path: Path) -> None:

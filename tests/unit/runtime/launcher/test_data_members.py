@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from support.small_job import Clock, environment
 
-from ringtrain.control.data_members import (
+from ringtrain.errors import DataError
+from ringtrain.shared.data_members import (
     DataAddress,
     DataMember,
     MembersFile,
@@ -16,11 +17,10 @@ from ringtrain.control.data_members import (
     members_text,
     read_members,
 )
-from ringtrain.errors import DataError
-from ringtrain.launcher.config import LauncherConfig
-from ringtrain.launcher.data_members import DataMembers
-from ringtrain.launcher.throughput import Throughput, step_line
-from ringtrain.page.step_times import StepTimes
+from ringtrain_job.launcher.config import LauncherConfig
+from ringtrain_job.launcher.data_members import DataMembers
+from ringtrain_job.launcher.throughput import Throughput, step_line
+from ringtrain_job.page.step_times import StepTimes
 
 MEMBER = DataMember("u", 0, "first", "digits-data-0", "10.0.0.9:7370", "ringtrain", 2)
 

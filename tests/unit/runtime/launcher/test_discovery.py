@@ -10,7 +10,7 @@ from support.elastic_world import RULES
 from support.gang import until
 
 from ringtrain.errors import ConfigurationError
-from ringtrain.launcher.discovery import HostDiscovery, HostSlots, parse_hosts, run_script
+from ringtrain_job.launcher.discovery import HostDiscovery, HostSlots, parse_hosts, run_script
 
 OWN = frozenset({"localhost", "here"})
 

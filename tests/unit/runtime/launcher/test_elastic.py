@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 from support.small_job import Clock, environment
 
-from ringtrain.control.model import AgentState, Form, Prepare, RankPhase, RankState, Registration
 from ringtrain.errors import ConfigurationError
-from ringtrain.launcher.config import LauncherConfig
-from ringtrain.launcher.elastic import ElasticWorld
-from ringtrain.launcher.formation import FormationPhase
-from ringtrain.launcher.gang import Gang
-from ringtrain.launcher.status import Reports, Snapshot
-from ringtrain.launcher.verdict import Exit, GangView, WorkerView, failures_by_time, first_cause
-from ringtrain.logs.layout import AttemptFiles
-from ringtrain.logs.store import LogStore
+from ringtrain_job.control.model import AgentState, Form, Prepare, RankPhase, RankState, Registration
+from ringtrain_job.launcher.config import LauncherConfig
+from ringtrain_job.launcher.elastic import ElasticWorld
+from ringtrain_job.launcher.formation import FormationPhase
+from ringtrain_job.launcher.gang import Gang
+from ringtrain_job.launcher.status import Reports, Snapshot
+from ringtrain_job.launcher.verdict import Exit, GangView, WorkerView, failures_by_time, first_cause
+from ringtrain_job.logs.layout import AttemptFiles
+from ringtrain_job.logs.store import LogStore
 
 JOB = environment(3, 2, TIMEOUT="12", ELASTIC="Replace")
 

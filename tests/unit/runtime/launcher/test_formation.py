@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 from support.elastic_world import LOST_AFTER, RULES, World
 
-from ringtrain.control.model import Prepare, RankPhase
-from ringtrain.launcher.elastic_end import AttemptEnd, Ruin
-from ringtrain.launcher.formation import FormationPhase, Formed, Rules
+from ringtrain_job.control.model import Prepare, RankPhase
+from ringtrain_job.launcher.elastic_end import AttemptEnd, Ruin
+from ringtrain_job.launcher.formation import FormationPhase, Formed, Rules
 
 SHRINKS = replace(RULES, shrinks=True)
 RESTARTS = replace(RULES, restarts=True)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from support.elastic_world import RULES, World
 
-from ringtrain.launcher.elastic_end import Ruin
+from ringtrain_job.launcher.elastic_end import Ruin
 
 WAYS = {
     "replace": RULES,

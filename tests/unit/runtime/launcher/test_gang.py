@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 from support.small_job import Clock, environment
 
-from ringtrain.control.model import AgentState, RankPhase, RankState, Refusal, Registration, Start, World
-from ringtrain.launcher.config import LauncherConfig
-from ringtrain.launcher.gang import Gang, make_world
+from ringtrain_job.control.model import AgentState, RankPhase, RankState, Refusal, Registration, Start, World
+from ringtrain_job.launcher.config import LauncherConfig
+from ringtrain_job.launcher.gang import Gang, make_world
 
 CONFIG = LauncherConfig.from_env(environment(2, 2))
 ELASTIC = LauncherConfig.from_env(environment(2, 2, ELASTIC="Replace"))

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from ringtrain.control.ports import PortTaken
-from ringtrain.launcher import http
-from ringtrain.launcher.console import Console
-from ringtrain.launcher.http import StatusServer
+from ringtrain.shared.ports import PortTaken
+from ringtrain_job.launcher import http
+from ringtrain_job.launcher.console import Console
+from ringtrain_job.launcher.http import StatusServer
 
 STATUS: dict[str, Any] = {
     "namespace": "team",

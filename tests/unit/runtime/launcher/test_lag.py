@@ -2,7 +2,7 @@
 
 import pytest
 
-from ringtrain.launcher.throughput import Throughput
+from ringtrain_job.launcher.throughput import Throughput
 
 
 def _report(step: int, time: float) -> dict[str, float]:

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from ringtrain.control.messages import from_message, message_fields
-from ringtrain.control.model import (
+from ringtrain.shared.gen import coordinator_pb2 as pb
+from ringtrain.shared.messages import from_message, message_fields
+from ringtrain_job.control.model import (
     AgentState,
     Failure,
     Form,
@@ -24,8 +25,7 @@ from ringtrain.control.model import (
     Verdict,
     World,
 )
-from ringtrain.control.wire import deflated, order_from_message, order_to_message
-from ringtrain.gen import coordinator_pb2 as pb
+from ringtrain_job.control.wire import deflated, order_from_message, order_to_message
 
 RANKS = (
     RankState(1, RankPhase.FAILED, 0, "SIGTERM", 2, 0.5, ("a", "b"), Reason.NO_MPI_INIT, "why"),

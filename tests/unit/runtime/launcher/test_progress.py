@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 from support.small_job import environment
 
-from ringtrain.control.model import RankPhase, RankState, Registration
-from ringtrain.launcher.config import LauncherConfig
-from ringtrain.launcher.console import Console
-from ringtrain.launcher.gang import Gang
-from ringtrain.launcher.progress import follow_reports
-from ringtrain.launcher.status import Reports, Snapshot
-from ringtrain.logs.journal import Stream
-from ringtrain.logs.layout import AttemptFiles
-from ringtrain.logs.store import Chunk, LogStore
+from ringtrain_job.control.model import RankPhase, RankState, Registration
+from ringtrain_job.launcher.config import LauncherConfig
+from ringtrain_job.launcher.console import Console
+from ringtrain_job.launcher.gang import Gang
+from ringtrain_job.launcher.progress import follow_reports
+from ringtrain_job.launcher.status import Reports, Snapshot
+from ringtrain_job.logs.journal import Stream
+from ringtrain_job.logs.layout import AttemptFiles
+from ringtrain_job.logs.store import Chunk, LogStore
 
 CONFIG = LauncherConfig.from_env(environment(1))
 

@@ -15,19 +15,19 @@ import grpc
 import pytest
 from support.small_job import environment
 
-from ringtrain.control.async_server import AsyncServer
-from ringtrain.control.messages import message_fields
-from ringtrain.control.model import AgentState, Outcome, RankPhase, Registration, Start, Stop, Verdict, World
-from ringtrain.control.rpc import Peer, dial
-from ringtrain.control.secrets import Secrets
-from ringtrain.control.wire import order_from_message
-from ringtrain.gen import coordinator_pb2 as pb
-from ringtrain.gen import coordinator_pb2_grpc
-from ringtrain.launcher.config import LauncherConfig
-from ringtrain.launcher.gang import Gang
-from ringtrain.launcher.service import CoordinatorService
-from ringtrain.logs.layout import AttemptFiles
-from ringtrain.logs.store import LogStore
+from ringtrain.shared.gen import coordinator_pb2 as pb
+from ringtrain.shared.gen import coordinator_pb2_grpc
+from ringtrain.shared.messages import message_fields
+from ringtrain.shared.rpc import Peer, dial
+from ringtrain.shared.secrets import Secrets
+from ringtrain_job.control.async_server import AsyncServer
+from ringtrain_job.control.model import AgentState, Outcome, RankPhase, Registration, Start, Stop, Verdict, World
+from ringtrain_job.control.wire import order_from_message
+from ringtrain_job.launcher.config import LauncherConfig
+from ringtrain_job.launcher.gang import Gang
+from ringtrain_job.launcher.service import CoordinatorService
+from ringtrain_job.logs.layout import AttemptFiles
+from ringtrain_job.logs.store import LogStore
 
 CONFIG = LauncherConfig.from_env(environment(200))
 ELASTIC = LauncherConfig.from_env(environment(200, ELASTIC="Replace"))

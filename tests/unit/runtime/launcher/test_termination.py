@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringtrain.cli.failures import exit_code_of
-from ringtrain.control.model import Failure, Outcome, Reason, Verdict
-from ringtrain.control.ports import PortTaken
-from ringtrain.control.termination import TerminationPath, termination_message, write_termination_message
 from ringtrain.errors import ConfigurationError
+from ringtrain.shared.ports import PortTaken
+from ringtrain_job.cli.failures import exit_code_of
+from ringtrain_job.control.model import Failure, Outcome, Reason, Verdict
+from ringtrain_job.control.termination import TerminationPath, termination_message, write_termination_message
 
 
 def test_a_failure_in_the_words_of_the_contract() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ringtrain.launcher.throughput import Progress, Speed, Throughput, step_line, total_line
+from ringtrain_job.launcher.throughput import Progress, Speed, Throughput, step_line, total_line
 
 
 def report(step: int, time: float, **more: Any) -> dict[str, Any]:

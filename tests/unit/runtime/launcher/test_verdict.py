@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from ringtrain.control.model import Outcome, RankPhase, RankState, Reason
 from ringtrain.errors import GOES_ON
-from ringtrain.launcher.verdict import Exit, GangView, Patience, WorkerView, decide, lost_peer, with_warning
+from ringtrain_job.control.model import Outcome, RankPhase, RankState, Reason
+from ringtrain_job.launcher.verdict import Exit, GangView, Patience, WorkerView, decide, lost_peer, with_warning
 
 PATIENCE = Patience(lost_after_s=15, settle_s=2)
 RUNNING, SUCCEEDED, FAILED, STOPPED = (

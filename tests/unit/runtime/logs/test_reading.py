@@ -8,9 +8,9 @@ import pytest
 from click.testing import CliRunner
 from support.small_job import environment
 
-from ringtrain.cli.logs import logs
-from ringtrain.logs.layout import AttemptFiles
-from ringtrain.logs.reading import LogMissing, find_log, follow, read_from, tail_position
+from ringtrain_job.cli.logs import logs
+from ringtrain_job.logs.layout import AttemptFiles
+from ringtrain_job.logs.reading import LogMissing, find_log, follow, read_from, tail_position
 
 ENV = environment(2, 2, 2)
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringtrain.logs.records import MAX_RECORD, RecordSplitter, count_records, prefixed, skip_records
+from ringtrain_job.logs.records import MAX_RECORD, RecordSplitter, count_records, prefixed, skip_records
 
 OUTPUT = st.lists(st.sampled_from([b"a", b"bc", b"\n", b"\r", b"\r\n", b"\xff", b""]), max_size=30)
 

@@ -9,13 +9,13 @@ import pytest
 from click.testing import CliRunner
 from support.objectstore import BUCKET, Proxy, Server, wait_until
 
-from ringtrain.cli.logs import logs
-from ringtrain.logs import shipping
-from ringtrain.logs.journal import Stream
-from ringtrain.logs.layout import AttemptFiles
-from ringtrain.logs.shipping import LogShipping, read_shipped, shipped_attempts
-from ringtrain.logs.store import Chunk, LogStore
-from ringtrain.storage import ObjectStore
+from ringtrain.shared.storage import ObjectStore
+from ringtrain_job.cli.logs import logs
+from ringtrain_job.logs import shipping
+from ringtrain_job.logs.journal import Stream
+from ringtrain_job.logs.layout import AttemptFiles
+from ringtrain_job.logs.shipping import LogShipping, read_shipped, shipped_attempts
+from ringtrain_job.logs.store import Chunk, LogStore
 
 
 def _store(root: Path, attempt: int = 1) -> LogStore:
@@ -76,7 +76,7 @@ def test_logs_wait_for_credentials(
     _write(store, 0, 1, ["first"])
     s3.check_credentials(True)
     try:
-        with caplog.at_level(logging.INFO, logger="ringtrain.logs.shipping"):
+        with caplog.at_level(logging.INFO, logger="ringtrain_job.logs.shipping"):
             running = _ship(uri, store)
             wait_until("the problem", lambda: running.problem)
             assert "does not take these credentials" in caplog.text

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringtrain.logs.journal import Entry, Recovered, Stream, encode, header, recover
-from ringtrain.logs.layout import AttemptFiles
-from ringtrain.logs.store import Chunk, LogStore
+from ringtrain_job.logs.journal import Entry, Recovered, Stream, encode, header, recover
+from ringtrain_job.logs.layout import AttemptFiles
+from ringtrain_job.logs.store import Chunk, LogStore
 
 ENTRIES = [Entry(Stream.LOG, 0, 3, 30, 42), Entry(Stream.REPORT, 1, 1, 80, 42), Entry(Stream.LOG, 0, 5, 50, 70)]
 

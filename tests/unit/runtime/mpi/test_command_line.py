@@ -2,11 +2,11 @@
 
 import pytest
 
-from ringtrain.control.model import Reason, Registration
 from ringtrain.errors import ConfigurationError
-from ringtrain.launcher.mpi.command_line import MpirunLine
-from ringtrain.launcher.mpi.hosts import host_names, hostfile
-from ringtrain.mpi.implementation import Implementation, MpiCondition, Mpirun, identify, library_of
+from ringtrain_job.control.model import Reason, Registration
+from ringtrain_job.launcher.mpi.command_line import MpirunLine
+from ringtrain_job.launcher.mpi.hosts import host_names, hostfile
+from ringtrain_job.mpi.implementation import Implementation, MpiCondition, Mpirun, identify, library_of
 
 OPEN_MPI, MPICH = Implementation.OPEN_MPI, Implementation.MPICH
 WRAPPER = ["/bin/sh", "-c", 'exec "${RINGTRAIN_MPI_WRAPPER:?is set by the worker agent}" "$@"', "mpi-rank"]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ringtrain.launcher.mpi.hosts import daemon_command
+from ringtrain_job.launcher.mpi.hosts import daemon_command
 
 RSH, HOSTS = "/tmp/ringtrain-mpi-1/rsh", "/tmp/ringtrain-mpi-1/hosts"
 OF_THE_LAUNCHER = f' -mca plm "rsh" -mca plm_rsh_agent "{RSH}" -mca orte_default_hostfile "{HOSTS}"'

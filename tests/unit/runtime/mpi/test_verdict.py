@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from ringtrain.control.model import Outcome, RankPhase, RankState, Reason
-from ringtrain.launcher.mpi.verdict import CommandEnd, DaemonEnd, decide_mpi
-from ringtrain.launcher.verdict import Exit, GangView, Patience, WorkerView
+from ringtrain_job.control.model import Outcome, RankPhase, RankState, Reason
+from ringtrain_job.launcher.mpi.verdict import CommandEnd, DaemonEnd, decide_mpi
+from ringtrain_job.launcher.verdict import Exit, GangView, Patience, WorkerView
 
 PATIENCE = Patience(lost_after_s=15, settle_s=2)
 LOST_DAEMON = DaemonEnd("10.0.0.2", 1, "bind() failed", at=10.0)

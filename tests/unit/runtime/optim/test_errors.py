@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from support.memory_group import MemoryGroup, OneOfTwo, Table, run_threads
 
+from ringtrain._core.process_groups.group import Flat, Pending
+from ringtrain._core.reduction.ops import ReduceOp
 from ringtrain.errors import ConfigurationError, MismatchError, PeerLost
 from ringtrain.optim import LAMB, SGD, Adam, HostOptimizer
-from ringtrain.process_groups.group import Flat, Pending
-from ringtrain.reduction.ops import ReduceOp
 
 
 def _alone(**settings: Any) -> HostOptimizer:

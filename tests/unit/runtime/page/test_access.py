@@ -2,7 +2,7 @@
 
 import pytest
 
-from ringtrain.page.access import Access, page_token
+from ringtrain_job.page.access import Access, page_token
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringtrain.page.curves import MOST_BINS, Curve
+from ringtrain_job.page.curves import MOST_BINS, Curve
 
 
 @given(st.lists(st.tuples(st.integers(0, 10**7), st.integers(-1000, 1000)), min_size=1, max_size=3000))

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from support.lines import TEXTS
 
-from ringtrain.logs.layout import AttemptFiles
-from ringtrain.page.document import page
-from ringtrain.page.log_window import LINE_CHARS
-from ringtrain.page.summary import LOG_LINES, summarize
+from ringtrain_job.logs.layout import AttemptFiles
+from ringtrain_job.page.document import page
+from ringtrain_job.page.log_window import LINE_CHARS
+from ringtrain_job.page.summary import LOG_LINES, summarize
 
 DATA = re.compile(r'<script type="application/json" id="data">(.*?)</script>', re.DOTALL)
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from ringtrain.page import log_window
-from ringtrain.page.log_window import Wanted, window_after, window_before
+from ringtrain_job.page import log_window
+from ringtrain_job.page.log_window import Wanted, window_after, window_before
 
 
 def _log(folder: Path, lines: list[str], rest: str = "") -> Path:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ringtrain.page.metrics import MOST_OWN, Metrics
+from ringtrain_job.page.metrics import MOST_OWN, Metrics
 
 DOCS = Path(__file__).parents[4] / "docs"
 

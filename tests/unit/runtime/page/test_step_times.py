@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from ringtrain.launcher.throughput import Throughput
-from ringtrain.page.step_times import StepTimes
+from ringtrain_job.launcher.throughput import Throughput
+from ringtrain_job.page.step_times import StepTimes
 
 
 def _report(step: int, time: float, **parts: float) -> dict[str, Any]:

@@ -9,13 +9,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from support.memory_transport import MemoryCaller, MemoryNetwork, MemoryTransport
 
-from ringtrain.transport.base import Broken
-from ringtrain.transport.connection_errors import ProtocolError
-from ringtrain.transport.http2 import frames
-from ringtrain.transport.http2.headers import BlockReader
-from ringtrain.wire.failure import PullRefused, WorldFailure
-from ringtrain.wire.frame import HEADER_BYTES, describe_difference, split_frame
-from ringtrain.wire.messages import (
+from ringtrain._core.transport.base import Broken
+from ringtrain._core.transport.http2 import frames
+from ringtrain._core.transport.http2.headers import BlockReader
+from ringtrain._core.wire.failure import PullRefused, WorldFailure
+from ringtrain._core.wire.frame import HEADER_BYTES, describe_difference, split_frame
+from ringtrain._core.wire.messages import (
     ABORT,
     METHODS,
     PROTOCOL_VERSION,
@@ -27,8 +26,9 @@ from ringtrain.wire.messages import (
     load,
     load_fields,
 )
-from ringtrain.world.membership import Membership
-from ringtrain.world.ring_config import RingConfig
+from ringtrain._core.world.membership import Membership
+from ringtrain._core.world.ring_config import RingConfig
+from ringtrain.shared.connection_errors import ProtocolError
 
 HELLO = Hello(PROTOCOL_VERSION, 1, 2, 1, "b:1", "x", "n").__dict__
 JSON = st.recursive(

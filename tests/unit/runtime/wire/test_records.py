@@ -13,8 +13,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from ringtrain._core.wire.values import decode_value, encode_value
 from ringtrain.errors import ConfigurationError
-from ringtrain.wire.values import decode_value, encode_value
 
 called: list[str] = []
 

@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from ringtrain._core.wire.dtypes import CODES, dtype_of
+from ringtrain._core.wire.failure import WorldFailure
+from ringtrain._core.wire.frame import HEADER_BYTES, Frame, FrameHeader, Step, octets, split_frame
+from ringtrain._core.wire.messages import PullRequest
+from ringtrain._core.wire.signature import Signature, Tensor, decode_signature, describe_mismatch, is_text
+from ringtrain._core.wire.values import decode_value, encode_value
 from ringtrain.errors import ConfigurationError, MismatchError, PeerLost, RingtrainError
-from ringtrain.wire.dtypes import CODES, dtype_of
-from ringtrain.wire.failure import WorldFailure
-from ringtrain.wire.frame import HEADER_BYTES, Frame, FrameHeader, Step, octets, split_frame
-from ringtrain.wire.messages import PullRequest
-from ringtrain.wire.signature import Signature, Tensor, decode_signature, describe_mismatch, is_text
-from ringtrain.wire.values import decode_value, encode_value
 
 
 def header(payload: np.ndarray[Any, Any], **changes: Any) -> FrameHeader:

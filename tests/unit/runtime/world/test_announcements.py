@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from ringtrain.transport.base import Broken
-from ringtrain.wire.failure import WorldFailure
-from ringtrain.wire.messages import dump
-from ringtrain.world.failure_state import FailureState
-from ringtrain.world.monitor import Monitor
-from ringtrain.world.neighbours import MESH_MOST, told
-from ringtrain.world.reports import Closed
-from ringtrain.world.ring_config import RingConfig
+from ringtrain._core.transport.base import Broken
+from ringtrain._core.wire.failure import WorldFailure
+from ringtrain._core.wire.messages import dump
+from ringtrain._core.world.failure_state import FailureState
+from ringtrain._core.world.monitor import Monitor
+from ringtrain._core.world.neighbours import MESH_MOST, told
+from ringtrain._core.world.reports import Closed
+from ringtrain._core.world.ring_config import RingConfig
 
 SIZE = MESH_MOST + 4
 ANNOUNCEMENT = dump({"failure": WorldFailure("lost", "rank 3 was lost", 3).encode(), "proof": ""})

@@ -6,13 +6,13 @@ from typing import Any
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ringtrain import contract
+from ringtrain._core.world.config import WorkerConfig
+from ringtrain._core.world.mpi_environment import mpi_rank
+from ringtrain._core.world.tf_config import parse_tf_config
+from ringtrain._core.world.torchrun import torchrun_rank
 from ringtrain.errors import ConfigurationError
-from ringtrain.transport.address import split_address
-from ringtrain.world.config import WorkerConfig
-from ringtrain.world.mpi_environment import mpi_rank
-from ringtrain.world.tf_config import parse_tf_config
-from ringtrain.world.torchrun import torchrun_rank
+from ringtrain.shared import contract
+from ringtrain.shared.address import split_address
 
 # A variable can hold any bytes but NUL; what is no UTF-8 arrives as surrogates.
 WORDS = ["0", "1", "-1", "2", "x", "", " ", "1e400", "nan", "1e300", "٣", "1_0", "9" * 400, "9" * 5000, "x..y:1"]

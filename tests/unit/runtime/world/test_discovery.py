@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from ringtrain._core.world.config import WorkerConfig
 from ringtrain.errors import ConfigurationError
-from ringtrain.world.config import WorkerConfig
 
 WORKERS = ["a:1", "a:2", "b:1"]
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from ringtrain._core.world.mpi_environment import MpiRank
+from ringtrain._core.world.mpi_rendezvous import meet
 from ringtrain.errors import ConfigurationError
-from ringtrain.world.mpi_environment import MpiRank
-from ringtrain.world.mpi_rendezvous import meet
 
 
 def test_ranks_that_meet_again(tmp_path: Path) -> None:

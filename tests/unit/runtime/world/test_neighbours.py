@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringtrain.world.neighbours import MESH_MOST, is_mesh, partners, told, watched, witnesses
+from ringtrain._core.world.neighbours import MESH_MOST, is_mesh, partners, told, watched, witnesses
 
 LARGE = st.integers(MESH_MOST + 1, 1024)
 

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from ringtrain.transport.base import Broken, How
-from ringtrain.wire.failure import WorldFailure
-from ringtrain.wire.messages import ABORT, dump
-from ringtrain.world.failure_state import FailureState
-from ringtrain.world.monitor import Monitor
-from ringtrain.world.neighbours import near
-from ringtrain.world.reports import Activity, Stalled
-from ringtrain.world.ring_config import RingConfig
+from ringtrain._core.transport.base import Broken, How
+from ringtrain._core.wire.failure import WorldFailure
+from ringtrain._core.wire.messages import ABORT, dump
+from ringtrain._core.world.failure_state import FailureState
+from ringtrain._core.world.monitor import Monitor
+from ringtrain._core.world.neighbours import near
+from ringtrain._core.world.reports import Activity, Stalled
+from ringtrain._core.world.ring_config import RingConfig
 
 SIZE = 1000
 LATE = 500

@@ -4,11 +4,11 @@ from concurrent.futures import Future
 
 import pytest
 
-from ringtrain.transport.base import Broken, How, Unreached
-from ringtrain.world.neighbours import MESH_MOST
-from ringtrain.world.reports import Closed, Report
-from ringtrain.world.ring_config import RingConfig
-from ringtrain.world.watches import ALIVE, LEFT, Watches
+from ringtrain._core.transport.base import Broken, How, Unreached
+from ringtrain._core.world.neighbours import MESH_MOST
+from ringtrain._core.world.reports import Closed, Report
+from ringtrain._core.world.ring_config import RingConfig
+from ringtrain._core.world.watches import ALIVE, LEFT, Watches
 
 REFUSED = "failed to connect to all addresses"
 

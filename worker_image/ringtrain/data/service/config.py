@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ringtrain import contract
-from ringtrain.control.environment import Environment
-from ringtrain.control.secrets import Secrets, load_secrets
 from ringtrain.errors import ConfigurationError
+from ringtrain.shared import contract
+from ringtrain.shared.environment import Environment
+from ringtrain.shared.secrets import Secrets, load_secrets
 
 
 @dataclass(frozen=True)

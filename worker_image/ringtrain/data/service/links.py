@@ -10,11 +10,11 @@ from typing import Any, Protocol
 
 import grpc
 
-from ringtrain import contract
-from ringtrain.control.data_members import DataAddress
-from ringtrain.control.rpc import Peer, dial
 from ringtrain.data.service.config import StreamSettings
 from ringtrain.data.service.frames import METHOD, SERVICE, Answer, LoadRequest, read_answers
+from ringtrain.shared import contract
+from ringtrain.shared.data_members import DataAddress
+from ringtrain.shared.rpc import Peer, dial
 
 
 class LinkEvents(Protocol):

@@ -13,15 +13,15 @@ from typing import Any, Final
 
 import grpc
 
-from ringtrain import contract
-from ringtrain.control.data_members import Announcer, DataMember
-from ringtrain.control.rpc import Peer, dial, serve
-from ringtrain.control.secrets import Secrets
 from ringtrain.data.service.config import DataWorkerConfig
 from ringtrain.data.service.frames import METHOD, SERVICE, Answer, LoadRequest
 from ringtrain.data.service.slots import Client, Loaded, RequestQueue, Slot
-from ringtrain.processes import signal_handler
-from ringtrain.transport.address import host_port, own_address
+from ringtrain.shared import contract
+from ringtrain.shared.address import host_port, own_address
+from ringtrain.shared.data_members import Announcer, DataMember
+from ringtrain.shared.processes import signal_handler
+from ringtrain.shared.rpc import Peer, dial, serve
+from ringtrain.shared.secrets import Secrets
 
 log = logging.getLogger(__name__)
 

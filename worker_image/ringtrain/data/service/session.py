@@ -7,13 +7,13 @@ import threading
 import time
 from typing import Any, Final
 
-from ringtrain.control.data_members import DataAddress, read_members
+from ringtrain._core.process_groups.context import current_or_none
 from ringtrain.data.service.config import StreamSettings
 from ringtrain.data.service.frames import Answer, LoadRequest
 from ringtrain.data.service.leases import Leases
 from ringtrain.data.service.links import Link
 from ringtrain.errors import DataError
-from ringtrain.process_groups.context import current_or_none
+from ringtrain.shared.data_members import DataAddress, read_members
 from ringtrain.step_time import INPUT
 
 log = logging.getLogger(__name__)

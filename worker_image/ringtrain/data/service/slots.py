@@ -17,7 +17,7 @@ from typing import Final
 
 from ringtrain.data.service.frames import CHUNK_BYTES, Answer, LoadRequest, places
 from ringtrain.data.service.loader import LENGTH, receive
-from ringtrain.processes import is_stopped, start_child
+from ringtrain.shared.processes import is_stopped, start_child
 
 log = logging.getLogger(__name__)
 

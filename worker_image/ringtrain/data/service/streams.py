@@ -10,13 +10,13 @@ from contextlib import closing
 from itertools import count
 from typing import Final, Protocol
 
+from ringtrain._core.process_groups.process_sets import group_of
 from ringtrain.data.service.batches import LoadedBatch, SplitBatch, loaded
 from ringtrain.data.service.config import StreamSettings
 from ringtrain.data.service.frames import LoadRequest
 from ringtrain.data.service.session import Session
 from ringtrain.data.shard import Batch, Shard
 from ringtrain.errors import ConfigurationError, kind_of
-from ringtrain.process_groups.process_sets import group_of
 
 _FUNCTION: Final = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 _MOST_PREFETCH: Final = 1024

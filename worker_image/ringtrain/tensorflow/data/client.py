@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from ringtrain.errors import ConfigurationError, DataError
+from ringtrain.shared import authentication
 from ringtrain.tensorflow.data.directory import ANSWER, ASK, CALL_S, proof_of, read_line, send_line
-from ringtrain.world import authentication
 
 log = logging.getLogger("ringtrain.data")
 _AGAIN_S: Final = 0.2

@@ -16,19 +16,19 @@ from typing import Any, Final
 
 import tensorflow as tf
 
-from ringtrain import contract
-from ringtrain.api.collectives import barrier
+from ringtrain._core.api.collectives import barrier
+from ringtrain._core.negotiation.queues import init
+from ringtrain._core.process_groups.context import current, is_initialized
+from ringtrain._core.process_groups.context import rank as world_rank
+from ringtrain._core.process_groups.context import size as world_size
 from ringtrain.errors import ConfigurationError
-from ringtrain.negotiation.queues import init
-from ringtrain.process_groups.context import current, is_initialized
-from ringtrain.process_groups.context import rank as world_rank
-from ringtrain.process_groups.context import size as world_size
+from ringtrain.shared import contract
+from ringtrain.shared.address import host_port, is_loopback, reachable_address, split_address
 from ringtrain.tensorflow.data.client import ComputeClient
 from ringtrain.tensorflow.data.config import TfDataServiceConfig
 from ringtrain.tensorflow.data.job_service import JobDataService
 from ringtrain.tensorflow.data.relay import Relay, Watched
 from ringtrain.tensorflow.data.servers import Server, ServerProcesses, start_server
-from ringtrain.transport.address import host_port, is_loopback, reachable_address, split_address
 
 __all__ = ["JobDataService", "TfDataServiceConfig", "compute_worker_fn", "send_to_data_service", "tf_data_service"]
 

@@ -16,10 +16,10 @@ from typing import Any
 
 import click
 
-from ringtrain.api.objects import broadcast_object
+from ringtrain._core.api.objects import broadcast_object
+from ringtrain._core.negotiation.queues import init
+from ringtrain._core.process_groups.context import rank, shutdown, size
 from ringtrain.errors import ConfigurationError, DataError, RingtrainError
-from ringtrain.negotiation.queues import init
-from ringtrain.process_groups.context import rank, shutdown, size
 from ringtrain.tensorflow.data.compute_service import TfDataServiceConfig, compute_worker_fn
 from ringtrain.tensorflow.data.config import SIDES, read_key
 from ringtrain.tensorflow.data.directory import Directory

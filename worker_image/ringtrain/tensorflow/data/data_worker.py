@@ -10,14 +10,14 @@ import uuid
 from contextlib import ExitStack
 from typing import Final
 
-from ringtrain import contract
-from ringtrain.control.data_members import DataMember
 from ringtrain.data.service.config import DataWorkerConfig
 from ringtrain.data.service.server import announce
 from ringtrain.errors import ConfigurationError
-from ringtrain.processes import signal_handler
+from ringtrain.shared import contract
+from ringtrain.shared.address import host_port, own_address
+from ringtrain.shared.data_members import DataMember
+from ringtrain.shared.processes import signal_handler
 from ringtrain.tensorflow.data.servers import ServerProcesses
-from ringtrain.transport.address import host_port, own_address
 
 log = logging.getLogger("ringtrain.data")
 _LOOK_S: Final = 0.1

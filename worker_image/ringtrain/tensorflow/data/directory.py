@@ -16,8 +16,8 @@ from contextlib import suppress
 from typing import Any, Final
 
 from ringtrain.errors import ConfigurationError
-from ringtrain.transport.address import interface_addresses, listening_socket
-from ringtrain.world import authentication
+from ringtrain.shared import authentication
+from ringtrain.shared.address import interface_addresses, listening_socket
 
 MOST_LINE_BYTES: Final = 1 << 20
 # A caller says one thing and goes. Strangers get this long, and only so many of them at once.

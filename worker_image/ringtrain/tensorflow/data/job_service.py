@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from ringtrain.control.data_members import read_members
 from ringtrain.data.service.config import StreamSettings
 from ringtrain.errors import ConfigurationError, DataError
+from ringtrain.shared.data_members import read_members
 from ringtrain.tensorflow.data.config import check_training
 
 _AGAIN_S: Final = 0.2

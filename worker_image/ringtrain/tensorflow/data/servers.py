@@ -22,10 +22,10 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-from ringtrain.control.ports import HeldPorts
 from ringtrain.errors import DataError
-from ringtrain.processes import die_with_parent, start_child
-from ringtrain.transport.address import host_port
+from ringtrain.shared.address import host_port
+from ringtrain.shared.ports import HeldPorts
+from ringtrain.shared.processes import die_with_parent, start_child
 
 # Workers hear of new tasks with their heartbeat.
 _HEARTBEAT_MS: Final = 200

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from ringtrain._core.process_groups import context
 from ringtrain.errors import ConfigurationError
-from ringtrain.process_groups import context
 from ringtrain.tensorflow.distribute import export
 from ringtrain.tensorflow.distribute.graphs import ModelFunction, training_operation
 from ringtrain.tensorflow.distribute.hooks import ReportHook, hooks_of_rank_0, scaffold_of

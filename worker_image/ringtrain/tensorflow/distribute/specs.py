@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from ringtrain._core.process_groups import context
 from ringtrain.errors import ConfigurationError, kind_of
-from ringtrain.process_groups import context
 
 
 class ModeKeys:

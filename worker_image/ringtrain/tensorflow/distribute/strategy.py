@@ -6,12 +6,12 @@ from typing import Any
 
 import tensorflow as tf
 
+from ringtrain._core.negotiation import queues
+from ringtrain._core.process_groups import context
+from ringtrain._core.world.tf_config import parse_tf_config
 from ringtrain.errors import ConfigurationError
-from ringtrain.negotiation import queues
-from ringtrain.process_groups import context
 from ringtrain.tensorflow.host import HostStrategy
 from ringtrain.tensorflow.reduce import allreduce
-from ringtrain.world.tf_config import parse_tf_config
 
 
 class HorovodStrategy(HostStrategy):

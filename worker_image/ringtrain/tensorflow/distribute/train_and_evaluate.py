@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import tensorflow as tf
 
+from ringtrain._core.process_groups import context
 from ringtrain.errors import ConfigurationError
-from ringtrain.process_groups import context
 from ringtrain.tensorflow.distribute.estimator import Estimator
 from ringtrain.tensorflow.distribute.specs import EvalSpec, TrainSpec
 from ringtrain.tensorflow.objects import broadcast_object

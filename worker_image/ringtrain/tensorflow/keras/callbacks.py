@@ -10,11 +10,11 @@ import numpy as np
 
 import ringtrain as rt
 from ringtrain import timeline
+from ringtrain._core.negotiation import arrays
+from ringtrain._core.negotiation.arrays import Reduction
+from ringtrain._core.process_groups.context import current
+from ringtrain._core.process_groups.process_sets import global_process_set
 from ringtrain.errors import ConfigurationError
-from ringtrain.negotiation import arrays
-from ringtrain.negotiation.arrays import Reduction
-from ringtrain.process_groups.context import current
-from ringtrain.process_groups.process_sets import global_process_set
 from ringtrain.tensorflow.gradients import identity
 from ringtrain.tensorflow.keras.api import IS_KERAS_2, keras, variables_of
 from ringtrain.tensorflow.variables import broadcast_variables

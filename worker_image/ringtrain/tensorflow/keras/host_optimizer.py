@@ -9,14 +9,14 @@ from typing import Any, NoReturn
 
 import tensorflow as tf
 
-from ringtrain.collectives.tensors import Array
+from ringtrain._core.collectives.tensors import Array
+from ringtrain._core.process_groups.group import Group
+from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set
 from ringtrain.common.keras_backend import check_backend
 from ringtrain.errors import ConfigurationError
 from ringtrain.optim import HostOptimizer as ArrayOptimizer
 from ringtrain.optim.host import BUCKET_BYTES
 from ringtrain.optim.on_host import OnHost
-from ringtrain.process_groups.group import Group
-from ringtrain.process_groups.process_sets import ProcessSet, global_process_set
 from ringtrain.tensorflow.calls import host_call
 from ringtrain.tensorflow.keras.api import IS_KERAS_2, keras
 from ringtrain.tensorflow.keras.host_part import HostPart, number_of

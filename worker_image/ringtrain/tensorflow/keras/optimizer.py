@@ -9,10 +9,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set
+from ringtrain._core.reduction.ops import Adasum, Average
 from ringtrain.common.keras_backend import check_backend
 from ringtrain.errors import ConfigurationError, kind_of
-from ringtrain.process_groups.process_sets import ProcessSet, global_process_set
-from ringtrain.reduction.ops import Adasum, Average
 from ringtrain.step_time import UPDATE
 from ringtrain.tensorflow.compression import Compression, Compressor
 from ringtrain.tensorflow.gradients import GradientOptions, GradientReducer, trainable

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
+from ringtrain._core.process_groups.context import current_or_none
+from ringtrain._core.process_groups.draws import note_draw
 from ringtrain.data.shard import Shard
-from ringtrain.process_groups.context import current_or_none
-from ringtrain.process_groups.draws import note_draw
 
 
 class ElasticSampler(torch.utils.data.Sampler[int]):

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
+from ringtrain._core.negotiation import queues
 from ringtrain.elastic.handlers import Reforming, ReformingHandler, Stateful, StatefulHandler, StateHandler
 from ringtrain.elastic.state import COMPANIONS, HANDLERS, State
-from ringtrain.negotiation import queues
 from ringtrain.torch.elastic.sampler import ElasticSampler
 from ringtrain.torch.host_optimizer import HostOptimizer
 from ringtrain.torch.objects import TORCH_VALUES

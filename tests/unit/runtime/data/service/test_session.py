@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from ringtrain.control.data_members import DataAddress, DataMember, members_text
-from ringtrain.control.secrets import Secrets
 from ringtrain.data.service import session
 from ringtrain.data.service.config import StreamSettings
 from ringtrain.data.service.frames import Answer, LoadRequest
 from ringtrain.data.service.links import Link, LinkEvents
+from ringtrain.shared.data_members import DataAddress, DataMember, members_text
+from ringtrain.shared.secrets import Secrets
 
 
 class HastyLink(Link):

@@ -2,10 +2,10 @@
 
 import os
 
-from ringtrain import contract
-from ringtrain.world.mpi_environment import mpi_rank
-from ringtrain.world.torchrun import torchrun_rank
-from ringtrain.world.variables import integer
+from ringtrain._core.world.mpi_environment import mpi_rank
+from ringtrain._core.world.torchrun import torchrun_rank
+from ringtrain.shared import contract
+from ringtrain.shared.variables import integer
 
 
 def get_env_rank_and_size() -> tuple[int, int]:

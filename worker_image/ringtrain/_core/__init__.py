@@ -1,0 +1,1 @@
+"""What no script imports: worlds, transports, communicators, reductions, process groups and their negotiation."""

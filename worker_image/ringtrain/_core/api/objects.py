@@ -1,0 +1,65 @@
+"""Plain values between ranks: broadcast and allgather of what JSON can say, of arrays and of bytes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringtrain._core.collectives import work
+from ringtrain._core.process_groups.context import current
+from ringtrain._core.process_groups.process_sets import ProcessSet, group_of
+from ringtrain._core.wire.objects import check_headers, header, is_refusal, packed, unpacked
+from ringtrain.errors import ConfigurationError
+
+
+def broadcast_object(
+    value: Any,
+    root_rank: int = 0,
+    name: str | None = None,
+    process_set: ProcessSet | None = None,
+    *,
+    allow_pickle: bool = False,
+) -> Any:
+    """Return `value` of rank `root_rank` (a rank of the world); what other ranks pass is ignored.
+
+    Types that travel: None, booleans, numbers, strings, bytes, lists, tuples, sets, dicts, numpy arrays, scalars
+    and dtypes, paths, dates and times, ranges, namespaces, dataclasses and named tuples. Other types need
+    `allow_pickle=True` on every rank. Every rank then trusts the root, because unpickling runs code that the root
+    chose. Raises ConfigurationError, on every rank, for a value that can't travel, and what every collective
+    raises.
+    """
+    group = group_of(process_set)
+    ranks = group.ranks
+    if root_rank not in ranks:
+        raise ConfigurationError(f"root_rank is {root_rank}; expected one of the ranks {list(ranks)}")
+    is_root = current().config.rank == root_rank
+    message = packed(value, allow_pickle) if is_root else b""
+    own = header(message, root_rank, allow_pickle)
+    (rows,) = group.call(work.grouped_allgather([own], _of(name, "length")))
+    length = check_headers(rows, ranks, "broadcast_object")[ranks.index(root_rank)]
+    buffer = np.frombuffer(message, np.uint8) if is_root else np.empty(length, np.uint8)
+    received = group.call(work.broadcast(buffer, root_rank, _of(name, "value")))
+    return value if is_root and not is_refusal(message) else unpacked(received.tobytes(), root_rank, allow_pickle)
+
+
+def allgather_object(
+    value: Any, name: str | None = None, process_set: ProcessSet | None = None, *, allow_pickle: bool = False
+) -> list[Any]:
+    """Return `value` of every rank, in a list in rank order.
+
+    Types that travel, `allow_pickle` and errors are those of `broadcast_object`.
+    """
+    group = group_of(process_set)
+    ranks = group.ranks
+    message = packed(value, allow_pickle)
+    both: list[NDArray[Any]] = [header(message, 0, allow_pickle), np.frombuffer(message, np.uint8)]
+    rows, data = group.call(work.grouped_allgather(both, _of(name, "object")))
+    lengths = check_headers(rows, ranks, "allgather_object")
+    parts = np.split(data, np.cumsum(lengths)[:-1])
+    return [unpacked(part.tobytes(), rank, allow_pickle) for rank, part in zip(ranks, parts, strict=True)]
+
+
+def _of(name: str | None, what: str) -> str | None:
+    return None if name is None else f"{name}.{what}"

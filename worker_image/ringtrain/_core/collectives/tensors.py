@@ -1,0 +1,105 @@
+"""From arrays of any shape and layout to the flat buffers that communicators take, and back."""
+
+import functools
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ringtrain._core.reduction.cuts import Bounds
+from ringtrain._core.reduction.fold import Flat
+from ringtrain._core.reduction.ops import ReduceOp, check_op
+from ringtrain._core.wire.dtypes import dtype_name
+from ringtrain._core.wire.signature import ANY_ROWS, Signature, Tensor
+from ringtrain.errors import ConfigurationError
+
+Array = NDArray[Any]
+
+# In native byte order: an array in another one has an unequal dtype.
+_USUAL: Final = frozenset(np.dtype(kind) for kind in ("f4", "f8", "f2", "i4", "i8", "u1", "?"))
+
+
+def as_array(x: ArrayLike) -> Array:
+    """Return `x` as a contiguous array in native byte order, copying only if it is not one already."""
+    if type(x) is np.ndarray and x.dtype in _USUAL and x.flags.c_contiguous and x.flags.aligned:
+        return x  # a model's gradients are hundreds of these
+    _check_no_mask(x)
+    array = np.asarray(x)
+    dtype_name(array.dtype)  # raises for a type that can't travel
+    # Aligned, because compiled code reads numbers and not bytes.
+    return np.require(array, array.dtype.newbyteorder("="), ["C", "A"]).reshape(array.shape)
+
+
+def as_rows(x: ArrayLike) -> Array:
+    """Like `as_array`, with at least one dimension: a scalar is one row."""
+    array = as_array(x)
+    return array.reshape(1) if array.ndim == 0 else array
+
+
+def flat(array: Array) -> Flat:
+    """Return contiguous `array` as a 1-d view."""
+    return array.reshape(-1)
+
+
+def to_bytes(array: Array) -> NDArray[np.uint8]:
+    """Return contiguous `array` as a 1-d view of bytes."""
+    return flat(array).view(np.uint8)
+
+
+def tensor_of(array: Array, name: str | None) -> Tensor:
+    return _tensor(name, dtype_name(array.dtype), array.shape)
+
+
+@functools.lru_cache(maxsize=4096)  # they come back every step; making one takes 1 us
+def _tensor(name: str | None, dtype: str, shape: tuple[int, ...]) -> Tensor:
+    return Tensor(name, dtype, shape)
+
+
+def rows_of(array: Array, name: str | None) -> Tensor:
+    """The tensor with a number of rows that may differ between ranks."""
+    return Tensor(name, dtype_name(array.dtype), (ANY_ROWS, *array.shape[1:]))
+
+
+def check_writable(x: object, function: str) -> Array:
+    """Return `x` if a collective can change it in place. Raises ConfigurationError."""
+    if not isinstance(x, np.ndarray):
+        raise ConfigurationError(
+            f"{function} changes its argument and needs a numpy array; got {type(x).__name__}"
+        )
+    _check_no_mask(x)
+    if not x.flags.writeable:
+        raise ConfigurationError(f"{function} changes its argument, and this array is read-only; pass a copy")
+    dtype_name(x.dtype)
+    return x
+
+
+def _check_no_mask(x: object) -> None:
+    """Values under a mask would count like all others."""
+    if isinstance(x, np.ma.MaskedArray):
+        raise ConfigurationError(
+            "a masked array can't be sent over the ring, which carries no masks; pass filled()"
+        )
+
+
+def flat_signature(kind: str, buffer: Any, name: str | None, op: ReduceOp | None) -> Signature:
+    """The signature of a collective on `buffer`. Raises ConfigurationError for what is no such buffer."""
+    array = check_writable(buffer, kind)
+    if array.ndim != 1 or not array.flags.c_contiguous or not array.flags.aligned or not array.dtype.isnative:
+        raise ConfigurationError(
+            f"{kind} needs a 1-d contiguous array in native byte order, aligned; "
+            f"got shape {array.shape}, strides {array.strides}, dtype {array.dtype.str}"
+        )
+    if op is not None:
+        check_op(op, dtype_name(array.dtype))
+    return Signature(kind, (tensor_of(array, name),), op.value if op is not None else None)
+
+
+def checked_bounds(bounds: Sequence[int], buffer: Flat, size: int) -> Bounds:
+    """`bounds` as integers. Raises ConfigurationError where they do not cut `buffer` for `size` ranks."""
+    cuts = tuple(int(bound) for bound in bounds)
+    if len(cuts) != size + 1 or cuts[0] != 0 or cuts[-1] != len(buffer) or list(cuts) != sorted(cuts):
+        raise ConfigurationError(
+            f"bounds are {list(cuts)}; expected {size + 1} offsets from 0 to {len(buffer)} that never decrease"
+        )
+    return cuts

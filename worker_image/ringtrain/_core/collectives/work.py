@@ -1,0 +1,294 @@
+"""What each collective does with a communicator.
+
+Arguments are checked when the work is made, before it is queued.
+"""
+
+import functools
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ringtrain._core.collectives.tensors import (
+    Array,
+    as_array,
+    as_rows,
+    check_writable,
+    flat,
+    rows_of,
+    tensor_of,
+    to_bytes,
+)
+from ringtrain._core.communicators.base import Communicator, GroupedReducer
+from ringtrain._core.reduction.arithmetic import adasum, adasum_error
+from ringtrain._core.reduction.cuts import even_bounds, lies_at, offsets
+from ringtrain._core.reduction.ops import Adasum, ReduceOp, check_op
+from ringtrain._core.wire.dtypes import dtype_name
+from ringtrain._core.wire.signature import Signature, Tensor
+from ringtrain.errors import ConfigurationError
+
+T = TypeVar("T")
+Work = Callable[[Communicator], T]
+
+_COUNT_BYTES = 8  # of a number of rows, as int64
+
+
+def allreduce(x: ArrayLike, op: ReduceOp, name: str | None) -> Work[Array]:
+    source = as_array(x)
+    what = reduction_signature("allreduce", [source], op, name)
+
+    def work(communicator: Communicator) -> Array:
+        result = np.empty_like(source)
+        _reduce(communicator, what, source, result, op)
+        return result
+
+    return work
+
+
+def allreduce_in_place(x: Array, op: ReduceOp, name: str | None) -> Work[Array]:
+    what = reduction_signature("allreduce", [check_writable(x, "allreduce_")], op, name)
+    return _in_place(x, lambda communicator, buffer: _reduce(communicator, what, buffer, buffer, op))
+
+
+def grouped_allreduce(
+    xs: Sequence[ArrayLike], op: ReduceOp, name: str | None, signature: Signature | None = None
+) -> Work[list[Array]]:
+    """`signature`: what ranks compare, instead of names, dtypes and shapes that they have agreed on already."""
+    sources = [as_array(x) for x in xs]
+    what = signature or reduction_signature("allreduce", sources, op, name)
+
+    def work(communicator: Communicator) -> list[Array]:
+        if not sources:  # nothing to send, and still every rank must call it
+            communicator.barrier(what)
+        if op is Adasum:
+            return [_adasum(communicator, _part(what, [i]), source) for i, source in enumerate(sources)]
+        results: list[Array] = [np.empty(0)] * len(sources)
+        anywhere = communicator if isinstance(communicator, GroupedReducer) else None
+        for indices in _by_dtype(sources):
+            runs = [indices] if anywhere else _fused(indices, sources, communicator.fusion_bytes)
+            for fused in runs:
+                members = [flat(sources[i]) for i in fused]
+                bounds = offsets([len(member) for member in members])
+                buffer = np.empty(bounds[-1], members[0].dtype)
+                if anywhere:
+                    anywhere.all_reduce_grouped(_part(what, fused), members, buffer, op)
+                else:
+                    source = members[0] if len(members) == 1 else np.concatenate(members, out=buffer)
+                    communicator.all_reduce(_part(what, fused), source, buffer, op)
+                for slot, i in enumerate(fused):
+                    results[i] = buffer[bounds[slot] : bounds[slot + 1]].reshape(sources[i].shape)
+        return results
+
+    return work
+
+
+def reduce_into(what: Signature, pieces: Sequence[Array], target: Array, op: ReduceOp) -> Work[None]:
+    """Reduce what `pieces`, flat and of one dtype, are one behind the other into `target`.
+
+    Each piece may lie at its own place in `target`; ranks need not be alike in that.
+    """
+
+    def work(communicator: Communicator) -> None:
+        if isinstance(communicator, GroupedReducer):
+            communicator.all_reduce_grouped(what, pieces, target, op)
+            return
+        for piece, (start, stop) in zip(pieces, pairwise(offsets([len(piece) for piece in pieces])), strict=True):
+            if not lies_at(piece, target[start:stop]):
+                target[start:stop] = piece
+        communicator.all_reduce(what, target, target, op)
+
+    return work
+
+
+def grouped_reducescatter(xs: Sequence[ArrayLike], op: ReduceOp, name: str | None) -> Work[list[Array]]:
+    sources = [as_rows(x) for x in xs]
+    what = reduction_signature("reducescatter", sources, op, name)
+
+    def work(communicator: Communicator) -> list[Array]:
+        if not sources:
+            communicator.barrier(what)
+        size, position = len(communicator.ranks), communicator.position
+        if op is Adasum:
+            raise ConfigurationError("reducescatter: op is Adasum; expected Sum, Average, Min, Max or Product")
+        results: list[Array] = [np.empty(0)] * len(sources)
+        for indices in _by_dtype(sources):
+            cuts = {i: even_bounds(len(sources[i]), size) for i in indices}
+            # By rank, then by tensor: what a rank gets of all tensors is one chunk.
+            pieces = [[sources[i][cuts[i][p] : cuts[i][p + 1]] for i in indices] for p in range(size)]
+            bounds = offsets([sum(piece.size for piece in row) for row in pieces])
+            rows = [flat(piece) for row in pieces for piece in row]
+            buffer = flat(sources[indices[0]]) if len(indices) == 1 else np.concatenate(rows)
+            chunk = np.empty(bounds[position + 1] - bounds[position], buffer.dtype)
+            communicator.reduce_scatter(_part(what, indices), buffer, bounds, chunk, op)
+            own = offsets([piece.size for piece in pieces[position]])
+            for slot, i in enumerate(indices):
+                results[i] = chunk[own[slot] : own[slot + 1]].reshape(pieces[position][slot].shape)
+        return results
+
+    return work
+
+
+def grouped_allgather(xs: Sequence[ArrayLike], name: str | None) -> Work[list[Array]]:
+    sources = [as_rows(x) for x in xs]
+    what = Signature("allgather", tuple(rows_of(a, _named(name, i, len(xs))) for i, a in enumerate(sources)))
+    # The numbers of rows travel in front: of a tensor with an empty dimension the length does not tell them.
+    counts = np.array([len(source) for source in sources], np.int64)
+    packed = np.concatenate([to_bytes(counts), *(to_bytes(source) for source in sources)])
+
+    def work(communicator: Communicator) -> list[Array]:
+        parts = communicator.all_gather_parts(what, packed)
+        unpacked = [_unpack(part, sources) for part in parts]
+        return [np.concatenate(tensors) for tensors in zip(*unpacked, strict=True)]
+
+    return work
+
+
+def broadcast(x: ArrayLike, root_rank: int, name: str | None) -> Work[Array]:
+    source = as_array(x)
+    what = Signature("broadcast", (tensor_of(source, name),), root=root_rank)
+
+    def work(communicator: Communicator) -> Array:
+        root = _position_of(root_rank, communicator)
+        result = source.copy() if communicator.position == root else np.empty_like(source)
+        communicator.broadcast(what, flat(result), root)
+        return result
+
+    return work
+
+
+def broadcast_in_place(x: Array, root_rank: int, name: str | None) -> Work[Array]:
+    what = Signature("broadcast", (tensor_of(check_writable(x, "broadcast_"), name),), root=root_rank)
+    return _in_place(x, lambda ring, buffer: ring.broadcast(what, flat(buffer), _position_of(root_rank, ring)))
+
+
+def alltoall(x: ArrayLike, splits: ArrayLike | None, name: str | None) -> Work[tuple[Array, NDArray[np.int64]]]:
+    source = as_rows(x)
+    what = Signature("alltoall", (rows_of(source, name),))
+
+    def work(communicator: Communicator) -> tuple[Array, NDArray[np.int64]]:
+        counts = _splits(splits, len(source), len(communicator.ranks))
+        bounds = offsets([int(count) for count in counts])
+        parts = [
+            np.concatenate([to_bytes(counts[p : p + 1]), to_bytes(source[bounds[p] : bounds[p + 1]])])
+            for p in range(len(counts))
+        ]
+        received = [_unpack(part, [source])[0] for part in communicator.all_to_all(what, parts)]
+        return np.concatenate(received), np.array([len(rows) for rows in received], np.int64)
+
+    return work
+
+
+def barrier() -> Work[None]:
+    return lambda communicator: communicator.barrier(Signature("barrier"))
+
+
+def _reduce(communicator: Communicator, what: Signature, source: Array, target: Array, op: ReduceOp) -> None:
+    if op is Adasum:
+        target[...] = _adasum(communicator, what, source)
+    else:
+        communicator.all_reduce(what, flat(source), flat(target), op)
+
+
+def _in_place(target: Array, collective: Callable[[Communicator, Array], None]) -> Work[Array]:
+    def work(communicator: Communicator) -> Array:
+        buffer = as_array(target)
+        collective(communicator, buffer)
+        if not np.may_share_memory(buffer, target):  # it was not contiguous: the result is in a copy
+            target[...] = buffer
+        return target
+
+    return work
+
+
+def _adasum(communicator: Communicator, what: Signature, source: Array) -> Array:
+    """Every rank gets every tensor and combines them alike: N times the bytes of a sum, for equal bits."""
+    error = adasum_error(len(communicator.ranks))
+    if error:
+        raise ConfigurationError(error)
+    parts = communicator.all_gather_parts(what, to_bytes(source))
+    return adasum([part.view(source.dtype).reshape(source.shape) for part in parts])
+
+
+def reduction_signature(kind: str, arrays: Sequence[Array], op: ReduceOp, name: str | None) -> Signature:
+    if len(arrays) == 1:
+        return _reduction_of_one(kind, tensor_of(arrays[0], name), op)
+    tensors = tuple(tensor_of(array, _named(name, i, len(arrays))) for i, array in enumerate(arrays))
+    for dtype in {tensor.dtype for tensor in tensors}:
+        check_op(op, dtype)
+    return Signature(kind, tensors, op.value)
+
+
+@functools.lru_cache(maxsize=4096)  # a loop averages the same number again and again
+def _reduction_of_one(kind: str, tensor: Tensor, op: ReduceOp) -> Signature:
+    check_op(op, tensor.dtype)
+    return Signature(kind, (tensor,), op.value)
+
+
+def _named(name: str | None, index: int, count: int) -> str | None:
+    return name if name is None or count == 1 else f"{name}.{index}"
+
+
+def _by_dtype(arrays: Sequence[Array]) -> list[list[int]]:
+    """Indices of arrays that can share a buffer, in the order of their first."""
+    groups: dict[str, list[int]] = defaultdict(list)
+    for index, array in enumerate(arrays):
+        groups[dtype_name(array.dtype)].append(index)
+    return list(groups.values())
+
+
+def _fused(indices: list[int], arrays: Sequence[Array], fusion_bytes: int) -> list[list[int]]:
+    """Cut `indices` into runs of at least `fusion_bytes`, but for the last: each run is one exchange."""
+    runs: list[list[int]] = [[]]
+    nbytes = 0  # of the last run
+    for index in indices:
+        if nbytes >= fusion_bytes:
+            runs.append([])
+            nbytes = 0
+        runs[-1].append(index)
+        nbytes += arrays[index].nbytes
+    return runs
+
+
+def _part(what: Signature, indices: list[int]) -> Signature:
+    """The signature of a group's exchange of one dtype: that of the whole group, and which part of it."""
+    if len(indices) == len(what.tensors):
+        return what
+    return Signature(what.kind, what.tensors, what.op, None, (indices[0],))
+
+
+def _unpack(part: Array, like: Sequence[Array]) -> list[Array]:
+    """Undo the packing of one rank: numbers of rows, then the rows of each tensor."""
+    counts = part[: _COUNT_BYTES * len(like)].view(np.int64)
+    at = _COUNT_BYTES * len(like)
+    tensors = []
+    for count, source in zip(counts, like, strict=True):
+        shape = (int(count), *source.shape[1:])
+        end = at + int(np.prod(shape, dtype=np.int64)) * source.itemsize
+        tensors.append(part[at:end].view(source.dtype).reshape(shape))
+        at = end
+    return tensors
+
+
+def _splits(splits: ArrayLike | None, rows: int, size: int) -> NDArray[np.int64]:
+    if splits is None:
+        if rows % size:
+            raise ConfigurationError(
+                f"alltoall of {rows} rows over {size} ranks without splits; pass rows for each rank"
+            )
+        return np.full(size, rows // size, np.int64)
+    given = np.asarray(splits)
+    counts = given.astype(np.int64)
+    if counts.shape != (size,) or (counts != given).any() or (counts < 0).any() or counts.sum() != rows:
+        raise ConfigurationError(
+            f"alltoall splits are {given.tolist()}; expected {size} numbers of rows that add up to {rows}"
+        )
+    return counts
+
+
+def _position_of(root_rank: int, communicator: Communicator) -> int:
+    if root_rank not in communicator.ranks:
+        raise ConfigurationError(f"root_rank is {root_rank}; expected one of the ranks {list(communicator.ranks)}")
+    return communicator.ranks.index(root_rank)

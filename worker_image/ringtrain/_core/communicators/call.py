@@ -1,0 +1,191 @@
+"""One collective as one rank lives through it: offer, read, finish; or fail like all others."""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Final, NoReturn
+
+from ringtrain import timeline
+from ringtrain._core.reduction.fold import Flat
+from ringtrain._core.transport.base import Broken, Caller, FrameStream, How, Unexpected
+from ringtrain._core.wire.dtypes import dtype_name
+from ringtrain._core.wire.failure import PullRefused
+from ringtrain._core.wire.frame import Frame, Step, encoded_header, octets
+from ringtrain._core.wire.signature import Signature
+from ringtrain._core.world.membership import Membership
+from ringtrain._core.world.offers import Key, Offer
+from ringtrain._core.world.reports import Activity, Closed, Stalled
+from ringtrain.errors import RingtrainError
+
+# A link slower than this is taken for broken. Only large collectives wait longer for it than the timeout says.
+_SLOWEST_BYTES_PER_S: Final = 10e6
+
+FramesFor = Callable[[int, Caller], Iterator[Frame]]
+
+
+def _no_frames(rank: int, caller: Caller) -> Iterator[Frame]:
+    return iter(())
+
+
+@dataclass(frozen=True)
+class CollectiveKey:
+    """Which collective of which process set."""
+
+    key: Key  # process set, sequence number
+    peers: tuple[int, ...]  # world ranks that this one reads from
+    takers: tuple[int, ...]  # those that read from this one
+    others: tuple[int, ...]  # all that take part: each of them may keep the peers waiting
+    is_span: bool = True  # of the timeline: no other one of the same thread overlaps with it
+
+
+class Call:
+    """Offers this rank's frames and reads those of its peers.
+
+    A context: entering publishes the offer and opens a stream from each peer. Leaving it normally waits until
+    this rank has taken everything and all peers have too, so that buffers may be reused and the process may end;
+    leaving it with an error makes every rank fail.
+    """
+
+    def __init__(
+        self, member: Membership, key: CollectiveKey, what: Signature, frames_for: FramesFor, total_bytes: int
+    ) -> None:
+        self._member = member
+        self._key = key
+        self._what = what
+        self._offer = Offer(what, frames_for, set(key.takers))
+        self._timeout_s = member.ring.stall_timeout_s + total_bytes / _SLOWEST_BYTES_PER_S
+        self._started = 0.0
+        self._streams: dict[int, FrameStream] = {}
+        self._span = self.span(what.label, total_bytes) if key.is_span else timeline.NO_SPAN
+
+    def span(self, name: str, nbytes: int) -> timeline.Span:
+        """Return a span of the timeline for this collective, or a part of it, by which ranks can be compared."""
+        process_set, sequence = self._key.key
+        return timeline.span(name, "collective", bytes=nbytes, set=process_set, sequence=sequence)
+
+    @property
+    def _activity(self) -> Activity:
+        return self._member.activity(self._key.key, self._what)
+
+    def __enter__(self) -> "Call":
+        self._member.failure_state.check()
+        self._started = time.monotonic()
+        self._span.__enter__()
+        self._member.offers.publish(self._key.key, self._offer, self._key.others)
+        if (gone := self._member.offers.who_left(self._offer)) is not None:
+            self._member.monitor.report(Closed(gone, "", self._activity))
+        try:
+            self._member.prepare_pulls(self._key.peers)
+            for peer in self._key.peers:
+                request = self._member.pull_request(peer, self._key.key, self._what)
+                self._streams[peer] = self._member.transport.pull(peer, request, self._timeout_s)
+            # Also for a verdict that was reached in the meantime: it calls back at once.
+            self._member.failure_state.on_reached(self._cancel)
+        except BaseException as error:
+            with self._released():
+                if isinstance(error, Broken):
+                    self._fail(peer, error)
+            raise
+        return self
+
+    def read(self, peer: int, step: Step, segment: int, into: Flat) -> None:
+        """Store the next frame of `peer`'s stream, which must be this one, in `into`."""
+        if not timeline.is_active():  # to name a span takes as long as to ask
+            self._read(peer, step, segment, into)
+            return
+        with timeline.span(f"{step.name.lower()} {segment} from {peer}", "ring step", bytes=into.nbytes):
+            self._read(peer, step, segment, into)
+
+    def _read(self, peer: int, step: Step, segment: int, into: Flat) -> None:
+        try:
+            self._streams[peer].read_into(self._head(step, segment, into), octets(into))
+        except (Unexpected, Broken, PullRefused) as error:
+            self._went_wrong(peer, error)
+
+    def frame(self, step: Step, segment: int, payload: Flat) -> Frame:
+        """Return `payload`, which stays where it is, as a frame of this collective."""
+        return Frame(self._head(step, segment, payload), octets(payload))
+
+    def frames(self, step: Step, parts: Iterable[Flat]) -> Iterator[Frame]:
+        """`parts` as the segments of this rank's `step`, in their order."""
+        for segment, part in enumerate(parts):
+            yield self.frame(step, segment, part)
+
+    def offer_changed(self) -> None:
+        """Wake up the streams that wait for a frame of this rank."""
+        self._member.offers.changed()
+
+    def wait_until(self, ready: Callable[[], bool], caller: Caller) -> None:
+        if not ready():
+            caller.flush()
+        self._member.offers.wait_until(ready, caller)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._released():
+            if error is None:
+                self._finish()
+            elif self._member.failure_state.failure is None and not self._member.left:
+                self._member.give_up(self._activity, error)
+
+    @contextlib.contextmanager
+    def _released(self) -> Iterator[None]:
+        """Afterwards, however it ends, nobody else uses the buffers and no stream is open."""
+        try:
+            yield
+        finally:
+            self._member.failure_state.forget(self._cancel)
+            self._member.offers.withdraw(self._key.key)
+            # It refers to this call: as a cycle the buffers would live on until the garbage collector comes by.
+            self._offer.frames_for = _no_frames
+            for stream in self._streams.values():
+                stream.close()
+            self._span.__exit__(None, None, None)
+
+    def _head(self, step: Step, segment: int, payload: Flat) -> bytes:
+        dtype, sequence = dtype_name(payload.dtype), self._key.key[1]
+        return encoded_header(self._member.ring.generation, sequence, step, segment, dtype, payload.nbytes)
+
+    def _finish(self) -> None:
+        for peer, stream in self._streams.items():
+            try:
+                stream.end()
+            except (Unexpected, Broken, PullRefused) as error:
+                self._went_wrong(peer, error)
+        left = self._timeout_s - (time.monotonic() - self._started)
+        if not self._member.all_taken(self._offer, left, self._activity):
+            if self._member.offers.who_left(self._offer) is not None:  # which the membership has reported
+                self._member.raise_failure(self._activity)
+            self._stalled(tuple(sorted(self._offer.waiting_for)))
+
+    def _went_wrong(self, peer: int, error: Unexpected | Broken | PullRefused) -> NoReturn:
+        if isinstance(error, Unexpected):
+            defect = RingtrainError(f"stream from rank {peer} in {self._activity.label}: {error}")
+            self._member.give_up(self._activity, defect)
+            raise defect from error
+        self._fail(peer, error)
+
+    def _fail(self, peer: int, error: Broken | PullRefused) -> NoReturn:
+        """Report what happened to the stream from `peer`, and raise what the world decides."""
+        if isinstance(error, PullRefused) and error.is_of_a_stranger:
+            # The next world of its process answers.
+            self._member.monitor.report(Closed(peer, "it has left this world", self._activity))
+        elif isinstance(error, PullRefused):
+            self._member.monitor.report(error.failure)
+        elif error.how is How.TIMEOUT:
+            self._stalled((peer,))
+        elif error.how is How.CLOSED:
+            self._member.monitor.report(Closed(peer, error.detail, self._activity))
+        self._member.raise_failure(self._activity)
+
+    def _stalled(self, first: tuple[int, ...]) -> NoReturn:
+        peers = (*first, *(rank for rank in self._key.others if rank not in first))
+        self._member.monitor.report(Stalled(peers, time.monotonic() - self._started, self._activity))
+        self._member.raise_failure(self._activity)
+
+    def _cancel(self) -> None:
+        for stream in list(self._streams.values()):
+            stream.cancel()

@@ -1,0 +1,173 @@
+"""A reduction over pods of several ranks: partial sums go from pod to pod, and come back as results."""
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+
+from ringtrain._core.communicators.call import Call, FramesFor
+from ringtrain._core.communicators.exchange import ExchangeCommunicator
+from ringtrain._core.communicators.lone import LoneRank
+from ringtrain._core.communicators.pairing import Pairing
+from ringtrain._core.communicators.shm.group import Mapped, SharedGroup
+from ringtrain._core.communicators.shm.native import Chunks, Work, accumulator_dtype
+from ringtrain._core.reduction.fold import Contributions, Flat, ScratchBuffers
+from ringtrain._core.reduction.ops import ReduceOp
+from ringtrain._core.transport.base import Caller
+from ringtrain._core.wire.frame import Frame, Step
+from ringtrain._core.wire.signature import Signature
+
+
+@dataclass(frozen=True)
+class Section:
+    """Neighbouring chunks, one for each rank of a pod. `owner`: the pod that wants the result; None: all do."""
+
+    chunks: Chunks
+    owner: int | None
+
+    def chunk(self, local: int) -> slice:
+        return slice(*self.chunks[local])
+
+
+@dataclass(frozen=True)
+class Pods:
+    """Equally large pods, as one rank sees them.
+
+    `size`: of all ranks. `local`: place in its pod. `pod`: number of its pod, of `last` + 1. `column`: world ranks
+    at the same place, by pod. `group`: the ranks of its own pod. `network`: all ranks. `pairing`: of the pods.
+    `scratch`: for what comes from other pods.
+    """
+
+    size: int
+    local: int
+    pod: int
+    last: int
+    column: tuple[int, ...]
+    group: SharedGroup | LoneRank
+    network: ExchangeCommunicator
+    pairing: Pairing
+    scratch: ScratchBuffers
+
+    def begin(
+        self,
+        what: Signature,
+        pods: Iterable[int],
+        frames_for: FramesFor,
+        total_bytes: int,
+        is_span: bool = True,
+        takers: Iterable[int] | None = None,
+    ) -> Call:
+        """Begin the exchange in which frames come from this rank's column in `pods` and go to that in `takers`
+        (None: in those)."""
+        peers = tuple(self.column[pod] for pod in pods)
+        to = None if takers is None else tuple(self.column[pod] for pod in takers)
+        return self.network.call_among(peers, what, frames_for, total_bytes, is_span, to)
+
+
+class Chain:
+    """One reduction on its way through the pods, as one rank sees it."""
+
+    def __init__(
+        self, pods: Pods, what: Signature, sections: list[Section], op: ReduceOp, mapped: Mapped | None = None
+    ) -> None:
+        """`mapped`: the source, where the ranks of this pod read each other's: only before and after a
+        reduce-scatter do they meet then."""
+        self._mapped = mapped
+        self._pods = pods
+        self._what = what
+        self._sections = sections
+        self._op = op
+        self._pod, self._last = pods.pod, pods.last
+        # Frames on offer, by index of their section; each has one taker.
+        self._partials: dict[int, Frame] = {}
+        self._results: dict[int, Frame] = {}
+        # As many sections as are under way between this pod and the last one.
+        self._lag = 2 * (self._last - self._pod) + 1
+
+    def all_reduce(self, source: Flat, target: Flat) -> None:
+        """Results go back from pod to pod, and are shared in each."""
+        neighbours = [pod for pod in (self._pod - 1, self._pod + 1) if 0 <= pod <= self._last]
+        self._call = self._pods.begin(self._what, neighbours, self._frames_for, source.nbytes)
+        with self._call:
+            for index in range(len(self._sections) + self._lag):
+                if index < len(self._sections):
+                    section = self._sections[index]
+                    out = target[section.chunk(self._pods.local)]
+                    self._reduce(index, source, Work(section.chunks, source, self._op, own=out, gathered=target))
+                if index >= self._lag and self._pod < self._last:
+                    section = self._sections[index - self._lag]
+                    self._receive(index - self._lag, self._pod + 1, target[section.chunk(self._pods.local)])
+                    self._pods.group.run(self._what, Work(section.chunks, target, gathered=target))
+
+    def reduce_scatter(self, source: Flat, target: Flat, start: int) -> None:
+        """The last pod sends each result to the pod that owns it. `target` is the chunk that begins at `start`."""
+        takers = list(range(self._last)) if self._pod == self._last else [self._last]
+        peers = {*takers, *(pod for pod in (self._pod - 1, self._pod + 1) if 0 <= pod <= self._last)}
+        self._call = self._pods.begin(self._what, sorted(peers), self._frames_for, source.nbytes)
+        with self._call, self._mapped or contextlib.nullcontext():
+            for index in range(len(self._sections) + self._lag):
+                if index < len(self._sections):
+                    section = self._sections[index]
+                    mine = section.chunk(self._pods.local)
+                    out = target[mine.start - start : mine.stop - start] if section.owner == self._pod else None
+                    if out is None:
+                        out = np.empty(mine.stop - mine.start, source.dtype)
+                    self._reduce(index, source, Work(section.chunks, source, self._op, own=out))
+                if index >= self._lag and self._sections[index - self._lag].owner == self._pod < self._last:
+                    mine = self._sections[index - self._lag].chunk(self._pods.local)
+                    self._receive(index - self._lag, self._last, target[mine.start - start : mine.stop - start])
+
+    def _reduce(self, index: int, source: Flat, final: Work) -> None:
+        """Fold this pod's contributions onto the partial that came, and offer what comes out.
+
+        `final`: what to do in the last pod, but for the partial.
+        """
+        mine = self._sections[index].chunk(self._pods.local)
+        folded = np.empty(mine.stop - mine.start, accumulator_dtype(source.dtype))
+        before = None
+        if self._pod > 0:
+            before = self._pods.scratch.like(folded, 0)
+            self._call.read(self._pods.column[self._pod - 1], Step.CONTRIBUTION, index, before)
+        if self._pod < self._last:
+            self._run(Work(final.chunks, source, self._op, before=before, partial=folded))
+            self._offer(self._partials, index, self._call.frame(Step.CONTRIBUTION, index, folded))
+            return
+        self._run(replace(final, before=before, average_over=self._pods.size))
+        if self._sections[index].owner != self._last and final.own is not None:
+            self._offer(self._results, index, self._call.frame(Step.RESULT, index, final.own))
+
+    def _run(self, work: Work) -> None:
+        """Fold this pod's contributions to this rank's chunk."""
+        if self._mapped is None:
+            self._pods.group.run(self._what, work)
+            return
+        mine = slice(*work.chunks[self._pods.local])
+        parts = [source[mine] for source in self._mapped.places]
+        contributions = Contributions(parts, self._op, work.average_over, work.before)
+        if work.partial is not None:
+            contributions.fold_partial(work.partial)
+        elif work.own is not None:
+            contributions.fold(work.own)
+
+    def _receive(self, index: int, pod: int, out: Flat) -> None:
+        self._call.read(self._pods.column[pod], Step.RESULT, index, out)
+        if self._sections[index].owner is None and self._pod > 0:
+            self._offer(self._results, index, self._call.frame(Step.RESULT, index, out))
+
+    def _frames_for(self, rank: int, caller: Caller) -> Iterator[Frame]:
+        pod = self._pods.column.index(rank)
+        frames = self._partials if pod > self._pod else self._results
+        for index, section in enumerate(self._sections):
+            if pod > self._pod + 1 or (pod < self._pod and not self._sends_result(section, pod)):
+                continue
+            self._call.wait_until(partial(frames.__contains__, index), caller)
+            yield frames.pop(index)
+
+    def _sends_result(self, section: Section, pod: int) -> bool:
+        return pod == self._pod - 1 if section.owner is None else section.owner == pod and self._pod == self._last
+
+    def _offer(self, frames: dict[int, Frame], index: int, frame: Frame) -> None:
+        frames[index] = frame
+        self._call.offer_changed()

@@ -1,0 +1,61 @@
+"""Picks the way on which the ranks of a process set exchange tensors."""
+
+from ringtrain._core.communicators.base import Communicator
+from ringtrain._core.communicators.exchange import ExchangeCommunicator
+from ringtrain._core.communicators.hierarchical import CHAIN_PODS_MOST, DIRECT_RANKS_MOST, HierarchicalCommunicator
+from ringtrain._core.communicators.shm.communicator import SharedMemoryCommunicator
+from ringtrain._core.communicators.shm.join import Hosts, host_identity, share_memory
+from ringtrain._core.world.config import WorkerConfig
+from ringtrain._core.world.membership import Membership
+from ringtrain.errors import ConfigurationError
+
+
+def choose_communicator(
+    member: Membership,
+    process_set: int,
+    network: ExchangeCommunicator,
+    config: WorkerConfig,
+    chain_pods_most: int = CHAIN_PODS_MOST,
+    direct_ranks_most: int = DIRECT_RANKS_MOST,
+) -> Communicator:
+    """Return shared memory for ranks of one pod, both for pods of several ranks each, else what goes over
+    `network` alone; or MPI.
+
+    Collective over `network`. Raises ConfigurationError for a `config.transport` of shm that can't be had.
+    """
+    if config.transport == "grpc" or len(network.ranks) == 1:
+        return _over_network(network, direct_ranks_most)
+    if config.transport == "mpi":
+        from ringtrain._core.communicators.mpi import MpiCommunicator  # mpi4py is for those who ask for it
+
+        return MpiCommunicator(member, process_set, network)
+    hosts = share_memory(member, process_set, network, pod_identity(config))
+    if hosts is not None and len(hosts.positions) == 1:
+        return SharedMemoryCommunicator(network, hosts)
+    if config.transport == "shm":
+        raise ConfigurationError(
+            f"RINGTRAIN_TRANSPORT is shm, but ranks {list(network.ranks)} do not all share memory; set it to auto"
+        )
+    if hosts is None:
+        return _over_network(network, direct_ranks_most)
+    if not _are_regular(hosts):
+        hosts.group.close()
+        return _over_network(network, direct_ranks_most)
+    return HierarchicalCommunicator(network, hosts, chain_pods_most)
+
+
+def _over_network(network: ExchangeCommunicator, direct_ranks_most: int) -> Communicator:
+    return network if len(network.ranks) <= direct_ranks_most else HierarchicalCommunicator(network, None)
+
+
+def pod_identity(config: WorkerConfig) -> str:
+    """Equal for ranks of one pod. Pods may be processes of one machine (`dtj local`), and are still what their
+    agents say.
+    """
+    return f"{host_identity()} {config.cross_rank}"
+
+
+def _are_regular(hosts: Hosts) -> bool:
+    """Whether hosts have equally many ranks, each a run of neighbours: what folds of pods in their order need."""
+    flat = [position for positions in hosts.positions for position in positions]
+    return flat == sorted(flat) and len({len(positions) for positions in hosts.positions}) == 1

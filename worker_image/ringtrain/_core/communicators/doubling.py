@@ -1,0 +1,112 @@
+"""What each rank has, to all ranks, in log2 N steps: the doubling of Bruck et al. 1997 ("Efficient Algorithms for
+All-to-All Communications in Multiport Message-Passing Systems").
+
+In step k rank r reads from rank r + 2**k what that has by then: its own part and those of the ranks behind it, up
+to r + 2**(k + 1) - 1. So it reads from log2 N ranks, and not from N - 1. The bytes are the same.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringtrain._core.communicators.exchange_steps import ExchangeSteps
+from ringtrain._core.reduction.cuts import Bounds, offsets, segments
+from ringtrain._core.reduction.fold import Flat
+from ringtrain._core.transport.base import Caller
+from ringtrain._core.wire.frame import Frame, Step
+from ringtrain._core.wire.signature import Signature
+
+# More ranks than these have fewer partners this way: bench/README has the sweep.
+RANKS_MOST_DIRECT: Final = 3
+# Up to so many ranks all have connections to all anyway, and long parts go straight: see bench/scale/ring.md.
+LONG_RANKS_MOST_DIRECT: Final = 16
+# Longer parts had better take one trip than several.
+PART_BYTES_MOST: Final = 16 << 10
+
+
+class Doubling:
+    """Collectives of parts of at most `PART_BYTES_MOST`, but for `gather_in_place`. `steps`: of the set, whose
+    collectives these are."""
+
+    def __init__(self, steps: ExchangeSteps) -> None:
+        self._steps = steps
+        self._size = len(steps.ranks)
+        self._shifts = [1 << k for k in range((self._size - 1).bit_length())]
+
+    def gather(self, what: Signature, part: Flat, lengths: Sequence[int]) -> list[Flat]:
+        """Return what each position has given as `part`, by position. `lengths`: of each in elements, alike on all
+        ranks.
+        """
+        steps, size = self._steps, self._size
+        order = [(steps.position + shift) % size for shift in range(size)]
+        bounds = offsets([lengths[position] for position in order])
+        buffer = np.empty(bounds[-1], part.dtype)
+        buffer[: bounds[1]] = part
+        held = 1
+
+        def holds(count: int) -> bool:
+            return held >= count
+
+        def frames_for(rank: int, caller: Caller) -> Iterator[Frame]:
+            for step, shift in enumerate(self._shifts):
+                if rank == steps.ranks[order[-shift]]:
+                    call.wait_until(partial(holds, shift), caller)
+                    yield call.frame(Step.RESULT, step, buffer[: bounds[min(shift, size - shift)]])
+
+        what = replace(what, layout=(steps.segment_bytes, *what.layout))
+        call = steps.call_among(self._peers(1), what, frames_for, buffer.nbytes, takers=self._peers(-1))
+        with call:
+            for step, shift in enumerate(self._shifts):
+                end = min(2 * shift, size)
+                call.read(steps.ranks[order[shift]], Step.RESULT, step, buffer[bounds[shift] : bounds[end]])
+                held = end
+                call.offer_changed()
+        places = [(position - steps.position) % size for position in range(size)]
+        return [buffer[bounds[place] : bounds[place + 1]] for place in places]
+
+    def gather_in_place(self, what: Signature, buffer: Flat, bounds: Bounds) -> None:
+        """Fill `buffer` with the chunks of all positions, at `bounds`. Segments are passed on as they come."""
+        steps, size = self._steps, self._size
+        length = max(1, steps.segment_bytes // buffer.itemsize)
+        # Elements from this rank's chunk on, in a circle.
+        held = bounds[steps.position + 1] - bounds[steps.position]
+
+        def cuts(first: int, shift: int) -> list[slice]:
+            """What the rank at `first` sends in the step of `shift`."""
+            end = first + min(shift, size - shift)
+            behind = segments(0, bounds[end - size], length) if end > size else []
+            return segments(bounds[first], bounds[min(end, size)], length) + behind
+
+        def holds(count: int) -> bool:
+            return held >= count
+
+        def frames_for(rank: int, caller: Caller) -> Iterator[Frame]:
+            shift = (steps.position - steps.ranks.index(rank)) % size
+            count = 0
+            for index, cut in enumerate(cuts(steps.position, shift)):
+                count += cut.stop - cut.start
+                call.wait_until(partial(holds, count), caller)
+                yield call.frame(Step.RESULT, index, buffer[cut])
+
+        what = replace(what, layout=(steps.segment_bytes, *what.layout, *bounds))
+        peers, takers = self._peers(1), self._peers(-1)
+        call = steps.call_among(peers, what, frames_for, buffer.nbytes, takers=takers)
+        with call:
+            for peer, shift in zip(peers, self._shifts, strict=True):
+                for index, cut in enumerate(cuts((steps.position + shift) % size, shift)):
+                    call.read(peer, Step.RESULT, index, buffer[cut])
+                    held += cut.stop - cut.start
+                    call.offer_changed()
+
+    def lengths(self, what: Signature, length: int) -> NDArray[np.int64]:
+        """The `length` of every position."""
+        return np.concatenate(self.gather(what, np.array([length], np.int64), [1] * self._size))
+
+    def _peers(self, sign: int) -> tuple[int, ...]:
+        """The ranks that this one reads from, step by step; `sign` -1: those that read from it."""
+        steps = self._steps
+        return tuple(steps.ranks[(steps.position + sign * shift) % self._size] for shift in self._shifts)

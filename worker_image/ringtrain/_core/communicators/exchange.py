@@ -1,0 +1,290 @@
+"""Collectives by direct exchange between all pairs of ranks: the shifts of a ring.
+
+In step s of a reduce-scatter rank r sends its contribution to chunk (r + s) % N to rank (r + s) % N, which owns
+that chunk and folds all contributions in rank order; in the all-gather each rank reads every chunk from its
+owner. That is 2(N - 1) steps in which each rank sends 2(N - 1)/N of the payload, as in the neighbour ring of
+Patarasuk & Yuan 2009, but no rounded partial sum travels and the order of the fold does not depend on the chunk.
+See docs/decisions/0001-ring-shift-exchange.md. Short tensors of four ranks and more, and long all-gathers of many:
+see `doubling.py`. Reductions of more ranks than `hierarchical.DIRECT_RANKS_MOST` do not come here.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringtrain._core.communicators.broadcast import Broadcast, Route
+from ringtrain._core.communicators.call import Call, FramesFor
+from ringtrain._core.communicators.doubling import (
+    LONG_RANKS_MOST_DIRECT,
+    PART_BYTES_MOST,
+    RANKS_MOST_DIRECT,
+    Doubling,
+)
+from ringtrain._core.communicators.exchange_steps import ExchangeSteps
+from ringtrain._core.communicators.fused_update import FusedUpdates
+from ringtrain._core.communicators.lone import LoneRank
+from ringtrain._core.kernels.update import ChunkUpdate
+from ringtrain._core.reduction.cuts import (
+    Bounds,
+    cut_tensors,
+    offsets,
+    passing_bytes,
+    segments,
+    without_short_ones,
+)
+from ringtrain._core.reduction.fold import Flat, Folder
+from ringtrain._core.reduction.ops import ReduceOp
+from ringtrain._core.transport.base import Caller
+from ringtrain._core.wire.frame import Frame, Step
+from ringtrain._core.wire.signature import Signature
+from ringtrain._core.world.membership import Membership
+
+SEGMENT_BYTES: Final = 2 << 20
+# Up to so much for all peers together, and up to so much in any world, everyone sends everything to everyone: one
+# trip less counts for more than the bytes. See bench/README.
+_DIRECT_BYTES_TO_ALL: Final = 256 << 10
+_DIRECT_BYTES: Final = 16 << 10
+_NOTHING: Final = np.empty(0, np.uint8)
+
+
+class ExchangeCommunicator:
+    """A `Communicator` over the streams of a Membership."""
+
+    # Longer tensors are not copied: an exchange of several leaves each where it is. See bench/README.
+    fusion_bytes: Final = 256 << 10
+
+    def __init__(
+        self, member: Membership, process_set: int, ranks: tuple[int, ...], segment_bytes: int = SEGMENT_BYTES
+    ) -> None:
+        self._member = member
+        self._steps = ExchangeSteps(member, process_set, ranks, segment_bytes)
+        self.segment_bytes = segment_bytes
+        self.ranks = ranks
+        self.position = self._steps.position
+        direct_bytes = max(_DIRECT_BYTES, _DIRECT_BYTES_TO_ALL // max(1, len(ranks) - 1))
+        self._direct_bytes = min(direct_bytes, segment_bytes)
+        self._part_bytes = min(PART_BYTES_MOST, segment_bytes)
+        self._doubling = Doubling(self._steps) if len(ranks) > RANKS_MOST_DIRECT else None
+        self._long_doubling = self._doubling if len(ranks) > LONG_RANKS_MOST_DIRECT else None
+        self._updates = FusedUpdates(self._steps, self.all_gather_parts)
+
+    @property
+    def overlaps(self) -> bool:
+        return len(self.ranks) > 1
+
+    def all_reduce(self, what: Signature, source: Flat, target: Flat, op: ReduceOp) -> None:
+        if source.nbytes <= self._direct_bytes:
+            self._reduce_all_alone(what, source, target, op)
+        else:
+            self._reduce_all(what, [source], target, op)
+
+    def all_reduce_grouped(self, what: Signature, sources: Sequence[Flat], target: Flat, op: ReduceOp) -> None:
+        """Long pieces are sent from where they lie; short neighbours are copied to where their result will be."""
+        self._reduce_all(what, without_short_ones(sources, target, self.fusion_bytes), target, op)
+
+    def _reduce_all(self, what: Signature, sources: Sequence[Flat], target: Flat, op: ReduceOp) -> None:
+        """Reduce-scatter and all-gather in one exchange; segments of both are under way at the same time."""
+        length, dtype = sum(len(source) for source in sources), sources[0].dtype
+        longest = -(-length // len(self.ranks)) * dtype.itemsize
+        step = max(1, passing_bytes(longest, self.segment_bytes) // dtype.itemsize)
+        cuts = cut_tensors(sources, len(self.ranks), step)
+        own = cuts[self.position]
+        results: list[Frame] = []
+
+        def frames_for(rank: int, caller: Caller) -> Iterator[Frame]:
+            yield from call.frames(Step.CONTRIBUTION, (part for part, _ in cuts[self.ranks.index(rank)]))
+            yield from self._steps.results(call, results, len(own), caller)
+
+        call = self._steps.call(what, (), frames_for, length * dtype.itemsize)
+        folder = Folder(op, dtype, len(self.ranks), self.position)
+        with call:
+            for slot, (part, cut) in enumerate(own):
+                folder.fold(self._steps.contributions(call, slot, part, folder.keeps_all), target[cut])
+                self._steps.offer(call, results, call.frame(Step.RESULT, slot, target[cut]))
+            wheres = [[cut for _, cut in chunk] for chunk in cuts]
+            for slot in range(max(len(chunk) for chunk in cuts)):
+                self._steps.read_results(call, wheres, slot, target)
+
+    def reduce_scatter(self, what: Signature, source: Flat, bounds: Bounds, target: Flat, op: ReduceOp) -> None:
+        start = bounds[self.position]
+        if doubling := self._doubling_of(source.nbytes):
+            what = replace(what, layout=(*what.layout, *bounds))
+            parts = doubling.gather(what, source, [len(source)] * len(self.ranks))
+            own = slice(start, bounds[self.position + 1])
+            Folder(op, source.dtype, len(self.ranks), self.position).fold((part[own] for part in parts), target)
+            return
+        cuts = self._steps.cut(bounds, source)
+
+        def frames_for(rank: int, caller: Caller) -> Iterator[Frame]:
+            return call.frames(Step.CONTRIBUTION, (source[cut] for cut in cuts[self.ranks.index(rank)]))
+
+        call = self._steps.call(what, bounds, frames_for, source.nbytes)
+        folder = Folder(op, source.dtype, len(self.ranks), self.position)
+        with call:
+            for index, cut in enumerate(cuts[self.position]):
+                out = target[cut.start - start : cut.stop - start]
+                folder.fold(self._steps.contributions(call, index, source[cut], folder.keeps_all), out)
+
+    def all_gather(self, what: Signature, buffer: Flat, bounds: Bounds) -> None:
+        lengths = [end - start for start, end in pairwise(bounds)]
+        if doubling := self._doubling_of(max(lengths) * buffer.itemsize):
+            what = replace(what, layout=(*what.layout, *bounds))
+            own = buffer[bounds[self.position] : bounds[self.position + 1]]
+            np.concatenate(doubling.gather(what, own, lengths), out=buffer)
+            return
+        if self._long_doubling is not None:
+            self._long_doubling.gather_in_place(what, buffer, bounds)
+            return
+        cuts = self._steps.cut(bounds, buffer)
+
+        def frames_for(rank: int, caller: Caller) -> Iterator[Frame]:
+            return call.frames(Step.RESULT, (buffer[cut] for cut in cuts[self.position]))
+
+        call = self._steps.call(what, bounds, frames_for, buffer.nbytes)
+        with call:
+            for index in range(max(len(cut) for cut in cuts)):
+                self._steps.read_results(call, cuts, index, buffer)
+
+    def all_gather_parts(
+        self, what: Signature, part: Flat, gather_long: Callable[[Signature, Flat, Bounds], None] | None = None
+    ) -> list[Flat]:
+        """As of `Communicator`. `gather_long`: an `all_gather` of long chunks, of a communicator that has a way of
+        its own."""
+        if gather_long is None and self._long_doubling is not None:
+            gather_long = self._long_doubling.gather_in_place
+        if doubling := self._doubling_of(0):
+            lengths = doubling.lengths(what, len(part))
+            if self._doubling_of(int(lengths.max()) * part.itemsize):
+                return [got.copy() for got in doubling.gather(what, part, lengths.tolist())]
+            if gather_long is not None:
+                bounds = offsets(lengths.tolist())
+                whole = np.empty(bounds[-1], part.dtype)
+                whole[bounds[self.position] : bounds[self.position + 1]] = part
+                gather_long(what, whole, bounds)
+                return [whole[start:end] for start, end in pairwise(bounds)]
+        return self.all_to_all(what, [part] * len(self.ranks))
+
+    def all_to_all(
+        self, what: Signature, parts: Sequence[Flat], origins: Sequence[int] | None = None
+    ) -> list[Flat]:
+        """How much it gets from each position, a rank learns from the first frame."""
+        own = parts[self.position]
+        step = max(1, self.segment_bytes // own.itemsize)  # lengths may differ between ranks, and this may not
+
+        def frames_for(rank: int, caller: Caller) -> Iterator[Frame]:
+            part = parts[self.ranks.index(rank)]
+            yield call.frame(Step.SIZES, 0, np.array([len(part)], np.int64))
+            yield from call.frames(Step.RESULT, (part[cut] for cut in segments(0, len(part), step)))
+
+        asked = self._steps.others if origins is None else [p for p in origins if p != self.position]
+        given = [p for p in self._steps.others if origins is None or len(parts[p])]
+        peers, takers = (tuple(self.ranks[p] for p in positions) for positions in (asked, given))
+        what = replace(what, layout=(self.segment_bytes, *what.layout))
+        call = self._steps.call_among(peers, what, frames_for, sum(part.nbytes for part in parts), takers=takers)
+        size = np.empty(1, np.int64)
+        with call:
+            received = [own[:0].copy()] * len(self.ranks)
+            received[self.position] = own.copy()
+            for position in asked:
+                call.read(self.ranks[position], Step.SIZES, 0, size)
+                received[position] = np.empty(int(size[0]), own.dtype)
+            cuts = [segments(0, len(part), step) for part in received]
+            for index in range(max((len(cuts[p]) for p in asked), default=0)):
+                for position in asked:
+                    if index < len(cuts[position]):
+                        part = received[position][cuts[position][index]]
+                        call.read(self.ranks[position], Step.RESULT, index, part)
+        return received
+
+    def send_receive(self, what: Signature, source: Flat, to: int, target: Flat, origin: int) -> None:
+        step = max(1, self.segment_bytes // source.itemsize)
+
+        def frames_for(rank: int, caller: Caller) -> Iterator[Frame]:
+            parts = segments(0, len(source), step) if rank == self.ranks[to] else []
+            return call.frames(Step.RESULT, (source[cut] for cut in parts))
+
+        peers = tuple(dict.fromkeys((self.ranks[to], self.ranks[origin])))
+        what = replace(what, layout=(self.segment_bytes,))
+        call = self._steps.call_among(peers, what, frames_for, source.nbytes + target.nbytes)
+        with call:
+            for index, cut in enumerate(segments(0, len(target), step)):
+                call.read(self.ranks[origin], Step.RESULT, index, target[cut])
+
+    def broadcast(self, what: Signature, buffer: Flat, root: int) -> None:
+        if doubling := self._doubling_of(buffer.nbytes):
+            of_root = [len(buffer) if position == root else 0 for position in range(len(self.ranks))]
+            own = buffer if self.position == root else buffer[:0]
+            buffer[...] = doubling.gather(what, own, of_root)[root]
+            return
+        places = self.ranks[root:] + self.ranks[:root]
+        place = (self.position - root) % len(places)
+        self.broadcast_along(Route(places, place, LoneRank(self.ranks[self.position]), 0), what, buffer)
+
+    def broadcast_along(self, route: Route, what: Signature, buffer: Flat) -> None:
+        """A broadcast between pods: for a communicator that knows them."""
+        Broadcast(self._steps, route, buffer).run(what)
+
+    def barrier(self, what: Signature) -> None:
+        if doubling := self._doubling_of(0):
+            doubling.gather(what, _NOTHING, [0] * len(self.ranks))
+            return
+        with self._steps.call(what, (), lambda rank, caller: iter(()), 0):
+            pass
+
+    def compare(self, what: Signature, sequence: int) -> None:
+        """Be the barrier of that number: for a communicator that counts its own collectives, beside this one."""
+        self._steps.continue_at(sequence)
+        self.barrier(what)
+
+    def can_update(self, gradients: Flat, weights: Flat) -> bool:
+        return self._updates.can_update(gradients, weights)
+
+    def update(self, what: Signature, gradients: Flat, bounds: Bounds, op: ReduceOp, change: ChunkUpdate) -> None:
+        self._updates.update(what, gradients, bounds, op, change)
+
+    def finish_updates(self) -> bool:
+        return self._updates.finish_updates()
+
+    def call_among(
+        self,
+        peers: tuple[int, ...],
+        what: Signature,
+        frames_for: FramesFor,
+        total_bytes: int,
+        is_span: bool = True,
+        takers: tuple[int, ...] | None = None,
+    ) -> Call:
+        """Begin a collective with some ranks alone: for a communicator that does the rest itself."""
+        return self._steps.call_among(peers, what, frames_for, total_bytes, is_span, takers)
+
+    def allocate(self, nbytes: int) -> NDArray[np.uint8]:
+        return np.zeros(nbytes, np.uint8)
+
+    def close(self) -> None:
+        """The membership holds the connections."""
+
+    def _doubling_of(self, nbytes: int) -> Doubling | None:
+        """What carries parts of up to `nbytes`, alike on all ranks; None where each rank reads from all."""
+        return self._doubling if nbytes <= self._part_bytes else None
+
+    def _reduce_all_alone(self, what: Signature, source: Flat, target: Flat, op: ReduceOp) -> None:
+        """Everyone gets everything and folds it for itself: one trip instead of two."""
+        if doubling := self._doubling_of(source.nbytes):
+            parts = doubling.gather(what, source, [len(source)] * len(self.ranks))
+            Folder(op, source.dtype, len(self.ranks), self.position).fold(iter(parts), target)
+            return
+
+        def frames_for(rank: int, caller: Caller) -> Iterator[Frame]:
+            return call.frames(Step.CONTRIBUTION, [source])
+
+        call = self._steps.call(what, (), frames_for, source.nbytes)
+        folder = Folder(op, source.dtype, len(self.ranks), self.position)
+        # Not yet into `target`: it may be `source`, which peers still read.
+        result = np.empty_like(source)
+        with call:
+            folder.fold(self._steps.contributions(call, 0, source, folder.keeps_all), result)
+        target[...] = result

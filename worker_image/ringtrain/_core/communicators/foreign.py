@@ -1,0 +1,92 @@
+"""Collectives that a library of others carries out, under the eyes of this world's failure detector."""
+
+import time
+from collections.abc import Callable
+from typing import Any, Final, NoReturn
+
+from ringtrain._core.communicators.numbers import foreign_number
+from ringtrain._core.wire.signature import Signature
+from ringtrain._core.world.membership import Membership
+from ringtrain._core.world.reports import Activity, Closed, Stalled
+
+# The library's own threads do the work: first look without a pause, then with one that costs no core.
+_EAGER_S: Final = 1e-3
+_PAUSE_S: Final = 50e-6
+
+
+class ForeignCalls:
+    """The calls of one process set to such a library. `number`: of the communicator beside which they run.
+
+    All ranks of the set make the same calls in the same order. A call that a lost peer keeps from ending raises
+    PeerLost; the memory of that call is kept for ever, since the library may still write to it.
+    """
+
+    def __init__(self, member: Membership, number: int, ranks: tuple[int, ...]) -> None:
+        self.timeout_s, self.stall_timeout_s = member.ring.timeout_s, member.ring.stall_timeout_s
+        self.address = member.ring.addresses[member.ring.rank]
+        self._member = member
+        self._number = foreign_number(number)
+        self._others = tuple(rank for rank in ranks if rank != member.ring.rank)
+        self._peers = frozenset(self._others)
+        self._sequence = 0
+        self._abandoned: list[Any] = []
+
+    @property
+    def failed(self) -> bool:
+        """Whether this world has ended in a failure."""
+        return self._member.failure_state.failure is not None
+
+    def run(self, what: Signature, call: Callable[[], Any]) -> None:
+        """Begin `call`, which returns an object with `is_completed()` and `wait()`, and return when it is done.
+
+        Raises PeerLost, on all ranks, when a peer is lost, has shut down, is silent for too long, or the library
+        fails.
+        """
+        self._member.failure_state.check()
+        self._sequence += 1
+        key = (self._number, self._sequence)
+        activity = self._member.activity(key, what)
+        self._member.offers.begin(key, what, self._others)
+        try:
+            work = call()
+            self._abandoned.append(work)
+            self._wait(activity, work.is_completed)
+            work.wait()
+        except RuntimeError as error:
+            self._failed(activity, error)
+        self._abandoned.clear()
+        self._member.offers.end(key)
+
+    def _wait(self, activity: Activity, done: Callable[[], bool]) -> None:
+        started = time.monotonic()
+        one_left_at: float | None = None
+        while not done():
+            now = time.monotonic()
+            if self._member.failure_state.failure is not None or self._member.left:
+                self._member.raise_failure(activity)
+            if one_left_at is None and self._member.who_left(self._peers) is not None:
+                one_left_at = now
+            # What a rank has given before it left in good order may still be on its way.
+            if one_left_at is not None and now - one_left_at >= self._member.ring.probe_timeout_s:
+                self._report_left(activity)
+                self._member.raise_failure(activity)
+            if now - started >= self.stall_timeout_s:
+                self._member.monitor.report(Stalled(self._others, now - started, activity))
+                self._member.raise_failure(activity)
+            if now - started > _EAGER_S:
+                time.sleep(_PAUSE_S)
+
+    def _report_left(self, activity: Activity) -> None:
+        """Report who has shut down, where that is known."""
+        if (gone := self._member.who_left(self._peers)) is not None:
+            self._member.monitor.report(Closed(gone, "", activity))
+
+    def _failed(self, activity: Activity, error: Exception) -> NoReturn:
+        """The library gave up. Why is for the failure detector to say: a lost peer is seen there as well, and one
+        that has shut down is asked for."""
+        self._member.failure_state.check()
+        self._report_left(activity)
+        self._member.monitor.look_for(self._others, activity, lambda peer: True)
+        if not self._member.left and not self._member.failure_state.wait(self.timeout_s / 5):
+            self._member.give_up(activity, error)
+        self._member.raise_failure(activity)

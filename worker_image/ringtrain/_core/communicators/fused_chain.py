@@ -1,0 +1,241 @@
+"""Reduce a bucket, update it and send the new weights to all ranks, in one trip through the pods.
+
+Rank l of every pod has to do with the chunks of rank l of all pods. It folds its pod's contributions to each onto
+what the pod before has sent, and passes that on. The last pod has the sum, and sends it to the chunk's owner. The
+owner updates its chunk, writes the new weights into the memory of its pod's ranks, and sends them to the same rank
+of every other pod, which does the same there. Ranks of a pod meet once, when all have the bucket's gradients: by
+then all have written the weights of the bucket before. See docs/decisions/0009-reduce-and-update-in-one-pass.md.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import zip_longest
+from typing import Any, Final
+
+import numpy as np
+
+from ringtrain import timeline
+from ringtrain._core.communicators.chain import Pods
+from ringtrain._core.communicators.shm.group import SharedGroup
+from ringtrain._core.communicators.shm.native import accumulator_dtype
+from ringtrain._core.kernels.update import ChunkUpdate
+from ringtrain._core.reduction.cuts import Bounds, segments
+from ringtrain._core.reduction.fold import Contributions, Flat
+from ringtrain._core.reduction.ops import ReduceOp
+from ringtrain._core.transport.base import Caller
+from ringtrain._core.wire.frame import Frame, Step
+from ringtrain._core.wire.signature import Signature
+
+# Numbers of scratch buffers. Partial sums have two sides, which take turns.
+_BEFORE: Final = 0
+_PARTIALS: Final = 1
+
+
+@dataclass(frozen=True)
+class SharedBucket:
+    """A bucket in the memory of each rank of this pod, by place in it. `bounds`: of all ranks' chunks."""
+
+    gradients: list[Flat]
+    weights: list[Flat]
+    bounds: Bounds
+    op: ReduceOp
+
+
+class ChainUpdates:
+    """The `Updater` part of a communicator of up to twelve pods.
+
+    A rank that returns from `update` has done all that others wait for. What is left are weights that others have
+    updated, which it reads in `finish_updates` or in the next update, before it waits for anybody's gradients.
+    """
+
+    def __init__(self, pods: Pods, group: SharedGroup) -> None:
+        self._pods = pods
+        self._group = group
+        self._begun: _Trip | None = None
+        self._side = 0
+
+    def can_update(self, gradients: Flat, weights: Flat) -> bool:
+        return self._group.can_update(gradients, weights)
+
+    def update(
+        self, what: Signature, gradients: Flat, bounds: Bounds, op: ReduceOp, change: ChunkUpdate, step: int
+    ) -> None:
+        """As of `Updater`. `step`: elements that travel together. Raises what collectives raise."""
+        places = self._group.memories_of
+        bucket = SharedBucket(places(gradients), places(change.weights), bounds, op)
+        self._side = 1 - self._side
+        trip = _Trip(self._pods, what, bucket, change, step, self._side)
+        before, self._begun = self._begun, None
+        with contextlib.ExitStack() as mine, _Ending(before) as ending:
+            mine.enter_context(trip.call)
+            with trip.call.span("reduce", gradients.nbytes):
+                meet = self._group.meeting(what, gradients, change.weights)
+                if self._pods.pod == 0:
+                    _reduce_first(trip, meet, ending)
+                    # Ranks that were early have met before they wrote the weights of the bucket before.
+                    self._group.meeting(what, gradients, change.weights)(True)
+                else:
+                    ending.end()
+                    meet(True)
+                    trip.reduce()
+            mine.pop_all()
+        self._begun = trip
+        if change.last:
+            self.finish_updates()
+            self._group.meeting(what, gradients, change.weights)(True)
+
+    def finish_updates(self) -> bool:
+        """Read what other pods have of the update before. Weights are new when the ranks of this pod meet."""
+        begun, self._begun = self._begun, None
+        with _Ending(begun) as ending:
+            ending.end()
+        return False
+
+
+class _Ending:
+    """Ends the trip before this one, if there is one; or fails with what comes in between."""
+
+    def __init__(self, trip: "_Trip | None") -> None:
+        self._trip = trip
+        self._call = contextlib.ExitStack()
+        if trip is not None:
+            self._call.push(trip.call)
+
+    def __enter__(self) -> "_Ending":
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._call.__exit__(*error)
+
+    def end(self) -> None:
+        """Once; then nothing is left to do."""
+        trip, self._trip = self._trip, None
+        if trip is not None:
+            trip.read_weights()
+            self._call.close()
+
+
+def _reduce_first(trip: "_Trip", meet: Callable[[bool], bool], before: _Ending) -> None:
+    """In the pod that waits for no other's sums: its own go out before the weights of the bucket before come in,
+    so that the line to the next pod has work. But nobody's late gradients keep those weights waiting."""
+    if not meet(False):
+        before.end()
+        meet(True)
+    trip.fold_all()
+    before.end()
+    trip.update_all()
+
+
+class _Trip:
+    """One bucket on its way, as one rank sees it. `call` is to be entered."""
+
+    def __init__(
+        self, pods: Pods, what: Signature, bucket: SharedBucket, change: ChunkUpdate, step: int, side: int
+    ) -> None:
+        """`side`: of the update before, this rank's partial sums may still be read."""
+        self._pods = pods
+        self._bucket = bucket
+        self._change = change
+        places = len(bucket.gradients)
+        chunks = [bucket.bounds[pods.local + pod * places :][:2] for pod in range(pods.last + 1)]
+        self._own = slice(*chunks[pods.pod])
+        # Every pod's cuts of this rank's column, numbered in the order in which they go through the chain.
+        self._cuts = [(pod, cut) for pod, chunk in enumerate(chunks) for cut in segments(chunk[0], chunk[1], step)]
+        self._gradients = bucket.gradients[pods.local]
+        self._weights = bucket.weights[pods.local]
+        self._copies = [weights for place, weights in enumerate(bucket.weights) if place != pods.local]
+        self._kind = accumulator_dtype(self._gradients.dtype)
+        # In place where they fit: nobody but this rank reads its column of them.
+        self._partials = self._gradients
+        if self._kind != self._gradients.dtype and pods.pod < pods.last:
+            self._partials = pods.scratch.like(np.empty(len(self._gradients), self._kind), _PARTIALS + side)
+        self._offered: dict[tuple[Step, int], Frame] = {}
+        others = [pod for pod in range(pods.last + 1) if pod != pods.pod]
+        self._others = others[pods.pod :] + others[: pods.pod]
+        self.call = pods.begin(what, others, self._frames_for, self._gradients.nbytes, is_span=False)
+
+    def reduce(self) -> None:
+        """Fold this pod's contributions onto the partial sums that come, pass on what comes out, and update the
+        own chunk as soon as the last pod has sent its sum."""
+        # As many cuts as are under way between this pod and the last one.
+        lag = 2 * (self._pods.last - self._pods.pod) + 1
+        for index in range(len(self._cuts) + lag):
+            if index < len(self._cuts):
+                self._fold(index)
+            if index >= lag and self._pods.pod < self._pods.last:
+                self._update_reduced(index - lag)
+
+    def fold_all(self) -> None:
+        """`reduce`, up to where another pod is waited for: in the first pod."""
+        for index in range(len(self._cuts)):
+            self._fold(index)
+
+    def update_all(self) -> None:
+        """The rest of it."""
+        for index in range(len(self._cuts)):
+            self._update_reduced(index)
+
+    def _fold(self, index: int) -> None:
+        owner, cut = self._cuts[index]
+        contributions = self._contributions(index, cut)
+        if self._pods.pod < self._pods.last:
+            contributions.fold_partial(self._partials[cut])
+            self._offer(Step.CONTRIBUTION, index, self._partials[cut])
+        elif owner == self._pods.pod:
+            self._update(index, cut, contributions)
+        else:
+            contributions.fold(self._gradients[cut])
+            self._offer(Step.RESULT, index, self._gradients[cut])
+
+    def _update_reduced(self, index: int) -> None:
+        """If the cut is this pod's: update it from the sum that the last pod has."""
+        owner, cut = self._cuts[index]
+        if owner == self._pods.pod:
+            reduced = self._gradients[cut]
+            self.call.read(self._pods.column[self._pods.last], Step.RESULT, index, reduced)
+            self._update(index, cut, Contributions([reduced], ReduceOp.Sum, 1))
+
+    def read_weights(self) -> None:
+        """Get the weights that other pods have updated, for all ranks of this pod."""
+        with self.call.span("gather", self._weights.nbytes):
+            for turn in zip_longest(*(self._cuts_of(pod) for pod in self._others)):
+                for index, cut in (found for found in turn if found is not None):
+                    owner = self._cuts[index][0]
+                    self.call.read(self._pods.column[owner], Step.RESULT, index, self._weights[cut])
+                    for copy in self._copies:
+                        np.copyto(copy[cut], self._weights[cut])
+
+    def _contributions(self, index: int, cut: slice) -> Contributions:
+        before = None
+        if self._pods.pod > 0:
+            before = self._pods.scratch.like(np.empty(cut.stop - cut.start, self._kind), _BEFORE)
+            self.call.read(self._pods.column[self._pods.pod - 1], Step.CONTRIBUTION, index, before)
+        parts = [gradients[cut] for gradients in self._bucket.gradients]
+        return Contributions(parts, self._bucket.op, self._pods.size, before)
+
+    def _update(self, index: int, cut: slice, contributions: Contributions) -> None:
+        with timeline.span(f"update segment {index}", "update"):
+            contributions.update(self._change.cut(cut, self._own), [copy[cut] for copy in self._copies])
+        self._offer(Step.RESULT, index, self._weights[cut])
+
+    def _frames_for(self, rank: int, caller: Caller) -> Iterator[Frame]:
+        """What the rank of this column in another pod reads, in the order in which it does."""
+        pod = self._pods.column.index(rank)
+        order: list[tuple[Step, int]] = []
+        if pod == self._pods.pod + 1:
+            order += ((Step.CONTRIBUTION, index) for index in range(len(self._cuts)))
+        if self._pods.pod == self._pods.last:
+            order += ((Step.RESULT, index) for index, _ in self._cuts_of(pod))
+        order += ((Step.RESULT, index) for index, _ in self._cuts_of(self._pods.pod))
+        for key in order:
+            self.call.wait_until(partial(self._offered.__contains__, key), caller)
+            yield self._offered[key]
+
+    def _cuts_of(self, pod: int) -> list[tuple[int, slice]]:
+        return [(index, cut) for index, (owner, cut) in enumerate(self._cuts) if owner == pod]
+
+    def _offer(self, step: Step, index: int, payload: Flat) -> None:
+        self._offered[step, index] = self.call.frame(step, index, payload)
+        self.call.offer_changed()

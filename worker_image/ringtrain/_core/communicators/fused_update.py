@@ -1,0 +1,96 @@
+"""Reduce a bucket, update this rank's chunk of the weights and send it to all, in one exchange over the network.
+
+Apart, a reduce-scatter and an all-gather cost twice as many requests. A bucket is offered, and asked for, before
+the results of the one before are read: both are under way at the same time, and fill each other's pauses. The
+results' deadline began earlier, so they are read first.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from ringtrain import timeline
+from ringtrain._core.communicators.call import Call
+from ringtrain._core.communicators.exchange_steps import ExchangeSteps
+from ringtrain._core.kernels.update import ChunkUpdate
+from ringtrain._core.reduction import fold
+from ringtrain._core.reduction.cuts import Bounds
+from ringtrain._core.reduction.fold import Flat
+from ringtrain._core.reduction.ops import ReduceOp
+from ringtrain._core.transport.base import Caller
+from ringtrain._core.wire.frame import Frame, Step
+from ringtrain._core.wire.signature import Signature
+
+
+@dataclass(frozen=True)
+class _Begun:
+    """An update whose results have not been read: others still read this rank's. `call`: was entered."""
+
+    call: Call
+    cuts: list[list[slice]]
+    weights: Flat
+
+
+class FusedUpdates:
+    """The `Updater` part of a communicator."""
+
+    def __init__(self, steps: ExchangeSteps, all_gather_parts: Callable[[Signature, Flat], list[Flat]]) -> None:
+        self._steps = steps
+        self._all_gather_parts = all_gather_parts
+        self._begun: _Begun | None = None
+        self._possible: bool | None = None
+
+    def can_update(self, gradients: Flat, weights: Flat) -> bool:
+        """Whether all ranks have the compiled library. Collective."""
+        if self._possible is None:
+            here = np.array([fold.can_update()], np.uint8)
+            there = self._all_gather_parts(Signature("can_update"), here)
+            self._possible = all(bool(part[0]) for part in there)
+        return self._possible
+
+    def update(self, what: Signature, gradients: Flat, bounds: Bounds, op: ReduceOp, change: ChunkUpdate) -> None:
+        """Raises what collectives raise; then nothing is under way any more."""
+        steps = self._steps
+        cuts = steps.cut(bounds, gradients)
+        own, chunk = cuts[steps.position], slice(bounds[steps.position], bounds[steps.position + 1])
+        results: list[Frame] = []
+
+        def frames_for(rank: int, caller: Caller) -> Iterator[Frame]:
+            yield from call.frames(Step.CONTRIBUTION, (gradients[cut] for cut in cuts[steps.ranks.index(rank)]))
+            yield from steps.results(call, results, len(own), caller)
+
+        call = steps.call(what, bounds, frames_for, gradients.nbytes, is_span=False)
+        before, self._begun = self._begun, None
+        with contextlib.ExitStack() as earlier, contextlib.ExitStack() as mine:
+            if before is not None:
+                earlier.push(before.call)
+            mine.enter_context(call)
+            if before is not None:
+                self._read(before)
+                earlier.close()
+            with call.span("reduce", gradients.nbytes):
+                for index, cut in enumerate(own):
+                    parts = list(steps.contributions(call, index, gradients[cut], keep_all=True))
+                    with timeline.span(f"update segment {index}", "update"):
+                        fold.Contributions(parts, op, len(parts)).update(change.cut(cut, chunk))
+                    steps.offer(call, results, call.frame(Step.RESULT, index, change.weights[cut]))
+            mine.pop_all()
+        self._begun = _Begun(call, cuts, change.weights)
+        if change.last:
+            self.finish_updates()
+
+    def finish_updates(self) -> bool:
+        """Return True when all weights of the updates so far are new here, and all ranks have this one's."""
+        begun, self._begun = self._begun, None
+        if begun is not None:
+            with contextlib.ExitStack() as stack:
+                stack.push(begun.call)
+                self._read(begun)
+        return True
+
+    def _read(self, begun: _Begun) -> None:
+        with begun.call.span("gather", begun.weights.nbytes):
+            for segment in range(max(len(cuts) for cuts in begun.cuts)):
+                self._steps.read_results(begun.call, begun.cuts, segment, begun.weights)

@@ -1,0 +1,266 @@
+"""Collectives over pods of several ranks: shared memory inside, gRPC between.
+
+Up to twelve pods a reduction is a chain through the pods. Each pod folds its ranks' contributions onto what the
+pod before has sent, and passes that on; the last pod has the result and sends it back. So every element is the
+left fold in rank order, bit for bit what a flat exchange gives, and a tensor crosses each link once in each
+direction however many ranks a pod has. Rank l of every pod handles its own part of the tensor; segments follow
+each other through the chain. See docs/decisions/0002-chain-of-pods.md.
+
+Between more pods a reduction is a tree of the pods' sums: see `pod_tree.py`. So it is between many ranks that
+share no memory, of which each is a pod.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringtrain._core.communicators.broadcast import Route
+from ringtrain._core.communicators.chain import Chain, Pods, Section
+from ringtrain._core.communicators.doubling import PART_BYTES_MOST
+from ringtrain._core.communicators.exchange import ExchangeCommunicator
+from ringtrain._core.communicators.fused_chain import ChainUpdates
+from ringtrain._core.communicators.lone import LoneRank
+from ringtrain._core.communicators.pairing import Pairing, dealt_section, shared_section
+from ringtrain._core.communicators.pod_gather import gather_by_pods
+from ringtrain._core.communicators.pod_tree import PodTree
+from ringtrain._core.communicators.shm.join import Hosts, allocate
+from ringtrain._core.communicators.shm.native import Chunks
+from ringtrain._core.kernels.update import ChunkUpdate
+from ringtrain._core.reduction.cuts import Bounds, even_bounds
+from ringtrain._core.reduction.fold import Flat, ScratchBuffers
+from ringtrain._core.reduction.ops import ReduceOp
+from ringtrain._core.wire.signature import Signature
+
+# Up to this all ranks may gather what each has; longer tensors go from pod to pod.
+_FLAT_BYTES: Final = PART_BYTES_MOST
+# Up to so many pods a rank reads long chunks from all others of its column: see bench/scale/ring.md.
+GATHER_PODS_MOST_DIRECT: Final = 24
+# Of a gather each rank of a pod gets all bytes over the network in the flat exchange: chunk, times the pod's ranks
+# squared, where those are a meeting for each pod otherwise. See bench/scale/ring.md.
+_FLAT_GATHER_BYTES: Final = 128 << 10
+# Segments fill the chain: of a short tensor they are shorter, down to where their fixed cost shows.
+_SEGMENTS: Final = 16
+_LEAST_SEGMENT_BYTES: Final = 128 << 10
+# Between more pods an allreduce by a tree of their sums takes less time at any length: see bench/scale/ring.md.
+CHAIN_PODS_MOST: Final = 12
+# More ranks that share no memory take the tree as well. Between fewer the direct exchange of long tensors takes
+# less time: see bench/scale/ring.md.
+DIRECT_RANKS_MOST: Final = 64
+# Up to this whole parts go both ways: half as many trips count for more than the bytes.
+_DOUBLED_BYTES: Final = 512 << 10
+# Sections of a rank's part fill each other's pauses. More of them, or shorter ones, cost more than that gains
+# where ranks share cores: see bench/scale/ring.md.
+_TREE_SECTIONS: Final = 16
+# Each section of a reduce-scatter is a meeting for each pod.
+_SCATTER_SECTIONS: Final = 4
+_LEAST_TREE_BYTES: Final = 256 << 10
+
+# Of a rank's part of a bucket, in one trip: see docs/decisions/0009-reduce-and-update-in-one-pass.md.
+_UPDATE_SEGMENTS: Final = 4
+_LEAST_UPDATE_BYTES: Final = 256 << 10
+
+
+class HierarchicalCommunicator:
+    """A `Communicator` of equally large pods. What is small or rare takes the flat exchange, `network`.
+
+    `hosts` None: each rank is a pod, and every reduction a tree of what the ranks have.
+
+    Up to `chain_pods_most` pods every reduction is the left fold in rank order. Between more of them every one,
+    short ones as well, is a tree of the pods' sums: see `pod_tree.py`.
+    """
+
+    overlaps: Final = True
+    # An exchange costs milliseconds; see bench/README.
+    fusion_bytes: Final = 64 << 20
+
+    def __init__(
+        self, network: ExchangeCommunicator, hosts: Hosts | None, chain_pods_most: int = CHAIN_PODS_MOST
+    ) -> None:
+        self._network = network
+        self.ranks, self.position = network.ranks, network.position
+        self._hosts = hosts
+        self._group = group = LoneRank(network.ranks[network.position]) if hosts is None else hosts.group
+        places = tuple((p,) for p in range(len(network.ranks))) if hosts is None else hosts.positions
+        local = group.position
+        self._pods = Pods(
+            size=len(network.ranks),
+            local=local,
+            pod=next(i for i, positions in enumerate(places) if network.position in positions),
+            last=len(places) - 1,
+            column=tuple(network.ranks[positions[local]] for positions in places),
+            group=group,
+            network=network,
+            pairing=Pairing(len(places)),
+            scratch=ScratchBuffers(),
+        )
+        self._is_tree = hosts is None or len(places) > chain_pods_most
+        self._updates = None if hosts is None or self._is_tree else ChainUpdates(self._pods, hosts.group)
+        self._flat_bytes = min(_FLAT_BYTES, network.segment_bytes)
+
+    def all_reduce(self, what: Signature, source: Flat, target: Flat, op: ReduceOp) -> None:
+        if self._goes_flat(source.nbytes):
+            self._network.all_reduce(what, source, target, op)
+            return
+        bounds = even_bounds(len(source), len(self._group.ranks))
+        if self._is_tree:
+            self._tree_of(what, bounds, source, op).all_reduce(source, target)
+            return
+        chain = Chain(self._pods, what, self._cut(bounds, None, source), op)
+        chain.all_reduce(source, target)
+
+    def reduce_scatter(self, what: Signature, source: Flat, bounds: Bounds, target: Flat, op: ReduceOp) -> None:
+        if self._goes_flat(source.nbytes):
+            self._network.reduce_scatter(what, source, bounds, target, op)
+            return
+        if self._is_tree:
+            self._scatter_by_tree(what, source, bounds, target, op)
+            return
+        what = replace(what, layout=bounds)
+        mapped = self._group.mapped(what, source)
+        sections = [
+            s
+            for pod in range(self._pods.last + 1)
+            for s in self._cut(self._of_pod(bounds, pod), pod, source, mapped is not None)
+        ]
+        chain = Chain(self._pods, what, sections, op, mapped)
+        chain.reduce_scatter(source, target, bounds[self.position])
+
+    def all_gather(self, what: Signature, buffer: Flat, bounds: Bounds) -> None:
+        """Each rank gathers with its column what the pods have, and the ranks of a pod share what they have got.
+
+        Of short chunks between many pods the meetings would take longer than the flat exchange.
+        """
+        longest = max(end - start for start, end in pairwise(bounds)) * buffer.itemsize
+        if self._hosts is None or not longest or self._gathers_flat(longest):
+            self._network.all_gather(what, buffer, bounds)
+            return
+        what, mapped = replace(what, layout=bounds), self._group.mapped(what, buffer)
+        sections = [
+            self._cut(self._of_pod(bounds, pod), pod, buffer, mapped is not None)
+            for pod in range(self._pods.last + 1)
+        ]
+        passes_on = longest <= self._flat_bytes or self._pods.last >= GATHER_PODS_MOST_DIRECT
+        gather_by_pods(self._pods, what, sections, buffer, passes_on, mapped)
+
+    def can_update(self, gradients: Flat, weights: Flat) -> bool:
+        return self._updates is not None and self._updates.can_update(gradients, weights)
+
+    def update(self, what: Signature, gradients: Flat, bounds: Bounds, op: ReduceOp, change: ChunkUpdate) -> None:
+        assert self._updates is not None, "ask can_update first"
+        longest = max(end - start for start, end in pairwise(bounds))
+        step = self._step(longest, gradients, _UPDATE_SEGMENTS, _LEAST_UPDATE_BYTES)
+        self._updates.update(replace(what, layout=bounds), gradients, bounds, op, change, step)
+
+    def finish_updates(self) -> bool:
+        return self._updates is not None and self._updates.finish_updates()
+
+    def all_gather_parts(self, what: Signature, part: Flat) -> list[Flat]:
+        return self._network.all_gather_parts(what, part, None if self._hosts is None else self.all_gather)
+
+    def all_to_all(
+        self, what: Signature, parts: Sequence[Flat], origins: Sequence[int] | None = None
+    ) -> list[Flat]:
+        return self._network.all_to_all(what, parts, origins)
+
+    def send_receive(self, what: Signature, source: Flat, to: int, target: Flat, origin: int) -> None:
+        self._network.send_receive(what, source, to, target, origin)
+
+    def broadcast(self, what: Signature, buffer: Flat, root: int) -> None:
+        if self._hosts is None or buffer.nbytes <= self._flat_bytes:
+            self._network.broadcast(what, buffer, root)
+            return
+        pods = self._pods
+        first, giver = divmod(root, len(pods.group.ranks))
+        ranks = pods.column[first:] + pods.column[:first]
+        route = Route(ranks, (pods.pod - first) % len(ranks), pods.group, giver)
+        self._network.broadcast_along(route, what, buffer)
+
+    def barrier(self, what: Signature) -> None:
+        self._network.barrier(what)
+
+    def allocate(self, nbytes: int) -> NDArray[np.uint8]:
+        if self._hosts is None:
+            return self._network.allocate(nbytes)
+        self._network.barrier(Signature("allocate", layout=(nbytes,)))
+        return allocate(self._network, self._hosts, nbytes)
+
+    def use_memory_of(self, other: "HierarchicalCommunicator") -> None:
+        if self._hosts is not None and other._hosts is not None:
+            self._hosts.group.use_arenas_of(other._hosts.group)
+
+    def close(self) -> None:
+        self._group.close()
+        self._network.close()
+
+    @property
+    def _doublings(self) -> int:
+        """How many exchanges follow each other until a rank has what all have, in the flat exchange."""
+        return (len(self.ranks) - 1).bit_length()
+
+    def _goes_flat(self, nbytes: int) -> bool:
+        """Whether a tensor is short, or empty, and the way through all pods and back has more exchanges."""
+        if self._is_tree:
+            return not nbytes
+        return not nbytes or (nbytes <= self._flat_bytes and 2 * self._pods.last > self._doublings)
+
+    def _gathers_flat(self, longest: int) -> bool:
+        """Whether chunks of `longest` bytes are short, and to meet for each pod's would have more exchanges."""
+        is_short = longest <= self._flat_bytes and longest * len(self._group.ranks) ** 2 <= _FLAT_GATHER_BYTES
+        return is_short and self._doublings < self._pods.last
+
+    def _tree_of(self, what: Signature, bounds: Bounds, source: Flat, op: ReduceOp) -> PodTree:
+        pods, doubles = self._pods, source.nbytes <= _DOUBLED_BYTES
+        longest = max(end - start for start, end in pairwise(bounds))
+        step = longest if doubles else self._step(longest, source, _TREE_SECTIONS, _LEAST_TREE_BYTES)
+        sections = [shared_section(chunks, pods.local, pods.pairing) for chunks in _pieces(bounds, longest, step)]
+        return PodTree(pods, what, sections, op, doubles)
+
+    def _scatter_by_tree(self, what: Signature, source: Flat, bounds: Bounds, target: Flat, op: ReduceOp) -> None:
+        """Of a short tensor every rank gets the whole result: to add up the chunks of each pod by themselves would
+        cost a meeting for each."""
+        what = replace(what, layout=bounds)
+        if source.nbytes <= _DOUBLED_BYTES:
+            result = np.empty_like(source)
+            pieces = even_bounds(len(source), len(self._group.ranks))
+            self._tree_of(what, pieces, source, op).all_reduce(source, result)
+            target[...] = result[bounds[self.position] : bounds[self.position + 1]]
+            return
+        pods = self._pods
+        longest = max(end - start for start, end in pairwise(bounds))
+        step = max(
+            1,
+            self._step(longest * (pods.last + 1), source, _SCATTER_SECTIONS, _LEAST_TREE_BYTES) // (pods.last + 1),
+        )
+        by_pod = [_pieces(self._of_pod(bounds, pod), longest, step) for pod in range(pods.last + 1)]
+        sections = [
+            dealt_section(chunks, pods.pod, pods.local, pods.pairing) for chunks in zip(*by_pod, strict=True)
+        ]
+        PodTree(pods, what, sections, op, doubles=False).reduce_scatter(source, target, bounds[self.position])
+
+    def _step(self, length: int, like: Flat, segments: int, least: int) -> int:
+        """How long each of `segments` of a rank's part of `length` is: at least `least` bytes."""
+        least = min(least, self._network.segment_bytes)
+        bytes_each = min(max(length * like.itemsize // segments, least), self._network.segment_bytes)
+        return max(1, bytes_each // like.itemsize)
+
+    def _of_pod(self, bounds: Bounds, pod: int) -> Bounds:
+        ranks = len(self._group.ranks)
+        return bounds[pod * ranks : (pod + 1) * ranks + 1]
+
+    def _cut(self, bounds: Bounds, owner: int | None, like: Flat, is_mapped: bool = False) -> list[Section]:
+        """Cut the chunks at `bounds` into segments that go through the chain one after the other."""
+        longest = max(end - start for start, end in pairwise(bounds))
+        fills = (_UPDATE_SEGMENTS, _LEAST_UPDATE_BYTES) if is_mapped else (_SEGMENTS, _LEAST_SEGMENT_BYTES)
+        return [Section(chunks, owner) for chunks in _pieces(bounds, longest, self._step(longest, like, *fills))]
+
+
+def _pieces(bounds: Bounds, longest: int, step: int) -> list[Chunks]:
+    """The chunks at `bounds` in pieces of `step`; a chunk that has come to its end is empty in what follows."""
+    return [
+        tuple((min(a + at, b), min(a + at + step, b)) for a, b in pairwise(bounds))
+        for at in range(0, longest, step)
+    ]

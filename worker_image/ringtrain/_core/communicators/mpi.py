@@ -1,0 +1,246 @@
+"""Collectives through the MPI library, with the same contract as those over the network.
+
+MPI moves the bytes (all-to-all and all-gather: for a reduction the same 2(N - 1)/N of the payload as a ring), this
+side folds them in rank order: so every dtype works, and results have the bits that other transports give, but for
+worlds of many pods (docs/decisions/0046-many-pods.md). An
+MPI_Allreduce would fold in an order of the library's choice, and knows no bfloat16.
+"""
+
+import hashlib
+import itertools
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any, Final, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringtrain._core.communicators.exchange import ExchangeCommunicator
+from ringtrain._core.communicators.numbers import inside_number
+from ringtrain._core.reduction.cuts import Bounds, even_bounds, offsets, segments
+from ringtrain._core.reduction.fold import Flat, Folder
+from ringtrain._core.reduction.ops import ReduceOp
+from ringtrain._core.wire.signature import Signature
+from ringtrain._core.world.membership import Membership
+from ringtrain._core.world.mpi_library import give_up, load_mpi, load_world
+from ringtrain._core.world.reports import Activity, Stalled
+from ringtrain.errors import RingtrainError
+
+# Contributions are folded so much at a time: what is scratch memory, and not more in flight than the caches like.
+_PIECE_BYTES: Final = 4 << 20
+# Most libraries count the elements of a buffer, and say where in it a part begins, in a C int.
+COUNT_MOST = 2**31 - 1
+# MPI makes progress only while it is asked: first without a pause, then with one that costs no core.
+_EAGER_S: Final = 1e-3
+_PAUSE_S: Final = 50e-6
+# Open requests of collectives that failed: MPI may still write to their buffers.
+_ABANDONED: list[tuple[Any, ...]] = []
+
+
+Piece = list[tuple[int, int]]  # (start, end) of a part of every rank's chunk
+
+
+class MpiCommunicator:
+    """A `Communicator` over MPI, beside `network`, by whose membership a lost peer is noticed, and which says what
+    ranks mean differently."""
+
+    overlaps: Final = False
+    # An exchange costs milliseconds; see bench/README.
+    fusion_bytes: Final = 64 << 20
+
+    def __init__(self, member: Membership, process_set: int, network: ExchangeCommunicator) -> None:
+        """Collective over the ranks of `network`. Raises ConfigurationError: no MPI, or another world."""
+        world = load_world(member.ring.rank, member.ring.size)
+        group = world.group.Incl(list(network.ranks))
+        self._comm = world.Create_group(group, process_set % 32768)
+        group.Free()
+        self._member = member
+        self._network = network
+        self.ranks, self.position = network.ranks, network.position
+        self._others = tuple(rank for rank in self.ranks if rank != member.ring.rank)
+        self._set = inside_number(process_set)
+        self._sequence = 0
+
+    def all_reduce(self, what: Signature, source: Flat, target: Flat, op: ReduceOp) -> None:
+        bounds = even_bounds(len(source), len(self.ranks))
+        activity = self._begin(what)
+        for piece in self._pieces(bounds, source.itemsize):
+            own = target[slice(*piece[self.position])]
+            self._fold(activity, source, piece, own, op)
+            self._gather(activity, target, piece)
+
+    def reduce_scatter(self, what: Signature, source: Flat, bounds: Bounds, target: Flat, op: ReduceOp) -> None:
+        start = bounds[self.position]
+        activity = self._begin(replace(what, layout=bounds))
+        for piece in self._pieces(bounds, source.itemsize):
+            first, last = piece[self.position]
+            self._fold(activity, source, piece, target[first - start : last - start], op)
+
+    def all_gather(self, what: Signature, buffer: Flat, bounds: Bounds) -> None:
+        activity = self._begin(replace(what, layout=bounds))
+        self._gather(activity, buffer, list(itertools.pairwise(bounds)))
+
+    def all_gather_parts(self, what: Signature, part: Flat) -> list[Flat]:
+        activity = self._begin(what)
+        lengths = np.empty(len(self.ranks), np.int64)
+        self._wait(activity, self._comm.Iallgather(np.array([len(part)], np.int64), lengths))
+        whole = np.empty(int(lengths.sum()), part.dtype)
+        cuts = offsets([int(length) for length in lengths])
+        whole[cuts[self.position] : cuts[self.position + 1]] = part
+        self._gather(activity, whole, list(itertools.pairwise(cuts)))
+        return [whole[start:end] for start, end in itertools.pairwise(cuts)]
+
+    def broadcast(self, what: Signature, buffer: Flat, root: int) -> None:
+        activity = self._begin(what)
+        self._give_all(activity, buffer, root)
+
+    def all_to_all(
+        self, what: Signature, parts: Sequence[Flat], origins: Sequence[int] | None = None
+    ) -> list[Flat]:
+        activity = self._begin(what)
+        sent = np.array([len(part) for part in parts], np.int64)
+        received = np.empty_like(sent)
+        self._wait(activity, self._comm.Ialltoall(sent, received), sent, received)
+        # Both ends of a long part know how long it is.
+        most, kind = COUNT_MOST // len(self.ranks), _type_of(parts[0])
+        short_sent, short_received = (np.where(lengths <= most, lengths, 0) for lengths in (sent, received))
+        outgoing = np.concatenate([_raw(part[:length]) for part, length in zip(parts, short_sent, strict=True)])
+        incoming = np.empty(int(short_received.sum()), outgoing.dtype)
+        cuts = offsets(short_received.tolist())
+        sending = [outgoing, short_sent.tolist(), offsets(short_sent.tolist())[:-1], kind]
+        receiving = [incoming, short_received.tolist(), cuts[:-1], kind]
+        self._wait(activity, self._comm.Ialltoallv(sending, receiving), outgoing, incoming)
+        result = [incoming[start:end] for start, end in itertools.pairwise(cuts)]
+        long_sent = {p: _raw(parts[p]) for p in np.flatnonzero(sent > most).tolist()}
+        long_received = {
+            p: np.empty(received[p], outgoing.dtype) for p in np.flatnonzero(received > most).tolist()
+        }
+        self._exchange(activity, long_sent, long_received, kind)
+        return [long_received.get(p, part).view(parts[0].dtype) for p, part in enumerate(result)]
+
+    def send_receive(self, what: Signature, source: Flat, to: int, target: Flat, origin: int) -> None:
+        parts = [source if position == to else source[:0] for position in range(len(self.ranks))]
+        target[...] = self.all_to_all(what, parts)[origin]
+
+    def barrier(self, what: Signature) -> None:
+        self._begin(what)
+
+    def allocate(self, nbytes: int) -> NDArray[np.uint8]:
+        return np.zeros(nbytes, np.uint8)
+
+    def close(self) -> None:
+        if self._member.failure_state.failure is None:
+            self._comm.Free()
+        self._network.close()
+
+    def _begin(self, what: Signature) -> Activity:
+        """Make sure that all ranks mean `what`: one collective of 16 bytes."""
+        self._member.failure_state.check()
+        self._sequence += 1
+        key = (self._set, self._sequence)
+        activity = self._member.activity(key, what)
+        self._member.offers.begin(key, what, self._others)
+        mine = np.array([_digest(what), -_digest(what)], np.int64)
+        all_of_us = np.empty_like(mine)
+        self._wait(activity, self._comm.Iallreduce(mine, all_of_us, load_mpi().MAX), mine, all_of_us)
+        self._member.offers.end(key)  # all have come
+        if (all_of_us != mine).any():
+            # The network compares in words, and has every rank raise the same ones.
+            self._network.compare(what, self._sequence)
+            raise RingtrainError(f"{activity.label}: ranks mean different things, which the network does not see")
+        return activity
+
+    def _pieces(self, bounds: Bounds, itemsize: int) -> Iterator[Piece]:
+        """Piece by piece, until all chunks are through."""
+        step = max(1, _PIECE_BYTES // itemsize // len(self.ranks))
+        chunks = list(itertools.pairwise(bounds))
+        longest = max(end - start for start, end in chunks)
+        for at in range(0, longest, step):
+            yield [(min(start + at, end), min(start + at + step, end)) for start, end in chunks]
+
+    def _fold(self, activity: Activity, source: Flat, piece: Piece, out: Flat, op: ReduceOp) -> None:
+        """Fold this rank's part of `piece`, with what every rank has there in `source`, into `out`."""
+        size, length = len(self.ranks), len(out)
+        arrived = np.empty((size, length), source.dtype)
+        kind, raw, places = _type_of(source), _raw(source), [start for start, _ in piece]
+        lengths = [end - start for start, end in piece]
+        if len(raw) > COUNT_MOST:
+            raw = np.concatenate([raw[start:end] for start, end in piece])
+            places = list(offsets(lengths)[:-1])
+        sending = [raw, lengths, places, kind]
+        receiving = [_raw(arrived.reshape(-1)), [length] * size, [p * length for p in range(size)], kind]
+        self._wait(activity, self._comm.Ialltoallv(sending, receiving), raw, arrived)
+        Folder(op, source.dtype, size, self.position).fold(iter(arrived), out)
+
+    def _gather(self, activity: Activity, buffer: Flat, piece: Piece) -> None:
+        """Give every rank what the others have in their parts of `piece`."""
+        if len(buffer) > COUNT_MOST:
+            for position, (start, end) in enumerate(piece):
+                self._give_all(activity, buffer[start:end], position)
+            return
+        raw = _raw(buffer)
+        layout = [raw, [end - start for start, end in piece], [start for start, _ in piece], _type_of(buffer)]
+        self._wait(activity, self._comm.Iallgatherv(load_mpi().IN_PLACE, layout), raw)
+
+    def _exchange(self, activity: Activity, sent: dict[int, Flat], received: dict[int, Flat], kind: Any) -> None:
+        """Send each of `sent` to its position, and fill each of `received` from its own."""
+        ways = [(self._comm.Irecv, received), (self._comm.Isend, sent)]
+        requests = [
+            begin([buffer[cut], kind], position)
+            for begin, buffers in ways
+            for position, buffer in buffers.items()
+            for cut in _counted(buffer)
+        ]
+        for request in requests:
+            self._wait(activity, request, *received.values(), *sent.values())
+
+    def _give_all(self, activity: Activity, buffer: Flat, root: int) -> None:
+        """Fill `buffer` with that of position `root`."""
+        raw = _raw(buffer)
+        for cut in _counted(raw):
+            part = raw[cut]
+            self._wait(activity, self._comm.Ibcast([part, len(part), _type_of(buffer)], root), part)
+
+    def _wait(self, activity: Activity, request: Any, *buffers: Flat) -> None:
+        """Return when `request` is done. Raises the world's failure, on all ranks, when a peer is lost."""
+        started = time.monotonic()
+        while not request.Test():
+            waited_s = time.monotonic() - started
+            if self._member.failure_state.failure is not None or waited_s >= self._member.ring.stall_timeout_s:
+                _ABANDONED.append((request, *buffers))
+                self._fail(activity, waited_s)
+            if waited_s > _EAGER_S:
+                time.sleep(_PAUSE_S)
+
+    def _fail(self, activity: Activity, waited_s: float) -> NoReturn:
+        if self._member.failure_state.failure is None:
+            self._member.monitor.report(Stalled(self._others, waited_s, activity))
+        try:
+            self._member.raise_failure(activity)
+        finally:
+            failure = self._member.failure_state.failure
+            if failure is None or failure.kind == "lost":  # after a mismatch all are there for MPI's farewell
+                give_up()
+
+
+@lru_cache(maxsize=4096)  # a training step repeats the same signatures
+def _digest(what: Signature) -> int:
+    """63 bits that are equal for equal signatures."""
+    return int.from_bytes(hashlib.blake2b(what.encode(), digest_size=8).digest(), "big") >> 1
+
+
+def _counted(array: Flat) -> list[slice]:
+    """Parts of `array` that MPI can count."""
+    return segments(0, len(array), COUNT_MOST)
+
+
+def _raw(array: Flat) -> Flat:
+    """The bits of `array` as unsigned integers of its item's size: MPI knows no bfloat16."""
+    return array.view(f"u{array.itemsize}")
+
+
+def _type_of(array: Flat) -> Any:
+    mpi = load_mpi()
+    return {1: mpi.UINT8_T, 2: mpi.UINT16_T, 4: mpi.UINT32_T, 8: mpi.UINT64_T}[array.itemsize]

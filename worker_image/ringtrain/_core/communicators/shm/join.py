@@ -1,0 +1,120 @@
+"""Finds out which ranks can share memory, and makes them share it."""
+
+import json
+import logging
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringtrain._core.communicators.base import Communicator
+from ringtrain._core.communicators.shm.group import SharedGroup
+from ringtrain._core.communicators.shm.native import NativeChannel, shm_bytes
+from ringtrain._core.communicators.shm.segment import Segment
+from ringtrain._core.kernels.library import native_library
+from ringtrain._core.wire.signature import Signature
+from ringtrain._core.world.membership import Membership
+
+log = logging.getLogger("ringtrain")
+
+_PAGE_BYTES: Final = 4096
+# What a rank copies between two meetings: more stays in the caches of two ranks, less of four; see bench/README.
+_CHUNK_BYTES_OF_ALL: Final = 1 << 20
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """Positions of a process set by host, in the order of their first, and the group of this rank's own host."""
+
+    positions: tuple[tuple[int, ...], ...]
+    group: SharedGroup
+
+
+def share_memory(member: Membership, process_set: int, network: Communicator, host: str) -> Hosts | None:
+    """Let the ranks of every host share memory. None if no two ranks share a host, or if any of them can't.
+
+    Collective over `network`. `host`: what identifies this rank's host. What stands in the way is logged once, by
+    the first rank.
+    """
+    refusal = None if native_library() is not None else "ringtrain was installed without a C compiler"
+    by_host: dict[str, list[int]] = {}
+    refusals: list[str | None] = []
+    for position, (name, reported) in enumerate(_exchange(network, "shared memory?", [host, refusal])):
+        by_host.setdefault(name, []).append(position)
+        refusals.append(reported)
+    if len(by_host) == len(refusals):
+        return None
+    if any(refusals):
+        _warn(network, refusals)
+        return None
+    own = tuple(by_host[host])
+    library = native_library()
+    assert library is not None
+    # Whole pages: slots begin where numbers of every type may.
+    chunk_bytes = max(64 << 10, _CHUNK_BYTES_OF_ALL // len(own) // _PAGE_BYTES * _PAGE_BYTES)
+    segment, refusals = _map_segment(network, own, shm_bytes(library, len(own), chunk_bytes))
+    if segment is None:
+        _warn(network, refusals)
+        return None
+    channel = NativeChannel(library, segment.memory, own.index(network.position), len(own), chunk_bytes)
+    ranks = tuple(network.ranks[position] for position in own)
+    positions = tuple(map(tuple, by_host.values()))
+    return Hosts(positions, SharedGroup(member, process_set, ranks, network.ranks, channel, segment))
+
+
+def allocate(network: Communicator, hosts: Hosts, nbytes: int) -> NDArray[np.uint8]:
+    """Return zeros of this process that the other ranks of its host can read, so that collectives need not copy
+    them. Collective over `network`, with the same `nbytes`; where sharing fails, the memory is ordinary."""
+    own = next(positions for positions in hosts.positions if network.position in positions)
+    each = -(-max(nbytes, 1) // _PAGE_BYTES) * _PAGE_BYTES
+    segment, _ = _map_segment(network, own, each * len(own))
+    return np.zeros(nbytes, np.uint8) if segment is None else hosts.group.adopt(segment)[:nbytes]
+
+
+def host_identity() -> str:
+    """Equal for processes of one user in one pod: one running kernel, one view of processes and of the network."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')} {os.readlink('/proc/self/ns/net')} {os.getuid()}"
+    except OSError:
+        return f"unknown {os.urandom(8).hex()}"  # no Linux: nobody's neighbour
+
+
+def _map_segment(
+    network: Communicator, own: tuple[int, ...], length: int
+) -> tuple[Segment | None, list[str | None]]:
+    """Let the first rank of each host create a segment and the others open it; all succeed or none keeps it."""
+    segment, path, refusal = None, "", None
+    creator = own[0]
+    try:
+        if network.position == creator:
+            segment = Segment.create(length)
+            path = segment.path
+    except OSError as error:
+        refusal = str(error)
+    path = _exchange(network, "shared memory at", path)[creator]
+    try:
+        if network.position != creator and path:
+            segment = Segment.open(path, length)
+    except OSError as error:
+        refusal = str(error)
+    refusals = _exchange(network, "shared memory mapped?", refusal)
+    if segment is not None and any(refusals):
+        segment.close()
+        segment = None
+    return segment, refusals
+
+
+def _warn(network: Communicator, refusals: list[str | None]) -> None:
+    if network.position == 0:
+        why = "; ".join(f"rank {network.ranks[p]}: {refusal}" for p, refusal in enumerate(refusals) if refusal)
+        log.warning("ranks %s share hosts but not memory, and use gRPC alone: %s", list(network.ranks), why)
+
+
+def _exchange(network: Communicator, kind: str, value: Any) -> list[Any]:
+    """Return every rank's JSON-safe `value`."""
+    part = np.frombuffer(json.dumps(value).encode(), np.uint8)
+    return [json.loads(bytes(got.data)) for got in network.all_gather_parts(Signature(kind), part)]

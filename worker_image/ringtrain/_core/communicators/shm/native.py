@@ -1,0 +1,308 @@
+"""The compiled engine behind shared memory (`kernels/native/shm.c`)."""
+
+import ctypes
+import functools
+import itertools
+import mmap
+import os
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringtrain._core.communicators.turn import Turn
+from ringtrain._core.kernels.library import address_of, native_calls
+from ringtrain._core.kernels.structures import (
+    COUNTERS_BYTES,
+    PARITIES,
+    RANK_HEAD_BYTES,
+    SIGNATURE_BYTES,
+    ChannelStruct,
+    JobStruct,
+)
+from ringtrain._core.kernels.update import ChunkUpdate, native_update
+from ringtrain._core.reduction.cuts import Bounds, even_bounds
+from ringtrain._core.reduction.fold import OP_CODES, Flat
+from ringtrain._core.reduction.ops import ReduceOp
+from ringtrain._core.wire.dtypes import CODES, dtype_name
+from ringtrain._core.wire.signature import Signature
+from ringtrain.step_time import measured
+
+_SMALL_BYTES: Final = 64 << 10
+
+Chunks = tuple[tuple[int, int], ...]
+Addresses = Sequence[int]  # one for each rank
+
+
+@functools.lru_cache(maxsize=4096)
+def chunks_of(bounds: Bounds) -> Chunks:
+    """The chunks that follow each other at `bounds`."""
+    return tuple(itertools.pairwise(bounds))
+
+
+class ShmResult(IntEnum):
+    DONE = 0
+    AGAIN = 1
+    TIMEOUT = 2
+    STOPPED = 3
+    MISMATCH = 4
+    LEFT = 5
+
+
+_RESULTS: Final = tuple(ShmResult)  # by value: to look one up in the class takes longer
+
+
+class ShortJob(NamedTuple):
+    """A reduction that every rank does by itself: prepared once for each kind, run again and again."""
+
+    struct: JobStruct
+    what: Signature
+
+
+@dataclass(frozen=True)
+class Work:
+    """One collective. Fields that it does not need are None.
+
+    `chunks`: of every rank, where it begins and ends in the whole buffer. `source`: the whole buffer, read only.
+    `op` None: nothing is reduced, each rank shows its chunk of `source`. `own`: gets its chunk. `gathered`:
+    the whole buffer, gets every rank's chunk; may be `source`. `before`: folded into this rank's chunk before rank
+    0's contribution. `partial`: gets the fold of this rank's chunk as it is, in the type it is folded in, instead
+    of `own`. `average_over`: how many contributions an average has in all. `whole`: the chunks are all of the
+    buffer, `own` and `gathered` are there, `op` unless the buffer is empty, and nothing else: what a short buffer
+    has a shortcut for.
+    `pieces`: what `source` consists of, if it does not lie in one place; of `source`, only length and dtype count.
+    """
+
+    chunks: Chunks
+    source: Flat
+    op: ReduceOp | None = None
+    own: Flat | None = None
+    gathered: Flat | None = None
+    before: Flat | None = None
+    partial: Flat | None = None
+    average_over: int = 0
+    whole: bool = False
+    pieces: Sequence[Flat] | None = None
+
+
+class NativeChannel:
+    """One rank's end of a segment."""
+
+    def __init__(self, library: ctypes.CDLL, memory: mmap.mmap, rank: int, size: int, chunk_bytes: int) -> None:
+        self._library = library
+        self._stop = ctypes.c_uint32(0)
+        self._memory = memory
+        self._view = (ctypes.c_char * len(memory)).from_buffer(memory)
+        self._size = size
+        # Folding everything everywhere costs size × bytes and saves one meeting; see bench/README.
+        self._small_bytes = min(chunk_bytes, _SMALL_BYTES // size)
+        self._channel = ChannelStruct(
+            base=ctypes.addressof(self._view), rank=rank, size=size, chunk_bytes=chunk_bytes, spin_s=_spin_s(size),
+            stop=ctypes.addressof(self._stop),
+        )  # fmt: skip
+        self._reference = ctypes.byref(self._channel)
+        self.blamed = -1
+        self._in_use = threading.Lock()  # while compiled code reads and writes the segment
+        self._user = 0  # the thread that holds it
+        self._closed = False
+
+    def run(self, what: bytes, work: Work, timeout_s: float, peers: Addresses | None = None) -> ShmResult:
+        """Do `work` together with all other ranks. After anything but DONE the channel is of no more use.
+
+        `what` is compared between ranks: MISMATCH where it differs; `Signature.compared` fits. `peers`: where each
+        rank's `work.source` lies, if this process can read them all.
+
+        `timeout_s`: without any progress of the rank that is waited for; `blamed` then says which that is.
+        """
+        job = self._job(what, work, timeout_s)
+        addresses = None if peers is None else self._addresses(peers)
+        job.peers = None if addresses is None else ctypes.addressof(addresses)
+        return self._repeat(self._library.ringtrain_shm_run, job, self.is_short(work.source) and work.whole)
+
+    def is_short(self, buffer: Flat) -> bool:
+        """Whether every rank had better fold all of `buffer` by itself."""
+        return buffer.nbytes <= self._small_bytes
+
+    def short_job(self, what: Signature, like: Flat, op: ReduceOp | None, timeout_s: float) -> ShortJob:
+        """What compiled code is told of the reductions of arrays like `like`, but for where they lie."""
+        chunks, flat = chunks_of(even_bounds(like.size, self._size)), like.reshape(-1)
+        work = Work(chunks, flat, op, own=flat, gathered=flat, average_over=self._size, whole=True)
+        return ShortJob(self._job(what.compared(), work, timeout_s), what)
+
+    def short_calls(
+        self,
+        turn: Turn,
+        is_traced: Callable[[], bool],
+        find: Callable[[NDArray[Any], ReduceOp, str | None], tuple[int, ShortJob] | None],
+        go_on: Callable[[ShortJob, int], None],
+        give_up: Callable[[ShortJob, BaseException], None],
+    ) -> Any:
+        """The `ShortCalls` of `kernels/native/calls.c`; None where that is not compiled."""
+        calls = native_calls()
+        if calls is None:
+            return None
+        measured.follow(calls.take_spent)
+        run = ctypes.cast(self._library.ringtrain_shm_run, ctypes.c_void_p).value
+        channel = ctypes.addressof(self._channel)
+        of_numpy = np.ndarray, np.empty, _lies_at
+        return calls.ShortCalls(run, channel, turn, is_traced, find, go_on, give_up, *of_numpy, self)
+
+    def go_on(self, job: ShortJob, outcome: ShmResult) -> ShmResult:
+        """Wait for other ranks where compiled code said AGAIN; the job's arrays must still be there."""
+        if outcome is ShmResult.AGAIN:
+            job.struct.hasty = 0
+            return self._repeat(self._library.ringtrain_shm_run, job.struct, True)
+        self.blamed = job.struct.blamed
+        return outcome
+
+    @property
+    def collectives(self) -> int:
+        """How many have been done."""
+        return int(self._channel.collective)
+
+    def update(
+        self, what: bytes, work: Work, change: ChunkUpdate, timeout_s: float, peers: tuple[Addresses, Addresses]
+    ) -> ShmResult:
+        """Reduce `work.source` and update this rank's chunk of the weights, which all ranks then have.
+
+        `peers`: where `work.source` and `change.weights` of each rank. Otherwise as `run`; what is left of
+        `work.source` is not defined, and it must not be written before the next meeting.
+        """
+        job = self._job(what, work, timeout_s)
+        gradients, weights = map(self._addresses, peers)
+        job.peers = ctypes.addressof(gradients)
+        update = native_update(change, weights)
+        return self._repeat(self._library.ringtrain_shm_update, job, ctypes.byref(update))
+
+    def meeting(self, what: bytes, like: Flat, timeout_s: float) -> JobStruct:
+        """What `meet` takes. `like`: anything of the dtype that is compared."""
+        return self._job(what, Work(((0, 0),) * self._size, like), timeout_s)
+
+    def meet(self, job: JobStruct, waits: bool) -> ShmResult:
+        """Return when all other ranks have come: what they wrote before is here. Otherwise as `run`.
+
+        AGAIN where others have not come and this one does not wait: it must call this again, before anything else.
+        """
+        job.hasty = not waits
+        return self._repeat(self._library.ringtrain_shm_meet, job)
+
+    def _repeat(self, function: Callable[..., int], job: JobStruct, *arguments: Any) -> ShmResult:
+        """AGAIN comes after a signal: the interpreter runs its handler here. Or to a hasty job."""
+        with self._in_use:
+            if self._closed:
+                return ShmResult.STOPPED
+            self._user = threading.get_ident()
+            reference = ctypes.byref(job)
+            try:
+                while (outcome := function(self._reference, reference, *arguments)) == ShmResult.AGAIN:
+                    if job.hasty:
+                        break
+            finally:  # a signal's handler may have raised
+                self._user = 0
+            self.blamed = job.blamed
+            return _RESULTS[outcome]
+
+    def _addresses(self, of_ranks: Addresses) -> Any:
+        return (ctypes.c_void_p * self._size)(*of_ranks)
+
+    def stop(self) -> None:
+        """Make `run` return STOPPED, from any thread, if it waits or as soon as it would."""
+        self._stop.value = 1
+
+    def signature_of(self, rank: int) -> bytes:
+        """What `rank` has shown in the collective that ended with MISMATCH."""
+        at = rank * RANK_HEAD_BYTES + COUNTERS_BYTES
+        at += self._channel.collective % PARITIES * SIGNATURE_BYTES
+        length = int.from_bytes(self._memory[at : at + 4], "little")
+        return bytes(self._memory[at + 4 : at + 4 + length])
+
+    def close(self, timeout_s: float) -> bool:
+        """Tell those who wait for this rank, and end what another thread still runs here.
+
+        The channel can't be used any more. Returns whether nobody uses the segment: False if what runs has not
+        ended within `timeout_s`, or runs in this very thread, whose signal handler closes the world.
+        """
+        if self._closed:
+            return True
+        self.stop()
+        self._library.ringtrain_shm_leave(ctypes.byref(self._channel))
+        if self._user == threading.get_ident() or not self._in_use.acquire(timeout=timeout_s):
+            return False
+        self._closed = True
+        self._channel.base = None
+        del self._view
+        self._in_use.release()
+        return True
+
+    def _job(self, what: bytes, work: Work, timeout_s: float) -> JobStruct:
+        if len(what) > SIGNATURE_BYTES - 4:  # what is not compared as a whole is not compared
+            raise ValueError(f"{len(what)} bytes to compare; a slot has room for {SIGNATURE_BYTES - 4}")
+        chunks = _chunks_array(work.chunks)
+        job = JobStruct(
+            what=what,
+            what_bytes=len(what),
+            dtype=CODES[dtype_name(work.source.dtype)],
+            op=OP_CODES[work.op] if work.op is not None else 0,
+            divisor=work.average_over if work.op is ReduceOp.Average else 0,
+            reduces=work.op is not None,
+            chunks=ctypes.addressof(chunks),
+            source=address_of(work.source),
+            own=_address(work.own),
+            gathered=_address(work.gathered),
+            before=_address(work.before),
+            partial=_address(work.partial),
+            timeout_s=timeout_s,
+        )
+        job.keeps = [chunks]  # alive as long as the job
+        if work.pieces is not None:
+            pieces = _pieces(work.pieces)
+            job.keeps.append(pieces)
+            job.pieces = address_of(pieces)
+        return job
+
+
+def shm_bytes(library: ctypes.CDLL, size: int, chunk_bytes: int) -> int:
+    """How long a segment has to be."""
+    library.ringtrain_shm_bytes.restype = ctypes.c_uint64
+    return int(library.ringtrain_shm_bytes(ctypes.c_int(size), ctypes.c_uint64(chunk_bytes)))
+
+
+@functools.lru_cache(maxsize=1024)  # the buckets of a model come back every step
+def _chunks_array(chunks: Chunks) -> Any:
+    return (ctypes.c_int64 * (2 * len(chunks)))(*(c[0] for c in chunks), *(c[1] for c in chunks))
+
+
+def _lies_at(array: NDArray[Any]) -> int | None:
+    """Where an array of a type that Python's buffers do not know begins; None if it can't be used as it is."""
+    return int(array.ctypes.data) if array.flags.carray else None
+
+
+def _address(buffer: Flat | None) -> int | None:
+    return None if buffer is None else address_of(buffer)
+
+
+def _pieces(pieces: Sequence[Flat]) -> NDArray[np.int64]:
+    """Where each piece begins in the buffer and where it lies; the row after the last one ends the buffer."""
+    table = np.zeros((len(pieces) + 1, 2), np.int64)
+    np.cumsum([len(piece) for piece in pieces], out=table[1:, 0])
+    table[:-1, 1] = [address_of(piece) for piece in pieces]
+    return table
+
+
+def _spin_s(size: int) -> float:
+    """How long to look before sleeping: not at all if another rank needs this core to get on.
+
+    About as long as sleeping and waking take: with half of it ranks that had slept in a barrier found each other
+    asleep again and again. With four times as much, two ranks that shared a core because other work had the rest
+    took 230 us for 4 KiB instead of 70.
+    """
+    return 60e-6 if size <= len(os.sched_getaffinity(0)) else 0.0
+
+
+def accumulator_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The type in which `dtype` is folded."""
+    return np.dtype(np.float32) if dtype.itemsize == 2 else dtype

@@ -1,0 +1,66 @@
+"""The compiled library, if this installation has one."""
+
+import ctypes
+import functools
+import importlib
+import importlib.util
+import logging
+from types import ModuleType
+from typing import Any, Final
+
+from numpy.typing import NDArray
+
+from ringtrain._core.kernels.structures import differing_layout
+
+_NAME: Final = "ringtrain._core.kernels._native"
+_CALLS: Final = "ringtrain._core.kernels._calls"
+_INTERFACE: Final = 15  # INTERFACE in native/fold.h
+
+
+log = logging.getLogger("ringtrain")
+
+
+@functools.cache
+def native_library() -> ctypes.CDLL | None:
+    """Return the library, or None: then numpy does the work. Logs once why."""
+    spec = importlib.util.find_spec(_NAME)
+    if spec is None or spec.origin is None:
+        log.info("ringtrain was installed without a C compiler: numpy does what compiled kernels would do faster")
+        return None
+    library = ctypes.CDLL(spec.origin)
+    if difference := _difference(library):
+        log.warning(
+            "%s is of another version of ringtrain: %s. Install ringtrain again; numpy does its work until then",
+            spec.origin, difference,
+        )  # fmt: skip
+        return None
+    return library
+
+
+@functools.cache
+def native_calls() -> ModuleType | None:
+    """The module of native/calls.c; None where Python's headers were missing, or it is of another version."""
+    try:
+        calls = importlib.import_module(_CALLS)
+    except ImportError:
+        return None
+    return calls if calls.INTERFACE == _INTERFACE else None
+
+
+def address_of(buffer: NDArray[Any]) -> int:
+    """Where its first element lies in memory."""
+    address = None if _address_of is None else _address_of(buffer)
+    return int(buffer.ctypes.data if address is None else address)
+
+
+def _difference(library: ctypes.CDLL) -> str:
+    try:
+        interface = int(library.ringtrain_interface())
+    except AttributeError:
+        interface = 0
+    if interface != _INTERFACE:
+        return f"it has interface {interface}, expected {_INTERFACE}"
+    return differing_layout(library)
+
+
+_address_of: Final = getattr(native_calls(), "address_of", None)

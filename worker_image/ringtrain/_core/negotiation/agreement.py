@@ -1,0 +1,204 @@
+"""In which order named collectives run: decided from what every rank said, so every rank decides the same.
+
+No clock, thread or socket in here: `Agreement` is fed the same rounds on every rank and returns the same
+decisions.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ringtrain._core.negotiation.request import KNOWN_MAX, CollectiveKind, Request, Round
+
+# What every kind demands to be equal, in the order in which a difference is reported.
+_FIELDS = (
+    ("kind", "collective"),
+    ("device", "device"),
+    ("members", "bucket"),
+    ("dtypes", "dtype"),
+    ("op", "op"),
+    ("root", "root rank"),
+    ("prescale", "prescale factor"),
+    ("postscale", "postscale factor"),
+)
+
+
+@dataclass(frozen=True)
+class Agreed:
+    """All ranks asked for it: run it, or fail it with `error`. `requests` by world rank; a rank that has joined is
+    absent from it and contributes zeros."""
+
+    name: str
+    requests: Mapping[int, Request]
+    error: str = ""
+
+    @property
+    def any_request(self) -> Request:
+        return next(iter(self.requests.values()))
+
+
+@dataclass(frozen=True)
+class Decisions:
+    """What follows from one round. `all_joined`: the last rank to join, once every rank has."""
+
+    agreed: tuple[Agreed, ...] = ()
+    all_joined: int | None = None
+
+
+@dataclass
+class Agreement:
+    """Requests of which some rank's part is still missing. `ranks`: members of the process set by world rank."""
+
+    ranks: tuple[int, ...]
+    _asked: dict[str, dict[int, Request]] = field(default_factory=dict)
+    _known: list[Agreed] = field(default_factory=list)
+    _numbers: dict[Request, int] = field(default_factory=dict)
+    _joined: list[int] = field(default_factory=list)
+    _has_expired: bool = False
+
+    @property
+    def must_meet(self) -> bool:
+        """Whether every rank takes part in the next round, whatever it has to say: one name has expired, and the
+        others that wait can only expire in rounds."""
+        return self._has_expired and bool(self._asked)
+
+    def next_round(self, requests: Sequence[Request], joined: bool = False, expired: Sequence[str] = ()) -> Round:
+        """Put this rank's new requests into the fewest bytes that the others understand."""
+        numbers = [self._numbers.get(request, -1) for request in requests]
+        new = tuple(request for request, number in zip(requests, numbers, strict=True) if number < 0)
+        return Round(new, tuple(number for number in numbers if number >= 0), joined, tuple(expired))
+
+    def receive(self, rounds: Sequence[Round]) -> Decisions:
+        """Take in one round (one entry a rank, in the set's order) and return what every rank does now."""
+        if not self._asked and not self._joined and _all_say_known(rounds):  # a usual step's
+            return Decisions(tuple(self._known[number] for number in rounds[0].known))
+        for rank, said in zip(self.ranks, rounds, strict=True):
+            for request in (*(self._known[number].any_request for number in said.known), *said.requests):
+                self._asked.setdefault(request.name, {})[rank] = request
+            if said.joined and rank not in self._joined:
+                self._joined.append(rank)
+        agreed = tuple(self._take(name) for name in [n for n in self._asked if self._complete(n)])
+        expired = dict.fromkeys(name for said in rounds for name in said.expired if name in self._asked)
+        agreed += tuple(self._expire(name) for name in expired)
+        self._has_expired = bool(self._asked) and (self._has_expired or bool(expired))
+        if len(self._known) > KNOWN_MAX:
+            self._known.clear()
+            self._numbers.clear()
+        return Decisions(agreed, self._take_joined())
+
+    def asked_by(self, name: str) -> tuple[list[int], list[int]]:
+        """Which ranks have submitted `name`, and which have not and have not joined either."""
+        asked = sorted(self._asked.get(name, {}))
+        return asked, [rank for rank in self.ranks if rank not in asked and rank not in self._joined]
+
+    def _complete(self, name: str) -> bool:
+        return all(rank in self._asked[name] or rank in self._joined for rank in self.ranks)
+
+    def _take(self, name: str) -> Agreed:
+        requests = self._asked.pop(name)
+        first = next(iter(requests.values()))
+        absent = [rank for rank in self._joined if rank not in requests]
+        error = _mismatch(requests, self.ranks)
+        if absent:
+            error = error or _joined_reason(first, absent)
+        elif not error and first.same_everywhere and first not in self._numbers:
+            self._numbers[first] = len(self._known)
+            self._known.append(Agreed(name, dict.fromkeys(self.ranks, first)))
+        return Agreed(name, requests, error)
+
+    def _expire(self, name: str) -> Agreed:
+        requests = self._asked.pop(name)
+        missing = [rank for rank in self.ranks if rank not in requests and rank not in self._joined]
+        return Agreed(
+            name,
+            requests,
+            f"{name!r}: submitted by ranks {sorted(requests)} and not by ranks {missing} within the time that "
+            "RINGTRAIN_STALL_TIMEOUT allows; every rank of the process set must submit it, or call join()",
+        )
+
+    def _take_joined(self) -> int | None:
+        if len(self._joined) < len(self.ranks):
+            return None
+        last = self._joined[-1]
+        self._joined.clear()
+        return last
+
+
+def _all_say_known(rounds: Sequence[Round]) -> bool:
+    """Whether all ranks say the same, and nothing but requests that were agreed on before, each once."""
+    first = rounds[0]
+    is_plain = not (first.requests or first.joined or first.expired)
+    return is_plain and all(said == first for said in rounds) and len(set(first.known)) == len(first.known)
+
+
+def _mismatch(requests: Mapping[int, Request], ranks: tuple[int, ...]) -> str:
+    """Return the first reason that forbids the collective, naming two ranks and both values; empty if there is
+    none.
+
+    `requests`: by world rank. `ranks`: members of the process set, in order.
+    """
+    for rank in ranks:
+        if rank in requests and (error := _own_error(requests[rank])):
+            return f"rank {rank}: {requests[rank].kind} {requests[rank].name!r}: {error}"
+    first, *others = (rank for rank in ranks if rank in requests)
+    for rank in others:
+        for attribute, label in _FIELDS:
+            ours, theirs = getattr(requests[first], attribute), getattr(requests[rank], attribute)
+            if ours != theirs:
+                return _differs(requests[first].name, label, (first, _short(ours)), (rank, _short(theirs)))
+        if reason := _shapes_differ(requests, first, rank):
+            return reason
+    request = requests[first]
+    if request.kind is CollectiveKind.BROADCAST and request.root not in ranks:
+        return (
+            f"broadcast {request.name!r}: root rank is {request.root}; expected one of the process set's ranks "
+            f"{list(ranks)}"
+        )
+    return ""
+
+
+def _own_error(request: Request) -> str:
+    if not request.dtypes and request.kind is not CollectiveKind.BARRIER:
+        return "no tensor was given; expected one or more"
+    return request.error
+
+
+def _joined_reason(request: Request, joined: list[int]) -> str:
+    """Return why `request` cannot run while `joined` ranks have no data; empty if it can."""
+    reduces = request.kind is CollectiveKind.ALLREDUCE and request.op in ("Sum", "Average", "Adasum")
+    if reduces or request.kind is CollectiveKind.BARRIER:
+        return ""
+    what = f"{request.kind} with op {request.op}" if request.op else str(request.kind)
+    return (
+        f"{request.name!r}: {what} needs data from every rank, and rank {joined[0]} has called join(); after a "
+        "rank has joined, only allreduce with Sum, Average or Adasum can go on. In an elastic job ranks join "
+        "where they wait for newcomers: leave it to the function that elastic.run enters"
+    )
+
+
+def _shapes_differ(requests: Mapping[int, Request], first: int, rank: int) -> str:
+    ours, theirs = requests[first], requests[rank]
+    if ours.shapes == theirs.shapes:
+        return ""
+    for name, own, other in zip(ours.members, ours.shapes, theirs.shapes, strict=False):
+        if own != other:
+            return _differs(name, "shape", (first, own), (rank, other))
+    rows_may_differ = ours.kind in (CollectiveKind.ALLGATHER, CollectiveKind.ALLTOALL)
+    here = [shape[1:] if rows_may_differ else shape for shape in ours.shapes]
+    there = [shape[1:] if rows_may_differ else shape for shape in theirs.shapes]
+    if here == there and [len(s) for s in ours.shapes] == [len(s) for s in theirs.shapes]:
+        return ""
+    what = "shape after the first dimension" if rows_may_differ else "shape"
+    return _differs(ours.name, what, (first, _short(ours.shapes)), (rank, _short(theirs.shapes)))
+
+
+def _differs(name: str, what: str, ours: tuple[int, Any], theirs: tuple[int, Any]) -> str:
+    return (
+        f"{name!r}: {what} is {ours[1]} on rank {ours[0]} and {theirs[1]} on rank {theirs[0]}; every rank must "
+        "submit the same"
+    )
+
+
+def _short(value: Any) -> Any:
+    """The one element of a tuple of one: only grouped collectives have more."""
+    return value[0] if isinstance(value, tuple) and len(value) == 1 else value

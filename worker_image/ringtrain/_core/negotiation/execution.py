@@ -1,0 +1,259 @@
+"""Carry out what was agreed: one collective of the communicator, or several reductions fused into one."""
+
+import functools
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, Final, Protocol, runtime_checkable
+
+import numpy as np
+
+from ringtrain._core.collectives import work
+from ringtrain._core.collectives.tensors import Array, as_array, flat
+from ringtrain._core.communicators.base import Communicator
+from ringtrain._core.negotiation.agreement import Agreed
+from ringtrain._core.negotiation.carried import (
+    COMPLEX,
+    WIDER,
+    brought_back,
+    carried,
+    carried_op,
+    travels_as_it_is,
+)
+from ringtrain._core.negotiation.request import KNOWN_MAX, CollectiveKind, Request
+from ringtrain._core.negotiation.splits import splits_of
+from ringtrain._core.reduction.arithmetic import scaled
+from ringtrain._core.reduction.cuts import Bounds, offsets
+from ringtrain._core.reduction.ops import ReduceOp
+from ringtrain._core.wire.dtypes import CODES, dtype_of, name_of
+from ringtrain._core.wire.signature import Signature
+
+# 64 MiB: what is fused is reduced together, and a handle of it is done when all of it is; a larger fusion only
+# delays the first update.
+FUSION_BYTES = 64 << 20
+
+# Tensors of a batch that are no longer than this on average are copied into one buffer, which is reduced in place.
+# The copy of 32 KiB takes as long as the Python that a tensor of its own costs: bench/README has figures.
+_PACKED_BYTES: Final = 32 << 10
+
+Result = list[Any]
+
+
+@dataclass(frozen=True, eq=False)
+class FusedBatch:
+    """Entries that share one collective. `names`: theirs. `bounds`: where the numbers of each of their tensors lie
+    in the one buffer into which all are packed; empty where they are not. The same on all ranks."""
+
+    entries: tuple[Agreed, ...]
+    names: tuple[str, ...]
+    bounds: Bounds
+
+    @classmethod
+    def of(cls, entries: Sequence[Agreed]) -> "FusedBatch":
+        return cls(tuple(entries), tuple(entry.name for entry in entries), _packing(entries))
+
+    @property
+    def request(self) -> Request:
+        """Of any entry: what a batch has in common is the same in all."""
+        return self.entries[0].any_request
+
+    @functools.cached_property
+    def fewest_ranks(self) -> int:
+        """How many ranks have submitted every entry; the others have joined."""
+        return min(len(entry.requests) for entry in self.entries)
+
+
+@runtime_checkable
+class Carrier(Protocol):
+    """What gives the arrays of a submission, and can also exchange its tensors where they lie."""
+
+    def __call__(self) -> Sequence[Array]:
+        """Return the tensors as arrays."""
+
+    def carry_out(
+        self, communicator: Communicator, batch: FusedBatch, tensors: Sequence["Carrier"]
+    ) -> list[Result] | None:
+        """Return the results of a batch, of which `tensors` are this rank's; None where they are to
+        go as arrays. The same on all ranks, or else what is exchanged is the same."""
+
+
+def batches(agreed: Sequence[Agreed]) -> Iterator[FusedBatch]:
+    """Cut into runs that can share one collective, in order. Pure, so every rank cuts alike."""
+    for fusible, run in groupby(agreed, key=_fusion_key):
+        entries = list(run)
+        if fusible is None:
+            yield from (FusedBatch.of([entry]) for entry in entries)
+            continue
+        batch: list[Agreed] = []
+        size = 0
+        for entry in entries:
+            if batch and size + _bytes(entry.any_request) > FUSION_BYTES:
+                yield FusedBatch.of(batch)
+                batch, size = [], 0
+            batch.append(entry)
+            size += _bytes(entry.any_request)
+        yield FusedBatch.of(batch)
+
+
+def run_batch(
+    communicator: Communicator,
+    batch: FusedBatch,
+    arrays: Sequence[Sequence[Array] | None],
+    targets: Sequence[Array | None],
+) -> list[Result]:
+    """Return the results of each entry of a batch. `arrays`: this rank's tensors, None where it has joined.
+    `targets`: of a bucket, where its results go, if that matters.
+    """
+    request = batch.request
+    if request.members:
+        return [[_reduce_bucket(communicator, request, _given(request, arrays[0]), targets[0])]]
+    if request.kind is not CollectiveKind.ALLREDUCE:
+        return [_run_single(communicator, batch.entries[0], arrays[0] or ())]
+    given = [_given(entry.any_request, own) for entry, own in zip(batch.entries, arrays, strict=True)]
+    tensors = [array for own in given for array in own]
+    if batch.bounds:
+        packed = np.concatenate([array.reshape(-1) for array in tensors], dtype=dtype_of(request.dtypes[0]))
+        packed = reduce_packed(communicator, request, packed)
+        cuts = itertools.pairwise(batch.bounds)
+        finished = iter([packed[slice(*cut)].reshape(like.shape) for cut, like in zip(cuts, tensors, strict=True)])
+    else:
+        outputs = _allreduce(communicator, _all_scaled(tensors, request.prescale), ReduceOp(request.op))
+        finished = iter(_all_scaled(outputs, request.postscale))
+    return [list(itertools.islice(finished, len(own))) for own in given]
+
+
+def reduce_packed(communicator: Communicator, request: Request, packed: Array) -> Array:
+    """Return the reduction of the tensors of a batch, which lie in `packed` one behind the other. `packed` may be
+    changed, and may be what is returned."""
+    op, dtype, size = ReduceOp(request.op), packed.dtype, len(communicator.ranks)
+    own = scaled(packed, request.prescale)
+    as_it_is = travels_as_it_is(dtype, op)
+    sent = own if as_it_is else carried(own, op, size)
+    buffer = flat(sent)
+    communicator.all_reduce(Signature("allreduce", op=op.value), buffer, buffer, carried_op(dtype, op))
+    return scaled(sent if as_it_is else brought_back(sent, op, dtype, size), request.postscale)
+
+
+@functools.lru_cache(maxsize=KNOWN_MAX)
+def dtypes_error(kind: CollectiveKind, dtypes: tuple[str, ...], op: str) -> str:
+    """Return why a collective of `kind` cannot take tensors of these dtypes with `op`; empty if it can."""
+    if "object" in dtypes:
+        return "text and objects can't travel as a tensor; send them by broadcast_object or allgather_object"
+    reduces = kind in (CollectiveKind.ALLREDUCE, CollectiveKind.REDUCESCATTER)
+    known = {**CODES, **WIDER, **COMPLEX}
+    strange = [name for name in dtypes if reduces and name not in known]
+    if strange:
+        return f"{strange[0]} can't be reduced; expected one of {', '.join(known)}"
+    unordered = [name for name in dtypes if reduces and name in COMPLEX and op not in ("Sum", "Average")]
+    return f"{unordered[0]} can't be reduced with {op}; expected Sum or Average" if unordered else ""
+
+
+def _packing(entries: Sequence[Agreed]) -> Bounds:
+    """`FusedBatch.bounds` of these entries."""
+    request = entries[0].any_request
+    fits = sum(_bytes(entry.any_request) for entry in entries) <= _PACKED_BYTES * len(entries)
+    if len(entries) == 1 or not fits or request.op == "Adasum":  # which scales each tensor by its own norm
+        return ()
+    return offsets([math.prod(shape) for entry in entries for shape in entry.any_request.shapes])
+
+
+def _all_scaled(arrays: list[Array], factor: float) -> list[Array]:
+    return arrays if factor == 1.0 else [scaled(array, factor) for array in arrays]
+
+
+def _allreduce(communicator: Communicator, arrays: Sequence[Array], op: ReduceOp) -> list[Array]:
+    """`arrays` have one dtype."""
+    dtype, size = arrays[0].dtype, len(communicator.ranks)
+    as_it_is = travels_as_it_is(dtype, op)
+    # Names, dtypes and shapes were agreed on already: the signature need not say them again.
+    what = Signature("allreduce", op=op.value)
+    sent = arrays if as_it_is else [carried(array, op, size) for array in arrays]
+    reduced = work.grouped_allreduce(sent, carried_op(dtype, op), None, what)(communicator)
+    return reduced if as_it_is else [brought_back(array, op, dtype, size) for array in reduced]
+
+
+def _reduce_bucket(
+    communicator: Communicator, request: Request, arrays: Sequence[Array], target: Array | None
+) -> Array:
+    """Return what `arrays` are one behind the other, reduced: in `target`, if there is one."""
+    op = ReduceOp(request.op)
+    pieces = [flat(scaled(np.ascontiguousarray(array), request.prescale)) for array in arrays]
+    buffer = np.empty(sum(len(piece) for piece in pieces), pieces[0].dtype) if target is None else target
+    parts, whole = pieces, buffer
+    if (real := COMPLEX.get(name_of(buffer.dtype))) is not None:
+        parts, whole = [piece.view(real) for piece in pieces], buffer.view(real)
+    work.reduce_into(Signature("allreduce", op=op.value), [as_array(part) for part in parts], whole, op)(
+        communicator
+    )
+    if request.postscale != 1.0:
+        buffer[...] = scaled(buffer, request.postscale)
+    return buffer
+
+
+def _run_single(communicator: Communicator, agreed: Agreed, arrays: Sequence[Array]) -> Result:
+    ranks = communicator.ranks
+    request = agreed.requests.get(ranks[communicator.position], agreed.any_request)
+    match request.kind:
+        case CollectiveKind.ALLGATHER:
+            totals = [sum(agreed.requests[r].shapes[i][0] for r in ranks) for i in range(len(arrays))]
+            return [_allgather(communicator, array, rows) for array, rows in zip(arrays, totals, strict=True)]
+        case CollectiveKind.BROADCAST:
+            buffers = [np.array(array, order="C") for array in arrays]
+            for buffer in buffers:
+                what = Signature("broadcast", root=request.root)
+                communicator.broadcast(what, _bytes_of(buffer), ranks.index(request.root))
+            return buffers
+        case CollectiveKind.ALLTOALL:
+            return _alltoall(communicator, arrays[0], splits_of([agreed.requests[rank] for rank in ranks]))
+        case CollectiveKind.REDUCESCATTER:
+            op = ReduceOp(request.op)
+            reduced = (_reducescatter(communicator, scaled(a, request.prescale), op) for a in arrays)
+            return [scaled(array, request.postscale) for array in reduced]
+    return []  # a barrier: the agreement itself was one
+
+
+def _allgather(communicator: Communicator, array: Array, rows: int) -> Array:
+    parts = communicator.all_gather_parts(Signature("allgather"), _bytes_of(array))
+    return np.concatenate(parts).view(array.dtype).reshape(rows, *array.shape[1:])
+
+
+def _alltoall(communicator: Communicator, array: Array, splits: Sequence[Sequence[int]]) -> Result:
+    """Rows received, and how many of each rank as int32. `splits`: of each rank, the rows for each rank."""
+    cuts = np.cumsum([0, *splits[communicator.position]])
+    parts = [_bytes_of(array[start:stop]) for start, stop in itertools.pairwise(cuts)]
+    received = communicator.all_to_all(Signature("alltoall"), parts)
+    rows = [own[communicator.position] for own in splits]  # of an empty dimension the bytes do not tell them
+    whole = np.concatenate(received).view(array.dtype).reshape(sum(rows), *array.shape[1:])
+    return [whole, np.asarray(rows, np.int32)]
+
+
+def _reducescatter(communicator: Communicator, array: Array, op: ReduceOp) -> Array:
+    size = len(communicator.ranks)
+    sent = carried(array, op, size)
+    (own,) = work.grouped_reducescatter([sent], carried_op(array.dtype, op), None)(communicator)
+    return brought_back(own, op, array.dtype, size)
+
+
+def _bytes_of(array: Array) -> Array:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def _given(request: Request, arrays: Sequence[Array] | None) -> Sequence[Array]:
+    if arrays is not None:
+        return arrays
+    pairs = zip(request.shapes, request.dtypes, strict=True)
+    return [np.zeros(shape, dtype_of(name)) for shape, name in pairs]
+
+
+def _fusion_key(entry: Agreed) -> tuple[Any, ...] | None:
+    request = entry.any_request
+    if request.kind is not CollectiveKind.ALLREDUCE or request.members or len(set(request.dtypes)) != 1:
+        return None
+    return (request.dtypes[0], request.op, request.prescale, request.postscale, request.device)
+
+
+def _bytes(request: Request) -> int:
+    pairs = zip(request.shapes, request.dtypes, strict=True)
+    return sum(math.prod(shape) * dtype_of(name).itemsize for shape, name in pairs)

@@ -1,0 +1,317 @@
+"""The named queue: collectives submitted by name, in any order and from any thread, run in one agreed order.
+
+A rank says in a *round* (one small exchange among the ranks of the set) what it has submitted since the last one;
+what every rank has submitted is agreed and runs, fused where it can be, before the next round. While a round or a
+collective is under way, submissions gather for the next: a backward pass costs a few rounds, not one a tensor.
+Requests that were agreed on before are said as numbers.
+"""
+
+import logging
+import struct
+import threading
+import time
+from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import Future
+from typing import Any, Final
+
+import numpy as np
+
+from ringtrain import timeline
+from ringtrain._core.communicators.base import Communicator
+from ringtrain._core.negotiation.agreement import Agreed, Agreement
+from ringtrain._core.negotiation.execution import Carrier, FusedBatch, Result, batches, run_batch
+from ringtrain._core.negotiation.request import KNOWN_MAX, Request, Round
+from ringtrain._core.negotiation.submission import Arrays, Finish, Submission
+from ringtrain._core.wire.signature import Signature
+from ringtrain.errors import ConfigurationError, MismatchError, NotInitializedError, RingtrainError
+
+# After a round that moved nothing, a rank with nothing new to say lets this long pass, doubling to the second
+# figure, before it asks again whether the others have caught up: its own next submission ends the pause at once.
+PAUSE_FIRST_S, PAUSE_MAX_S = 0.0005, 0.02
+
+# Ranks that wait for a late one say so from then on.
+FIRST_WARNING_S = 30.0
+_NAME_CHARACTERS = 300
+
+# For a thousand names that were agreed on before. Of fixed length, because ranks of one pod exchange that through
+# shared memory. More, as in the first step, takes a second exchange.
+_SLOT_BYTES: Final = 4096
+_LENGTH: Final = struct.Struct("<Q")
+_AGREEMENT: Final = Signature("agreement")
+
+log = logging.getLogger("ringtrain")
+
+
+class NamedQueue:
+    """The collectives of one process set. `timeout_s`: how long a submission waits for ranks that do not submit
+    it.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        ranks: tuple[int, ...],
+        open_communicator: Callable[[], Communicator],
+        timeout_s: float,
+        give_up: Callable[[Exception], None],
+        warning_s: float = FIRST_WARNING_S,
+    ) -> None:
+        """`open_communicator` is called on the queue's own thread: ranks need not make their queues together.
+        `give_up`: tells the other ranks that this one can't go on, so that all fail. `warning_s`: after how long
+        late ranks are named."""
+        self.rank = rank
+        self.ranks = ranks
+        self.remembered: dict[Hashable, Request] = {}  # by all that they follow from
+        self._open_communicator = open_communicator
+        self._timeout_s, self._warning_s = timeout_s, warning_s
+        self._give_up = give_up
+        self._communicator: Communicator | None = None
+        self._agreement = Agreement(ranks)
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        self._kept = threading.Condition()  # of every promise
+        self._last: tuple[list[Agreed], list[FusedBatch]] = [], []  # what was agreed on last, and its batches
+        self._new: list[Request] = []
+        self._in_flight: dict[str, Submission] = {}
+        self._joining: Future[int] | None = None
+        self._due: dict[str, float] = {}  # after how many seconds to say anew that ranks are late
+        self._closed = False
+        self._thread = threading.Thread(target=self._loop, name="ringtrain-named-queue", daemon=True)
+        self._thread.start()
+
+    def submit(self, request: Request, arrays: Arrays = tuple, finish: Finish = list) -> Submission:
+        """Return the promise of `finish(result)`, which the queue's own thread calls.
+
+        `arrays` is called by that thread too; what it returns must not change before it is done. The promise
+        raises MismatchError where ranks disagree and PeerLost where one is gone. Raises ConfigurationError
+        for a name that is still in flight on this rank.
+        """
+        return self.hand_in(Submission(request, arrays, finish))
+
+    def hand_in(self, submission: Submission) -> Submission:
+        """As `submit`, of a submission that is made already."""
+        request = submission.request
+        submission.kept = self._kept
+        submission.since_ns = time.perf_counter_ns()
+        with self._lock:  # entering the condition itself is a call of Python's
+            if self._closed:
+                raise NotInitializedError(
+                    f"{request.kind} {request.name!r}: ringtrain is shut down; call init() first"
+                )
+            if request.name in self._in_flight:
+                raise ConfigurationError(
+                    f"rank {self.rank}: {request.kind} {request.name!r}: a collective of the same name "
+                    "is still in flight; give each its own name, or synchronize() the first"
+                )
+            self._in_flight[request.name] = submission
+            self._new.append(request)
+            if len(self._new) == 1:  # otherwise the thread has been woken up already
+                self._changed.notify_all()
+        if timeline.is_active():
+            timeline.mark("SUBMIT", "named", submission.since_ns, request.name, tensor=request.name)
+        return submission
+
+    def remember(self, asked: Hashable, request: Request) -> None:
+        """Keep in `remembered` what `asked` leads to, so that an adapter need not find it again."""
+        if len(self.remembered) >= KNOWN_MAX:
+            self.remembered.clear()
+        self.remembered[asked] = request
+
+    def join(self) -> int:
+        """Say that this rank has no more data: it contributes zeros until every rank has joined.
+
+        Returns the world rank of the last rank to join, the same on all ranks.
+        """
+        with self._changed:
+            if self._closed:
+                raise NotInitializedError("join: ringtrain is shut down; call init() first")
+            joining = self._joining = self._joining or Future()
+            self._changed.notify_all()
+        return joining.result()
+
+    def stop(self) -> None:
+        """Fail what is in flight, and end the thread once the communicator lets go of it."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._fail_all(NotInitializedError("ringtrain was shut down while this collective was in flight"))
+
+    def wait_stopped(self, timeout_s: float) -> None:
+        """Wait until the thread has ended, which the end of its world makes it do."""
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout_s)
+
+    def _loop(self) -> None:
+        pause_s = 0.0
+        while True:
+            with self._changed:
+                self._changed.wait_for(
+                    lambda: self._closed or self._in_flight or self._joining or self._agreement.must_meet
+                )
+                if pause_s and not self._new and not self._closed:
+                    self._changed.wait(pause_s)
+                if self._closed:
+                    return
+                said = self._next_round()
+            try:
+                moved = self._round(said)
+            except Exception as error:  # whoever waits for a future must get it, whatever it is
+                if not isinstance(error, RingtrainError) and len(self.ranks) > 1:
+                    self._give_up(error)  # the others wait for this rank, or go on without what it forgets now
+                self._agreement, self._last = Agreement(self.ranks), ([], [])
+                self._fail_all(error if isinstance(error, RingtrainError) else _internal(error))
+                moved = True
+            pause_s = 0.0 if moved else min(max(2 * pause_s, PAUSE_FIRST_S), PAUSE_MAX_S)
+
+    def in_flight(self) -> str:
+        """Name what this rank waits for, for messages; empty if that is nothing."""
+        with self._changed:
+            waited_for = [repr(name[:_NAME_CHARACTERS]) for name in self._in_flight]
+            if self._joining is not None:
+                waited_for.append("join()")
+        more = f" and {len(waited_for) - 1} more" if len(waited_for) > 1 else ""
+        return f"{waited_for[0]}{more}" if waited_for else ""
+
+    def _warn_of_late(self) -> None:
+        """Say which ranks have not submitted what this one waits for; of those who wait, the first one says it."""
+        now_ns = time.perf_counter_ns()
+        with self._changed:
+            if not self._due and self._oldest_ns(now_ns) > now_ns - self._warning_s * 1e9:
+                return
+            waiting = [(name, (now_ns - one.since_ns) / 1e9) for name, one in self._in_flight.items()]
+        self._due = {name: due for name, due in self._due.items() if name in self._in_flight}
+        for name, waited_s in waiting:
+            if waited_s < self._due.get(name, self._warning_s):
+                continue
+            self._due[name] = 2 * waited_s
+            asked, late = self._agreement.asked_by(name)
+            if late and asked and asked[0] == self.rank:
+                log.warning(
+                    "%r was submitted %.0f s ago by rank(s) %s, and not yet by rank(s) %s, which go on with other "
+                    "collectives; after %g s (RINGTRAIN_STALL_TIMEOUT) it fails",
+                    name[:_NAME_CHARACTERS], waited_s, asked, late, self._timeout_s,
+                )  # fmt: skip
+
+    def _next_round(self) -> Round:
+        requests, self._new = self._new, []
+        overdue = time.perf_counter_ns() - int(self._timeout_s * 1e9)
+        expired: list[str] = []
+        if self._oldest_ns(overdue) < overdue:
+            expired = [name for name, submitted in self._in_flight.items() if submitted.since_ns < overdue]
+        return self._agreement.next_round(requests, self._joining is not None, expired)
+
+    def _oldest_ns(self, otherwise_ns: int) -> int:
+        """Since when the first of what is in flight waits, which is in the order of submission."""
+        return next(iter(self._in_flight.values())).since_ns if self._in_flight else otherwise_ns
+
+    def _round(self, said: Round) -> bool:
+        """Run one round and what it agreed on. Return whether anything was agreed."""
+        if self._communicator is None:
+            self._communicator = self._open_communicator()
+        own = said.encode()
+        received = [
+            said if message == own else Round.decode(message) for message in _exchange(self._communicator, own)
+        ]
+        decisions = self._agreement.receive(received)
+        self._warn_of_late()
+        good = [agreed for agreed in decisions.agreed if not agreed.error]
+        for agreed in decisions.agreed:
+            if agreed.error:
+                wrong_argument = any(request.error for request in agreed.requests.values())
+                kind = ConfigurationError if wrong_argument else MismatchError
+                self._refuse(agreed, kind(agreed.error))
+        if good != self._last[0]:  # a step like the one before: the same objects, which compare at once
+            self._last = good, list(batches(good))
+        for batch in self._last[1]:
+            self._run(self._communicator, batch)
+        if decisions.all_joined is not None and (joining := self._end_joining()) is not None:
+            joining.set_result(decisions.all_joined)
+        return bool(decisions.agreed) or decisions.all_joined is not None
+
+    def _run(self, communicator: Communicator, batch: FusedBatch) -> None:
+        started_ns = time.perf_counter_ns()
+        with self._lock:
+            if self._closed:  # zeros in the place of what has been given up would be a wrong sum elsewhere
+                raise NotInitializedError("ringtrain was shut down")
+            own = [self._in_flight.get(name) for name in batch.names]  # None: this rank has joined
+        results = self._carry_out_in_place(communicator, batch, own)
+        if results is None:
+            arrays = [None if one is None else one.arrays() for one in own]
+            targets = [None if one is None else one.target for one in own]
+            results = run_batch(communicator, batch, arrays, targets)
+        with self._lock:
+            for name in batch.names:
+                self._in_flight.pop(name, None)
+        if timeline.is_active():
+            for entry, one in zip(batch.entries, own, strict=True):
+                if one is not None:
+                    _record(entry, one.since_ns, started_ns)
+        for one, result in zip(own, results, strict=True):
+            if one is not None:
+                one.keep(result)
+        with self._kept:
+            self._kept.notify_all()
+
+    def _carry_out_in_place(
+        self, communicator: Communicator, batch: FusedBatch, own: Sequence[Submission | None]
+    ) -> list[Result] | None:
+        """The results where a carrier has carried out the batch. A rank that has joined has none, nor a device."""
+        if batch.fewest_ranks < len(self.ranks):
+            return None
+        sources: list[Any] = [one.arrays for one in own if one is not None]
+        if len(set(map(type, sources))) > 1 or not isinstance(sources[0], Carrier):
+            return None
+        return sources[0].carry_out(communicator, batch, sources)
+
+    def _refuse(self, agreed: Agreed, error: RingtrainError) -> None:
+        with self._changed:
+            submitted = self._in_flight.pop(agreed.name, None)
+        if submitted is not None:  # otherwise this rank has joined
+            self._break([submitted], error)
+
+    def _break(self, submissions: Sequence[Submission], error: RingtrainError) -> None:
+        for submission in submissions:
+            submission.break_with(error)
+        with self._kept:
+            self._kept.notify_all()
+
+    def _fail_all(self, error: RingtrainError) -> None:
+        with self._changed:
+            failed, self._in_flight = list(self._in_flight.values()), {}
+            self._new.clear()
+        self._break(failed, error)
+        if (joining := self._end_joining()) is not None:
+            joining.set_exception(error)
+
+    def _end_joining(self) -> "Future[int] | None":
+        """Return the promise of `join`, which is the caller's to keep; None if there is none left."""
+        with self._lock:
+            joining, self._joining = self._joining, None
+        return joining
+
+
+def _exchange(communicator: Communicator, message: bytes) -> list[bytes]:
+    """Return every rank's `message`, by position."""
+    size, position = len(communicator.ranks), communicator.position
+    slots = np.zeros((size, _SLOT_BYTES), np.uint8)
+    head = _LENGTH.pack(len(message)) + message[: _SLOT_BYTES - _LENGTH.size]
+    slots[position, : len(head)] = np.frombuffer(head, np.uint8)
+    communicator.all_gather(_AGREEMENT, slots.reshape(-1), tuple(_SLOT_BYTES * index for index in range(size + 1)))
+    received = [slot.tobytes() for slot in slots]
+    lengths = [_LENGTH.unpack_from(slot)[0] for slot in received]
+    if max(lengths) > _SLOT_BYTES - _LENGTH.size:  # for every rank alike
+        whole = np.frombuffer(message, np.uint8)
+        return [part.tobytes() for part in communicator.all_gather_parts(_AGREEMENT, whole)]
+    return [slot[_LENGTH.size :][:length] for slot, length in zip(received, lengths, strict=True)]
+
+
+def _record(agreed: Agreed, since_ns: int, started_ns: int) -> None:
+    kind, track = agreed.any_request.kind.upper(), agreed.name
+    timeline.record(f"NEGOTIATE_{kind}", "named", since_ns, started_ns, track, tensor=agreed.name)
+    timeline.record(kind, "named", started_ns, time.perf_counter_ns(), track, tensor=agreed.name)
+
+
+def _internal(error: Exception) -> RingtrainError:
+    wrapped = RingtrainError(f"the named queue failed: {type(error).__name__}: {error}")
+    wrapped.__cause__ = error
+    return wrapped

@@ -1,0 +1,159 @@
+"""The named queue of each process set, and what frameworks ask of the world beside it."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ringtrain import timeline
+from ringtrain._core.negotiation.queue import NamedQueue
+from ringtrain._core.negotiation.request import CollectiveKind, Request
+from ringtrain._core.process_groups import context, process_sets
+from ringtrain._core.process_groups.process_sets import ProcessSet, add_process_set, global_process_set, number_of
+from ringtrain._core.process_groups.rank_context import RankContext
+from ringtrain.errors import ConfigurationError
+from ringtrain.step_time import REDUCTION
+
+
+@dataclass
+class _Queues:
+    """What a world has for named collectives: queues and counters of unnamed calls by set."""
+
+    queues: dict[int, NamedQueue] = field(default_factory=dict)
+    counters: dict[tuple[int, str], Iterator[int]] = field(default_factory=lambda: defaultdict(itertools.count))
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = None) -> None:
+    """Find the world, meet the other ranks, and make `process_sets` usable. A second call changes nothing.
+
+    `comm`: None, or all ranks of the world (a list or an mpi4py communicator). `process_sets`: sets to make now,
+    the same on every rank; "dynamic" is accepted, and not needed: sets can always be added. A call that is refused
+    leaves nothing behind: neither a world that it met, nor sets.
+    """
+    was_initialized = context.is_initialized()
+    context.init()
+    added: list[ProcessSet] = []
+    try:
+        _check_comm(comm)
+        for process_set in [] if process_sets is None or isinstance(process_sets, str) else process_sets:
+            if process_set.process_set_id is None:
+                added.append(add_process_set(process_set))
+    except ConfigurationError:  # every rank's
+        for process_set in added:
+            remove_process_set(process_set)
+        if not was_initialized:
+            context.shutdown()
+        raise
+
+
+def remove_process_set(process_set: ProcessSet) -> bool:
+    """Give up a set and return True, or False if it is the global one or no set in use. Every rank calls this."""
+    number = process_set.process_set_id
+    removed = process_sets.remove_process_set(process_set)
+    if removed and number is not None:
+        _queues().queues.pop(number, None)
+    return removed
+
+
+def queue_of(process_set: ProcessSet) -> NamedQueue:
+    """Return the queue of `process_set`. Raises ConfigurationError if this rank is not a member."""
+    world, mine, number = context.current(), _queues(), number_of(process_set)
+    if (queue := mine.queues.get(number)) is not None:
+        return queue
+    with mine.lock:
+        if number not in mine.queues:
+            mine.queues[number] = _open_queue(world, number)
+        return mine.queues[number]
+
+
+def _open_queue(world: RankContext, number: int) -> NamedQueue:
+    ranks = tuple(world.ranks_of_set(number) or ())
+    queue = NamedQueue(
+        world.config.rank,
+        ranks,
+        lambda: world.open_queue_communicator(number),
+        world.config.stall_timeout_s,
+        lambda error: world.give_up(number, error),
+        world.config.stall_warning_s,
+    )
+    world.run_with_set(number, queue)
+    world.describe_queue(number, queue.in_flight)
+    return queue
+
+
+def ranks_of_id(process_set_id: int) -> list[int] | None:
+    """Return the ranks of a process set by its number; None if there is no such set."""
+    return context.current().ranks_of_set(process_set_id)
+
+
+def name_for(kind: str, name: str | None, process_set: ProcessSet) -> str:
+    """Return `name` under its kind, or the next one of a series that runs alike on every rank that makes the
+    calls.
+    """
+    if name is not None:
+        return f"{kind}.{name}"
+    return f"{kind}.noname.{next(_queues().counters[process_set.process_set_id or 0, kind])}"
+
+
+def barrier(process_set: ProcessSet = global_process_set, name: str | None = None) -> None:
+    """Return when every rank of `process_set` has called it."""
+    request = Request(CollectiveKind.BARRIER, name_for("barrier", name, process_set))
+    begun = queue_of(process_set).submit(request)
+    with REDUCTION:
+        begun.result()
+
+
+def join() -> int:
+    """Say that this rank has no more data, and wait until all ranks have; return the last rank to join.
+
+    Names that were made up for calls without one start anew: ranks with different numbers of calls meet again
+    here.
+    """
+    with REDUCTION:
+        last = queue_of(global_process_set).join()
+    counters = _queues().counters
+    for counter in [key for key in counters if key[0] == 0]:
+        del counters[counter]
+    return last
+
+
+def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
+    """Begin to record what this rank does, when each named collective was submitted, agreed and run among it;
+    `stop_timeline` ends the file (Chrome trace JSON). Ranks other than 0 add their number to the file's name.
+    `mark_cycles` is accepted and without effect: there are no cycles."""
+    path, rank = Path(file_path), context.rank()
+    own = path if rank == 0 else path.with_name(f"{path.stem}-rank{rank}{path.suffix}")
+    timeline.start(own, rank, f"{time.time_ns()}")
+
+
+def stop_timeline() -> None:
+    """End the recording and its file."""
+    context.current()
+    timeline.stop()
+
+
+def is_homogeneous() -> bool:
+    """Whether every host has the same number of ranks."""
+    return len(set(context.current().local_sizes)) == 1
+
+
+def _queues() -> _Queues:
+    return context.current().attached(_Queues, _Queues)
+
+
+def _check_comm(comm: Any) -> None:
+    if comm is None:
+        return
+    given, size = len(comm) if isinstance(comm, Sequence) else comm.size, context.size()
+    if given != size:
+        raise ConfigurationError(
+            f"init: comm has {given} ranks and the world {size}; pass None here, and the part of the world that "
+            "you mean as a ProcessSet"
+        )

@@ -1,0 +1,276 @@
+"""This process's one world: made by `init`, gone with `shutdown`."""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import logging
+import os
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from ringtrain import timeline
+from ringtrain._core.communicators.exchange import SEGMENT_BYTES
+from ringtrain._core.process_groups.formations import CARRIED, own_agent
+from ringtrain._core.process_groups.rank_context import ENTERED, RankContext
+from ringtrain._core.process_groups.uncaught import shorten_lost_peers
+from ringtrain._core.world.agent_socket import AgentSocket
+from ringtrain._core.world.config import WorkerConfig
+from ringtrain.errors import ConfigurationError, NotInitializedError, PeerLost
+from ringtrain.shared import contract
+from ringtrain.shared.variables import LONGEST_TIMEOUT_S
+
+if TYPE_CHECKING:
+    pass
+
+log = logging.getLogger("ringtrain")
+T = TypeVar("T")
+
+
+_RANK_PROCESS = "_RINGTRAIN_RANK_PROCESS"  # set while this process is a rank, so that its children know
+
+_lock = threading.Lock()
+_context: RankContext | None = None
+_unfinished: weakref.WeakSet[Drained] = weakref.WeakSet()
+
+
+class Drained(Protocol):
+    """Something that goes on after the call that began it has returned."""
+
+    def drain(self) -> None:
+        """Return when that is over, however it ended."""
+
+
+def drain_before_leaving(what: Drained) -> None:
+    """Have `shutdown` wait for `what` before this rank leaves: other ranks need its part of it."""
+    _unfinished.add(what)
+
+
+def init(
+    timeout: float | None = None,
+    *,
+    config: WorkerConfig | None = None,
+    tf_config: str | None = None,
+    segment_bytes: int = SEGMENT_BYTES,
+) -> None:
+    """Join the world that the environment describes; return when every rank has joined.
+
+    In an elastic job the agent tells a rank its world when there is one: this call waits for it, and ends the
+    process (SystemExit) where the rank is not wanted any more. Elsewhere the environment is the agent's,
+    torchrun's, `TF_CONFIG`, or an MPI launcher's; without any of them this process is a world of one.
+
+    `timeout`: seconds within which a peer must answer, in the place of `RINGTRAIN_TIMEOUT`. `config`: the
+    configuration, in the place of all that the environment says. `tf_config`: in the place of `TF_CONFIG`, all
+    else is the environment's. `segment_bytes`: the length of the segments that collectives are cut into, the same
+    on all ranks, without effect on results.
+
+    A second call does nothing. Raises ConfigurationError for a variable or argument that is wrong, PeerLost when
+    a rank does not come in time.
+    """
+    global _context
+    with _lock:
+        if _context is not None:
+            return
+        agent = None if config else own_agent()
+        _context = _met(agent, lambda: _timed(config or _own_config(agent, tf_config), timeout), segment_bytes)
+        found = _context.config
+        atexit.register(shutdown)
+        if config is None and found.size > 1:
+            os.environ[_RANK_PROCESS] = f"{os.getpid()} {found.rank} {_place(os.environ)}"
+
+
+def _timed(config: WorkerConfig, timeout: float | None) -> WorkerConfig:
+    if timeout is None:
+        return config
+    if not 0 < timeout <= LONGEST_TIMEOUT_S:
+        raise ConfigurationError(
+            f"timeout is {timeout}; expected seconds, more than 0 and at most {LONGEST_TIMEOUT_S:g}"
+        )
+    return replace(config, timeout_s=float(timeout))
+
+
+def _met(agent: AgentSocket | None, find: Callable[[], WorkerConfig], segment_bytes: int) -> RankContext:
+    """Join the world that `find` tells; in an elastic job the next one, where a member is lost before all met."""
+    while True:
+        found = find()
+        _show_messages(found.log_level)
+        _start_timeline(found)
+        try:
+            return _joined(found, segment_bytes, agent)
+        except PeerLost as error:
+            timeline.stop()
+            if agent is None:
+                raise
+            log.warning("formation %d has not met: %s", found.formation, error)
+        except BaseException:
+            timeline.stop()
+            raise
+
+
+def _show_messages(level: str) -> None:
+    """Have ringtrain's own messages from `level` on written, to stderr unless the script has set up logging."""
+    if not level:
+        return
+    log.setLevel(level.upper())
+    if not log.hasHandlers():
+        log.addHandler(logging.StreamHandler())
+
+
+def _joined(config: WorkerConfig, segment_bytes: int, agent: AgentSocket | None) -> RankContext:
+    if not config.tracebacks and config.size > 1:
+        shorten_lost_peers()
+    if agent is None:
+        return RankContext(config, None, segment_bytes)
+    CARRIED.formation = config.formation  # from here on this rank is in it, also if it does not meet the others
+    context = RankContext(config, None, segment_bytes, agent)
+    try:
+        agent.joined(config.formation)
+        context.join_formation(CARRIED)
+    except BaseException:
+        context.close()
+        raise
+    return context
+
+
+def _own_config(agent: AgentSocket | None, tf_config: str | None) -> WorkerConfig:
+    """What the environment says, in an elastic job after the agent has told this rank its next world.
+
+    Raises ConfigurationError where the environment is another process's, whose world goes on.
+    """
+    process, _, rest = os.environ.get(_RANK_PROCESS, "").partition(" ")
+    number, _, place = rest.partition(" ")
+    # Under mpirun alone nothing here tells one world from another.
+    if process and process != str(os.getpid()) and place and place == _place(os.environ):
+        raise ConfigurationError(
+            f"this process has rank {number}'s environment and is a child of it (process {process}); a rank is "
+            "one process: call init() there alone, under if __name__ == '__main__' where a script starts "
+            "processes, or give the child a world of its own"
+        )
+    if agent is not None:
+        os.environ.update(agent.next_world(CARRIED.readiness()))
+    given = {} if tf_config is None else {"TF_CONFIG": tf_config}
+    return WorkerConfig.from_env({**os.environ, **given})
+
+
+def _place(env: Mapping[str, str]) -> str:
+    """A digest of the variables that put a process at its place in a world; empty without any of them.
+
+    They are too long to be kept twice: a child must get all variables of its parent from the kernel.
+    """
+    names = (
+        contract.ENV_RANK, contract.ENV_RING_ADDRESSES, contract.ENV_WORLD_FILE, "TF_CONFIG", "RANK", "MASTER_PORT"
+    )  # fmt: skip
+    place = "\0".join(env.get(name, "") for name in names)
+    return hashlib.sha256(os.fsencode(place)).hexdigest() if place.strip("\0") else ""
+
+
+def shutdown() -> None:
+    """Leave the world. Peers that still wait for this rank raise PeerLost. Without a world it does nothing.
+
+    Called by itself when the interpreter ends.
+    """
+    global _context
+    if _context is not None:
+        for what in list(_unfinished):
+            what.drain()
+    with _lock:
+        context, _context = _context, None
+    if context is not None:
+        atexit.unregister(shutdown)
+        os.environ.pop(_RANK_PROCESS, None)
+        if context.config.formation:
+            context.leave_formation(CARRIED)
+        context.close()
+        timeline.stop()
+
+
+def _forget_in_child() -> None:
+    """A forked process is no rank: its end must not end the world of the one that it came from."""
+    global _lock, _context
+    if _context is not None:
+        _context.disown()
+    _lock, _context = threading.Lock(), None
+    _unfinished.clear()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
+
+
+def _start_timeline(config: WorkerConfig) -> None:
+    if config.timeline is None:
+        return
+    try:
+        # A process alone has no address of its own. All worlds of an elastic job write to one file.
+        run = (
+            f"attempt {config.attempt} of {_job(config)}"
+            if config.formation
+            else f"{config.addresses[0]} {config.generation}"
+            if config.size > 1
+            else f"process {os.getpid()}"
+        )
+        timeline.start(config.timeline, config.rank, run)
+    except OSError as error:
+        raise ConfigurationError(f"RINGTRAIN_TIMELINE is {config.timeline}: {error.strerror}") from error
+
+
+def _job(config: WorkerConfig) -> str:
+    """The same text for all ranks of a job, and another for another job; tells nothing of the token."""
+    return hashlib.sha256(b"timeline" + (config.token() or config.job_uid.encode())).hexdigest()[:16]
+
+
+def joins_survivors() -> bool:
+    """Whether this world goes on with the state of an earlier one that has not reached this rank: what is made now
+    is made on this rank alone, and gets its state from `elastic.State.sync`."""
+    context = current_or_none()
+    return context is not None and bool(context.former.survivors) and not context.state_is_synced
+
+
+def is_initialized() -> bool:
+    """Whether this process is in a world."""
+    return _context is not None
+
+
+def current() -> RankContext:
+    """Return this process's context. Raises NotInitializedError."""
+    context = ENTERED.get() or _context  # as `current_or_none`, which takes a twentieth of a short allreduce
+    if context is None:
+        raise NotInitializedError("ringtrain is not initialized; call ringtrain.init() first")
+    return context
+
+
+def current_or_none() -> RankContext | None:
+    """This process's world, if there is one."""
+    return ENTERED.get() or _context
+
+
+def rank() -> int:
+    """This process's rank in the world, from 0. Raises NotInitializedError without a world."""
+    return current().config.rank
+
+
+def size() -> int:
+    """The number of ranks in the world. Raises NotInitializedError without a world."""
+    return current().config.size
+
+
+def local_rank() -> int:
+    """This process's rank among the ranks of its host or pod, from 0. Raises NotInitializedError."""
+    return current().config.local_rank
+
+
+def local_size() -> int:
+    """The number of ranks on this host or in this pod. Raises NotInitializedError without a world."""
+    return current().config.local_size
+
+
+def cross_rank() -> int:
+    """The rank of this host or pod among those that have a rank with this local rank, from 0."""
+    return current().config.cross_rank
+
+
+def cross_size() -> int:
+    """The number of hosts or pods that have a rank with this local rank."""
+    return current().config.cross_size

@@ -1,0 +1,228 @@
+"""A process group: a communicator, and the executor that runs its collectives in the order of their submission.
+
+The host optimizer, the public collectives and the named queue stand on this. `Group` is what optimizer, input and
+checkpoints need of it; the tests run the same code on a `Group` of threads.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeVar, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringtrain._core.collectives.short import short_allreduce, short_barrier
+from ringtrain._core.collectives.tensors import checked_bounds, flat_signature
+from ringtrain._core.collectives.work import barrier
+from ringtrain._core.communicators.base import Communicator, Mapper, MemorySharer, Updater
+from ringtrain._core.kernels.update import ChunkUpdate
+from ringtrain._core.process_groups.executor import Executor, Handle
+from ringtrain._core.reduction.ops import ReduceOp, Sum
+from ringtrain._core.wire.dtypes import dtype_name
+from ringtrain._core.wire.signature import ANY_ROWS, Signature, Tensor
+from ringtrain._core.wire.values import decode_value, encode_value
+
+Flat = NDArray[Any]
+T = TypeVar("T")
+
+
+class Pending(Protocol):
+    """A collective under way."""
+
+    def wait(self) -> Any:
+        """Return its result when the collective is done on this rank; raise what made it fail."""
+
+
+class Group(Protocol):
+    """The ranks that train one model. Every rank calls the same collectives in the same order."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    def allocate(self, length: int, dtype: Any) -> Flat:
+        """Return zeros for buffers of the collectives below, as all ranks do with the same arguments."""
+
+    def all_reduce(self, buffer: Flat, op: ReduceOp = Sum) -> Pending:
+        """Fold `buffer` of all ranks in place."""
+
+    def reduce_scatter(self, buffer: Flat, bounds: Sequence[int], op: ReduceOp = Sum) -> Pending:
+        """Leave the reduction over ranks of `buffer[bounds[r]:bounds[r + 1]]` on rank r, in place.
+
+        Every element is folded in one order of the ranks, so its bits do not depend on `bounds`. What the
+        rest of `buffer` holds after that is not defined.
+        """
+
+    def all_gather(self, buffer: Flat, bounds: Sequence[int]) -> Pending:
+        """Give every rank what rank r holds in `buffer[bounds[r]:bounds[r + 1]]`, in place."""
+
+    def beside(self) -> "Group | None":
+        """Return a group of the same ranks whose collectives need not wait for this one's. Collective.
+
+        None where that does not pay.
+        """
+
+    def all_to_all(self, parts: Sequence[Flat], origins: Sequence[int] | None = None) -> Pending:
+        """Send `parts[r]` (1-d) to rank r; `wait` returns what each rank sent here, by rank.
+
+        `origins`: on all ranks, those that send this one something, where ranks know.
+        """
+
+    def send_receive(self, source: Flat, to: int, target: Flat, origin: int) -> Pending:
+        """Send `source` (1-d) to rank `to`, and fill `target` with what rank `origin` sends here.
+
+        Every rank gives to one and gets from one. Lengths may differ between pairs.
+        """
+
+    def memory_of(self, rank: int, buffer: Flat) -> Flat | None:
+        """Return the memory of `rank` that is to it what `buffer`, a result of `allocate`, is here; writable.
+
+        None where this process does not map it. The same on all ranks.
+        """
+
+    def can_update(self, gradients: Flat, weights: Flat) -> bool:
+        """Whether `update` takes slices of these, which `allocate` gave. The same on all ranks. Collective."""
+
+    def update(self, gradients: Flat, bounds: Sequence[int], op: ReduceOp, change: ChunkUpdate) -> None:
+        """Reduce rank r's chunk of `gradients` on rank r, apply `change` to it, and write the weights to all.
+
+        The weights of all ranks are new when the next update, or this one if it is the last, returns; `gradients`
+        must not be written before that. The same bits as `reduce_scatter`, the update, `all_gather`.
+        """
+
+    def finish_updates(self) -> bool:
+        """Make the weights of the update before new now, no other one follows at once; False: they wait."""
+
+    def broadcast(self, buffer: Flat) -> None:
+        """Overwrite `buffer` (1-d) with rank 0's on every rank."""
+
+    def broadcast_object(self, value: Any, what: str) -> Any:
+        """Return rank 0's JSON-safe `value` on every rank. `what` it is ranks compare."""
+
+    def allgather_object(self, value: Any, what: str) -> list[Any]:
+        """Return every rank's JSON-safe `value`, by rank. `what` it is ranks compare."""
+
+
+class ProcessGroup:
+    """The ranks of a process set with a communicator of their own. `rank` and roots count within the set.
+
+    In-place collectives take 1-d contiguous arrays in native byte order, cut at `bounds`: size + 1 offsets from 0
+    to their length that never decrease. Raises ConfigurationError for others, MismatchError when ranks disagree,
+    PeerLost when one is gone.
+    """
+
+    def __init__(
+        self,
+        communicator: Communicator,
+        executor: Executor,
+        open_beside: Callable[[], "ProcessGroup"],
+        closed: Callable[[], None],
+    ) -> None:
+        """`open_beside`: makes another group of the same ranks, on an executor of its own; collective. `closed`:
+        gives back what the group had, once nothing begins in it any more."""
+        self._closed = closed
+        self.communicator = communicator
+        self._executor = executor
+        self._open_beside = open_beside
+        self._beside: list[ProcessGroup] = []
+        self.short_allreduce = short_allreduce(communicator, executor.turn)
+        self.ranks = communicator.ranks
+        self.rank = communicator.position
+        self.size = len(communicator.ranks)
+
+    def call(self, work: Callable[[Communicator], T]) -> T:
+        """Do `work` after everything that was begun before it, and return its result."""
+        return self._executor.call(work, self.communicator)
+
+    def begin(self, work: Callable[[Communicator], T]) -> Handle[T]:
+        """Do `work` after everything that was begun before it; return a handle for its result."""
+        return self._executor.submit(lambda: work(self.communicator))
+
+    def barrier(self) -> None:
+        """Return when every rank has called it."""
+        if not short_barrier(self.short_allreduce):
+            self.call(barrier())
+
+    def close(self) -> None:
+        """Begin nothing any more, also in the groups beside this one, and give memory and descriptors back."""
+        self._executor.stop()
+        for group in self._beside:
+            group.close()
+        self._closed()
+
+    def allocate(self, length: int, dtype: Any) -> Flat:
+        kind = np.dtype(dtype)
+        memory: Flat = self.call(lambda communicator: communicator.allocate(length * kind.itemsize))
+        return memory.view(kind)
+
+    def all_reduce(self, buffer: Flat, op: ReduceOp = Sum, name: str | None = None) -> Handle[None]:
+        """Fold `buffer` of all ranks in place."""
+        what = flat_signature("all_reduce", buffer, name, op)
+        return self.begin(lambda communicator: communicator.all_reduce(what, buffer, buffer, op))
+
+    def reduce_scatter(
+        self, buffer: Flat, bounds: Sequence[int], op: ReduceOp = Sum, name: str | None = None
+    ) -> Handle[None]:
+        what = flat_signature("reduce_scatter", buffer, name, op)
+
+        def work(communicator: Communicator) -> None:
+            cuts = checked_bounds(bounds, buffer, self.size)
+            communicator.reduce_scatter(what, buffer, cuts, buffer[cuts[self.rank] : cuts[self.rank + 1]], op)
+
+        return self.begin(work)
+
+    def all_gather(self, buffer: Flat, bounds: Sequence[int], name: str | None = None) -> Handle[None]:
+        what = flat_signature("all_gather", buffer, name, None)
+        return self.begin(
+            lambda communicator: communicator.all_gather(what, buffer, checked_bounds(bounds, buffer, self.size))
+        )
+
+    def all_to_all(self, parts: Sequence[Flat], origins: Sequence[int] | None = None) -> Handle[list[Flat]]:
+        dtypes = dict.fromkeys(dtype_name(part.dtype) for part in parts)
+        what = Signature("all_to_all", tuple(Tensor(None, dtype, (ANY_ROWS,)) for dtype in dtypes))
+        return self.begin(lambda communicator: communicator.all_to_all(what, parts, origins))
+
+    def send_receive(self, source: Flat, to: int, target: Flat, origin: int) -> Handle[None]:
+        what = Signature("send_receive", (Tensor(None, dtype_name(source.dtype), (ANY_ROWS,)),))
+        return self.begin(lambda communicator: communicator.send_receive(what, source, to, target, origin))
+
+    def memory_of(self, rank: int, buffer: Flat) -> Flat | None:
+        return self.call(lambda ring: ring.memory_of(rank, buffer) if isinstance(ring, Mapper) else None)
+
+    def broadcast(self, buffer: Flat) -> None:
+        what = flat_signature("broadcast", buffer, None, None)
+        self.call(lambda communicator: communicator.broadcast(what, buffer, 0))
+
+    def beside(self) -> "ProcessGroup | None":
+        if self.size == 1 or not self.communicator.overlaps:
+            return None
+        beside = self._open_beside()
+        if isinstance(self.communicator, MemorySharer) and isinstance(beside.communicator, MemorySharer):
+            beside.communicator.use_memory_of(self.communicator)
+        self._beside.append(beside)
+        return beside
+
+    def can_update(self, gradients: Flat, weights: Flat) -> bool:
+        return self.call(lambda ring: isinstance(ring, Updater) and ring.can_update(gradients, weights))
+
+    def update(self, gradients: Flat, bounds: Sequence[int], op: ReduceOp, change: ChunkUpdate) -> None:
+        what = flat_signature("update", gradients, None, op)
+        cuts = checked_bounds(bounds, gradients, self.size)
+        self.call(lambda communicator: _updater(communicator).update(what, gradients, cuts, op, change))
+
+    def finish_updates(self) -> bool:
+        return self.call(lambda communicator: _updater(communicator).finish_updates())
+
+    def broadcast_object(self, value: Any, what: str) -> Any:
+        return self.allgather_object(value if self.rank == 0 else None, what)[0]
+
+    def allgather_object(self, value: Any, what: str) -> list[Any]:
+        data = np.frombuffer(encode_value(value), np.uint8)
+        parts = self.call(lambda communicator: communicator.all_gather_parts(Signature(what), data))
+        return [decode_value(part.tobytes()) for part in parts]
+
+
+def _updater(communicator: Communicator) -> Updater:
+    """`communicator`, of which `can_update` was asked first: to look at its protocol again takes 10 us."""
+    return cast(Updater, communicator)

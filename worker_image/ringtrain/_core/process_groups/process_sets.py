@@ -1,0 +1,201 @@
+"""Process sets: ranks of the world that run collectives among themselves."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ringtrain._core.communicators.numbers import WORLD
+from ringtrain._core.process_groups.context import current, current_or_none, joins_survivors
+from ringtrain._core.process_groups.group import ProcessGroup
+from ringtrain._core.process_groups.rank_context import RankContext
+from ringtrain._core.wire.signature import Signature
+from ringtrain.errors import ConfigurationError
+
+
+class ProcessSet:
+    """World ranks that run collectives together, once `add_process_set` has returned on all ranks.
+
+    Made from a list of world ranks, or an mpi4py communicator. Until it is added, after it is removed, and when
+    its world has ended, `process_set_id`, `size()`, `rank()` and `included()` are None.
+    """
+
+    def __init__(self, ranks_or_comm: Iterable[int]) -> None:
+        self._added: tuple[weakref.ref[RankContext], int] | None = None  # to which world, under which number
+        self._ranks = _ranks_of(ranks_or_comm)
+
+    @property
+    def process_set_id(self) -> int | None:
+        """0 for the set of all ranks, more for others."""
+        context = current_or_none()
+        if context is None or self._added is None or self._added[0]() is not context:
+            return None
+        return self._added[1]
+
+    @property
+    def ranks(self) -> list[int] | None:
+        """World ranks of the members, ascending."""
+        return list(self._ranks)
+
+    def bind(self, context: RankContext, number: int) -> None:
+        """Be the set of that number in `context`, which calls this."""
+        self._added = weakref.ref(context), number
+
+    def size(self) -> int | None:
+        """Number of members."""
+        return None if self.process_set_id is None else len(self.ranks or [])
+
+    def rank(self) -> int | None:
+        """This process's place among the members; -1 if it is none. Roots are given by world rank all the same."""
+        if self.process_set_id is None:
+            return None
+        own, ranks = current().config.rank, self.ranks or []
+        return ranks.index(own) if own in ranks else -1
+
+    def included(self) -> bool | None:
+        """Whether this process is a member."""
+        rank = self.rank()
+        return None if rank is None else rank >= 0
+
+    def __str__(self) -> str:
+        return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks})"
+
+    __repr__ = __str__
+
+
+class _GlobalProcessSet(ProcessSet):
+    """All ranks, whatever the world."""
+
+    def __init__(self) -> None:
+        """Added to every world by itself."""
+
+    @property
+    def process_set_id(self) -> int | None:
+        return None if current_or_none() is None else WORLD
+
+    @property
+    def ranks(self) -> list[int] | None:
+        context = current_or_none()
+        return None if context is None else list(range(context.config.size))
+
+    def included(self) -> bool | None:
+        return None if current_or_none() is None else True
+
+    def __str__(self) -> str:
+        return "global_process_set"
+
+    __repr__ = __str__
+
+
+global_process_set = _GlobalProcessSet()
+
+
+def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
+    """Make a set of ranks usable and return it. Every rank of the world calls this with the same ranks.
+
+    Raises ConfigurationError for ranks that are not there and for a set that exists already, MismatchError when
+    ranks add different sets.
+    """
+    context = current()
+    added = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
+    ranks, size = added.ranks or [], context.config.size
+    if not ranks or ranks[0] < 0 or ranks[-1] >= size:
+        raise ConfigurationError(f"process set {ranks}: expected ranks from 0 to {size - 1}, at least one")
+    # The world before this one had it: newcomers add what the others have, and who enters its function again, too.
+    if (left := context.left_set(ranks)) is not None:
+        context.bind_set(added, left)
+        return added
+    if joins_survivors():
+        raise ConfigurationError(
+            f"process set {ranks}: the ranks that this one joins have no such set; add sets in the function that "
+            "elastic.run enters, on all ranks"
+        )
+    if added.process_set_id is not None or ranks in context.added_sets():
+        raise ConfigurationError(f"process set {ranks}: a set of these ranks exists already; use that one")
+    context.group().call(lambda communicator: communicator.barrier(Signature(f"add_process_set({ranks})")))
+    context.bind_set(added, context.add_set(tuple(ranks)))
+    return added
+
+
+def remove_process_set(process_set: ProcessSet) -> bool:
+    """Give up a set and return True, or False if it is the global one or no set in use. Every rank calls this.
+
+    Raises ConfigurationError, on every rank, while a named collective of the set is in flight on any of them; the
+    set stays in use.
+    """
+    number = process_set.process_set_id
+    if not number:
+        return False
+    context = current()
+    what = Signature(f"remove_process_set({process_set.ranks})")
+    own = np.frombuffer(context.in_flight(number).encode(), np.uint8)
+    said = context.group().call(lambda communicator: communicator.all_gather_parts(what, own))
+    busy = [f"{part.tobytes().decode()} on rank {rank}" for rank, part in enumerate(said) if len(part)]
+    if busy:
+        raise ConfigurationError(
+            f"process set {process_set.ranks} can't be removed while collectives of it are in flight: "
+            f"{', '.join(busy)}; synchronize() them on every rank of it first"
+        )
+    context.remove_set(number)
+    process_set._added = None
+    return True
+
+
+def group_of(process_set: ProcessSet | None = None) -> ProcessGroup:
+    """The group of `process_set` (default: all ranks) that the public collectives run on.
+
+    Raises NotInitializedError without a world, ConfigurationError for a set that is not in use or without this
+    rank.
+    """
+    context = current()
+    if process_set is None:
+        return context.group()
+    return context.group(number_of(process_set))
+
+
+def open_group(process_set: ProcessSet) -> ProcessGroup:
+    """Open another group of the ranks of `process_set`, whose collectives need not wait for any other. Its ranks
+    open the same in the same order."""
+    return current().open_group(number_of(process_set))
+
+
+def number_of(process_set: ProcessSet) -> int:
+    """The number of a set in use that this rank belongs to. Raises ConfigurationError for any other set."""
+    number = process_set.process_set_id
+    if number is None:
+        raise ConfigurationError(
+            f"{process_set} is not in use; pass it to init() or add_process_set() on all ranks first"
+        )
+    if not process_set.included():
+        raise ConfigurationError(
+            f"rank {current().config.rank} is not a member of {process_set}; only its ranks may use it"
+        )
+    return number
+
+
+def members(process_set: ProcessSet) -> int:
+    """The number of ranks in a set that this rank belongs to."""
+    number_of(process_set)
+    return len(process_set.ranks or [])
+
+
+def trains_alone(process_set: ProcessSet) -> bool:
+    """Whether this rank shares gradients with no other: it is the only member of `process_set`, or, as in Horovod,
+    none of it. Raises ConfigurationError for a set that is not in use."""
+    if process_set.included() is False:
+        return True
+    return members(process_set) == 1
+
+
+def _ranks_of(ranks_or_comm: Any) -> Sequence[int]:
+    if hasattr(ranks_or_comm, "allgather"):  # an mpi4py communicator gathers its members' world ranks
+        from mpi4py import MPI
+
+        return sorted(ranks_or_comm.allgather(MPI.COMM_WORLD.rank))
+    ranks = sorted(int(rank) for rank in ranks_or_comm)
+    if len(set(ranks)) != len(ranks):
+        raise ConfigurationError(f"process set {ranks}: a rank is listed twice; expected each rank once")
+    return ranks

@@ -1,0 +1,360 @@
+"""A rank in its world: what it has opened there, and how it leaves."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import os
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+
+from ringtrain._core.communicators.base import Communicator
+from ringtrain._core.communicators.choose import choose_communicator
+from ringtrain._core.communicators.exchange import SEGMENT_BYTES, ExchangeCommunicator
+from ringtrain._core.communicators.foreign import ForeignCalls
+from ringtrain._core.communicators.hierarchical import CHAIN_PODS_MOST, DIRECT_RANKS_MOST
+from ringtrain._core.communicators.numbers import PER_SET, QUEUE, WORLD, further_number
+from ringtrain._core.process_groups.executor import Executor
+from ringtrain._core.process_groups.formations import Bound, Carried, Former, former_of
+from ringtrain._core.process_groups.group import ProcessGroup
+from ringtrain._core.transport.base import NoPeers, Transport
+from ringtrain._core.world.agent_socket import AgentSocket
+from ringtrain._core.world.config import WorkerConfig
+from ringtrain._core.world.membership import Membership
+from ringtrain._core.world.reports import Activity
+from ringtrain._core.world.ring_config import RingConfig
+from ringtrain.errors import ConfigurationError, NotInitializedError
+from ringtrain.shared import contract
+from ringtrain.shared.address import is_loopback
+
+if TYPE_CHECKING:
+    from ringtrain.shared.tls import Tls
+
+log = logging.getLogger("ringtrain")
+T = TypeVar("T")
+
+
+class Runner(Protocol):
+    """Something of a world that runs collectives on a thread of its own."""
+
+    def stop(self) -> None:
+        """Begin nothing any more; what has not begun fails."""
+
+    def wait_stopped(self, timeout_s: float) -> None:
+        """Wait for what is under way. The world has been left, so that it ends."""
+
+    def in_flight(self) -> str:
+        """Name what users have begun by name and not got, for messages; empty if that is nothing."""
+
+
+# What is under way in a group that is closed has ended, unless its step was given up.
+_CLOSE_S: Final = 2.0
+
+
+class RankContext:
+    """A rank in its world: its configuration, its process groups, and what runs collectives in them."""
+
+    def __init__(
+        self,
+        config: WorkerConfig,
+        transport: Transport | None,
+        segment_bytes: int = SEGMENT_BYTES,
+        agent: AgentSocket | None = None,
+        chain_pods_most: int = CHAIN_PODS_MOST,
+        direct_ranks_most: int = DIRECT_RANKS_MOST,
+    ) -> None:
+        """`agent`: who says in an elastic job that a member was lost. `chain_pods_most`: see
+        `HierarchicalCommunicator`; `direct_ranks_most`: more ranks without pods take the tree. Both the same on
+        all ranks."""
+        self.config = config
+        self.former = Former(0, (None,) * config.size)
+        self.state_is_synced = False  # in an elastic job, since this world was formed
+        self._segment_bytes = segment_bytes
+        self._bounds = chain_pods_most, direct_ranks_most
+        ring = RingConfig(
+            config.rank, config.size, config.addresses, config.generation, config.token(), config.timeout_s,
+            config.stall_timeout_s, config.local_size, config.stall_warning_s, config.transport,
+        )  # fmt: skip
+        warn_of_strangers(ring)
+        began = None if agent is None else partial(_break_when_lost, agent, config.formation)
+        self._member = Membership.join(ring, transport or _transport(ring, config), began)
+        self._executor = Executor()  # of all groups of the public collectives: they keep one order
+        self._runners: list[tuple[int, Runner]] = [(WORLD, self._executor)]  # with the set they belong to
+        self._lock = threading.Lock()
+        self._set_numbers = itertools.count(WORLD)
+        self._sets: dict[int, tuple[int, ...]] = {}  # ranks by number
+        self._set_objects: dict[int, weakref.ref[Any]] = {}  # what users hold, by set
+        self._left_sets: set[int] = set()  # of the former world, which nobody here has added in this one
+        self._groups: dict[int, ProcessGroup] = {}  # of the public collectives, by set
+        self._communicators: dict[int, Communicator] = {}  # all, by number
+        self._further: Counter[int] = Counter()  # communicators of a set beside those of queue and collectives
+        self._attached: dict[type[Any], Any] = {}
+        self._closing = False
+        try:
+            self.add_set(tuple(range(config.size)))
+            if config.check_in_file is not None:  # mpirun's rank has joined a world, though perhaps not MPI's
+                config.check_in_file.write_text(f"ringtrain: world of {config.size}\n")
+        except BaseException:
+            self.close()
+            raise
+
+    def group(self, process_set: int = WORLD) -> ProcessGroup:
+        """The group that the public collectives of a set run on."""
+        return self._groups[process_set]
+
+    def add_set(self, ranks: tuple[int, ...]) -> int:
+        """Return the number of a new set; all ranks add the same sets in the same order."""
+        number = next(self._set_numbers)  # never that of a set that was removed
+        self._sets[number] = ranks
+        if self.config.rank in ranks:
+            self._groups[number] = self._open(number, number, self._executor)
+        return number
+
+    def added_sets(self) -> list[list[int]]:
+        """The ranks of every set but that of all ranks."""
+        return [list(ranks) for number, ranks in self._sets.items() if number != WORLD]
+
+    def bind_set(self, process_set: Bound, number: int) -> None:
+        """Have `process_set` be the set of that number, in the next world of an elastic job as well."""
+        self._set_objects[number] = weakref.ref(process_set)
+        process_set.bind(self, number)
+
+    def left_set(self, ranks: Sequence[int]) -> int | None:
+        """The set of these ranks that the former world has left to this one; once."""
+        for number in self._left_sets:
+            if list(self._sets[number]) == list(ranks):
+                self._left_sets.discard(number)
+                return number
+        return None
+
+    def join_formation(self, carried: Carried) -> None:
+        """Learn who comes from where, and make the process sets of the former world again. Collective.
+
+        A set keeps its rank numbers; one with a rank that this world does not have is given up.
+        """
+        told = self.group().allgather_object(carried.told(), "formation")
+        self.former = former_of(told)
+        kept: list[list[int]] = next((told[rank]["sets"] for rank in self.former.survivors), [])
+        objects = {tuple(ranks): held for ranks, held in carried.sets}
+        for ranks in kept:
+            if max(ranks) >= self.config.size:
+                log.warning("process set %s is given up: this world has %d ranks", ranks, self.config.size)
+                continue
+            number = self.add_set(tuple(ranks))
+            self._left_sets.add(number)
+            held = objects.get(tuple(ranks))
+            if held is not None and (process_set := held()) is not None:
+                self.bind_set(process_set, number)
+
+    def leave_formation(self, carried: Carried) -> None:
+        """Note what the next world takes over from this one."""
+        carried.formation = self.config.formation
+        carried.sets = [
+            (list(ranks), self._set_objects.get(number)) for number, ranks in self._sets.items() if number != WORLD
+        ]
+
+    def ranks_of_set(self, process_set: int) -> list[int] | None:
+        """World ranks of a set; None if there is no such set."""
+        ranks = self._sets.get(process_set)
+        return None if ranks is None else list(ranks)
+
+    def in_flight(self, process_set: int) -> str:
+        """Name what this rank has begun by name in a set and not got; empty if that is nothing."""
+        with self._lock:
+            runners = [runner for number, runner in self._runners if number == process_set]
+        return ", ".join(filter(None, (runner.in_flight() for runner in runners)))
+
+    def remove_set(self, process_set: int) -> None:
+        """Close what a set has; nothing may be under way in it."""
+        ranks = self._sets.pop(process_set)
+        self._left_sets.discard(process_set)
+        self._set_objects.pop(process_set, None)
+        if self.config.rank not in ranks:
+            return
+        self._groups.pop(process_set)
+        with self._lock:
+            stopped = [runner for number, runner in self._runners if number == process_set]
+            self._runners = [entry for entry in self._runners if entry[0] != process_set]
+        for runner in stopped:
+            runner.stop()
+        for runner in stopped:
+            runner.wait_stopped(self.config.timeout_s)
+        further = range(further_number(process_set, 0), further_number(process_set, PER_SET - 1) + 1)
+        with self._lock:  # a queue's thread may open a communicator of another set meanwhile
+            of_set = [number for number in self._communicators if number == process_set or number in further]
+            closed = [self._communicators.pop(number) for number in of_set]
+        for communicator in closed:
+            communicator.close()
+
+    def open_group(self, process_set: int, ranks: tuple[int, ...] | None = None) -> ProcessGroup:
+        """Return another group of a set's ranks, with an executor of its own. Its ranks open the same in the same
+        order. `ranks`: of these alone, this one included; each rank of the set opens one then."""
+        return self._open_further(process_set, ranks)[0]
+
+    def open_foreign(self, process_set: int, ranks: tuple[int, ...]) -> tuple[ProcessGroup, ForeignCalls]:
+        """Return `open_group`, and what its ranks call a library of others with."""
+        group, number = self._open_further(process_set, ranks)
+        return group, ForeignCalls(self._member, number, ranks)
+
+    def open_queue_communicator(self, process_set: int) -> Communicator:
+        """Return the communicator of a set's named queue. Once for each set, whenever its ranks need it."""
+        return self._communicator(process_set, further_number(process_set, QUEUE))
+
+    def foreign_calls(self, process_set: int) -> ForeignCalls:
+        """What a set's named queue calls a library of others with. Once for each set."""
+        return ForeignCalls(self._member, further_number(process_set, QUEUE), self._sets[process_set])
+
+    def give_up(self, process_set: int, error: BaseException) -> None:
+        """Have all ranks raise that this one can't go on with what it has begun by name in a set, because of
+        `error`."""
+        begun = self.in_flight(process_set) or "named collectives"
+        self._member.give_up(Activity(begun, process_set, 0), error)
+
+    def describe_queue(self, process_set: int, details: Callable[[], str]) -> None:
+        """Have `details` name what the queue of a set has in flight, for messages of ranks that wait."""
+        self._member.offers.describe(further_number(process_set, QUEUE), details)
+
+    def run_with_set(self, process_set: int, runner: Runner) -> None:
+        """Stop `runner` when the set is removed or the world is left."""
+        with self._lock:
+            self._runners.append((process_set, runner))
+            if self._closing:
+                runner.stop()
+
+    def attached(self, kind: type[T], make: Callable[[], T]) -> T:
+        """The one `kind` that a higher layer keeps with this world; made when it is first asked for."""
+        with self._lock:
+            if kind not in self._attached:
+                self._attached[kind] = make()
+            found: T = self._attached[kind]
+            return found
+
+    @property
+    def local_sizes(self) -> tuple[int, ...]:
+        """How many ranks the host or pod of each rank has."""
+        return self._member.local_sizes
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether this world has ended because a member was lost."""
+        failure = self._member.failure_state.failure
+        return failure is not None and failure.kind == "lost"
+
+    @contextlib.contextmanager
+    def entered(self) -> Iterator[RankContext]:
+        """Make this the current world of the calling thread: so that one process can hold several ranks."""
+        token = ENTERED.set(self)
+        try:
+            yield self
+        finally:
+            ENTERED.reset(token)
+
+    def disown(self) -> None:
+        """In a forked process: have what groups and optimizers of the rank are asked for there fail there."""
+        for _, runner in self._runners:
+            if isinstance(runner, Executor):
+                runner.disown()
+
+    def close(self) -> None:
+        """Leave the world. What is under way fails. Calling it again does nothing."""
+        with self._lock:
+            self._closing = True
+            runners = [runner for _, runner in self._runners]
+        for runner in runners:
+            runner.stop()
+        self._member.leave()
+        for runner in runners:
+            runner.wait_stopped(self.config.timeout_s)
+        with self._lock:
+            opened, self._communicators = list(self._communicators.values()), {}
+        for communicator in opened:
+            communicator.close()
+
+    def _open_further(self, process_set: int, ranks: tuple[int, ...] | None) -> tuple[ProcessGroup, int]:
+        executor = Executor()
+        with self._lock:
+            self._further[process_set] += 1
+            number = further_number(process_set, QUEUE + self._further[process_set])
+            self._runners.append((process_set, executor))
+        return self._open(process_set, number, executor, ranks), number
+
+    def _open(
+        self, process_set: int, number: int, executor: Executor, ranks: tuple[int, ...] | None = None
+    ) -> ProcessGroup:
+        communicator = self._communicator(process_set, number, ranks)
+        closed = partial(self._close_further, process_set, number, executor)
+        return ProcessGroup(communicator, executor, lambda: self.open_group(process_set, ranks), closed)
+
+    def _close_further(self, process_set: int, number: int, executor: Executor) -> None:
+        """Give back what a group has that was stopped. What is under way ends first; where it does not, because
+        another rank is waited for, the end of the world gives back the rest."""
+        executor.wait_stopped(min(_CLOSE_S, self.config.timeout_s))
+        with self._lock:
+            self._runners = [entry for entry in self._runners if entry != (process_set, executor)]
+            communicator = self._communicators.pop(number, None)
+        if communicator is not None:
+            communicator.close()
+
+    def _communicator(self, process_set: int, number: int, ranks: tuple[int, ...] | None = None) -> Communicator:
+        network = ExchangeCommunicator(self._member, number, ranks or self._sets[process_set], self._segment_bytes)
+        chosen = choose_communicator(self._member, number, network, self.config, *self._bounds)
+        with self._lock:
+            if not self._closing:
+                self._communicators[number] = chosen
+                return chosen
+        chosen.close()  # nobody else would: a queue has opened it while the world was left
+        raise NotInitializedError("ringtrain was shut down while a communicator was opened")
+
+
+# The world of the code that runs, where a process holds several ranks.
+ENTERED: ContextVar[RankContext | None] = ContextVar("ringtrain_context", default=None)
+
+
+def _break_when_lost(agent: AgentSocket, formation: int, member: Membership) -> None:
+    """Have whatever waits for a member that was lost fail as soon as the agent says that one was."""
+    agent.while_in(formation, member.break_off)
+
+
+def warn_of_strangers(ring: RingConfig) -> None:
+    """Say in the log that anyone can take part, where that is so."""
+    address = ring.addresses[ring.rank]
+    if ring.size > 1 and ring.token is None and not is_loopback(address):
+        log.warning(
+            "rank %d has no token: whoever reaches %s can take part in this world and change its weights. Give "
+            "all ranks the same RINGTRAIN_TOKEN_FILE (or RINGTRAIN_TOKEN)",
+            ring.rank, address,
+        )  # fmt: skip
+
+
+def _transport(ring: RingConfig, config: WorkerConfig) -> Transport:
+    if ring.size == 1:
+        return NoPeers()
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # else each handshake of a stranger that fails is a line
+    from ringtrain._core.transport.rpc import RpcTransport
+
+    return RpcTransport(ring.rank, ring.addresses, ring.timeout_s, config.data_path == "auto", _tls(config))
+
+
+def _tls(config: WorkerConfig) -> Tls | None:
+    """What ranks encrypt with, where they are to. Raises ConfigurationError where they can't."""
+    if config.encrypt == "none":
+        return None
+    if config.transport in ("mpi", "torch"):
+        raise ConfigurationError(
+            f"RINGTRAIN_ENCRYPT is tensors, but RINGTRAIN_TRANSPORT is {config.transport}, which ringtrain can't "
+            "encrypt; use auto"
+        )
+    if not config.job_uid:
+        raise ConfigurationError(
+            "RINGTRAIN_ENCRYPT is tensors, but RINGTRAIN_JOB_UID is not set; peers are known by the name "
+            "worker.<uid>.ringtrain in their certificates"
+        )
+    from ringtrain.shared.tls import Tls
+
+    return Tls.load(config.secret_dir, f"{contract.ROLE_WORKER}.{config.job_uid}.ringtrain")

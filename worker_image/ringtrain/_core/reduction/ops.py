@@ -1,0 +1,87 @@
+"""Reduction operations, under the names that Horovod gave them."""
+
+import warnings
+from collections.abc import Callable
+from enum import Enum
+from typing import Any, Final
+
+import numpy as np
+
+from ringtrain._core.wire.dtypes import INTEGERS
+from ringtrain.errors import ConfigurationError
+
+
+class ReduceOp(Enum):
+    """How the values of all ranks become one.
+
+    `Sum`, `Min`, `Max`, `Product` fold in the order that `api/collectives.py` tells. `Average` is the sum divided
+    by the number of ranks. `Adasum` (Maleki et al. 2020) scales what it adds by how far two gradients point the
+    same way.
+    """
+
+    Average = "Average"
+    Sum = "Sum"
+    Adasum = "Adasum"
+    Min = "Min"
+    Max = "Max"
+    Product = "Product"
+
+    __hash__ = object.__hash__  # Enum's own runs in Python
+
+    def __repr__(self) -> str:
+        return f"ringtrain.{self.value}"
+
+    @property
+    def ufunc(self) -> Callable[..., Any]:
+        """What folds two contributions into one; an average divides once, at the end. Adasum has none."""
+        return _UFUNCS[self]
+
+
+_UFUNCS: Final[dict[ReduceOp, Callable[..., Any]]] = {
+    ReduceOp.Sum: np.add,
+    ReduceOp.Average: np.add,
+    ReduceOp.Min: np.minimum,
+    ReduceOp.Max: np.maximum,
+    ReduceOp.Product: np.multiply,
+}
+
+Average: Final = ReduceOp.Average
+Sum: Final = ReduceOp.Sum
+Adasum: Final = ReduceOp.Adasum
+Min: Final = ReduceOp.Min
+Max: Final = ReduceOp.Max
+Product: Final = ReduceOp.Product
+
+
+def check_op(op: ReduceOp, dtype: str) -> None:
+    """Raise ConfigurationError if `op` has no meaning for `dtype`."""
+    if not isinstance(op, ReduceOp):
+        raise ConfigurationError(f"op is {op!r}; expected Sum, Average, Adasum, Min, Max or Product of ringtrain")
+    if op is Average and dtype in INTEGERS:
+        raise ConfigurationError(
+            f"Average of {dtype} would have to round; pass op=ringtrain.Sum and divide as you mean it, or convert"
+        )
+    if op is Adasum and dtype in INTEGERS:
+        raise ConfigurationError(f"Adasum of {dtype}; it scales what it adds, so convert to a floating type")
+
+
+def chosen_op(op: Any, average: bool | None = None) -> ReduceOp:
+    """Return the reduction that `op` or the deprecated `average` asks for; `op` may also be a name."""
+    if op is not None and average is not None:
+        raise ConfigurationError("op and average are both given; op supersedes average: pass op alone")
+    if average is not None:
+        warnings.warn("average is deprecated; pass op=Average or op=Sum", DeprecationWarning, stacklevel=4)
+        return Average if average else Sum
+    if op is None:
+        return Average
+    try:
+        return ReduceOp(op)
+    except ValueError:
+        raise ConfigurationError(f"op is {op!r}; expected Average, Sum, Adasum, Min, Max or Product") from None
+
+
+def only_sums(op: ReduceOp, what: str) -> ReduceOp:
+    """Return `op` if it is Sum or Average; raise ConfigurationError otherwise."""
+    if op not in (Average, Sum):
+        raise ConfigurationError(f"{what}: op is {op.value}; expected Average or Sum")
+    return op

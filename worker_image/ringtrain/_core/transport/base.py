@@ -1,0 +1,135 @@
+"""The seam between the world and what carries its bytes."""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from enum import Enum
+from typing import Protocol
+
+from ringtrain._core.wire.frame import Frame
+
+
+class How(Enum):
+    """How a stream or question ended without its answer."""
+
+    CLOSED = "closed"  # the connection broke, or could not be made
+    TIMEOUT = "timeout"  # nothing within the deadline
+    CANCELLED = "cancelled"  # this side gave up
+
+
+class Broken(Exception):
+    """A peer did not answer. A peer that answers with a reason raises `PullRefused` instead."""
+
+    def __init__(self, how: How, detail: str) -> None:
+        super().__init__(detail)
+        self.how = how
+        self.detail = detail
+
+
+class Unreached(Broken):
+    """The question never arrived: the connection could not be made, or broke before."""
+
+    def __init__(self, detail: str) -> None:
+        super().__init__(How.CLOSED, detail)
+
+
+class Unexpected(Exception):
+    """A peer sent something else than it should have: a defect, never a user's mistake."""
+
+
+class FrameStream(Protocol):
+    """Frames from one peer, in order. Both ways to read raise Broken, PullRefused or Unexpected."""
+
+    def read_into(self, head: bytes, target: memoryview) -> None:
+        """Wait for the next frame, which must be `head` and as much as `target` holds, and store it there.
+
+        `target`: writable bytes. After an error its content is not defined.
+        """
+
+    def end(self) -> None:
+        """Wait until the peer has said that there is nothing more."""
+
+    def cancel(self) -> None:
+        """Make a read that waits raise, from any thread."""
+
+    def close(self) -> None:
+        """Give up what has not come yet, and let go of the connection; only from the thread that reads."""
+
+
+class Caller(Protocol):
+    """The other end of a request that is being served."""
+
+    def remaining_s(self) -> float:
+        """Seconds until the caller gives up."""
+
+    def is_active(self) -> bool: ...
+
+    def flush(self) -> None:
+        """Send what was handed out so far: it may be a while until more comes."""
+
+    def on_end(self, callback: Callable[[], None]) -> None:
+        """Call back when the caller has given up or is gone."""
+
+
+class Service(Protocol):
+    """What a rank answers.
+
+    `answer` and `pull` may block, and raise PullRefused, or Broken (CLOSED) if the rank is leaving.
+    """
+
+    def is_peer(self, rank: int, session: bytes) -> bool:
+        """Whether `session` is what the peer `rank` was given. At once."""
+
+    def answer(self, method: str, request: bytes, caller: Caller) -> bytes: ...
+
+    def pull(self, request: bytes, caller: Caller) -> Iterator[Frame]:
+        """Yield frames. The memory of each is read before the next one is asked for, and not after."""
+
+
+class Transport(Protocol):
+    """One rank's connections to all others."""
+
+    @property
+    def data_port(self) -> int | None:
+        """Where this rank answers `pull`, if not with all the rest. Known once it serves."""
+
+    def use_session(self, peer: int, session: bytes) -> None:
+        """Show `session` with every request to `peer` from now on."""
+
+    def use_data_port(self, peer: int, port: int, request: bytes) -> None:
+        """Pull from `peer` there, if it can be reached. `request`: shows the session, and is refused."""
+
+    def serve(self, service: Service) -> None:
+        """Begin to answer. Raises ConfigurationError if the own address can't be used."""
+
+    def ask(
+        self, peer: int, method: str, request: bytes, timeout_s: float, patient: bool = False
+    ) -> "Future[bytes]":
+        """Send one request. The future raises Broken (Unreached where the peer never had the request) or
+        PullRefused. `patient`: wait for a peer that is not up."""
+
+    def pull(self, peer: int, request: bytes, timeout_s: float) -> FrameStream: ...
+
+    def close(self, grace_s: float) -> None:
+        """Let answers under way finish within `grace_s`, then close everything."""
+
+
+class NoPeers:
+    """The transport of a world of one: nobody asks this rank, and it has nobody to ask."""
+
+    data_port = None
+
+    def use_session(self, peer: int, session: bytes) -> None: ...
+
+    def use_data_port(self, peer: int, port: int, request: bytes) -> None: ...
+
+    def serve(self, service: Service) -> None: ...
+
+    def close(self, grace_s: float) -> None: ...
+
+    def ask(
+        self, peer: int, method: str, request: bytes, timeout_s: float, patient: bool = False
+    ) -> "Future[bytes]":
+        raise Broken(How.CLOSED, "no such rank")
+
+    def pull(self, peer: int, request: bytes, timeout_s: float) -> FrameStream:
+        raise Broken(How.CLOSED, "no such rank")

@@ -1,0 +1,215 @@
+"""Bytes in and out of a socket, with deadlines, and without a copy where they are many."""
+
+import contextlib
+import errno
+import socket
+import struct
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from ringtrain.shared.connection_errors import ConnectionLost, DeadlinePassed
+from ringtrain.shared.tls import Tls, TlsSocket
+
+# Frame headers and small frames are read through a buffer, what is longer goes where it belongs. A longer buffer
+# would copy more of each segment, and a shorter one would read a small answer in two.
+BUFFER_BYTES: Final = 20 << 10
+# The kernel waits for a whole segment in one call, and looks up so often. Polling for each piece costs more.
+TICK_S: Final = 0.1
+_TIMEVAL: Final = struct.Struct("ll")
+# How much of what is sent may wait in the kernel: what waits there is sent in its order and not in ours, and
+# results end up in front of contributions that others wait for. See docs/decisions/0008-data-path.md.
+_UNSENT_BYTES: Final = 128 << 10
+# BBR shares a link unevenly among connections that pause and go on all the time; see there.
+_UNEVEN: Final = b"bbr"
+_EVEN: Final = b"cubic"
+
+_NOTHING_FOLLOWS: Final = "closed by the peer"
+
+Buffer = bytes | bytearray | memoryview
+_Socket = socket.socket | TlsSocket
+
+
+class Channel:
+    """A connected stream socket. One thread uses it; `shut` may be called from any."""
+
+    def __init__(self, sock: socket.socket, keepalive_s: float, tick_s: float = TICK_S) -> None:
+        """`tick_s`: how late a deadline may be noticed while reading."""
+        self._sock: _Socket = sock
+        self._buffer = bytearray(BUFFER_BYTES)
+        self._view = memoryview(self._buffer)
+        self._start = self._end = 0
+        self.deadline = float("inf")  # of what is under way, in time.monotonic
+        self.on_stall: Callable[[], None] = lambda: None  # called while a send waits for the peer
+        sock.setblocking(True)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for name, seconds in ((socket.SO_RCVTIMEO, tick_s), (socket.SO_SNDTIMEO, TICK_S)):
+            sock.setsockopt(socket.SOL_SOCKET, name, _TIMEVAL.pack(int(seconds), int(seconds % 1 * 1e6)))
+        _keep_alive(sock, keepalive_s)
+        _share_the_link(sock)
+        with contextlib.suppress(OSError):
+            self.peer = "{}:{}".format(*sock.getpeername()[:2])
+
+    peer = "a peer that has gone"
+
+    def secure(self, tls: Tls, is_client: bool, deadline: float) -> None:
+        """Go on with TLS; before anything is read or sent. Raises ConnectionLost."""
+        assert isinstance(self._sock, socket.socket)
+        wrapped = self._sock = tls.wrap(self._sock, is_client)
+        wrapped.shake_hands(TICK_S, deadline)
+
+    @property
+    def buffered(self) -> memoryview:
+        """What has been read and not taken. Valid until the next call."""
+        return self._view[self._start : self._end]
+
+    def held(self) -> int:
+        """How much has been read and not taken."""
+        return self._end - self._start
+
+    def take(self, count: int) -> memoryview:
+        """Wait for `count` bytes, at most BUFFER_BYTES, and return them. Valid until the next call."""
+        if self._end - self._start < count:
+            self._await(count)
+        self._start += count
+        return self._view[self._start - count : self._start]
+
+    def take_if(self, expected: bytes, first: int) -> bool:
+        """Take `expected`, if that is what comes; otherwise nothing. Waits for more than the `first` bytes only if
+        those are as expected."""
+        total = len(expected)
+        if self._end - self._start < total:
+            self._await(first)
+            if not self._buffer.startswith(expected[:first], self._start, self._end):
+                return False
+            self._await(total)
+        if not self._buffer.startswith(expected, self._start, self._end):
+            return False
+        self._start += total
+        return True
+
+    def take_into(self, target: memoryview) -> None:
+        """Fill `target`."""
+        total = len(target)
+        at = min(total, self._end - self._start)
+        if at:
+            target[:at] = self._view[self._start : self._start + at]
+            self._start += at
+        while at < total:
+            at += self._received(target[at:], socket.MSG_WAITALL)
+            if at < total:
+                self._check_deadline()
+
+    def look(self, wait: bool = False) -> bool:
+        """Read what is there without waiting, or waiting for one tick. Returns whether anything was."""
+        self._to_front()
+        if self._end == BUFFER_BYTES:
+            return False
+        try:
+            came = self._sock.recv_into(self._view[self._end :], 0, 0 if wait else socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            raise ConnectionLost(_reason(error)) from error
+        if not came:
+            raise ConnectionLost(_NOTHING_FOLLOWS)
+        self._end += came
+        return True
+
+    def send(self, parts: Sequence[Buffer]) -> None:
+        """Send all of it."""
+        left = sum(map(len, parts))
+        while left:
+            try:
+                sent = self._sock.sendmsg(parts)
+            except BlockingIOError:
+                sent = 0
+            except OSError as error:
+                raise ConnectionLost(_reason(error)) from error
+            left -= sent
+            if left:
+                self._check_deadline()
+                self.on_stall()
+                parts = _without(parts, sent)
+
+    def shut(self) -> None:
+        """Make every call fail with ConnectionLost, also one that waits."""
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._sock.close()
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
+    def _await(self, count: int) -> None:
+        """Have `count` bytes in the buffer, at most BUFFER_BYTES."""
+        if self._end - self._start >= count:
+            return
+        if self._start == self._end:
+            self._start = self._end = 0
+        elif self._start + count > BUFFER_BYTES:
+            self._to_front()
+        while True:
+            self._end += self._received(self._view[self._end :])
+            if self._end - self._start >= count:
+                return
+            self._check_deadline()
+
+    def _received(self, target: memoryview, flags: int = 0) -> int:
+        while True:
+            try:
+                if came := self._sock.recv_into(target, 0, flags):
+                    return came
+                raise ConnectionLost(_NOTHING_FOLLOWS)
+            except BlockingIOError:
+                self._check_deadline()
+            except OSError as error:
+                raise ConnectionLost(_reason(error)) from error
+
+    def _check_deadline(self) -> None:
+        if time.monotonic() > self.deadline:
+            raise DeadlinePassed
+
+    def _to_front(self) -> None:
+        if self._start:
+            left = self._end - self._start
+            self._buffer[:left] = self._buffer[self._start : self._end]
+            self._start, self._end = 0, left
+
+
+def _reason(error: OSError) -> str:
+    return "closed" if error.errno == errno.EBADF else error.strerror or str(error)
+
+
+def _without(parts: Sequence[Buffer], sent: int) -> list[Buffer]:
+    """What is left of `parts` after the first `sent` bytes."""
+    left: list[Buffer] = []
+    for part in parts:
+        if sent < len(part):
+            left.append(memoryview(part)[sent:])
+        sent = max(sent - len(part), 0)
+    return left
+
+
+def _share_the_link(sock: socket.socket) -> None:
+    """Have connections of one host share its link evenly, as far as the system lets us."""
+    with contextlib.suppress(OSError):
+        if sock.getpeername()[0] == sock.getsockname()[0]:
+            return  # there is no link
+        if hasattr(socket, "TCP_NOTSENT_LOWAT"):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
+        if not hasattr(socket, "TCP_CONGESTION"):  # only Linux has it
+            return
+        if sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).startswith(_UNEVEN):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, _EVEN)
+
+
+def _keep_alive(sock: socket.socket, keepalive_s: float) -> None:
+    """Probe an idle connection, so that what lies between does not forget it and a dead peer is noticed."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    seconds = max(1, int(keepalive_s))
+    for name, value in (("TCP_KEEPIDLE", seconds), ("TCP_KEEPINTVL", seconds), ("TCP_KEEPCNT", 3)):
+        if hasattr(socket, name):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

@@ -1,0 +1,307 @@
+"""One end of an HTTP/2 connection that carries one call at a time (RFC 9113)."""
+
+from typing import Final
+
+from ringtrain._core.transport.http2 import frames
+from ringtrain._core.transport.http2.channel import BUFFER_BYTES, Buffer, Channel
+from ringtrain._core.transport.http2.frames import Code, FrameHead, FrameType, Setting
+from ringtrain._core.transport.http2.headers import (
+    MAX_BLOCK_BYTES,
+    BlockReader,
+    Fields,
+    response_block,
+    trailer_block,
+)
+from ringtrain._core.transport.http2.sender import Sender
+from ringtrain._core.transport.outcome import Status
+from ringtrain.shared.connection_errors import ProtocolError, StreamReset
+
+# A sender that the peer keeps up with looks so often at what that says, a reset or a question: each look is a
+# system call that finds nothing, most times. While it waits for the peer it looks all the time.
+_UNHEARD_BYTES: Final = 8 << 20
+
+
+class Connection:
+    """Frames in and out of a channel. `window`: how much the peer may send before it is told that more fits.
+
+    Used by one thread at a time. Methods raise ConnectionLost, DeadlinePassed, ProtocolError; and StreamReset when
+    the peer has given up the call.
+    """
+
+    def __init__(self, channel: Channel, is_client: bool, window: int = frames.MAX_WINDOW) -> None:
+        self.channel = channel
+        self._is_client = is_client
+        self._window = window
+        self._blocks = BlockReader()
+        self._sender = Sender(channel)
+        self.going_away = False
+        # What this end has read since it last told the peer that more fits: of the connection, of the stream.
+        self._owed = [0, 0]
+        self._newest = 0  # stream that the peer has begun
+        self._unheard = 0  # bytes sent since this end last looked at what the peer says
+        self._begin(0)
+        channel.on_stall = self.look
+        self._greet()
+
+    def _begin(self, stream: int) -> None:
+        self.stream = stream
+        self._newest = max(self._newest, stream)
+        self.is_open = stream > 0
+        self.was_reset = False
+        self.blocks: list[Fields] = []  # header blocks that came on the stream
+        self.has_ended = False  # the peer says nothing more, once `_data_left` has been read
+        self._data_left = self._padding_left = 0
+        self._owed[1] = 0
+        self._sender.begin(stream)
+
+    def _greet(self) -> None:
+        limits = {Setting.INITIAL_WINDOW_SIZE: self._window, Setting.MAX_HEADER_LIST_SIZE: MAX_BLOCK_BYTES}
+        if self._is_client:
+            own = {Setting.ENABLE_PUSH: 0, Setting.MAX_FRAME_SIZE: frames.LARGEST_FRAME}
+            self._sender.put(frames.PREFACE)
+        else:
+            own = {Setting.MAX_CONCURRENT_STREAMS: 1}
+        self._sender.put(frames.settings(limits | own))
+        if self._window > frames.DEFAULT_WINDOW:
+            self._sender.put(frames.window_update(0, self._window - frames.DEFAULT_WINDOW))
+        self._sender.flush()
+
+    # Out
+
+    def open_stream(self, block: bytes) -> None:
+        """Begin a call with the next number. Only a client."""
+        self._begin(self.stream + 2 if self.stream else 1)
+        self._sender.put_block(block, end=False)
+
+    def send_block(self, block: bytes, end: bool) -> None:
+        """Queue headers, or trailers if they are the `end`."""
+        self._sender.put_block(block, end)
+
+    def end_call(self) -> None:
+        """The call is over for this end: what still comes on its stream is passed over."""
+        self.is_open = self.was_reset = False
+
+    def send_message(self, head: bytes, payload: Buffer, end: bool = False) -> None:
+        """Send `head` and `payload` as one message; a short one waits for `flush`.
+
+        A long `payload` is not copied, and is no longer needed on return.
+        """
+        self._sender.send_message(head, payload, end, self._await_frame)
+        self._unheard += len(payload)
+        if self._unheard > _UNHEARD_BYTES:
+            self._unheard = 0
+            self.look()
+        if self.was_reset:
+            raise StreamReset
+
+    def flush(self) -> None:
+        """Send what waits."""
+        self._sender.flush()
+
+    def go_away(self, code: Code, reason: str) -> None:
+        self._reply(frames.goaway(self.stream, code, reason))
+
+    def _reply(self, frame: bytes) -> None:
+        self._sender.put(frame)
+        self._sender.flush()
+
+    def _await_frame(self) -> None:
+        self._read_frame()
+        self._check_stream()
+
+    # In
+
+    def look(self) -> None:
+        """Take in what the peer has said meanwhile, as far as it is there.
+
+        After a reset nothing more is read: what follows belongs to the next call.
+        """
+        while not (self.was_reset or self._data_left or self._padding_left) and self._has_frame():
+            self._read_frame()
+
+    def read_data(self, target: memoryview) -> int:
+        """Fill `target` with what the peer sends on the stream; less only if that ends. Returns how much."""
+        at = 0
+        while at < len(target):
+            if self._data_left == 0 and not self._next_data():
+                return at
+            count = min(self._data_left, len(target) - at)
+            self.channel.take_into(target[at : at + count])
+            self._data_left -= count
+            at += count
+        return at
+
+    def read_message(self, head: bytes, target: memoryview) -> bool:
+        """Fill `target` if a message comes next that is `head` and as much as `target` holds, as this end's peers
+        send it: in a frame of its own, and before the first one their headers. Otherwise no data is taken, and
+        `read_data` reads it, whatever it is."""
+        if self._data_left or self._padding_left or self.has_ended:
+            return False
+        if not self.blocks and not self._took_block(frames.END_HEADERS, response_block()):
+            return False
+        if not self.channel.take_if(frames.message_front(0, self.stream, head, len(target)), frames.HEADER_BYTES):
+            return False
+        self._grant(frames.PREFIX_BYTES + len(head) + len(target), True)
+        self.channel.take_into(target)
+        return True
+
+    def _took_block(self, flags: int, block: bytes) -> bool:
+        """Whether a frame with this header block came next, and was taken."""
+        frame = frames.frame(FrameType.HEADERS, flags, self.stream, block)
+        if not self.channel.take_if(frame, frames.HEADER_BYTES):
+            return False
+        self.blocks.append(self._blocks.read(block))
+        return True
+
+    def take_rest(self) -> bytes | None:
+        """What is left of the stream, if it has ended and that is no more than fits in the channel's buffer."""
+        if not self.has_ended or self._padding_left or self._data_left > BUFFER_BYTES:
+            return None
+        count, self._data_left = self._data_left, 0
+        return bytes(self.channel.take(count))
+
+    def _next_data(self) -> bool:
+        """Read frames up to the next one with data; False at the end of the stream."""
+        while self._data_left == 0:
+            self._skip(self._padding_left)
+            self._padding_left = 0
+            if self.has_ended:
+                return False
+            self._await_frame()
+        return True
+
+    def at_end(self) -> bool:
+        """Wait for the end of the stream; False if there is more data."""
+        if self._data_left or self._padding_left or self.has_ended or not self.blocks:
+            return self._data_left == 0 and not self._next_data()
+        if self._took_block(frames.END_HEADERS | frames.END_STREAM, trailer_block(Status.OK, "", only=False)):
+            self.has_ended = True
+        return not self._next_data()
+
+    def _has_frame(self) -> bool:
+        """Whether a frame is there as a whole. Data need not be: it is read by its own ways."""
+        if not self._is_there(frames.HEADER_BYTES):
+            return False
+        head = frames.head_of(self.channel.buffered)
+        if head.kind == FrameType.DATA:
+            return True
+        if head.length > MAX_BLOCK_BYTES:
+            raise ProtocolError(f"a frame of type {head.kind} with {head.length} bytes")
+        return self._is_there(frames.HEADER_BYTES + head.length)
+
+    def _is_there(self, count: int) -> bool:
+        return self.channel.held() >= count or (self.channel.look() and self.channel.held() >= count)
+
+    def _check_stream(self) -> None:
+        if self.was_reset:
+            raise StreamReset
+
+    def _read_frame(self) -> None:
+        head = frames.head_of(self.channel.take(frames.HEADER_BYTES))
+        if head.kind == FrameType.DATA:
+            self._on_data(head)
+        elif head.kind in (FrameType.HEADERS, FrameType.CONTINUATION, FrameType.PUSH_PROMISE):
+            self._on_block(head)
+        else:
+            if head.length > MAX_BLOCK_BYTES:
+                raise ProtocolError(f"a frame of type {head.kind} with {head.length} bytes")
+            self._on_control(head, bytes(self.channel.take(head.length)))
+
+    def _on_data(self, head: FrameHead) -> None:
+        if head.stream == 0 or head.stream > self._newest:
+            raise ProtocolError(f"data on stream {head.stream} while stream {self._newest} is the newest")
+        mine = head.stream == self.stream and self.is_open and not self.has_ended
+        if mine and not self.blocks:
+            raise ProtocolError("data before headers")
+        self._grant(head.length, mine)
+        if not mine:  # of a call that has been given up
+            self._skip(head.length)
+            return
+        padding = 0
+        if head.flags & frames.PADDED:
+            padding = self.channel.take(1)[0] + 1
+            if padding > head.length:
+                raise ProtocolError("padding longer than its frame")
+        self._data_left, self._padding_left = head.length - padding, max(padding - 1, 0)
+        self.has_ended = bool(head.flags & frames.END_STREAM)
+
+    def _grant(self, count: int, mine: bool) -> None:
+        """Tell the peer that more fits, once half of the window is used."""
+        owed = self._owed
+        owed[0] += count
+        if mine:
+            owed[1] += count
+        if max(owed) < self._window // 2:
+            return
+        for place, stream in enumerate((0, self.stream)):
+            if owed[place] >= self._window // 2:
+                self._reply(frames.window_update(stream, owed[place]))
+                owed[place] = 0
+
+    def _on_block(self, head: FrameHead) -> None:
+        if head.kind != FrameType.HEADERS or head.stream % 2 == 0:
+            raise ProtocolError(f"a frame of type {head.kind} on stream {head.stream}")
+        fields = self._fields(head)
+        if head.stream > self._newest:
+            self._newest = head.stream
+            if self._is_client:
+                raise ProtocolError(f"headers on stream {head.stream}, which is not open")
+            if self.is_open:  # one call at a time: gRPC tries again
+                self._reply(frames.reset(head.stream, Code.REFUSED_STREAM))
+            else:
+                self._begin(head.stream)
+        if head.stream == self.stream and self.is_open:
+            self.blocks.append(fields)
+            self.has_ended = self.has_ended or bool(head.flags & frames.END_STREAM)
+
+    def _fields(self, head: FrameHead) -> Fields:
+        block = self._fragment(head)
+        while not head.flags & frames.END_HEADERS:
+            head = frames.head_of(self.channel.take(frames.HEADER_BYTES))
+            if head.kind != FrameType.CONTINUATION:
+                raise ProtocolError("a header block that is not continued")
+            block += self._fragment(head, len(block))
+        return self._blocks.read(block)
+
+    def _fragment(self, head: FrameHead, before: int = 0) -> bytes:
+        if head.length + before > MAX_BLOCK_BYTES:
+            raise ProtocolError(f"headers of more than {MAX_BLOCK_BYTES} bytes")
+        payload = bytes(self.channel.take(head.length))
+        if head.kind == FrameType.CONTINUATION:
+            return payload
+        padding = payload[0] if head.flags & frames.PADDED and payload else 0
+        start = (1 if head.flags & frames.PADDED else 0) + (5 if head.flags & frames.WITH_PRIORITY else 0)
+        return payload[start : len(payload) - padding]
+
+    def _on_control(self, head: FrameHead, payload: bytes) -> None:
+        if len(payload) % _UNITS.get(head.kind, 1) or (
+            head.kind in _ONE_UNIT and len(payload) != _UNITS[head.kind]
+        ):
+            raise ProtocolError(f"a frame of type {head.kind} with {len(payload)} bytes")
+        if head.kind == FrameType.SETTINGS and not head.flags & frames.ACK:
+            for name, value in frames.settings_of(payload):
+                self._sender.set(name, value)
+            self._reply(frames.frame(FrameType.SETTINGS, frames.ACK, 0))
+        elif head.kind == FrameType.PING and not head.flags & frames.ACK:
+            self._reply(frames.frame(FrameType.PING, frames.ACK, 0, payload))
+        elif head.kind == FrameType.WINDOW_UPDATE:
+            self._sender.widen(head.stream, frames.word_of(payload))
+        elif head.kind == FrameType.RST_STREAM and head.stream == self.stream and self.is_open:
+            self.was_reset = True
+        elif head.kind == FrameType.GOAWAY:
+            self.going_away = True
+
+    def _skip(self, count: int) -> None:
+        while count:
+            count -= len(self.channel.take(min(count, BUFFER_BYTES)))
+
+
+# Lengths of control frames: multiples, or exactly.
+_UNITS: Final[dict[int, int]] = {
+    FrameType.PRIORITY: 5,
+    FrameType.RST_STREAM: 4,
+    FrameType.SETTINGS: 6,
+    FrameType.PING: 8,
+    FrameType.WINDOW_UPDATE: 4,
+}
+_ONE_UNIT: Final = frozenset(_UNITS) - {FrameType.SETTINGS}

@@ -1,0 +1,195 @@
+"""Which peer's data port is reached how: connections that are dialled once and used for one Pull after another."""
+
+import contextlib
+import logging
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Final
+
+from ringtrain._core.transport.base import Broken, How, Service, Unexpected
+from ringtrain._core.transport.http2.channel import Channel
+from ringtrain._core.transport.http2.client import PullStream
+from ringtrain._core.transport.http2.connection import Connection
+from ringtrain._core.transport.http2.frames import MAX_STREAM
+from ringtrain._core.transport.http2.server import DataServer
+from ringtrain._core.wire.failure import PullRefused
+from ringtrain.shared.address import host_port, listening_address, split_address
+from ringtrain.shared.connection_errors import ConnectionLost, DeadlinePassed, ProtocolError
+from ringtrain.shared.tls import Tls
+
+log = logging.getLogger("ringtrain")
+
+# What a dial may take of the timeout; all peers are dialled at once.
+_DIAL_SHARE: Final = 0.08
+
+# Dials of one rank at a time: a port lets few in that have not shown their session.
+_DIALS_AT_ONCE: Final = 16
+_ATTEMPTS: Final = 3
+# A connection that was used so recently is not looked at before it is used again.
+_SURE_S: Final = 1.0
+
+
+class DataPath:
+    """This rank's data port, and its connections to those of its peers. `addresses`: `host:port` by rank."""
+
+    def __init__(self, rank: int, addresses: Sequence[str], timeout_s: float, tls: Tls | None = None) -> None:
+        self._rank = rank
+        self._tls = tls
+        self._addresses = addresses
+        self._timeout_s = timeout_s
+        self._server: DataServer | None = None
+        self._lock = threading.Lock()
+        self._dials = threading.BoundedSemaphore(_DIALS_AT_ONCE)
+        self._closed = False
+        self._told = False
+        self._authorities: dict[int, str] = {}
+        self._dialled: dict[int, Future[Connection | Exception]] = {}
+        self._idle: dict[int, list[tuple[float, Connection]]] = {}  # with when each was last used
+
+    def serve(self, service: Service) -> int | None:
+        """Return the port on which Pull is answered; None, with a line in the log, if there is none to be had."""
+        host, _ = split_address(listening_address(self._addresses[self._rank]))
+        try:
+            self._server = DataServer("" if host == "::" else host, service, self._timeout_s, self._tls)
+        except OSError as error:
+            log.warning("rank %d has no data port, which is slower: %s", self._rank, error.strerror)
+            return None
+        return self._server.port
+
+    def meet(self, peer: int, port: int, request: bytes) -> None:
+        """Begin to dial the data port of `peer`, and send `request`, which it refuses, to show the session."""
+        host, _ = split_address(self._addresses[peer])
+        dialled: Future[Connection | Exception] = Future()
+        with self._lock:
+            if self._closed:
+                return
+            self._dialled[peer] = dialled
+            self._authorities[peer] = host_port(host, port)
+
+        def dial() -> None:
+            try:
+                with self._dials:
+                    if self._closed:
+                        raise Broken(How.CANCELLED, "cancelled by this rank")
+                    dialled.set_result(self._tried(peer, request))
+            except (OSError, Broken) as error:
+                dialled.set_result(error)  # said when it matters: the peer may have left meanwhile
+
+        threading.Thread(target=dial, name=f"ringtrain-dial-{peer}", daemon=True).start()
+
+    def pull(self, peer: int, request: bytes, timeout_s: float) -> PullStream | None:
+        """Open a Pull; None if `peer` has no data port that can be reached. Raises Broken."""
+        for _ in range(_ATTEMPTS):
+            connection = self._connection(peer)
+            if connection is None:
+                return None
+            stream = PullStream(connection, lambda connection: self._give_back(peer, connection))
+            try:
+                stream.ask(request, self._authorities[peer], timeout_s)
+            except Broken:
+                if self._closed:
+                    raise
+                continue  # it broke since it was last used
+            return stream
+        return None
+
+    def close(self, grace_s: float) -> None:
+        if self._server is not None:
+            self._server.close(grace_s)
+        with self._lock:
+            self._closed = True
+            idle = [connection for pool in self._idle.values() for _, connection in pool]
+            self._idle.clear()
+        dialled = [future.result(self._timeout_s) for future in list(self._dialled.values())]
+        idle += [found for found in dialled if isinstance(found, Connection)]
+        for connection in idle:
+            connection.channel.close()
+
+    def _connection(self, peer: int) -> Connection | None:
+        """An idle connection, else a new one."""
+        if peer not in self._authorities:
+            return None
+        while True:
+            with self._lock:
+                pool = self._idle.get(peer)
+                last = pool.pop() if pool else None
+            if last is None:
+                break
+            used, connection = last
+            if time.monotonic() - used < _SURE_S or _is_alive(connection):
+                return connection
+            connection.channel.close()
+        dialled = self._dialled.pop(peer, None)
+        if dialled is None:
+            with contextlib.suppress(OSError, Broken):  # gRPC's own connection finds out what there is to know
+                return self._dial(peer)
+            return None
+        first = dialled.result(self._timeout_s)
+        if isinstance(first, Connection):
+            return first
+        self._tell(peer, first)
+        self._authorities.pop(peer)
+        return None
+
+    def _dial(self, peer: int) -> Connection:
+        """Raises OSError or Broken."""
+        sock = socket.create_connection(
+            split_address(self._authorities[peer]), timeout=self._timeout_s * _DIAL_SHARE
+        )
+        try:
+            channel = Channel(sock, self._timeout_s / 6)
+        except OSError:
+            sock.close()
+            raise
+        try:
+            if self._tls is not None:
+                channel.secure(self._tls, True, time.monotonic() + self._timeout_s * _DIAL_SHARE)
+            return Connection(channel, is_client=True)
+        except (ConnectionLost, DeadlinePassed) as error:
+            channel.close()
+            raise Broken(How.CLOSED, str(error)) from error
+
+    def _tried(self, peer: int, request: bytes) -> Connection:
+        """A connection on which one call has been answered: nothing on the way has swallowed it."""
+        connection = self._dial(peer)
+        stream = PullStream(connection, lambda connection: None)
+        try:
+            stream.ask(request, self._authorities[peer], self._timeout_s * _DIAL_SHARE)
+            stream.end()
+        except PullRefused:
+            connection.end_call()
+        except BaseException as error:
+            stream.close()
+            if isinstance(error, Unexpected):
+                raise Broken(How.CLOSED, str(error)) from error
+            raise
+        return connection
+
+    def _tell(self, peer: int, error: Exception) -> None:
+        with self._lock:
+            told, self._told = self._told or self._closed, True
+        if not told:
+            log.warning(
+                "rank %d can't reach the data port %s of rank %d (%s): it pulls through the port of the ring "
+                "instead, which is slower",
+                self._rank, self._authorities[peer], peer, error,
+            )  # fmt: skip
+
+    def _give_back(self, peer: int, connection: Connection) -> None:
+        with self._lock:
+            if not self._closed and not connection.going_away and connection.stream < MAX_STREAM - 1:
+                self._idle.setdefault(peer, []).append((time.monotonic(), connection))
+                return
+        connection.channel.close()
+
+
+def _is_alive(connection: Connection) -> bool:
+    """Whether the peer still holds an idle connection."""
+    try:
+        connection.look()
+    except (ConnectionLost, ProtocolError, DeadlinePassed):
+        return False
+    return not connection.going_away

@@ -1,0 +1,141 @@
+"""The data port: answers Pull, and nothing else, for whoever has a session."""
+
+import contextlib
+import logging
+import socket
+import threading
+import time
+from typing import Final
+
+from ringtrain._core.transport.base import Service
+from ringtrain._core.transport.http2.channel import Channel
+from ringtrain._core.transport.http2.idle import IdleConnections
+from ringtrain._core.transport.http2.serving import Serving
+from ringtrain.shared.address import listening_socket
+from ringtrain.shared.connection_errors import ConnectionLost
+from ringtrain.shared.strangers import Complaints, Strangers
+from ringtrain.shared.tls import Tls
+
+log = logging.getLogger("ringtrain")
+
+# From its first byte until a connection has shown a session: two requests' time, see `serving`.
+_STRANGER_S: Final = 20.0
+_ACCEPT_S: Final = 1.0
+# Threads that wait for the next call wake up so often: it costs nothing beside a tick of the reading side.
+_TICK_S: Final = 1.0
+
+
+class DataServer:
+    """Listens on a free port of `host` ("" for all interfaces). A connection has a thread while it is used; those
+    that rest share one."""
+
+    def __init__(self, host: str, service: Service, timeout_s: float, tls: Tls | None = None) -> None:
+        """Raises OSError if there is no port to be had."""
+        self._service = service
+        self._tls = tls
+        self._timeout_s = timeout_s
+        self._listener = listening_socket(host)
+        self.port = int(self._listener.getsockname()[1])
+        self._changed = threading.Condition()
+        self._closing = False
+        self._serving: dict[Serving, threading.Thread | None] = {}  # None: it rests
+        self._idle: IdleConnections[Serving] = IdleConnections(self._resume)
+        self._strangers = Strangers(limit_s=_STRANGER_S)
+        self._complaints = Complaints(log.warning)
+        self._acceptor = threading.Thread(target=self._accept, name="ringtrain-data-port", daemon=True)
+        self._acceptor.start()
+
+    def close(self, grace_s: float) -> None:
+        """Let calls under way finish within `grace_s`; then let go of everything."""
+        with self._changed:
+            self._closing = True
+            self._changed.wait_for(lambda: not any(one.is_busy for one in self._serving), grace_s)
+            serving = dict(self._serving)
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes up `accept`
+        for one in serving:
+            one.shut()
+        self._acceptor.join()
+        self._strangers.close()
+        self._idle.close()
+        for thread in serving.values():
+            if thread is not None:
+                thread.join(grace_s + _ACCEPT_S)
+        for one, thread in serving.items():
+            if thread is None:
+                one.close()
+        self._listener.close()
+
+    def enter(self, one: Serving, busy: bool) -> bool:
+        """Note that `one` begins or ends a call. Returns whether it may go on."""
+        with self._changed:
+            one.is_busy = busy and not self._closing
+            if self._closing:
+                self._changed.notify_all()
+            return not self._closing
+
+    def _accept(self) -> None:
+        self._listener.settimeout(_ACCEPT_S)
+        while not self._closing:
+            try:
+                sock, _ = self._listener.accept()
+            except TimeoutError:
+                continue
+            except OSError as error:
+                if not self._closing:
+                    self._complaints.say(f"the data port accepts nobody for a moment: {error.strerror}")
+                    time.sleep(_ACCEPT_S)  # out of file descriptors, most likely
+                continue
+            self._take_in(sock)
+
+    def _take_in(self, sock: socket.socket) -> None:
+        try:
+            channel = Channel(sock, self._timeout_s / 6, _TICK_S)
+        except (OSError, ConnectionLost):
+            sock.close()
+            return
+        one = Serving(channel, self._service, self.enter, self._complaints, self._tls)
+        with self._changed:
+            if self._closing:
+                channel.close()
+                return
+            thread = self._serving[one] = self._thread_for(one)
+        stranger = self._strangers.enter(lambda: self._put_out(one))
+        one.on_proven = lambda: self._strangers.leave(stranger)
+        thread.start()
+
+    def _thread_for(self, one: Serving) -> threading.Thread:
+        return threading.Thread(target=self._serve, args=(one,), name="ringtrain-data", daemon=True)
+
+    def _put_out(self, one: Serving) -> None:
+        """`one` is not to stay any longer without a session."""
+        if not self._closing:
+            self._complaints.say(
+                f"the data port closed a connection from {one.peer}: it has shown no session, and others came or "
+                f"its time was over"
+            )
+        one.shut()
+
+    def _serve(self, one: Serving) -> None:
+        rests = False
+        try:
+            rests = one.run()
+        finally:
+            one.on_proven()
+            with self._changed:
+                if rests and not self._closing:
+                    self._serving[one] = None
+                    self._idle.add(one)
+                else:
+                    self._serving.pop(one, None)
+                    self._changed.notify_all()
+                    if rests:
+                        one.close()
+
+    def _resume(self, one: Serving) -> None:
+        """Something has come for `one`, or it has ended: give it a thread again."""
+        with self._changed:
+            if self._closing:
+                return
+            thread = self._serving[one] = self._thread_for(one)
+            thread.start()  # before `close` may want to join it

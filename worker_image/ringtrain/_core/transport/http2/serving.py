@@ -1,0 +1,317 @@
+"""One connection to the data port, from its first byte to its last."""
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+from enum import Enum, auto
+from typing import Final
+
+from ringtrain._core.transport.base import Broken, Service
+from ringtrain._core.transport.http2.channel import Channel
+from ringtrain._core.transport.http2.connection import Connection
+from ringtrain._core.transport.http2.frames import PREFACE, PREFIX_BYTES, Code
+from ringtrain._core.transport.http2.headers import (
+    CONTENT_TYPE,
+    PULL_PATH,
+    Fields,
+    response_block,
+    timeout_of,
+    trailer_block,
+)
+from ringtrain._core.transport.http2.sender import prefix_of
+from ringtrain._core.transport.outcome import Status, status_of
+from ringtrain._core.wire.failure import NotAPeer, PullRefused
+from ringtrain.shared.connection_errors import ConnectionLost, DeadlinePassed, ProtocolError, StreamReset
+from ringtrain.shared.strangers import Complaints
+from ringtrain.shared.tls import Tls
+
+log = logging.getLogger("ringtrain")
+
+# From a connection's first byte until it has shown a session, and for each request to arrive as a whole.
+_REQUEST_S: Final = 10.0
+# A request carries a signature: some 40 bytes for each tensor. gRPC's own limit.
+_MOST_REQUEST_BYTES: Final = 4 << 20
+_PIECE_BYTES: Final = 64 << 10
+# Callers of gRPC need not say how long they wait.
+_NO_TIMEOUT_S: Final = 3600.0
+# Whether the caller still waits takes a system call to find out, and the request has just come from it.
+_LOOK_EVERY_S: Final = 0.25
+# A thread stays so long with a connection that has nothing to do: a call that follows at once waits for no thread.
+_STAY_S: Final = 1.0
+_ENDS: Final = (ConnectionLost, DeadlinePassed, ProtocolError, StreamReset)
+
+
+class _Next(Enum):
+    """What follows on a connection that waits for a call."""
+
+    CALL = auto()
+    NOTHING_YET = auto()
+    END = auto()
+
+
+class Serving:
+    """Answers one call after the other. `enter(self, busy)`: told when a call begins and ends; False: stop."""
+
+    # Called once: when a session has been shown, or the connection ends without.
+    on_proven: Callable[[], None] = staticmethod(lambda: None)
+
+    def __init__(
+        self,
+        channel: Channel,
+        service: Service,
+        enter: Callable[["Serving", bool], bool],
+        complaints: Complaints,
+        tls: Tls | None = None,
+    ) -> None:
+        self._tls = tls
+        self._complaints = complaints
+        self._channel = channel
+        self._service = service
+        self._enter = enter
+        self.is_proven = False  # a session was shown
+        self.is_busy = False
+        self._has_begun = False  # the current call's first headers are sent
+        self._began = time.monotonic()
+        self._connection: Connection | None = None  # once it is known to be secured
+
+    @property
+    def peer(self) -> str:
+        """Address of the other end."""
+        return self._channel.peer
+
+    def shut(self) -> None:
+        """End it, from another thread."""
+        self._channel.shut()
+
+    def close(self) -> None:
+        """Let go of a connection that no thread is with."""
+        self._channel.close()
+
+    def fileno(self) -> int:
+        """Of the connection's socket."""
+        return self._channel.fileno()
+
+    def run(self) -> bool:
+        """Answer calls until the connection ends; True if it rests: run again when something has come."""
+        with contextlib.suppress(ConnectionLost, DeadlinePassed):
+            connection = self._connection
+            if connection is None:
+                self._channel.deadline = self._began + _REQUEST_S
+                if not self._is_secured():
+                    return False
+                connection = Connection(self._channel, is_client=False)
+            try:
+                if self._connection is None:
+                    self._begin(connection)
+                if self._serve(connection):
+                    return True
+            except ProtocolError as error:
+                self._refuse(connection, str(error))
+            except DeadlinePassed:
+                if not self.is_proven:
+                    self._refuse(connection, f"no request within {_REQUEST_S:g} s")
+        self._channel.close()
+        return False
+
+    def _begin(self, connection: Connection) -> None:
+        if bytes(self._channel.take(len(PREFACE))) != PREFACE:
+            raise ProtocolError("it does not begin like HTTP/2")
+        self._connection = connection
+
+    def _is_secured(self) -> bool:
+        """Whether the connection is encrypted where it has to be."""
+        try:
+            if self._tls is not None:
+                self._channel.secure(self._tls, False, self._channel.deadline)
+            return True
+        except ConnectionLost as error:
+            self._complaints.say(f"the data port closed a connection from {self._channel.peer}: {error}")
+            self._channel.close()
+            return False
+
+    def _serve(self, connection: Connection) -> bool:
+        """Whether the connection rests; it ends otherwise."""
+        while (following := self._await_call(connection)) is _Next.CALL and self._enter(self, True):
+            try:
+                self._answer(connection)
+            finally:
+                going_on = self._enter(self, False)
+            connection.end_call()
+            if not going_on:
+                return False
+        return following is _Next.NOTHING_YET
+
+    def _await_call(self, connection: Connection) -> _Next:
+        """Wait for the next call: a while from a peer, and from who has not shown a session until it is late."""
+        newest = connection.stream
+        waits_until = time.monotonic() + _STAY_S
+        self._channel.deadline = time.monotonic() + _REQUEST_S
+        if self._channel.buffered:
+            connection.look()
+        while connection.stream == newest:
+            came = self._channel.look(wait=True)
+            self._channel.deadline = time.monotonic() + _REQUEST_S
+            if came:
+                connection.look()
+            if not self.is_proven and self._channel.deadline > self._began + 2 * _REQUEST_S:
+                if came:
+                    raise DeadlinePassed
+                return _Next.END
+            if self.is_proven and not came and time.monotonic() >= waits_until:
+                return _Next.NOTHING_YET
+        return _Next.CALL
+
+    def _answer(self, connection: Connection) -> None:
+        """One call, from its headers to its trailers."""
+        self._has_begun = False
+        try:
+            status, message = self._pulled(connection)
+        except StreamReset:
+            return
+        except _Objection as objection:
+            status, message = objection.status, str(objection)
+        self._channel.deadline = max(self._channel.deadline, time.monotonic() + 1.0)
+        connection.send_block(trailer_block(status, message, only=not self._has_begun), end=True)
+        connection.flush()
+        if not self.is_proven:
+            raise ProtocolError(message or "it has no session")
+
+    def _pulled(self, connection: Connection) -> tuple[int, str]:
+        """Send what the service has for the caller; return the status."""
+        timeout_s = _checked_timeout(connection.blocks[0])
+        request = _request(connection)
+        self._channel.deadline = time.monotonic() + timeout_s
+        caller = WireCaller(connection, self._channel.deadline)
+        try:
+            for frame in self._service.pull(request, caller):
+                if not self._has_begun:
+                    self._has_begun = True
+                    self._prove()
+                    connection.send_block(response_block(), end=False)
+                connection.send_message(frame.head, frame.payload)
+            self._prove()
+            return caller.status()
+        except NotAPeer as error:
+            self.is_proven = False
+            return status_of(error)
+        except (PullRefused, Broken) as error:
+            self._prove()
+            return status_of(error)
+        except _ENDS:
+            raise
+        except Exception as error:  # a defect of ours: the caller must not wait for its deadline
+            log.exception("a pull failed")
+            return Status.UNKNOWN, f"{type(error).__name__}: {error}"
+        finally:
+            caller.leave()
+
+    def _prove(self) -> None:
+        if not self.is_proven:
+            self.is_proven = True
+            self.on_proven()
+
+    def _refuse(self, connection: Connection, reason: str) -> None:
+        self._complaints.say(f"the data port closed a connection from {self._channel.peer}: {reason}")
+        self._channel.deadline = time.monotonic() + 1.0
+        connection.go_away(Code.PROTOCOL_ERROR, reason)
+
+
+class WireCaller:
+    """Who waits for the answer. Used by the thread that serves it."""
+
+    def __init__(self, connection: Connection, deadline: float) -> None:
+        self._connection = connection
+        self._deadline = deadline
+        self._gone = False
+        self._look_from = time.monotonic() + _LOOK_EVERY_S
+        self._callbacks: list[Callable[[], None]] = []
+
+    def remaining_s(self) -> float:
+        return self._deadline - time.monotonic()
+
+    def is_active(self) -> bool:
+        now = time.monotonic()
+        if now >= self._look_from:
+            self._look_from = now + _LOOK_EVERY_S
+            try:
+                self._connection.look()
+            except _ENDS:
+                self._gone = True
+        return not (self._gone or self._connection.was_reset or now >= self._deadline)
+
+    def flush(self) -> None:
+        self._connection.flush()
+
+    def on_end(self, callback: Callable[[], None]) -> None:
+        self._callbacks.append(callback)
+
+    def status(self) -> tuple[int, str]:
+        """How a call ends whose frames have all been sent, or that was given up while it waited for one."""
+        if self._gone:
+            raise ConnectionLost("closed by the peer")
+        if self._connection.was_reset:
+            raise StreamReset
+        if self.remaining_s() <= 0:
+            return Status.DEADLINE_EXCEEDED, "nothing within the caller's deadline"
+        return Status.OK, ""
+
+    def leave(self) -> None:
+        """Call back if the caller was seen not to wait for the end."""
+        if self._gone or self._connection.was_reset or self.remaining_s() <= 0:
+            for callback in self._callbacks:
+                callback()
+
+
+class _Objection(Exception):
+    """A call that is not for the service."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+def _checked_timeout(fields: Fields) -> float:
+    """Seconds that the caller waits. Raises _Objection if this is not a Pull."""
+    if fields.get(":method") != "POST" or not fields.get("content-type", "").startswith(CONTENT_TYPE):
+        raise _Objection(Status.INTERNAL, "not a call of gRPC")
+    if fields.get(":path") != PULL_PATH:
+        raise _Objection(Status.UNIMPLEMENTED, f"no method {fields.get(':path', '')[:100]} here")
+    try:
+        return timeout_of(fields) or _NO_TIMEOUT_S
+    except ValueError as error:
+        raise _Objection(Status.INTERNAL, str(error)) from error
+
+
+def _length_in(prefix: bytes | bytearray) -> int:
+    """How long the message behind `prefix` is. Raises _Objection."""
+    if len(prefix) < PREFIX_BYTES:
+        raise _Objection(Status.INTERNAL, "a call without a message")
+    compressed, length = prefix_of(prefix)
+    if compressed:
+        raise _Objection(Status.UNIMPLEMENTED, "requests can't be compressed here")
+    if length > _MOST_REQUEST_BYTES:
+        raise _Objection(Status.INTERNAL, f"a request of {length} bytes; expected at most {_MOST_REQUEST_BYTES}")
+    return length
+
+
+def _request(connection: Connection) -> bytes:
+    """Read the one message of a request. Raises _Objection."""
+    whole = connection.take_rest()
+    if whole is not None and len(whole) == PREFIX_BYTES + _length_in(whole[:PREFIX_BYTES]):
+        return whole[PREFIX_BYTES:]
+    if whole is not None:
+        raise _Objection(Status.INTERNAL, "a call with other than one whole message")
+    prefix = bytearray(PREFIX_BYTES)
+    length = _length_in(prefix[: connection.read_data(memoryview(prefix))])
+    # In pieces, so that nobody claims memory by a length alone.
+    parts = []
+    while length:
+        part = bytearray(min(length, _PIECE_BYTES))
+        if connection.read_data(memoryview(part)) < len(part):
+            raise _Objection(Status.INTERNAL, "a message that is shorter than it says")
+        parts.append(part)
+        length -= len(part)
+    if not connection.at_end():
+        raise _Objection(Status.UNIMPLEMENTED, "a call with several messages")
+    return b"".join(parts)

@@ -1,0 +1,328 @@
+"""Ranks over gRPC: the border where gRPC's errors become ours.
+
+Frames and control messages are raw bytes on generic handlers: no protobuf around a tensor.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from typing import Any, Final, NoReturn
+
+import grpc
+
+from ringtrain._core.transport.base import Broken, FrameStream, How, Service, Unexpected, Unreached
+from ringtrain._core.transport.http2.path import DataPath
+from ringtrain._core.transport.options import channel_options, server_options
+from ringtrain._core.transport.outcome import error_of, status_of
+from ringtrain._core.transport.threads import DaemonPool
+from ringtrain._core.wire.failure import NotAPeer, PullRefused, WorldFailure
+from ringtrain._core.wire.frame import split_frame
+from ringtrain._core.wire.messages import METHODS
+from ringtrain.errors import ConfigurationError
+from ringtrain.shared.address import listening_address
+from ringtrain.shared.strangers import Strangers
+from ringtrain.shared.tls import Tls, caller_problem
+
+_SERVICE: Final = "ringtrain.Ring"
+_PULL: Final = "Pull"
+_SESSION_KEY: Final = "ringtrain-session"
+# Says that a question has arrived, before its answer is there.
+_ARRIVED: Final = (("ringtrain-arrived", "1"),)
+# Calls without a session at a time: each holds a thread, and a message of at most 64 KiB. Ranks that meet have no
+# session yet: in a world that is twice as large each has two more partners, of which each has two calls.
+_MOST_CALLS: Final = 16
+_MORE_CALLS: Final = 4
+
+
+class RpcCaller:
+    """A caller on the other side of an RPC."""
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+
+    def remaining_s(self) -> float:
+        return float(self._context.time_remaining())
+
+    def is_active(self) -> bool:
+        return bool(self._context.is_active())
+
+    def flush(self) -> None:
+        """gRPC sends every message at once."""
+
+    def on_end(self, callback: Callable[[], None]) -> None:
+        if not self._context.add_callback(callback):
+            callback()
+
+
+class RpcStream:
+    """Frames of one Pull."""
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+
+    def read_into(self, head: bytes, target: memoryview) -> None:
+        data = self._next()
+        if data is None:
+            raise Unexpected("it ended too early")
+        if difference := split_frame(data).move_into(head, target):
+            raise Unexpected(difference)
+
+    def end(self) -> None:
+        if self._next() is not None:
+            raise Unexpected("it sent too much")
+
+    def _next(self) -> bytes | None:
+        """The next message, or None at the end."""
+        try:
+            return next(self._call, None)
+        except grpc.RpcError as error:
+            raise _ours(error) from error
+
+    def cancel(self) -> None:
+        self._call.cancel()
+
+    def close(self) -> None:
+        self._call.cancel()
+
+
+class RpcTransport:
+    """One rank's server, and its channels to all peers. `addresses`: `host:port` by rank.
+
+    `data_path`: whether frames take the data port (`http2`) where it can be reached; they take gRPC otherwise.
+    `tls`: encrypts all of it, and lets nobody in who is not a rank of the job.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        addresses: Sequence[str],
+        timeout_s: float,
+        data_path: bool = True,
+        tls: Tls | None = None,
+    ) -> None:
+        self._tls = tls
+        self._rank = rank
+        self._addresses = addresses
+        self._timeout_s = timeout_s
+        self._pool = DaemonPool("ringtrain-serve")
+        self._server: Any = None
+        self._lock = threading.Lock()  # of channels: threads of gRPC make some, too, while this rank leaves
+        self._closed = False
+        self._channels: dict[int, Any] = {}
+        self._methods: dict[tuple[int, str], Any] = {}
+        self._data = DataPath(rank, addresses, timeout_s, tls) if data_path else None
+        self._data_port: int | None = None
+        self._strangers = Strangers(_MOST_CALLS + _MORE_CALLS * (len(addresses) // 16).bit_length())
+        self._sessions: dict[int, tuple[tuple[str, str]]] = {}
+
+    @property
+    def data_port(self) -> int | None:
+        return self._data_port
+
+    def use_session(self, peer: int, session: bytes) -> None:
+        self._sessions[peer] = ((_SESSION_KEY, f"{self._rank}-{session.hex()}"),)
+
+    def use_data_port(self, peer: int, port: int, request: bytes) -> None:
+        if self._data is not None:
+            self._data.meet(peer, port, request)
+
+    def serve(self, service: Service) -> None:
+        options = server_options(self._timeout_s, len(self._addresses))
+        self._server = grpc.server(
+            self._pool, handlers=[RingHandlers(service, self._strangers, self._tls)], options=options
+        )
+        address = self._addresses[self._rank]
+        try:
+            if self._tls is None:
+                self._server.add_insecure_port(listening_address(address))
+            else:
+                self._server.add_secure_port(listening_address(address), self._tls.certificates.for_server())
+        except RuntimeError as error:
+            raise ConfigurationError(
+                f"rank {self._rank} can't listen on {address}: another process, or a second task with index "
+                f"{self._rank}, listens there"
+            ) from error
+        if self._data is not None:
+            self._data_port = self._data.serve(service)
+        self._server.start()
+
+    def ask(
+        self, peer: int, method: str, request: bytes, timeout_s: float, patient: bool = False
+    ) -> "Future[bytes]":
+        answer: Future[bytes] = Future()
+
+        def done(call: Any) -> None:
+            error = Broken(How.CANCELLED, "cancelled by this rank") if call.cancelled() else call.exception()
+            if error is None:
+                answer.set_result(call.result())
+            else:
+                answer.set_exception(_of_question(call, error) if isinstance(error, grpc.RpcError) else error)
+
+        shown = self._sessions.get(peer)
+        try:
+            call = self._method(peer, method).future(
+                request, timeout=timeout_s, wait_for_ready=patient, metadata=shown
+            )
+        except ValueError:  # gRPC's, of a channel that is closed
+            if not self._closed:
+                raise
+            answer.set_exception(Broken(How.CANCELLED, "this rank has shut down"))
+            return answer
+        call.add_done_callback(done)
+        return answer
+
+    def pull(self, peer: int, request: bytes, timeout_s: float) -> FrameStream:
+        stream = self._data.pull(peer, request, timeout_s) if self._data is not None else None
+        if stream is not None:
+            return stream
+        shown = self._sessions.get(peer)
+        try:
+            return RpcStream(self._method(peer, _PULL)(request, timeout=timeout_s, metadata=shown))
+        except ValueError as error:
+            if not self._closed:
+                raise
+            raise Broken(How.CANCELLED, "this rank has shut down") from error
+
+    def close(self, grace_s: float) -> None:
+        stopped = self._server.stop(grace_s) if self._server is not None else None
+        if self._data is not None:
+            self._data.close(grace_s)
+        if stopped is not None:
+            stopped.wait()
+        with self._lock:
+            self._closed = True
+            channels = list(self._channels.values())
+        for channel in channels:
+            channel.close()
+        self._strangers.close()
+        self._pool.shutdown()
+
+    def _dialled(self, address: str) -> Any:
+        options = channel_options(self._timeout_s)
+        if self._tls is None:
+            return grpc.insecure_channel(address, options=options)
+        named = [*options, ("grpc.ssl_target_name_override", self._tls.name)]
+        return grpc.secure_channel(address, self._tls.certificates.for_channel(), options=named)
+
+    def _method(self, peer: int, method: str) -> Any:
+        """Raises ValueError, as a channel that is closed does, once this rank has shut down."""
+        made = self._methods.get((peer, method))
+        if made is not None:
+            return made
+        with self._lock:
+            if self._closed:
+                raise ValueError("no channel is made any more")
+            channel = self._channels.get(peer)
+            if channel is None:
+                channel = self._channels[peer] = self._dialled(self._addresses[peer])
+        make = channel.unary_stream if method == _PULL else channel.unary_unary
+        made = self._methods[peer, method] = make(f"/{_SERVICE}/{method}")
+        return made
+
+
+class RingHandlers(grpc.GenericRpcHandler):  # type: ignore[misc]
+    """Finds who answers a call, before anything of its message is read.
+
+    A caller whose metadata shows a session is a peer. Any other is a stranger: few at a time, each for some
+    seconds. A stranger's message is read by the thread that answers it, so that none of either is left over.
+    """
+
+    def __init__(self, service: Service, strangers: Strangers, tls: Tls | None = None) -> None:
+        self._service = service
+        self._tls = tls
+        self._strangers = strangers
+        # Twice as many as may stay: those that have to go need a moment.
+        self._calls = threading.BoundedSemaphore(2 * strangers.most)
+        self._of_peers = {
+            method: grpc.unary_unary_rpc_method_handler(self._answering(method)) for method in METHODS
+        }
+        self._of_peers[_PULL] = grpc.unary_stream_rpc_method_handler(self.pull)
+        self._of_strangers = {
+            method: grpc.stream_unary_rpc_method_handler(self._once(self._answering(method))) for method in METHODS
+        }
+        self._of_strangers[_PULL] = grpc.stream_unary_rpc_method_handler(self._once(self._refuse_pull))
+
+    def service(self, handler_call_details: Any) -> Any:
+        service, _, method = handler_call_details.method.removeprefix("/").partition("/")
+        if service != _SERVICE or method not in self._of_peers:
+            return None
+        shown = dict(handler_call_details.invocation_metadata or ()).get(_SESSION_KEY, "")
+        if self._is_peer(shown):
+            return self._of_peers[method]
+        # None: the caller is told to come again.
+        return self._of_strangers[method] if self._calls.acquire(blocking=False) else None
+
+    def _is_peer(self, shown: str | bytes) -> bool:
+        rank, _, session = (shown if isinstance(shown, str) else "").partition("-")
+        try:
+            return self._service.is_peer(int(rank[:10]), bytes.fromhex(session))
+        except ValueError:
+            return False
+
+    def pull(self, request: bytes, context: Any) -> Iterator[bytes]:
+        """Frames as messages, for a peer."""
+        self._check_certificate(context)
+        try:
+            for frame in self._service.pull(request, RpcCaller(context)):
+                yield frame.joined()
+        except (PullRefused, Broken) as error:
+            _abort(context, error)
+
+    def _check_certificate(self, context: Any) -> None:
+        """Refuse who has a certificate of the job, but not a rank's: a launcher takes no part."""
+        if self._tls is not None and (problem := caller_problem(context, self._tls.name)):
+            _abort(context, NotAPeer(WorldFailure("configuration", problem)))
+
+    def _refuse_pull(self, request: bytes, context: Any) -> bytes:
+        return _abort(context, NotAPeer(WorldFailure("configuration", "a pull without a session")))
+
+    def _answering(self, method: str) -> Callable[[bytes, Any], bytes]:
+        def answer(request: bytes, context: Any) -> bytes:
+            self._check_certificate(context)
+            context.send_initial_metadata(_ARRIVED)
+            try:
+                return self._service.answer(method, request, RpcCaller(context))
+            except (PullRefused, Broken) as error:
+                return _abort(context, error)
+
+        return answer
+
+    def _once(self, answer: Callable[[bytes, Any], bytes]) -> Callable[[Iterator[bytes], Any], bytes]:
+        """`answer` for a stranger: waits for the message here."""
+
+        def limited(requests: Iterator[bytes], context: Any) -> bytes:
+            stranger = self._strangers.enter(context.cancel)
+            try:
+                return answer(next(requests, b""), context)
+            finally:
+                self._strangers.leave(stranger)
+                self._calls.release()
+
+        return limited
+
+
+def _abort(context: Any, error: PullRefused | Broken) -> NoReturn:
+    code, message = status_of(error)
+    context.abort(_CODES[code], message)
+    raise AssertionError("abort() raises")
+
+
+def _of_question(call: Any, error: Any) -> Exception:
+    ours = _ours(error)
+    if isinstance(ours, Broken) and ours.how is How.CLOSED and not call.initial_metadata():
+        return Unreached(ours.detail)
+    return ours
+
+
+def _ours(error: Any) -> Exception:
+    code, detail = error.code(), error.details() or ""
+    if code is grpc.StatusCode.CANCELLED and "Locally cancelled" in detail:
+        return Broken(How.CANCELLED, "cancelled by this rank")
+    if code in _TOO_MANY:
+        return Broken(How.CLOSED, "it is no rank, or hears no more callers that it does not know")
+    return error_of(code.value[0], detail)
+
+
+# How `RingHandlers` ends a stranger's call for another one's sake, or does not begin it.
+_TOO_MANY: Final = (grpc.StatusCode.CANCELLED, grpc.StatusCode.UNIMPLEMENTED)
+_CODES: Final = {code.value[0]: code for code in grpc.StatusCode}

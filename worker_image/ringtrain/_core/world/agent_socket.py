@@ -1,0 +1,211 @@
+"""What a rank of an elastic job and its agent say to each other, over a Unix socket: a JSON object a line.
+
+rank to agent   ready (it has left its world and waits), joined, committed
+agent to rank   world (the environment of the next one), leave, change (the next one is being prepared), error
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from ringtrain.errors import ConfigurationError, RingtrainError, shown
+from ringtrain.shared import contract
+
+log = logging.getLogger("ringtrain")
+
+_COMMITTED_EVERY_S: Final = 1.0
+# Far above any environment of a rank: ten thousand addresses are 200 KiB.
+_LONGEST_LINE: Final = 64 << 20
+
+
+@dataclass(frozen=True)
+class Readiness:
+    """What a rank says of itself when it waits for a world.
+
+    `formation`: which one it has left, 0: none. `committed`: its last committed step. `lost_steps`: the steps that
+    were under way and count for nothing. `unshared`: it has not given to others what it alone may
+    hold.
+    """
+
+    formation: int = 0
+    committed: int = 0
+    lost_steps: int = 0
+    unshared: bool = False
+
+
+class AgentGone(RingtrainError):
+    """The agent has closed its socket, or refuses this process: no world will come."""
+
+
+class AgentSocket:
+    """The rank's end of the socket. Threads may share it; a thread of its own reads it as long as the process
+    lives."""
+
+    def __init__(self, path: str) -> None:
+        """Raises ConfigurationError where nobody listens at `path`."""
+        self.path = path
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self._socket.connect(path)
+        except OSError as error:
+            self._socket.close()
+            raise ConfigurationError(
+                f"{contract.ENV_AGENT_SOCKET} is {path}: {error.strerror}; the agent that starts a rank listens "
+                "there. Unset it to train without one"
+            ) from error
+        self._changed = threading.Condition()
+        self._answer: Mapping[str, Any] | None = None  # to the last `ready`
+        self._gone = ""  # why no answer will come any more
+        self._prepared = 0  # the highest formation that is being prepared
+        self._urgent = 0  # the highest that is prepared because a member was lost
+        self._formation = 0
+        self._leaving: tuple[int, frozenset[int]] = (0, frozenset())  # for which formation, and which ranks
+        self._lost: Callable[[str], object] | None = None
+        self._told_at = 0.0
+        threading.Thread(target=self._read, name="ringtrain-agent-socket", daemon=True).start()
+
+    def next_world(self, readiness: Readiness) -> Mapping[str, str]:
+        """Say that this rank has left its world; return the environment of the next one, however long that takes.
+
+        Raises SystemExit(0) where the agent wants this rank no more, AgentGone when the agent is gone, which
+        ends the rank as well.
+        """
+        with self._changed:
+            self._lost, self._answer = None, None
+        self._send(
+            {
+                "type": "ready",
+                "formation": readiness.formation,
+                "committed": readiness.committed,
+                "lost_steps": readiness.lost_steps,
+                "unshared": readiness.unshared,
+            }
+        )
+        with self._changed:
+            self._changed.wait_for(lambda: self._answer is not None or self._gone)
+            answer = self._answer
+        if answer is None:
+            raise AgentGone(f"no world will come: {self._gone}")
+        if answer["type"] == "leave":
+            log.info("the agent wants this rank no more: %s", answer.get("reason", "no reason given"))
+            raise SystemExit(0)
+        return {str(name): str(value) for name, value in answer["environment"].items()}
+
+    def while_in(self, formation: int, lost: Callable[[str], object]) -> None:
+        """From now on this rank is in `formation`: call `lost` with a message, on another thread, when the next
+        one is prepared because a member of it was lost; at once if that has been said already."""
+        with self._changed:
+            self._formation, self._lost = formation, lost
+            late = self._urgent > formation
+        if late:
+            lost(self._message())
+
+    def joined(self, formation: int) -> None:
+        """The members of `formation` have met."""
+        self._send({"type": "joined", "formation": formation})
+
+    def committed(self, step: int) -> None:
+        """The last step that counts; said at most once a second."""
+        if time.monotonic() - self._told_at >= _COMMITTED_EVERY_S:
+            self._told_at = time.monotonic()
+            self._send({"type": "committed", "step": step})
+
+    @property
+    def change_pending(self) -> bool:
+        """Whether the agent has said that the world after this rank's is being prepared."""
+        return self._prepared > self._formation
+
+    @property
+    def leaving(self) -> frozenset[int] | None:
+        """The ranks that leave as the next world is made; None where the agent has not said."""
+        formation, ranks = self._leaving
+        return ranks if formation > self._formation else None
+
+    def close_in_child(self) -> None:
+        """In a forked process: the end of the rank must be the end of its connection."""
+        self._socket.close()
+
+    def _send(self, message: Mapping[str, Any]) -> None:
+        # An agent that is gone is noticed by the thread that reads, and ends this process.
+        with contextlib.suppress(OSError):
+            self._socket.sendall(json.dumps(message).encode() + b"\n")
+
+    def _read(self) -> None:
+        with contextlib.suppress(OSError), self._socket.makefile("rb") as lines:
+            while line := lines.readline(_LONGEST_LINE):
+                self._hear(line)
+        with self._changed:
+            self._gone = self._gone or "the agent has closed its socket"
+            self._changed.notify_all()
+
+    def _hear(self, line: bytes) -> None:
+        try:
+            message = json.loads(line)
+            kind, formation = message["type"], int(message.get("formation", 0))
+        except (ValueError, KeyError, TypeError, AttributeError):
+            log.warning("%s: the agent has sent what is no message: %s", self.path, shown(line))
+            return
+        if kind == "change":
+            self._leaving = (formation, frozenset(map(int, message.get("leaving", ()))))
+            self._hear_change(formation, bool(message.get("urgent")))
+        elif kind in ("world", "leave"):
+            with self._changed:
+                self._answer = message
+                self._changed.notify_all()
+        elif kind == "error":
+            with self._changed:
+                self._gone = f"the agent answers: {shown(message.get('message'))}"
+                self._changed.notify_all()
+
+    def _hear_change(self, formation: int, urgent: bool) -> None:
+        with self._changed:
+            self._prepared = max(self._prepared, formation)
+            self._urgent = max(self._urgent, formation if urgent else 0)
+            lost = self._lost if self._urgent > self._formation else None
+        if lost is not None:
+            lost(self._message())
+
+    def _message(self) -> str:
+        return f"a member of formation {self._formation} was lost; formation {self._urgent} is being prepared"
+
+
+_lock = threading.Lock()
+_connected: AgentSocket | None = None
+
+
+def agent_of(env: Mapping[str, str]) -> AgentSocket | None:
+    """The agent that tells this process its worlds, connected when it is first asked for.
+
+    None where the environment itself describes the world, which never changes then.
+    """
+    global _connected
+    path = env.get(contract.ENV_AGENT_SOCKET, "")
+    with _lock:
+        if _connected is not None and _connected.path == path:
+            return _connected
+        # A rank's environment from an earlier world would be that of the parent's.
+        if not path or contract.ENV_RANK in env:
+            return None
+        _connected = AgentSocket(path)
+        return _connected
+
+
+def _forget_in_child() -> None:
+    """A forked process is no rank."""
+    global _lock, _connected
+    _lock = threading.Lock()
+    if _connected is not None:
+        _connected.close_in_child()
+        _connected = None
+
+
+os.register_at_fork(after_in_child=_forget_in_child)

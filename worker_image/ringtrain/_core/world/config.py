@@ -1,0 +1,269 @@
+"""The environment of a rank, read here and nowhere else."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from ringtrain._core.world.mpi_environment import mpi_rank
+from ringtrain._core.world.tf_config import parse_tf_config
+from ringtrain._core.world.topology import Topology, check_addresses, same_address, topology_of
+from ringtrain._core.world.torchrun import meet_beside_master, torchrun_rank
+from ringtrain._core.world.world_file import ring_addresses_in
+from ringtrain.errors import ConfigurationError
+from ringtrain.shared import contract
+from ringtrain.shared.horovod_variables import log_level, with_counterparts
+from ringtrain.shared.variables import HIGHEST, integer, one_of, seconds
+
+_ALONE = ("localhost:0",)
+# auto: shared memory between ranks of one pod, gRPC between pods. grpc, shm: that one or an error.
+# torch: tensors of ringtrain.torch through torch.distributed, all else as with auto, which chooses that for CUDA.
+# host: as auto, and never through a library of a device.
+TRANSPORTS = ("auto", "grpc", "shm", "mpi", "torch", "host")
+# auto: between pods, tensors take ports of their own where these can be reached. grpcio: always gRPC's library.
+DATA_PATHS = ("auto", "grpcio")
+
+
+@dataclass(frozen=True)
+class _DiscoveredWorld:
+    """Where a source of discovery puts this process."""
+
+    source: str
+    role: str
+    rank: int
+    addresses: tuple[str, ...]
+    topology: Topology
+
+
+@dataclass(frozen=True)
+class WorkerConfig:
+    """What a rank knows about itself before it talks to anyone.
+
+    `role`: `chief`, `worker`, or `evaluator`, which stands outside the ring in a world of one.
+    `source`: where the world was found: `ringtrain`, `tf_config`, `mpi`, `torchrun` or `single`.
+    `transport`: one of `TRANSPORTS`. `data_path`: one of `DATA_PATHS`.
+    `encrypt`: one of `contract.ENCRYPTION`, with the certificates in `secret_dir`, which are of the job `job_uid`.
+    `token_text`: the token where there is no `token_file`. `formation`: the number of the world within the attempt
+    in an elastic job, else 0. `committed`: the highest step that the attempt has committed. `slot`: the place in
+    such a job, which this process keeps with its local rank.
+    `log_level`: of ringtrain's own messages, empty where nobody says.
+    """
+
+    rank: int = 0
+    size: int = 1
+    addresses: tuple[str, ...] = _ALONE
+    local_rank: int = 0
+    local_size: int = 1
+    cross_rank: int = 0
+    cross_size: int = 1
+    role: str = "worker"
+    source: str = "single"
+    generation: int = 1
+    attempt: int = 1
+    formation: int = 0
+    committed: int = 0
+    slot: int | None = None
+    timeout_s: float = 60.0
+    stall_timeout_s: float = 600.0
+    stall_warning_s: float = 30.0
+    transport: str = "auto"
+    data_path: str = "auto"
+    encrypt: str = "none"
+    secret_dir: Path = Path(contract.SECRET_DIR)
+    job_uid: str = ""
+    token_file: Path | None = None
+    token_text: str | None = field(default=None, repr=False)
+    report_fd: int | None = None
+    check_in_file: Path | None = None
+    checkpoint_dir: Path | None = None
+    checkpoint_uri: str = ""
+    restore_from: str = ""
+    timeline: Path | None = None
+    tracebacks: bool = False
+    log_level: str = ""
+
+    @property
+    def pod(self) -> int:
+        """A number that the ranks of this pod have alike, and those of no other pod."""
+        return (self.rank if self.slot is None else self.slot) - self.local_rank
+
+    @staticmethod
+    def from_env(env: Mapping[str, str]) -> "WorkerConfig":
+        """Find the world: `RINGTRAIN_*`, then `TF_CONFIG`, MPI's variables, torchrun's, else a world of one.
+
+        Where one of ours is not set, its counterpart of Horovod's counts (`horovod_variables.COUNTERPARTS`).
+        Raises ConfigurationError naming the variable, its value and what was expected.
+        """
+        env = with_counterparts(env)
+        world = (
+            _from_ringtrain(env)
+            or _from_tf_config(env)
+            or _from_mpi(env)
+            or _from_torchrun(env)
+            or _alone("single", "worker")
+        )
+        attempt = integer(env, contract.ENV_ATTEMPT, 1, lowest=1, highest=HIGHEST)
+        timeout_s = seconds(env, contract.ENV_TIMEOUT, 60.0)
+        return WorkerConfig(
+            rank=world.rank,
+            size=len(world.addresses),
+            addresses=world.addresses,
+            **asdict(world.topology),
+            role=world.role,
+            source=world.source,
+            generation=integer(env, contract.ENV_GENERATION, attempt, lowest=0, highest=HIGHEST),
+            attempt=attempt,
+            formation=integer(env, contract.ENV_FORMATION, 0, lowest=0, highest=HIGHEST),
+            committed=integer(env, contract.ENV_COMMITTED, 0, lowest=0),
+            slot=_slot(env) if world.source == "ringtrain" else None,
+            timeout_s=timeout_s,
+            stall_timeout_s=seconds(env, contract.ENV_STALL_TIMEOUT, max(600.0, timeout_s)),
+            stall_warning_s=seconds(env, contract.ENV_STALL_WARNING, 30.0),
+            transport=one_of(env, contract.ENV_TRANSPORT, TRANSPORTS),
+            data_path=one_of(env, contract.ENV_DATA_PATH, DATA_PATHS),
+            encrypt=one_of(env, contract.ENV_ENCRYPT, contract.ENCRYPTION),
+            secret_dir=_path(env, contract.ENV_SECRET_DIR) or Path(contract.SECRET_DIR),
+            job_uid=env.get(contract.ENV_JOB_UID, ""),
+            token_file=_path(env, contract.ENV_TOKEN_FILE),
+            token_text=env.get(contract.ENV_TOKEN),
+            report_fd=integer(env, contract.ENV_REPORT_FD) if env.get(contract.ENV_REPORT_FD) else None,
+            check_in_file=_path(env, contract.ENV_MPI_CHECK_IN),
+            checkpoint_dir=_path(env, contract.ENV_CHECKPOINT_DIR),
+            checkpoint_uri=env.get(contract.ENV_CHECKPOINT_URI, ""),
+            restore_from=env.get(contract.ENV_RESTORE_FROM, ""),
+            timeline=_path(env, contract.ENV_TIMELINE),
+            tracebacks=one_of(env, contract.ENV_TRACEBACKS, ("0", "1")) == "1",
+            log_level=log_level(contract.ENV_LOG_LEVEL, level)
+            if (level := env.get(contract.ENV_LOG_LEVEL))
+            else "",
+        )
+
+    def token(self) -> bytes | None:
+        """Return the job's token, or None if no proof is asked for. Raises ConfigurationError."""
+        return _token(self.token_file, self.token_text)
+
+
+def _token(file: Path | None, text: str | None) -> bytes | None:
+    """The token in `file`, else `text`. Raises ConfigurationError."""
+    if file is None:
+        if text is not None and not text.strip():
+            raise ConfigurationError(f"{contract.ENV_TOKEN} is empty; give every rank the same text, or unset it")
+        return None if text is None else text.strip().encode()
+    try:
+        token = file.read_bytes().strip()
+    except OSError as error:
+        raise ConfigurationError(f"{contract.ENV_TOKEN_FILE} is {file}: {error.strerror}") from error
+    if not token:
+        raise ConfigurationError(f"{contract.ENV_TOKEN_FILE} is {file}: the file is empty")
+    return token
+
+
+def _alone(source: str, role: str) -> _DiscoveredWorld:
+    return _DiscoveredWorld(source, role, 0, _ALONE, Topology(0, 1, 0, 1))
+
+
+def _from_ringtrain(env: Mapping[str, str]) -> _DiscoveredWorld | None:
+    if contract.ENV_RANK not in env and contract.ENV_SIZE not in env:
+        return None
+    for name in (contract.ENV_RANK, contract.ENV_SIZE):
+        if name not in env:
+            raise ConfigurationError(f"{name} is not set; {contract.ENV_RANK} and {contract.ENV_SIZE} go together")
+    size = integer(env, contract.ENV_SIZE, lowest=1, highest=HIGHEST)
+    rank = integer(env, contract.ENV_RANK, lowest=0, highest=size - 1)
+    addresses = _ring_addresses(env, size)
+    if addresses is None:
+        if size > 1:
+            raise ConfigurationError(
+                f"{contract.ENV_RING_ADDRESSES} is not set, nor is {contract.ENV_WORLD_FILE}; expected host:port "
+                f"of each of {size} ranks, by rank"
+            )
+        addresses = _ALONE
+    return _DiscoveredWorld("ringtrain", "worker", rank, addresses, _topology(env, addresses, rank))
+
+
+def _from_tf_config(env: Mapping[str, str]) -> _DiscoveredWorld | None:
+    text = env.get("TF_CONFIG", "")
+    task = parse_tf_config(text) if text.strip() else None
+    if task is None:
+        return None
+    if not task.addresses:
+        return _alone("tf_config", task.type)
+    topology = topology_of(task.addresses, task.rank)
+    return _DiscoveredWorld("tf_config", task.type, task.rank, task.addresses, topology)
+
+
+def _from_mpi(env: Mapping[str, str]) -> _DiscoveredWorld | None:
+    found = mpi_rank(env)
+    if found is None:
+        return None
+    addresses = _ALONE if found.size == 1 else _ring_addresses(env, found.size)
+    if addresses is None and contract.ENV_MPI_CHECK_IN in env:
+        # The agent gives addresses to the ranks that are where the job's order has them, and those expect the
+        # others there.
+        raise ConfigurationError(
+            f"mpirun has put rank {found.rank} on another worker than the order of ranks has it, where the others "
+            "look for it; leave out the options that place ranks (such as --map-by node, -ppn, a rankfile)"
+        )
+    if addresses is None:
+        from ringtrain._core.world.mpi_rendezvous import meet  # rarely needed, and import time counts
+
+        addresses = meet(found, env, seconds(env, contract.ENV_TIMEOUT, 60.0))
+    return _DiscoveredWorld("mpi", "worker", found.rank, addresses, topology_of(addresses, found.rank))
+
+
+def _from_torchrun(env: Mapping[str, str]) -> _DiscoveredWorld | None:
+    found = torchrun_rank(env)
+    if found is None:
+        return None
+    addresses = _ALONE if found.size == 1 else _ring_addresses(env, found.size)
+    if addresses is None:
+        token = _token(_path(env, contract.ENV_TOKEN_FILE), env.get(contract.ENV_TOKEN))
+        addresses = meet_beside_master(found, env, token, seconds(env, contract.ENV_TIMEOUT, 60.0))
+    return _DiscoveredWorld("torchrun", "worker", found.rank, addresses, found.topology(addresses))
+
+
+def _ring_addresses(env: Mapping[str, str], size: int) -> tuple[str, ...] | None:
+    if text := env.get(contract.ENV_RING_ADDRESSES, ""):
+        source = contract.ENV_RING_ADDRESSES
+        addresses = tuple(address.strip() for address in text.split(","))
+    elif (path := _path(env, contract.ENV_WORLD_FILE)) is not None:
+        source = f"{contract.ENV_WORLD_FILE} ({path})"
+        addresses = ring_addresses_in(path)
+    else:
+        return None
+    if len(addresses) != size:
+        raise ConfigurationError(f"{source} has {len(addresses)} addresses; expected {size}, one for each rank")
+    check_addresses(addresses, lambda rank: f"{source}, rank {rank}")
+    if (ranks := same_address(addresses)) is not None:
+        first, second = ranks
+        raise ConfigurationError(
+            f"{source} has {addresses[first]} for ranks {first} and {second}; give each rank its own"
+        )
+    return addresses
+
+
+def _slot(env: Mapping[str, str]) -> int | None:
+    return integer(env, contract.ENV_SLOT, lowest=0, highest=HIGHEST) if contract.ENV_SLOT in env else None
+
+
+def _topology(env: Mapping[str, str], addresses: tuple[str, ...], rank: int) -> Topology:
+    """What the environment says, and what it leaves out from the hosts of the addresses."""
+    by_host = topology_of(addresses, rank)
+    local_size = integer(env, contract.ENV_LOCAL_SIZE, by_host.local_size, lowest=1, highest=HIGHEST)
+    cross_size = integer(env, contract.ENV_CROSS_SIZE, by_host.cross_size, lowest=1, highest=HIGHEST)
+    slot = _slot(env)  # the local rank is that of the slot: a pod may have a gap
+    return Topology(
+        integer(
+            env,
+            contract.ENV_LOCAL_RANK,
+            by_host.local_rank,
+            lowest=0,
+            highest=local_size - 1 if slot is None else slot,
+        ),
+        local_size,
+        integer(env, contract.ENV_CROSS_RANK, by_host.cross_rank, lowest=0, highest=cross_size - 1),
+        cross_size,
+    )
+
+
+def _path(env: Mapping[str, str], name: str) -> Path | None:
+    return Path(env[name]) if env.get(name) else None

@@ -1,0 +1,227 @@
+"""Ranks that know only where rank 0 listens tell it their addresses, and get everyone's.
+
+One line of JSON each way. With a token both lines carry a proof; a caller without one is not heard.
+"""
+
+import json
+import secrets
+import selectors
+import socket
+import time
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from ringtrain.errors import ConfigurationError, in_ranges
+from ringtrain.shared import authentication
+from ringtrain.shared.address import listening_address, split_address
+
+_MOST_LINE_BYTES: Final = 1024
+_MOST_STRANGERS: Final = 64
+_STRANGER_S: Final = 10.0
+_AGAIN_S: Final = 0.1
+_TICK_S: Final = 0.5
+
+
+def gather_addresses(
+    rank: int, size: int, where: tuple[str, int], own: str, token: bytes | None, timeout_s: float
+) -> tuple[str, ...]:
+    """The addresses of all ranks, by rank. Rank 0 listens at `where`. Raises ConfigurationError."""
+    end = time.monotonic() + timeout_s
+    if rank == 0:
+        return _Gathering(size, own, token, timeout_s).run(where, end)
+    return _ask(rank, size, where, own, token, end, timeout_s)
+
+
+@dataclass(eq=False)
+class _Caller:
+    """A connection to rank 0. `rank`: once its line has come; `nonce`: what it wants the answer to be made for."""
+
+    sock: socket.socket
+    since: float
+    line: bytearray = field(default_factory=bytearray)
+    rank: int = -1
+    nonce: str = ""
+
+
+class _Gathering:
+    """Rank 0's side: one thread, a bounded number of callers that have not said who they are."""
+
+    def __init__(self, size: int, own: str, token: bytes | None, timeout_s: float) -> None:
+        self._size = size
+        self._token = token
+        self._timeout_s = timeout_s
+        self._addresses = {0: own}
+        self._selector = selectors.DefaultSelector()
+        self._callers: dict[_Caller, None] = {}  # oldest first
+
+    def run(self, where: tuple[str, int], end: float) -> tuple[str, ...]:
+        with closing(self._selector), closing(_listener(where)) as listener:
+            self._selector.register(listener, selectors.EVENT_READ)
+            try:
+                while len(self._addresses) < self._size:
+                    self._turn(listener, end)
+                return self._told()
+            finally:
+                for caller in list(self._callers):
+                    self._drop(caller)
+
+    def _turn(self, listener: socket.socket, end: float) -> None:
+        now = time.monotonic()
+        if now >= end:
+            missing = [rank for rank in range(self._size) if rank not in self._addresses]
+            raise ConfigurationError(
+                f"rank(s) {in_ranges(missing)} of {self._size} have not called ringtrain.init() within "
+                f"{self._timeout_s:g} s (waited for by rank 0); start every rank, with the same MASTER_ADDR and "
+                f"MASTER_PORT"
+            )
+        for key, _ in self._selector.select(min(end - now, _TICK_S)):
+            if key.fileobj is listener:
+                self._take_in(listener)
+            else:
+                self._read(key.data)
+        strangers = [caller for caller in self._callers if caller.rank < 0]
+        for index, caller in enumerate(strangers):
+            if len(strangers) - index > _MOST_STRANGERS or now - caller.since > _STRANGER_S:
+                self._drop(caller)
+
+    def _take_in(self, listener: socket.socket) -> None:
+        with suppress(OSError):
+            sock, _ = listener.accept()
+            sock.setblocking(False)
+            caller = _Caller(sock, time.monotonic())
+            self._callers[caller] = None
+            self._selector.register(sock, selectors.EVENT_READ, caller)
+
+    def _read(self, caller: _Caller) -> None:
+        try:
+            came = caller.sock.recv(_MOST_LINE_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            came = b""
+        caller.line += came
+        if not came or len(caller.line) > _MOST_LINE_BYTES:
+            self._drop(caller)
+        elif caller.line.endswith(b"\n") and caller.rank < 0:
+            self._hear(caller)
+
+    def _hear(self, caller: _Caller) -> None:
+        """Take the caller's address, or tell it what is wrong."""
+        said = _parsed(bytes(caller.line), rank=int, size=int, address=str, nonce=str, proof=str)
+        if said is None:
+            self._drop(caller)
+            return
+        rank, address = said["rank"], said["address"]
+        if not authentication.same(_caller_proof(self._token, said), said["proof"]):
+            refusal = f"rank {rank} does not have the token of rank 0; check RINGTRAIN_TOKEN_FILE on both"
+        elif said["size"] != self._size:
+            sizes = f"rank 0 counts a world of {self._size}, rank {rank} of {said['size']}"
+            refusal = f"{sizes} ranks; give every rank the same WORLD_SIZE"
+        elif not 0 < rank < self._size or self._addresses.get(rank, address) != address:
+            refusal = f"two processes say that they are rank {rank}; start each rank once"
+        else:
+            self._addresses[rank] = address
+            caller.rank, caller.nonce = rank, said["nonce"]
+            return
+        with suppress(OSError):
+            caller.sock.sendall(_line({"refused": refusal}))
+        self._drop(caller)
+
+    def _told(self) -> tuple[str, ...]:
+        addresses = tuple(self._addresses[rank] for rank in range(self._size))
+        for caller in self._callers:
+            if caller.rank > 0:
+                proof = _answer_proof(self._token, caller.nonce, addresses)
+                caller.sock.settimeout(_STRANGER_S)
+                with suppress(OSError):  # a rank that is gone is missed when ranks meet
+                    caller.sock.sendall(_line({"addresses": addresses, "proof": proof}))
+        return addresses
+
+    def _drop(self, caller: _Caller) -> None:
+        del self._callers[caller]
+        self._selector.unregister(caller.sock)
+        caller.sock.close()
+
+
+def _listener(where: tuple[str, int]) -> socket.socket:
+    host, port = where
+    address = listening_address(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+    bound, _ = split_address(address)
+    dual = bound == "::" and socket.has_dualstack_ipv6()
+    try:
+        if bound == "::" and not dual:
+            return socket.create_server(("", port))
+        family = socket.AF_INET6 if ":" in bound else socket.AF_INET
+        return socket.create_server((bound, port), family=family, dualstack_ipv6=dual)
+    except OSError as error:
+        raise ConfigurationError(
+            f"rank 0 can't listen on port {port}, where ranks meet that know only MASTER_ADDR and MASTER_PORT "
+            f"({error.strerror}); choose another MASTER_PORT, or set RINGTRAIN_RING_ADDRESSES"
+        ) from error
+
+
+def _ask(
+    rank: int, size: int, where: tuple[str, int], own: str, token: bytes | None, end: float, timeout_s: float
+) -> tuple[str, ...]:
+    while True:
+        said: dict[str, Any] = {"rank": rank, "size": size, "address": own, "nonce": secrets.token_hex(16)}
+        said["proof"] = _caller_proof(token, said)
+        reply = _exchanged(where, _line(said), end)
+        answer = _parsed(reply, addresses=list, proof=str)
+        refused = _parsed(reply, refused=str)
+        if refused is not None:
+            raise ConfigurationError(refused["refused"][:500])
+        if answer is not None and len(answer["addresses"]) == size:
+            addresses = tuple(map(str, answer["addresses"]))
+            if authentication.same(_answer_proof(token, said["nonce"], addresses), answer["proof"]):
+                return addresses
+            raise ConfigurationError(
+                f"rank 0 does not have the token of rank {rank}; check RINGTRAIN_TOKEN_FILE on both"
+            )
+        if time.monotonic() >= end:
+            host, port = where
+            raise ConfigurationError(
+                f"rank {rank} has not met rank 0 at {host}:{port} (beside MASTER_PORT) within {timeout_s:g} s; is "
+                f"rank 0 started, and does it call ringtrain.init()?"
+            )
+        time.sleep(_AGAIN_S)
+
+
+def _exchanged(where: tuple[str, int], line: bytes, end: float) -> bytes:
+    """What rank 0 answers; nothing where it can't be reached."""
+    reply = bytearray()
+    with suppress(OSError):
+        left = max(end - time.monotonic(), _AGAIN_S)
+        with socket.create_connection(where, timeout=min(left, _STRANGER_S)) as sock:
+            sock.sendall(line)
+            while not reply.endswith(b"\n"):
+                sock.settimeout(max(end - time.monotonic(), _AGAIN_S))
+                if not (came := sock.recv(1 << 16)):
+                    break
+                reply += came
+    return bytes(reply)
+
+
+def _line(message: dict[str, Any]) -> bytes:
+    return json.dumps(message).encode() + b"\n"
+
+
+def _parsed(line: bytes, **types: type) -> dict[str, Any] | None:
+    """The message in `line` if it has values of these types."""
+    try:
+        message = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(message, dict):
+        return None
+    return message if all(type(message.get(name)) is wanted for name, wanted in types.items()) else None
+
+
+def _caller_proof(token: bytes | None, said: dict[str, Any]) -> str:
+    parts = (str(said[name]).encode("utf-8", "replace") for name in ("rank", "size", "address", "nonce"))
+    return authentication.proof(token, b"address", *parts)
+
+
+def _answer_proof(token: bytes | None, nonce: str, addresses: tuple[str, ...]) -> str:
+    return authentication.proof(token, b"addresses", nonce.encode(), *(address.encode() for address in addresses))

@@ -1,0 +1,439 @@
+"""How two ranks meet: who are you, do you know the token, here is your session.
+
+Each rank asks each of its partners (Hello, then Prove) and gets a session from it, which its requests must carry.
+So every pair is checked from both sides, and both sides know what is wrong. In a small world all others are
+partners; in a large one a rank's sessions with the others come from what partners pass on (`roster`).
+
+Anyone can reach the port. So a rank fails only by what it finds at the addresses that it was given, never by what
+someone says who dials it; and nothing is kept of a Hello. A caller counts as rank r when it has proved the token;
+in a world without a token, when it is the process that answers at r's address.
+"""
+
+import contextlib
+import hmac
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from typing import Final
+
+from ringtrain._core.transport.base import Broken, How, Transport
+from ringtrain._core.wire.failure import NotAPeer, PullRefused, WorldFailure
+from ringtrain._core.wire.messages import (
+    HELLO,
+    PROTOCOL_VERSION,
+    PROVE,
+    SESSION_BYTES,
+    Hello,
+    Malformed,
+    PullRequest,
+    dump,
+    load,
+    load_fields,
+)
+from ringtrain._core.world import neighbours
+from ringtrain._core.world.failure_state import FailureState
+from ringtrain._core.world.ring_config import RingConfig
+from ringtrain._core.world.roster import RosterEntry
+from ringtrain._core.world.spread import await_answers
+from ringtrain.errors import some_of
+from ringtrain.shared import authentication
+from ringtrain.shared.address import has_no_host
+from ringtrain.shared.contract import RELEASE
+
+_ASK_AGAIN_S: Final = 0.1
+_LOOKED_FOR_AT_ONCE: Final = 32
+# Partners of a rank that does not come name it when their time is over. In a large world all others hear it from
+# them, and wait longer for that by this part of the timeout.
+PATIENCE: Final = 4
+
+
+class Handshake:
+    """Sessions of one rank: those it gave to peers, and those that peers gave to it."""
+
+    def __init__(self, ring: RingConfig, failure_state: FailureState, is_over: Callable[[int], bool]) -> None:
+        self._ring = ring
+        self._partners = neighbours.partners(ring.rank, ring.size)
+        self._failure_state = failure_state
+        self._is_over = is_over  # whether this rank's world has ended for that peer
+        self._instance = secrets.token_hex(8) + f"-{os.getpid()}"
+        self._secret = secrets.token_bytes(32)  # nonces and sessions are made of it, so that none need be kept
+        self._share = secrets.token_bytes(16)
+        self._changed = threading.Condition()
+        self._heard: set[int] = set()  # ranks in whose name someone said hello: they, or a stranger
+        self._issued: dict[tuple[int, str], bytes] = {}  # sessions by peer and process: each request shows one
+        self._given: dict[int, str] = {}  # the process that each peer turned out to be, and got a session
+        self._held: dict[int, bytes] = {}
+        self._met: dict[int, str] = {}  # the process that answers at each peer's address
+        self._watched_by: set[int] = set()  # peers that have met this rank; they hear when it leaves, or have left
+        self._ports: dict[int, int] = {}  # data ports that are dialled when they are needed
+        self._key: bytes | None = None  # of the sessions between ranks that are no partners
+        self.all_met = False  # whether every pair of this rank is complete: nobody else has a say from then on
+        self.local_sizes: tuple[int, ...] = (ring.local_size,)  # by rank, once all are met
+        failure_state.on_reached(self._wake)
+
+    # What this rank answers
+
+    def answer_hello(self, request: bytes) -> bytes:
+        """Say who this rank is, with a proof. No Hello changes this rank. Raises PullRefused, Broken."""
+        theirs = Hello.parse(load(request))
+        with self._changed:
+            if theirs.rank in self._ring.peers:
+                self._heard.add(theirs.rank)
+                self._changed.notify_all()
+        self._admit(theirs)
+        mine = self._mine(self._nonce_for(theirs))
+        proof = authentication.proof(self._ring.token, authentication.SERVER, dump(theirs), dump(mine))
+        return dump({"hello": mine.__dict__, "proof": proof})
+
+    def answer_prove(self, request: bytes, data_port: int | None) -> bytes:
+        """Give the peer its session, and tell it where this rank's data port is. Raises PullRefused, Broken."""
+        message = load_fields(request, hello=dict, proof=str)
+        theirs = Hello.parse(message["hello"])
+        self._admit(theirs)
+        if theirs.rank not in self._partners:
+            raise NotAPeer(WorldFailure("stranger", f"rank {theirs.rank} is no partner of rank {self._ring.rank}"))
+        nonce = self._nonce_for(theirs).encode()
+        expected = authentication.proof(self._ring.token, authentication.CLIENT, dump(theirs), nonce)
+        if not authentication.same(expected, message["proof"]):
+            raise _refusal(_token_message(self._ring.rank, theirs.rank))
+        if self._ring.token is None:
+            self._await_met(theirs)
+        with self._changed:
+            self._given.setdefault(theirs.rank, theirs.instance)
+            self._changed.notify_all()
+        self._admit(theirs)
+        session = self._session_for(theirs.rank, theirs.instance)
+        return dump({"session": session.hex(), "data_port": data_port})
+
+    def is_peer(self, rank: int, session: bytes) -> bool:
+        """Whether `session` is what the peer `rank` was given."""
+        instance = self._given.get(rank)
+        if instance is not None and authentication.same(self._session_for(rank, instance), session):
+            return True
+        key = self._key
+        return key is not None and authentication.same(_session_between(key, rank, self._ring.rank), session)
+
+    def check_session(self, rank: int, session: bytes) -> None:
+        """Raises NotAPeer unless `session` is what the peer `rank` was given."""
+        if not self.is_peer(rank, session):
+            raise NotAPeer(WorldFailure("stranger", f"no session for a request in the name of rank {rank}"))
+
+    def watched_by(self, rank: int) -> None:
+        """Note that a peer, which has shown its session, will hear when this rank leaves."""
+        if rank not in self._watched_by:
+            with self._changed:
+                self._watched_by.add(rank)
+                self._changed.notify_all()
+
+    def left(self, rank: int) -> None:
+        """Note that a peer has left in good order, so that it had met this rank: its watch may never come."""
+        if rank in self._given:
+            self.watched_by(rank)
+
+    # What this rank asks
+
+    def session(self, peer: int) -> bytes:
+        """What `peer` gave this rank to be known by; empty before they have met."""
+        return self._held.get(peer, b"")
+
+    def meet_all(self, transport: Transport, met: Callable[[int], None], end: float) -> None:
+        """Meet every partner; call `met` for each, which begins to watch it.
+
+        On return each has met this rank as well, and watches it or has left: so this rank may leave a mesh at
+        once, and begin its next world while others still meet in this one. Reaches a verdict and raises otherwise.
+        """
+        hellos = {peer: self._mine(secrets.token_hex(16)) for peer in self._partners}
+        answers = {peer: self._ask_hello(transport, peer, hello, end) for peer, hello in hellos.items()}
+        # All are greeted before any is proved to: a peer hears a proof when it has greeted back, and ranks that
+        # wait for that in a circle, each with a greeting to repeat, would wait for ever.
+        theirs = {peer: self._greet(transport, peer, hellos[peer], answers[peer], end) for peer in hellos}
+        for peer, hello in hellos.items():
+            self._prove_to(transport, peer, hello, theirs[peer], end)
+            met(peer)
+        if neighbours.is_mesh(self._ring.size):
+            sizes = {peer: hello.local_size for peer, hello in theirs.items()} | {
+                self._ring.rank: self._ring.local_size
+            }
+            self.local_sizes = tuple(sizes[rank] for rank in sorted(sizes))
+        self._await_all(transport, end)
+
+    def entry(self, data_port: int | None) -> RosterEntry:
+        """What this rank says of itself to all of a large world."""
+        return RosterEntry(self._share, data_port or 0, self._ring.local_size)
+
+    def know_all(self, transport: Transport, entries: Sequence[RosterEntry]) -> None:
+        """Have a session with every rank. `entries`: of all, by rank, as they are known to this world alone."""
+        said = b"".join(entry.encode() for entry in entries)
+        self._key = key = hmac.digest(self._ring.token or b"", b"world" + said, "sha256")
+        self.local_sizes = tuple(entry.local_size for entry in entries)
+        for peer in self._ring.peers:
+            if entries[peer].data_port:
+                self._ports[peer] = entries[peer].data_port
+            if peer not in self._held:
+                self._held[peer] = _session_between(key, self._ring.rank, peer)
+                transport.use_session(peer, self._held[peer])
+
+    def use_data_ports(self, transport: Transport, peers: Iterable[int]) -> None:
+        """Begin to dial the data ports of `peers`, where that has not begun yet. Returns at once."""
+        if not self._ports:
+            return
+        rank, size = self._ring.rank, self._ring.size
+        with self._changed:
+            for peer in sorted(peers, key=lambda peer: (peer - rank) % size):
+                if (port := self._ports.pop(peer, 0)) != 0:
+                    self._use_data_port(transport, peer, port)
+
+    def absence(self, transport: Transport, peers: Sequence[int]) -> WorldFailure | None:
+        """That the first of `peers` at whose address nobody answers has not come, looked for at the deadline."""
+        for at in range(0, len(peers), _LOOKED_FOR_AT_ONCE):
+            some = peers[at : at + _LOOKED_FOR_AT_ONCE]
+            hello = dump(self._mine(secrets.token_hex(16)))
+            asked = [transport.ask(peer, HELLO, hello, self._ring.probe_timeout_s) for peer in some]
+            await_answers(asked, self._ring.probe_timeout_s)
+            for peer, answer in zip(some, asked, strict=True):
+                if not answer.done() or isinstance(answer.exception(), Broken):
+                    return self._absent(peer)
+        return None
+
+    def _greet(self, transport: Transport, peer: int, mine: Hello, answer: "Future[bytes]", end: float) -> Hello:
+        """What the peer answers to Hello; asked again while it still leaves an earlier world at its address."""
+        while True:
+            with self._or_again(peer, end):
+                return self._examine(peer, mine, self._answer(peer, answer, end))
+            answer = self._ask_hello(transport, peer, mine, end)
+
+    def _prove_to(self, transport: Transport, peer: int, mine: Hello, theirs: Hello, end: float) -> None:
+        """Get a session from the peer; from its Hello again if it is in another world by now."""
+        while True:
+            proof = authentication.proof(
+                self._ring.token, authentication.CLIENT, dump(mine), theirs.nonce.encode()
+            )
+            request = dump({"hello": mine.__dict__, "proof": proof})
+            left = max(end - time.monotonic(), self._ring.probe_timeout_s)
+            with self._or_again(peer, end):
+                self._take(transport, peer, self._answer(peer, transport.ask(peer, PROVE, request, left), end))
+                return
+            theirs = self._greet(transport, peer, mine, self._ask_hello(transport, peer, mine, end), end)
+
+    @contextlib.contextmanager
+    def _or_again(self, peer: int, end: float) -> Iterator[None]:
+        """Where the peer does not answer yet, wait a moment and go on; fail where asking again makes no sense."""
+        try:
+            yield
+        except Broken as broken:
+            left = end - time.monotonic()
+            if broken.how is not How.CLOSED or left <= 0:
+                self._fail(self._absent(peer))
+            self._failure_state.wait(min(left, _ASK_AGAIN_S))
+        except Malformed as malformed:
+            name = self._ring.name(peer)
+            self._fail(WorldFailure("configuration", f"{name} is another program: it answers {malformed}"))
+
+    def _take(self, transport: Transport, peer: int, reply: bytes) -> None:
+        """Keep what the peer's answer to Prove holds."""
+        self._held[peer] = load_fields(reply, session=bytes)["session"]
+        transport.use_session(peer, self._held[peer])
+        data_port = load(reply).get("data_port")
+        if isinstance(data_port, int) and neighbours.is_mesh(self._ring.size):
+            self._use_data_port(transport, peer, data_port)
+
+    def _use_data_port(self, transport: Transport, peer: int, port: int) -> None:
+        # No collective has the number 0: the answer is that it has ended.
+        request = PullRequest(self._held[peer], self._ring.rank, 0, 0, b"").encode()
+        transport.use_data_port(peer, port, request)
+
+    def _ask_hello(self, transport: Transport, peer: int, mine: Hello, end: float) -> "Future[bytes]":
+        answer = transport.ask(peer, HELLO, dump(mine), end - time.monotonic(), patient=True)
+        answer.add_done_callback(lambda done: self._note_answer(peer, mine, done))
+        return answer
+
+    def _note_answer(self, peer: int, mine: Hello, answer: "Future[bytes]") -> None:
+        """Note who answers at the peer's address: peers wait for that, whomever else this rank still waits for."""
+        if answer.exception() is not None:
+            return
+        try:
+            theirs, is_proven = self._read_answer(mine, answer.result())
+        except Malformed:
+            return  # whoever waits for the answer says so
+        if is_proven and theirs.rank == peer:
+            with self._changed:
+                self._met[peer] = theirs.instance
+                self._changed.notify_all()
+
+    def _mine(self, nonce: str) -> Hello:
+        p = self._ring
+        return Hello(
+            version=PROTOCOL_VERSION, rank=p.rank, size=p.size, generation=p.generation,
+            address=p.addresses[p.rank], instance=self._instance, nonce=nonce, local_size=p.local_size,
+            transport=p.transport,
+        )  # fmt: skip
+
+    def _nonce_for(self, theirs: Hello) -> str:
+        return hmac.digest(self._secret, b"nonce" + dump(theirs), "sha256").hex()
+
+    def _session_for(self, rank: int, instance: str) -> bytes:
+        session = self._issued.get((rank, instance))
+        if session is None:
+            told = f"session {rank} {instance}".encode()
+            session = self._issued[rank, instance] = hmac.digest(self._secret, told, "sha256")[:SESSION_BYTES]
+        return session
+
+    def _examine(self, peer: int, mine: Hello, reply: bytes) -> Hello:
+        """Return who answers at the peer's address. Fails this rank if it is not the peer. Raises Malformed."""
+        theirs, is_proven = self._read_answer(mine, reply)
+        if not is_proven:
+            self._fail_told(peer, WorldFailure("configuration", _token_message(self._ring.rank, peer)))
+        if theirs.rank != peer:
+            wrong = f"{self._ring.addresses[peer]} should be rank {peer}, but rank {theirs.rank} answers there"
+            self._fail(WorldFailure("configuration", wrong))
+        return theirs
+
+    def _read_answer(self, mine: Hello, reply: bytes) -> tuple[Hello, bool]:
+        """Who answers, and whether they know the token."""
+        message = load_fields(reply, hello=dict, proof=str)
+        theirs = Hello.parse(message["hello"])
+        expected = authentication.proof(self._ring.token, authentication.SERVER, dump(mine), dump(theirs))
+        return theirs, authentication.same(expected, message["proof"])
+
+    def _answer(self, peer: int, answer: "Future[bytes]", end: float) -> bytes:
+        """Wait for the peer's answer, or for the world's failure if that comes first. Raises Broken."""
+        done = threading.Event()
+        answer.add_done_callback(lambda _: done.set())
+        self._failure_state.on_reached(done.set)
+        in_time = done.wait(max(end - time.monotonic(), 0) + self._ring.probe_timeout_s)
+        self._failure_state.forget(done.set)
+        self._failure_state.check()
+        if not in_time:
+            raise Broken(How.TIMEOUT, "no answer")
+        try:
+            return answer.result()
+        except PullRefused as refused:
+            self._fail_told(peer, refused.failure)
+            raise
+
+    def _absent(self, peer: int) -> WorldFailure:
+        advice = "is it started, and is its address right?"
+        if has_no_host(self._ring.addresses[peer], self._ring.probe_timeout_s):
+            advice = "its host's name can't be resolved here: is it spelled right, and is that host or pod there?"
+        text = (
+            f"{self._ring.name(peer)} has not joined within {self._ring.timeout_s:g} s "
+            f"(waited for by rank {self._ring.rank}); {advice}"
+        )
+        return WorldFailure("lost", text, peer)
+
+    def _await_all(self, transport: Transport, end: float) -> None:
+        def two_of_one() -> list[int]:
+            return [peer for peer, instance in self._given.items() if instance != self._met.get(peer)]
+
+        def is_decided() -> bool:
+            all_here = self._watched_by.issuperset(self._partners)
+            return self._failure_state.failure is not None or all_here or bool(two_of_one())
+
+        is_mesh = neighbours.is_mesh(self._ring.size)
+        if not is_mesh:
+            end += self._ring.timeout_s / PATIENCE
+        with self._changed:
+            self._changed.wait_for(is_decided, max(end - time.monotonic(), self._ring.probe_timeout_s))
+            missing = [peer for peer in self._partners if peer not in self._watched_by]
+            two = two_of_one()
+            self.all_met = not missing and not two
+        self._failure_state.check()
+        if two:
+            self._fail(WorldFailure("configuration", _twice(two[0])))
+        if missing and not is_mesh and (absence := self.absence(transport, self._ring.peers)) is not None:
+            self._fail(absence)  # a partner waits for a rank that is no partner of this one
+        if missing:
+            names = some_of([self._ring.name(peer) for peer in missing])
+            one_way = f"{names} can be reached from rank {self._ring.rank}, but does not reach it"
+            self._fail(WorldFailure("lost", one_way, missing[0]))
+
+    def _admit(self, theirs: Hello) -> None:
+        """Refuse whoever does not fit into this world. Broken (CLOSED): they may ask again in a moment."""
+        if (message := disagreement(self._ring, theirs)) is not None:
+            raise _refusal(message)
+        known = {self._met.get(theirs.rank), self._given.get(theirs.rank)} - {None}
+        failure = self._failure_state.failure
+        if failure is not None and not self.all_met and theirs.instance in known:
+            raise PullRefused(failure)  # a peer in this very world, which can't be met any more
+        if not known or theirs.instance in known:
+            return
+        # While ranks meet it is open who is right, and a rank may have left and begun its next world already.
+        if not self.all_met or self._is_over(theirs.rank):
+            raise Broken(How.CLOSED, f"rank {self._ring.rank} is still leaving an earlier world")
+        raise _refusal(_twice(theirs.rank))
+
+    def _await_met(self, theirs: Hello) -> None:
+        """Wait until it is known who answers at the address: without a token, nobody else is the peer."""
+
+        def is_known() -> bool:
+            return theirs.rank in self._met or self._failure_state.failure is not None
+
+        with self._changed:
+            if not self._changed.wait_for(is_known, self._ring.settle_s) or theirs.rank not in self._met:
+                raise Broken(How.CLOSED, f"rank {self._ring.rank} has not reached rank {theirs.rank} yet")
+        self._admit(theirs)
+
+    def _fail_told(self, peer: int, failure: WorldFailure) -> None:
+        """Fail, but let the peer ask first: only this rank's answer tells it what is wrong."""
+
+        def is_told() -> bool:
+            return self._failure_state.failure is not None or peer in self._heard
+
+        with self._changed:
+            self._changed.wait_for(is_told, 3 * self._ring.settle_s)
+        self._fail(failure)
+
+    def _fail(self, failure: WorldFailure) -> None:
+        self._failure_state.reach(failure)
+        self._failure_state.check()
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+
+def disagreement(mine: RingConfig, theirs: Hello) -> str | None:
+    """Say what two ranks that meet see differently, alike on both sides. None if nothing."""
+    me = (
+        f"rank {mine.rank} ({mine.addresses[mine.rank]})",
+        *(PROTOCOL_VERSION, RELEASE, mine.generation, mine.size, mine.transport),
+    )
+    peer = (
+        f"rank {theirs.rank} ({theirs.address})",
+        *(theirs.version, theirs.release, theirs.generation, theirs.size, theirs.transport),
+    )
+    (one, *ones), (other, *others) = sorted((me, peer))
+    reasons = (
+        ("speaks version", "of the ring's protocol; use one image for all ranks"),
+        ("runs ringtrain", "; use one image for all ranks"),
+        ("is of generation", "; a process of another attempt is still running"),
+        ("counts a world of", "ranks; give every rank the same cluster"),
+        ("has RINGTRAIN_TRANSPORT", "; give every rank the same"),
+    )
+    for (verb, advice), left, right in zip(reasons, ones, others, strict=True):
+        if left != right:
+            return f"{one} {verb} {left}, {other} {verb} {right} {advice}".replace(" ;", ";")
+    if theirs.rank == mine.rank or not 0 <= theirs.rank < mine.size:
+        return _twice(theirs.rank)
+    return None
+
+
+def _session_between(key: bytes, rank: int, peer: int) -> bytes:
+    """By what `rank` is known to `peer`."""
+    return hmac.digest(key, f"session {rank} {peer}".encode(), "sha256")[:SESSION_BYTES]
+
+
+def _refusal(message: str) -> PullRefused:
+    return PullRefused(WorldFailure("configuration", message))
+
+
+def _twice(rank: int) -> str:
+    return f"two processes say that they are rank {rank}; start each rank once, and give all the same addresses"
+
+
+def _token_message(rank: int, other: int) -> str:
+    low, high = sorted((rank, other))
+    return f"ranks {low} and {high} do not have the same token; check RINGTRAIN_TOKEN_FILE on both"

@@ -1,0 +1,108 @@
+"""Says while a rank waits whom it waits for: ranks that are there, and have not come to a collective.
+
+Silence (a process that does not answer) is found by the connections, within the timeout. Lateness (one that is
+there, and validates, writes a file or holds the interpreter) is no fault until the stall timeout, and is told.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from ringtrain._core.world import neighbours
+from ringtrain._core.world.offers import NETWORK_HALF, Begun, Key, OfferTable
+from ringtrain._core.world.ring_config import RingConfig
+from ringtrain.errors import in_ranges
+
+log = logging.getLogger("ringtrain")
+
+FIRST_WARNING_S: Final = 30.0
+_LOOKS: Final = 6  # between two warnings
+_NAMED_MOST: Final = 8  # ranks in a warning
+
+Statuses = Callable[[Sequence[int]], Mapping[int, Any]]
+
+
+class Lateness:
+    """One thread that looks now and then at what this rank waits in. `statuses`: asks ranks what they do.
+    `look_for_lost`: looks in a collective for those that do not come because they are gone.
+    """
+
+    def __init__(
+        self,
+        ring: RingConfig,
+        offers: OfferTable,
+        statuses: Statuses,
+        look_for_lost: Callable[[Key], None],
+        first_s: float = FIRST_WARNING_S,
+    ) -> None:
+        self._ring = ring
+        self._offers = offers
+        self._statuses = statuses
+        self._look_for_lost = look_for_lost
+        self._first_s = first_s
+        self._due: dict[Key, float] = {}
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._look, name="ringtrain-lateness", daemon=True)
+
+    def start(self) -> None:
+        """Begin to look."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _look(self) -> None:
+        while not self._stopped.wait(self._first_s / _LOOKS):
+            now = time.monotonic()
+            waiting = {key: begun for key, begun in self._offers.under_way() if now - begun.since >= self._first_s}
+            self._due = {key: due for key, due in self._due.items() if key in waiting}
+            for key, begun in _outermost(waiting).items():
+                waited_s = now - begun.since
+                if waited_s >= self._due.get(key, self._first_s):
+                    self._due[key] = 2 * max(waited_s, self._first_s)
+                    self._look_for_lost(key)
+                    self._warn(key, begun, waited_s)
+
+    def _warn(self, key: Key, begun: Begun, waited_s: float) -> None:
+        own, ranks = self._ring.rank, {self._ring.rank, *begun.others}
+        asked = neighbours.near(own, ranks)
+        answers = self._statuses(asked)
+        late = [rank for rank in asked if _is_late(answers.get(rank), key)]
+        if not late:
+            return
+        before = [rank for rank in neighbours.near(late[0], ranks) if rank < own]
+        theirs = {**self._statuses([rank for rank in before if rank not in asked]), **answers}
+        if not all(_is_late(theirs.get(rank), key) for rank in before):
+            return  # one of those who wait says it: of those near the first late one the first
+        named = late[:_NAMED_MOST]
+        of_asked = "" if len(asked) == len(begun.others) else f" (of {len(asked)} that it asked)"
+        doing = "; ".join(_described(rank, begun, answers.get(rank)) for rank in named)
+        log.warning(
+            "rank %d has waited %.0f s in %s for rank(s) %s, connected but not there: %s. After %g s "
+            "(RINGTRAIN_STALL_TIMEOUT) the world ends",
+            own, waited_s, self._offers.label(key, begun.what), in_ranges(late) + of_asked, doing,
+            self._ring.stall_timeout_s,
+        )  # fmt: skip
+
+
+def _is_late(answer: Any, key: Key) -> bool:
+    return answer is None or int(answer["reached"].get(str(key[0]), 0)) < key[1]
+
+
+def _described(rank: int, begun: Begun, answer: Any) -> str:
+    if answer is not None:
+        return f"rank {rank} {answer['activity']}"
+    last = f"; it has been in {begun.before.label}" if begun.before is not None else ""
+    return f"rank {rank} does not answer: it is too busy, or gone{last}"
+
+
+def _outermost(waiting: Mapping[Key, Begun]) -> dict[Key, Begun]:
+    """Of collectives within each other, as of pods in shared memory or MPI, those that began first."""
+    found: dict[int, tuple[Key, Begun]] = {}
+    for key, begun in sorted(waiting.items(), key=lambda item: item[1].since):
+        found.setdefault(key[0] & NETWORK_HALF, (key, begun))
+    return dict(found.values())

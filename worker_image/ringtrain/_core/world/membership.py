@@ -1,0 +1,307 @@
+"""A rank's membership in its world: it has met all peers, they can pull from it, and it knows when one is gone."""
+
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from typing import NoReturn
+
+from ringtrain._core.transport.base import Broken, Caller, Transport
+from ringtrain._core.wire.failure import NotAPeer, PullRefused, WorldFailure
+from ringtrain._core.wire.frame import Frame
+from ringtrain._core.wire.messages import (
+    ABORT,
+    HELLO,
+    MEANING,
+    PROVE,
+    ROSTER,
+    STATUS,
+    Malformed,
+    PullRequest,
+    dump,
+    load_fields,
+)
+from ringtrain._core.wire.signature import Signature, decode_signature, describe_mismatch, is_text
+from ringtrain._core.world import neighbours
+from ringtrain._core.world.failure_state import FailureState
+from ringtrain._core.world.handshake import PATIENCE, Handshake
+from ringtrain._core.world.lateness import Lateness
+from ringtrain._core.world.monitor import Monitor
+from ringtrain._core.world.offers import CallerGone, Key, Offer, OfferTable
+from ringtrain._core.world.reports import Activity, Closed
+from ringtrain._core.world.ring_config import RingConfig
+from ringtrain._core.world.roster import Roster, Told
+from ringtrain._core.world.watches import ALIVE
+from ringtrain.errors import NotInitializedError, RingtrainError
+
+
+class Membership:
+    """What a rank shares with its peers. Answers them (`Service`), and holds what collectives need to ask them."""
+
+    def __init__(self, ring: RingConfig, transport: Transport) -> None:
+        self.ring = ring
+        self.transport = transport
+        self.failure_state = FailureState()
+        self.offers = OfferTable(ring.rank, self.failure_state)
+        self._handshake = Handshake(ring, self.failure_state, self._is_over)
+        self.monitor = Monitor(ring, transport, self.failure_state, self._identity, self._peer_left)
+        self._watches = self.monitor.watches
+        self._roster = Roster(ring, self.failure_state, self._ask_roster, self._partner_failed, self._absent)
+        self._lateness = Lateness(
+            ring, self.offers, self.monitor.statuses, self._look_for_takers, ring.stall_warning_s
+        )
+        self.left = False
+        self._closed = threading.Lock()
+
+    @staticmethod
+    def join(
+        ring: RingConfig, transport: Transport, began: Callable[["Membership"], None] | None = None
+    ) -> "Membership":
+        """Meet all peers within the timeout. `began` gets the membership before that, to break it early.
+
+        Raises ConfigurationError or PeerLost, on every rank that can be told.
+        """
+        member = Membership(ring, transport)
+        if began is not None:
+            began(member)
+        member._meet_all()
+        return member
+
+    def _meet_all(self) -> None:
+        try:
+            self.transport.serve(self)
+            self.monitor.start()
+            end = time.monotonic() + self.ring.timeout_s
+            self._handshake.meet_all(self.transport, self._watches.watch, end)
+            if not neighbours.is_mesh(self.ring.size):
+                self._learn_of_all(end)
+            self._watches.end_meeting()
+            self.failure_state.check()
+            self._lateness.start()
+        except BaseException:
+            failure = self.failure_state.failure
+            if failure is not None:
+                self.monitor.announce(failure)
+            self.leave()
+            raise
+
+    def _learn_of_all(self, end: float) -> None:
+        """Have sessions with the ranks that this one has not met; on return all have. Raises the failure."""
+        end += self.ring.timeout_s / PATIENCE
+        entries = self._roster.gather(self._handshake.entry(self.transport.data_port), end)
+        self._handshake.know_all(self.transport, entries)
+        self.monitor.knows_all = True
+        self._roster.await_known(end)
+
+    def _ask_roster(
+        self, peer: int, round_: int, first: int, entries: tuple[bytes, ...], timeout_s: float
+    ) -> "Future[bytes]":
+        told = Told(self._handshake.session(peer), self.ring.rank, round_, first, entries)
+        return self.transport.ask(peer, ROSTER, told.encode(), timeout_s)
+
+    def _partner_failed(self, peer: int, error: BaseException) -> None:
+        if isinstance(error, PullRefused) and not error.is_of_a_stranger:
+            self.monitor.report(error.failure)
+        else:
+            self.monitor.report(Closed(peer, str(error), None))
+
+    def _absent(self, missing: Sequence[int]) -> None:
+        """Reach a verdict about ranks of which this one, whose partners are here, has heard nothing in time."""
+        within = f"within {self.ring.timeout_s:g} s (waited for by rank {self.ring.rank})"
+        text = f"{self.ring.name(missing[0])} answers, but has not met all of its partners {within}"
+        absence = self._handshake.absence(self.transport, missing)
+        self.failure_state.reach(absence or WorldFailure("lost", text, missing[0]))
+
+    def all_taken(self, offer: Offer, timeout_s: float, activity: Activity) -> bool:
+        """Wait until every peer has taken everything that is offered. See `OfferTable.all_taken`."""
+        if not self._watches.are_sparse:
+            return self.offers.all_taken(offer, timeout_s)
+        end = time.monotonic() + timeout_s
+        while not self.offers.all_taken(offer, min(timeout_s, self.ring.probe_timeout_s)):
+            timeout_s = end - time.monotonic()
+            ended = self.left or self.failure_state.failure is not None or self.offers.who_left(offer) is not None
+            if ended or timeout_s <= 0:
+                return False
+            self._look_for(offer, activity)
+        return True
+
+    def who_left(self, peers: frozenset[int]) -> int | None:
+        """One of `peers` that is known to have shut down, if there is one."""
+        return self._watches.who_left(peers)
+
+    def _look_for(self, offer: Offer, activity: Activity) -> None:
+        """Report those that have not taken all of `offer` and are gone."""
+        self.monitor.look_for(offer.waiting_for.copy(), activity, lambda peer: peer in offer.waiting_for)
+
+    def _look_for_takers(self, key: Key) -> None:
+        if (offer := self.offers.published(key)) is not None:
+            self._look_for(offer, self.activity(key, offer.signature))
+
+    def prepare_pulls(self, peers: Iterable[int]) -> None:
+        """Begin to open what is still missing to pull from `peers`, side by side. Returns at once."""
+        self._handshake.use_data_ports(self.transport, peers)
+
+    def pull_request(self, peer: int, key: Key, what: Signature) -> bytes:
+        return PullRequest(self._handshake.session(peer), self.ring.rank, *key, what.compared()).encode()
+
+    def mismatch(self, key: Key, mine: Signature, peer: int, compared: bytes) -> WorldFailure:
+        """What `peer` means otherwise than this rank in collective `key`, of which it has shown `compared`.
+
+        Where that is a digest, the peer is asked for the text.
+        """
+        theirs = decode_signature(compared) if is_text(compared) else self._ask_meaning(peer, key)
+        if theirs is not None and theirs != mine:
+            return WorldFailure("mismatch", describe_mismatch(key[1], (self.ring.rank, mine), (peer, theirs)))
+        one, other = sorted((self.ring.rank, peer))
+        return WorldFailure(
+            "mismatch",
+            f"{mine.label} #{key[1]}: ranks {one} and {other} mean different things; every rank must make the "
+            f"same calls",
+        )
+
+    @property
+    def local_sizes(self) -> tuple[int, ...]:
+        """How many ranks the host or pod of each rank has."""
+        return self._handshake.local_sizes
+
+    def activity(self, key: Key, what: Signature) -> Activity:
+        """Collective `key`, for messages and reports."""
+        return Activity(self.offers.label(key, what), *key)
+
+    def break_off(self, message: str) -> None:
+        """A member was lost, as all members hear from elsewhere: whoever waits in this world raises PeerLost."""
+        self.monitor.adopt(WorldFailure("lost", message))
+
+    def raise_failure(self, activity: Activity) -> NoReturn:
+        """After a report: raise what the world decides, once all know it; or that this rank has left."""
+        if not self.left:
+            self._await_failure()
+            self.failure_state.check()
+        if self.left:
+            raise NotInitializedError(f"ringtrain was shut down during {activity.label}")
+        raise RingtrainError(f"{activity.label} failed, and no reason was found in time")
+
+    def give_up(self, activity: Activity, error: BaseException) -> None:
+        """This rank leaves a collective in the middle, because of a signal or a defect: nobody may wait for it."""
+        reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        rank = self.ring.rank
+        self.monitor.report(WorldFailure("lost", f"rank {rank} left {activity.label} because of {reason}", rank))
+        self._await_failure()
+
+    def _await_failure(self) -> None:
+        """Wait until what follows from a report is known to all, or this rank leaves."""
+        self.failure_state.wait_over(self.ring.timeout_s)
+        self.monitor.await_announced(2 * self.ring.probe_timeout_s)
+
+    def leave(self) -> None:
+        """Tell the peers, let what they still take flow out, and close. Calling it again does nothing."""
+        if not self._closed.acquire(blocking=False):
+            return
+        self.left = True
+        self.offers.close()
+        self.failure_state.interrupt()
+        self.monitor.stop()
+        self._lateness.stop()
+        self.transport.close(self.ring.probe_timeout_s)
+
+    # Service
+
+    def is_peer(self, rank: int, session: bytes) -> bool:
+        return self._handshake.is_peer(rank, session)
+
+    def answer(self, method: str, request: bytes, caller: Caller) -> bytes:
+        """Answer a control request. Raises PullRefused, also for bytes that are no request."""
+        try:
+            return self._answer(method, request, caller)
+        except Malformed as error:
+            raise NotAPeer(WorldFailure("configuration", str(error))) from error
+
+    def _answer(self, method: str, request: bytes, caller: Caller) -> bytes:
+        if method == HELLO:
+            return self._handshake.answer_hello(request)
+        if method == PROVE:
+            return self._handshake.answer_prove(request, self.transport.data_port)
+        if method == ROSTER:
+            told = Told.decode(request)
+            self._handshake.check_session(told.rank, told.session)
+            self._roster.take(told)
+            return b""
+        asking = -1
+        if method != ABORT or self._takes_peers_only(request):
+            identity = load_fields(request, rank=int, session=bytes)
+            asking = int(identity["rank"])
+            self._handshake.check_session(asking, identity["session"])
+        if method == ABORT:
+            self.monitor.heed(request)
+            return b""
+        if method == STATUS:
+            failure = self.failure_state.failure
+            status = {"reached": self.offers.reached(), "activity": self.offers.activity()}
+            return dump({**status, "left": self._watches.left(), "failure": failure and failure.encode()})
+        if method == MEANING:
+            asked = load_fields(request, process_set=int, sequence=int)
+            what = self.offers.meaning((asked["process_set"], asked["sequence"]))
+            return b"" if what is None else what.encode()
+        # A watch: held for a timeout's time, its end tells the peer that this rank is gone.
+        self._handshake.watched_by(asking)
+        if not load_fields(request, hold=bool)["hold"]:
+            if (failed := self.failure_state.failure) is not None:
+                raise PullRefused(failed)
+            return self._watches.farewell() if self.left else ALIVE
+        caller.on_end(self.offers.watcher_gone)
+        ended = self.offers.await_end(min(self.ring.timeout_s, caller.remaining_s()), caller)
+        return self._watches.farewell() if ended else ALIVE
+
+    def _takes_peers_only(self, abort: bytes) -> bool:
+        """Whether an announcement must show a session of this world.
+
+        While ranks meet, whoever knows the token may announce why they do not. What shows a session must show one
+        of this world: the verdict of an earlier one, which still goes round, does not end it.
+        """
+        shown = load_fields(abort, session=bytes)["session"]
+        return bool(shown) or self._handshake.all_met or self.ring.token is None
+
+    def pull(self, request: bytes, caller: Caller) -> Iterator[Frame]:
+        """Yield what the caller is to get from this rank in one collective."""
+        try:
+            pull = PullRequest.decode(request)
+        except struct.error as error:
+            raise NotAPeer(WorldFailure("configuration", f"not a request of this protocol: {error}")) from error
+        self._handshake.check_session(pull.rank, pull.session)
+        caller.on_end(self.offers.changed)
+        try:
+            offer = self.offers.offer((pull.process_set, pull.sequence), caller)
+            if offer.signature.compared() != pull.compared:
+                key = (pull.process_set, pull.sequence)
+                failure = self.mismatch(key, offer.signature, pull.rank, pull.compared)
+                self.monitor.report(failure)
+                raise PullRefused(failure)
+            yield from offer.frames_for(pull.rank, caller)
+        except CallerGone:
+            return  # the monitor learns from its watch why
+        self.offers.taken(offer, pull.rank)
+
+    def _ask_meaning(self, peer: int, key: Key) -> Signature | None:
+        """The whole signature of a peer's collective; None if it does not answer, or has ended that one."""
+        request = dump({**self._identity(peer), "process_set": key[0], "sequence": key[1]})
+        timeout_s = self.ring.probe_timeout_s
+        try:
+            answer = self.transport.ask(peer, MEANING, request, timeout_s).result(2 * timeout_s)
+        except (Broken, PullRefused, TimeoutError):
+            return None
+        return decode_signature(answer) if answer else None
+
+    def _is_over(self, peer: int) -> bool:
+        """Whether this world has ended for `peer`: it has left, or all failed, or this rank leaves itself."""
+        ended = self.left or self.failure_state.failure is not None or self._watches.has_left(peer)
+        return ended or not self.monitor.answers(peer)
+
+    def _peer_left(self, peer: int) -> None:
+        """A rank that waits for another one, which is late, need not wait on: `peer` will not come."""
+        self._handshake.left(peer)
+        for key, what in self.offers.peer_left(peer):
+            self.monitor.report(Closed(peer, "", self.activity(key, what)))
+
+    def _identity(self, peer: int) -> dict[str, object]:
+        return {"rank": self.ring.rank, "session": self._handshake.session(peer).hex()}

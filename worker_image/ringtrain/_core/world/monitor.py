@@ -1,0 +1,292 @@
+"""The one place that decides which rank is to blame, and tells all others.
+
+Whoever notices that something is wrong (a stream that broke, a watch that ended, a deadline) reports it here and
+waits for the failure_state. One judge a process: however many connections break at once, one reason comes out.
+"""
+
+import functools
+import queue
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future
+from typing import Any, Final
+
+from ringtrain._core.transport.base import Broken, How, Transport
+from ringtrain._core.wire.failure import PullRefused, WorldFailure
+from ringtrain._core.wire.messages import ABORT, STATUS, WATCH, dump, load, load_fields
+from ringtrain._core.world import neighbours
+from ringtrain._core.world.failure_state import FailureState
+from ringtrain._core.world.reports import Activity, Closed, Report, Stalled
+from ringtrain._core.world.ring_config import RingConfig
+from ringtrain._core.world.spread import Spread, await_answers, is_answered
+from ringtrain._core.world.watches import Watches, has_gone
+from ringtrain.shared import authentication
+
+_ASKED_AT_ONCE: Final = 32  # beyond those that are near
+
+
+class Monitor:
+    """Watches peers, judges reports, and announces the verdict before it is raised here.
+
+    Which peers, and to whom: see `neighbours`.
+    """
+
+    def __init__(
+        self,
+        ring: RingConfig,
+        transport: Transport,
+        failure_state: FailureState,
+        identity: Callable[[int], dict[str, object]],
+        peer_left: Callable[[int], None],
+    ) -> None:
+        self._ring = ring
+        self._transport = transport
+        self._failure_state = failure_state
+        self._identity = identity  # what proves to a peer who asks
+        self._reports: queue.SimpleQueue[Report | None] = queue.SimpleQueue()
+        self.watches = Watches(ring, self._ask_watch, self._is_over, self.report, peer_left)
+        self.knows_all = False  # whether this rank has a session with every rank
+        self._lock = threading.Lock()
+        self._heeded = threading.Condition(self._lock)
+        self._heeding = 0  # announcements that are being adopted, and may have to be passed on
+        self._spread: Spread | None = None
+        self._announced = threading.Event()
+        self._stopped = False
+        self._thread = threading.Thread(target=self._judge_reports, name="ringtrain-monitor", daemon=True)
+
+    def start(self) -> None:
+        """Begin to judge what is reported."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End once the peers know the failure, if there is one: at most for the time of a few probes."""
+        with self._heeded:
+            self._stopped = True
+        self._reports.put(None)
+        if self._thread.ident is not None:
+            self._thread.join()
+        with self._heeded:
+            self._heeded.wait_for(lambda: not self._heeding, 2 * self._ring.probe_timeout_s)
+        if self._spread is not None:
+            self._spread.wait(2 * self._ring.probe_timeout_s)
+            self._spread.give_up()
+        self._announced.set()  # if there was something to announce, it has been
+
+    def report(self, report: Report) -> None:
+        """Hand in what was noticed. Returns at once; the verdict follows, mostly within a fifth of the timeout."""
+        self._reports.put(report)
+
+    def answers(self, peer: int) -> bool:
+        """Whether the process that this rank has met as `peer` is there: at its address, and in this world."""
+        answer = self._ask_status(peer)
+        await_answers([answer], self._ring.probe_timeout_s)
+        return is_answered(answer)
+
+    def statuses(self, peers: Sequence[int]) -> dict[int, Any]:
+        """What those of `peers` that answer say of themselves."""
+        asked = {peer: self._ask_status(peer) for peer in peers}
+        await_answers(list(asked.values()), self._ring.probe_timeout_s)
+        return {peer: load(answer.result()) for peer, answer in asked.items() if is_answered(answer)}
+
+    def _ask_watch(self, peer: int, hold: bool, timeout_s: float) -> "Future[bytes]":
+        request = dump({**self._identity(peer), "hold": hold})
+        return self._transport.ask(peer, WATCH, request, timeout_s)
+
+    def _is_over(self) -> bool:
+        return self._stopped or self._failure_state.failure is not None
+
+    def _ask_status(self, peer: int) -> "Future[bytes]":
+        """Once more where the connection breaks: one that rests may be closed at the moment when it is used."""
+        answer: Future[bytes] = Future()
+
+        def ask() -> "Future[bytes]":
+            return self._transport.ask(peer, STATUS, dump(self._identity(peer)), self._ring.probe_timeout_s)
+
+        def first(asked: "Future[bytes]") -> None:
+            error = asked.exception()
+            if isinstance(error, Broken) and error.how is How.CLOSED:
+                ask().add_done_callback(last)
+            else:
+                last(asked)
+
+        def last(asked: "Future[bytes]") -> None:
+            if (error := asked.exception()) is not None:
+                answer.set_exception(error)
+            else:
+                answer.set_result(asked.result())
+
+        ask().add_done_callback(first)
+        return answer
+
+    def await_announced(self, timeout_s: float) -> None:
+        """Wait until the peers know the failure_state, so that this process may end."""
+        self._announced.wait(timeout_s)
+
+    def announce(self, failure: WorldFailure) -> None:
+        """Tell the peers, at most for the time of two probes."""
+        self._begin_spread(failure).wait(2 * self._ring.probe_timeout_s)
+        self._announced.set()
+
+    def _begin_spread(self, failure: WorldFailure) -> Spread:
+        """Begin to tell the peers; the first caller's verdict is the one that they hear."""
+        probe_s = self._ring.probe_timeout_s
+
+        def tell(peer: int) -> "Future[bytes]":
+            return self._transport.ask(peer, ABORT, self._abort(peer, failure), probe_s)
+
+        with self._lock:
+            begun = self._spread
+            spread = self._spread = begun or Spread(self._groups(), tell, self._announced.set)
+        if begun is None:
+            spread.begin()
+        return spread
+
+    def _groups(self) -> list[list[int]]:
+        """Whom this rank tells. While ranks of a large world meet, all its partners: some have not come yet."""
+        rank, size = self._ring.rank, self._ring.size
+        distances = [range(d, d + 1) for d in range(1, size)]
+        if not neighbours.is_mesh(size):
+            told = neighbours.told(size)
+            behind = [range(size - group.start, size - group.start + 1) for group in told]
+            distances = told if self.watches.are_sparse else told + behind
+        groups = [[(rank + distance) % size for distance in group] for group in distances]
+        return [[peer for peer in group if not self.watches.has_left(peer)] for group in groups]
+
+    def heed(self, request: bytes) -> None:
+        """Adopt a peer's announcement if it proves the token; in a large world, pass it on.
+
+        Raises Broken where this rank leaves and passes nothing on: the peer then tells others in its place.
+        """
+        message = load_fields(request, failure=str, proof=str)
+        if not authentication.same(self._abort_proof(self._ring.rank, message["failure"]), message["proof"]):
+            raise PullRefused(WorldFailure("configuration", "an announcement without proof of the job's token"))
+        with self._heeded:
+            if self._stopped and self._failure_state.failure is None:
+                raise Broken(How.CLOSED, f"rank {self._ring.rank} has shut down")
+            self._heeding += 1
+        try:
+            self._pass_on(WorldFailure.decode(message["failure"]))
+        finally:
+            with self._heeded:
+                self._heeding -= 1
+                self._heeded.notify_all()
+
+    def _pass_on(self, failure: WorldFailure) -> None:
+        if not self._failure_state.reach(failure):
+            return
+        if neighbours.is_mesh(self._ring.size):
+            self._announced.set()
+        else:
+            self._begin_spread(failure)
+
+    def adopt(self, failure: WorldFailure) -> None:
+        """Take a failure that peers hear of without this rank."""
+        if self._failure_state.reach(failure):
+            self._announced.set()
+
+    def _abort(self, peer: int, failure: WorldFailure) -> bytes:
+        text = failure.encode()
+        return dump({"failure": text, "proof": self._abort_proof(peer, text), **self._identity(peer)})
+
+    def _abort_proof(self, peer: int, text: str) -> str:
+        """For one attempt only: a recording must not end the next one, whose token is the same."""
+        generation = str(self._ring.generation).encode()
+        return authentication.proof(self._ring.token, b"abort", text.encode(), str(peer).encode(), generation)
+
+    def look_for(self, peers: Collection[int], activity: Activity, is_needed: Callable[[int], bool]) -> None:
+        """Report those of `peers` whose process has gone, while `is_needed(peer)`. Returns at once.
+
+        For what no watch of this rank tells: that a rank has left that others still wait for.
+        """
+
+        def answered(peer: int, answer: "Future[bytes]") -> None:
+            if not self._stopped and has_gone(answer) and is_needed(peer):
+                self.report(Closed(peer, str(answer.exception()), activity))
+
+        for peer in peers:
+            self._ask_status(peer).add_done_callback(functools.partial(answered, peer))
+
+    def _judge_reports(self) -> None:
+        while (report := self._reports.get()) is not None:
+            if self._failure_state.failure is not None:
+                continue
+            failure = self._judge(report)
+            if failure is not None and self._failure_state.reach(failure):
+                self.announce(failure)
+
+    def _judge(self, report: Report) -> WorldFailure | None:
+        if isinstance(report, WorldFailure):
+            return report
+        if isinstance(report, Stalled):
+            return self._judge_stall(report)
+        # A peer that raises an error announces it before it goes: wait for that, it says more.
+        if self._failure_state.wait(self._ring.settle_s) and self._failure_state.failure is not None:
+            return self._failure_state.failure
+        during = f" during {report.activity.label}" if report.activity else ""
+        if self._left_in_order(report.peer):
+            if report.activity is None:  # a watch has broken before the farewell came
+                self.watches.note_left({report.peer})
+                return None
+            needed_for = f"rank {self._ring.rank} needs it for {report.activity.label}"
+            text = f"rank {report.peer} has shut down, and {needed_for}"
+        elif report.activity is None and self._stopped and self.watches.are_sparse:
+            return None  # this rank leaves, and has asked nobody how the peer ended: who needs that one finds out
+        else:
+            text = f"{self._ring.name(report.peer)} was lost{during}: {report.detail or 'connection closed'}"
+        return WorldFailure("lost", text, report.peer)
+
+    def _left_in_order(self, peer: int) -> bool:
+        """Whether `peer` has said that it shuts down: to this rank, or to the nearest that watch it and answer."""
+        if self.watches.has_left(peer) or neighbours.is_mesh(self._ring.size) or not self.knows_all:
+            return self.watches.has_left(peer)
+        gone = {self._ring.rank}
+        end = time.monotonic() + self._ring.probe_timeout_s
+        while time.monotonic() < end and not self._is_over():
+            asked = neighbours.witnesses(peer, self._ring.size, gone.union(self.watches.left()))
+            if answers := self.statuses(asked):
+                return any(peer in answer["left"] for answer in answers.values())
+            if not asked:
+                return False
+            gone |= set(asked)
+        return False
+
+    def _judge_stall(self, stall: Stalled) -> WorldFailure:
+        """Ask those who kept this rank waiting: not there, behind, or waiting themselves?
+
+        Of many those near this rank. Where all of those wait, whoever is near the one to blame finds it out, and
+        tells all. Only where nobody does the others are asked, some at a time.
+        """
+        near = {stall.peers[0], *neighbours.near(self._ring.rank, {self._ring.rank, *stall.peers})}
+        further = [peer for peer in stall.peers if peer not in near]
+        failure = self._kept_by([peer for peer in stall.peers if peer in near], stall)
+        if failure is None and further and self._failure_state.wait(2 * self._ring.probe_timeout_s):
+            failure = self._failure_state.failure
+        while failure is None and further and not self._is_over():
+            failure = self._kept_by(further[:_ASKED_AT_ONCE], stall)
+            del further[:_ASKED_AT_ONCE]
+        waited = f"{stall.activity.label} after {stall.waited_s:.3g} s"
+        first = stall.peers[0]
+        return failure or WorldFailure(
+            "lost", f"{self._ring.name(first)} answers, but has not finished {waited}", first
+        )
+
+    def _kept_by(self, peers: Sequence[int], stall: Stalled) -> WorldFailure | None:
+        """What those of `peers` have that do not wait themselves."""
+        label, waited = stall.activity.label, f"after {stall.waited_s:.3g} s"
+        answers = self.statuses(peers)
+        for answer in answers.values():
+            if answer["failure"] is not None:
+                return WorldFailure.decode(answer["failure"])
+        for peer in peers:
+            if peer not in answers:
+                return WorldFailure("lost", f"{self._ring.name(peer)} does not answer {waited} in {label}", peer)
+        for peer, answer in answers.items():
+            if answer["reached"].get(str(stall.activity.process_set), 0) < stall.activity.sequence:
+                return WorldFailure(
+                    "lost",
+                    f"rank {peer} has not reached {label} {waited} that rank {self._ring.rank} waited; rank "
+                    f"{peer} {answer['activity']}. RINGTRAIN_STALL_TIMEOUT says how long ranks wait",
+                    peer,
+                )
+        return None

@@ -1,0 +1,52 @@
+"""What MPI's launchers tell a rank about its place: Open MPI, PRRTE (PMIx) and MPICH (PMI)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from ringtrain.errors import ConfigurationError, shown
+from ringtrain.shared.variables import integer
+
+
+@dataclass(frozen=True)
+class MpiRank:
+    """Place of a process that an MPI launcher started. `launcher`: whose variables said so."""
+
+    launcher: str
+    rank: int
+    size: int
+    local_rank: int | None
+    local_size: int | None
+
+
+# Names of rank, size, local rank and local size. PRRTE sets Open MPI's names beside PMIx's when it runs for Open
+# MPI.
+_LAUNCHERS: Final = (
+    ("Open MPI", *(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))),
+    ("MPICH", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    ("PRRTE", *(f"PMIX_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))),
+)
+
+
+def mpi_rank(env: Mapping[str, str]) -> MpiRank | None:
+    """Return what an MPI launcher says, or None if none has started this process. Raises ConfigurationError."""
+    for launcher, rank, size, local_rank, local_size in _LAUNCHERS:
+        if rank not in env:
+            continue
+        if size not in env:
+            raise ConfigurationError(
+                f"{launcher} set {rank}={shown(env[rank])} but not {size}, so the size of the world is not known; "
+                f"start through mpirun, or set RINGTRAIN_RANK, RINGTRAIN_SIZE and RINGTRAIN_RING_ADDRESSES"
+            )
+        own, count = integer(env, rank), integer(env, size)
+        found = MpiRank(launcher, own, count, _optional(env, local_rank), _optional(env, local_size))
+        if not 0 <= found.rank < found.size:
+            raise ConfigurationError(
+                f"{rank} is {found.rank}; expected 0 to {found.size - 1}, as {size}={found.size}"
+            )
+        return found
+    return None
+
+
+def _optional(env: Mapping[str, str], name: str) -> int | None:
+    return integer(env, name) if name in env else None

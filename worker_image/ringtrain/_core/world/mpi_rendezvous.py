@@ -1,0 +1,103 @@
+"""How ranks that only mpirun has started learn each other's addresses.
+
+On one host by files in the directory that Open MPI makes for the job, which costs nothing. Else through MPI.
+"""
+
+import fcntl
+import itertools
+import os
+import socket
+import struct
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from ringtrain._core.world.mpi_environment import MpiRank
+from ringtrain.errors import ConfigurationError, in_ranges
+from ringtrain.shared.ports import HeldPorts
+
+_LOOK_S = 0.01
+_SIOCGIFADDR = 0x8915
+# Bridges that container runtimes and hypervisors put on every host, with the same address on all of them.
+_INNER = ("lo", "docker", "virbr", "br-", "cni", "flannel", "podman")
+
+
+def meet(found: MpiRank, env: Mapping[str, str], timeout_s: float) -> tuple[str, ...]:
+    """The addresses of all ranks, by rank; this rank's port is free for it to listen on.
+
+    Raises ConfigurationError: no way to meet, or not all ranks came within `timeout_s`.
+    """
+    held = HeldPorts()
+    (port,) = held.take(0, 1)
+    try:
+        directory = _shared_directory(found, env)
+        if directory is not None:
+            return _meet_in_files(found, directory, f"127.0.0.1:{port}", timeout_s)
+        host = "127.0.0.1" if found.local_size == found.size else _own_address(env)
+        return _meet_through_mpi(found, f"{host}:{port}")
+    finally:
+        held.release()
+
+
+def _shared_directory(found: MpiRank, env: Mapping[str, str]) -> Path | None:
+    """A directory of this job's own that all ranks see; None when they are on several hosts, or there is none."""
+    session, namespace = env.get("PMIX_SERVER_TMPDIR"), env.get("PMIX_NAMESPACE")
+    if found.local_size != found.size or not session or not namespace or not os.access(session, os.W_OK):
+        return None
+    return Path(session) / f"ringtrain-{namespace.replace('/', '_')}"
+
+
+def _meet_in_files(found: MpiRank, directory: Path, own: str, timeout_s: float) -> tuple[str, ...]:
+    directory.mkdir(mode=0o700, exist_ok=True)
+    draft = directory / f"draft-{found.rank}"
+    draft.write_text(own)
+    # Files of worlds before this one stay: a rank may meet again, or run one program after another.
+    meetings = itertools.count()
+    meeting = next(number for number in meetings if not (directory / f"{number}-{found.rank}").exists())
+    draft.rename(directory / f"{meeting}-{found.rank}")
+    deadline = time.monotonic() + timeout_s
+    addresses: dict[int, str] = {}
+    while True:
+        for rank in range(found.size):
+            with suppress(FileNotFoundError):
+                addresses[rank] = (directory / f"{meeting}-{rank}").read_text()
+        missing = [rank for rank in range(found.size) if rank not in addresses]
+        if not missing:
+            return tuple(addresses[rank] for rank in range(found.size))
+        if time.monotonic() >= deadline:
+            (directory / f"{meeting}-{found.rank}").unlink()
+            raise ConfigurationError(
+                f"rank(s) {in_ranges(missing)} of {found.size} have not called ringtrain.init() within "
+                f"{timeout_s:g} s (waited for by rank {found.rank}); every rank that mpirun starts must"
+            )
+        time.sleep(_LOOK_S)
+
+
+def _meet_through_mpi(found: MpiRank, own: str) -> tuple[str, ...]:
+    from ringtrain._core.world.mpi_library import load_world
+
+    return tuple(load_world(found.rank, found.size).allgather(own))
+
+
+def _own_address(env: Mapping[str, str]) -> str:
+    """An address of this host that the others can reach."""
+    named = env.get("RINGTRAIN_POD_IP")
+    if named:
+        return named
+    for _, name in socket.if_nameindex():
+        address = None if name.startswith(_INNER) else _address_of(name)
+        if address:
+            return address
+    raise ConfigurationError(
+        "no address found by which other hosts reach this one; set RINGTRAIN_POD_IP on each host, or "
+        "RINGTRAIN_RING_ADDRESSES"
+    )
+
+
+def _address_of(interface: str) -> str | None:
+    """The interface's IPv4 address; None without one."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, suppress(OSError):
+        answer = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
+        return socket.inet_ntoa(answer[20:24])
+    return None

@@ -1,0 +1,261 @@
+"""What this rank offers to its peers, collective by collective."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from ringtrain._core.transport.base import Broken, Caller, How
+from ringtrain._core.wire.failure import PullRefused, WorldFailure
+from ringtrain._core.wire.frame import Frame
+from ringtrain._core.wire.signature import Signature
+from ringtrain._core.world.failure_state import FailureState
+
+_ASK_CALLER_S: Final = 0.25
+# Shared memory and MPI count their collectives in the other half of the process sets' numbers.
+NETWORK_HALF: Final = (1 << 30) - 1
+
+Key = tuple[int, int]  # process set, sequence number in it
+
+
+class CallerGone(Exception):
+    """The peer for which a frame was meant has given up or died."""
+
+
+class Begun(NamedTuple):
+    """The newest collective of a process set. `others`: all peers that take part. `before`: what came before."""
+
+    sequence: int
+    what: Signature
+    others: tuple[int, ...]
+    since: float
+    before: Signature | None
+
+
+@dataclass
+class Offer:
+    """This rank's part of one collective.
+
+    `frames_for(rank)` yields what that peer is to get, as it becomes ready.
+    """
+
+    signature: Signature
+    frames_for: Callable[[int, Caller], Iterator[Frame]]
+    waiting_for: set[int] = field(default_factory=set)  # peers that have not taken everything yet
+
+
+class OfferTable:
+    """Offers by collective; peers' requests wait here until there is what they ask for."""
+
+    def __init__(self, rank: int, failure_state: FailureState) -> None:
+        self._rank = rank
+        self._failure_state = failure_state
+        self._lock = threading.RLock()  # of all that follow
+        self._changed = threading.Condition(self._lock)
+        self._all_taken = threading.Condition(self._lock)
+        self._over = threading.Condition(self._lock)  # watchers wait for the end, and not for every frame
+        self._offers: dict[Key, Offer] = {}
+        self._begun: dict[int, Begun] = {}
+        self._ended: dict[int, tuple[int, float]] = {}  # which was the last that ended in a process set, and when
+        self._followed: dict[int, Callable[[], Begun | None]] = {}
+        self._details: dict[int, Callable[[], str]] = {}
+        self._left: set[int] = set()
+        self._closing = False
+        failure_state.on_reached(self._wake_all)
+
+    def reached(self) -> dict[int, int]:
+        """The newest sequence number of each process set that this rank has begun."""
+        return {process_set: begun.sequence for process_set, begun in self._newest().items()}
+
+    def meaning(self, key: Key) -> Signature | None:
+        """What this rank means to do in collective `key`; None unless that is its newest of the process set."""
+        begun = self._newest().get(key[0])
+        return begun.what if begun is not None and begun.sequence == key[1] else None
+
+    def changed(self) -> None:
+        """Wake up everyone who waits for a frame of this rank."""
+        with self._lock:
+            self._changed.notify_all()
+
+    def watcher_gone(self) -> None:
+        """Wake up those who wait for this rank's end: one of their callers has gone."""
+        with self._lock:
+            self._over.notify_all()
+
+    def publish(self, key: Key, offer: Offer, others: tuple[int, ...]) -> None:
+        with self._lock:
+            self._offers[key] = offer
+            self.begin(key, offer.signature, others)
+            self._changed.notify_all()
+
+    def begin(self, key: Key, what: Signature, others: tuple[int, ...]) -> None:
+        """Note that this rank has begun a collective. Without a lock: nobody waits here for shared memory."""
+        last = self._newest_of(key[0])
+        before = None if last is None else last.what
+        self._begun[key[0]] = Begun(key[1], what, others, time.monotonic(), before)
+
+    def follow(self, process_set: int, last: Callable[[], Begun | None] | None) -> None:
+        """Ask `last` for the last collective in which nobody had to wait, and when it ended (`since`), instead of
+        being told of each. None: ask no more.
+        """
+        if last is not None:
+            self._followed[process_set] = last
+        elif process_set in self._followed:
+            newest = self._newest_of(process_set)
+            del self._followed[process_set]
+            if newest is not None and newest is not self._begun.get(process_set):
+                self._begun[process_set], self._ended[process_set] = newest, (newest.sequence, newest.since)
+
+    def _newest_of(self, process_set: int) -> Begun | None:
+        begun, last = self._begun.get(process_set), self._followed.get(process_set)
+        ended = None if last is None else last()
+        return ended if ended is not None and (begun is None or ended.sequence > begun.sequence) else begun
+
+    def _newest(self) -> dict[int, Begun]:
+        """By process set, of those that have begun any."""
+        found = {number: self._newest_of(number) for number in {*self._begun.copy(), *self._followed.copy()}}
+        return {number: begun for number, begun in found.items() if begun is not None}
+
+    def end(self, key: Key) -> None:
+        """Note that this rank waits in collective `key` no more."""
+        self._ended[key[0]] = key[1], time.monotonic()
+
+    def under_way(self) -> list[tuple[Key, Begun]]:
+        """The collectives that this rank has begun and not ended."""
+        return [
+            ((process_set, newest.sequence), newest)
+            for process_set, newest in self._newest().items()
+            if self._end_of(process_set, newest) is None
+        ]
+
+    def activity(self) -> str:
+        """What this rank does, or last did, in words that follow its name."""
+        begun = self._newest()
+        if not begun:
+            return "has begun no collective"
+        process_set, newest = max(begun.items(), key=lambda item: item[1].since)
+        label = self.label((process_set, newest.sequence), newest.what)
+        ended = self._end_of(process_set, newest)
+        if ended is None:
+            return f"is in {label} for {time.monotonic() - newest.since:.0f} s"
+        return f"last did {label}, which it ended {time.monotonic() - ended:.0f} s ago"
+
+    def _end_of(self, process_set: int, newest: Begun) -> float | None:
+        if newest is not self._begun.get(process_set):
+            return newest.since
+        sequence, ended = self._ended.get(process_set, (0, 0.0))
+        return ended if sequence >= newest.sequence else None
+
+    def describe(self, process_set: int, details: Callable[[], str]) -> None:
+        """Have `details` say what the collectives of a process set, which name no tensors, are for."""
+        self._details[process_set] = details
+
+    def label(self, key: Key, what: Signature) -> str:
+        """Collective `key` in a message."""
+        details = self._details.get(key[0] & NETWORK_HALF)
+        about = details() if details is not None else ""
+        names = what.label.removeprefix(what.kind)
+        return f"{what.kind} #{key[1]}{names}" + (f" on {about}" if about else "")
+
+    def published(self, key: Key) -> Offer | None:
+        """What this rank offers in collective `key`, while it takes part in that."""
+        return self._offers.get(key)
+
+    def withdraw(self, key: Key) -> None:
+        with self._lock:
+            self._offers.pop(key, None)
+        self.end(key)
+
+    def offer(self, key: Key, caller: Caller) -> Offer:
+        """Wait until this rank has begun collective `key`."""
+        self.wait_until(lambda: key in self._offers or self._has_begun(key), caller)
+        offer = self._offers.get(key)
+        if offer is None and self._closing and self._failure_state.failure is None:
+            raise Broken(How.CLOSED, f"rank {self._rank} has shut down")
+        if offer is None:
+            ended = WorldFailure("internal", f"rank {self._rank} has ended collective #{key[1]} already")
+            raise PullRefused(self._failure_state.failure or ended)
+        return offer
+
+    def _has_begun(self, key: Key) -> bool:
+        begun = self._begun.get(key[0])
+        return key[1] <= (0 if begun is None else begun.sequence)  # number 0 asks nothing: nobody waits for it
+
+    def taken(self, offer: Offer, peer: int) -> None:
+        with self._lock:
+            offer.waiting_for.discard(peer)
+            if not offer.waiting_for:
+                self._all_taken.notify_all()
+
+    def peer_left(self, peer: int) -> list[tuple[Key, Signature]]:
+        """Note that `peer` has shut down: what it has not taken it will not take.
+
+        Returns the collectives in which this rank waits for that.
+        """
+        with self._lock:
+            self._left.add(peer)
+            self._all_taken.notify_all()
+            return [(key, offer.signature) for key, offer in self._offers.items() if peer in offer.waiting_for]
+
+    def all_taken(self, offer: Offer, timeout_s: float) -> bool:
+        """Wait until every peer has taken everything.
+
+        False on a failure, when closed, when one of them has shut down, or after `timeout_s`.
+        """
+
+        def over() -> bool:
+            ended = self._closing or self._failure_state.failure is not None
+            return ended or not offer.waiting_for or not self._left.isdisjoint(offer.waiting_for)
+
+        with self._lock:
+            self._all_taken.wait_for(over, timeout_s)
+            return not offer.waiting_for
+
+    def who_left(self, offer: Offer) -> int | None:
+        """A peer that has shut down without having taken everything, if there is one."""
+        return min(self._left & offer.waiting_for, default=None)
+
+    def wait_until(self, ready: Callable[[], bool], caller: Caller) -> None:
+        """Wait in a peer's request until `ready()`.
+
+        Raises PullRefused with the world's failure; Broken as this rank shuts down; CallerGone when nobody
+        waits for the answer any more.
+        """
+        with self._lock:
+            while not ready():
+                self._check_failure()
+                if self._closing:
+                    raise Broken(How.CLOSED, f"rank {self._rank} has shut down")
+                if not caller.is_active():
+                    raise CallerGone
+                # Not every caller's end notifies: some must be asked. The floor is for the moment between its
+                # deadline here and there.
+                self._changed.wait(min(max(caller.remaining_s(), 0.05), _ASK_CALLER_S))
+
+    def await_end(self, timeout_s: float, caller: Caller) -> bool:
+        """Wait until this rank shuts down and return True; False after `timeout_s`, or when `caller` has gone.
+
+        Raises PullRefused with the world's failure: whoever watches this rank learns of it at once.
+        """
+        end = time.monotonic() + timeout_s
+        with self._lock:
+            self._check_failure()
+            while not self._closing and caller.is_active() and (left := end - time.monotonic()) > 0:
+                self._over.wait(left)
+                self._check_failure()
+            return self._closing
+
+    def close(self) -> None:
+        """Let go of everyone who waits: this rank begins nothing any more."""
+        self._closing = True
+        self._wake_all()
+
+    def _check_failure(self) -> None:
+        if self._failure_state.failure is not None:
+            raise PullRefused(self._failure_state.failure)
+
+    def _wake_all(self) -> None:
+        with self._lock:
+            for condition in (self._changed, self._all_taken, self._over):
+                condition.notify_all()

@@ -1,0 +1,153 @@
+"""What each rank of a large world says of itself, from partner to partner to all.
+
+A rank tells its partner at distance -1, -2, -4, ... of the ranks from its own on: as many as the distance (the
+dissemination of Bruck et al. 1997). So after log2 N messages it knows of all N, and each message is needed: a rank
+that is told of all, and whose own messages are answered, is needed by nobody, and may leave.
+"""
+
+import struct
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Final, NamedTuple
+
+from ringtrain._core.wire.messages import SESSION_BYTES, Malformed
+from ringtrain._core.world.failure_state import FailureState
+from ringtrain._core.world.ring_config import RingConfig
+from ringtrain._core.world.spread import await_answers, is_answered
+
+# Two rounds: who there is; and then, that all who are there know it.
+ENTRIES, KNOWN = 0, 1
+_HEAD: Final = struct.Struct(f"<{SESSION_BYTES}sIBII")  # session and rank of who tells, round, first rank, number
+_ENTRY: Final = struct.Struct("<16sHI")
+# A message has at most 64 KiB.
+_MOST_ENTRIES: Final = 2048
+
+
+class RosterEntry(NamedTuple):
+    """One rank. `share`: its part of what sessions are made of, for members only; `data_port`: 0 if none."""
+
+    share: bytes
+    data_port: int
+    local_size: int
+
+    def encode(self) -> bytes:
+        return _ENTRY.pack(*self)
+
+
+class Told(NamedTuple):
+    """A message: what is known of the ranks from `first` on."""
+
+    session: bytes
+    rank: int
+    round: int
+    first: int
+    entries: tuple[bytes, ...]
+
+    def encode(self) -> bytes:
+        head = _HEAD.pack(self.session, self.rank, self.round, self.first, len(self.entries))
+        return head + b"".join(self.entries)
+
+    @staticmethod
+    def decode(data: bytes) -> "Told":
+        """Raises Malformed."""
+        if len(data) < _HEAD.size:
+            raise Malformed("not a message of this protocol: too short")
+        session, rank, round_, first, count = _HEAD.unpack_from(data)
+        each = _ENTRY.size if round_ == ENTRIES else 0
+        if round_ not in (ENTRIES, KNOWN) or count > _MOST_ENTRIES or len(data) != _HEAD.size + count * each:
+            raise Malformed("not a message of this protocol: another length")
+        entries = (data[_HEAD.size + each * i : _HEAD.size + each * (i + 1)] for i in range(count))
+        return Told(session, rank, round_, first, tuple(entries))
+
+
+class Roster:
+    """One rank's part in both rounds.
+
+    `ask(peer, round, first, entries, timeout_s)`: tells a partner; `failed(peer, error)`: takes that it does not
+    answer; `missing(ranks)`: called at the deadline, reaches a verdict about those of whom nothing is known.
+    """
+
+    def __init__(
+        self,
+        ring: RingConfig,
+        failure_state: FailureState,
+        ask: "Callable[[int, int, int, tuple[bytes, ...], float], Future[bytes]]",
+        failed: Callable[[int, BaseException], None],
+        missing: Callable[[Sequence[int]], None],
+    ) -> None:
+        self._ring = ring
+        self._failure_state = failure_state
+        self._ask = ask
+        self._failed = failed
+        self._missing = missing
+        self._changed = threading.Condition()
+        self._known: tuple[dict[int, bytes], dict[int, bytes]] = ({}, {})
+        failure_state.on_reached(self._wake)
+
+    def take(self, told: Told) -> None:
+        """Note what a partner has told."""
+        with self._changed:
+            for index, entry in enumerate(told.entries):
+                self._known[told.round][(told.first + index) % self._ring.size] = entry
+            self._changed.notify_all()
+
+    def gather(self, own: RosterEntry, end: float) -> tuple[RosterEntry, ...]:
+        """Return the entries of all ranks, by rank, once this one has met its partners. Raises the failure."""
+        self._go_round(ENTRIES, own.encode(), end)
+        known = self._known[ENTRIES]
+        return tuple(RosterEntry(*_ENTRY.unpack(known[rank])) for rank in range(self._ring.size))
+
+    def await_known(self, end: float) -> None:
+        """On return all ranks have returned from `gather`, and none needs this one. Raises the failure."""
+        self._go_round(KNOWN, b"", end)
+
+    def _go_round(self, round_: int, own: bytes, end: float) -> None:
+        rank, size, known = self._ring.rank, self._ring.size, self._known[round_]
+        with self._changed:
+            known[rank] = own
+        answers: list[Future[bytes]] = []
+        for distance in (1 << power for power in range((size - 1).bit_length())):
+            self._await(known, distance, end)
+            ranks = [(rank + index) % size for index in range(min(distance, size - distance))]
+            for at in range(0, len(ranks), _MOST_ENTRIES):
+                part = ranks[at : at + _MOST_ENTRIES]
+                answers.append(self._tell((rank - distance) % size, round_, part, end))
+        self._await(known, size, end)
+        await_answers(answers, end - time.monotonic())
+        if not all(map(is_answered, answers)):
+            self._failure_state.wait(self._ring.probe_timeout_s)  # it is judged why: a partner may just have left
+        self._failure_state.check()
+
+    def _tell(self, peer: int, round_: int, ranks: Sequence[int], end: float) -> "Future[bytes]":
+        def answered(answer: "Future[bytes]") -> None:
+            error = answer.exception()
+            if error is not None and self._failure_state.failure is None:
+                self._failed(peer, error)
+
+        entries = tuple(self._known[round_][rank] for rank in ranks)
+        answer = self._ask(peer, round_, ranks[0], entries, max(end - time.monotonic(), self._ring.settle_s))
+        answer.add_done_callback(answered)
+        return answer
+
+    def _await(self, known: dict[int, bytes], count: int, end: float) -> None:
+        """Wait until the next `count` ranks are known, this one among them."""
+        wanted = [(self._ring.rank + index) % self._ring.size for index in range(count)]
+
+        def unknown() -> list[int]:
+            return [rank for rank in wanted if rank not in known]
+
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._failure_state.failure is not None or not unknown(), end - time.monotonic()
+            )
+            left = unknown()
+        self._failure_state.check()
+        if left:
+            self._missing(left)
+            self._failure_state.check()
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()

@@ -1,0 +1,111 @@
+"""TensorFlow's `TF_CONFIG`: a cluster of tasks by type, and which of them this process is."""
+
+import json
+from dataclasses import dataclass
+from typing import Any, Final
+
+from ringtrain._core.world.topology import check_addresses, same_address
+from ringtrain.errors import ConfigurationError, quoted, shown
+
+RING_TYPES: Final = ("chief", "worker")
+KNOWN_TYPES: Final = (*RING_TYPES, "ps", "evaluator")
+
+
+@dataclass(frozen=True)
+class TfTask:
+    """A task of the cluster. `addresses`: of the ring's ranks, chief first; a task outside the ring has none."""
+
+    type: str
+    index: int
+    rank: int
+    addresses: tuple[str, ...]
+
+
+def parse_tf_config(text: str) -> TfTask | None:
+    """Return the task that `text` describes, or None if it describes no cluster.
+
+    The chief is rank 0, then the workers. An evaluator stands outside the ring and need not be in the cluster.
+    Raises ConfigurationError that says where the text is wrong, and for the task of a parameter server.
+    """
+    config = _object(_json(text), "TF_CONFIG")
+    cluster = {
+        kind: _addresses(kind, value) for kind, value in _object(config.get("cluster", {}), "cluster").items()
+    }
+    task = _object(config.get("task", {}), "task")
+    if not task and not any(cluster.values()):
+        return None
+    if "type" not in task:
+        raise ConfigurationError('TF_CONFIG has a cluster but no task; expected "task": {"type": …, "index": …}')
+    kind, index = _task(task)
+    if kind not in cluster and kind != "evaluator":
+        have = ", ".join(f"{len(addresses)} {known}" for known, addresses in cluster.items()) or "no tasks"
+        raise ConfigurationError(f'TF_CONFIG: the task is of type "{kind}", but the cluster has {have}')
+    if kind in cluster and not 0 <= index < len(cluster[kind]):
+        count = len(cluster[kind])
+        raise ConfigurationError(
+            f"TF_CONFIG: task index {shown(index)} is out of range; the cluster has {count} of type {kind}, "
+            f"0 to {count - 1}"
+        )
+    if kind == "ps":
+        raise ConfigurationError(
+            f"TF_CONFIG: this process is the parameter server ps {index}, which has nothing to do here: the ranks "
+            "keep the weights. Start chief, workers and evaluator alone, and leave ps out of the cluster"
+        )
+    if kind == "evaluator":
+        return TfTask(kind, index, 0, ())
+    ring = tuple(address for ring_kind in RING_TYPES for address in cluster.get(ring_kind, ()))
+    if (ranks := same_address(ring)) is not None:
+        first, second = ranks
+        raise ConfigurationError(
+            f"TF_CONFIG: {ring[first]} is the address of ranks {first} and {second}; give each task its own"
+        )
+    return TfTask(kind, index, index + (len(cluster.get("chief", ())) if kind == "worker" else 0), ring)
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ConfigurationError(f"TF_CONFIG is nested too deeply: {shown(text)}") from error
+    except json.JSONDecodeError as error:
+        near = text[max(0, error.pos - 20) : error.pos + 20]
+        raise ConfigurationError(
+            f"TF_CONFIG is not JSON: {error.msg} at line {error.lineno} column {error.colno}, near {near!r}"
+        ) from error
+    except ValueError as error:
+        raise ConfigurationError(f"TF_CONFIG has a number that is too long: {shown(text)}") from error
+
+
+def _object(value: Any, name: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ConfigurationError(f"TF_CONFIG: {name} is {shown(value)}; expected an object in braces")
+    return value
+
+
+def _addresses(kind: str, value: Any) -> tuple[str, ...]:
+    if kind not in KNOWN_TYPES:
+        raise ConfigurationError(
+            f'TF_CONFIG: the cluster has a task type "{shown(kind)}"; expected chief, worker, ps or evaluator'
+        )
+    if not isinstance(value, list) or not all(isinstance(address, str) for address in value):
+        raise ConfigurationError(f'TF_CONFIG: cluster.{kind} is {quoted(value)}; expected a list of "host:port"')
+    check_addresses(value, lambda index: f"TF_CONFIG: cluster.{kind}[{index}]")
+    if kind == "chief" and len(value) > 1:
+        raise ConfigurationError(f"TF_CONFIG: the cluster has {len(value)} chiefs; expected one at most")
+    return tuple(value)
+
+
+def _task(task: dict[str, Any]) -> tuple[str, int]:
+    kind, index = task["type"], task.get("index", 0)
+    if kind not in KNOWN_TYPES:
+        raise ConfigurationError(
+            f"TF_CONFIG: task type is {quoted(kind)}; expected chief, worker, ps or evaluator"
+        )
+    try:
+        if isinstance(index, bool | float):
+            raise ValueError
+        return kind, int(index)  # some schedulers write the index as a string
+    except (ValueError, TypeError) as error:
+        raise ConfigurationError(
+            f"TF_CONFIG: task index is {quoted(index)}; expected an integer from 0"
+        ) from error

@@ -1,0 +1,47 @@
+"""Where ranks sit: by host, as their addresses say."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ringtrain.errors import ConfigurationError
+from ringtrain.shared.address import split_address
+
+
+@dataclass(frozen=True)
+class Topology:
+    """Place of one rank on its host, and of its host among those with a rank in the same place."""
+
+    local_rank: int
+    local_size: int
+    cross_rank: int
+    cross_size: int
+
+
+def topology_of(addresses: tuple[str, ...], rank: int) -> Topology:
+    """Group ranks by the host of their address, in rank order."""
+    hosts: dict[str, list[int]] = {}
+    for other, address in enumerate(addresses):
+        hosts.setdefault(split_address(address)[0], []).append(other)
+    mine = hosts[split_address(addresses[rank])[0]]
+    local_rank = mine.index(rank)
+    column = [ranks[local_rank] for ranks in hosts.values() if len(ranks) > local_rank]
+    return Topology(local_rank, len(mine), column.index(rank), len(column))
+
+
+def check_addresses(addresses: Sequence[str], name: Callable[[int], str]) -> None:
+    """Raises ConfigurationError for the first that is no address, with its `name`, given its index, in front."""
+    for index, address in enumerate(addresses):
+        try:
+            split_address(address)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{name(index)}: {error}") from error
+
+
+def same_address(addresses: tuple[str, ...]) -> tuple[int, int] | None:
+    """Return two ranks that have one address; None if all are different."""
+    ranks: dict[str, int] = {}
+    for rank, address in enumerate(addresses):
+        first = ranks.setdefault(address, rank)
+        if first != rank:
+            return first, rank
+    return None

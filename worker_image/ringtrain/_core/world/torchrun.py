@@ -1,0 +1,170 @@
+"""What torchrun tells a process about its world, and how ranks learn each other's addresses from it.
+
+torchrun says where rank 0 is (MASTER_ADDR, MASTER_PORT) and not where the others are. Under torchrun itself a
+store of torch's listens on MASTER_PORT, and ranks leave their addresses there. With variables that someone has set
+by hand, MASTER_PORT belongs to whatever the training code starts, so rank 0 listens 1000 ports further on.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Final
+
+from ringtrain._core.world.gathering import gather_addresses
+from ringtrain._core.world.topology import Topology, topology_of
+from ringtrain.errors import ConfigurationError, in_ranges, shown
+from ringtrain.shared import authentication
+from ringtrain.shared.address import own_address, split_address
+from ringtrain.shared.ports import HeldPorts
+from ringtrain.shared.variables import HIGHEST, integer
+
+_NAMES: Final = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_BESIDE: Final = 1000
+_HIGHEST_PORT: Final = 65_535
+_meetings = 0  # of this process: each `init` leaves its addresses under a key of its own
+
+
+@dataclass(frozen=True)
+class TorchrunRank:
+    """Place of a process. `master`: `host:port`. The last three are None where the environment is silent."""
+
+    rank: int
+    size: int
+    master: str
+    local_rank: int | None = None
+    local_size: int | None = None
+    host: int | None = None
+
+    def topology(self, addresses: tuple[str, ...]) -> Topology:
+        """What the environment says, else by the hosts of the addresses."""
+        if self.local_rank is None or self.local_size is None or self.size % self.local_size:
+            return topology_of(addresses, self.rank)
+        host = self.rank // self.local_size if self.host is None else self.host
+        return Topology(self.local_rank, self.local_size, host, self.size // self.local_size)
+
+
+def torchrun_rank(env: Mapping[str, str]) -> TorchrunRank | None:
+    """Return what the environment says, or None if nothing of torchrun's is set. Raises ConfigurationError."""
+    present = [name for name in _NAMES if env.get(name)]
+    if "RANK" not in present and "WORLD_SIZE" not in present:
+        return None
+    if present in (["RANK"], ["WORLD_SIZE"]):
+        return None  # a name that other programs use, too
+    size = _number(env, "WORLD_SIZE", 1)
+    rank = _number(env, "RANK", 0, size - 1)
+    local_size = _number(env, "LOCAL_WORLD_SIZE", 1, size) if env.get("LOCAL_WORLD_SIZE") else None
+    highest = (local_size or size) - 1
+    local_rank = _number(env, "LOCAL_RANK", 0, highest) if env.get("LOCAL_RANK") else None
+    host = _number(env, "GROUP_RANK", 0, size - 1) if env.get("GROUP_RANK") else None
+    if size == 1:
+        return TorchrunRank(rank, size, "")
+    port = _number(env, "MASTER_PORT", 1, _HIGHEST_PORT)
+    address = env.get("MASTER_ADDR", "")
+    master = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+    split_address(master)
+    return TorchrunRank(rank, size, master, local_rank, local_size, host)
+
+
+def meet_beside_master(
+    found: TorchrunRank, env: Mapping[str, str], token: bytes | None, timeout_s: float
+) -> tuple[str, ...]:
+    """The addresses of all ranks, by rank; this rank's port is free for it to listen on.
+
+    Raises ConfigurationError: no way to meet, or not all ranks came within `timeout_s`.
+    """
+    global _meetings
+    _meetings += 1
+    held = HeldPorts()
+    (port,) = held.take(0, 1)
+    try:
+        host = env.get("RINGTRAIN_POD_IP") or _own_address(found.master)
+        own = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        if env.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+            attempt = f"{env.get('TORCHELASTIC_RUN_ID', '')}/{env.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+            return _meet_in_store(found, f"ringtrain/{attempt}/{_meetings}", own, token, timeout_s)
+        return gather_addresses(found.rank, found.size, _beside(found.master), own, token, timeout_s)
+    finally:
+        held.release()
+
+
+def _beside(master: str) -> tuple[str, int]:
+    host, port = split_address(master)
+    return host, port + _BESIDE if port + _BESIDE <= _HIGHEST_PORT else port - _BESIDE
+
+
+def _own_address(master: str) -> str:
+    try:
+        return own_address(master)
+    except OSError as error:
+        host, _ = split_address(master)
+        raise ConfigurationError(
+            f'MASTER_ADDR is "{host}", which can\'t be resolved or reached: {error.strerror or error}'
+        ) from error
+
+
+def _meet_in_store(
+    found: TorchrunRank, key: str, own: str, token: bytes | None, timeout_s: float
+) -> tuple[str, ...]:
+    store = _store(found.master, timeout_s)
+
+    def proof(rank: int, address: str) -> str:
+        return authentication.proof(token, b"address", key.encode(), str(rank).encode(), address.encode())
+
+    try:
+        store.set(f"{key}/{found.rank}", f"{own} {proof(found.rank, own)}")
+        store.wait([f"{key}/{rank}" for rank in range(found.size)], timedelta(seconds=timeout_s))
+    except RuntimeError as error:
+        missing = [rank for rank in range(found.size) if not _has(store, f"{key}/{rank}")]
+        raise ConfigurationError(
+            f"rank(s) {in_ranges(missing)} of {found.size} have not called ringtrain.init() within "
+            f"{timeout_s:g} s (waited for by rank {found.rank}); every rank that torchrun starts must"
+        ) from error
+    addresses = []
+    for rank in range(found.size):
+        address, _, given = store.get(f"{key}/{rank}").decode().partition(" ")
+        if not authentication.same(proof(rank, address), given):
+            raise ConfigurationError(
+                f"ranks {found.rank} and {rank} do not have the same token; check RINGTRAIN_TOKEN_FILE on both"
+            )
+        addresses.append(address)
+    return tuple(addresses)
+
+
+def _store(master: str, timeout_s: float) -> Any:
+    try:
+        from torch.distributed import TCPStore
+    except ImportError as error:
+        raise ConfigurationError(
+            "torchrun's store is announced (TORCHELASTIC_USE_AGENT_STORE), but torch can't be imported"
+        ) from error
+    host, port = split_address(master)
+    try:
+        return TCPStore(host, port, None, False, timedelta(seconds=timeout_s))
+    except RuntimeError as error:
+        raise ConfigurationError(f"torchrun's store at {master} can't be reached: {error}") from error
+
+
+def _has(store: Any, key: str) -> bool:
+    try:
+        return bool(store.check([key]))
+    except RuntimeError:
+        return False
+
+
+def _number(env: Mapping[str, str], name: str, lowest: int, highest: int = HIGHEST) -> int:
+    if not env.get(name):
+        have = ", ".join(f"{other}={shown(env[other])}" for other in _NAMES if env.get(other))
+        raise ConfigurationError(
+            f"{name} is not set, but {have}; torchrun sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT together"
+        )
+    return integer(env, name, lowest=lowest, highest=highest)
+
+
+def _forget_meetings() -> None:
+    """A forked process that meets on its own counts from the start, as one that was started does."""
+    global _meetings
+    _meetings = 0
+
+
+os.register_at_fork(after_in_child=_forget_meetings)

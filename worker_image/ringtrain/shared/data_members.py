@@ -1,0 +1,158 @@
+"""Who serves a job's input: what a data worker announces, and the file in which ranks read it."""
+
+import hashlib
+import json
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+
+from ringtrain.errors import DataError
+from ringtrain.shared.gen import coordinator_pb2 as pb
+from ringtrain.shared.gen import coordinator_pb2_grpc
+from ringtrain.shared.messages import message_fields
+
+log = logging.getLogger(__name__)
+
+DATA_SERVICE: Final = "ringtrain.v1.DataWorkers"
+_VERSION: Final = 1
+_SAY_EVERY: Final = 20
+
+
+@dataclass(frozen=True)
+class DataMember:
+    """One data worker as it announces itself. `instance`: one life of its process; `address`: host:port."""
+
+    job_uid: str
+    index: int
+    instance: str
+    pod: str
+    address: str
+    kind: str
+    slots: int
+    dispatchers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class DataAddress:
+    """A data worker as a rank sees it."""
+
+    index: int
+    instance: str
+    address: str
+
+
+def members_text(kind: str, members: Iterable[DataMember]) -> str:
+    """The content of RINGTRAIN_DATA_WORKERS_FILE, by docs/contract.md."""
+    by_index = sorted(members, key=lambda member: member.index)
+    workers = [{"index": one.index, "instance": one.instance, "address": one.address} for one in by_index]
+    dispatchers = [address for one in by_index for address in one.dispatchers]
+    document = {"version": _VERSION, "kind": kind, "workers": workers, "dispatchers": dispatchers}
+    return json.dumps(document) + "\n"
+
+
+def digest(text: str) -> str:
+    """By what agent and launcher tell one membership from another; empty for none."""
+    return hashlib.sha256(text.encode()).hexdigest()[:16] if text else ""
+
+
+def read_members(path: Path) -> tuple[DataAddress, ...]:
+    """The data workers in the file at `path`; none where it is not written yet. Raises DataError."""
+    expected = 'expected {"version": 1, "workers": [{"index": 0, "instance": "a", "address": "10.0.0.9:7370"}]}'
+    try:
+        document = json.loads(path.read_text())
+        if document["version"] != _VERSION:
+            raise ValueError(f"version {document['version']}")
+        return tuple(
+            DataAddress(int(one["index"]), str(one.get("instance", "")), str(one["address"]))
+            for one in document["workers"]
+        )
+    except FileNotFoundError:
+        return ()
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path}: no list of data workers ({error!r}); {expected}") from error
+
+
+class MembersFile:
+    """The file that an agent writes for its ranks. Replaced as a whole, so that no rank reads half of it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.version = ""
+
+    def take(self, text: str) -> None:
+        """Write what the launcher says; nothing for an empty text."""
+        if not text:
+            return
+        new = self.path.with_suffix(".new")
+        try:
+            new.write_text(text)
+            os.replace(new, self.path)
+        except OSError as error:  # ranks go on with those that they know; the next heartbeat tries again
+            log.warning("%s cannot be written: %s", self.path, error)
+            return
+        self.version = digest(text)
+
+
+class Announcer:
+    """Keeps a data worker registered at whatever launcher answers, until it is closed.
+
+    `member` is asked for before each call. `on_members` gets what the launcher knows of all data workers.
+    """
+
+    def __init__(
+        self,
+        channel: grpc.Channel,
+        member: Callable[[], DataMember],
+        *,
+        heartbeat_s: float,
+        call_s: float,
+        on_members: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self._stub: Any = coordinator_pb2_grpc.DataWorkersStub(channel)
+        self._member = member
+        self._heartbeat_s = heartbeat_s
+        self._call_s = call_s
+        self._on_members = on_members
+        self._closed = threading.Event()
+        self._problems = 0
+        self._thread = threading.Thread(target=self._run, name="ringtrain-announce", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop; the launcher notices by the silence."""
+        self._closed.set()
+        self._thread.join(self._call_s)
+
+    def _run(self) -> None:
+        while not self._closed.is_set():
+            try:
+                reply = self._stub.Announce(pb.DataWorker(**message_fields(self._member())), timeout=self._call_s)
+            except grpc.RpcError as error:
+                self._complain(f"{error.code().name}: {error.details()}")
+            except OSError as error:  # the launcher's name does not resolve yet
+                self._complain(str(error))
+            except ValueError:  # the channel was closed
+                return
+            else:
+                self._note(reply)
+            self._closed.wait(self._heartbeat_s)
+
+    def _note(self, reply: Any) -> None:
+        if not reply.accepted:
+            self._complain(f"refused: {reply.reason}")
+            return
+        if self._problems:
+            log.info("the launcher is there again")
+        self._problems = 0
+        self._on_members(reply.members)
+
+    def _complain(self, problem: str) -> None:
+        if self._problems % _SAY_EVERY == 1:  # the first one may be a launcher that starts somewhat later
+            log.warning("this data worker is not registered at the launcher: %s", problem)
+        self._problems += 1

@@ -1,0 +1,107 @@
+"""Horovod's environment variables that have a counterpart here, in one table."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from ringtrain.errors import ConfigurationError, shown
+from ringtrain.shared import contract
+from ringtrain.shared.variables import LONGEST_TIMEOUT_S
+
+# Horovod's names of levels, in lower case, and Python's. Those that both have are not repeated.
+LOG_LEVELS: Final = {"trace": "debug", "fatal": "critical"}
+OUR_LOG_LEVELS: Final = ("debug", "info", "warning", "error", "critical")
+
+# The longest time that a wait may have.
+NEVER: Final = f"{LONGEST_TIMEOUT_S:.0f}"
+
+
+@dataclass(frozen=True)
+class Counterpart:
+    """`horovod` is read where `ours` is not set. `translate(name, value)` is our value; empty: as if not set."""
+
+    horovod: str
+    ours: str
+    translate: Callable[[str, str], str]
+    note: str = ""
+
+
+def log_level(name: str, value: str) -> str:
+    """Python's name of the level `value`, in either spelling. ConfigurationError names `name`."""
+    level = LOG_LEVELS.get(value.lower(), value.lower())
+    if level not in OUR_LOG_LEVELS:
+        expected = ", ".join((*OUR_LOG_LEVELS, *LOG_LEVELS))
+        raise ConfigurationError(f'{name} is "{shown(value)}"; expected one of {expected}')
+    return level
+
+
+def _file(_: str, value: str) -> str:
+    # With DYNAMIC Horovod waits for start_timeline(), which needs no preparation here.
+    return "" if value == "DYNAMIC" else value
+
+
+def _never_if_0(name: str, value: str) -> str:
+    return _seconds(name, value) or NEVER
+
+
+def _never_if_disabled(name: str, value: str) -> str:
+    if value.lower() in ("0", "false", "no", ""):
+        return ""
+    if value.lower() in ("1", "true", "yes"):
+        return NEVER
+    raise ConfigurationError(f'{name} is "{shown(value)}"; expected 0 or 1')
+
+
+def _seconds(name: str, value: str) -> str:
+    try:
+        number = float(value)
+    except ValueError:
+        raise ConfigurationError(f'{name} is "{shown(value)}"; expected a number of seconds') from None
+    return f"{number:g}" if number else ""
+
+
+COUNTERPARTS: Final = (
+    Counterpart("HOROVOD_TIMELINE", contract.ENV_TIMELINE, _file, "`DYNAMIC` counts as not set"),
+    Counterpart(
+        "HOROVOD_LOG_LEVEL", contract.ENV_LOG_LEVEL, log_level, "`TRACE` is `debug`, `FATAL` is `critical`"
+    ),
+    Counterpart(
+        "HOROVOD_STALL_CHECK_DISABLE",
+        contract.ENV_STALL_TIMEOUT,
+        _never_if_disabled,
+        f"`1` is {NEVER}, eleven days",
+    ),
+    Counterpart(
+        "HOROVOD_STALL_CHECK_DISABLE", contract.ENV_STALL_WARNING, _never_if_disabled, "`1`: no rank is named"
+    ),
+    Counterpart(
+        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
+        contract.ENV_STALL_TIMEOUT,
+        _never_if_0,
+        f"`0`, for ever in Horovod, is {NEVER}, eleven days",
+    ),
+    Counterpart(
+        "HOROVOD_STALL_CHECK_TIME_SECONDS",
+        contract.ENV_STALL_WARNING,
+        _never_if_0,
+        "after how long late ranks are named",
+    ),
+    Counterpart("HOROVOD_START_TIMEOUT", contract.ENV_START_TIMEOUT, _seconds, "read by the command"),
+    Counterpart(
+        "HOROVOD_ELASTIC_TIMEOUT",
+        contract.ENV_START_TIMEOUT,
+        _seconds,
+        "read by the command, where `HOROVOD_START_TIMEOUT` is not set",
+    ),
+)
+
+
+def with_counterparts(env: Mapping[str, str]) -> dict[str, str]:
+    """`env` with our variables where only Horovod's are set. ConfigurationError names one with a bad value."""
+    found = dict(env)
+    for row in COUNTERPARTS:
+        if env.get(row.horovod) and not found.get(row.ours):
+            value = row.translate(row.horovod, env[row.horovod])
+            if value:
+                found[row.ours] = value
+    return found

@@ -1,0 +1,244 @@
+"""Control channels and servers: TLS where there are certificates, else loopback; always the token."""
+
+import hmac
+import logging
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import grpc
+
+from ringtrain.shared.ports import PortTaken
+from ringtrain.shared.secrets import Secrets, dns_name
+from ringtrain.shared.strangers import Complaints
+from ringtrain.shared.tls import caller_problem
+
+log = logging.getLogger(__name__)
+
+TOKEN_KEY = "ringtrain-token"
+NO_TOKEN = "the job's token is missing or wrong"
+# A batch of lines is at most 1 MiB (agent/shipper.py) and one rank's read may exceed it by a record.
+MAX_MESSAGE = 16 << 20
+_COMMON = (
+    ("grpc.max_receive_message_length", MAX_MESSAGE),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+)
+_CLIENT = (
+    *_COMMON,
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    # The launcher's name may appear in DNS after its workers have started: ask again every second, not every 30.
+    ("grpc.dns_min_time_between_resolutions_ms", 1000),
+)
+# What a client that dials costs its server: a handshake and a first call, with half a core; bench/scale/README.md.
+_EACH_CLIENT_S = 0.004
+_LONGEST_CROWD_S = 60.0
+# Clients prove themselves while they connect, where there are certificates.
+_CONNECT_S = 1.0
+_HANDSHAKE_S = 10.0
+_KEEPALIVE_S = 10.0
+# Connections at a time beyond those of the gang.
+_MOST_STRANGERS = 256
+_SERVER = (
+    *_COMMON,
+    ("grpc.http2.min_ping_interval_without_data_ms", 5000),
+)
+
+
+@dataclass(frozen=True)
+class Peer:
+    """Who is at the other end: the role its certificate must carry, in the job `uid`."""
+
+    role: str
+    uid: str
+
+
+def dial(address: str, secrets: Secrets, peer: Peer, clients: int = 1) -> grpc.Channel:
+    """A channel to `address` that accepts only a server with the role and uid of `peer`, and sends the token.
+
+    `clients`: how many may dial that server at the same time.
+    """
+    options = channel_options(peer, clients)
+    if secrets.tls is None:
+        channel = grpc.insecure_channel(address, options=options)
+    else:
+        channel = grpc.secure_channel(address, secrets.tls.for_channel(), options=options)
+    return grpc.intercept_channel(channel, _SendToken(secrets.token)) if secrets.token else channel
+
+
+def crowd_s(clients: int) -> float:
+    """How long a server takes for so many clients that dial at the same time. It serves them side by side, so that
+    each may take as long as all: who gives up before dials again, and costs the server the same once more."""
+    return min(clients * _EACH_CLIENT_S, _LONGEST_CROWD_S)
+
+
+def channel_options(peer: Peer, clients: int) -> tuple[tuple[str, Any], ...]:
+    """Options of a channel to `peer`, a server that so many clients may dial at the same time."""
+    return (
+        *_CLIENT,
+        *_keepalive(clients),
+        # By its name the time between two tries; gRPC's library takes it for the time that one may take.
+        ("grpc.min_reconnect_backoff_ms", round(1000 * max(_CONNECT_S, crowd_s(clients)))),
+        # Names in the certificate are of role and uid: what the server is called in DNS proves nothing.
+        ("grpc.ssl_target_name_override", dns_name(peer.role, peer.uid)),
+    )
+
+
+def _keepalive(clients: int) -> tuple[tuple[str, int], ...]:
+    """Whoever talks to thousands answers a ping late."""
+    patience_ms = round(1000 * max(_KEEPALIVE_S, crowd_s(clients)))
+    return (("grpc.keepalive_time_ms", patience_ms), ("grpc.keepalive_timeout_ms", patience_ms))
+
+
+@dataclass(frozen=True)
+class ControlServer:
+    """A server that listens on `port`."""
+
+    port: int
+    _server: grpc.Server
+    _pool: ThreadPoolExecutor
+
+    def close(self, grace_s: float) -> None:
+        """Stop listening, give calls under way `grace_s` to end, and end the threads."""
+        self._server.stop(grace_s).wait(grace_s + 1.0)
+        self._pool.shutdown(wait=False)
+
+
+def serve(
+    port: int,
+    secrets: Secrets,
+    peer: Peer,
+    *,
+    threads: int,
+    register: Callable[[grpc.Server], None],
+    is_held: bool = False,
+    others: Mapping[str, Peer] | None = None,
+) -> ControlServer:
+    """Start a server for clients with the role and uid of `peer`; `register` adds the services.
+
+    Without certificates it listens on loopback only. `is_held`: another process holds the port and shares it.
+    `others`: services, by full name, whose clients are not `peer`.
+    Raises PortTaken when the port is in use.
+    """
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="ringtrain-rpc")
+    check = _CheckPeer(PeerCheck(secrets, peer, others or {}))
+    server = grpc.server(pool, options=server_options(threads, is_held), interceptors=[check])
+    register(server)
+    bound = bind(server, port, secrets)
+    server.start()
+    return ControlServer(bound, server, pool)
+
+
+def server_options(clients: int, is_held: bool) -> tuple[tuple[str, int], ...]:
+    """Options of a server of so many clients."""
+    return (
+        *_SERVER,
+        *_keepalive(clients),
+        ("grpc.server_handshake_timeout_ms", round(1000 * max(_HANDSHAKE_S, crowd_s(clients)))),
+        ("grpc.so_reuseport", int(is_held)),
+        ("grpc.max_allowed_incoming_connections", _MOST_STRANGERS + 2 * clients),
+    )
+
+
+def bind(server: Any, port: int, secrets: Secrets) -> int:
+    """Have `server` listen on `port`, 0: any; without certificates on loopback only. Raises PortTaken."""
+    try:
+        if secrets.tls is None:
+            return int(server.add_insecure_port(f"127.0.0.1:{port}"))
+        credentials = secrets.tls.for_server()
+        try:
+            return int(server.add_secure_port(f"[::]:{port}", credentials))
+        except RuntimeError:  # no IPv6 here
+            return int(server.add_secure_port(f"0.0.0.0:{port}", credentials))
+    except RuntimeError as exc:
+        raise PortTaken(f"port {port} cannot be listened on: is another process using it? ({exc})") from exc
+
+
+class _SendToken(
+    grpc.UnaryUnaryClientInterceptor,  # type: ignore[misc]
+    grpc.UnaryStreamClientInterceptor,  # type: ignore[misc]
+    grpc.StreamStreamClientInterceptor,  # type: ignore[misc]
+):
+    """Adds the job's token to every call."""
+
+    def __init__(self, token: str) -> None:
+        self._token = token
+
+    def _intercept(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
+        metadata = [*(client_call_details.metadata or ()), (TOKEN_KEY, self._token)]
+        return continuation(client_call_details._replace(metadata=metadata), request)
+
+    intercept_unary_unary = intercept_unary_stream = intercept_stream_stream = _intercept
+
+
+class PeerCheck:
+    """Whether a call has the job's token and comes from a certificate of the right role and job.
+
+    `others`: services, by full name, whose clients are not `peer`.
+    """
+
+    def __init__(self, secrets: Secrets, peer: Peer, others: Mapping[str, Peer]) -> None:
+        self._secrets = secrets
+        self._peer = peer
+        self._others = others
+        self._complaints = Complaints(log.warning)
+
+    def knows_token(self, metadata: Any) -> bool:
+        """Whether the token is in a call's metadata."""
+        token = dict(metadata).get(TOKEN_KEY, "")
+        given = token if isinstance(token, bytes) else token.encode()
+        return not self._secrets.token or hmac.compare_digest(given, self._secrets.token.encode())
+
+    def peer_of(self, method: str) -> Peer:
+        """Who may call `method`, given by its path."""
+        return self._others.get(method.split("/")[1], self._peer)
+
+    def problem(self, context: Any, peer: Peer) -> str:
+        """Why the certificate of the caller is not that of `peer`; empty if it is."""
+        expected = dns_name(peer.role, peer.uid)
+        return "" if self._secrets.tls is None else caller_problem(context, expected)
+
+    def complain(self, context: Any, problem: str) -> None:
+        """Say in the log that a call is refused."""
+        self._complaints.say(f"refused a call from {context.peer()}: {problem}")
+
+
+class _CheckPeer(grpc.ServerInterceptor):  # type: ignore[misc]
+    """Refuses, and logs, calls without the job's token or from a certificate of another role or job."""
+
+    def __init__(self, check: PeerCheck) -> None:
+        self._check = check
+
+    def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
+        handler = continuation(handler_call_details)
+        if handler is None:
+            return None
+        if not self._check.knows_token(handler_call_details.invocation_metadata):
+            # A handler that gets its requests as a stream runs before any of them is read.
+            refuse = self._refuse(NO_TOKEN)
+            if handler.response_streaming:
+                return grpc.stream_stream_rpc_method_handler(refuse)
+            return grpc.stream_unary_rpc_method_handler(refuse)
+        kind = next(name for name in ("unary_unary", "unary_stream", "stream_stream") if getattr(handler, name))
+        peer = self._check.peer_of(handler_call_details.method)
+        return handler._replace(**{kind: self._guard(getattr(handler, kind), peer)})
+
+    def _guard(self, behaviour: Any, peer: Peer) -> Any:
+        def guarded(request: Any, context: Any) -> Any:
+            problem = self._check.problem(context, peer)
+            if problem:
+                self._refuse(problem)(request, context)
+            return behaviour(request, context)
+
+        return guarded
+
+    def _refuse(self, problem: str) -> Callable[[Any, Any], NoReturn]:
+        def refuse(_: Any, context: Any) -> NoReturn:
+            self._check.complain(context, problem)
+            context.abort(grpc.StatusCode.PERMISSION_DENIED, problem)
+            raise AssertionError("abort() raises")
+
+        return refuse

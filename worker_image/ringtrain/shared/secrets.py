@@ -1,0 +1,56 @@
+"""The job's certificates and token, as files in RINGTRAIN_SECRET_DIR."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ringtrain.errors import ConfigurationError, quoted
+from ringtrain.shared import contract
+from ringtrain.shared.environment import Environment
+from ringtrain.shared.tls import CERTIFICATE_FILES, Certificates
+
+
+@dataclass(frozen=True)
+class Secrets:
+    """What a pod proves itself with. No `tls`: control stays on loopback. Empty `token`: none is asked for."""
+
+    tls: Certificates | None = None
+    token: str = field(default="", repr=False)
+    token_file: Path | None = None
+    directory: Path | None = None
+
+
+def dns_name(role: str, uid: str) -> str:
+    """The name that a certificate of `role` carries in the job `uid`."""
+    return f"{role}.{uid}.ringtrain"
+
+
+def load_secrets(env: Environment) -> Secrets:
+    """The secrets in RINGTRAIN_SECRET_DIR, or none when it is unset and the default directory is absent.
+
+    A directory with the token alone is accepted (control stays on loopback). Raises ConfigurationError when the
+    directory was named but is absent, holds neither, or holds only some of the certificate files.
+    """
+    named = env.optional(contract.ENV_SECRET_DIR)
+    directory = Path(named or contract.SECRET_DIR)
+    setting = f"{contract.ENV_SECRET_DIR}={quoted(str(directory))}"
+    try:
+        if named or directory.is_dir():
+            return _load(directory, setting)
+    except (OSError, UnicodeError) as exc:
+        why = exc.strerror if isinstance(exc, OSError) else "the token is no UTF-8"
+        raise ConfigurationError(f"{setting}: {why}") from exc
+    return Secrets()
+
+
+def _load(directory: Path, setting: str) -> Secrets:
+    if not directory.is_dir():
+        raise ConfigurationError(f"{setting}: no such directory")
+    present = [name for name in CERTIFICATE_FILES if (directory / name).is_file()]
+    missing = sorted(set(CERTIFICATE_FILES) - set(present))
+    token_file = directory / "token"
+    if (present and missing) or not (present or token_file.is_file()):
+        raise ConfigurationError(f"{setting}: expected {', '.join(missing)} in it")
+    tls = Certificates.read(directory) if present else None
+    if not token_file.is_file():
+        return Secrets(tls, directory=directory)
+    return Secrets(tls, token_file.read_text().strip(), token_file, directory)

@@ -1,0 +1,171 @@
+"""Mutual TLS between ranks, with the job's own certificates."""
+
+import contextlib
+import select
+import socket
+import ssl
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from ringtrain.errors import ConfigurationError
+from ringtrain.shared.connection_errors import ConnectionLost
+
+if TYPE_CHECKING:  # settings are read before gRPC is loaded: it looks at the environment then
+    import grpc
+
+Buffer = bytes | bytearray | memoryview
+
+CERTIFICATE_FILES: Final = ("ca.crt", "tls.crt", "tls.key")
+# What one record of TLS holds; shorter parts are joined up to it.
+_RECORD_BYTES: Final = 16 << 10
+
+
+@dataclass(frozen=True)
+class Certificates:
+    """A certificate and key, and the job's CA, in PEM."""
+
+    ca: bytes
+    certificate: bytes
+    key: bytes = field(repr=False)
+
+    @staticmethod
+    def read(directory: Path) -> "Certificates":
+        """Those in the three files of `directory`. Raises OSError."""
+        return Certificates(*((directory / file).read_bytes() for file in CERTIFICATE_FILES))
+
+    def for_server(self) -> "grpc.ServerCredentials":
+        """Credentials of a server that asks every client for a certificate of the job's CA."""
+        import grpc
+
+        return grpc.ssl_server_credentials([(self.key, self.certificate)], self.ca, require_client_auth=True)
+
+    def for_channel(self) -> "grpc.ChannelCredentials":
+        """Credentials of a client that trusts the job's CA and shows its own certificate."""
+        import grpc
+
+        return grpc.ssl_channel_credentials(self.ca, self.key, self.certificate)
+
+
+def name_problem(names: Sequence[str], expected: str) -> str:
+    """Why a certificate of the job's CA for `names` is not the `expected` one's; empty if it is."""
+    return (
+        "" if expected in names else f"the certificate is for {', '.join(names) or 'no name'}, expected {expected}"
+    )
+
+
+def caller_problem(context: Any, expected: str) -> str:
+    """As `name_problem`, of the certificate of who makes a call of gRPC."""
+    names = context.auth_context().get("x509_subject_alternative_name", ())
+    return name_problem([name.decode() for name in names], expected)
+
+
+@dataclass(frozen=True)
+class Tls:
+    """What a rank proves itself with. `name`: the DNS name in the certificate of every rank of the job."""
+
+    certificates: Certificates
+    name: str
+    server: ssl.SSLContext = field(repr=False)
+    client: ssl.SSLContext = field(repr=False)
+
+    @staticmethod
+    def load(directory: Path, name: str) -> "Tls":
+        """Read ca.crt, tls.crt and tls.key. Raises ConfigurationError."""
+        try:
+            certificates = Certificates.read(directory)
+            server, client = (
+                _context(kind, directory) for kind in (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT)
+            )
+        except (OSError, ValueError) as error:
+            raise ConfigurationError(
+                f"RINGTRAIN_ENCRYPT is tensors, which needs {', '.join(CERTIFICATE_FILES)} in "
+                f"RINGTRAIN_SECRET_DIR ({directory}): {error}"
+            ) from error
+        return Tls(certificates, name, server, client)
+
+    def wrap(self, sock: socket.socket, is_client: bool) -> "TlsSocket":
+        """`sock` with TLS; nothing is sent yet."""
+        if is_client:
+            wrapped = self.client.wrap_socket(sock, server_hostname=self.name, do_handshake_on_connect=False)
+        else:
+            wrapped = self.server.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+        return TlsSocket(wrapped, self)
+
+
+def _context(kind: int, directory: Path) -> ssl.SSLContext:
+    context = ssl.SSLContext(kind)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_verify_locations(directory / "ca.crt")
+    context.load_cert_chain(directory / "tls.crt", directory / "tls.key")
+    context.set_alpn_protocols(["h2"])
+    return context
+
+
+class TlsSocket:
+    """The calls of a socket that a `Channel` makes, through TLS; BlockingIOError where it has to wait."""
+
+    def __init__(self, sock: ssl.SSLSocket, tls: Tls) -> None:
+        self._sock = sock
+        self._tls = tls
+        self._poll = select.poll()
+        self._poll.register(sock, select.POLLIN)
+
+    def shake_hands(self, tick_s: float, deadline: float) -> None:
+        """Prove both sides to each other. Raises ConnectionLost."""
+        try:
+            self._sock.settimeout(max(deadline - time.monotonic(), 0.001))
+            self._sock.do_handshake()
+            self._sock.settimeout(tick_s)
+        except (OSError, ValueError) as error:
+            raise ConnectionLost(f"no TLS with the job's certificates: {error}") from error
+        certificate: dict[str, Any] = self._sock.getpeercert() or {}
+        names = [str(value) for kind, value in certificate.get("subjectAltName", ()) if kind == "DNS"]
+        if problem := name_problem(names, self._tls.name):
+            raise ConnectionLost(problem)
+
+    def recv_into(self, target: memoryview, nbytes: int = 0, flags: int = 0) -> int:
+        if not flags & socket.MSG_DONTWAIT:
+            return self._received(target)
+        if not self._sock.pending() and not self._poll.poll(0):
+            raise BlockingIOError
+        tick_s = self._sock.gettimeout()
+        self._sock.settimeout(0.0)  # what has come may be a part of a record
+        try:
+            return self._received(target)
+        finally:
+            self._sock.settimeout(tick_s)
+
+    def _received(self, target: memoryview) -> int:
+        try:
+            return self._sock.recv_into(target)
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError, TimeoutError) as error:
+            raise BlockingIOError from error
+
+    def sendmsg(self, parts: Sequence[Buffer]) -> int:
+        first = parts[0]
+        if len(first) < _RECORD_BYTES and len(parts) > 1:
+            joined = bytearray()
+            for part in parts:
+                joined += memoryview(part)[: _RECORD_BYTES - len(joined)]
+                if len(joined) == _RECORD_BYTES:
+                    break
+            first = joined
+        try:
+            return self._sock.send(first)
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError, TimeoutError) as error:
+            raise BlockingIOError from error
+
+    def shutdown(self, how: int) -> None:
+        # That of the TLS socket forgets its keys first, and another thread would send what follows in clear.
+        with contextlib.suppress(OSError):
+            socket.socket.shutdown(self._sock, how)
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
+    def close(self) -> None:
+        self._sock.close()

@@ -1,0 +1,1 @@
+"""What runs beside the ranks: agent, launcher, log store, page, MPI daemons and the command."""

@@ -1,0 +1,117 @@
+"""One thread that reads what all ranks of this pod write, and puts it into the spool."""
+
+import os
+import selectors
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from ringtrain.shared.processes import RankProcess
+from ringtrain_job.agent.spool import Spool
+from ringtrain_job.logs.journal import Stream
+from ringtrain_job.logs.records import TAIL_BYTES, RecordSplitter, last_lines
+
+_READ_BYTES = 256 << 10
+_LOOK_S = 0.25
+# An unfinished line (a prompt, a progress bar before its first redraw) is shown after so long a silence.
+_IDLE_S = 1.0
+# How long a pipe may stay open after its rank has ended, held by a process that the rank left behind.
+_AFTER_EXIT_S = 1.0
+
+
+class _Source:
+    """One pipe of one rank."""
+
+    def __init__(self, stream: Stream, rank: int, fd: int) -> None:
+        self.stream = stream
+        self.rank = rank
+        self.fd = fd
+        self.splitter = RecordSplitter()
+        self.read_at = time.monotonic()
+        self.tail = b""
+
+
+class Collector:
+    """Reads the ranks' pipes until all have ended. `on_closed(rank)`: a rank's output is complete."""
+
+    def __init__(self, spool: Spool, ranks: Sequence[RankProcess], on_closed: Callable[[int], None]) -> None:
+        self._spool = spool
+        self._on_closed = on_closed
+        self._selector = selectors.DefaultSelector()
+        self._sources = [
+            _Source(stream, rank.rank, fd)
+            for rank in ranks
+            for stream, fd in ((Stream.LOG, rank.log_fd), (Stream.REPORT, rank.report_fd))
+        ]
+        for source in self._sources:
+            self._selector.register(source.fd, selectors.EVENT_READ, source)
+        self._open = {rank.rank: 2 for rank in ranks}
+        self._ended_at: dict[int, float] = {}
+        self._thread = threading.Thread(target=self._run, name="ringtrain-collector", daemon=True)
+
+    def start(self) -> None:
+        """Begin to read."""
+        self._thread.start()
+
+    def rank_ended(self, rank: int) -> None:
+        """The rank's process is gone: whoever else holds its pipes may do so for a second."""
+        self._ended_at[rank] = time.monotonic()
+
+    def complete(self, rank: int) -> bool:
+        """Whether all that `rank` wrote has been read."""
+        return self._open.get(rank, 0) == 0
+
+    def tail(self, rank: int) -> tuple[str, ...]:
+        """The last lines that `rank` wrote."""
+        written = next((s.tail for s in self._sources if s.rank == rank and s.stream is Stream.LOG), b"")
+        return last_lines(written)
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for the thread's end."""
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        while self._selector.get_map():
+            for key, _ in self._selector.select(_LOOK_S):
+                self._read(key.data)
+            now = time.monotonic()
+            for key in list(self._selector.get_map().values()):
+                self._look_after(key.data, now)
+        self._selector.close()
+
+    def _read(self, source: _Source) -> bool:
+        """Read once; returns whether there was anything."""
+        try:
+            data = os.read(source.fd, _READ_BYTES)
+        except BlockingIOError:
+            return False
+        if not data:
+            self._close(source)
+            return False
+        source.read_at = time.monotonic()
+        self._put(source, source.splitter.feed(data))
+        return True
+
+    def _look_after(self, source: _Source, now: float) -> None:
+        if now - self._ended_at.get(source.rank, now) > _AFTER_EXIT_S:
+            while self._read(source) and time.monotonic() - now < _AFTER_EXIT_S:
+                pass
+            if source.fd >= 0:
+                self._close(source)
+        elif source.splitter.pending and now - source.read_at > _IDLE_S:
+            self._put(source, source.splitter.flush())
+
+    def _close(self, source: _Source) -> None:
+        self._put(source, source.splitter.flush())
+        self._selector.unregister(source.fd)
+        os.close(source.fd)
+        source.fd = -1
+        self._open[source.rank] -= 1
+        if self.complete(source.rank):
+            self._spool.finish(source.rank)
+            self._on_closed(source.rank)
+
+    def _put(self, source: _Source, data: bytes) -> None:
+        if source.stream is Stream.LOG and data:
+            source.tail = (source.tail + data[-TAIL_BYTES:])[-TAIL_BYTES:]
+        self._spool.put(source.stream, source.rank, data)

@@ -1,0 +1,53 @@
+"""Whether a pod's ranks have been in touch with others, whichever library they use for that."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from ringtrain.shared.address import split_address
+from ringtrain_job.control.model import World
+
+# Linux keeps a connection in its tables for 60 s after its end (proc_net_tcp(5): TIME_WAIT).
+_REMEMBERED_S: Final = 60.0
+_SOONEST_S: Final = 0.5
+_TABLES: Final = ("tcp", "tcp6")
+
+
+class Contact:
+    """Looks at the kernel's table of connections for one that listens at or leads to an address of the world.
+
+    A rank finds those addresses in its environment; what is there speaks for Ringtrain's own world, for
+    `torch.distributed`, for TensorFlow's servers and for whatever else reads `MASTER_ADDR` or `TF_CONFIG`.
+    """
+
+    def __init__(self, world: World, tables: Path = Path("/proc/self/net")) -> None:
+        named = (split_address(address)[1] for address in (*world.ring_addresses, *world.tf_addresses))
+        self._ports = {*named, world.master_port} - {0}  # to which a socket that only listens is connected
+        self._tables = [tables / name for name in _TABLES]
+        self._pause_s = _SOONEST_S
+        self._look_at = time.monotonic()
+        self.found = False
+
+    def is_due(self) -> bool:
+        """Whether to look again before the kernel may have forgotten what came since the last time."""
+        return not self.found and time.monotonic() >= self._look_at
+
+    def look(self) -> bool:
+        """Whether there is such a connection now."""
+        self.found = not self._ports.isdisjoint(self._in_use())
+        self._look_at = time.monotonic() + self._pause_s
+        self._pause_s = min(2 * self._pause_s, _REMEMBERED_S / 2)
+        return self.found
+
+    def _in_use(self) -> Iterator[int]:
+        try:
+            tables = [table.read_text() for table in self._tables if table.exists()]
+        except OSError:  # a sandbox may forbid it, and training goes on
+            tables = []
+        if not tables:  # where nothing is known, nothing is said
+            yield from self._ports
+        for table in tables:
+            for line in table.splitlines()[1:]:
+                for address in line.split()[1:3]:
+                    yield int(address.rpartition(":")[2], 16)

@@ -1,0 +1,204 @@
+"""The agent's side of the Coordinator service: registered once, and again after the launcher was restarted.
+
+Two threads: one registers and then follows the launcher's orders, one sends the ranks' state, at every change and
+as a heartbeat. Both go on through a launcher that is away; the agent's main loop decides how long.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from ringtrain.shared.data_members import MembersFile
+from ringtrain.shared.gen import coordinator_pb2 as pb
+from ringtrain.shared.messages import from_message, message_fields
+from ringtrain_job.agent.config import AgentConfig
+from ringtrain_job.control.model import AgentState, Order, Refusal, Registration, SlotHistory
+from ringtrain_job.control.wire import order_from_message
+
+log = logging.getLogger(__name__)
+
+_RETRY_S = 0.2
+# A launcher that starts somewhat later than its workers is no problem; after so long it is one, and said as often.
+_SAY_EVERY_S = 5.0
+_DENIED = (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED)
+
+
+@dataclass(frozen=True)
+class Registered:
+    """The launcher has taken this agent in; `histories`: what an earlier agent has left of its slots."""
+
+    histories: tuple[SlotHistory, ...]
+
+
+@dataclass(frozen=True)
+class LeaveNoted:
+    """The launcher knows that this agent leaves, and has all its lines."""
+
+
+Message = Order | Refusal | Registered | LeaveNoted
+
+
+class CoordinatorClient:
+    """Keeps one agent registered. `deliver` gets the launcher's messages; heartbeats carry what `state` gives, and
+    `acknowledged` is called with a state that the launcher has taken note of. `data_members`: the file in which
+    ranks read the job's data workers."""
+
+    def __init__(
+        self,
+        stub: Any,
+        config: AgentConfig,
+        instance: str,
+        registration: Callable[[], Registration],
+        state: Callable[[], AgentState],
+        deliver: Callable[[Message], None],
+        acknowledged: Callable[[AgentState], None] = lambda _: None,
+        data_members: MembersFile | None = None,
+    ) -> None:
+        self._stub = stub
+        self._config = config
+        self._registration = registration
+        self._state = state
+        self._deliver = deliver
+        self._acknowledged = acknowledged
+        self._data_members = data_members
+        self._instance = instance
+        self._closed = threading.Event()
+        self._changed = threading.Event()
+        self._registered = threading.Event()
+        self._orders: Any = None
+        self._heard = time.monotonic()
+        self._heartbeat_s = config.heartbeat_s
+        self.last_problem = ""
+        self._saying = threading.Lock()
+        self._said_at = float("-inf")
+        self._threads = [
+            threading.Thread(target=self._follow_orders, name="ringtrain-orders", daemon=True),
+            threading.Thread(target=self._send_state, name="ringtrain-heartbeat", daemon=True),
+        ]
+
+    @property
+    def registered(self) -> bool:
+        """Whether the launcher has ever taken this agent in."""
+        return self._registered.is_set()
+
+    def start(self) -> None:
+        """Begin to dial."""
+        for thread in self._threads:
+            thread.start()
+
+    def close(self) -> None:
+        """Leave: the launcher sees the order stream end. Calls under way end when their channel is closed."""
+        self._closed.set()
+        self._changed.set()
+        if self._orders is not None:
+            self._orders.cancel()
+
+    def join(self) -> None:
+        """Wait for the threads, once closed."""
+        for thread in self._threads:
+            thread.join(self._config.call_s)
+
+    def changed(self) -> None:
+        """The state is another than was sent: send it now."""
+        self._changed.set()
+
+    def heard(self) -> None:
+        """The launcher has answered a call."""
+        self._heard = time.monotonic()
+
+    def silent_s(self) -> float:
+        """How long the launcher has not answered any call."""
+        return time.monotonic() - self._heard
+
+    def _follow_orders(self) -> None:
+        while not self._closed.is_set():
+            try:
+                if self._register():
+                    self._read_orders()
+            except grpc.RpcError as error:
+                self._note_problem(error)
+            except OSError as error:  # the launcher's name does not resolve yet
+                self._say_problem(str(error))
+            except ValueError:  # the channel was closed
+                return
+            self._closed.wait(_RETRY_S)
+
+    def _register(self) -> bool:
+        request = pb.RegisterRequest(**message_fields(self._registration()))
+        # Not waiting for the channel to be ready: then the error says why it is not, and not only that time is up.
+        reply = self._stub.Register(request, timeout=self._config.call_s)
+        self.heard()
+        if not reply.accepted:
+            self._deliver(Refusal(reply.reason, reply.misconfigured))
+            self._closed.set()
+            return False
+        if reply.slots:
+            self._deliver(Registered(tuple(from_message(SlotHistory, history) for history in reply.slots)))
+        self._registered.set()
+        self._changed.set()
+        return True
+
+    def _read_orders(self) -> None:
+        request = pb.OrdersRequest(worker_index=self._config.index, instance=self._instance, reads_deflated=True)
+        self._orders = self._stub.Orders(request)
+        if self._closed.is_set():
+            self._orders.cancel()
+        for order in self._orders:
+            self.heard()
+            self._deliver(order_from_message(order))
+
+    def _send_state(self) -> None:
+        while not self._closed.is_set():
+            self._changed.wait(self._heartbeat_s)
+            self._changed.clear()
+            if self._closed.is_set() or not self._registered.is_set():
+                continue
+            state = self._state()
+            who: dict[str, Any] = {"worker_index": self._config.index, "instance": self._instance}
+            if self._data_members is not None:
+                who["data_version"] = self._data_members.version
+            request = pb.SyncRequest(**who, **message_fields(state))
+            try:
+                reply = self._stub.Sync(request, timeout=self._config.call_s)
+            except grpc.RpcError as error:
+                self._note_problem(error)
+                self._closed.wait(_RETRY_S)
+                self._changed.set()
+                continue
+            except ValueError:  # the channel was closed
+                return
+            self.heard()
+            self._heartbeat_s = reply.heartbeat_s or self._config.heartbeat_s
+            if self._data_members is not None:
+                self._data_members.take(reply.data_workers)
+            if reply.known:
+                self._acknowledged(state)
+            if state.leaving and state.drained:
+                self._deliver(LeaveNoted())
+            if not reply.known and self._orders is not None:
+                self._orders.cancel()  # makes the other thread register again
+
+    def _note_problem(self, error: grpc.RpcError) -> None:
+        if self._closed.is_set():
+            return
+        code, details = error.code(), error.details()
+        self._say_problem(f"{code.name}: {details}")
+        if code in _DENIED:
+            self._deliver(Refusal(f"the launcher does not trust this agent: {details}", misconfigured=True))
+            self._closed.set()
+
+    def _say_problem(self, problem: str) -> None:
+        """Keep the newest problem, and tell it every few seconds for as long as there is one."""
+        with self._saying:
+            self.last_problem = problem
+            now, silent_s = time.monotonic(), self.silent_s()
+            if min(silent_s, now - self._said_at) < _SAY_EVERY_S:
+                return
+            self._said_at = now
+        address = self._config.launcher_address
+        log.warning("the launcher at %s has not been reached for %.0f s: %s", address, silent_s, problem)

@@ -1,0 +1,343 @@
+"""The slots of an elastic job's worker: processes that come and go one by one while the agent stays."""
+
+import logging
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from ringtrain.shared import contract
+from ringtrain.shared.processes import RankProcess, signal_marked
+from ringtrain_job.agent.config import AgentConfig
+from ringtrain_job.agent.elastic.messages import (
+    Committed,
+    FromRank,
+    Joined,
+    Ready,
+    change_message,
+    error_message,
+    leave_message,
+    world_message,
+)
+from ringtrain_job.agent.elastic.orders import (
+    CurrentOrder,
+    OwnSlot,
+    SlotAction,
+    SlotDeadlines,
+    current_order,
+    next_action,
+)
+from ringtrain_job.agent.elastic.sockets import RankSockets, SlotLife
+from ringtrain_job.agent.rank_env import (
+    formation_variables,
+    pod_defaults,
+    slot_environment,
+    usable_cores,
+)
+from ringtrain_job.agent.ranks import Ranks
+from ringtrain_job.control.model import Form, Prepare, RankPhase, RankState, World
+
+log = logging.getLogger(__name__)
+
+# Between a process that ended without having got a world and the slot's next one: nothing, then doubling to this.
+_LONGEST_PAUSE_S = 30.0
+_UNWANTED = "this slot is not wanted in the next formation"
+
+
+@dataclass(frozen=True)
+class RankProgram:
+    """What the ranks run, and the environment they inherit."""
+
+    command: Sequence[str]
+    inherited: Mapping[str, str]
+
+
+class SlotHost(Protocol):
+    """What slots need of the agent; used in its main thread, but for `changed`."""
+
+    def prepare_start(self, slot: int) -> None:
+        """A process is about to start in `slot`: its ports are for that process to take."""
+
+    def fitted(self, variables: Mapping[str, str], world: World) -> dict[str, str]:
+        """`variables` of a rank in `world`, with a file in place of those that are too long."""
+
+    def started(self, process: RankProcess) -> None:
+        """A process runs in a slot."""
+
+    def say(self, slot: int, line: str) -> None:
+        """Put `line` into the slot's log."""
+
+    def changed(self) -> None:
+        """The launcher is to be told the state of the ranks now."""
+
+    def post(self, work: Callable[[], None]) -> None:
+        """Have the main thread do `work` soon."""
+
+
+@dataclass(frozen=True)
+class _Said:
+    """What was said to the newest process of a slot, and since when something is expected of it.
+
+    `without_world`: how many processes in a row ended without having got a world; `start_at`: not before this time
+    is the next one started.
+    """
+
+    told: tuple[int, bool] | None = None
+    left_since: float | None = None
+    ended_since: float | None = None
+    stopped_since: float | None = None
+    killed: bool = False
+    without_world: int = 0
+    start_at: float = float("-inf")
+
+
+class Slots:
+    """Follows the launcher's `Prepare` and `Form`. All but what sockets call is the main thread's."""
+
+    def __init__(
+        self,
+        config: AgentConfig,
+        program: RankProgram,
+        ranks: Ranks,
+        host: SlotHost,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._config = config
+        self._program = program
+        self._ranks = ranks
+        self._host = host
+        self._clock = clock
+        self._cores = usable_cores()
+        self._own = range(config.first_rank, config.first_rank + config.slots)
+        self._said = dict.fromkeys(self._own, _Said())
+        self._current: CurrentOrder | None = None
+        self._number = 0
+        self.order = 0
+        self._deadlines = SlotDeadlines(config.fence_s, config.stopped_fence_s, config.grace_s)
+        self._sockets = RankSockets(self._on_connection, self._on_message) if config.living else None
+
+    def close(self) -> None:
+        """Close the sockets and remove their files."""
+        if self._sockets is not None:
+            self._sockets.close()
+
+    def follow(self, order: Prepare | Form) -> None:
+        """Make `order`, the newest, come true, from now on."""
+        self._current = current = current_order(order, self._current, not self._config.living, self._clock())
+        self._number = order.number
+        if current.world is not None:
+            for slot in self._own:
+                self._forget_leaver(slot)
+        log.info("formation %d %s", current.formation, "begins" if current.world else "is being prepared")
+
+    def act(self, starting: bool) -> None:
+        """Do what is due now; `starting`: whether processes may be started (the pod is not about to end)."""
+        if self._current is None:
+            return
+        for slot in self._own:
+            now = self._clock()
+            self._note_stopped(slot, now)
+            while (action := self._next_action(self._current, slot, starting, now)) is not None:
+                if not self._do(self._current, slot, action, now):
+                    break
+        # Only now: what is said of ranks together with this number must be younger than the order.
+        if self.order != self._number:
+            self.order = self._number
+            self._host.changed()
+
+    def ended(self, slot: int) -> None:
+        """The process in `slot` is gone: so is, soon, what it has left behind."""
+        state = self._ranks.state(slot)
+        self._ranks.clear(slot)
+        if self._sockets is not None:
+            caller = SlotLife(slot, state.life)
+            self._sockets.forget(caller)
+            signal_marked(str(self._sockets.path(caller)), signal.SIGKILL, contract.ENV_AGENT_SOCKET)
+        said = self._said[slot]
+        barren = 0 if state.formation else said.without_world + 1
+        pause_s = min(_LONGEST_PAUSE_S, 2.0 ** (barren - 2)) if barren > 1 else 0.0
+        self._said[slot] = _Said(without_world=barren, start_at=self._clock() + pause_s)
+
+    def _next_action(self, order: CurrentOrder, slot: int, starting: bool, now: float) -> SlotAction | None:
+        return next_action(order, self._view(slot, starting, now), self._deadlines, now)
+
+    def _note_stopped(self, slot: int, now: float) -> None:
+        """See whether a signal has stopped the process in `slot`: it does nothing then that may be waited for."""
+        said = self._said[slot]
+        since = (now if said.stopped_since is None else said.stopped_since) if self._ranks.stopped(slot) else None
+        if since != said.stopped_since:
+            self._said[slot] = replace(said, stopped_since=since)
+
+    def _view(self, slot: int, starting: bool, now: float) -> OwnSlot:
+        state, said = self._ranks.state(slot), self._said[slot]
+        running = state.phase is RankPhase.RUNNING
+        fresh = state.phase is RankPhase.WAITING
+        # An order that lists a slot may be older than the end of its program.
+        finished = state.phase is RankPhase.SUCCEEDED and self._config.living
+        return OwnSlot(
+            slot=slot,
+            life=state.life,
+            running=running,
+            startable=starting
+            and not (running or finished)
+            and now >= said.start_at
+            and (fresh or self._ranks.told(slot)),
+            formation=state.formation,
+            parked=state.parked,
+            told=said.told,
+            left_since=said.left_since,
+            ended_since=said.ended_since,
+            stopped_since=said.stopped_since,
+        )
+
+    def _do(self, order: CurrentOrder, slot: int, action: SlotAction, now: float) -> bool:
+        """Do `action`; False: look at the slot again later, not at once."""
+        match action:
+            case SlotAction.START:
+                self._start(order, slot)
+            case SlotAction.WORLD:
+                self._give_world(order, slot)
+            case SlotAction.CHANGE:
+                urgent = order.urgent_since is not None
+                self._say(slot, change_message(order.formation, urgent, order.leaving))
+                self._said[slot] = replace(self._said[slot], told=(order.formation, urgent))
+            case SlotAction.LEAVE:
+                self._say(slot, leave_message(_UNWANTED))
+                self._ranks.dismiss(slot, f"left: {_UNWANTED}")
+                self._said[slot] = replace(self._said[slot], left_since=now)
+                if order.world is not None:
+                    self._forget_leaver(slot)
+            case SlotAction.TERMINATE:
+                self._ranks.end(slot, signal.SIGTERM, f"stopped for formation {order.formation}")
+                self._said[slot] = replace(self._said[slot], ended_since=now)
+            case SlotAction.KILL:
+                self._kill(order, slot)
+                return False
+        return True
+
+    def _forget_leaver(self, slot: int) -> None:
+        """Once the next formation is made, a process that was told to leave waits for no world, though it may not
+        have ended yet: with its slot wanted again, it would be taken for a newcomer."""
+        if self._said[slot].left_since is not None:
+            life = self._ranks.state(slot).life
+            self._ranks.update(slot, life, parked=False, formation=0, joined=False)
+
+    def _start(self, order: CurrentOrder, slot: int) -> None:
+        life = self._ranks.state(slot).life + 1
+        state = RankState(slot, RankPhase.RUNNING, life=life)
+        config, inherited = self._config, self._program.inherited
+        if self._sockets is not None:
+            path = self._sockets.open(SlotLife(slot, life))
+            environment = slot_environment(config, slot, str(path), inherited, self._cores)
+        else:
+            assert order.world is not None, "in this job processes start with their world"
+            state = replace(state, formation=order.formation)
+            own = self._host.fitted(formation_variables(config, order.world, slot), order.world)
+            environment = {**pod_defaults(config.slots, self._cores), **inherited, **own}
+        self._said[slot] = _Said(without_world=self._said[slot].without_world)
+        self._host.prepare_start(slot)
+        process = self._ranks.start_life(state, self._program.command, environment)
+        if process is None:
+            self._host.say(slot, self._ranks.state(slot).log_tail[-1])
+            self.ended(slot)
+        else:
+            if life > 1:
+                self._host.say(slot, f"[ringtrain] process {life} of slot {slot} begins")
+            self._host.started(process)
+        self._host.changed()
+
+    def _give_world(self, order: CurrentOrder, slot: int) -> None:
+        assert order.world is not None, "a step of orders that have one"
+        variables = self._host.fitted(formation_variables(self._config, order.world, slot), order.world)
+        self._say(slot, world_message(order.formation, variables))
+        self._ranks.update(
+            slot,
+            self._ranks.state(slot).life,
+            formation=order.formation,
+            parked=False,
+            joined=False,
+            unshared=False,
+        )
+        self._host.changed()
+
+    def _kill(self, order: CurrentOrder, slot: int) -> None:
+        said = self._said[slot]
+        if not said.killed:
+            reason = self._why_killed(order, slot)
+            log.warning("slot %d: %s", slot, reason)
+            self._host.say(slot, f"[ringtrain] {reason}")
+            self._said[slot] = replace(said, killed=True)
+            self._ranks.end(slot, signal.SIGKILL, reason)
+        else:
+            self._ranks.end(slot, signal.SIGKILL, self._why_killed(order, slot))
+
+    def _why_killed(self, order: CurrentOrder, slot: int) -> str:
+        state, said = self._ranks.state(slot), self._said[slot]
+        if said.ended_since is not None:
+            return f"killed: it did not end within {self._deadlines.grace_s:g} s of SIGTERM"
+        if said.stopped_since is not None and said.left_since is None and not state.formation:
+            return "killed: a signal has stopped it before it was in any formation"
+        seconds = f"within {self._deadlines.fence_s:g} s"
+        if said.left_since is not None or not state.formation:
+            return f"killed: it did not end {seconds}, and its slot is not wanted in formation {order.formation}"
+        if said.stopped_since is not None and state.formation >= order.formation:
+            return f"killed: a signal stopped it in formation {state.formation}, {self._deadlines.fence_s:g} s ago"
+        if said.stopped_since is not None:
+            was, follows = state.formation, order.formation
+            return f"killed: a signal has stopped it in formation {was}, which formation {follows} follows"
+        return f"killed: it did not leave formation {state.formation} {seconds}, for formation {order.formation}"
+
+    def _say(self, slot: int, message: dict[str, Any]) -> None:
+        if self._sockets is not None:
+            self._sockets.send(SlotLife(slot, self._ranks.state(slot).life), message)
+
+    def _on_connection(self, caller: SlotLife, opened: bool) -> None:
+        self._host.post(lambda: self._connection(caller, opened))
+
+    def _on_message(self, caller: SlotLife, message: FromRank) -> None:
+        match message:
+            case Committed(step):
+                self._ranks.update(caller.slot, caller.life, committed=step)
+            case Joined():
+                self._host.post(lambda: self._joined(caller, message))
+            case Ready():
+                self._host.post(lambda: self._ready(caller, message))
+
+    def _connection(self, caller: SlotLife, opened: bool) -> None:
+        if self._ranks.state(caller.slot).life != caller.life:
+            return
+        if opened:
+            self._said[caller.slot] = replace(self._said[caller.slot], told=None)
+        else:
+            self._ranks.update(caller.slot, caller.life, parked=False)
+            self._host.changed()
+
+    def _joined(self, caller: SlotLife, message: Joined) -> None:
+        state = self._ranks.state(caller.slot)
+        if message.formation == state.formation and not state.parked:  # else it has been told something newer
+            self._ranks.update(caller.slot, caller.life, joined=True)
+            self._host.changed()
+
+    def _ready(self, caller: SlotLife, message: Ready) -> None:
+        state = self._ranks.state(caller.slot)
+        if state.life != caller.life or state.phase is not RankPhase.RUNNING:
+            return
+        if message.formation > state.formation:
+            text = f"formation {message.formation} of ready: this process has got no world after {state.formation}"
+            log.warning("slot %d: %s", caller.slot, text)
+            self._say(caller.slot, error_message(text))
+            return
+        self._ranks.update(
+            caller.slot,
+            caller.life,
+            parked=True,
+            formation=message.formation,
+            committed=message.committed,
+            lost_steps=message.lost_steps,
+            unshared=message.unshared,
+            joined=False,
+        )
+        if self._said[caller.slot].left_since is not None:  # it was told on a connection that it has closed
+            self._say(caller.slot, leave_message(_UNWANTED))
+        self._host.changed()

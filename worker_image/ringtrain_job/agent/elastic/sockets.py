@@ -1,0 +1,263 @@
+"""The Unix sockets on which an agent speaks with its ranks: one for each life of a slot, one thread for all.
+
+Nothing here waits for a rank: a stopped process does not read, and what it has not read is kept until it is gone.
+"""
+
+import json
+import logging
+import os
+import selectors
+import shutil
+import socket
+import tempfile
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ringtrain.errors import ConfigurationError
+from ringtrain_job.agent.elastic.messages import MOST_BYTES, FromRank, error_message, parse_message
+
+log = logging.getLogger(__name__)
+
+_READ_BYTES = 64 << 10
+# The kernel's bound for a path is 107 bytes; a slot and a life have at most 21.
+_MOST_PATH = 80
+
+
+@dataclass(frozen=True)
+class SlotLife:
+    """Whose socket it is."""
+
+    slot: int
+    life: int
+
+
+@dataclass
+class _Connection:
+    """What a rank has sent and not ended by a newline, and what it has yet to read."""
+
+    caller: SlotLife
+    socket: socket.socket
+    received: bytearray = field(default_factory=bytearray)
+    waiting: bytearray = field(default_factory=bytearray)
+    closing: bool = False
+
+
+@dataclass
+class _Listening:
+    """The listening socket of one life of one slot, and its rank's connection."""
+
+    caller: SlotLife
+    path: Path
+    socket: socket.socket
+    connection: _Connection | None = None
+
+
+class RankSockets:
+    """Serves a socket for each process. In the server's thread `on_connection(caller, opened)` is called when a
+    rank has connected and when it has closed, and `on_message(caller, message)` for everything that it says."""
+
+    def __init__(
+        self, on_connection: Callable[[SlotLife, bool], None], on_message: Callable[[SlotLife, FromRank], None]
+    ) -> None:
+        self._on_connection = on_connection
+        self._on_message = on_message
+        self._directory = _make_directory()
+        self._listening: dict[SlotLife, _Listening] = {}  # used by the server's thread alone, as all below
+        self._selector = selectors.DefaultSelector()
+        self._work: deque[Callable[[], None]] = deque()
+        self._closed = False
+        self._wake_read, self._wake_write = socket.socketpair()
+        self._wake_read.setblocking(False)
+        self._selector.register(self._wake_read, selectors.EVENT_READ)
+        self._thread = threading.Thread(target=self._run, name="ringtrain-rank-sockets", daemon=True)
+        self._thread.start()
+
+    def open(self, caller: SlotLife) -> Path:
+        """The path of a socket for `caller`, which listens."""
+        path = self.path(caller)
+        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listening.bind(str(path))
+        path.chmod(0o600)
+        listening.listen(8)
+        listening.setblocking(False)
+        self._do(lambda: self._add(_Listening(caller, path, listening)))
+        return path
+
+    def path(self, caller: SlotLife) -> Path:
+        """Where the socket of `caller` is, or was."""
+        return self._directory / f"{caller.slot}-{caller.life}"
+
+    def send(self, caller: SlotLife, message: dict[str, Any]) -> None:
+        """Have the rank told `message`; dropped if it is not connected."""
+        data = json.dumps(message).encode() + b"\n"
+
+        def send() -> None:
+            listening = self._listening.get(caller)
+            if listening is not None and listening.connection is not None:
+                self._queue(listening.connection, data)
+
+        self._do(send)
+
+    def forget(self, caller: SlotLife) -> None:
+        """The process has ended."""
+        self._do(lambda: self._remove(caller))
+
+    def close(self) -> None:
+        """Close all sockets and remove their files."""
+        self._do(self._stop)
+        self._thread.join(5.0)
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _do(self, work: Callable[[], None]) -> None:
+        self._work.append(work)
+        with suppress(OSError):  # full: it is awake anyway; closed: there is nothing left to do
+            self._wake_write.send(b"\0", socket.MSG_DONTWAIT)
+
+    def _run(self) -> None:
+        while not self._closed:
+            for key, mask in self._selector.select():
+                if self._closed:
+                    return
+                if key.fileobj is self._wake_read:
+                    self._do_waiting()
+                elif isinstance(key.data, _Listening):
+                    self._accept(key.data)
+                else:
+                    self._serve(key.data, mask)
+
+    def _do_waiting(self) -> None:
+        with suppress(BlockingIOError):
+            self._wake_read.recv(4096)
+        while self._work:
+            self._work.popleft()()
+
+    def _add(self, listening: _Listening) -> None:
+        self._listening[listening.caller] = listening
+        self._selector.register(listening.socket, selectors.EVENT_READ, listening)
+
+    def _accept(self, listening: _Listening) -> None:
+        try:
+            accepted, _ = listening.socket.accept()
+        except OSError:  # it has gone again, or there are no descriptors left
+            return
+        accepted.setblocking(False)
+        if listening.connection is not None:
+            self._read(listening.connection)  # a rank may close its connection and open the next at once
+        if listening.connection is not None:
+            text = (
+                f"slot {listening.caller.slot} has a connection to its agent already; a rank opens one at a time"
+            )
+            _refuse(accepted, text)
+            return
+        listening.connection = _Connection(listening.caller, accepted)
+        self._selector.register(accepted, selectors.EVENT_READ, listening.connection)
+        self._on_connection(listening.caller, True)
+
+    def _serve(self, connection: _Connection, mask: int) -> None:
+        if mask & selectors.EVENT_WRITE and connection.socket.fileno() >= 0:
+            self._write(connection)
+        if mask & selectors.EVENT_READ and connection.socket.fileno() >= 0:
+            self._read(connection)
+
+    def _read(self, connection: _Connection) -> None:
+        while not connection.closing:
+            try:
+                data = connection.socket.recv(_READ_BYTES)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            if not data:
+                self._drop(connection)
+                return
+            connection.received += data
+            *lines, rest = connection.received.split(b"\n")
+            connection.received = bytearray(rest)
+            for line in lines:
+                self._take(connection, bytes(line))
+            if len(rest) > MOST_BYTES:
+                self._complain(connection, f"a line of more than {MOST_BYTES} bytes")
+                connection.closing = True
+                self._write(connection)
+
+    def _take(self, connection: _Connection, line: bytes) -> None:
+        try:
+            message = parse_message(line)
+        except ConfigurationError as exc:
+            self._complain(connection, str(exc))
+            return
+        self._on_message(connection.caller, message)
+
+    def _complain(self, connection: _Connection, text: str) -> None:
+        log.warning("slot %d said to its agent what is not understood: %s", connection.caller.slot, text)
+        if len(connection.waiting) < MOST_BYTES:  # a rank that does not read them gets no more
+            self._queue(connection, json.dumps(error_message(text)).encode() + b"\n")
+
+    def _queue(self, connection: _Connection, data: bytes) -> None:
+        if connection.socket.fileno() < 0:
+            return
+        connection.waiting += data
+        self._write(connection)
+
+    def _write(self, connection: _Connection) -> None:
+        try:
+            while connection.waiting:
+                del connection.waiting[: connection.socket.send(connection.waiting)]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._drop(connection)
+            return
+        if connection.closing and not connection.waiting:
+            self._drop(connection)
+            return
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.waiting else 0)
+        self._selector.modify(connection.socket, events, connection)
+
+    def _drop(self, connection: _Connection) -> None:
+        if connection.socket.fileno() < 0:
+            return
+        self._selector.unregister(connection.socket)
+        connection.socket.close()
+        listening = self._listening.get(connection.caller)
+        if listening is not None and listening.connection is connection:
+            listening.connection = None
+            self._on_connection(connection.caller, False)
+
+    def _remove(self, caller: SlotLife) -> None:
+        listening = self._listening.pop(caller, None)
+        if listening is None:
+            return
+        with suppress(OSError):
+            listening.path.unlink()  # first: who sees the connection end finds no file
+        if listening.connection is not None:
+            self._drop(listening.connection)
+        self._selector.unregister(listening.socket)
+        listening.socket.close()
+
+    def _stop(self) -> None:
+        for caller in list(self._listening):
+            self._remove(caller)
+        self._closed = True
+        self._selector.close()
+        self._wake_read.close()
+        self._wake_write.close()
+
+
+def _refuse(accepted: socket.socket, text: str) -> None:
+    with accepted, suppress(OSError):
+        accepted.send(json.dumps(error_message(text)).encode() + b"\n")
+
+
+def _make_directory() -> Path:
+    """A directory that only this user can enter, with a path short enough for a socket in it."""
+    made = tempfile.mkdtemp(prefix="ringtrain-")  # mode 0700
+    if len(os.fsencode(made)) <= _MOST_PATH:
+        return Path(made)
+    os.rmdir(made)
+    return Path(tempfile.mkdtemp(prefix="ringtrain-", dir="/tmp"))

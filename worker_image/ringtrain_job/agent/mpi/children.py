@@ -1,0 +1,82 @@
+"""Processes of the agent that are no ranks, started by its main thread for whoever asks.
+
+The main thread of an agent reaps every child, ranks and adopted orphans alike; so it starts them, too, and knows a
+child before it can end.
+"""
+
+import os
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Protocol
+
+from ringtrain_job.agent.main_thread import MainThread
+
+
+@dataclass(frozen=True)
+class ChildStreams:
+    """Open files that become the child's stdin, stdout and stderr."""
+
+    stdin: int
+    stdout: int
+    stderr: int
+
+
+@dataclass(frozen=True)
+class Child:
+    """A started process. `exit`: its code, negative for a signal, once it has ended."""
+
+    pid: int
+    exit: "Future[int]"
+
+
+class Spawner(Protocol):
+    """Starts processes. OSError: it cannot be executed."""
+
+    def spawn(self, command: Sequence[str], environment: Mapping[str, str], streams: ChildStreams) -> Child:
+        """Start `command` as the leader of a session of its own."""
+
+
+class Children:
+    """A Spawner that works in the main thread, which must also call `note_exit` for every child that it reaps."""
+
+    def __init__(self, main: MainThread) -> None:
+        self._main = main
+        self._running: dict[int, Future[int]] = {}
+
+    @property
+    def running(self) -> bool:
+        """Whether any child lives. Of the main thread only."""
+        return bool(self._running)
+
+    def spawn(self, command: Sequence[str], environment: Mapping[str, str], streams: ChildStreams) -> Child:
+        """Start `command`. TimeoutError: the main thread is busy, or ending."""
+        return self._main.run(lambda: self._start(command, environment, streams))
+
+    def note_exit(self, pid: int, status: int) -> None:
+        """A process ended, with this wait status. Others than ours are ignored."""
+        future = self._running.pop(pid, None)
+        if future is not None:
+            future.set_result(os.waitstatus_to_exitcode(status))
+
+    def close(self) -> None:
+        """The main thread is about to end, and no child is left: nobody need wait for one any more."""
+        for future in self._running.values():
+            future.set_result(-signal.SIGKILL)
+        self._running.clear()
+
+    def _start(self, command: Sequence[str], environment: Mapping[str, str], streams: ChildStreams) -> Child:
+        process = subprocess.Popen(
+            list(command),
+            env=dict(environment),
+            stdin=streams.stdin,
+            stdout=streams.stdout,
+            stderr=streams.stderr,
+            start_new_session=True,
+        )
+        process.returncode = 0  # reaped by the main thread, with everything else: Popen need not care
+        exit: Future[int] = Future()
+        self._running[process.pid] = exit
+        return Child(process.pid, exit)

@@ -1,0 +1,197 @@
+"""The environment that training code finds."""
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ringtrain.shared import contract
+from ringtrain.shared.address import split_address
+from ringtrain_job.agent.config import AgentConfig
+from ringtrain_job.control.model import World
+
+# glibc hands blocks above its threshold back to the kernel at every free; gradients are such blocks, and faulting
+# their pages in again was a third of an allreduce's time on loopback. 4 GiB keeps them.
+MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(4 << 30), "MALLOC_TRIM_THRESHOLD_": str(4 << 30)}
+
+
+@dataclass(frozen=True)
+class RankPlace:
+    """Where a rank is in the world, in its pod, and its pod among the pods. `cross_rank` of `cross_size`: among
+    the ranks that have the same position among the ranks of their pods."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    group_rank: int
+    cross_rank: int
+    cross_size: int
+
+
+def rank_environment(
+    config: AgentConfig, world: World, local_rank: int, inherited: Mapping[str, str], cores: int
+) -> dict[str, str]:
+    """All variables of one rank, by docs/contract.md; `inherited` are those of the pod."""
+    own = rank_variables(config, world, config.first_rank + local_rank)
+    return {**pod_defaults(config.slots, cores), **inherited, **own}
+
+
+def slot_environment(
+    config: AgentConfig, slot: int, socket: str, inherited: Mapping[str, str], cores: int
+) -> dict[str, str]:
+    """All variables of a process that is told its worlds on `socket`: none of them says which rank it is."""
+    own = {**_job_variables(config), contract.ENV_SLOT: str(slot), contract.ENV_AGENT_SOCKET: socket}
+    kept = {name: value for name, value in inherited.items() if name not in _OF_A_WORLD}
+    return {**pod_defaults(config.slots, cores), **kept, **own}
+
+
+def pod_defaults(slots: int, cores: int) -> dict[str, str]:
+    """Variables that all ranks of a pod get unless the pod has them."""
+    return {
+        **MALLOC,
+        "OMP_NUM_THREADS": str(max(1, cores // slots)),
+        # Lines are to be in the log when they are printed, not when a buffer is full: a killed rank has no later.
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def rank_variables(config: AgentConfig, world: World, rank: int) -> dict[str, str]:
+    """Variables that tell `rank`, one of this worker's, its place in the world and its job."""
+    return _world_variables(config, world, place_in_gang(config, rank))
+
+
+def formation_variables(config: AgentConfig, world: World, slot: int) -> dict[str, str]:
+    """The same for the process in `slot`, a member of the formation `world`."""
+    own = {
+        contract.ENV_FORMATION: str(world.formation),
+        contract.ENV_COMMITTED: str(world.committed),
+        contract.ENV_SLOT: str(slot),
+    }
+    return {**_world_variables(config, world, place_in_formation(world, slot, config.slots)), **own}
+
+
+def place_in_gang(config: AgentConfig, rank: int) -> RankPlace:
+    """Of `rank`, one of this worker's, in a world of all workers and all their slots."""
+    local_rank = rank - config.first_rank
+    position = config.position
+    return RankPlace(rank, config.world_size, local_rank, config.slots, position, position, config.workers)
+
+
+def place_in_formation(world: World, slot: int, slots: int) -> RankPlace:
+    """Of the process in `slot`, where each worker has `slots` slots: pods count in the order of their first ranks,
+    and have as many ranks as are members. The local rank is that of the slot, which a process keeps with the
+    device that it has chosen by it: where the pod has a gap, it may be no smaller than the local size."""
+    pods: dict[int, list[int]] = {}
+    for rank, member in enumerate(world.members):
+        pods.setdefault(member.slot // slots, []).append(rank)
+    rank = next(rank for rank, member in enumerate(world.members) if member.slot == slot)
+    own = pods[slot // slots]
+    position = own.index(rank)
+    column = [ranks[position] for ranks in pods.values() if len(ranks) > position]
+    return RankPlace(
+        rank=rank,
+        size=len(world.members),
+        local_rank=slot % slots,
+        local_size=len(own),
+        group_rank=list(pods).index(slot // slots),
+        cross_rank=column.index(rank),
+        cross_size=len(column),
+    )
+
+
+def _world_variables(config: AgentConfig, world: World, place: RankPlace) -> dict[str, str]:
+    variables = {**_place_variables(world, place), **_job_variables(config)}
+    return {**variables, "TF_CONFIG": tf_config(world, place.rank)}
+
+
+def _place_variables(world: World, place: RankPlace) -> dict[str, str]:
+    variables = {
+        "RANK": place.rank,
+        "LOCAL_RANK": place.local_rank,
+        "WORLD_SIZE": place.size,
+        "LOCAL_WORLD_SIZE": place.local_size,
+        "GROUP_RANK": place.group_rank,
+        "MASTER_ADDR": world.master_address,
+        "MASTER_PORT": world.master_port,
+        contract.ENV_RANK: place.rank,
+        contract.ENV_SIZE: place.size,
+        contract.ENV_LOCAL_RANK: place.local_rank,
+        contract.ENV_LOCAL_SIZE: place.local_size,
+        contract.ENV_CROSS_RANK: place.cross_rank,
+        contract.ENV_CROSS_SIZE: place.cross_size,
+        contract.ENV_RING_ADDRESSES: ",".join(world.ring_addresses),
+        contract.ENV_GENERATION: world.generation,
+        **_horovod_variables(world, place),
+    }
+    return {name: str(value) for name, value in variables.items()}
+
+
+def _horovod_variables(world: World, place: RankPlace) -> dict[str, object]:
+    """What Horovod's launchers tell a rank, and its scripts read: `if int(os.environ["HOROVOD_RANK"]) == 0`."""
+    addresses = world.ring_addresses
+    return {
+        "HOROVOD_HOSTNAME": split_address(addresses[place.rank])[0] if place.rank < len(addresses) else "",
+        "HOROVOD_RANK": place.rank,
+        "HOROVOD_SIZE": place.size,
+        "HOROVOD_LOCAL_RANK": place.local_rank,
+        "HOROVOD_LOCAL_SIZE": place.local_size,
+        "HOROVOD_CROSS_RANK": place.cross_rank,
+        "HOROVOD_CROSS_SIZE": place.cross_size,
+    }
+
+
+# What a process must not take from its pod's environment before it has been told a world.
+_OF_A_WORLD = frozenset(
+    {
+        *_place_variables(World(1, (), (), "", 0), RankPlace(0, 1, 0, 1, 0, 0, 1)),
+        contract.ENV_FORMATION,
+        contract.ENV_COMMITTED,
+        contract.ENV_WORLD_FILE,
+        "TF_CONFIG",
+    }
+)
+
+
+def _job_variables(config: AgentConfig) -> dict[str, str]:
+    """Variables that are the same in every world of the attempt."""
+    job = {
+        contract.ENV_ATTEMPT: str(config.job.attempt),
+        contract.ENV_TIMEOUT: f"{config.timeout_s:g}",
+        contract.ENV_JOB_NAME: config.job.name,
+        contract.ENV_JOB_NAMESPACE: config.job.namespace,
+    }
+    if config.encrypt != "none":
+        job[contract.ENV_ENCRYPT] = config.encrypt
+        job[contract.ENV_SECRET_DIR] = str(config.secrets.directory)
+        job[contract.ENV_JOB_UID] = config.job.uid
+    if config.data_file is not None:
+        job[contract.ENV_DATA_WORKERS_FILE] = str(config.data_file)
+        job[contract.ENV_JOB_UID] = config.job.uid
+        if config.secrets.directory is not None:
+            job[contract.ENV_SECRET_DIR] = str(config.secrets.directory)
+    if config.secrets.token_file is not None:
+        job[contract.ENV_TOKEN_FILE] = str(config.secrets.token_file)
+    if config.checkpoint_dir:
+        job[contract.ENV_CHECKPOINT_DIR] = config.checkpoint_dir
+    if config.restore_from:
+        job[contract.ENV_RESTORE_FROM] = config.restore_from
+    return job
+
+
+def tf_config(world: World, rank: int) -> str:
+    """TF_CONFIG in which every rank is a `worker` and its index is its rank."""
+    cluster = {"worker": list(world.tf_addresses)}
+    return json.dumps({"cluster": cluster, "task": {"type": "worker", "index": rank}})
+
+
+def usable_cores(cgroup: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
+    """Cores that this process may use: its affinity, cut to the container's CPU limit."""
+    cores = len(os.sched_getaffinity(0))
+    try:
+        quota, period = cgroup.read_text().split()
+        return max(1, min(cores, math.ceil(int(quota) / int(period))))
+    except (OSError, ValueError):  # no limit ("max"), or no cgroup v2
+        return cores

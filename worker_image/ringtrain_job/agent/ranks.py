@@ -1,0 +1,292 @@
+"""The ranks of this pod: started, watched, stopped as whole process groups.
+
+In an elastic job a rank's number is its slot, which has one process after the other: its lives."""
+
+import errno
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ringtrain.shared.processes import RankProcess, is_stopped, kill_descendants, reap, signal_group, start_rank
+from ringtrain_job.control.model import ENDED, RankPhase, RankState, Reason
+
+_SWEEP_S = 5.0
+_NO_PROGRAM = frozenset({errno.ENOENT, errno.EACCES, errno.ENOEXEC, errno.ENOTDIR})
+
+
+@dataclass(frozen=True)
+class _Life:
+    """`adopted`: somebody else started the rank, and tells how it ended. `sent`: signals that this process alone
+    got from here, `dismissed`: it was told to leave; `reason`: why. `told`: the launcher knows how it ended."""
+
+    state: RankState
+    process: RankProcess | None = None
+    exited_at: float = 0.0
+    adopted: bool = False
+    sent: frozenset[int] = frozenset()
+    dismissed: bool = False
+    reason: str = ""
+    told: bool = False
+
+
+class Ranks:
+    """Ranks `first` … `first + count - 1`. The main thread changes them; any thread may ask for `states`."""
+
+    def __init__(self, first: int, count: int) -> None:
+        self._lock = threading.Lock()
+        self._lives = {rank: _Life(RankState(rank, RankPhase.WAITING)) for rank in range(first, first + count)}
+        self._exits = 0
+        self._sent: set[int] = set()
+
+    def start(self, command: Sequence[str], environment: Callable[[int], Mapping[str, str]]) -> list[RankProcess]:
+        """Start every rank; `environment(local_rank)` is its environment. One that cannot be executed has failed
+        with the code that a shell gives: 127 not found, 126 not executable."""
+        started = [
+            self._start(RankState(rank, RankPhase.RUNNING), command, environment(local_rank))
+            for local_rank, rank in enumerate(self._lives)
+        ]
+        return [process for process in started if process is not None]
+
+    def start_life(
+        self, state: RankState, command: Sequence[str], environment: Mapping[str, str]
+    ) -> RankProcess | None:
+        """Start another process in the slot `state.rank`, whose former one has ended; None if it cannot be
+        executed. `state` says which life it is and, where it has a world already, of which formation."""
+        return self._start(replace(state, phase=RankPhase.RUNNING), command, environment)
+
+    def _start(
+        self, state: RankState, command: Sequence[str], environment: Mapping[str, str]
+    ) -> RankProcess | None:
+        try:
+            process = start_rank(state.rank, command, environment)
+        except OSError as exc:
+            self._fail_to_start(state, command[0], exc)
+            return None
+        with self._lock:
+            self._lives[state.rank] = _Life(state, process)
+        return process
+
+    def adopt(self, process: RankProcess, life: int = 0, formation: int = 0) -> None:
+        """Count a rank that somebody else has started, and whose end `note_exit` will tell, as running.
+
+        `life`, `formation`: in an elastic job, which process of its slot it is, and of which world. If whoever
+        started it dies, the rank's process becomes a child of this one. Its end is no news then.
+        """
+        with self._lock:
+            state = RankState(process.rank, RankPhase.RUNNING, life=life, formation=formation)
+            self._lives[process.rank] = _Life(state, process, adopted=True)
+
+    def reap(self, other: Callable[[int, int], None] = lambda *_: None) -> list[int]:
+        """Take note of processes that ended; returns the ranks among them. `other` gets pid and wait status of
+        those that are no ranks."""
+        own = [(rank, life.process) for rank, life in self._lives.items() if not life.adopted]
+        by_pid = {process.pid: rank for rank, process in own if process}
+        ended = []
+        for pid, status in reap():
+            rank = by_pid.get(pid)
+            if rank is None:
+                other(pid, status)
+                continue
+            self.note_exit(rank, os.waitstatus_to_exitcode(status))
+            ended.append(rank)
+        return ended
+
+    def stop(self, number: int) -> None:
+        """Send signal `number` to the process groups of the ranks that still run."""
+        self._sent.add(number)
+        for process in self._running():
+            signal_group(process.pid, number)
+            # A stopped process gets its signal when it goes on, and not before.
+            signal_group(process.pid, signal.SIGCONT)
+
+    def end(self, rank: int, number: int, reason: str) -> None:
+        """Send signal `number` to the process group of one rank; if that ends it, it was stopped, for `reason`."""
+        with self._lock:
+            life = self._lives[rank]
+            if life.process is None or life.state.phase is not RankPhase.RUNNING:
+                return
+            self._lives[rank] = replace(life, sent=life.sent | {number}, reason=reason)
+        signal_group(life.process.pid, number)
+        signal_group(life.process.pid, signal.SIGCONT)
+
+    def dismiss(self, rank: int, reason: str) -> None:
+        """A rank was told to leave: however it ends, that was asked for, for `reason`."""
+        with self._lock:
+            self._lives[rank] = replace(self._lives[rank], dismissed=True, reason=reason)
+
+    def update(self, rank: int, life: int, **changes: Any) -> None:
+        """Change what is known of the process that is life number `life` of a slot, if it still is the newest."""
+        with self._lock:
+            found = self._lives[rank]
+            if found.state.life == life:
+                self._lives[rank] = replace(found, state=replace(found.state, **changes))
+
+    def note_joined(self) -> None:
+        """All ranks of this pod count as having met others."""
+        with self._lock:
+            for rank, life in self._lives.items():
+                self._lives[rank] = replace(life, state=replace(life.state, joined=True))
+
+    def running(self) -> list[int]:
+        """Ranks (or slots) that have a process."""
+        with self._lock:
+            return [rank for rank, life in self._lives.items() if life.state.phase is RankPhase.RUNNING]
+
+    def state(self, rank: int) -> RankState:
+        """What is known of one rank, complete or not."""
+        with self._lock:
+            return self._lives[rank].state
+
+    def number_from(self, rank: int, life: int) -> None:
+        """Lives of a slot that has had no process here count on from `life`, the last one in an earlier pod."""
+        with self._lock:
+            found = self._lives[rank]
+            if found.state.phase is RankPhase.WAITING and found.state.life < life:
+                self._lives[rank] = replace(found, state=replace(found.state, life=life))
+
+    def note_told(self, states: Sequence[RankState]) -> None:
+        """The launcher knows `states`."""
+        ended = {state.rank: state.life for state in states if state.phase in ENDED}
+        with self._lock:
+            for rank, life in self._lives.items():
+                if ended.get(rank) == life.state.life and life.state.phase in ENDED:
+                    self._lives[rank] = replace(life, told=True)
+
+    def told(self, rank: int) -> bool:
+        """Whether the launcher knows how the last process of a slot ended."""
+        with self._lock:
+            return self._lives[rank].told
+
+    def stopped(self, rank: int) -> bool:
+        """Whether a signal has stopped the rank's process."""
+        with self._lock:
+            life = self._lives[rank]
+        return life.process is not None and life.state.phase is RankPhase.RUNNING and is_stopped(life.process.pid)
+
+    def clear(self, rank: int) -> None:
+        """Kill what an ended rank has left behind in its process group."""
+        with self._lock:
+            life = self._lives[rank]
+        if life.process is not None and life.state.phase in ENDED:
+            signal_group(life.process.pid, signal.SIGKILL)
+
+    def sweep(self) -> None:
+        """Kill what ended ranks have left behind, whatever group it is in; returns when nothing is left."""
+        for life in self._lives.values():
+            if life.process is not None:
+                signal_group(life.process.pid, signal.SIGKILL)
+        deadline = time.monotonic() + _SWEEP_S
+        while kill_descendants() and time.monotonic() < deadline:
+            reap()
+            time.sleep(0.01)
+        reap()
+
+    @property
+    def started(self) -> bool:
+        """Whether `start` was called."""
+        with self._lock:
+            return any(life.state.phase is not RankPhase.WAITING for life in self._lives.values())
+
+    @property
+    def all_ended(self) -> bool:
+        """Whether no rank runs (any more)."""
+        return not self._running()
+
+    def not_started(self) -> list[tuple[int, str]]:
+        """Ranks whose program could not be executed, each with the line that says why."""
+        with self._lock:
+            states = [life.state for life in self._lives.values() if life.process is None]
+        return [(state.rank, state.log_tail[-1]) for state in states if state.phase is RankPhase.FAILED]
+
+    def first_failure(self) -> RankState | None:
+        """The rank of this pod that failed first."""
+        with self._lock:
+            failed = [life.state for life in self._lives.values() if life.state.phase is RankPhase.FAILED]
+        return min(failed, key=lambda state: state.exit_order, default=None)
+
+    def states(
+        self, complete: Callable[[int], bool], tail: Callable[[int], tuple[str, ...]]
+    ) -> tuple[RankState, ...]:
+        """All ranks. One that ended is still shown as running until its output is `complete`, so that its log's
+        `tail` can go with its failure."""
+        now = time.monotonic()
+        with self._lock:
+            return tuple(self._shown(life, now, complete, tail) for life in self._lives.values())
+
+    @staticmethod
+    def _shown(
+        life: _Life, now: float, complete: Callable[[int], bool], tail: Callable[[int], tuple[str, ...]]
+    ) -> RankState:
+        state = life.state
+        if state.phase not in ENDED:
+            return state
+        if not complete(state.rank):
+            shown = RankState(state.rank, RankPhase.RUNNING, life=state.life, formation=state.formation)
+            return replace(shown, committed=state.committed, lost_steps=state.lost_steps)
+        lines = state.log_tail
+        if state.phase is RankPhase.FAILED and not lines:
+            lines = tail(state.rank)
+        return replace(state, exited_ago_s=now - life.exited_at, log_tail=lines)
+
+    def _running(self) -> list[RankProcess]:
+        with self._lock:
+            lives = list(self._lives.values())
+        return [life.process for life in lives if life.process and life.state.phase is RankPhase.RUNNING]
+
+    def note_exit(self, rank: int, code: int, problem: RankState | None = None) -> None:
+        """The rank has ended with `code`, negative for a signal. `problem`: how it failed in spite of code 0."""
+        self._exits += 1
+        with self._lock:
+            life = self._lives.get(rank, _Life(RankState(rank, RankPhase.RUNNING)))
+            phase = RankPhase.STOPPED if life.dismissed else exit_phase(code, self._sent | life.sent)
+            state = replace(
+                life.state,
+                phase=phase,
+                exit_code=128 - code if code < 0 else code,
+                signal=_signal_name(-code) if code < 0 else "",
+                exit_order=self._exits,
+                parked=False,
+                message=life.reason if phase is RankPhase.STOPPED else "",
+            )
+            if problem is not None:
+                known = life.state
+                state = replace(problem, exit_order=self._exits, life=known.life, formation=known.formation)
+            self._lives[rank] = replace(life, state=state, exited_at=time.monotonic())
+
+    def _fail_to_start(self, state: RankState, program: str, exc: OSError) -> None:
+        self._exits += 1
+        state = replace(
+            state,
+            phase=RankPhase.FAILED,
+            exit_code=127 if isinstance(exc, FileNotFoundError) else 126,
+            exit_order=self._exits,
+            log_tail=(f"ringtrain: {program} cannot be executed: {exc.strerror}",),
+            # No other attempt finds another program; memory or processes that are short may be there later.
+            reason=Reason.CANNOT_START if exc.errno in _NO_PROGRAM else None,
+        )
+        with self._lock:
+            self._lives[state.rank] = _Life(state, None, time.monotonic())
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return f"signal {number}"
+
+
+def exit_phase(code: int, sent: Set[int]) -> RankPhase:
+    """What an exit means. `code`: as `os.waitstatus_to_exitcode` gives it; `sent`: signals that asked it to stop.
+
+    After it was asked to stop, anything but 0 counts as stopped, except a death by a signal that was not sent.
+    """
+    if code == 0:
+        return RankPhase.SUCCEEDED
+    if not sent:
+        return RankPhase.FAILED
+    stopped_by_us = code > 0 or -code in sent or -code == signal.SIGTERM
+    return RankPhase.STOPPED if stopped_by_us else RankPhase.FAILED

@@ -1,0 +1,95 @@
+"""One thread that hands the spool to the launcher, chunk by chunk, until the launcher says it is in the files."""
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from ringtrain.shared.gen import coordinator_pb2 as pb
+from ringtrain_job.agent.spool import Spool
+from ringtrain_job.logs.journal import Stream
+from ringtrain_job.logs.store import Chunk
+
+log = logging.getLogger(__name__)
+
+# 1 MiB: a call's fixed cost is below 1 % of its time from here on, and a lost one is cheap to repeat.
+_BATCH_BYTES = 1 << 20
+_RETRY_S = 0.2
+_LOOK_S = 0.5
+
+
+@dataclass(frozen=True)
+class ShipperEvents:
+    """`on_contact`: a call was answered. `on_empty`: everything in the spool has become durable."""
+
+    on_contact: Callable[[], None]
+    on_empty: Callable[[], None]
+
+
+class Shipper:
+    """Ships what is in `spool`, and tells `events`. `header`: of every request."""
+
+    def __init__(
+        self, stub: Any, spool: Spool, header: dict[str, Any], call_s: float, events: ShipperEvents
+    ) -> None:
+        self._stub = stub
+        self._spool = spool
+        self._header = header
+        self._call_s = call_s
+        self._events = events
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="ringtrain-shipper", daemon=True)
+
+    def start(self) -> None:
+        """Begin to ship."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ship no more: what is left stays in the spool."""
+        self._closed.set()
+        self.join()
+
+    def close(self) -> None:
+        """Stop, whatever is left. A call under way ends when its channel is closed."""
+        self._closed.set()
+        self._spool.close()
+
+    def join(self) -> None:
+        """Wait for the thread, once stopped or closed."""
+        self._thread.join(self._call_s)
+
+    def _run(self) -> None:
+        while not self._closed.is_set():
+            chunks = self._spool.take(_BATCH_BYTES, _LOOK_S)
+            if not chunks:
+                continue
+            if not self._ship(chunks):
+                self._closed.wait(_RETRY_S)
+            elif self._spool.empty:
+                self._events.on_empty()
+
+    def _ship(self, chunks: list[Chunk]) -> bool:
+        """Offer `chunks` to the launcher; returns whether it has taken all of them."""
+        try:
+            reply = self._stub.Append(self._request(chunks), timeout=self._call_s)
+        except grpc.RpcError as error:
+            log.debug("the launcher did not take log lines, they are kept: %s", error)
+            return False
+        except ValueError:  # the channel was closed
+            return False
+        self._events.on_contact()
+        return self._spool.done({(Stream(d.kind), d.rank): d.last for d in reply.durable})
+
+    def _request(self, chunks: list[Chunk]) -> Any:
+        return pb.AppendRequest(
+            **self._header,
+            chunks=[_chunk_to_wire(chunk) for chunk in chunks],
+            dropped=[pb.Dropped(rank=rank, lines=lines) for rank, lines in self._spool.dropped().items()],
+        )
+
+
+def _chunk_to_wire(chunk: Chunk) -> Any:
+    return pb.Chunk(kind=int(chunk.stream), rank=chunk.rank, first=chunk.first, lines=chunk.lines, data=chunk.data)

@@ -1,0 +1,238 @@
+"""Lines on their way to the launcher: in memory, then on disk, then dropped and counted.
+
+Nothing here waits for the network. A record gets its sequence when it is taken in; what a bound makes the spool
+drop gets none, but is counted, and the next record of that rank that fits is preceded by a line that says how many
+are missing.
+"""
+
+import itertools
+import struct
+import tempfile
+import threading
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from typing import BinaryIO
+
+from ringtrain_job.logs.journal import Stream
+from ringtrain_job.logs.records import count_records
+from ringtrain_job.logs.store import Chunk
+
+MEMORY_BYTES = 16 << 20
+DISK_BYTES = 1 << 30
+# A chunk costs memory beyond its data: count it, so that many tiny ones stay within the bound, too.
+_OVERHEAD = 200
+_FRAME = struct.Struct("<BIQII")
+# The disk's part is cut into so many: the space of one comes back when it has been read.
+_FILES = 8
+
+
+class Spool:
+    """First in, first out. Safe to call from many threads.
+
+    `memory_bytes`, `disk_bytes`: bounds. The disk part is in unnamed temporary files, made when they are needed.
+    """
+
+    def __init__(self, memory_bytes: int = MEMORY_BYTES, disk_bytes: int = DISK_BYTES) -> None:
+        self._memory_bytes = memory_bytes
+        self._disk = _DiskQueue(disk_bytes)
+        self._memory: deque[Chunk] = deque()
+        self._memory_size = 0
+        self._in_flight: list[Chunk] = []
+        self._next: dict[tuple[Stream, int], int] = {}
+        self._unsaid: Counter[tuple[Stream, int]] = Counter()
+        self._dropped: Counter[int] = Counter()
+        self._closed = False
+        self._changed = threading.Condition()
+
+    def put(self, stream: Stream, rank: int, data: bytes) -> None:
+        """Take in whole records of one rank."""
+        if not data:
+            return
+        with self._changed:
+            self._say_dropped(stream, rank)
+            lines = count_records(data)
+            if self._unsaid[stream, rank] or not self._store(stream, rank, lines, data):
+                self._unsaid[stream, rank] += lines
+                if stream is Stream.LOG:
+                    self._dropped[rank] += lines
+            self._changed.notify_all()
+
+    def go_on(self, stream: Stream, rank: int, last: int) -> None:
+        """The next record of a rank that has had none here comes after `last`, an earlier agent's."""
+        with self._changed:
+            self._next.setdefault((stream, rank), last + 1)
+
+    def take(self, limit_bytes: int, timeout_s: float) -> list[Chunk]:
+        """The oldest chunks, about `limit_bytes` of them. The same ones until `done` is called.
+
+        Waits up to `timeout_s` for the first; empty when there is none.
+        """
+        with self._changed:
+            if self._in_flight:
+                return self._in_flight
+            self._changed.wait_for(lambda: self._memory or self._disk.waiting or self._closed, timeout_s)
+            size = 0
+            taken = []
+            while size < limit_bytes and (chunk := self._pop()) is not None:
+                taken.append(chunk)
+                size += len(chunk.data)
+            self._in_flight = coalesce(taken)
+            return self._in_flight
+
+    def done(self, durable: dict[tuple[Stream, int], int]) -> bool:
+        """Forget what was taken, up to the sequences that are `durable`; returns whether that is all of it."""
+        with self._changed:
+            self._in_flight = [
+                chunk
+                for chunk in self._in_flight
+                if durable.get((chunk.stream, chunk.rank), 0) < chunk.first + chunk.lines - 1
+            ]
+            return not self._in_flight
+
+    def dropped(self) -> dict[int, int]:
+        """Log records dropped so far, by rank."""
+        with self._changed:
+            return dict(self._dropped)
+
+    def finish(self, rank: int) -> None:
+        """The rank writes no more: say what was dropped of it, even beyond the bound."""
+        with self._changed:
+            for stream in Stream:
+                self._say_dropped(stream, rank, force=True)
+            self._changed.notify_all()
+
+    @property
+    def empty(self) -> bool:
+        """Whether everything taken in is durable."""
+        with self._changed:
+            return not (self._in_flight or self._memory or self._disk.waiting)
+
+    def rest(self) -> Iterator[Chunk]:
+        """Everything that is not durable, in its order; it is gone from here then."""
+        with self._changed:
+            taken, self._in_flight = self._in_flight, []
+        yield from taken
+        while (chunk := self._popped()) is not None:
+            yield chunk
+
+    def close(self) -> None:
+        """Wake whoever waits in `take`, and give the disk space back."""
+        with self._changed:
+            self._closed = True
+            self._disk.close()
+            self._changed.notify_all()
+
+    def _say_dropped(self, stream: Stream, rank: int, force: bool = False) -> None:
+        count = self._unsaid[stream, rank]
+        if not count:
+            return
+        what = "lines" if stream is Stream.LOG else "reports"
+        text = (
+            f"[ringtrain] {count} {what} of rank {rank} were dropped: "
+            "the launcher did not take them in time and the spool was full\n"
+        ).encode()
+        if self._store(Stream.LOG, rank, 1, text, force=force):
+            del self._unsaid[stream, rank]
+
+    def _store(self, stream: Stream, rank: int, lines: int, data: bytes, force: bool = False) -> bool:
+        first = self._next.get((stream, rank), 1)
+        chunk = Chunk(stream, rank, first, lines, data)
+        cost = len(data) + _OVERHEAD
+        if not self._disk.waiting and (force or self._memory_size + cost <= self._memory_bytes):
+            self._memory.append(chunk)
+            self._memory_size += cost
+        elif not self._disk.push(chunk, force):
+            return False
+        self._next[stream, rank] = first + lines
+        return True
+
+    def _popped(self) -> Chunk | None:
+        with self._changed:
+            return self._pop()
+
+    def _pop(self) -> Chunk | None:
+        if self._memory:
+            chunk = self._memory.popleft()
+            self._memory_size -= len(chunk.data) + _OVERHEAD
+            return chunk
+        return self._disk.pop()
+
+
+def coalesce(chunks: Sequence[Chunk]) -> list[Chunk]:
+    """`chunks` with neighbours of the same rank and stream joined: fewer writes, same order."""
+    joined = []
+    for (stream, rank), run in itertools.groupby(chunks, key=lambda chunk: (chunk.stream, chunk.rank)):
+        parts = list(run)
+        lines = sum(part.lines for part in parts)
+        joined.append(Chunk(stream, rank, parts[0].first, lines, b"".join(part.data for part in parts)))
+    return joined
+
+
+class _DiskQueue:
+    """Chunks in temporary files, each gone when it has been read. A disk that fails takes nothing more."""
+
+    def __init__(self, bound: int) -> None:
+        self._bound = bound
+        self._files: deque[_DiskFile] = deque()
+        self._broken = bound <= 0
+
+    @property
+    def waiting(self) -> bool:
+        return any(file.waiting for file in self._files)
+
+    def push(self, chunk: Chunk, force: bool = False) -> bool:
+        frame = _FRAME.pack(chunk.stream, chunk.rank, chunk.first, chunk.lines, len(chunk.data)) + chunk.data
+        if self._broken or (sum(file.size for file in self._files) + len(frame) > self._bound and not force):
+            return False
+        try:
+            if not self._files or self._files[-1].size >= self._bound // _FILES:
+                self._files.append(_DiskFile())
+            return self._files[-1].append(frame)
+        except OSError:
+            self._broken = not self.waiting
+            return False
+
+    def pop(self) -> Chunk | None:
+        while self._files:
+            chunk = self._files[0].pop() if self._files[0].waiting else None
+            if not self._files[0].waiting:
+                self._files.popleft().close()
+            if chunk is not None:
+                return chunk
+        return None
+
+    def close(self) -> None:
+        for file in self._files:
+            file.close()
+        self._files.clear()
+        self._broken = True
+
+
+class _DiskFile:
+    """A run of frames in an unnamed file: written at its end, read from its beginning."""
+
+    def __init__(self) -> None:
+        self._file: BinaryIO = tempfile.TemporaryFile(prefix="ringtrain-spool-", buffering=0)  # noqa: SIM115
+        self._read = 0
+        self.size = 0
+
+    @property
+    def waiting(self) -> bool:
+        return self.size > self._read
+
+    def append(self, frame: bytes) -> bool:
+        self._file.seek(self.size)
+        if self._file.write(frame) != len(frame):
+            return False
+        self.size += len(frame)
+        return True
+
+    def pop(self) -> Chunk:
+        self._file.seek(self._read)
+        stream, rank, first, lines, size = _FRAME.unpack(self._file.read(_FRAME.size))
+        data = self._file.read(size)
+        self._read += _FRAME.size + size
+        return Chunk(Stream(stream), rank, first, lines, data)
+
+    def close(self) -> None:
+        self._file.close()

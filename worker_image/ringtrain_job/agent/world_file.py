@@ -1,0 +1,87 @@
+"""A world whose addresses are too long for environment variables, in a file that the ranks of a pod read."""
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+
+from ringtrain.errors import ConfigurationError
+from ringtrain.shared import contract
+from ringtrain_job.control.model import World
+
+# The kernel refuses a program a variable of 128 KiB, and a rank may start programs whose variables are longer.
+MOST_BYTES = 100_000
+# A rank that is told a formation may still read its file when the next one is given to others.
+_KEPT = 2
+
+
+class WorldFiles:
+    """The files of one agent, made when the first is needed; gone when `stack` is."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self._stack = stack
+        self._directory: Path | None = None
+        self._written: dict[int, Path] = {}
+
+    def fitted(self, variables: Mapping[str, str], world: World) -> dict[str, str]:
+        """`variables` that tell a rank `world`, where a variable that is too long gives way to the world's file.
+
+        `TF_CONFIG`, which TensorFlow reads from a variable alone, becomes one that TensorFlow refuses: a rank that
+        found none would train by itself. Raises ConfigurationError where the file cannot be written.
+        """
+        fitted = dict(variables)
+        long = [name for name in (contract.ENV_RING_ADDRESSES, "TF_CONFIG") if is_too_long(fitted.get(name, ""))]
+        if not long:
+            return fitted
+        fitted[contract.ENV_WORLD_FILE] = str(self._file(world))
+        if contract.ENV_RING_ADDRESSES in long:
+            fitted[contract.ENV_RING_ADDRESSES] = ""
+        if "TF_CONFIG" in long:
+            fitted["TF_CONFIG"] = unusable_tf_config(
+                len(world.tf_addresses), json.loads(fitted["TF_CONFIG"])["task"]
+            )
+        return fitted
+
+    def _file(self, world: World) -> Path:
+        if world.generation not in self._written:
+            self._written[world.generation] = self._made(world)
+            for generation in sorted(self._written)[:-_KEPT]:
+                self._written.pop(generation).unlink(missing_ok=True)
+        return self._written[world.generation]
+
+    def _made(self, world: World) -> Path:
+        try:
+            return self._write(world)
+        except OSError as error:
+            raise ConfigurationError(
+                f"the addresses of {len(world.ring_addresses)} ranks are too long for environment variables, and "
+                f"the agent can't write them into a temporary file ({error.strerror}); give the container a "
+                f"writable /tmp"
+            ) from error
+
+    def _write(self, world: World) -> Path:
+        if self._directory is None:
+            made = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="ringtrain-world-"))
+            self._directory = Path(made)
+        content = {
+            "version": 1,
+            "generation": world.generation,
+            "ringAddresses": world.ring_addresses,
+            "tfAddresses": world.tf_addresses,
+        }
+        path = self._directory / f"{world.generation}.json"
+        path.write_text(json.dumps(content))
+        return path
+
+
+def is_too_long(value: str) -> bool:
+    """Whether a program can't be given `value` as a variable, or could hardly."""
+    return len(os.fsencode(value)) > MOST_BYTES
+
+
+def unusable_tf_config(size: int, task: Mapping[str, object]) -> str:
+    """A `TF_CONFIG` that TensorFlow refuses with a TypeError that says where the cluster of `size` workers is."""
+    where = f"workers, of which {size} are too many for TF_CONFIG: see {contract.ENV_WORLD_FILE}"
+    return json.dumps({"cluster": {where: f"{size} addresses"}, "task": dict(task)})

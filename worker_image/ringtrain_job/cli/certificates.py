@@ -1,0 +1,107 @@
+"""The CA and certificates of one run over several hosts, made with the system's `openssl`."""
+
+import secrets
+import shutil
+import subprocess
+import tempfile
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Final
+
+from ringtrain.errors import ConfigurationError
+from ringtrain.shared import contract
+from ringtrain.shared.secrets import dns_name
+from ringtrain.shared.tls import CERTIFICATE_FILES
+
+# What a role's directory has: the names in RINGTRAIN_SECRET_DIR.
+SECRET_FILES: Final = (*CERTIFICATE_FILES, "token")
+# As the operator's: longer than any run, and from a day before now on, since clocks of hosts differ.
+_VALIDITY: Final = timedelta(days=3650)
+_CLOCK_SKEW: Final = timedelta(days=1)
+_DEADLINE_S: Final = 60
+_SETTINGS: Final = """
+[req]
+distinguished_name = name
+[name]
+[ca]
+default_ca = run
+[run]
+database = index.txt
+serial = serial
+new_certs_dir = .
+default_md = sha256
+policy = anything
+unique_subject = no
+[anything]
+commonName = supplied
+[authority]
+basicConstraints = critical,CA:TRUE,pathlen:0
+keyUsage = critical,keyCertSign
+subjectKeyIdentifier = hash
+"""
+_ROLE: Final = """
+[{role}]
+subjectAltName = DNS:{name}
+authorityKeyIdentifier = keyid
+"""
+
+
+def write_secrets(directory: Path, uid: str) -> None:
+    """Write the secrets of the run `uid` into `directory`, which must be its user's alone: a directory for each
+    role, with the files that the operator's Secret has. The CA's key is not kept.
+
+    Raises ConfigurationError where openssl is missing or fails.
+    """
+    roles = (contract.ROLE_LAUNCHER, contract.ROLE_WORKER)
+    token = secrets.token_hex(32)
+    with tempfile.TemporaryDirectory(dir=directory) as temporary:
+        work = Path(temporary)
+        names = "".join(_ROLE.format(role=role, name=dns_name(role, uid)) for role in roles)
+        (work / "settings").write_text(_SETTINGS + names)
+        (work / "index.txt").touch()
+        (work / "serial").write_text(secrets.token_hex(8) + "\n")
+        _certificate(work, "ca", "ringtrain run", "authority", "-selfsign", "-keyfile", "ca.key")
+        for role in roles:
+            _certificate(work, role, role, role, "-cert", "ca.crt", "-keyfile", "ca.key")
+            (directory / role).mkdir(mode=0o700)
+            for source, target in (("ca.crt", "ca.crt"), (f"{role}.crt", "tls.crt"), (f"{role}.key", "tls.key")):
+                shutil.copy(work / source, directory / role / target)
+            (directory / role / "token").write_text(token)
+            for file in SECRET_FILES:
+                (directory / role / file).chmod(0o600)
+
+
+def _certificate(work: Path, file: str, name: str, section: str, *signer: str) -> None:
+    new_key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-keyout", f"{file}.key")
+    _openssl(work, "req", "-new", "-config", "settings", *new_key, "-subj", f"/CN={name}", "-out", f"{file}.csr")
+    now = datetime.now(UTC)
+    start, end = (f"{when:%Y%m%d%H%M%SZ}" for when in (now - _CLOCK_SKEW, now + _VALIDITY))
+    times = ("-startdate", start, "-enddate", end)
+    files = ("-in", f"{file}.csr", "-out", f"{file}.crt")
+    _openssl(
+        work, "ca", "-config", "settings", "-batch", "-notext", "-extensions", section, *times, *signer, *files
+    )
+
+
+def _openssl(work: Path, *words: str) -> None:
+    try:
+        done = subprocess.run(
+            ["openssl", *words],
+            cwd=work,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_DEADLINE_S,
+            check=False,
+        )
+    except FileNotFoundError as exc:
+        raise ConfigurationError(
+            "a run over several hosts encrypts what launcher and agents say, and needs `openssl` on this machine "
+            "for its certificates: PATH has no program of this name; install it (apt install openssl)"
+        ) from exc
+    except subprocess.TimeoutExpired as exc:
+        raise ConfigurationError(f"openssl {words[0]} took longer than {_DEADLINE_S} s") from exc
+    if done.returncode:
+        said = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        raise ConfigurationError(f"openssl {words[0]} exited with {done.returncode}: {said}")

@@ -1,0 +1,162 @@
+"""The options of `ringtrain run` for a world that changes while its ranks run."""
+
+import functools
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import click
+
+from ringtrain.shared import contract
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+# Newcomers of one machine come together: the script has named them in one go.
+_JOIN_DELAY_S = 2
+
+
+@dataclass(frozen=True)
+class ElasticOptions:
+    """What was given on the command line; None: not given."""
+
+    min_ranks: int | None = None
+    max_ranks: int | None = None
+    discovery: Path | None = None
+    on_loss: str | None = None
+    replace_timeout_s: float | None = None
+    resets: int | None = None
+
+    @property
+    def given(self) -> bool:
+        """Whether the job is elastic: any of the options says so."""
+        return any(value is not None for value in vars(self).values())
+
+
+@dataclass(frozen=True)
+class ElasticRun:
+    """An elastic run on this machine: `slots` places for ranks, and what launcher and agent are told."""
+
+    slots: int
+    variables: dict[str, str]
+
+
+def elastic_options(command: F) -> F:
+    """`command` with the options, of which it gets one value, `elastic`."""
+
+    @functools.wraps(command)
+    def gathered(
+        *args: Any,
+        min_np: int | None,
+        max_np: int | None,
+        host_discovery_script: Path | None,
+        on_loss: str | None,
+        replace_timeout: float | None,
+        reset_limit: int | None,
+        **others: Any,
+    ) -> Any:
+        options = ElasticOptions(min_np, max_np, host_discovery_script, on_loss, replace_timeout, reset_limit)
+        return command(*args, elastic=options, **others)
+
+    count = click.IntRange(1, 1024)
+    seconds = click.FloatRange(0, 604800, min_open=True)
+    for option in (
+        click.option(
+            "--reset-limit",
+            type=click.IntRange(0, 999_998),
+            metavar="N",
+            help="How often the world may be made again before the run has failed [default: 99].",
+        ),
+        click.option(
+            "--replace-timeout",
+            type=seconds,
+            metavar="SECONDS",
+            help="How long to wait for a rank in place of a lost one before going on without it [default: 120].",
+        ),
+        click.option(
+            "--on-loss",
+            type=click.Choice(contract.ON_LOSS, case_sensitive=False),
+            help="When a rank is lost. Replace: the others wait for a new one. Shrink: the others go on at once. "
+            "Restart: all ranks are started again, for programs without ringtrain.elastic [default: Replace].",
+        ),
+        click.option(
+            "--host-discovery-script",
+            type=click.Path(path_type=Path),
+            metavar="PROGRAM",
+            help="Program that prints how many ranks are wanted, as lines host:slots. It is run again and again, "
+            "and the world follows what it prints.",
+        ),
+        click.option(
+            *("--max-np", "--max-num-proc"), type=count, metavar="N", help="Most ranks of a world [default: -np]."
+        ),
+        click.option(
+            *("--min-np", "--min-num-proc"),
+            type=count,
+            metavar="N",
+            help="Fewest ranks of a world: with fewer the run waits, then ends [default: -np].",
+        ),
+    ):
+        gathered = option(gathered)
+    return cast(F, gathered)
+
+
+def elastic_run(ranks: int, hosts: str, options: ElasticOptions) -> ElasticRun | None:
+    """What `options` make of a run of `ranks` ranks; None without any. Raises a usage error for what cannot be.
+
+    `hosts`: the option that names them, with its value; empty without one.
+    """
+    if not options.given:
+        return None
+    low = ranks if options.min_ranks is None else options.min_ranks
+    high = ranks if options.max_ranks is None else options.max_ranks
+    _check_bounds(low, ranks, high)
+    on_loss = options.on_loss or contract.ON_LOSS[0]
+    _check_loss(on_loss, low, ranks, options)
+    if options.discovery is not None and hosts:
+        raise click.UsageError(
+            f"{hosts} and --host-discovery-script {options.discovery}: both say where ranks are; leave one out"
+        )
+    settings = {
+        contract.ENV_ELASTIC: on_loss,
+        contract.ENV_ELASTIC_MIN_RANKS: low,
+        contract.ENV_ELASTIC_MAX_RANKS: high,
+        contract.ENV_ELASTIC_START_RANKS: ranks,
+        contract.ENV_ELASTIC_JOIN_DELAY: _JOIN_DELAY_S,
+        contract.ENV_ELASTIC_REPLACE_TIMEOUT: options.replace_timeout_s,
+        contract.ENV_ELASTIC_FORMATION_LIMIT: None if options.resets is None else options.resets + 1,
+        contract.ENV_HOST_DISCOVERY_SCRIPT: None if options.discovery is None else _checked(options.discovery),
+    }
+    return ElasticRun(high, {name: f"{value}" for name, value in settings.items() if value is not None})
+
+
+def _check_bounds(low: int, ranks: int, high: int) -> None:
+    if low <= ranks <= high:
+        return
+    raise click.UsageError(
+        f"-np {ranks}, with which the run begins, is not between --min-np {low} and --max-np {high}; where one of "
+        "these is not given, -np takes its place"
+    )
+
+
+def _check_loss(on_loss: str, low: int, ranks: int, options: ElasticOptions) -> None:
+    if on_loss != "Shrink":
+        return
+    if low >= ranks:
+        raise click.UsageError(
+            f"--on-loss Shrink: of {ranks} ranks --min-np {low} lets none be lost; give a --min-np below -np"
+        )
+    if options.replace_timeout_s is not None:
+        raise click.UsageError(
+            "--replace-timeout and --on-loss Shrink: nobody waits for a lost rank then; leave one of them out"
+        )
+
+
+def _checked(script: Path) -> Path:
+    """The absolute path of `script`, if it can be executed."""
+    path = script.absolute()
+    if not path.is_file():
+        raise click.UsageError(f"--host-discovery-script {script}: there is no such file")
+    if not os.access(path, os.X_OK):
+        raise click.UsageError(f"--host-discovery-script {script} is not executable; chmod +x {script}")
+    return path

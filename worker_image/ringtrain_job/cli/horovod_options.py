@@ -1,0 +1,210 @@
+"""Options of `horovodrun` that `ringtrain run` has too: what each does here, or why it does nothing."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import version
+from importlib.util import find_spec
+from typing import Any, Final
+
+import click
+
+from ringtrain.shared.horovod_variables import LOG_LEVELS, OUR_LOG_LEVELS
+
+_COUNT, _FLOAT = click.IntRange(0), click.FLOAT
+_SECONDS = click.FloatRange(0, 604_800, min_open=True)
+
+
+@dataclass(frozen=True)
+class HorovodOption:
+    """One option. `here`: what it does, or why nothing (not `means`). `config`: its key in a config file."""
+
+    flags: str
+    here: str
+    kind: Any = str
+    config: str = ""
+    metavar: str | None = None
+    means: bool = True
+
+    @property
+    def name(self) -> str:
+        """What its value is called."""
+        return self.shown.lstrip("-").replace("-", "_")
+
+    @property
+    def shown(self) -> str:
+        """As it is named to a reader."""
+        return max((flag.split("/")[0] for flag in self.flags.split()), key=len)
+
+    def declare(self, command: Callable[..., Any]) -> Callable[..., Any]:
+        """`command` with this option; without meaning it is not in the help."""
+        flag = self.kind is bool
+        return click.option(
+            *(*self.flags.split(), self.name),
+            is_flag=flag,
+            type=None if flag else self.kind,
+            default=None,
+            metavar=self.metavar,
+            help=self.here if self.means else None,
+            hidden=not self.means,
+        )(command)
+
+
+_ONE_WAY = "what is ready travels together, and there is nothing to set"
+_NO_TUNING = "there is nothing to tune"
+_NO_MPI = "ringtrain run starts ranks itself; mpirun starts MPI programs"
+# Options that do nothing here: flags, type of the value, key in a config file, and why.
+_WITHOUT_MEANING: Final[tuple[tuple[str, Any, str, str], ...]] = (
+    ("--gloo", bool, "", "ranks meet through the launcher, without Gloo"),
+    ("--mpi", bool, "", _NO_MPI),
+    ("--jsrun", bool, "", _NO_MPI),
+    ("--mpi-args", str, "", _NO_MPI),
+    ("--tcp", bool, "", "ranks of several hosts always speak TCP"),
+    ("--binding-args", str, "", "processes are not bound to cores"),
+    ("--disable-cache", bool, "", "hosts are checked in every run"),
+    ("--fusion-threshold-mb", _COUNT, "params.fusion_threshold_mb", _ONE_WAY),
+    ("--cycle-time-ms", _FLOAT, "params.cycle_time_ms", _ONE_WAY),
+    ("--cache-capacity", _COUNT, "params.cache_capacity", _ONE_WAY),
+    (
+        "--hierarchical-allreduce/--no-hierarchical-allreduce",
+        bool,
+        "params.hierarchical_allreduce",
+        "ranks of a host always reduce in shared memory first",
+    ),
+    (
+        "--hierarchical-allgather/--no-hierarchical-allgather",
+        bool,
+        "params.hierarchical_allgather",
+        "ranks of a host always share memory",
+    ),
+    ("--torus-allreduce/--no-torus-allreduce", bool, "params.torus_allreduce", "NCCL chooses its own algorithm"),
+    ("--autotune/--no-autotune", bool, "autotune.enabled", _NO_TUNING),
+    ("--autotune-log-file", str, "autotune.log_file", _NO_TUNING),
+    ("--autotune-warmup-samples", _COUNT, "autotune.warmup_samples", _NO_TUNING),
+    ("--autotune-steps-per-sample", _COUNT, "autotune.steps_per_sample", _NO_TUNING),
+    ("--autotune-bayes-opt-max-samples", _COUNT, "autotune.bayes_opt_max_samples", _NO_TUNING),
+    ("--autotune-gaussian-process-noise", _FLOAT, "autotune.gaussian_process_noise", _NO_TUNING),
+    ("--timeline-mark-cycles/--no-timeline-mark-cycles", bool, "timeline.mark_cycles", "there are no cycles"),
+    ("--mpi-threads-disable/--no-mpi-threads-disable", bool, "library_options.mpi_threads_disable", _NO_MPI),
+    ("--num-nccl-streams", _COUNT, "library_options.num_nccl_streams", "NCCL runs on one stream, PyTorch's own"),
+    ("--thread-affinity", _COUNT, "library_options.thread_affinity", "threads are not bound to cores"),
+    (
+        "--gloo-timeout-seconds",
+        _COUNT,
+        "library_options.gloo_timeout_seconds",
+        "RINGTRAIN_TIMEOUT says how long a process may be silent",
+    ),
+    ("--log-with-timestamp/--log-without-timestamp", bool, "logging.with_timestamp", "messages have the time"),
+    ("--log-hide-timestamp/--no-log-hide-timestamp", bool, "", "messages have the time"),
+    ("-prefix-timestamp --prefix-output-with-timestamp", bool, "", "lines of ranks stay as they are"),
+    ("--slots-per-host", _COUNT, "", "a discovery script's line without a number counts one slot"),
+    ("--elastic-timeout", _FLOAT, "", "--start-timeout and --replace-timeout are the deadlines"),
+    ("--blacklist-cooldown-range", (_FLOAT, _FLOAT), "", "this machine is not set aside when a rank fails"),
+)
+OPTIONS: Final = (
+    HorovodOption(
+        "-hostfile --hostfile",
+        "File with a line `host slots=N` for each host, in the place of -H.",
+        metavar="FILE",
+    ),
+    HorovodOption(
+        "--start-timeout", "Seconds until all hosts have to be there [default: 600].", _SECONDS, metavar="SECONDS"
+    ),
+    HorovodOption(
+        "--network-interfaces --network-interface",
+        "Interfaces of which the first that a host has carries what ranks send to other hosts [default: the one "
+        "by which the hosts reach this machine].",
+        metavar="NAMES",
+    ),
+    HorovodOption(
+        "--output-filename",
+        "Directory in which rank.N/stdout is a link to the log of rank N, stderr included.",
+        metavar="DIR",
+    ),
+    HorovodOption("--config-file", "YAML file of Horovod's form; the command line wins.", metavar="FILE"),
+    HorovodOption("-p --ssh-port", "Port of sshd on all hosts.", click.IntRange(1, 65535), metavar="PORT"),
+    HorovodOption("-i --ssh-identity-file", "Private key for ssh.", metavar="FILE"),
+    HorovodOption(
+        "--timeline-filename",
+        "Write what every rank did when to this file, as a Chrome trace, one file on each host.",
+        config="timeline.filename",
+        metavar="FILE",
+    ),
+    HorovodOption(
+        "--log-level",
+        "Which messages of ringtrain itself are shown, of ranks too [default: warning].",
+        click.Choice((*OUR_LOG_LEVELS, *LOG_LEVELS), case_sensitive=False),
+        "logging.level",
+    ),
+    HorovodOption(
+        "--stall-check-shutdown-time-seconds",
+        "How long a collective waits for a rank that does not come; 0: for ever (eleven days) [default: 600].",
+        click.FloatRange(0, 604_800),
+        "stall_check.shutdown_time_seconds",
+        "SECONDS",
+    ),
+    HorovodOption(
+        "--no-stall-check/--stall-check",
+        "Wait for a rank that does not come for ever (eleven days), and do not name it.",
+        bool,
+    ),
+    HorovodOption(
+        "--stall-check-warning-time-seconds",
+        "After how long a rank that does not come is named; 0: never [default: 30].",
+        click.FloatRange(0, 604_800),
+        "stall_check.warning_time_seconds",
+        "SECONDS",
+    ),
+    *(HorovodOption(flags, why, kind, key, means=False) for flags, kind, key, why in _WITHOUT_MEANING),
+)
+
+
+def _show_build(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
+    if asked:
+        click.echo(check_build())
+        ctx.exit()
+
+
+check_build_option = click.option(
+    *("-cb", "--check-build"),
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_show_build,
+    help="Show which frameworks and transports can be used here, and end.",
+)
+
+
+def without_meaning(given: dict[str, Any]) -> list[str]:
+    """A line for each option of `given` (by name) that does nothing here."""
+    return [
+        f"{option.shown} has no meaning here and is accepted: {option.here}"
+        for option in OPTIONS
+        if not option.means and given.get(option.name) is not None
+    ]
+
+
+def check_build() -> str:
+    """What `--check-build` shows: Horovod's three lists, with what is here."""
+    lists = {
+        "Frameworks": {name: _installed(module) for name, module in _FRAMEWORKS.items()},
+        "Controllers": {"MPI": _installed("mpi4py"), "Gloo": False, "Ringtrain's launcher": True},
+        "Tensor Operations": {
+            **dict.fromkeys(("NCCL", "DDL", "CCL"), False),
+            "MPI": _installed("mpi4py"),
+            "Gloo": False,
+            "gRPC": True,
+            "shared memory": _installed("ringtrain._core.kernels._native"),
+        },
+    }
+    lines = [f"Ringtrain v{version('ringtrain')}:"]
+    for title, rows in lists.items():
+        lines += ["", f"Available {title}:"]
+        lines += [f"    [{'X' if there else ' '}] {name}" for name, there in rows.items()]
+    return "\n".join(lines)
+
+
+_FRAMEWORKS = {"TensorFlow": "tensorflow", "PyTorch": "torch", "MXNet": "mxnet", "Keras": "keras"}
+
+
+def _installed(module: str) -> bool:
+    return find_spec(module) is not None

@@ -1,0 +1,23 @@
+"""`horovodrun`: `ringtrain run` under the name that scripts call, where -v is the version."""
+
+from typing import Final
+
+import click
+
+from ringtrain_job.cli.run import run
+
+
+def _params() -> list[click.Parameter]:
+    kept = [option for option in run.params if option.name != "verbose"]
+    verbose = click.Option(("--verbose",), is_flag=True, help="Say what launcher and agent do, too.")
+    return [*kept, verbose]
+
+
+_command = click.Command(
+    "horovodrun",
+    params=_params(),
+    callback=run.callback,
+    help=run.help,
+    context_settings={"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]},
+)
+main: Final = click.version_option(None, "-v", "--version", package_name="ringtrain")(_command)

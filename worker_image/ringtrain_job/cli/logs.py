@@ -1,0 +1,116 @@
+"""`ringtrain logs`: one rank's whole log, or all ranks', from a directory or the store that this pod mounts."""
+
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from ringtrain.errors import ConfigurationError, StorageError, in_ranges
+from ringtrain.shared import contract
+from ringtrain.shared.environment import Environment
+from ringtrain.shared.storage import ObjectStore
+from ringtrain_job.logs.layout import AttemptFiles
+from ringtrain_job.logs.reading import LogMissing, find_attempt, find_log, follow, read_from, tail_position
+from ringtrain_job.logs.shipping import read_shipped, shipped_attempts, shipped_names
+
+
+@click.command()
+@click.argument("directory", required=False, type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--rank", type=click.IntRange(min=0), default=None, help="One rank's output; default: all, merged.")
+@click.option("--attempt", type=click.IntRange(min=1), default=None, help="Of this attempt; default: the present.")
+@click.option("--follow", "-f", "following", is_flag=True, help="Go on until the attempt is over.")
+@click.option("--tail", type=click.IntRange(min=0), default=None, help="Begin with the last lines only.")
+@click.option("--reports", is_flag=True, help="What ranks have reported, as JSON lines, not what they wrote.")
+def logs(
+    directory: Path | None, rank: int | None, attempt: int | None, following: bool, tail: int | None, reports: bool
+) -> None:
+    """Print what ranks wrote, to the byte: of the newest run in DIRECTORY, or below it [default: runs].
+
+    In the launcher's container, which has the logs' volume, of its job:
+
+    kubectl exec digits-launcher -- ringtrain logs --rank 3 --follow
+    """
+    if reports and rank is not None:
+        raise click.UsageError("give one of --rank and --reports: reports of all ranks are in one file")
+    try:
+        env = Environment(os.environ)
+        wanted = _Wanted(rank, attempt, tail, reports)
+        if directory is None and (shipped := _shipped(env, wanted)) is not None:
+            if following:
+                print("ringtrain: no launcher runs here; this is what the store has", file=sys.stderr)
+            for chunk in shipped:
+                sys.stdout.buffer.write(chunk)
+                sys.stdout.buffer.flush()
+            return
+        if directory is not None or contract.ENV_JOB_NAME not in os.environ:
+            files, present = find_attempt(directory or Path("runs"), attempt), True
+            path = find_log(files, rank)
+        else:
+            files, present = _files(env, attempt)
+            path = _present_log(env, files, rank) if present else find_log(files, rank)
+    except (ConfigurationError, LogMissing, StorageError) as exc:
+        raise click.ClickException(str(exc)) from exc
+    path = files.metrics if reports else path
+    start = 0 if tail is None else tail_position(path, tail)
+    chunks = follow(path, start, files.outcome.exists) if following and present else read_from(path, start)
+    for chunk in chunks:
+        sys.stdout.buffer.write(chunk)
+        sys.stdout.buffer.flush()
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """What is to be printed: of a rank or of all, of which attempt, how many lines; or the reports."""
+
+    rank: int | None
+    attempt: int | None
+    tail: int | None
+    reports: bool
+
+
+def _shipped(env: Environment, wanted: _Wanted) -> Iterator[bytes] | None:
+    """What the job's object store has of a log that no volume here has; None where there is no store."""
+    uri = env.optional(contract.ENV_LOG_URI)
+    if not uri or contract.ENV_JOB_NAME not in os.environ:
+        return None
+    files, _ = _files(env, wanted.attempt)
+    if files.job_log.exists():
+        return None
+    store = ObjectStore(uri)
+    number = int(files.directory.name)
+    path = files.job_log if wanted.rank is None else files.rank_log(wanted.rank)
+    path = files.metrics if wanted.reports else path
+    names = shipped_names(store, number)
+    if path.name not in names:
+        attempts = shipped_attempts(store)
+        if number in attempts and (wanted.rank is None or wanted.rank < _ranks(env)):
+            return iter(())  # nothing was written there
+        kept = in_ranges(attempts)
+        raise LogMissing(f"{uri} has no {path.name} of attempt {number}; it has logs of attempts {kept}")
+    return read_shipped(store, number, path.name, wanted.tail)
+
+
+def _present_log(env: Environment, files: AttemptFiles, rank: int | None) -> Path:
+    """The file of a rank of the present attempt, which is not there before that has written something."""
+    if rank is None or not files.directory.is_dir():
+        return find_log(files, rank)
+    if rank >= (ranks := _ranks(env)):
+        raise LogMissing(f"there is no rank {rank}: the world has ranks 0 to {ranks - 1}")
+    return files.rank_log(rank)
+
+
+def _ranks(env: Environment) -> int:
+    slots = env.integer(contract.ENV_SLOTS_PER_WORKER, 1, low=1, high=1024)
+    return env.integer(contract.ENV_NUM_WORKERS, low=1, high=100_000) * slots
+
+
+def _files(env: Environment, attempt: int | None) -> tuple[AttemptFiles, bool]:
+    """The attempt's files, and whether it is the present one: only that can grow."""
+    present = env.integer(contract.ENV_ATTEMPT, low=1, high=2**31 - 1)
+    root = Path(env.text(contract.ENV_LOG_DIR, contract.LOG_DIR))
+    job = env.text(contract.ENV_JOB_NAME)
+    wanted = attempt or present
+    return AttemptFiles.of(root, env.text(contract.ENV_JOB_NAMESPACE), job, wanted), wanted == present

@@ -1,0 +1,101 @@
+"""Entry points of a job's pods: `ringtrain agent -- CMD…`, `launcher [-- CMD…]`, `data-worker`, `rsh HOST CMD`."""
+
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+
+import click
+
+from ringtrain.shared import contract
+from ringtrain.shared.horovod_variables import OUR_LOG_LEVELS
+from ringtrain_job.cli.failures import exit_code_of
+from ringtrain_job.cli.main import log_to_stderr
+
+
+def _in_pods(body: Callable[[str, tuple[str, ...]], None]) -> click.Command:
+    """`body` as a command that people do not call, of a log level and the words of another command."""
+    level = click.Choice(OUR_LOG_LEVELS)
+    body = click.argument("command", nargs=-1, type=click.UNPROCESSED)(body)
+    body = click.option("--log-level", type=level, default="info", show_default=True)(body)
+    return click.command(hidden=True, context_settings={"ignore_unknown_options": True})(body)
+
+
+def _exit_with(role: str, log_level: str, run: Callable[[], int]) -> None:
+    # Ranks and mpirun are forked from a process in which gRPC runs, whose fork handlers wait for threads of ours.
+    os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # else each handshake of a stranger that fails is a line
+    tempfile.tempdir = os.environ.get(contract.ENV_RUN_FOLDER) or None  # this process's; ranks have the user's
+    log_to_stderr(role, log_level)
+    sys.exit(exit_code_of(run))
+
+
+@_in_pods
+def agent(log_level: str, command: tuple[str, ...]) -> None:
+    """Join the job's launcher, run COMMAND as this worker's ranks, and ship what they write.
+
+    Everything else comes from RINGTRAIN_* variables, see docs/contract.md.
+    """
+    inherited = dict(os.environ)
+
+    def run() -> int:
+        from ringtrain_job.agent.config import AgentConfig
+        from ringtrain_job.agent.main import run_agent
+
+        return run_agent(AgentConfig.from_env(inherited), command, inherited)
+
+    _exit_with("agent", log_level, run)
+
+
+@_in_pods
+def launcher(log_level: str, command: tuple[str, ...]) -> None:
+    """Bring the job's workers together, keep their logs, and end with the job's exit code.
+
+    A ring job's workers run the training command; COMMAND is for backends whose launcher runs one.
+    Everything else comes from RINGTRAIN_* variables, see docs/contract.md.
+    """
+
+    def run() -> int:
+        from ringtrain_job.launcher.config import LauncherConfig
+        from ringtrain_job.launcher.main import run_launcher
+
+        return run_launcher(LauncherConfig.from_env(os.environ), command)
+
+    _exit_with("launcher", log_level, run)
+
+
+@click.command("data-worker", hidden=True)
+@click.option("--log-level", type=click.Choice(OUR_LOG_LEVELS), default="info", show_default=True)
+def data_worker(log_level: str) -> None:
+    """Load batches for the job's ranks until it is told to stop.
+
+    Everything comes from RINGTRAIN_* variables, see docs/contract.md. Without RINGTRAIN_LAUNCHER_ADDRESS it serves
+    whoever names it in a file of data workers.
+    """
+
+    def run() -> int:
+        from ringtrain.data.service.config import DataWorkerConfig
+
+        config = DataWorkerConfig.from_env(os.environ)
+        if config.kind == "tensorflow":
+            from ringtrain.tensorflow.data.data_worker import run_tensorflow_data_worker
+
+            return run_tensorflow_data_worker(config)
+        from ringtrain.data.service.server import run_data_worker
+
+        return run_data_worker(config, os.environ)
+
+    _exit_with("data", log_level, run)
+
+
+@click.command(hidden=True, context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[SSH OPTIONS] HOST COMMAND...")
+def rsh(arguments: tuple[str, ...]) -> None:
+    """Run COMMAND in the worker that mpirun knows as HOST, with this command's stdin, stdout, stderr and signals.
+
+    Works inside the launcher of an mpi job, which asks the worker's agent over mTLS. Exits as COMMAND does: with
+    128 + n when signal n ended it, and with 255 when it could not be started. Options of ssh are ignored.
+    """
+    from ringtrain_job.mpi.rsh_client import main
+
+    sys.exit(main(list(arguments)))

@@ -1,0 +1,165 @@
+"""`ringtrain remote-agent`: what `ringtrain run` starts on another host over ssh.
+
+It says on stdout who it is, reads its order from stdin, and runs an agent for as long as stdin is open: when the
+connection of ssh or the run goes, the agent ends, and nothing is left on this host.
+"""
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from ringtrain.errors import ConfigurationError
+from ringtrain.shared import contract
+from ringtrain.shared.address import interface_addresses
+from ringtrain.shared.processes import become_subreaper, kill_descendants, signal_handler, start_child
+from ringtrain_job.agent.config import LEAVE_S, AgentConfig
+from ringtrain_job.cli.certificates import SECRET_FILES
+from ringtrain_job.cli.run_folder import run_folder
+
+# Before a shell runs a command it may print things of its own: the line that counts begins with this.
+GREETING: Final = "ringtrain-remote-agent "
+STARTED: Final = "ringtrain-remote-agent-started"
+# Beyond what ranks may take to end, and an agent to hand over their last lines.
+_SPARE_S: Final = 5.0
+_POLL_S: Final = 0.05
+_LOOK_MS: Final = 200
+_MOST_BYTES: Final = 16 << 20
+
+
+@dataclass(frozen=True)
+class Greeting:
+    """What another host says of itself. `run_address`: that of the run, as this host sees it; empty if unknown."""
+
+    version: str
+    run_address: str
+
+
+@dataclass(frozen=True)
+class Order:
+    """What an agent on another host is told. `secrets`: by file name."""
+
+    secrets: Mapping[str, str]
+    environment: Mapping[str, str]
+    directory: str
+    interfaces: Sequence[str]
+    level: str
+    command: Sequence[str]
+
+
+@click.command("remote-agent", hidden=True)
+def remote_agent() -> None:
+    """Run one agent of a `ringtrain run` on another host; it tells what to do on stdin."""
+    run_address = os.environ.get("SSH_CONNECTION", "").partition(" ")[0]
+    print(GREETING + json.dumps(asdict(Greeting(version("ringtrain"), run_address))), flush=True)
+    order = _read_order()
+    if order is None:  # another host could not be reached, or the run has ended
+        sys.exit(contract.EXIT_GANG_STOPPED)
+    try:
+        sys.exit(_serve(order))
+    except (ConfigurationError, OSError) as exc:
+        click.echo(str(exc), err=True)
+        sys.exit(contract.EXIT_BAD_CONFIGURATION)
+
+
+def _read_order() -> Order | None:
+    line = sys.stdin.buffer.readline(_MOST_BYTES)
+    return Order(**json.loads(line)) if line.endswith(b"\n") else None
+
+
+def _serve(order: Order) -> int:
+    """Run the agent; returns its exit code. Raises ConfigurationError or OSError where it cannot be run."""
+    try:
+        os.chdir(order.directory)
+    except OSError as exc:
+        raise ConfigurationError(
+            f"{order.directory}, where the run was started, cannot be entered here ({exc.strerror}); the run's "
+            "directory has to be on every host"
+        ) from exc
+    address = first_address(order.interfaces) if order.interfaces else ""
+    become_subreaper()
+    with run_folder() as directory:
+        _write_secrets(directory, order.secrets)
+        environment = {
+            **os.environ,
+            **order.environment,
+            contract.ENV_ROLE: contract.ROLE_WORKER,
+            contract.ENV_SECRET_DIR: str(directory),
+            contract.ENV_RUN_FOLDER: str(directory),
+            **({contract.ENV_POD_IP: address} if address else {}),
+        }
+        grace_s = AgentConfig.from_env(environment).save_s
+        words = [sys.executable, "-m", "ringtrain", "agent", "--log-level", order.level, "--", *order.command]
+        # stdout is the run's to read; the agent's own messages go to stderr.
+        agent = start_child(words, environment, stdout=sys.stderr)
+        print(STARTED, flush=True)
+        return _watch(agent, grace_s + LEAVE_S + _SPARE_S)
+
+
+def _write_secrets(directory: Path, secrets: Mapping[str, str]) -> None:
+    for name in SECRET_FILES:
+        with open(os.open(directory / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(secrets[name])
+
+
+def _watch(agent: "subprocess.Popen[bytes]", patience_s: float) -> int:
+    """Wait for the agent's end; end it when stdin ends, or when this process is asked to stop."""
+    asked, ask = os.pipe()
+
+    def stop(_: int, __: Any) -> None:
+        os.write(ask, b".")
+
+    poll = select.poll()
+    for descriptor in (asked, sys.stdin.fileno()):
+        poll.register(descriptor, select.POLLIN)
+    with signal_handler(stop, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        while agent.poll() is None:
+            if _is_over(poll.poll(_LOOK_MS), asked):
+                _end(agent, patience_s)
+    while kill_descendants():  # what ranks left, which this process has inherited
+        _reap()
+    return 128 - agent.returncode if agent.returncode < 0 else agent.returncode
+
+
+def _is_over(ready: Sequence[tuple[int, int]], asked: int) -> bool:
+    return any(descriptor == asked or not os.read(descriptor, 1 << 16) for descriptor, _ in ready)
+
+
+def _end(agent: "subprocess.Popen[bytes]", patience_s: float) -> None:
+    agent.terminate()
+    try:
+        agent.wait(patience_s)
+    except subprocess.TimeoutExpired:
+        agent.kill()
+        agent.wait()
+
+
+def _reap() -> None:
+    with suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    time.sleep(_POLL_S)
+
+
+def first_address(names: Sequence[str]) -> str:
+    """The IPv4 address of the first interface of `names` that this host has. Raises ConfigurationError."""
+    here = interface_addresses()
+    for name in names:
+        if name in here:
+            return here[name]
+    there = ", ".join(name for _, name in socket.if_nameindex())
+    raise ConfigurationError(
+        f"--network-interfaces {','.join(names)}: none of them has an IPv4 address here; this host has {there}"
+    )

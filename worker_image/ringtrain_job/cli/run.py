@@ -1,0 +1,243 @@
+"""`ringtrain run -np N CMD…`: launcher, agents and ranks as processes of this machine, or of several."""
+
+import json
+import os
+import re
+import secrets
+import signal
+import sys
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import click
+
+from ringtrain.shared import contract
+from ringtrain.shared.ports import HeldPorts
+from ringtrain_job.agent.config import AgentConfig
+from ringtrain_job.cli.checks import check_command, check_launcher, check_log_dir, check_name
+from ringtrain_job.cli.data_workers import start_data_workers
+from ringtrain_job.cli.elastic import ElasticOptions, ElasticRun, elastic_options, elastic_run
+from ringtrain_job.cli.ending import say, say_end
+from ringtrain_job.cli.failures import exit_code_of
+from ringtrain_job.cli.horovod_values import HorovodValues, horovod_options
+from ringtrain_job.cli.hosts import Host, find_hosts
+from ringtrain_job.cli.live_page import page_settings, say_link, without_token
+from ringtrain_job.cli.main import log_to_stderr
+from ringtrain_job.cli.run_folder import run_folder
+from ringtrain_job.cli.run_processes import (
+    AGENT_S,
+    forward_signals,
+    inherited,
+    level_of,
+    start,
+    undo_when_asked,
+    wait_for,
+)
+from ringtrain_job.cli.several_hosts import run_on_hosts
+from ringtrain_job.launcher.config import LauncherConfig
+from ringtrain_job.logs.layout import AttemptFiles
+from ringtrain_job.logs.reading import read_outcome
+
+# Between the log directory and a job's name in it, where a cluster has its namespaces.
+NAMESPACE = "local"
+EXIT_LINES_LOST = 74  # EX_IOERR of sysexits.h
+
+
+@click.command(context_settings={"allow_interspersed_args": False})
+@click.option(
+    *("-np", "-n", "--np", "--num-proc", "ranks"),
+    type=click.IntRange(1, 1024),
+    required=True,
+    help="How many ranks to start.",
+)
+@click.option(
+    "-H", "--hosts", default="", metavar="HOST:N,...", help="Where; other hosts over ssh [default: here]."
+)
+@horovod_options
+@elastic_options
+@click.option(
+    "--log-dir", type=click.Path(file_okay=False, path_type=Path), default=Path("runs"), show_default=True
+)
+@click.option("--name", help="Directory of this run under the log directory [default: command and time].")
+@click.option(
+    *("--data-workers", "data_workers"),
+    type=click.IntRange(0, 1024),
+    default=0,
+    help="Data workers beside the ranks, for ringtrain.data.service.",
+)
+@click.option("--ui", is_flag=True, help="Serve the run as a page while it runs, and print its link.")
+@click.option("--verbose", "-v", is_flag=True, help="Say what launcher and agent do, too.")
+@click.option("--quiet", "-q", is_flag=True, help="Print what ranks write and why the job failed, nothing else.")
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+def run(
+    ranks: int,
+    hosts: str,
+    horovod: HorovodValues,
+    elastic: ElasticOptions,
+    log_dir: Path,
+    name: str | None,
+    data_workers: int,
+    ui: bool,
+    verbose: bool,
+    quiet: bool,
+    command: tuple[str, ...],
+) -> None:
+    """Run COMMAND as N ranks, with one merged log.
+
+    Lines of progress name the speed of all ranks together, its standard error (+/-), and how far the speeds of
+    single steps scatter around their median (jitter).
+
+    With --min-np, --max-np or --host-discovery-script the run is elastic: a lost rank is replaced, and the number
+    of ranks may change while the others go on. The program uses ringtrain.elastic for that; any other needs
+    --on-loss Restart. Lines of an elastic run begin with the rank's slot, which stays, where its rank may change.
+
+    Hosts of -H that are not this machine are reached by ssh, which asks nothing; they need Python, ringtrain and
+    this directory at the same paths.
+
+    Options stand before COMMAND; those behind it are COMMAND's own. Ends with the exit status of the first rank
+    that failed, else 0; with 74 where none did and lines of the log could not be written.
+    """
+    hostfile = horovod.of("hostfile")
+    given = f"-H {hosts}" if hosts else f"--hostfile {hostfile}" if hostfile else ""
+    world = elastic_run(ranks, given, elastic)
+    slots = ranks if world is None else world.slots
+    placed = find_hosts(hosts, hostfile, slots)
+    _check_elastic(placed, world)
+    _check_data_workers(placed, data_workers)
+    check_name(name)
+    check_launcher(slots, command)
+    if any(host.is_here for host in placed):
+        check_command(command[0], os.environ.get("PATH", os.defpath))
+    check_log_dir(log_dir)
+    log_to_stderr("run")
+    job = name or f"{_program(command)}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    files = AttemptFiles.of(log_dir.resolve(), NAMESPACE, job, 1)
+    horovod.link_outputs(files, slots)
+    for note in () if quiet else horovod.notes:
+        say(note)
+    started = time.monotonic()
+    settings = horovod.variables | ({} if world is None else world.variables)
+    settings |= {contract.ENV_DATA_WORKERS: str(data_workers), **page_settings(ui)}
+    place = _environment(slots, log_dir.resolve(), job, settings)
+    if all(host.is_here for host in placed):
+        code = exit_code_of(lambda: _run(ranks, place, command, verbose))
+    else:
+        code = exit_code_of(lambda: run_on_hosts(placed, horovod.ssh, place, command, verbose))
+    outcome = read_outcome(files)
+    if code or not quiet or (outcome or {}).get("warning"):
+        with suppress(OSError):  # the terminal was closed
+            say_end(files, outcome, time.monotonic() - started)
+    _drop_what_nobody_reads()
+    sys.exit(code)
+
+
+def _drop_what_nobody_reads() -> None:
+    """Python ends with 120 where it can't write the last of its output: to a terminal that was closed."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, stream.fileno())
+            os.close(nowhere)
+
+
+def _check_elastic(hosts: Sequence[Host], world: ElasticRun | None) -> None:
+    others = [host.name for host in hosts if not host.is_here]
+    if others and world is not None:
+        raise click.UsageError(
+            f"-H names {others[0]}, another host, and the options ask for an elastic run, which is on this "
+            "machine alone; on several hosts it is a DistributedTrainingJob with spec.elastic"
+        )
+
+
+def _check_data_workers(hosts: Sequence[Host], count: int) -> None:
+    others = [host.name for host in hosts if not host.is_here]
+    if others and count:
+        raise click.UsageError(
+            f"--data-workers {count}: they are on this machine alone, and -H names {others[0]}; on several hosts "
+            "it is a DistributedTrainingJob with spec.dataWorkers"
+        )
+
+
+def _program(command: Sequence[str]) -> str:
+    """A name for a run: the script, else the program."""
+    script = next((word for word in command if word.endswith(".py")), command[0])
+    return re.sub(r"[^A-Za-z0-9._-]|^[^A-Za-z0-9]+", "", Path(script).stem)[:100] or "run"
+
+
+def _run(ranks: int, settings: Mapping[str, str], command: Sequence[str], verbose: bool) -> int:
+    with ExitStack() as stack:
+        undo_when_asked(stack)
+        secret_dir = stack.enter_context(run_folder())
+        (secret_dir / "token").write_text(secrets.token_hex(32))
+        held = HeldPorts()
+        stack.callback(held.release)
+        control_port, status_port = held.take(0, 2)
+        environment = {
+            **inherited(os.environ, settings),
+            contract.ENV_SECRET_DIR: str(secret_dir),
+            contract.ENV_RUN_FOLDER: str(secret_dir),
+            contract.ENV_LAUNCHER_PORT: str(control_port),
+            contract.ENV_STATUS_PORT: str(status_port),
+            contract.ENV_LAUNCHER_ADDRESS: f"127.0.0.1:{control_port}",
+        }
+        held.share()
+        level = level_of(environment, verbose)
+        LauncherConfig.from_env(environment)  # of what it refuses, agents would hear by waiting for it
+        grace_s = AgentConfig.from_env(environment).save_s
+        launcher = start(
+            stack,
+            contract.ROLE_LAUNCHER,
+            {**environment, contract.ENV_PORTS_HELD: "1"},
+            ["launcher", "--log-level", level],
+        )
+        say_link(environment)
+        environment = without_token(environment)
+        start_data_workers(stack, environment, command, level)
+        ended = secret_dir / "ended.json"
+        environment = {**environment, contract.ENV_TERMINATION_MESSAGE_PATH: str(ended)}
+        agent = start(stack, contract.ROLE_WORKER, environment, ["agent", "--log-level", level, "--", *command])
+        # SIGTERM tells an elastic job's launcher that its own pod goes, and that the ranks are to live on.
+        stop = signal.SIGINT if contract.ENV_ELASTIC in environment else signal.SIGTERM
+        signals = forward_signals(
+            stack, lambda: launcher.send_signal(stop), f"{ranks} ranks" if ranks > 1 else "1 rank", grace_s
+        )
+        code = wait_for(launcher, [agent], AGENT_S)
+        if lost := _lost_lines(ended):
+            where = environment[contract.ENV_LOG_DIR]
+            say(f"{lost} log lines are not in {where}, which could not be written; they stand above", fg="red")
+        return 128 + signals[0] if signals else code or (EXIT_LINES_LOST if lost else 0)
+
+
+def _lost_lines(message: Path) -> int:
+    """How many lines an agent had to print itself, by what it left when it ended."""
+    try:
+        return int(json.loads(message.read_bytes()).get("lostLogLines", 0))
+    except (OSError, ValueError):
+        return 0
+
+
+def _environment(slots: int, log_dir: Path, job: str, settings: Mapping[str, str]) -> dict[str, str]:
+    return {
+        **settings,
+        contract.ENV_JOB_NAME: job,
+        contract.ENV_JOB_NAMESPACE: NAMESPACE,
+        contract.ENV_JOB_UID: str(uuid.uuid4()),
+        contract.ENV_ATTEMPT: "1",
+        contract.ENV_BACKEND: "ring",
+        contract.ENV_NUM_WORKERS: "1",
+        contract.ENV_SLOTS_PER_WORKER: str(slots),
+        contract.ENV_WORKER_INDEX: "0",
+        contract.ENV_AGENT_PORT: "0",
+        contract.ENV_RING_PORT_BASE: "0",
+        contract.ENV_MASTER_PORT: "0",
+        contract.ENV_TF_PORT_BASE: "0",
+        contract.ENV_POD_NAME: f"{job}-worker-0",
+        contract.ENV_POD_IP: "127.0.0.1",
+        contract.ENV_LOG_DIR: str(log_dir),
+        contract.ENV_TERMINATION_MESSAGE_PATH: os.devnull,
+    }

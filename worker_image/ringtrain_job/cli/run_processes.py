@@ -1,0 +1,138 @@
+"""The processes of a run: how they are started, stopped and waited for."""
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from typing import Final
+
+from ringtrain.shared import contract
+from ringtrain.shared.horovod_variables import log_level, with_counterparts
+from ringtrain.shared.processes import signal_handler, start_child
+from ringtrain_job.cli.ending import say
+
+_POLL_S: Final = 0.2
+# The launcher is gone: its agents have their own deadlines, and this long beyond a rank's grace to keep them.
+AGENT_S: Final = 30.0
+# How long an agent that the launcher has released takes to end.
+_RELEASED_S: Final = 3.0
+# What this process must not hand on when it is itself a rank of an elastic run.
+_OF_AN_ELASTIC_RUN: Final = frozenset(
+    {
+        *(contract.ENV_ELASTIC, contract.ENV_HOST_DISCOVERY_SCRIPT, contract.ENV_AGENT_SOCKET),
+        *(contract.ENV_FORMATION, contract.ENV_SLOT),
+    }
+)
+
+
+def inherited(environment: Mapping[str, str], settings: Mapping[str, str]) -> dict[str, str]:
+    """What launcher and agents get: this process's `environment`, Horovod's names translated, and `settings`.
+
+    Raises ConfigurationError.
+    """
+    merged = with_counterparts({**environment, **settings})
+    return {name: value for name, value in merged.items() if name in settings or name not in _OF_AN_ELASTIC_RUN}
+
+
+def level_of(environment: Mapping[str, str], verbose: bool) -> str:
+    """From which level on launcher and agents say what they do; `verbose`: "info" at the least.
+
+    Raises ConfigurationError.
+    """
+    level = log_level(contract.ENV_LOG_LEVEL, environment.get(contract.ENV_LOG_LEVEL) or "warning")
+    return "info" if verbose and level != "debug" else level
+
+
+def start(stack: ExitStack, role: str, environment: dict[str, str], words: list[str]) -> "subprocess.Popen[bytes]":
+    """A `ringtrain` process that ends when this one does. In a session of its own: Ctrl-C is ours to pass on."""
+    command = [sys.executable, "-m", "ringtrain", *words]
+    process = start_child(command, {**environment, contract.ENV_ROLE: role})
+
+    def end() -> None:
+        process.kill()
+        process.wait()
+
+    stack.callback(end)
+    return process
+
+
+def undo_when_asked(stack: ExitStack) -> None:
+    """Until `forward_signals` is called a signal that asks this run to end undoes what is on `stack`."""
+
+    def leave(number: int, _: object) -> None:
+        sys.exit(128 + number)
+
+    stack.enter_context(signal_handler(leave, *_asking()))
+
+
+def _asking() -> tuple[signal.Signals, ...]:
+    """Signals that ask a run to end; SIGHUP, of a terminal that was closed, unless nohup has it ignored."""
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return (signal.SIGINT, signal.SIGTERM, *(() if ignored else (signal.SIGHUP,)))
+
+
+def forward_signals(stack: ExitStack, stop: Callable[[], None], ranks: str, grace_s: float) -> list[int]:
+    """When asked to end `stop` the launcher, which stops the gang; returns the list in which signals are noted."""
+    received: list[int] = []
+
+    def forward(number: int, _: object) -> None:
+        if received and number == signal.SIGHUP:  # of the kernel and of a shell, for one terminal
+            return
+        received.append(number)
+        with suppress(OSError):  # the terminal was closed
+            if len(received) == 1:
+                say(f"stopping: waiting for {ranks} to end, for at most {grace_s:.0f} s; once more: at once")
+            else:
+                say("stopping: ranks are killed")
+        stop()
+
+    stack.enter_context(signal_handler(forward, *_asking()))
+    return received
+
+
+def wait_for(
+    launcher: "subprocess.Popen[bytes]", agents: "Sequence[subprocess.Popen[bytes]]", patience_s: float
+) -> int:
+    """Wait for all; the launcher's code counts, unless an agent ended before the launcher could know of it.
+
+    `patience_s`: how long the launcher may take to end once an agent has.
+    """
+    while launcher.poll() is None:
+        ended = next((agent for agent in agents if agent.poll() is not None), None)
+        if ended is not None:
+            return _wait_after(ended.returncode, launcher, patience_s)
+        time.sleep(_POLL_S)
+    _end(agents)
+    return _code(launcher.returncode)
+
+
+def _end(agents: "Sequence[subprocess.Popen[bytes]]") -> None:
+    """Those that the launcher has released end by themselves. One that never reached it is told, as are the others
+    of a launcher that was killed: none comes in its place."""
+    if still := _not_ended(agents, _RELEASED_S):
+        for agent in still:
+            agent.terminate()
+        for agent in _not_ended(still, AGENT_S):
+            agent.kill()
+
+
+def _not_ended(agents: "Sequence[subprocess.Popen[bytes]]", within_s: float) -> "list[subprocess.Popen[bytes]]":
+    end = time.monotonic() + within_s
+    while (still := [agent for agent in agents if agent.poll() is None]) and time.monotonic() < end:
+        time.sleep(_POLL_S)
+    return still
+
+
+def _wait_after(agent_code: int, launcher: "subprocess.Popen[bytes]", patience_s: float) -> int:
+    """An agent has ended first. That is in order when it was released; else the launcher names what was lost."""
+    try:
+        return _code(launcher.wait(patience_s))
+    except subprocess.TimeoutExpired:
+        launcher.terminate()
+        return _code(agent_code)
+
+
+def _code(returncode: int) -> int:
+    return 128 - returncode if returncode < 0 else returncode

@@ -1,0 +1,238 @@
+"""Agents on other hosts, which the system's ssh starts and keeps."""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from typing import IO, Final
+
+import click
+
+from ringtrain.errors import ConfigurationError
+from ringtrain.shared.processes import start_child
+from ringtrain_job.cli.hosts import Host
+from ringtrain_job.cli.remote_agent import GREETING, STARTED, Greeting, Order
+
+# For TCP and the handshake; ssh's own default is the kernel's, minutes.
+_CONNECT_S: Final = 30
+_POLL_S: Final = 0.1
+_LINES_KEPT: Final = 20
+_EXIT_SSH: Final = 255
+_EXITS_SHELL: Final = (126, 127)
+# What belongs to a host or to a login, and must not be taken to another one.
+_OF_A_HOST: Final = frozenset(
+    [
+        "DBUS_SESSION_BUS_ADDRESS",
+        "DISPLAY",
+        "HOME",
+        "HOSTNAME",
+        "LOGNAME",
+        "LS_COLORS",
+        "MAIL",
+        "OLDPWD",
+        "PWD",
+        "SHELL",
+        "SHLVL",
+        "TERM",
+        "TMPDIR",
+        "USER",
+        "_",
+    ]
+)
+_OF_A_LOGIN: Final = ("SSH_", "XDG_", "BASH_FUNC_")
+
+
+@dataclass(frozen=True)
+class SshOptions:
+    """How other hosts are reached. `interfaces`: which of a host's networks ranks use."""
+
+    port: int | None = None
+    identity_file: str | None = None
+    interfaces: Sequence[str] = ()
+
+    def command(self, host: str, deadlines: "HostDeadlines") -> list[str]:
+        """ssh that asks nothing, up to the command for `host`, which runs the Python that runs here."""
+        limits = {
+            "BatchMode": "yes",
+            "ConnectTimeout": max(1, round(min(_CONNECT_S, deadlines.start_s))),
+            # three times without an answer, and ssh ends
+            "ServerAliveInterval": max(1, round(deadlines.silence_s / 4)),
+        }
+        options = [word for name, value in limits.items() for word in ("-o", f"{name}={value}")]
+        options += ["-p", str(self.port)] if self.port else []
+        options += ["-i", self.identity_file] if self.identity_file else []
+        remote = shlex.join([sys.executable, "-m", "ringtrain", "remote-agent"])
+        return ["ssh", "-T", *options, "--", host, f"exec {remote}"]
+
+
+@dataclass(frozen=True)
+class HostDeadlines:
+    """Seconds: until a host has answered, that it may be silent, and that its agent may take to end."""
+
+    start_s: float
+    silence_s: float
+    end_s: float
+
+
+class RemoteAgent:
+    """An agent on another host. `process` is its ssh, whose exit status is the agent's."""
+
+    def __init__(self, host: Host, options: SshOptions, deadlines: HostDeadlines) -> None:
+        """Raises ConfigurationError if there is no ssh."""
+        self.host = host
+        self._deadlines = deadlines
+        self._greeting: Greeting | None = None
+        self._started = False
+        self._said: list[str] = []
+        try:
+            self.process = start_child(
+                options.command(host.name, deadlines),
+                _environment(),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+            )
+        except FileNotFoundError as exc:
+            raise ConfigurationError(
+                f"-H names {host.name}, another host, which needs ssh here: PATH has no program of this name; "
+                "install it (apt install openssh-client)"
+            ) from exc
+        self._readers = [
+            threading.Thread(target=read, args=(stream,), daemon=True)
+            for read, stream in ((self._hear, self.process.stdout), (self._tell, self.process.stderr))
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    def greeting(self, deadline: float) -> Greeting:
+        """What the host has said of itself by `deadline` (of time.monotonic). ConfigurationError names it."""
+        self._await(lambda: self._greeting is not None, deadline)
+        if self._greeting is None:
+            raise ConfigurationError(self._why_not())
+        if self._greeting.version != (here := version("ringtrain")):
+            raise ConfigurationError(
+                f"host {self.host.name} has ringtrain {self._greeting.version} and this machine {here}; install "
+                "the same version on all hosts"
+            )
+        return self._greeting
+
+    def start(self, order: Order) -> None:
+        """Send the host its order, on ssh's stdin, where nobody else on either host can read it."""
+        assert self.process.stdin is not None
+        with suppress(BrokenPipeError):  # ssh has ended: its exit status says why
+            self.process.stdin.write(json.dumps(asdict(order)).encode() + b"\n")
+            self.process.stdin.flush()
+
+    def started(self, deadline: float) -> None:
+        """Return when the agent has been started. ConfigurationError names the host and what it said."""
+        self._await(lambda: self._started, deadline)
+        if not self._started:
+            code = self.process.poll()
+            how = "did not start its agent in time" if code is None else f"ended with {code}"
+            raise ConfigurationError(f"host {self.host.name} {how}: {self.last_words()}")
+
+    def _await(self, done: Callable[[], bool], deadline: float) -> None:
+        while not done() and self.process.poll() is None and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+        if not done() and self.process.poll() is not None:
+            self._join()  # what it said at last may not have been read
+
+    def end(self) -> None:
+        """Let the host go: its agent ends when stdin does. ssh is killed when that takes too long, or at once if
+        the host has not answered."""
+        assert self.process.stdin is not None
+        if self._greeting is None:
+            self.process.kill()
+        with suppress(OSError):
+            self.process.stdin.close()
+        try:
+            self.process.wait(self._deadlines.end_s)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self._join()
+
+    def last_words(self) -> str:
+        """The last line that ssh or the agent has written to stderr."""
+        self._join()
+        return self._said[-1] if self._said else "nothing was said"
+
+    def _join(self) -> None:
+        for reader in self._readers:
+            reader.join(_POLL_S * 10)
+
+    def _hear(self, stream: IO[bytes]) -> None:
+        for line in stream:
+            text = line.decode(errors="replace")
+            if text.startswith(STARTED):
+                self._started = True
+            elif text.startswith(GREETING):
+                with suppress(ValueError, TypeError):
+                    self._greeting = Greeting(**json.loads(text.removeprefix(GREETING)))
+
+    def _tell(self, stream: IO[bytes]) -> None:
+        for line in stream:
+            text = line.decode(errors="replace").rstrip()
+            if text:
+                self._said = [*self._said, text][-_LINES_KEPT:]
+            if text and self._started:  # before that, an error has the last line
+                click.echo(f"{self.host.name}: {text}", err=True)
+
+    def _why_not(self) -> str:
+        host, code = self.host.name, self.process.poll()
+        if code is None:
+            return f"host {host} said nothing within {self._deadlines.start_s:g} s (--start-timeout)"
+        said = " ".join(self._said)
+        if code == _EXIT_SSH:
+            return f"host {host} cannot be reached over ssh: {self.last_words().rstrip('.')}{_hint(host, said)}"
+        if code in _EXITS_SHELL or "No module named ringtrain" in said:
+            return (
+                f"host {host} has no ringtrain where this machine has it ({sys.executable}): {self.last_words()}; "
+                "install Python and ringtrain at the same path on all hosts"
+            )
+        return f"host {host}: ringtrain remote-agent ended with {code}: {self.last_words()}"
+
+
+def _hint(host: str, said: str) -> str:
+    hints = {
+        "Permission denied": f"; ssh may not ask for a password here: set up a key (ssh-copy-id {host}), or name "
+        "one with --ssh-identity-file",
+        "Host key verification failed": f"; log in once by hand (ssh {host}) to accept the host's key",
+        "Could not resolve": "; is this the name in -H?",
+    }
+    return next((hint for part, hint in hints.items() if part in said), "")
+
+
+def connect(
+    stack: ExitStack, hosts: Sequence[Host], options: SshOptions, deadlines: HostDeadlines
+) -> list[tuple[RemoteAgent, Greeting]]:
+    """Reach all `hosts` at once; `stack` lets them go.
+
+    Raises ConfigurationError, which names the first host that cannot be had.
+    """
+    deadline = time.monotonic() + deadlines.start_s
+    agents = []
+    for host in hosts:
+        agents.append(RemoteAgent(host, options, deadlines))
+        stack.callback(agents[-1].end)
+    return [(agent, agent.greeting(deadline)) for agent in agents]
+
+
+def portable(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables of `environment` that mean the same on another host."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if name not in _OF_A_HOST and not name.startswith(_OF_A_LOGIN)
+    }
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "LC_MESSAGES": "C"}  # messages that `_hint` knows

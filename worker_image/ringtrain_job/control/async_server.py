@@ -1,0 +1,123 @@
+"""The launcher's server: every call is a coroutine on one thread, so that open streams cost no threads."""
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from ringtrain.shared.rpc import NO_TOKEN, Peer, PeerCheck, bind, server_options
+from ringtrain.shared.secrets import Secrets
+
+# Opening a port, or closing one beyond the grace that calls get, is done in moments.
+_MOMENT_S = 10.0
+_ENDING_S = 1.0
+
+
+class AsyncServer:
+    """A server that listens on `port`, and its thread."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
+        self._loop = loop
+        self._thread = thread
+        self._server: Any = None
+        self.port = 0
+
+    def close(self, grace_s: float) -> None:
+        """Stop listening, give calls under way `grace_s` to end, and end the thread."""
+        with contextlib.suppress(TimeoutError):
+            self._do(self._stop(grace_s), grace_s + _MOMENT_S)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(_MOMENT_S)
+        self._loop.close()
+
+    async def open(self, options: Any, handlers: "_Handlers", port: int, secrets: Secrets) -> None:
+        """Begin to listen. Raises PortTaken."""
+        self._server = grpc.aio.server(options=options)
+        self._server.add_generic_rpc_handlers((handlers,))
+        self.port = bind(self._server, port, secrets)
+        await self._server.start()
+
+    def _do(self, work: Any, within_s: float) -> None:
+        asyncio.run_coroutine_threadsafe(work, self._loop).result(within_s)
+
+    async def _stop(self, grace_s: float) -> None:
+        if self._server is not None:
+            await self._server.stop(grace_s)
+            self._server = None
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        if others:  # gRPC's own, which end with their calls; to one that is cancelled it gives a traceback
+            _, others = await asyncio.wait(others, timeout=_ENDING_S)
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+
+    @staticmethod
+    def start(
+        port: int,
+        secrets: Secrets,
+        peer: Peer,
+        *,
+        clients: int,
+        register: Callable[[Any], None],
+        is_held: bool = False,
+        others: Mapping[str, Peer] | None = None,
+    ) -> "AsyncServer":
+        """As `serve` of control/rpc.py, for services whose methods are coroutines; that of a stream writes
+        its messages to the context. `clients`: how many stay connected. Raises PortTaken."""
+        handlers = _Handlers(PeerCheck(secrets, peer, others or {}))
+        register(handlers)
+        loop = asyncio.new_event_loop()
+        thread = threading.Thread(target=loop.run_forever, name="ringtrain-control", daemon=True)
+        thread.start()
+        server = AsyncServer(loop, thread)
+        try:
+            server._do(server.open(server_options(clients, is_held), handlers, port, secrets), _MOMENT_S)
+        except BaseException:
+            server.close(0)
+            raise
+        return server
+
+
+class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
+    """All methods, by path: what is called of a caller without the token, or of another role or job, refuses."""
+
+    def __init__(self, check: PeerCheck) -> None:
+        self._check = check
+        self._guarded: dict[str, Any] = {}
+        self._refusing: dict[str, Any] = {}
+
+    def add_generic_rpc_handlers(self, _: Any) -> None:
+        """What generated code calls on a server; the next method has all that there is."""
+
+    def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Any]) -> None:
+        """What generated code calls on a server."""
+        for name, handler in handlers.items():
+            path = f"/{service}/{name}"
+            peer = self._check.peer_of(path)
+            kind = "unary_stream" if handler.response_streaming else "unary_unary"
+            self._guarded[path] = handler._replace(**{kind: self._guard(getattr(handler, kind), peer)})
+            self._refusing[path] = handler._replace(**{kind: self._refuse})
+
+    def service(self, handler_call_details: Any) -> Any:
+        """The handler of a call that has come; None for a method that there is not."""
+        knows = self._check.knows_token(handler_call_details.invocation_metadata)
+        return (self._guarded if knows else self._refusing).get(handler_call_details.method)
+
+    def _guard(self, behaviour: Any, peer: Peer) -> Any:
+        async def guarded(request: Any, context: Any) -> Any:
+            if problem := self._check.problem(context, peer):
+                await self._abort(context, problem)
+            return await behaviour(request, context)
+
+        return guarded
+
+    async def _refuse(self, _: Any, context: Any) -> None:
+        await self._abort(context, NO_TOKEN)
+
+    async def _abort(self, context: Any, problem: str) -> None:
+        self._check.complain(context, problem)
+        await context.abort(grpc.StatusCode.PERMISSION_DENIED, problem)

@@ -1,0 +1,123 @@
+"""The termination message: how a pod says why it ended, in at most 4096 bytes."""
+
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ringtrain.shared import contract
+from ringtrain_job.control.model import Failure, Verdict
+
+log = logging.getLogger(__name__)
+
+DEFAULT_PATH = Path("/dev/termination-log")
+
+
+@dataclass(frozen=True)
+class TerminationPath:
+    """Where the message goes. `required`: the path was asked for, so failing to write it is worth a warning."""
+
+    path: Path
+    required: bool
+
+
+def failure_json(failure: Failure) -> dict[str, Any]:
+    """`failure` in the words of the contract."""
+    uid = {"podUid": failure.pod_uid} if failure.pod_uid else {}
+    return {
+        "rank": failure.rank,
+        "pod": failure.pod,
+        **uid,
+        "node": failure.node,
+        "exitCode": failure.exit_code,
+        "signal": failure.signal or None,
+        "reason": failure.reason.value,
+        "message": failure.message,
+        "logTail": list(failure.log_tail),
+    }
+
+
+def termination_message(
+    verdict: Verdict,
+    attempt: int,
+    world_size: int,
+    progress: dict[str, Any] | None = None,
+    log_lines: Sequence[int] | None = None,
+    unshipped: dict[str, Any] | None = None,
+    lost_log_lines: int = 0,
+) -> bytes:
+    """The message for `verdict`: at most 4096 bytes of JSON. `log_lines`: how many lines each rank wrote.
+    `unshipped`: what of the logs did not get into the object store (`pendingBytes`, `problem`).
+    `lost_log_lines`: how many of a worker's the launcher could not write.
+
+    What is too long loses these counts by rank first, then metrics, then the oldest log lines.
+    """
+    document: dict[str, Any] = {
+        "version": contract.TERMINATION_MESSAGE_VERSION,
+        "attempt": attempt,
+        "outcome": verdict.outcome.value,
+        "worldSize": world_size,
+        "ranksSucceeded": verdict.ranks_succeeded,
+    }
+    if verdict.failure is not None:
+        document["failure"] = failure_json(verdict.failure)
+    if verdict.warning:
+        document["warning"] = verdict.warning
+    if progress is not None:
+        document["progress"] = progress
+    if log_lines is not None:
+        document["logLines"] = sum(log_lines)
+        document["rankLogLines"] = list(log_lines)
+    if lost_log_lines:
+        document["lostLogLines"] = lost_log_lines
+    return fit_message(document, unshipped)
+
+
+def fit_message(document: dict[str, Any], unshipped: dict[str, Any] | None = None) -> bytes:
+    """The message of `document`, cut to what a termination message may have, with what is `unshipped`, if any."""
+    document = {**document, "unshipped": unshipped} if unshipped else dict(document)
+    return _fit(document, contract.TERMINATION_MESSAGE_MAX_BYTES)
+
+
+def _fit(document: dict[str, Any], limit: int) -> bytes:
+    encoded = _encode(document)
+    if len(encoded) > limit and document.pop("rankLogLines", None):
+        encoded = _encode(document)
+    failure, progress = document.get("failure"), document.get("progress")
+    if len(encoded) > limit and progress and progress.get("metrics"):
+        # A script's many metrics are in metrics.jsonl; the cause of a failure has this place alone.
+        document["progress"] = {**progress, "metrics": {}}
+        encoded = _encode(document)
+    while len(encoded) > limit and failure and failure["logTail"]:
+        tail = failure["logTail"]
+        excess = len(encoded) - limit
+        if len(tail) > 1:
+            tail.pop(0)
+        else:
+            # Escapes make a character up to six bytes, so cutting the excess in characters may overshoot: fine.
+            tail[0] = tail[0][min(excess, len(tail[0])) :]
+            if not tail[0]:
+                tail.clear()
+        encoded = _encode(document)
+    while len(encoded) > limit and failure and failure["message"]:
+        failure["message"] = failure["message"][: -max(1, len(encoded) - limit)]
+        encoded = _encode(document)
+    if len(encoded) > limit and document.pop("progress", None):
+        encoded = _encode(document)
+    return encoded
+
+
+def _encode(document: dict[str, Any]) -> bytes:
+    return json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "replace")
+
+
+def write_termination_message(where: TerminationPath, message: bytes) -> None:
+    """Write `message`. A path that cannot be written never changes how the pod ends."""
+    try:
+        if where.required or where.path.exists():
+            where.path.write_bytes(message)
+    except OSError as exc:
+        if where.required:
+            log.warning("the termination message could not be written to %s: %s", where.path, exc)

@@ -1,0 +1,77 @@
+"""Orders to protobuf and back, small ones where many hosts are in them."""
+
+import zlib
+from collections.abc import Iterator
+from itertools import groupby
+from typing import Any
+
+from ringtrain.shared.gen import coordinator_pb2 as pb
+from ringtrain.shared.messages import from_message, message_fields
+from ringtrain_job.control.model import Form, Order, Prepare, Release, Start, Stop, Verdict, World
+
+
+def order_to_message(order: Order) -> Any:
+    """`order` as a message."""
+    match order:
+        case Start(world):
+            return pb.Order(start=message_fields(world))
+        case Prepare():
+            return pb.Order(prepare=message_fields(order))
+        case Form():
+            return pb.Order(form=message_fields(order))
+        case Stop(verdict):
+            return pb.Order(stop=message_fields(verdict))
+        case Release(verdict):
+            return pb.Order(release=message_fields(verdict))
+
+
+def deflated(order: Any) -> Any:
+    """The message `order` compressed, as a message that is an order, too. Each host is in it once."""
+    small = pb.Order.FromString(order.SerializeToString())
+    for world in _worlds_in(small):
+        world.places.extend(_places(world))
+        del world.ring_addresses[:], world.tf_addresses[:]
+    return pb.Order(deflated=zlib.compress(small.SerializeToString()))
+
+
+def _inflated(order: Any) -> Any:
+    order = pb.Order.FromString(zlib.decompress(order.deflated))
+    for world in _worlds_in(order):
+        for place in world.places:
+            world.ring_addresses.extend(f"{place.host}:{port}" for port in place.ring_ports)
+            world.tf_addresses.extend(f"{place.host}:{port}" for port in place.tf_ports)
+    return order
+
+
+def _worlds_in(order: Any) -> list[Any]:
+    """The world that an order has, if it has one."""
+    kind = order.WhichOneof("order")
+    return [order.start] if kind == "start" else [order.form.world] if kind == "form" else []
+
+
+def _places(world: Any) -> Iterator[Any]:
+    """Where the ranks of a world are, each host once as long as its ranks follow one another."""
+    ranks = zip(world.ring_addresses, world.tf_addresses, strict=True)
+    split = ((ring.rpartition(":"), tf.rpartition(":")) for ring, tf in ranks)
+    for (ring_host, tf_host), places in groupby(split, lambda rank: (rank[0][0], rank[1][0])):
+        ring_ports, tf_ports = zip(*((int(ring[2]), int(tf[2])) for ring, tf in places), strict=True)
+        if ring_host == tf_host:
+            yield pb.Place(host=ring_host, ring_ports=ring_ports, tf_ports=tf_ports)
+        else:
+            yield pb.Place(host=ring_host, ring_ports=ring_ports)
+            yield pb.Place(host=tf_host, tf_ports=tf_ports)
+
+
+def order_from_message(message: Any) -> Order:
+    """The order in `message`."""
+    if message.WhichOneof("order") == "deflated":
+        message = _inflated(message)
+    kind = message.WhichOneof("order")
+    if kind == "start":
+        return Start(from_message(World, message.start))
+    if kind == "prepare":
+        return from_message(Prepare, message.prepare)
+    if kind == "form":
+        return from_message(Form, message.form)
+    verdict = from_message(Verdict, getattr(message, kind))
+    return Stop(verdict) if kind == "stop" else Release(verdict)

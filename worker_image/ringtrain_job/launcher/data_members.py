@@ -1,0 +1,82 @@
+"""Which data workers are alive: the launcher's whole part in the input. Ranks ask data workers themselves."""
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from ringtrain.shared.data_members import DataMember, digest, members_text
+from ringtrain_job.launcher.config import LauncherConfig
+
+log = logging.getLogger(__name__)
+
+
+class DataMembers:
+    """The data workers that announce themselves. Safe to call from many threads; `clock` is monotonic.
+
+    A data worker that is silent for `lost_after_s` is taken out. A launcher that has just started does not know
+    who is there: it says nothing, and ranks go on with those that they know, until one has announced itself.
+    """
+
+    def __init__(self, config: LauncherConfig, clock: Callable[[], float]) -> None:
+        self._config = config
+        self._clock = clock
+        self._knows_from = clock() + config.lost_after_s
+        self._lock = threading.Lock()
+        self._heard: dict[int, tuple[DataMember, float]] = {}
+        self._said: tuple[tuple[DataMember, ...] | None, str, str] = None, "", ""
+
+    def announce(self, member: DataMember) -> str:
+        """Take in a heartbeat; why it is refused, or "". A new process takes the place of the one before it."""
+        config = self._config
+        if member.job_uid != config.job.uid:
+            return f"job uid {member.job_uid!r}; this launcher is of {config.job.uid!r}"
+        if not config.data_workers:
+            return "this job has no data workers (RINGTRAIN_DATA_WORKERS is 0 at the launcher)"
+        if member.kind != config.data_kind:
+            return f"kind {member.kind!r}; this job's data workers are of kind {config.data_kind!r}"
+        with self._lock:
+            before = self._heard.get(member.index)
+            self._heard[member.index] = member, self._clock()
+        if before is None or before[0].instance != member.instance:
+            log.info("registered data worker %d (%s, %s)", member.index, member.pod, member.address)
+        return ""
+
+    def news(self, version: str) -> str:
+        """The members as the ranks' file has them, unless that has `version` already; "" for nothing to say."""
+        if not self._config.data_workers:
+            return ""
+        text, known = self._text()
+        return "" if known == version else text
+
+    def _text(self) -> tuple[str, str]:
+        """What the file has and its digest; made anew when a data worker has come or gone, not for each agent."""
+        alive = self._alive()
+        members = tuple(alive.values())
+        if not alive and self._clock() < self._knows_from:
+            return "", ""
+        if members != self._said[0]:
+            text = members_text(self._config.data_kind, members)
+            self._said = members, text, digest(text)
+        return self._said[1:]
+
+    def status(self) -> dict[str, Any]:
+        """The part of `/status`, but for the wait that ranks report."""
+        alive = self._alive()
+        with self._lock:
+            known = {index: member for index, (member, _) in sorted(self._heard.items())}
+        wanted = self._config.data_workers
+        indices = sorted({*range(wanted), *known})
+        return {
+            "wanted": wanted,
+            "registered": len(alive),
+            "workers": [
+                {"index": index, "pod": known[index].pod if index in known else "", "registered": index in alive}
+                for index in indices
+            ],
+        }
+
+    def _alive(self) -> dict[int, DataMember]:
+        since = self._clock() - self._config.lost_after_s
+        with self._lock:
+            return {index: member for index, (member, heard) in self._heard.items() if heard > since}

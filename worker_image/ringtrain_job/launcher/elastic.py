@@ -1,0 +1,340 @@
+"""The launcher of an elastic job: what the machine of `launcher/formation.py` decides, done and written down."""
+
+import json
+import logging
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+from typing import Any
+
+from ringtrain.errors import ConfigurationError, in_ranges, some_of
+from ringtrain.shared import contract
+from ringtrain_job.control.model import Failure, Form, Outcome, Prepare, RankPhase, RankState, Reason, Verdict
+from ringtrain_job.control.termination import failure_json
+from ringtrain_job.launcher.config import ElasticSettings, LauncherConfig
+from ringtrain_job.launcher.elastic_end import FRUITLESS_FORMATIONS, RUIN_REASON, AttemptEnd, OwnFailures, Ruin
+from ringtrain_job.launcher.formation import FormationPhase, FormationState, Formed, advance, joined, where
+from ringtrain_job.launcher.losses import Losses
+from ringtrain_job.launcher.members import MemberProcess, Standing, View
+from ringtrain_job.launcher.mpi.job import MpiJob
+from ringtrain_job.launcher.mpi.verdict import decide_mpi
+from ringtrain_job.launcher.status import Snapshot
+from ringtrain_job.launcher.verdict import GangView, Patience
+from ringtrain_job.logs.layout import AttemptFiles
+
+log = logging.getLogger(__name__)
+
+# With a thousand workers a look takes a tenth of a second or more: one is taken when something has changed, and as
+# often as this for what only time changes.
+_LOOK_S = 0.5
+
+
+class ElasticWorld:
+    """Keeps the world of an elastic job: asks the machine, gives its orders, says what changes.
+
+    The main thread calls `tick`; any thread may `ask` for another number of workers and read `status`.
+    """
+
+    def __init__(
+        self,
+        config: LauncherConfig,
+        settings: ElasticSettings,
+        snapshot: Snapshot,
+        clock: Callable[[], float] = time.monotonic,
+        mpi: MpiJob | None = None,
+    ) -> None:
+        self._config, self._settings, self._mpi = config, settings, mpi
+        self._gang, self._snapshot, self._clock = snapshot.gang, snapshot, clock
+        self._journal = FormationJournal(snapshot.store.files)
+        self._lock = threading.Lock()
+        self._losses = Losses()
+        self._met = 0
+        self._state_lost: dict[str, Any] | None = None
+        self._seen, self._looked = -1, 0.0
+        kept = self._journal.read() if snapshot.store.resumed else None
+        if kept is None:
+            # Of a number that no order of a launcher before this one can have had.
+            known = settings.formation
+            self._state = FormationState(number=known + 1, order=time.time_ns() // 1_000_000, urgent=known > 0)
+            self._asked = frozenset(range(0 if settings.discovery_script else settings.start_ranks))
+        else:
+            self._state, self._asked = kept
+            if self._state.phase is FormationPhase.RUNNING:
+                self._met = self._state.number
+        self._recoveries = self._state.recoveries  # that the log has told
+        self._note_members()
+
+    def ask(self, workers: int, gone: Mapping[int, int] | None = None) -> None:
+        """Have ranks on the first `workers` workers. ConfigurationError when that is out of the job's bounds.
+
+        `gone`: by worker, the newest pod of which it is known that it does not run any more.
+        """
+        self._gang.note_gone(gone or {})
+        rules, slots = self._settings.rules, self._config.slots
+        if not rules.min_ranks <= workers * slots <= rules.max_ranks:
+            raise ConfigurationError(
+                f"workers is {workers}, which is {workers * slots} ranks; expected {rules.min_ranks} to "
+                f"{rules.max_ranks} ranks"
+            )
+        self.ask_slots(frozenset(range(workers * slots)))
+
+    def ask_slots(self, slots: frozenset[int]) -> None:
+        """Have ranks in `slots`."""
+        with self._lock:
+            if slots != self._asked:
+                log.info("ranks that are wanted: %d, %d until now", len(slots), len(self._asked))
+                self._asked = slots
+        self._gang.notice()
+
+    def tick(self) -> Verdict | None:
+        """Look, decide, act; returns how the attempt ended, when it has."""
+        now, changes = self._clock(), self._gang.changes
+        if changes == self._seen and now - self._looked < _LOOK_S:
+            return None
+        self._seen, self._looked = changes, now
+        return self._look(now)
+
+    def _look(self, now: float) -> Verdict | None:
+        view = View(self._gang.slots(), self._asked, self._snapshot.reported_step())
+        gang = self._gang.view()
+        self._losses.note(self._state, view, gang, now)
+        before = self._state
+        decided = advance(before, self._settings.rules, view, now)
+        if decided.end is not None and decided.end.ruin is not None:
+            return self._verdict(decided.end, view, gang)
+        if self._mpi is not None and decided.order is None and (failed := self._mpirun_failed(view, gang, now)):
+            return failed
+        if decided.end is not None:
+            # All ranks may have ended well, but a script may go on to its next mpirun, or fail.
+            ended = self._mpi is None or (self._mpi.end is not None and self._mpi.end.code == 0)
+            return self._verdict(decided.end, view, gang) if ended else None
+        if decided.order is not None:
+            self._seen = -1  # what follows may be due at once
+            self._say(before, decided.state, view, gang)
+            self._journal.write(decided.state, self._asked)
+        with self._lock:
+            self._state = decided.state
+        if isinstance(decided.order, Prepare):
+            if self._mpi is not None:
+                self._mpi.halt(self._config.settle_s)
+            self._gang.give(decided.order)
+        elif isinstance(decided.order, Formed):
+            self._form(decided.order, new=before.formed != decided.order.formation)
+        self._say_met(view)
+        return None
+
+    def stopped(self) -> Verdict:
+        """The attempt as it is when this launcher was asked to stop."""
+        view = View(self._gang.slots(), self._asked)
+        return Verdict(Outcome.STOPPED, 128 + 15, self._finished(view))
+
+    def status(self) -> dict[str, Any]:
+        """The part of `/status` that only an elastic job has."""
+        with self._lock:
+            state, asked, state_lost = self._state, len(self._asked), self._state_lost
+        rules = self._settings.rules
+        lost = state.phase is FormationPhase.PREPARING and state.urgent
+        return {
+            "formation": state.number if state.phase is FormationPhase.RUNNING else state.formed,
+            "phase": state.phase.value,
+            "ranks": len(state.members),
+            "minRanks": rules.min_ranks,
+            "maxRanks": rules.max_ranks,
+            "lostSteps": state.lost_steps,
+            "recoveries": state.recoveries,
+            "lastRecoverySeconds": state.last_recovery_s,
+            "degraded": bool(state.formed) and (lost or len(state.members) < asked),
+            "stateLost": state_lost,
+        }
+
+    def _form(self, order: Formed, *, new: bool) -> None:
+        self._note_members()
+        if self._snapshot.running_since is None:
+            self._snapshot.running_since = time.time()
+        world = replace(self._gang.world_of(order.formation, order.members), committed=order.committed)
+        self._gang.give(Form(world, tuple(sorted(order.slots)), order.number))
+        if self._mpi is not None and new:
+            registrations = self._gang.registrations()
+            slots = Counter(process.slot // self._config.slots for process in order.members)
+            self._mpi.start([registrations[worker] for worker in slots], slots)
+
+    def _mpirun_failed(self, view: View, gang: GangView, now: float) -> Verdict | None:
+        """What is wrong when mpirun has ended, and not because a rank or an agent was lost."""
+        if self._mpi is None or self._mpi.end is None or self._state.phase is not FormationPhase.RUNNING:
+            return None
+        slots = [process.slot for process in self._state.members]
+        if any(view.slots[slot].silent for slot in slots):
+            return None  # its agent comes back, or is lost: that is another formation
+        # An agent's word of its ranks' ends may come later than mpirun's.
+        if now - self._mpi.end.at < 2 * self._config.settle_s:
+            return None
+        exits = [exit for exit in gang.exits if exit.state.life == view.slots[exit.state.rank].state.life]
+        waiting = [RankState(slot, RankPhase.WAITING) for slot in slots]
+        lives = {process.slot: process.life for process in self._state.members}
+        ranks = [
+            view.slots[slot].state if view.slots[slot].state.life == lives[slot] else absent
+            for slot, absent in zip(slots, waiting, strict=True)
+        ]
+        seen = replace(gang, ranks=ranks, exits=[exit for exit in exits if exit.state in ranks], members=slots)
+        patience = Patience(self._config.lost_after_s, self._config.settle_s)
+        verdict = decide_mpi(seen, self._mpi.end, self._mpi.failed_daemon, now, patience)
+        return None if verdict is None or verdict.failure is None else verdict
+
+    def _note_members(self) -> None:
+        if self._state.members:
+            members = frozenset(process.slot for process in self._state.members)
+            with self._snapshot.reports as reports:
+                reports.keep(members)
+                self._snapshot.metrics.keep(members)
+
+    def _say(self, before: FormationState, after: FormationState, view: View, gang: GangView) -> None:
+        """A sentence for each change of the world."""
+        if after.phase is FormationPhase.RUNNING:
+            if before.phase is not FormationPhase.RUNNING:
+                names = in_ranges(process.slot for process in after.members)
+                log.info("formation %d is made of slots %s", after.number, names)
+                self._say_state_lost(before, after, gang)
+            return
+        if after.number == before.number:
+            return
+        if after.urgent:
+            cause = self._losses.cause(before, gang)
+            why = cause.message if cause else "a rank has left its world"
+            log.warning("formation %d is lost: %s; formation %d is prepared", before.formed, why, after.number)
+            return
+        log.info(
+            "formation %d is prepared: %s; ranks leave formation %d at their next commit",
+            after.number,
+            _why(before, view),
+            before.formed,
+        )
+
+    def _say_state_lost(self, before: FormationState, after: FormationState, gang: GangView) -> None:
+        """A training that begins anew must not look like one that goes on."""
+        survivors = {process.member for process in before.members} & {process.member for process in after.members}
+        if not before.formed or survivors or self._settings.rules.restarts:
+            return
+        message = (
+            f"no rank of formation {before.formed} is left: training begins at its last checkpoint, or anew "
+            f"without one; what was done since, up to step {before.progress}, is lost"
+        )
+        log.warning("%s", message)
+        cause = self._losses.cause(before, gang) or Failure(Reason.RANK_FAILED, "")
+        because = f" (first: {cause.message})" if cause.message else ""
+        lost = {**failure_json(replace(cause, message=message + because)), "reason": "StateLost"}
+        with self._lock:
+            self._state_lost = lost
+
+    def _say_met(self, view: View) -> None:
+        state = self._state
+        if state.number <= self._met or not joined(state, self._settings.rules, view):
+            return
+        self._met = state.number
+        more = f", {state.last_recovery_s:.1f} s after the loss" if state.recoveries > self._recoveries else ""
+        self._recoveries = state.recoveries
+        log.info("formation %d runs, ranks: %d%s", state.number, len(state.members), more)
+
+    def _finished(self, view: View) -> int:
+        return sum(at is Standing.FINISHED for at in where(self._state, view).values())
+
+    def _verdict(self, end: AttemptEnd, view: View, gang: GangView) -> Verdict:
+        if end.ruin is None:
+            return Verdict(Outcome.SUCCEEDED, 0, self._finished(view) or len(self._asked))
+        cause = self._losses.cause(self._state, gang)
+        if end.ruin is Ruin.OWN_ERROR and end.slot is not None:
+            cause = self._losses.of_slot(end.slot, gang) or cause
+        failure = self._failure(end, cause, gang, view)
+        code = contract.EXIT_NOT_ASSEMBLED if end.ruin is Ruin.NOT_ASSEMBLED else contract.EXIT_GANG_STOPPED
+        return Verdict(Outcome.FAILED, failure.exit_code or code, self._finished(view), failure)
+
+    def _failure(self, end: AttemptEnd, cause: Failure | None, gang: GangView, view: View) -> Failure:
+        rules = self._settings.rules
+        known = cause or Failure(Reason.RANK_FAILED, "a rank has ended, and nobody knows how", end.slot)
+        because = f": {cause.message}" if cause else ""
+        match end.ruin:
+            case Ruin.NOT_ASSEMBLED:
+                return Failure(Reason.NOT_ASSEMBLED, _not_assembled(self._config, rules.min_ranks, view) + because)
+            case Ruin.TOO_FEW:
+                waited = rules.replace_timeout_s + rules.start_timeout_s
+                message = f"fewer than {rules.min_ranks} ranks for {waited:g} s{because}"
+                return replace(known, reason=RUIN_REASON[end.ruin], message=message)
+            case Ruin.FORMATION_LIMIT:
+                message = f"the world was made {rules.formation_limit} times, which is the limit{because}"
+                return replace(known, reason=Reason.RANK_FAILED, message=message)
+            case Ruin.NOT_FENCED:
+                worker = gang.worker_of(end.slot or 0)
+                message = (
+                    f"rank {end.slot} has not left formation {self._state.formed} in {3 * rules.timeout_s:g} s, "
+                    "and its agent could not end it"
+                )
+                return Failure(Reason.RANK_FAILED, message, end.slot, worker.pod, worker.node)
+            case Ruin.ALL_FAILED:
+                return replace(known, message=f"{known.message}; all ranks ended by an error of their own")
+            case Ruin.FRUITLESS:
+                message = f"{FRUITLESS_FORMATIONS} formations ended by an error of a rank before a step was made"
+                return replace(known, message=f"{message}{because}")
+            case Ruin.NO_SURVIVOR:
+                return replace(known, message=f"{known.message}; the other ranks had finished")
+            case _:
+                return replace(known, message=f"{known.message}, three times without a step between")
+
+
+def _why(before: FormationState, view: View) -> str:
+    """Why a formation is prepared though nobody was lost."""
+    leaving = sorted({slot.worker for slot in view.slots.values() if slot.leaving and not slot.lost})
+    inside = {process.slot for process in before.members}
+    if leaving:
+        return f"worker(s) {in_ranges(leaving)} were asked to stop"
+    if inside - view.asked:
+        return f"{len(inside - view.asked)} rank(s) are not wanted any more"
+    return "more ranks have come"
+
+
+def _not_assembled(config: LauncherConfig, least: int, view: View) -> str:
+    absent = sorted({slot.worker for slot in view.slots.values() if slot.slot in view.asked and not slot.instance})
+    names = some_of([f"{config.job.name}-worker-{index}" for index in absent])
+    missing = f"; not registered: {names}" if names else ""
+    return f"fewer than {least} ranks were ready within {config.start_timeout_s:g} s{missing}"
+
+
+class FormationJournal:
+    """The state of the formations in a file, for a launcher process that is started again."""
+
+    def __init__(self, files: AttemptFiles) -> None:
+        self._path = files.formation
+
+    def write(self, state: FormationState, asked: frozenset[int]) -> None:
+        """Replace the file. A disk that is full is said: then a new process learns from the agents."""
+        document = {**asdict(state), "slots": sorted(state.slots), "asked": sorted(asked)}
+        draft = self._path.with_suffix(".tmp")
+        try:
+            draft.write_text(json.dumps(document))
+            os.replace(draft, self._path)
+        except OSError as exc:
+            log.error("a launcher that is started again will have to make the world anew: %s", exc)
+
+    def read(self) -> tuple[FormationState, frozenset[int]] | None:
+        """The state that was written last, its times void; None without one that can be read."""
+        try:
+            document = json.loads(self._path.read_text())
+            asked = frozenset(document.pop("asked"))
+            state = FormationState(
+                **{
+                    **document,
+                    "phase": FormationPhase(document["phase"]),
+                    "members": tuple(MemberProcess(**member) for member in document["members"]),
+                    "failures": tuple(OwnFailures(**mark) for mark in document["failures"]),
+                    "fruitless": tuple(document["fruitless"]),
+                    "slots": frozenset(document["slots"]),
+                }
+            )
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, TypeError, KeyError) as exc:
+            log.error("%s cannot be read, the world is made anew: %s", self._path, exc)
+            return None
+        # Times were those of a clock that has ended with its process.
+        return replace(state, given=False, began=0.0, newcomer_at=None, parked_at=None, lost_at=None), asked

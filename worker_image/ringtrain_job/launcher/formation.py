@@ -1,0 +1,343 @@
+"""When the world of an elastic job changes, and who is in the next one: pure, asked at every tick.
+
+`advance(state, rules, view, now)` gives the next state, and an order or an end where one is due. Formations only
+grow. A formation is made only when no process can still be in an earlier one; every wait for one has an end.
+"""
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from ringtrain_job.control.model import Prepare
+from ringtrain_job.launcher.elastic_end import AttemptEnd, OwnFailures, Ruin, StepsSoFar, count_failures, find_end
+from ringtrain_job.launcher.members import (
+    MemberProcess,
+    SlotView,
+    Standing,
+    View,
+    candidates,
+    choose,
+    fenced,
+    keepers,
+    newcomers,
+    standing,
+    wanted_slots,
+)
+
+
+class FormationPhase(StrEnum):
+    """Where a formation is; the words of `/status`."""
+
+    ASSEMBLING = "Assembling"
+    RUNNING = "Running"
+    PREPARING = "Preparing"
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What the user chose.
+
+    `shrinks`: after a loss the job goes on at once, smaller. `restarts`: processes are started anew in every
+    formation. `timeout_s`: within it a rank leaves its formation, or its agent kills it.
+    """
+
+    min_ranks: int
+    max_ranks: int
+    shrinks: bool
+    restarts: bool
+    replace_timeout_s: float
+    join_delay_s: float
+    formation_limit: int
+    timeout_s: float
+    start_timeout_s: float
+
+
+@dataclass(frozen=True)
+class FormationState:
+    """What the launcher keeps of the formations, also over its own death.
+
+    `number`: the formation that is prepared or runs; `members` are those of `formed`, the last one made. `order`:
+    number of the last order, `prepared`: that of the order since which a process's state counts, `slots`: those
+    that the last order named. `given`: this launcher process has given an order. Times are on its clock;
+    `lost_at`: when the loss was seen that the formation makes good. `progress`: the highest step that was seen;
+    `step`: the one that was seen last, which is lower after a training began anew; `advances`: how often it grew.
+    `committed`: the highest step that was committed, `training`: of the training that goes on now. `fruitless`:
+    formations, since the last step, in which a process ended by an error of its own.
+    """
+
+    phase: FormationPhase = FormationPhase.ASSEMBLING
+    number: int = 1
+    members: tuple[MemberProcess, ...] = ()
+    formed: int = 0
+    order: int = 0
+    prepared: int = 0
+    slots: frozenset[int] = frozenset()
+    given: bool = False
+    urgent: bool = False
+    began: float = 0.0
+    lost_at: float | None = None
+    newcomer_at: float | None = None
+    parked_at: float | None = None
+    failures: tuple[OwnFailures, ...] = ()
+    progress: int = 0
+    step: int = 0
+    advances: int = 0
+    committed: int = 0
+    training: int = 0
+    fruitless: tuple[int, ...] = ()
+    lost_steps: int = 0
+    recoveries: int = 0
+    last_recovery_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Formed:
+    """Order: the members of `formation` are chosen, by rank. `committed`: the highest step of this attempt."""
+
+    formation: int
+    members: tuple[MemberProcess, ...]
+    slots: frozenset[int]
+    number: int
+    committed: int = 0
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What `advance` decided."""
+
+    state: FormationState
+    order: Prepare | Formed | None = None
+    end: AttemptEnd | None = None
+
+
+def advance(state: FormationState, rules: Rules, view: View, now: float) -> Decision:
+    """The state after `view` was seen at `now`, and what is due."""
+    state = _note(state, rules, view, now)
+    end = find_end(where(state, view), state, view, restarts=rules.restarts)
+    if end is not None:
+        return Decision(state, end=end)
+    highest = max((slot.state.formation for slot in view.slots.values()), default=0)
+    known = max((slot.order for slot in view.slots.values()), default=0)
+    state = replace(state, order=max(state.order, known))
+    if highest > (state.number if state.phase is FormationPhase.RUNNING else state.number - 1):
+        # Of a launcher whose notes are lost: processes are in a formation that it knows nothing of.
+        return _prepare(replace(state, number=highest), rules, view, now, urgent=True)
+    due = _running if state.phase is FormationPhase.RUNNING else _preparing
+    return due(state, rules, view, now)
+
+
+def where(state: FormationState, view: View) -> dict[MemberProcess, Standing]:
+    """Where each member of the last formation is."""
+    return {process: standing(process, state.formed, view) for process in state.members}
+
+
+def joined(state: FormationState, rules: Rules, view: View) -> bool:
+    """Whether all members have met in the formation that runs."""
+    if state.phase is not FormationPhase.RUNNING:
+        return False
+    return all(_met(process, state, rules, view.slots[process.slot]) for process in state.members)
+
+
+def _met(process: MemberProcess, state: FormationState, rules: Rules, slot: SlotView) -> bool:
+    if slot.state.life != process.life:
+        return False
+    met = slot.runs if rules.restarts else slot.state.joined and slot.state.formation == state.number
+    return met or slot.finished
+
+
+def _note(state: FormationState, rules: Rules, view: View, now: float) -> FormationState:
+    """Count errors of programs, and measure a recovery that is complete."""
+    step = view.progressed
+    advances = state.advances + (step > state.step)
+    survivors = bool(set(where(state, view).values()) & {Standing.IN, Standing.LEFT, Standing.STARTING})
+    highest = max(state.progress, step)
+    so_far = StepsSoFar(advances, highest)
+    failures = count_failures(state.failures, list(view.slots.values()), so_far, survivors=survivors)
+    fruitless = state.fruitless if advances == state.advances else ()
+    if failures != state.failures and state.formed and state.formed not in fruitless:
+        fruitless = (*fruitless, state.formed)
+    state = replace(state, progress=highest, step=step, advances=advances, failures=failures, fruitless=fruitless)
+    done = [view.slots[process.slot].state for process in state.members if _is_newest(process, view)]
+    training = max([state.training, *(rank.committed for rank in done)])
+    state = replace(state, training=training, committed=max(state.committed, training))
+    if state.lost_at is not None and joined(state, rules, view):
+        state = replace(state, lost_at=None, last_recovery_s=now - state.lost_at, recoveries=state.recoveries + 1)
+    return state
+
+
+def _is_newest(process: MemberProcess, view: View) -> bool:
+    slot = view.slots[process.slot]
+    return (slot.instance, slot.state.life) == (process.instance, process.life)
+
+
+def _alive(state: FormationState, view: View) -> dict[int, MemberProcess]:
+    """Members of the last formation that may still have its state, by slot."""
+    ended = (Standing.GONE, Standing.FINISHED)
+    return {process.slot: process for process, at in where(state, view).items() if at not in ended}
+
+
+def _staying(state: FormationState, rules: Rules, view: View) -> frozenset[int]:
+    """Slots of members that are in the next formation, wanted or not.
+
+    After a loss these are all that live: nobody has handed over what it has. Otherwise members leave that were
+    told to, with what was said first: the others have what leavers had.
+    """
+    if rules.restarts:
+        return frozenset()
+    alive = _alive(state, view)
+    if state.phase is FormationPhase.PREPARING:
+        return frozenset(alive) if state.urgent else frozenset(alive) & state.slots
+    return keepers(list(alive.values()), wanted_slots(view, again=False), view, rules.min_ranks)
+
+
+def _running(state: FormationState, rules: Rules, view: View, now: float) -> Decision:
+    members = where(state, view)
+    standings = set(members.values())
+    if Standing.UNKNOWN in standings:  # this launcher process has just begun: its agents come, or are lost
+        return Decision(state)
+    if standings & {Standing.GONE, Standing.LEFT}:
+        return _prepare(replace(state, lost_at=state.lost_at or now), rules, view, now, urgent=True)
+    wanted = wanted_slots(view, again=True)
+    inside = frozenset(process.slot for process, at in members.items() if at is not Standing.FINISHED)
+    staying = _staying(state, rules, view)
+    met = joined(state, rules, view)  # before that, some may not have heard of this formation
+    if inside - wanted - staying and met:
+        return _prepare(state, rules, view, now, urgent=False)
+    # What would join a world that is about to end, or that is full, waits.
+    open_to_more = Standing.FINISHED not in standings and len(members) - len(staying - wanted) < rules.max_ranks
+    new = newcomers(state.members, wanted, view, stopped=rules.restarts) if open_to_more else set()
+    since = (now if state.newcomer_at is None else state.newcomer_at) if new else None
+    state = replace(state, newcomer_at=since)
+    if met and since is not None and (now - since >= rules.join_delay_s or wanted <= inside | new):
+        return _prepare(state, rules, view, now, urgent=False)
+    named = wanted | staying if met else wanted | inside
+    return Decision(state) if state.given and state.slots == named else _form_again(state, named)
+
+
+def _form_again(state: FormationState, slots: frozenset[int]) -> Decision:
+    """The order to be in the formation that runs: told again with other slots, or by a launcher started again."""
+    order = state.order + 1
+    state = replace(state, order=order, slots=slots, given=True)
+    return Decision(state, Formed(state.number, state.members, state.slots, order, state.committed))
+
+
+def _prepare(state: FormationState, rules: Rules, view: View, now: float, *, urgent: bool) -> Decision:
+    """Begin the next formation."""
+    if state.number >= rules.formation_limit:
+        return Decision(state, end=AttemptEnd(Ruin.FORMATION_LIMIT))
+    # What `_staying` keeps from now on of those that live.
+    named = wanted_slots(view, again=rules.restarts) | _staying(state, rules, view)
+    state = replace(
+        state,
+        phase=FormationPhase.PREPARING,
+        slots=named & frozenset(_alive(state, view)),
+        number=state.number + 1,
+        prepared=state.order + 1,
+        urgent=urgent,
+        began=now,
+        newcomer_at=None,
+        parked_at=None,
+    )
+    return _tell(state, rules, view)
+
+
+def _tell(state: FormationState, rules: Rules, view: View) -> Decision:
+    """The order to prepare, as it is now."""
+    slots = _named(state, rules, view)
+    state = replace(state, order=state.order + 1, slots=slots, given=True)
+    order = Prepare(state.number, tuple(sorted(slots)), state.urgent, rules.restarts, state.order)
+    return Decision(state, order)
+
+
+def _named(state: FormationState, rules: Rules, view: View) -> frozenset[int]:
+    """Slots that orders to prepare name. Those of living members that were told to leave are not among them."""
+    staying = _staying(state, rules, view)
+    told = frozenset() if rules.restarts else frozenset(_alive(state, view)) - staying
+    return (wanted_slots(view, again=rules.restarts) - told) | staying
+
+
+def _preparing(state: FormationState, rules: Rules, view: View, now: float) -> Decision:
+    if not state.given:
+        return _tell(replace(state, began=now, prepared=state.order + 1), rules, view)
+    members = where(state, view)
+    planned = bool(state.formed) and not (state.urgent or rules.restarts)
+    if planned and Standing.GONE in members.values():
+        return _prepare(replace(state, lost_at=state.lost_at or now), rules, view, now, urgent=True)
+    if state.slots != _named(state, rules, view):
+        return _tell(state, rules, view)
+    if fenced(state.members, state.formed, view, state.prepared, stopped=rules.restarts):
+        if planned and _keeps_something(state, view):
+            return _prepare(replace(state, lost_at=state.lost_at or now), rules, view, now, urgent=True)
+        return _form(state, rules, view, now)
+    left = Standing.LEFT in members.values()
+    state = replace(state, parked_at=(now if state.parked_at is None else state.parked_at) if left else None)
+    return _still_in(state, rules, view, now)
+
+
+def _keeps_something(state: FormationState, view: View) -> bool:
+    """Whether a member is about to be sent away with a part of the state that nobody else may have."""
+    leavers = frozenset(_alive(state, view)) - state.slots
+    return any(view.slots[slot].state.unshared for slot in leavers)
+
+
+def _still_in(state: FormationState, rules: Rules, view: View, now: float) -> Decision:
+    """Somebody has not left an earlier formation."""
+    if state.formed and not state.urgent and not rules.restarts:
+        # All leave at the same commit: who has not followed the others by now is held by something else.
+        if state.parked_at is not None and now - state.parked_at >= rules.timeout_s:
+            return _prepare(replace(state, lost_at=state.lost_at or now), rules, view, now, urgent=True)
+        return Decision(state)
+    # An agent kills within timeout_s, and one that is not heard of is lost within it; the rest is for a system
+    # that is slow to end processes.
+    if now - state.began < 3 * rules.timeout_s:
+        return Decision(state)
+    stuck = [slot.slot for slot in view.slots.values() if slot.runs and (rules.restarts or not slot.state.parked)]
+    return Decision(state, end=AttemptEnd(Ruin.NOT_FENCED, stuck[0] if stuck else None))
+
+
+def _form(state: FormationState, rules: Rules, view: View, now: float) -> Decision:
+    """Make the formation if those that it waits for are there, or have had their time."""
+    before = state
+    named, staying = _named(state, rules, view), _staying(state, rules, view)
+    ready = candidates(named, view, state.prepared, stopped=rules.restarts, staying=staying)
+    finished = Standing.FINISHED in where(state, view).values() and not rules.restarts
+    waited = now - state.began
+    if len(ready) < (1 if finished else rules.min_ranks):
+        return _too_few(state, rules, waited)
+    missing = _awaited(state, rules, view, named) - {slot.slot for slot in ready}
+    # Who is about to be ended may hold what no one else does: it hands that over in the next formation.
+    leaving = any(slot.leaving for slot in ready)
+    if missing and not leaving and waited < rules.replace_timeout_s and len(ready) < rules.max_ranks:
+        return Decision(state)
+    most = rules.max_ranks + len(staying - wanted_slots(view, again=rules.restarts))
+    members = choose(ready, state.members, state.number, most, stopped=rules.restarts)
+    lost = max((slot.state.lost_steps for slot in ready if slot.state.formation), default=0)
+    if state.formed and not set(members) & set(state.members):  # nobody has what was committed
+        state = replace(state, training=0)
+        lost = before.training
+    state = replace(
+        state,
+        phase=FormationPhase.RUNNING,
+        members=members,
+        formed=state.number,
+        lost_steps=state.lost_steps + (0 if rules.restarts else lost),
+        began=now,
+        newcomer_at=None,
+    )
+    return _form_again(state, wanted_slots(view, again=True) | staying)
+
+
+def _awaited(state: FormationState, rules: Rules, view: View, wanted: frozenset[int]) -> frozenset[int]:
+    """Slots without which the formation is not made before `replace_timeout_s`."""
+    if not state.formed or (state.urgent and not rules.shrinks):
+        return wanted
+    # Members have left for those that are here already: they wait for no one else.
+    here = [view.slots[index] for index in wanted if not (view.slots[index].silent or view.slots[index].lost)]
+    return frozenset(slot.slot for slot in here if rules.restarts or (slot.runs and slot.state.parked))
+
+
+def _too_few(state: FormationState, rules: Rules, waited: float) -> Decision:
+    if not state.formed:
+        over = waited >= rules.start_timeout_s
+        return Decision(state, end=AttemptEnd(Ruin.NOT_ASSEMBLED) if over else None)
+    over = waited >= rules.replace_timeout_s + rules.start_timeout_s
+    return Decision(state, end=AttemptEnd(Ruin.TOO_FEW) if over else None)

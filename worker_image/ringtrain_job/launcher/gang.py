@@ -1,0 +1,483 @@
+"""What the launcher knows of its agents, and what it wants of them: one lock, one condition, no I/O."""
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from ringtrain.shared.address import host_port
+from ringtrain_job.control.model import (
+    ENDED,
+    AgentState,
+    Form,
+    Order,
+    RankPhase,
+    RankState,
+    Refusal,
+    Registration,
+    World,
+)
+from ringtrain_job.launcher.config import LauncherConfig
+from ringtrain_job.launcher.members import MemberProcess, SlotView
+from ringtrain_job.launcher.verdict import Exit, GangView, WorkerView
+
+
+@dataclass
+class RegisteredAgent:
+    """One registered agent. `streams`: how many order streams it has open; `attached`: it has had one
+    since it registered last; `heard`: when it last called.
+
+    `order`: number of the newest order that it had when it sent its state. `not_for_it`: the order that held when
+    it took the place of an agent that is gone, whose processes were meant. `exits`: of each rank's newest process,
+    or of its first one that failed in this life.
+    `heard_of`: how it is seen while it is heard of, until that changes; `slots_seen`: its slots, and by what
+    they were seen, until one of its ranks changes.
+    """
+
+    registration: Registration
+    heard: float
+    streams: int = 0
+    attached: bool = False
+    drained: bool = False
+    leaving: str = ""
+    leaving_since: float = 0.0
+    order: int = 0
+    not_for_it: Order | None = None
+    states: dict[int, RankState] = field(default_factory=dict)
+    exits: dict[int, Exit] = field(default_factory=dict)
+    heard_of: WorkerView | None = None
+    slots_seen: tuple[object, dict[int, SlotView]] | None = None
+
+
+class Gang:
+    """All agents of the attempt. Safe to call from many threads; `clock` is monotonic, in seconds."""
+
+    def __init__(self, config: LauncherConfig, clock: Callable[[], float]) -> None:
+        self._config = config
+        self._clock = clock
+        # How often agents are to call, 0: as often as they do; and what is looked up at every look at every agent.
+        self.heartbeat_s = config.heartbeat_s
+        self._silence_s, self._lost_after_s = config.silence_s, config.lost_after_s
+        self._changed = threading.Condition()
+        self._agents: dict[int, RegisteredAgent] = {}
+        # Since when agents that have not come are waited for: before the first one, none may have found this host.
+        self._expected_since = clock() + max(0.0, config.start_timeout_s - config.lost_after_s)
+        # When an agent has registered, or asked for orders, last.
+        self._arrived = clock()
+        # Grows with everything that is worth a look; silence is not seen by it.
+        self.changes = 0
+        # What every agent is to do; called after it has changed, from the thread that gave it.
+        self.order: Order | None = None
+        self.on_order: Callable[[], None] = lambda: None
+        self._lives: dict[int, int] = {}
+        # What `view` had last, and the workers of whose ranks something is new since.
+        self._seen = _RankViews.of(config.world_size)
+        # The worker on which each rank of an mpi job was seen last; a script's next mpirun may map it elsewhere.
+        self._placed: dict[int, int] = {}
+        self._new: set[int] = set()
+        self._gone: dict[int, int] = {}
+
+    @property
+    def vacancy_s(self) -> float:
+        """How long a new agent waits for its place."""
+        return self._config.vacancy_s if self._config.elastic is not None else 0.0
+
+    def register(self, registration: Registration) -> Refusal | None:
+        """Take an agent in, or say why not. The same instance may register as often as it likes."""
+        with self._changed:
+            refusal = self._mismatch(registration) or self._ended(registration) or self._duplicate(registration)
+            if refusal is not None:
+                self._notify()
+                return refusal
+            index = registration.worker_index
+            agent = self._agents.get(index)
+            if not self._agents:
+                self._expected_since = self._clock()
+            if agent is None or agent.registration.instance != registration.instance:
+                agent = self._agents[index] = RegisteredAgent(
+                    registration, self._clock(), not_for_it=self._meant_for(index)
+                )
+            agent.order, agent.attached = registration.order, False
+            self._arrived = self._clock()
+            self._note(agent, registration.ranks)
+            self._notify()
+            return None
+
+    def is_vacant(self, registration: Registration) -> bool:
+        """Whether no other agent has the place: in an elastic job it may take a little until it shows that the
+        one before is gone."""
+        with self._changed:
+            return self._duplicate(registration) is None
+
+    def is_replaced(self, index: int, instance: str) -> bool:
+        """Whether another agent has the place of this one."""
+        with self._changed:
+            agent = self._agents.get(index)
+            return agent is not None and agent.registration.instance != instance
+
+    def sync(self, index: int, instance: str, state: AgentState) -> bool:
+        """Take over an agent's state; False when it is not registered here."""
+        with self._changed:
+            agent = self._agent(index, instance)
+            if agent is None:
+                return False
+            before = _what_matters(agent)
+            self._note(agent, state.ranks)
+            agent.order, agent.drained = state.order, state.drained
+            if state.leaving and not agent.leaving:
+                agent.leaving, agent.leaving_since = state.leaving, self._clock()
+            if before != _what_matters(agent):  # most syncs are mere heartbeats
+                self._notify()
+            return True
+
+    def hear(self, index: int, instance: str) -> bool:
+        """An agent has called, and nothing is new; False when it is not registered here."""
+        with self._changed:
+            return self._agent(index, instance) is not None
+
+    def attach(self, index: int, instance: str) -> bool:
+        """An agent opened its order stream; False when it is not registered here."""
+        return self._count_stream(index, instance, 1)
+
+    def order_for_another(self, index: int) -> Order | None:
+        """The order that held when this agent came and was for the one before it, if there is such an order."""
+        with self._changed:
+            agent = self._agents.get(index)
+            return agent.not_for_it if agent else None
+
+    def detach(self, index: int, instance: str) -> None:
+        """An agent's order stream ended."""
+        self._count_stream(index, instance, -1)
+
+    def give(self, order: Order) -> None:
+        """Make `order` what every agent is to do."""
+        with self._changed:
+            self.order = order
+            self._notify()
+        self.on_order()
+
+    def notice(self) -> None:
+        """Wake who waits: something has changed that is not the gang's."""
+        with self._changed:
+            self._notify()
+
+    def note_gone(self, gone: Mapping[int, int]) -> None:
+        """The operator knows that no container of these workers' pods runs any more, up to the incarnation given:
+        their agents are lost, however lately they were heard."""
+        with self._changed:
+            before = dict(self._gone)
+            for index, incarnation in gone.items():
+                self._gone[index] = max(incarnation, self._gone.get(index, 0))
+            if self._gone != before:
+                self._notify()
+
+    def lost_workers(self) -> frozenset[int]:
+        """Workers that had registered and have not been heard of for so long that they count as lost."""
+        with self._changed:
+            now = self._clock()
+            return frozenset(index for index, agent in self._agents.items() if self._is_quiet(agent, now))
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until something changes, at most `timeout_s`."""
+        with self._changed:
+            self._changed.wait(timeout_s)
+
+    def registrations(self) -> dict[int, Registration]:
+        """Who is registered, by worker index."""
+        with self._changed:
+            return {index: agent.registration for index, agent in sorted(self._agents.items())}
+
+    @property
+    def registered(self) -> int:
+        """How many agents are."""
+        return len(self._agents)
+
+    def any_rank_started(self) -> bool:
+        """Whether an agent has started ranks: before a world was given, that is one from an earlier launcher."""
+        with self._changed:
+            return any(agent.states for agent in self._agents.values())
+
+    def life(self, slot: int) -> int:
+        """The highest life of a slot of an elastic job that any agent has told of; 0: none."""
+        with self._changed:
+            return self._lives.get(slot, 0)
+
+    def fresh_workers(self) -> list[int]:
+        """Registered workers that have not started any rank."""
+        with self._changed:
+            return sorted(index for index, agent in self._agents.items() if not agent.states)
+
+    def all_drained(self) -> bool:
+        """Whether every agent that is not lost has handed over everything."""
+        with self._changed:
+            now = self._clock()
+            return all(agent.drained for agent in self._agents.values() if not self._is_quiet(agent, now))
+
+    def all_leaving(self) -> bool:
+        """Whether every agent that is not lost was asked to stop."""
+        with self._changed:
+            now = self._clock()
+            return all(agent.leaving for agent in self._agents.values() if not self._is_quiet(agent, now))
+
+    def all_detached(self) -> bool:
+        """Whether no agent is attached any more."""
+        with self._changed:
+            return not any(agent.streams for agent in self._agents.values())
+
+    def slots(self) -> dict[int, SlotView]:
+        """All slots of an elastic job as they are now, also those that no agent has."""
+        with self._changed:
+            now = self._clock()
+            found: dict[int, SlotView] = {}
+            for worker in range(self._config.workers):
+                found.update(self._slot_views(worker, now))
+            return found
+
+    def world_of(self, formation: int, members: Sequence[MemberProcess]) -> World:
+        """What `members`, in the order of their ranks, must know of each other."""
+        with self._changed:
+            return make_formation(
+                formation, members, {index: agent.registration for index, agent in self._agents.items()}
+            )
+
+    def view(self) -> GangView:
+        """The gang as it is now."""
+        with self._changed:
+            now = self._clock()
+            workers = [self._worker_view(index, now) for index in range(self._config.workers)]
+            if self._new:
+                self._seen = self._look() if self._config.mpi is not None else self._look_again()
+                self._new.clear()
+            seen = self._seen
+            return GangView(self._config.slots, workers, seen.ranks, seen.exits, seen.placed)
+
+    def _look(self) -> "_RankViews":
+        """All ranks: mpirun may have been told to start some of them on another worker."""
+        ranks = []
+        for rank in range(self._config.world_size):
+            agent = self._agents.get(self._placed.get(rank, rank // self._config.slots))
+            ranks.append(agent.states.get(rank, waiting(rank)) if agent else waiting(rank))
+        exits = tuple(exit for agent in self._agents.values() for exit in agent.exits.values())
+        return _RankViews(tuple(ranks), exits, dict(self._placed))
+
+    def _look_again(self) -> "_RankViews":
+        """The ranks of workers of which something is new; the others are as they were."""
+        slots, ranks = self._config.slots, list(self._seen.ranks)
+        exits = {exit.state.rank: exit for exit in self._seen.exits}
+        for index in self._new:
+            agent = self._agents[index]
+            for rank in range(index * slots, (index + 1) * slots):
+                ranks[rank] = agent.states.get(rank, waiting(rank))
+                exits.pop(rank, None)
+                if rank in agent.exits:
+                    exits[rank] = agent.exits[rank]
+        return _RankViews(tuple(ranks), tuple(exits[rank] for rank in sorted(exits)), {})
+
+    def _notify(self) -> None:
+        self.changes += 1
+        self._changed.notify_all()
+
+    def _agent(self, index: int, instance: str) -> RegisteredAgent | None:
+        agent = self._agents.get(index)
+        if agent is None or agent.registration.instance != instance:
+            return None
+        agent.heard = self._clock()
+        return agent
+
+    def _count_stream(self, index: int, instance: str, change: int) -> bool:
+        with self._changed:
+            agent = self._agent(index, instance)
+            if agent is None:
+                return False
+            agent.streams += change
+            if change > 0:
+                agent.attached, self._arrived = True, agent.heard
+            self._notify()
+            return True
+
+    def _note(self, agent: RegisteredAgent, ranks: tuple[RankState, ...]) -> None:
+        now = self._clock()
+        agent.heard, agent.slots_seen = now, None
+        self._new.add(agent.registration.worker_index)
+        for state in ranks:
+            before = agent.states.get(state.rank)
+            if state.phase is not RankPhase.WAITING and (before is None or _end(before) != _end(state)):
+                self._placed[state.rank] = agent.registration.worker_index
+            agent.states[state.rank] = state
+            self._lives[state.rank] = max(state.life, self._lives.get(state.rank, 0))
+            known = agent.exits.get(state.rank)
+            if state.phase in ENDED and (known is None or _supersedes(state, known.state)):
+                agent.exits[state.rank] = Exit(state, now - state.exited_ago_s)
+
+    def _slot_views(self, worker: int, now: float) -> dict[int, SlotView]:
+        slots = range(worker * self._config.slots, (worker + 1) * self._config.slots)
+        agent = self._agents.get(worker)
+        if agent is None:
+            lost = now - self._expected_since >= self._config.lost_after_s
+            return {slot: SlotView(slot, worker, lost=lost) for slot in slots}
+        lost = self._is_quiet(agent, now) or self._is_gone(agent.registration)
+        seen_by = (lost or not agent.streams, lost, bool(agent.leaving), agent.order)
+        if agent.slots_seen is None or agent.slots_seen[0] != seen_by or self._config.mpi is not None:
+            agent.slots_seen = seen_by, {slot: self._slot_view(slot, agent, lost) for slot in slots}
+        return agent.slots_seen[1]
+
+    def _slot_view(self, slot: int, agent: RegisteredAgent, lost: bool) -> SlotView:
+        return SlotView(
+            slot=slot,
+            worker=agent.registration.worker_index,
+            instance=agent.registration.instance,
+            state=self._state_of(slot, agent),
+            order=agent.order,
+            silent=lost or not agent.streams,
+            lost=lost,
+            leaving=bool(agent.leaving),
+        )
+
+    def _state_of(self, slot: int, agent: RegisteredAgent) -> RankState:
+        """The newest process of a slot: mpirun may have been told to start it on another worker."""
+        if self._config.mpi is None:
+            return agent.states.get(slot) or waiting(slot)
+        found = [other.states[slot] for other in self._agents.values() if slot in other.states]
+        return max(found, key=lambda state: state.life, default=waiting(slot))
+
+    def _meant_for(self, index: int) -> Order | None:
+        order = self.order
+        if not isinstance(order, Form):
+            return None
+        slots = {member.slot for member in order.world.members}
+        return order if any(slot // self._config.slots == index for slot in slots) else None
+
+    def _worker_view(self, index: int, now: float) -> WorkerView:
+        agent = self._agents.get(index)
+        if agent is None:
+            return WorkerView(index, f"{self._config.job.name}-worker-{index}")
+        # An open stream proves little when the other host is gone without a word: then the heartbeats end.
+        quiet = self._is_quiet(agent, now) or (agent.attached and not agent.streams)
+        if quiet or agent.heard_of is None or agent.leaving != agent.heard_of.leaving:
+            worker = agent.registration
+            since = agent.leaving_since
+            view = WorkerView(index, worker.pod, worker.node, None, agent.leaving, since, worker.pod_uid)
+            if quiet:
+                return replace(view, silent_since=self._silent_since(agent))
+            agent.heard_of = view
+        return agent.heard_of
+
+    def _is_quiet(self, agent: RegisteredAgent, now: float) -> bool:
+        return now - self._silent_since(agent) >= (self._silence_s if agent.streams else self._lost_after_s)
+
+    def _silent_since(self, agent: RegisteredAgent) -> float:
+        """When it last called; while others come, later: its call may wait for its turn among thousands."""
+        return min(max(agent.heard, self._arrived), agent.heard + self._config.behind_s)
+
+    def _is_gone(self, registration: Registration) -> bool:
+        return 0 < registration.incarnation <= self._gone.get(registration.worker_index, 0)
+
+    def _mismatch(self, registration: Registration) -> Refusal | None:
+        config = self._config
+        compared = (
+            ("job uid", registration.job_uid, config.job.uid),
+            ("attempt", registration.attempt, config.job.attempt),
+            ("slots per worker", registration.slots, config.slots),
+        )
+        for what, theirs, ours in compared:
+            if theirs != ours:
+                return Refusal(f"{what} is {theirs} at the worker and {ours} at the launcher", misconfigured=True)
+        if not 0 <= registration.worker_index < config.workers:
+            reason = (
+                f"worker index {registration.worker_index} is not one of the {config.workers} workers (from 0)"
+            )
+            return Refusal(reason, misconfigured=True)
+        return None
+
+    def _ended(self, registration: Registration) -> Refusal | None:
+        if not self._is_gone(registration):
+            return None
+        what = f"pod {registration.pod} of incarnation {registration.incarnation}"
+        return Refusal(f"{what} has ended, says the operator; a new pod takes its place")
+
+    def _duplicate(self, registration: Registration) -> Refusal | None:
+        index = registration.worker_index
+        agent = self._agents.get(index)
+        if agent is None or agent.registration.instance == registration.instance:
+            return None
+        if self.order is None and not agent.streams and not agent.states:
+            return None  # its pod was restarted while the gang still assembles: the newer one takes the place
+        if self._config.elastic is not None and not agent.streams:
+            return None  # the newer one would not be here if the older one were
+        if not agent.streams:
+            # The newer one would not be here if the older one were: do not wait for it any longer.
+            long_ago = self._clock() - self._lost_after_s - self._config.behind_s
+            agent.heard, agent.attached = min(agent.heard, long_ago), True
+        return Refusal(
+            f"worker {index} is already registered in attempt {registration.attempt} from pod "
+            f"{agent.registration.pod} at {agent.registration.address}; a worker that was restarted joins the "
+            "next attempt"
+        )
+
+
+@dataclass(frozen=True)
+class _RankViews:
+    """Ranks as a view shows them."""
+
+    ranks: tuple[RankState, ...]
+    exits: tuple[Exit, ...]
+    placed: Mapping[int, int]
+
+    @staticmethod
+    def of(size: int) -> "_RankViews":
+        return _RankViews(tuple(waiting(rank) for rank in range(size)), (), {})
+
+
+def _end(state: RankState) -> tuple[RankPhase, int]:
+    """By which two processes of a rank differ that mpirun started one after the other."""
+    return state.phase, state.exit_order
+
+
+def _supersedes(state: RankState, known: RankState) -> bool:
+    """Whether the exit `state` is another process's than `known`, and is to be shown in its place: a script may
+    call mpirun again, but nothing makes up for a rank that has failed."""
+    return known.life != state.life or (
+        known.phase is not RankPhase.FAILED and known.exit_order != state.exit_order
+    )
+
+
+def waiting(rank: int) -> RankState:
+    """The state of a rank that was not started."""
+    return RankState(rank, RankPhase.WAITING)
+
+
+def _what_matters(agent: RegisteredAgent) -> tuple[object, ...]:
+    ranks = [
+        (rank, state.phase, state.life, state.formation, state.parked, state.joined)
+        for rank, state in agent.states.items()
+    ]
+    return ranks, agent.drained, agent.leaving, agent.order
+
+
+def make_world(members: Sequence[Registration]) -> World:
+    """The world of a complete gang, in the order of `members`."""
+    first = members[0]
+    return World(
+        attempt=first.attempt,
+        ring_addresses=tuple(host_port(m.address, port) for m in members for port in m.ring_ports),
+        tf_addresses=tuple(host_port(m.address, port) for m in members for port in m.tf_ports),
+        master_address=first.address,
+        master_port=first.master_port,
+    )
+
+
+def make_formation(
+    formation: int, members: Sequence[MemberProcess], registrations: Mapping[int, Registration]
+) -> World:
+    """The world of `members`, which are given by rank."""
+    slots = next(iter(registrations.values())).slots  # the same number in each, or the launcher had refused one
+    agents = [registrations[process.slot // slots] for process in members]
+    placed = [(agent, process.slot % slots) for agent, process in zip(agents, members, strict=True)]
+    return World(
+        attempt=agents[0].attempt,
+        ring_addresses=tuple(host_port(agent.address, agent.ring_ports[local]) for agent, local in placed),
+        tf_addresses=tuple(host_port(agent.address, agent.tf_ports[local]) for agent, local in placed),
+        master_address=agents[0].address,
+        master_port=agents[0].master_port,
+        formation=formation,
+        members=tuple(process.member for process in members),
+    )

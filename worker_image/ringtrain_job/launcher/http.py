@@ -1,0 +1,288 @@
+"""The launcher's HTTP port: `/status`, `/metrics`, `/healthz`, and the page."""
+
+import contextlib
+import hmac
+import io
+import json
+import math
+import re
+import socket
+import threading
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, BinaryIO, Final
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+
+from ringtrain.errors import ConfigurationError
+from ringtrain.shared.address import listening_socket
+from ringtrain.shared.ports import PortTaken
+from ringtrain.shared.strangers import Stranger, Strangers
+from ringtrain_job.launcher.metrics import StatusCollector
+from ringtrain_job.launcher.page_server import PageServer
+
+# Anyone may ask here. A request is some hundred bytes, and an answer is taken within moments.
+_MOST_REQUEST_BYTES: Final = 64 << 10  # the operator names up to 4096 workers whose pods have ended
+_MOST_CONNECTIONS: Final = 64
+_CONNECTION_S: Final = 10.0
+_LAST_STATE_S: Final = 2.0
+# A client that sends nothing, or takes nothing, for so long must not hold its thread for ever.
+_SILENCE_S: Final = 10.0
+# Of what was sent and not taken yet. The system asks for more when a third of it was taken: of the MiB that are
+# its default, a slow client takes less in `_SILENCE_S`.
+_SEND_BUFFER: Final = 64 << 10
+
+
+# Status, content type and body.
+# Takes the number of workers that are wanted and, by index, incarnations of pods that are gone.
+AskWorkers = Callable[[int, dict[int, int]], None]
+Answer = tuple[int, str, bytes]
+
+
+class StatusServer:
+    """Serves HTTP in threads until it is closed. `healthy` decides what `/healthz` says.
+
+    `status`: what `/status` answers with; `brief_status`: `/status?brief`.
+    `everywhere`: on all addresses of this host instead of loopback only. With `tokens`, `/status` is for who shows
+    one of them as a bearer token; `/metrics` and `/healthz`, which hold nothing but figures, are for everyone.
+    `change_tokens`: what `PUT /workers` asks for. Where `/status` is for everyone, who shows none of them gets no
+    line that a rank wrote: any user of this machine may ask. On loopback a request must be for this host: a page
+    that a browser shows has another one's name in its `Host`.
+    `ask_workers`: of an elastic job, takes what `PUT /workers` says.
+    `is_held`: another process holds `port` and shares it. `page`: answers for its own paths.
+    """
+
+    def __init__(
+        self,
+        port: int,
+        status: Callable[[], dict[str, Any]],
+        brief_status: Callable[[], dict[str, Any]],
+        healthy: Callable[[], bool],
+        *,
+        everywhere: bool,
+        tokens: tuple[str, ...] = (),
+        change_tokens: tuple[str, ...] = (),
+        ask_workers: AskWorkers | None = None,
+        is_held: bool = False,
+        page: PageServer | None = None,
+    ) -> None:
+        registry = CollectorRegistry()
+        registry.register(StatusCollector(status))
+
+        def answer(asked: str, authorization: str) -> Answer:
+            path, _, query = asked.partition("?")
+            if path == "/status" and tokens and not _shows_one(authorization, tokens):
+                return 401, "text/plain", b"/status asks for the job's token: Authorization: Bearer ...\n"
+            if path == "/status":
+                told = brief_status() if "brief" in query.split("&") else status()
+                if change_tokens and not _shows_one(authorization, tokens or change_tokens):
+                    told = _without_output(told)
+                return 200, "application/json", json.dumps(_finite(told)).encode()
+            if path == "/metrics":
+                return 200, CONTENT_TYPE_LATEST, generate_latest(registry)
+            if path == "/healthz":
+                return (200, "text/plain", b"ok\n") if healthy() else (503, "text/plain", b"stalled\n")
+            return 404, "text/plain", b"/status, /metrics and /healthz are here\n"
+
+        def put(path: str, authorization: str, body: bytes) -> Answer:
+            if path != "/workers":
+                return 404, "text/plain", b"what can be put is /workers\n"
+            if (change_tokens or tokens) and not _shows_one(authorization, change_tokens or tokens):
+                return 401, "text/plain", b"/workers asks for the job's token: Authorization: Bearer ...\n"
+            if ask_workers is None:
+                return 409, "text/plain", b"this job is not elastic: its number of workers does not change\n"
+            return _ask_workers(body, ask_workers)
+
+        try:
+            listening = listening_socket("" if everywhere else "127.0.0.1", port, is_held)
+        except OSError as exc:
+            raise PortTaken(f"the status port {port} cannot be listened on: {exc}") from exc
+        self._server = _Server(listening, _handler(answer, put, page, is_local=not everywhere))
+        self._page = page
+        self.port: int = listening.getsockname()[1]
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, kwargs={"poll_interval": 0.2}, name="ringtrain-http", daemon=True
+        )
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop serving; open pages have seen the last state, if their readers took it."""
+        if self._page is not None:
+            self._page.close(_LAST_STATE_S)
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+        self._server.strangers.close()
+
+
+def _shows_one(authorization: str, tokens: tuple[str, ...]) -> bool:
+    """Whether the header holds one of `tokens`, in a time that says nothing about them."""
+    scheme, _, shown = authorization.partition(" ")
+    matches = [hmac.compare_digest(shown.strip().encode(), token.encode()) for token in tokens]
+    return scheme.lower() == "bearer" and any(matches)
+
+
+def _ask_workers(body: bytes, ask: AskWorkers) -> Answer:
+    expected = 'expected {"workers": number} and, if pods have ended, {"gone": {"index": incarnation}}'
+    try:
+        said = json.loads(body)
+        workers, gone = said["workers"], said.get("gone", {})
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return 422, "text/plain", f"{body[:200]!r} says no number of workers; {expected}\n".encode()
+    if not _is_whole(workers):
+        return 422, "text/plain", f"workers is {workers!r}; {expected}\n".encode()
+    if not isinstance(gone, dict) or not all(i.isdecimal() and _is_whole(gone[i]) for i in gone):
+        return 422, "text/plain", f"gone is {str(gone)[:200]}; {expected}\n".encode()
+    try:
+        ask(workers, {int(index): incarnation for index, incarnation in gone.items()})
+    except ConfigurationError as exc:
+        return 422, "text/plain", f"{exc}\n".encode()
+    return 204, "text/plain", b""
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _without_output(value: Any) -> Any:
+    """`value` without lines that ranks wrote."""
+    if isinstance(value, dict):
+        return {key: [] if key == "logTail" else _without_output(inner) for key, inner in value.items()}
+    return [_without_output(inner) for inner in value] if isinstance(value, list) else value
+
+
+def _is_this_host(name: str) -> bool:
+    """Whether a `Host` header names this machine's loopback; a client may leave it out."""
+    host = name.rpartition(":")[0] if re.search(r":[0-9]*$", name) else name
+    return not name or host.lower() in ("localhost", "127.0.0.1", "[::1]")
+
+
+def _finite(value: Any) -> Any:
+    """`value` with None for NaN and infinities, which JSON does not have."""
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+class _Server(ThreadingHTTPServer):
+    """A thread for each connection: few at a time, each for some seconds; for one too many the oldest goes."""
+
+    daemon_threads = True
+
+    def __init__(self, listening: socket.socket, handler: type[BaseHTTPRequestHandler]) -> None:
+        self.strangers = Strangers(_MOST_CONNECTIONS, _CONNECTION_S)
+        self._entered: dict[Any, Stranger] = {}
+        super().__init__(listening.getsockname(), handler, bind_and_activate=False)
+        self.socket.close()
+        self.socket = listening
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        self._entered[request] = self.strangers.enter(lambda: _shut(request))
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        self.strangers.leave(self._entered.pop(request))
+        super().shutdown_request(request)
+
+    def admit(self, request: Any) -> None:
+        """This client has shown a token, and may stay."""
+        self.strangers.leave(self._entered[request])
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that goes away is not worth a line."""
+
+
+def _shut(sock: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)
+
+
+class _Reply(io.BufferedIOBase):
+    """Sends what is written, as long as the client goes on to take some of it: `sendall` has one time for all."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
+        self._sock = sock
+
+    def write(self, data: Any, /) -> int:
+        left = whole = memoryview(data)
+        while left:
+            left = left[self._sock.send(left) :]
+        return len(whole)
+
+
+class _Beginning:
+    """Lines of the first bytes of a request; what is longer ends there."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._left = _MOST_REQUEST_BYTES
+
+    def readline(self, limit: int = -1) -> bytes:
+        line = self._file.readline(self._left if limit < 0 else min(limit, self._left))
+        self._left -= len(line)
+        return line
+
+    def read(self, size: int) -> bytes:
+        found = self._file.read(min(size, self._left))
+        self._left -= len(found)
+        return found
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _handler(
+    answer: Callable[[str, str], Answer],
+    put: Callable[[str, str, bytes], Answer],
+    page: PageServer | None,
+    *,
+    is_local: bool,
+) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        timeout = _SILENCE_S
+
+        def setup(self) -> None:
+            super().setup()
+            self.rfile: Any = _Beginning(self.rfile)
+            self.wfile: Any = _Reply(self.connection)
+
+        def _is_for_another(self) -> bool:
+            """Whether a request of a page of another name was refused."""
+            if not is_local or _is_this_host(self.headers.get("Host") or ""):
+                return False
+            self._send(421, "text/plain", b"Host: expected localhost or 127.0.0.1\n")
+            return True
+
+        def do_GET(self) -> None:
+            if self._is_for_another():
+                return
+            server = self.server
+            if page is not None and page.serves(self.path.partition("?")[0]) and isinstance(server, _Server):
+                page.get(self, lambda: server.admit(self.request))
+                return
+            self._send(*answer(self.path, self.headers.get("Authorization") or ""))
+
+        def do_PUT(self) -> None:
+            if self._is_for_another():
+                return
+            length = self.headers.get("Content-Length") or ""
+            body = self.rfile.read(int(length)) if length.isdecimal() else b""
+            self._send(*put(self.path.partition("?")[0], self.headers.get("Authorization") or "", body))
+
+        def _send(self, code: int, content_type: str, body: bytes) -> None:
+            self.send_response(code)
+            self.send_header("Content-Type", content_type)
+            if code == 401:
+                self.send_header("WWW-Authenticate", "Bearer")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            """Probes are not worth a line each."""
+
+    return Handler

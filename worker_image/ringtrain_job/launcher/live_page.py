@@ -1,0 +1,105 @@
+"""The page of a job that runs: what it shows now, as the launcher knows it."""
+
+import json
+import math
+import time
+from typing import Any
+
+from ringtrain_job.control.model import RankPhase
+from ringtrain_job.control.termination import failure_json
+from ringtrain_job.launcher.status import Snapshot
+from ringtrain_job.logs.events import read_events
+from ringtrain_job.page.summary import other_attempts
+
+# What the page calls a rank, by what the launcher calls it.
+_STATES = {RankPhase.SUCCEEDED: "Succeeded", RankPhase.FAILED: "Failed", RankPhase.RUNNING: "Running"}
+
+
+class LivePage:
+    """The documents of `page/summary.py`, of an attempt that has not ended. Safe to call from many threads."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._snapshot = snapshot
+        self._others = other_attempts(snapshot.store.files)
+
+    def document(self) -> dict[str, Any]:
+        """What the page shows, without the log. NaN and infinities are None."""
+        snapshot = self._snapshot
+        job, verdict = snapshot.config.job, snapshot.verdict
+        with snapshot.reports as reports:
+            progress, speed, metrics = reports.progress(), reports.speed(), snapshot.metrics
+            curves, left_out = metrics.curves(), metrics.left_out
+            states = snapshot.gang.view().ranks
+            running = [state.rank for state in states if state.phase is RankPhase.RUNNING]
+            slowest = reports.held_up_by(running)
+            ranks = [
+                {
+                    "rank": state.rank,
+                    "state": _STATES.get(state.phase, "Waiting"),
+                    "step": reports.step_of(state.rank),
+                    "times": metrics.times.of(state.rank),
+                }
+                for state in states
+            ]
+            straggler = reports.times.straggler()
+            began, last, begin = metrics.first, metrics.last, metrics.begin
+        failure = verdict.failure if verdict else None
+        outcome = {
+            "outcome": verdict.outcome.value if verdict else snapshot.phase,
+            "worldSize": snapshot.world_size,
+            "failure": failure_json(failure) if failure else None,
+            "progress": snapshot.progress(),
+        }
+        here = {
+            "attempt": job.attempt,
+            "outcome": outcome,
+            "began": snapshot.start_time,
+            "ended": time.time(),
+            "step": progress.step if progress else None,
+        }
+        return {
+            "live": True,
+            "job": job.name,
+            "namespace": job.namespace,
+            "files": self._files(),
+            "directory": str(snapshot.store.files.directory),
+            "attempt": job.attempt,
+            "attempts": [*self._others, here],
+            "outcome": outcome,
+            "began": began,
+            "ended": last,
+            "now": time.time(),
+            "unit": progress.unit if progress else "samples",
+            "beginStep": begin,
+            "step": progress.step if progress else None,
+            "totalSteps": progress.total_steps if progress else None,
+            "speed": None if speed is None else vars(speed),
+            "curves": curves,
+            "leftOut": left_out,
+            "ranks": ranks,
+            "slowest": slowest,
+            "straggler": None if straggler is None else vars(straggler),
+            "elastic": None if snapshot.elastic is None else snapshot.elastic(),
+            "logs": {"lines": snapshot.store.lines, "dropped": snapshot.store.dropped},
+            "events": read_events(snapshot.store.files),
+        }
+
+    def _files(self) -> list[str]:
+        files, timeline = self._snapshot.store.files, self._snapshot.config.timeline
+        known = files.downloads()
+        here = timeline is not None and timeline.is_file() and files.timeline.name not in known
+        return [*known, files.timeline.name] if here else known
+
+    def encoded(self) -> bytes:
+        """`document` as JSON."""
+        return json.dumps(_finite(self.document()), ensure_ascii=False, separators=(",", ":")).encode(
+            errors="replace"
+        )
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

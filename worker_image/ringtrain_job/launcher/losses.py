@@ -1,0 +1,61 @@
+"""Who was lost with a formation, and why: kept until the next one is made, as agents tell of what is there."""
+
+from dataclasses import replace
+
+from ringtrain_job.control.model import Failure, RankPhase, RankState
+from ringtrain_job.launcher.formation import FormationState, where
+from ringtrain_job.launcher.members import MemberProcess, Standing, View
+from ringtrain_job.launcher.verdict import Exit, GangView, WorkerView, failures_by_time, first_cause
+
+
+class Losses:
+    """Ends of members of the last formation, and of processes that died before they were in one."""
+
+    def __init__(self) -> None:
+        self._workers: dict[str, WorkerView] = {}
+        self._formation = -1
+        self._exits: dict[tuple[int, str, int], Exit] = {}
+        self._gone: dict[int, WorkerView] = {}
+
+    def note(self, state: FormationState, view: View, gang: GangView, now: float) -> None:
+        """Take in what is seen now."""
+        if state.formed != self._formation:
+            self._formation, self._exits, self._gone = state.formed, {}, {}
+        for exit in gang.exits:
+            slot = view.slots[exit.state.rank]
+            self._exits.setdefault((slot.slot, slot.instance, exit.state.life), exit)
+        for slot in view.slots.values():
+            if slot.instance:
+                self._workers[slot.instance] = gang.workers[slot.worker]
+        for process, at in where(state, view).items():
+            if at is Standing.GONE and self._exit_of(process) is None:
+                self._note_gone(process, view, now)
+
+    def cause(self, state: FormationState, gang: GangView) -> Failure | None:
+        """What the formation was lost of; None when nothing was."""
+        members = {(process.slot, process.instance, process.life) for process in state.members}
+        exits = [exit for key, exit in self._exits.items() if not members or key in members]
+        workers = [self._gone.get(worker.index, worker) for worker in gang.workers]
+        seen = replace(gang, workers=workers, exits=exits, members=[process.slot for process in state.members])
+        return first_cause(seen, failures_by_time(exits), [workers[index] for index in self._gone])
+
+    def of_slot(self, slot: int, gang: GangView) -> Failure | None:
+        """How the newest process of `slot` that failed has failed."""
+        exits = [exit for exit in self._exits.values() if exit.state.rank == slot]
+        failed = [exit for exit in [*exits, *gang.exits] if exit.state.rank == slot and _failed(exit.state)]
+        return first_cause(gang, failed[-1:], []) if failed else None
+
+    def _exit_of(self, process: MemberProcess) -> Exit | None:
+        return self._exits.get((process.slot, process.instance, process.life))
+
+    def _note_gone(self, process: MemberProcess, view: View, now: float) -> None:
+        slot = view.slots[process.slot]
+        if slot.instance == process.instance and not slot.lost and not slot.leaving:
+            return  # its process has been replaced, and its agent is well
+        known = self._workers.get(process.instance, WorkerView(slot.worker, f"worker-{slot.worker}"))
+        if slot.worker not in self._gone:
+            self._gone[slot.worker] = replace(known, silent_since=known.silent_since or now)
+
+
+def _failed(state: RankState) -> bool:
+    return state.phase is RankPhase.FAILED

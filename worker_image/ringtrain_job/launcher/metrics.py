@@ -1,0 +1,162 @@
+"""The launcher's `/metrics`: the figures of `/status` for Prometheus (docs/reference/metrics.md)."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from ringtrain_job.control.model import RankPhase
+
+# A series for each rank, and for each metric of the user's own, up to so many: larger jobs have those of the job.
+MOST_RANKS: Final = 64
+MOST_OWN_METRICS: Final = 64
+PARTS: Final = ("input", "compute", "reduction", "update")
+PHASES: Final = ("Waiting", "Running", "Succeeded", "Failed")
+
+Status = Mapping[str, Any]
+# What stands beside a value: nothing, or one label's value.
+Samples = Iterable[tuple[Sequence[str], float | None]]
+
+
+class StatusCollector(Collector):
+    """The figures of `/status` as Prometheus metrics, computed when they are asked for.
+
+    Every series has the labels `job_namespace` and `job_name`; Prometheus itself owns `namespace` and `job`.
+    """
+
+    def __init__(self, status: Callable[[], dict[str, Any]]) -> None:
+        self._status = status
+
+    def collect(self) -> Iterable[Metric]:
+        """All metrics of this launcher."""
+        status = self._status()
+        family = _Families(str(status.get("namespace", "")), str(status.get("job", "")))
+        yield from _gang(family, status)
+        yield from _progress(family, status)
+        yield from _step_time(family, status)
+        yield from _ranks(family, status["ranks"])
+        if status.get("data") is not None:
+            yield from _data(family, status["data"])
+        if "elastic" in status:
+            yield from _elastic(family, status["elastic"])
+
+
+class _Families:
+    """Makes the families of one job. Those with a label of their own are given as `by`."""
+
+    def __init__(self, namespace: str, job: str) -> None:
+        self._job = [namespace, job]
+
+    def gauge(self, name: str, text: str, value: float | None) -> Metric:
+        return self.gauges(name, text, (), [((), value)])
+
+    def gauges(self, name: str, text: str, by: Sequence[str], samples: Samples) -> Metric:
+        family = GaugeMetricFamily(name, text, labels=["job_namespace", "job_name", *by])
+        for values, value in samples:
+            family.add_metric([*self._job, *values], math.nan if value is None else value)
+        return family
+
+    def counter(self, name: str, text: str, value: float) -> Metric:
+        family = CounterMetricFamily(name, text, labels=["job_namespace", "job_name"])
+        family.add_metric(self._job, value)
+        return family
+
+
+def _gang(family: _Families, status: Status) -> Iterable[Metric]:
+    phase, states = status.get("phase"), [rank["state"] for rank in status["ranks"]]
+    phases = [((name,), float(name == phase)) for name in PHASES]
+    yield family.gauges("ringtrain_phase", "1 for the phase that the attempt is in.", ["phase"], phases)
+    yield family.gauge("ringtrain_world_size", "Ranks of the gang.", status["worldSize"])
+    yield family.gauge("ringtrain_attempt", "Attempt that this launcher runs.", status["attempt"])
+    registered = sum(worker["registered"] for worker in status["workers"])
+    yield family.gauge("ringtrain_workers", "Workers that the attempt has.", len(status["workers"]))
+    yield family.gauge("ringtrain_workers_registered", "Agents that have registered.", registered)
+    counts = [((state.value,), states.count(state.value)) for state in RankPhase]
+    yield family.gauges("ringtrain_ranks", "Ranks by state.", ["state"], counts)
+    logs = status["logs"]
+    yield family.counter("ringtrain_log_lines", "Log lines in the files.", logs["lines"])
+    yield family.counter("ringtrain_log_lines_dropped", "Log lines agents dropped.", logs["dropped"])
+    if "shipping" in logs:
+        yield from _shipping(family, logs["shipping"])
+    since = status.get("runningSince")
+    yield family.gauge("ringtrain_running_since_timestamp_seconds", "When all workers had registered.", since)
+
+
+def _shipping(family: _Families, shipping: Status) -> Iterable[Metric]:
+    text = "Bytes of logs that the object store does not have yet."
+    yield family.gauge("ringtrain_log_unshipped_bytes", text, shipping["pendingBytes"])
+    text = "1 while the object store does not take logs."
+    yield family.gauge("ringtrain_log_shipping_failing", text, float(shipping["problem"] is not None))
+
+
+def _progress(family: _Families, status: Status) -> Iterable[Metric]:
+    progress = status["progress"] or {}
+    yield family.gauge("ringtrain_step", "Lowest step of any rank.", progress.get("step"))
+    yield family.gauge("ringtrain_total_steps", "Steps of the whole training.", progress.get("totalSteps"))
+    speed = progress.get("samplesPerSecond")
+    yield family.gauge("ringtrain_samples_per_second", "Mean speed of the gang in this attempt.", speed)
+    samples = progress.get("samples") or 0.0
+    yield family.counter("ringtrain_samples", "Samples that all ranks have reported.", samples)
+    not_finite = progress.get("notFinite") or {}
+    loss = float(not_finite["loss"]["value"]) if "loss" in not_finite else progress.get("loss")
+    yield family.gauge("ringtrain_loss", "Mean loss of the ranks.", loss)
+    last = status["lastProgressTime"]
+    yield family.gauge("ringtrain_last_progress_timestamp_seconds", "When the last report came.", last)
+    own = list((progress.get("metrics") or {}).items())[:MOST_OWN_METRICS]
+    values = [((name,), value) for name, value in own]
+    text = "Metrics that the training code reports itself, of the slowest rank."
+    yield family.gauges("ringtrain_reported_value", text, ["metric"], values)
+
+
+def _step_time(family: _Families, status: Status) -> Iterable[Metric]:
+    mean, longest = status.get("stepTime") or {}, status.get("longestWork") or {}
+    text = "Where a step's time goes, by part: mean of the ranks, over their newest reports."
+    of_job = [((part,), mean[part]) for part in PARTS if part in mean]
+    yield family.gauges("ringtrain_step_time_seconds", text, ["part"], of_job)
+    text = "How much longer the rank that works longest in a step does than the others, as a part of a step."
+    yield family.gauge("ringtrain_straggler_ratio", text, longest.get("part"))
+    ranks = status["ranks"] if len(status["ranks"]) <= MOST_RANKS else []
+    by_rank = [
+        ((str(rank["rank"]), part), rank["stepTime"][part])
+        for rank in ranks
+        for part in PARTS
+        if part in (rank.get("stepTime") or {})
+    ]
+    text = "Where the rank's time goes in a step, by part, over its newest reports."
+    yield family.gauges("ringtrain_rank_step_time_seconds", text, ["rank", "part"], by_rank)
+
+
+def _ranks(family: _Families, ranks: Sequence[Status]) -> Iterable[Metric]:
+    lags = [rank["lag"] for rank in ranks if rank.get("lag") is not None]
+    text = "How much later than the first rank the last one reports a step, over the newest 50 steps."
+    yield family.gauge("ringtrain_lag_seconds", text, max(lags, default=None))
+    if len(ranks) > MOST_RANKS:
+        return
+
+    def each(key: str) -> Samples:
+        return [((str(rank["rank"]),), rank[key]) for rank in ranks if rank.get(key) is not None]
+
+    yield family.gauges("ringtrain_rank_step", "Newest step of the rank.", ["rank"], each("step"))
+    text = "How much later than the first rank the rank reports a step, over the newest 50 steps."
+    yield family.gauges("ringtrain_rank_lag_seconds", text, ["rank"], each("lag"))
+    text = "Part of its time that the rank waits for input."
+    yield family.gauges("ringtrain_rank_input_wait_ratio", text, ["rank"], each("inputWait"))
+
+
+def _data(family: _Families, data: Status) -> Iterable[Metric]:
+    text = "Data workers that are alive."
+    yield family.gauge("ringtrain_data_workers_registered", text, data["registered"])
+    text = "Part of their time that ranks wait for input."
+    yield family.gauge("ringtrain_input_wait_ratio", text, data["waitFraction"])
+
+
+def _elastic(family: _Families, elastic: Status) -> Iterable[Metric]:
+    yield family.gauge("ringtrain_formation", "Formation of the world that runs.", elastic["formation"])
+    yield family.counter("ringtrain_recoveries", "Worlds made after a loss.", elastic["recoveries"])
+    yield family.counter("ringtrain_lost_steps", "Steps given up by losses.", elastic["lostSteps"])
+    text = "From the last loss that was seen until all ranks had met again."
+    yield family.gauge("ringtrain_last_recovery_seconds", text, elastic["lastRecoverySeconds"])
+    text = "1 while fewer ranks train than are wanted."
+    yield family.gauge("ringtrain_degraded", text, float(elastic["degraded"]))

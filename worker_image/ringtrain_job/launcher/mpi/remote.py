@@ -1,0 +1,121 @@
+"""The launcher's side of one daemon: ask the agent, carry the streams, return the exit code."""
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from ringtrain.errors import RingtrainError
+from ringtrain.shared.gen import daemons_pb2 as pb
+from ringtrain.shared.gen.daemons_pb2_grpc import DaemonsStub
+from ringtrain_job.mpi.proof import Claim, prove
+
+log = logging.getLogger(__name__)
+
+_QUEUED_CHUNKS = 16
+
+
+class DaemonNotStarted(RingtrainError, ConnectionError):
+    """The agent refused to start a daemon, was not reached, or was lost while the daemon ran."""
+
+
+@dataclass(frozen=True)
+class Output:
+    """Where the daemon's output goes; both are called in order, from one thread."""
+
+    stdout: Callable[[bytes], None]
+    stderr: Callable[[bytes], None]
+
+
+class RemoteDaemon:
+    """One daemon on one worker. `run` blocks until it has ended; the rest may be called from any thread meanwhile.
+
+    The call outlives a slow agent: it waits `start_s` for the agent to answer, and for the daemon without limit
+    (mpirun decides how long it is needed; an agent that is gone breaks the connection by its keepalive).
+    """
+
+    def __init__(self, channel: grpc.Channel, token: str, claim: Claim, start_s: float) -> None:
+        self._channel = channel
+        self._token = token
+        self._claim = claim
+        self._start_s = start_s
+        self._requests: queue.Queue[Any | None] = queue.Queue(_QUEUED_CHUNKS)
+        self._started = threading.Event()
+        self._over = threading.Event()
+        self._call: Any = None
+
+    def run(self, output: Output) -> int:
+        """Start the daemon, pass its output on, and return its exit code. Raises DaemonNotStarted."""
+        self._call = DaemonsStub(self._channel).Run(self._outgoing(), wait_for_ready=True)
+        impatience = threading.Timer(self._start_s, self._call.cancel)
+        impatience.start()
+        try:
+            for reply in self._call:
+                what = reply.WhichOneof("reply")
+                if what == "exit_code":
+                    return int(reply.exit_code)
+                if what == "nonce":
+                    self._requests.put(self._start(reply.nonce))
+                elif what == "pid":
+                    impatience.cancel()
+                    self._started.set()
+                else:
+                    (output.stdout if what == "stdout" else output.stderr)(getattr(reply, what))
+        except grpc.RpcError as exc:
+            raise DaemonNotStarted(self._reason(exc)) from exc
+        finally:
+            impatience.cancel()
+            self.cancel()
+        raise DaemonNotStarted("the agent hung up")
+
+    def feed(self, data: bytes) -> None:
+        """Send `data` to the daemon's stdin; nothing ends it. Blocks while the agent takes no more."""
+        self._put(pb.RunRequest(stdin=data) if data else pb.RunRequest(stdin_end=True))
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the daemon and all it started."""
+        self._put(pb.RunRequest(signal=number))
+
+    def cancel(self) -> None:
+        """End the call, and with it the daemon."""
+        self._over.set()
+        self._started.set()  # nobody need wait any more
+        if self._call is not None:
+            self._call.cancel()
+
+    def _reason(self, error: grpc.RpcError) -> str:
+        code, details = error.code(), error.details()
+        if code is not grpc.StatusCode.CANCELLED:
+            return f"{code.name}: {details}"
+        if self._over.is_set():
+            return "mpirun, or the launcher, did not wait for its end"
+        if self._started.is_set():
+            return "the agent ended it"
+        return f"the agent did not start it within {self._start_s:g} s"
+
+    def _start(self, nonce: bytes) -> Any:
+        claim = self._claim
+        proof = prove(self._token, nonce, claim)
+        start = pb.Start(job_uid=claim.job_uid, attempt=claim.attempt, command=claim.command, proof=proof)
+        return pb.RunRequest(start=start)
+
+    def _put(self, request: Any) -> None:
+        """Queue `request` behind the start; dropped when the call is over."""
+        self._started.wait()
+        while not self._over.is_set():
+            try:
+                self._requests.put(request, timeout=1.0)
+                return
+            except queue.Full:
+                continue
+
+    def _outgoing(self) -> Iterator[Any]:
+        while not self._over.is_set():
+            try:
+                yield self._requests.get(timeout=1.0)
+            except queue.Empty:
+                continue

@@ -1,0 +1,117 @@
+"""How an MPI attempt ended: what the ranks say, and what the command that started them says."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ringtrain.errors import in_ranges
+from ringtrain.shared.contract import EXIT_BAD_CONFIGURATION
+from ringtrain_job.control.model import Failure, Outcome, RankPhase, Reason, Verdict
+from ringtrain_job.launcher.verdict import GangView, Patience, decide
+
+
+@dataclass(frozen=True)
+class CommandEnd:
+    """How the launcher's command ended. `code`: negative for a signal; `tail`: its last lines.
+
+    `at`: when, on the launcher's monotonic clock.
+    """
+
+    code: int
+    at: float
+    tail: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class DaemonEnd:
+    """The first of mpirun's daemons that did not end well. `at`: as above; `said`: its last line."""
+
+    host: str
+    code: int
+    said: str
+    at: float
+
+
+def decide_mpi(
+    view: GangView, command: CommandEnd | None, daemon: DaemonEnd | None, now: float, patience: Patience
+) -> Verdict | None:
+    """How the attempt ended, or None while that is open. `command`: None while it runs.
+
+    What a rank says comes first: an mpirun that fails does so because of a rank, nearly always.
+    """
+    if command is not None and command.code > 0:
+        view = replace(view, command_code=command.code)
+    end = command or daemon
+    if end is not None and now - end.at >= patience.settle_s:
+        # mpirun notices a lost worker at once, and ends (Open MPI 5 with 0): silence need not last as long then.
+        patience = replace(patience, lost_after_s=min(patience.lost_after_s, patience.settle_s))
+    verdict = decide(view, now, patience)
+    if verdict is not None and verdict.outcome is not Outcome.SUCCEEDED and not _nobody_failed(view, verdict):
+        return None if command is None and _mpirun_may_know(view, verdict, now, patience) else verdict
+    if command is None:
+        # All ranks may have ended well, but a script may go on to its next mpirun. One whose daemon is lost may
+        # wait for it forever: MPICH's does.
+        if daemon and now - daemon.at >= patience.settle_s:
+            return _without_daemon(view, daemon)
+        if verdict is not None and verdict.failure is not None and not _just_ended(view, now, patience):
+            return verdict  # mpirun has killed all ranks; it should have ended itself, and been named
+        return None
+    if verdict is not None and verdict.outcome is Outcome.SUCCEEDED and command.code == 0:
+        return verdict
+    # The ranks' ends have been noted by their agents before mpirun knew of them; give the news time to travel.
+    if now - command.at < patience.settle_s:
+        return None
+    if daemon and all(state.phase is RankPhase.WAITING for state in view.ranks):
+        return _without_daemon(view, daemon, command.tail)
+    code = 128 - command.code if command.code < 0 else command.code
+    if not code and all(state.phase is RankPhase.WAITING for state in view.ranks):
+        code = EXIT_BAD_CONFIGURATION  # it would end the same way each time
+    return Verdict(Outcome.FAILED, code or 1, view.succeeded, _failure(view, command))
+
+
+def _nobody_failed(view: GangView, verdict: Verdict) -> bool:
+    """Whether all that is wrong is that ranks were stopped."""
+    return verdict.failure is not None and verdict.failure.reason is Reason.WORLD_INCOMPLETE and bool(view.exits)
+
+
+def _mpirun_may_know(view: GangView, verdict: Verdict, now: float, patience: Patience) -> bool:
+    """Whether mpirun, about to end, may still say that another rank than the one that exited first began."""
+    failure = verdict.failure
+    if failure is None or failure.reason is not Reason.RANK_FAILED or failure.signal not in ("", "SIGTERM"):
+        return False
+    first = min(exit.at for exit in view.exits if exit.state.phase is RankPhase.FAILED)
+    return now - first < patience.settle_s / 2
+
+
+def _just_ended(view: GangView, now: float, patience: Patience) -> bool:
+    return now - max(exit.at for exit in view.exits) < 2 * patience.settle_s
+
+
+def _without_daemon(view: GangView, daemon: DaemonEnd, tail: Sequence[str] = ()) -> Verdict:
+    """`tail`: mpirun's last lines, which may say why the daemon ended."""
+    message = f"mpirun's daemon on {daemon.host} ended with {daemon.code}: {daemon.said or 'it said nothing'}"
+    code = daemon.code if 0 < daemon.code < 256 else 1
+    return Verdict(
+        Outcome.FAILED, code, view.succeeded, Failure(Reason.LAUNCHER_FAILED, message, log_tail=tuple(tail))
+    )
+
+
+def _failure(view: GangView, command: CommandEnd) -> Failure:
+    size = len(view.ranks)
+    tail = tuple(command.tail)
+    if command.code:
+        how = f"was killed by signal {-command.code}" if command.code < 0 else f"exited with {command.code}"
+        message = f"the launcher's command {how} though no rank failed ({view.succeeded} of {size} ended well)"
+        return Failure(Reason.LAUNCHER_FAILED, message, log_tail=tail)
+    absent = [state.rank for state in view.ranks if state.phase is RankPhase.WAITING]
+    if len(absent) == size:
+        message = (
+            f"the launcher's command ended well, but none of the {size} ranks has checked in; it has to "
+            "start them with the mpirun that it finds in PATH"
+        )
+        return Failure(Reason.WORLD_INCOMPLETE, message, log_tail=tail)
+    names = in_ranges(absent) if absent else "none is missing, but some have not ended well"
+    message = (
+        f"the launcher's command ended well with {view.succeeded} of {size} ranks; missing: {names}. The job "
+        f"declares {len(view.workers)} workers x {view.slots} slots"
+    )
+    return Failure(Reason.WORLD_INCOMPLETE, message, rank=absent[0] if absent else None, log_tail=tail)

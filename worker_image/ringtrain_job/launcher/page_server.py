@@ -1,0 +1,178 @@
+"""The routes of a launcher's page, `/` and `/page/...`: nothing is served without its token."""
+
+import json
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import Final, Protocol
+from urllib.parse import parse_qs, urlsplit
+
+from ringtrain_job.logs.layout import AttemptFiles
+from ringtrain_job.logs.reading import read_from
+from ringtrain_job.page.access import Access
+from ringtrain_job.page.document import live_page
+from ringtrain_job.page.log_window import Wanted, Window, window_after, window_before
+
+# Pages that are open, searches and downloads, all together: each has a thread and holds at most some MiB.
+_MOST_AT_ONCE: Final = 12
+_EVERY_S: Final = 1.0
+# Documents with many curves or ranks come less often, so that an open page costs at most this.
+_BYTES_PER_S: Final = 200_000
+_NAMES: Final = re.compile(r"job\.log|metrics\.jsonl|events\.jsonl|timeline\.json|rank-\d{4,9}\.log")
+_HEADERS: Final = {
+    "Cache-Control": "no-store",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+_REFUSED: Final = (
+    b"this page asks for the token in its link: dtj ui JOB, or --ui of the command that runs it, prints it\n"
+)
+
+
+class Source(Protocol):
+    """What the page shows."""
+
+    def encoded(self) -> bytes:
+        """The document without the log, as JSON in one line."""
+
+
+class PageServer:
+    """Answers GET requests of the page, each in its own thread. Read-only."""
+
+    def __init__(self, access: Access, source: Source, files: AttemptFiles, timeline: Path | None = None) -> None:
+        """`timeline`: where ranks of this machine write theirs, until it is among `files`."""
+        self._access = access
+        self._source = source
+        self._files = files
+        self._timeline = timeline
+        self._room = threading.BoundedSemaphore(_MOST_AT_ONCE)
+        self._closing = threading.Event()
+        self._open = 0
+        self._changed = threading.Condition()
+
+    @staticmethod
+    def serves(path: str) -> bool:
+        """Whether `path` is one of the page's."""
+        return path == "/" or path.startswith("/page/")
+
+    def close(self, timeout_s: float) -> None:
+        """Have open pages show the last state, for at most `timeout_s`."""
+        self._closing.set()
+        with self._changed:
+            self._changed.wait_for(lambda: self._open == 0, timeout_s)
+
+    def get(self, request: BaseHTTPRequestHandler, admitted: Callable[[], None]) -> None:
+        """Answer one request; `admitted` is called once it has shown the token."""
+        url = urlsplit(request.path)
+        query = parse_qs(url.query)
+        token = query.get("token", [""])[0]
+        if url.path == "/" and token and self._access.has(token):
+            # The token leaves the address, and with it the history and what is copied from there.
+            _begin(request, 303, "text/plain", {"Location": "/", "Set-Cookie": self._access.set_cookie(token)})
+            return
+        headers = request.headers
+        if not self._access.admits(headers.get("Authorization") or "", headers.get("Cookie") or ""):
+            _answer(request, 401, "text/plain", _REFUSED)
+            return
+        if not self._room.acquire(blocking=False):
+            _answer(request, 503, "text/plain", b"this launcher has enough pages open; close one\n")
+            return
+        try:
+            admitted()
+            self._route(request, url.path, query)
+        finally:
+            self._room.release()
+
+    def _route(self, request: BaseHTTPRequestHandler, path: str, query: dict[str, list[str]]) -> None:
+        if path == "/":
+            _answer(request, 200, "text/html; charset=utf-8", live_page().encode())
+        elif path == "/page/events":
+            self._stream(request, _wanted(query))
+        elif path == "/page/log":
+            before = query.get("before", [""])[0]
+            end = int(before) if before.isdecimal() else None
+            found = window_before(self._files.job_log, _wanted(query), end)
+            _answer(request, 200, "application/json", json.dumps(found.json()).encode())
+        else:
+            self._download(request, path.removeprefix("/page/files/"))
+
+    def _stream(self, request: BaseHTTPRequestHandler, wanted: Wanted) -> None:
+        with self._changed:
+            self._open += 1
+        try:
+            _begin(request, 200, "text/event-stream; charset=utf-8")
+            for name, data in self._events(wanted):
+                request.wfile.write(b"event: %s\ndata: %s\n\n" % (name, data))
+        finally:
+            with self._changed:
+                self._open -= 1
+                self._changed.notify_all()
+
+    def _events(self, wanted: Wanted) -> Iterator[tuple[bytes, bytes]]:
+        """The document and the log's newest lines, then what changes; at last how it was at the end."""
+        window = window_before(self._files.job_log, wanted)
+        yield b"log", _json(window, reset=True)
+        next_document = 0.0
+        over = False
+        while True:
+            if over or time.monotonic() >= next_document:
+                document = self._source.encoded()
+                yield b"state", document
+                next_document = time.monotonic() + max(_EVERY_S, len(document) / _BYTES_PER_S) - 0.05
+            window = window_after(self._files.job_log, wanted, window.end)
+            if window.lines or window.skipped:
+                yield b"log", _json(window)
+            else:
+                yield b"alive", b"{}"  # who is gone is noticed by a write alone
+            if over:
+                yield b"over", b"{}"
+                return
+            over = self._closing.wait(_EVERY_S)
+
+    def _download(self, request: BaseHTTPRequestHandler, name: str) -> None:
+        path = self._files.directory / name
+        if path == self._files.timeline and self._timeline is not None and not path.exists():
+            path = self._timeline
+        if not _NAMES.fullmatch(name) or not path.is_file():
+            _answer(
+                request,
+                404,
+                "text/plain",
+                b"files here are job.log, rank-0000.log, metrics.jsonl, events.jsonl, timeline.json\n",
+            )
+            return
+        left = path.stat().st_size
+        disposition = f'attachment; filename="{self._files.directory.parent.name}-{name}"'
+        more = {"Content-Disposition": disposition, "Content-Length": str(left)}
+        _begin(request, 200, "text/plain; charset=utf-8", more)
+        for chunk in read_from(path, 0):
+            request.wfile.write(chunk[:left])
+            left -= min(left, len(chunk))
+            if not left:
+                return
+
+
+def _wanted(query: dict[str, list[str]]) -> Wanted:
+    rank = query.get("rank", [""])[0]
+    return Wanted(int(rank) if rank.isdecimal() else None, query.get("text", [""])[0])
+
+
+def _json(window: Window, *, reset: bool = False) -> bytes:
+    return json.dumps({**window.json(), "reset": reset}).encode()
+
+
+def _begin(request: BaseHTTPRequestHandler, code: int, kind: str, more: dict[str, str] | None = None) -> None:
+    request.send_response(code)
+    for name, value in {"Content-Type": kind, **_HEADERS, **(more or {})}.items():
+        request.send_header(name, value)
+    request.end_headers()
+
+
+def _answer(request: BaseHTTPRequestHandler, code: int, kind: str, body: bytes) -> None:
+    _begin(request, code, kind, {"Content-Length": str(len(body))})
+    request.wfile.write(body)

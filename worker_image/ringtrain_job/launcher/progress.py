@@ -1,0 +1,58 @@
+"""What the launcher makes of reports while they arrive: progress, throughput, and lines that people read."""
+
+import time
+from typing import Any
+
+from ringtrain_job.launcher.console import Console
+from ringtrain_job.launcher.status import Snapshot
+from ringtrain_job.launcher.throughput import step_line, total_line
+
+_STEP_LINE_EVERY_S = 1.0
+
+
+def follow_reports(snapshot: Snapshot, console: Console) -> None:
+    """Feed report lines into the throughput, and print progress at most once a second of report time."""
+    printed_at = -_STEP_LINE_EVERY_S
+
+    def on_report(rank: int, report: dict[str, Any]) -> None:
+        nonlocal printed_at
+        if _notes_start(snapshot, report):
+            console.show(f"training goes on from {snapshot.start_text()}\n".encode())
+            return
+        snapshot.last_progress = time.time()
+        with snapshot.reports as reports:
+            snapshot.metrics.add(rank, report)
+            closed, last = reports.add(rank, report), reports.last_report_time or 0.0
+            is_last_step = bool(closed) and closed[-1] == report.get("totalSteps")
+            if not closed or (last - printed_at < _STEP_LINE_EVERY_S and not is_last_step):
+                return
+            printed_at, progress = last, reports.progress()
+            if progress is not None:
+                console.show_progress(step_line(progress, reports.speed()).encode() + b"\n")
+
+    with snapshot.reports as reports:
+        for rank, report in snapshot.store.rows():
+            if _notes_start(snapshot, report):
+                continue
+            reports.add(rank, report)
+            snapshot.metrics.add(rank, report)
+            snapshot.last_progress = time.time()
+    snapshot.store.on_merged = console.show
+    snapshot.store.on_report = on_report
+
+
+def _notes_start(snapshot: Snapshot, report: dict[str, Any]) -> bool:
+    """Whether `report` is no step but says what training went on from. What was said first counts."""
+    path = report.get("startedFrom")
+    if path is None:
+        return False
+    snapshot.started_from = snapshot.started_from or (int(report["step"]), path)
+    return True
+
+
+def say_total(snapshot: Snapshot, console: Console) -> None:
+    """Print the last line of a benchmark, if anything was measured."""
+    with snapshot.reports as reports:
+        progress, total = reports.progress(), reports.total()
+    if progress and total and progress.samples_per_s:
+        console.show(total_line(progress.unit, total).encode() + b"\n")

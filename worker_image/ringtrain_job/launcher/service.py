@@ -1,0 +1,208 @@
+"""The Coordinator service: protobuf in, calls on the gang and the log store, protobuf out.
+
+Its methods are coroutines on one thread. Files are written on another: a disk that hangs holds up nothing else.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from ringtrain.shared.data_members import DataMember
+from ringtrain.shared.gen import coordinator_pb2 as pb
+from ringtrain.shared.messages import from_message, message_fields
+from ringtrain.shared.strangers import Complaints
+from ringtrain_job.control.model import AgentState, Order, Registration, SlotHistory
+from ringtrain_job.control.wire import deflated, order_to_message
+from ringtrain_job.launcher.data_members import DataMembers
+from ringtrain_job.launcher.gang import Gang
+from ringtrain_job.logs.journal import Stream
+from ringtrain_job.logs.store import Chunk, LogStore
+
+log = logging.getLogger(__name__)
+
+# How often a new agent looks whether the one before it is gone, and how long a write may take before others are
+# told to come again.
+_LOOK_S = 0.05
+_WRITE_S = 1.0
+# Lines that wait for the disk, and orders that wait for slow agents. What is refused stays with its agent.
+_MOST_WAITING_BYTES = 256 << 20
+# From here on an order is worth compressing: addresses shrink to a twentieth.
+_DEFLATE_BYTES = 16 << 10
+
+
+@dataclass(frozen=True)
+class _Encoded:
+    """An order as messages. `turns`: so many agents get it at the same time."""
+
+    order: Order
+    plain: Any
+    deflated: Any
+    turns: asyncio.Semaphore
+
+    @staticmethod
+    def of(order: Order) -> "_Encoded":
+        plain = order_to_message(order)
+        size = plain.ByteSize()
+        small = deflated(plain) if size >= _DEFLATE_BYTES else plain
+        return _Encoded(order, plain, small, asyncio.Semaphore(max(16, _MOST_WAITING_BYTES // (size + 1))))
+
+
+class CoordinatorService:
+    """What agents call. Names are those of the service in proto/ringtrain/v1/coordinator.proto."""
+
+    def __init__(self, gang: Gang, store: LogStore, attempt: int, data: DataMembers | None = None) -> None:
+        self._gang = gang
+        self._data = data
+        self._store = store
+        self._attempt = attempt
+        self._complaints = Complaints(log.error, most=1)
+        self._stale = Complaints(log.warning, most=1)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._news = asyncio.Event()
+        self._encoded: _Encoded | None = None
+        # What each agent has said last since it registered.
+        self._told: dict[int, Any] = {}
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="ringtrain-log-writer")
+        self._waiting_bytes = 0
+        self._writing_since: float | None = None
+        gang.on_order = self._wake
+
+    def close(self) -> None:
+        """End the thread that writes. The server is closed already."""
+        self._writer.shutdown(wait=False, cancel_futures=True)
+
+    async def Register(self, request: Any, context: Any) -> Any:
+        registration = from_message(Registration, request)
+        await self._until_vacant(registration)
+        self._told.pop(registration.worker_index, None)
+        refusal = self._gang.register(registration)
+        who = f"worker {registration.worker_index} ({registration.pod}, {context.peer()})"
+        if refusal is not None:
+            log.warning("refused %s: %s", who, refusal.reason)
+            return pb.RegisterReply(reason=refusal.reason, misconfigured=refusal.misconfigured)
+        log.info("registered %s%s", who, ", its ranks run already" if registration.ranks else "")
+        histories = [message_fields(history) for history in self._histories(registration)]
+        return pb.RegisterReply(accepted=True, slots=histories)
+
+    async def _until_vacant(self, registration: Registration) -> None:
+        """In an elastic job a new agent takes the place of one that is gone; wait a little for that to show."""
+        deadline = time.monotonic() + self._gang.vacancy_s
+        while time.monotonic() < deadline and not self._gang.is_vacant(registration):
+            await asyncio.sleep(_LOOK_S)
+
+    def _histories(self, registration: Registration) -> Iterator[SlotHistory]:
+        """What the files and the gang have of this worker's slots from an earlier agent."""
+        first = registration.worker_index * registration.slots
+        for slot in range(first, first + registration.slots):
+            records = [self._store.last(stream, slot) for stream in (Stream.LOG, Stream.REPORT)]
+            history = SlotHistory(slot, self._gang.life(slot), *records)
+            if any((history.life, *records)):
+                yield history
+
+    async def Orders(self, request: Any, context: Any) -> None:
+        index, instance = request.worker_index, request.instance
+        self._loop = asyncio.get_running_loop()
+        if not self._gang.attach(index, instance):
+            return
+        try:
+            seen = self._gang.order_for_another(index)
+            while True:
+                encoded = await self._order_after(seen)
+                async with encoded.turns:
+                    await context.write(encoded.deflated if request.reads_deflated else encoded.plain)
+                seen = encoded.order
+        finally:  # nobody listens any more: the call is cancelled then
+            self._gang.detach(index, instance)
+
+    async def _order_after(self, seen: Order | None) -> _Encoded:
+        while (order := self._gang.order) is seen or order is None:
+            await self._news.wait()
+        if self._encoded is None or self._encoded.order is not order:
+            self._encoded = _Encoded.of(order)  # once for all agents
+        return self._encoded
+
+    def _wake(self) -> None:
+        """Called by the thread that has given an order."""
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the server is closed
+                self._loop.call_soon_threadsafe(self._tell)
+
+    def _tell(self) -> None:
+        news, self._news = self._news, asyncio.Event()
+        news.set()
+
+    async def Sync(self, request: Any, context: Any) -> Any:
+        index, instance = request.worker_index, request.instance
+        if request == self._told.get(index):  # most are mere heartbeats
+            known = self._gang.hear(index, instance)
+        else:
+            known = self._gang.sync(index, instance, from_message(AgentState, request))
+            self._told[index] = request
+        news = self._data.news(request.data_version) if self._data else ""
+        return pb.SyncReply(known=known, data_workers=news, heartbeat_s=self._gang.heartbeat_s)
+
+    async def Append(self, request: Any, context: Any) -> Any:
+        size = request.ByteSize()
+        if self._disk_hangs() or self._waiting_bytes + size > _MOST_WAITING_BYTES:
+            await asyncio.sleep(_WRITE_S)  # the agent would be here again in a moment
+            return pb.AppendReply()
+        self._waiting_bytes += size
+        try:
+            writing = self._writer.submit(self.append, request)
+            answer = asyncio.wrap_future(writing)
+            while not (await asyncio.wait([answer], timeout=_WRITE_S))[0]:
+                if self._disk_hangs() and writing.cancel():  # it was not its turn yet
+                    return pb.AppendReply()
+            return answer.result()
+        finally:
+            self._waiting_bytes -= size
+
+    def _disk_hangs(self) -> bool:
+        since = self._writing_since
+        if since is None or time.monotonic() - since <= _WRITE_S:
+            return False
+        self._complain(f"a write in {self._store.files.directory} has not ended for {_WRITE_S:g} s")
+        return True
+
+    def append(self, request: Any) -> Any:
+        """Write what a request brings; the answer says what is in the files."""
+        reply = pb.AppendReply()
+        if request.attempt != self._attempt:
+            log.warning("refused log lines of attempt %d in attempt %d", request.attempt, self._attempt)
+            return reply
+        if request.instance and self._gang.is_replaced(request.worker_index, request.instance):
+            # Its records have the numbers of those that the agent in its place writes.
+            self._stale.say(f"refused log lines of worker {request.worker_index}: another agent has its place")
+            return reply
+        for dropped in request.dropped:
+            self._store.note_dropped(request.instance, dropped.rank, dropped.lines)
+        for chunk in request.chunks:
+            stream, self._writing_since = Stream(chunk.kind), time.monotonic()
+            try:
+                last = self._store.append(Chunk(stream, chunk.rank, chunk.first, chunk.lines, chunk.data))
+            except OSError as error:  # a full or hanging disk: the agent keeps what is not acknowledged
+                self._complain(str(error))
+                break
+            finally:
+                self._writing_since = None
+            reply.durable.append(pb.Durable(kind=chunk.kind, rank=chunk.rank, last=last))
+        return reply
+
+    def _complain(self, problem: str) -> None:
+        self._complaints.say(f"log lines cannot be written, agents keep them for now: {problem}")
+
+
+class DataWorkersService:
+    """What data workers call. Names are those of the service in proto/ringtrain/v1/coordinator.proto."""
+
+    def __init__(self, data: DataMembers) -> None:
+        self._data = data
+
+    async def Announce(self, request: Any, context: Any) -> Any:
+        reason = self._data.announce(from_message(DataMember, request))
+        return pb.AnnounceReply(accepted=not reason, reason=reason, members=self._data.news(""))

@@ -1,0 +1,222 @@
+"""`/status`: one snapshot of everything the launcher knows, as the contract words it."""
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ringtrain.shared import contract
+from ringtrain_job.control.model import Outcome, RankPhase, RankState, Verdict
+from ringtrain_job.control.termination import failure_json
+from ringtrain_job.launcher.config import LauncherConfig
+from ringtrain_job.launcher.gang import Gang
+from ringtrain_job.launcher.metrics import MOST_RANKS
+from ringtrain_job.launcher.throughput import Progress, Throughput
+from ringtrain_job.launcher.verdict import GangView
+from ringtrain_job.logs.shipping import LogShipping
+from ringtrain_job.logs.store import LogStore
+from ringtrain_job.page.metrics import Metrics
+
+
+class Reports:
+    """Report lines as they arrive, shared by the threads that write logs and those that answer `/status`."""
+
+    def __init__(self, world_size: int) -> None:
+        self._lock = threading.Lock()
+        self._throughput = Throughput(world_size)
+
+    def __enter__(self) -> Throughput:
+        self._lock.acquire()
+        return self._throughput
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+@dataclass
+class Snapshot:
+    """Where `/status`, `/metrics` and `/healthz` take everything from.
+
+    `running_since`: when the gang was complete; None while agents are waited for. `last_progress`: when the newest
+    report came. Both by this host's clock: those of the ranks' hosts may be wrong.
+    `elastic`: gives the part of `/status` that only an elastic job has; `data`: that of one with data workers.
+    `metrics`: what the page draws, under the lock of `reports`.
+    `shipping`: copies the logs to the job's object store, if it has one.
+    `started_from`: step and path of the checkpoint that training went on from; path empty: from none.
+    """
+
+    config: LauncherConfig
+    gang: Gang
+    store: LogStore
+    reports: Reports
+    start_time: float = field(default_factory=time.time)
+    running_since: float | None = None
+    last_progress: float | None = None
+    started_from: tuple[int, str] | None = None
+    metrics: Metrics = field(default_factory=Metrics)
+    verdict: Verdict | None = None
+    elastic: Callable[[], dict[str, Any]] | None = None
+    data: Callable[[], dict[str, Any]] | None = None
+    shipping: LogShipping | None = None
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the gang; in an elastic job those of the formation that was made last."""
+        return self.config.world_size if self.elastic is None else int(self.elastic()["ranks"])
+
+    def reported_step(self) -> int:
+        """The step that all ranks have reported; 0 before."""
+        with self.reports as reports:
+            return reports.lowest_step or 0
+
+    @property
+    def phase(self) -> str:
+        """`Waiting` for agents, `Running`, `Succeeded` or `Failed`."""
+        if self.verdict is not None:
+            return "Succeeded" if self.verdict.outcome is Outcome.SUCCEEDED else "Failed"
+        return "Waiting" if self.running_since is None else "Running"
+
+    def progress(self) -> dict[str, Any] | None:
+        """How far training is, as the contract words it; None before the first report."""
+        with self.reports as reports:
+            progress, error = reports.progress(), reports.uncertainty()
+        return self._progress_json(progress, error)
+
+    def status(self) -> dict[str, Any]:
+        """The document that `/status` answers with."""
+        view = self.gang.view()
+        with self.reports as reports:
+            ranks = [self._rank_json(reports, state) for state in view.ranks]
+        return {**self._job_json(view, self._data_json()), "workers": self._workers_json(view), "ranks": ranks}
+
+    def brief_status(self) -> dict[str, Any]:
+        """The same without `ranks`, and with workers that are alike in one entry: for who asks again and again."""
+        view, data = self.gang.view(), self._data_json()
+        registrations, lost = self.gang.registrations(), self.gang.lost_workers()
+        pods = {index: found.incarnation for index, found in registrations.items() if found.incarnation}
+        workers = [
+            {
+                "index": worker.index,
+                **({"incarnation": pods[worker.index]} if worker.index in pods else {}),
+                "registered": worker.index in registrations,
+                "lost": worker.index in lost,
+            }
+            for worker in view.workers
+        ]
+        if data is not None:
+            served = [{"index": one["index"], "registered": one["registered"]} for one in data["workers"]]
+            data = {**data, "workers": merged(served)}
+        return {**self._job_json(view, data), "workers": merged(workers)}
+
+    def _job_json(self, view: GangView, data: dict[str, Any] | None) -> dict[str, Any]:
+        """What `/status` says of the job as a whole."""
+        job = self.config.job
+        with self.reports as reports:
+            progress, error = reports.progress(), reports.uncertainty()
+            times, longest = reports.times.mean(), reports.times.longest()
+            slowest = reports.slowest([state.rank for state in view.ranks if state.phase is RankPhase.RUNNING])
+            step = None if slowest is None else reports.step_of(slowest)
+        failure = self.verdict.failure if self.verdict else None
+        return {
+            "version": contract.STATUS_VERSION,
+            "job": job.name,
+            "namespace": job.namespace,
+            "attempt": job.attempt,
+            "phase": self.phase,
+            "worldSize": self.world_size,
+            "progress": self._progress_json(progress, error),
+            "stepTime": times,
+            "longestWork": None if longest is None else vars(longest),
+            "lastProgressTime": self.last_progress,
+            "startTime": self.start_time,
+            "runningSince": self.running_since,
+            "slowest": None if slowest is None else self._slowest_json(view, slowest, step),
+            "failure": failure_json(failure) if failure else None,
+            "logs": {
+                "directory": str(self.store.files.directory),
+                "lines": self.store.lines,
+                "dropped": self.store.dropped,
+                **({"shipping": self.shipping.state().document()} if self.shipping else {}),
+            },
+            "data": data,
+            **({} if self.elastic is None else {"elastic": self.elastic()}),
+        }
+
+    def _data_json(self) -> dict[str, Any] | None:
+        if self.data is None:
+            return None
+        with self.reports as reports:
+            waited = reports.times.input_fraction
+        return {**self.data(), "waitFraction": waited}
+
+    def _workers_json(self, view: GangView) -> list[dict[str, Any]]:
+        registrations, lost = self.gang.registrations(), self.gang.lost_workers()
+        return [
+            {
+                "index": worker.index,
+                "pod": worker.pod,
+                "node": worker.node,
+                "address": registrations[worker.index].address if worker.index in registrations else "",
+                "registered": worker.index in registrations,
+                "lost": worker.index in lost,
+            }
+            for worker in view.workers
+        ]
+
+    def _rank_json(self, reports: Throughput, state: RankState) -> dict[str, Any]:
+        step, more = reports.step_of(state.rank), self._measured_json(reports, state.rank)
+        return {"rank": state.rank, "state": state.phase.value, "exitCode": state.exit_code, "step": step, **more}
+
+    def _measured_json(self, reports: Throughput, rank: int) -> dict[str, Any]:
+        """What is known of one rank's time. Of a large world each rank's step alone is told."""
+        measured: dict[str, Any] = {"inputWait": reports.times.input_part(rank), "lag": reports.lag.of(rank)}
+        if self.config.world_size <= MOST_RANKS:
+            measured["stepTime"] = reports.times.of(rank)
+        return measured
+
+    def _slowest_json(self, view: GangView, rank: int, step: int | None) -> dict[str, Any]:
+        worker = view.worker_of(rank)
+        tail = list(self.store.tail(rank))
+        return {"rank": rank, "pod": worker.pod, "node": worker.node, "step": step, "logTail": tail}
+
+    def _progress_json(self, progress: Progress | None, error: float | None) -> dict[str, Any] | None:
+        start = self.start_text()
+        if progress is None:
+            # Known before the first step: where training begins.
+            return {"step": self.started_from[0], "startedFrom": start} if self.started_from else None
+        return {
+            "step": progress.step,
+            "totalSteps": progress.total_steps,
+            "epoch": progress.epoch,
+            "samplesPerSecond": progress.samples_per_s,
+            "samplesPerSecondError": error,
+            "samples": progress.samples,
+            "unit": progress.unit,
+            "loss": progress.loss,
+            "notFinite": {name: vars(one) for name, one in progress.not_finite.items()},
+            "metrics": progress.metrics,
+            "startedFrom": start,
+        }
+
+    def start_text(self) -> str | None:
+        """What training went on from, for people; None as long as nobody said."""
+        if self.started_from is None:
+            return None
+        step, path = self.started_from
+        return f"step {step} of {path}" if path else "nothing: there was no checkpoint"
+
+
+def merged(entries: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """`entries`, in the order of their `index`, where neighbours that are alike are one: from `index` `to` that of
+    the last."""
+    found: list[dict[str, Any]] = []
+    end, rest = -1, None
+    for entry in entries:
+        said = {key: value for key, value in entry.items() if key != "index"}
+        if found and entry["index"] == end + 1 and said == rest:
+            found[-1]["to"] = entry["index"]
+        else:
+            found.append(entry)
+        end, rest = entry["index"], said
+    return found

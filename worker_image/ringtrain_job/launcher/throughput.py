@@ -1,0 +1,294 @@
+"""Progress and speed of the gang, from the report lines of its ranks.
+
+A step of the gang takes from the moment its last rank reported the step before to the moment its last rank
+reported this one; its speed is the samples of all ranks in it over that time. As the TensorFlow benchmarks define
+them:
+
+* *mean*: samples of all timed steps over the sum of their times;
+* *uncertainty* (the `+/-`): standard error of the steps' speeds, their standard deviation / √steps;
+* *jitter*: 1.4826 × the median absolute deviation of the steps' speeds from their median, which for normally
+  distributed speeds estimates the standard deviation without being moved by a few slow steps;
+* *total*, at the end: samples of all timed steps over the time from the first report to the last.
+
+The first step has no step before it and is not timed.
+"""
+
+import math
+import statistics
+from collections import Counter, deque
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ringtrain_job.launcher.not_finite import NotFinite, NotFiniteValues
+from ringtrain_job.page.step_times import StepTimes, Straggler
+
+# Steps of which lateness counts: enough to be steady, few enough to follow a change.
+_LAG_STEPS = 50
+# Uncertainty and jitter are over at most so many of the newest steps, so that a job may have any number.
+WINDOW = 10_000
+_PATIENCE_S = 10.0
+# Reports of a rank that count for where its time goes: steady, and yet a change shows within a minute.
+_RECENT = 20
+# A line of progress names the wait for input from this part on.
+_INPUT_BOUND = 0.05
+# Steps that some rank has reached and another has not.
+_OPEN_STEPS = 1000
+# Of so many open steps it is known when each rank reported: a rank that hangs must not fill the memory.
+_TIMED_STEPS = 50
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Samples per second: mean, standard error and robust spread of the steps so far."""
+
+    mean: float
+    uncertainty: float
+    jitter: float
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where the gang is: `step` is the lowest of any rank that has reported."""
+
+    step: int
+    total_steps: int | None
+    epoch: int | None
+    samples_per_s: float | None
+    unit: str
+    loss: float | None
+    metrics: dict[str, float]
+    input_wait: float | None = None
+    straggler: Straggler | None = None
+    samples: float = 0.0
+    not_finite: Mapping[str, NotFinite] = field(default_factory=dict)
+
+
+@dataclass
+class _Step:
+    samples: float = 0.0
+    ended: float = -math.inf
+    times: dict[int, float] = field(default_factory=dict)
+
+
+class Throughput:
+    """Takes in report lines, rank by rank, and says how fast the gang is. Not thread-safe.
+
+    Only ranks that report count: a script may report from rank 0 alone. As the reports of different workers arrive
+    at different times, steps are held open until every rank has reported once, or for ten seconds of report time.
+    """
+
+    def __init__(self, world_size: int) -> None:
+        self._world_size = world_size
+        self.times = StepTimes(_RECENT)
+        self.lag = Lag()
+        self._not_finite = NotFiniteValues()
+        self._samples = 0.0
+        self._open: dict[int, _Step] = {}
+        self._steps: dict[int, int] = {}
+        # How many ranks are at each step: few steps, also of thousands of ranks.
+        self._ranks_at: Counter[int] = Counter()
+        self._latest: dict[int, Mapping[str, Any]] = {}
+        self._first_report: float | None = None
+        self._first_end: float | None = None
+        self._last_end: float | None = None
+        self._timed_samples = 0.0
+        self._speeds: deque[float] = deque(maxlen=WINDOW)
+        self._closed = -1
+        self.last_report_time: float | None = None
+
+    def keep(self, ranks: Collection[int]) -> None:
+        """From now on the gang has these ranks; what others have reported says nothing of its progress."""
+        self._world_size = len(ranks)
+        self._steps = {rank: step for rank, step in self._steps.items() if rank in ranks}
+        self._ranks_at = Counter(self._steps.values())
+        self._latest = {rank: report for rank, report in self._latest.items() if rank in ranks}
+        self.times.keep(ranks)
+        self.lag.keep(ranks)
+        self._not_finite.keep(ranks)
+
+    def add(self, rank: int, report: Mapping[str, Any]) -> list[int]:
+        """Take in one report; returns the steps that are complete on all reporting ranks by it."""
+        step, time = int(report["step"]), float(report["time"])
+        self.times.add(rank, report)
+        self._note_step(rank, max(step, self._steps.get(rank, step)))
+        self._latest[rank] = report
+        self._not_finite.add(rank, report)
+        self._first_report = time if self._first_report is None else self._first_report
+        self.last_report_time = max(time, self.last_report_time or time)
+        self._samples += float(report.get("samples") or 0)
+        if step > self._closed:
+            entry = self._open.setdefault(step, _Step())
+            entry.samples += float(report.get("samples") or 0)
+            entry.ended = max(entry.ended, time)
+            if len(self._open) <= _TIMED_STEPS:
+                entry.times[rank] = time
+        return self._close_steps()
+
+    def _note_step(self, rank: int, step: int) -> None:
+        before = self._steps.get(rank)
+        self._steps[rank] = step
+        if before != step:
+            self._ranks_at[step] += 1
+            if before is not None:
+                self._ranks_at[before] -= 1
+                if not self._ranks_at[before]:
+                    del self._ranks_at[before]
+
+    def _close_steps(self) -> list[int]:
+        waited = (self.last_report_time or 0.0) - (self._first_report or 0.0)
+        if len(self._steps) < self._world_size and waited < _PATIENCE_S and len(self._open) < _OPEN_STEPS:
+            return []
+        reached = min(self._ranks_at)
+        ready = sorted(step for step in self._open if step <= reached)
+        for step in ready:
+            self._complete(self._open.pop(step))
+        while len(self._open) > _OPEN_STEPS:  # a rank that has stopped reporting holds every step open
+            self._open.pop(min(self._open))
+        self._closed = max([self._closed, *ready])
+        return ready
+
+    def _complete(self, entry: _Step) -> None:
+        self.lag.add(entry.times)
+        if self._last_end is None:
+            self._first_end = self._last_end = entry.ended
+            return
+        seconds = entry.ended - self._last_end
+        if seconds > 0 and math.isfinite(entry.samples / seconds):
+            self._speeds.append(entry.samples / seconds)
+            self._timed_samples += entry.samples
+            self._last_end = entry.ended
+
+    def speed(self) -> Speed | None:
+        """Speed of the steps so far; None before two steps are complete or without samples."""
+        if self._timed_samples <= 0:
+            return None
+        speeds = self._speeds
+        middle = statistics.median(speeds)
+        jitter = 1.4826 * statistics.median(abs(speed - middle) for speed in speeds)
+        return Speed(self.total() or 0.0, self.uncertainty() or 0.0, jitter)
+
+    def uncertainty(self) -> float | None:
+        """The standard error of the speed; None as long as there is no speed."""
+        speeds = self._speeds
+        if self._timed_samples <= 0:
+            return None
+        mean = math.fsum(speed / len(speeds) for speed in speeds)
+        # Not **, which raises where a product is infinite.
+        variance = math.fsum((speed - mean) * (speed - mean) / len(speeds) for speed in speeds)
+        return math.sqrt(variance) / math.sqrt(len(speeds))
+
+    def total(self) -> float | None:
+        """Samples per second from the first complete step to the last."""
+        if self._first_end is None or self._last_end is None or self._last_end <= self._first_end:
+            return None
+        return _number(self._timed_samples / (self._last_end - self._first_end))
+
+    def progress(self) -> Progress | None:
+        """Where the gang is; None before the first report."""
+        if not self._steps:
+            return None
+        slowest = min(self._steps, key=lambda rank: (self._steps[rank], rank))
+        report = self._latest[slowest]
+        not_finite = self._not_finite.now()
+        losses = [loss for entry in self._latest.values() if (loss := _number(entry.get("loss"))) is not None]
+        return Progress(
+            step=self._steps[slowest],
+            total_steps=report.get("totalSteps"),
+            epoch=report.get("epoch"),
+            samples_per_s=self.total() if self._timed_samples > 0 else None,
+            unit=str(report.get("unit") or "samples"),
+            # Divided first: the sum of losses may be beyond a float where their mean is not.
+            loss=math.fsum(loss / len(losses) for loss in losses) if losses and "loss" not in not_finite else None,
+            metrics=dict(report.get("metrics") or {}),
+            input_wait=self.times.input_fraction,
+            straggler=self.times.straggler(),
+            samples=self._samples,
+            not_finite=not_finite,
+        )
+
+    @property
+    def lowest_step(self) -> int | None:
+        """The step that all reporting ranks have reached; None before the first report."""
+        return min(self._ranks_at, default=None)
+
+    def step_of(self, rank: int) -> int | None:
+        """The newest step that `rank` has reported."""
+        return self._steps.get(rank)
+
+    def slowest(self, ranks: Collection[int]) -> int | None:
+        """Of `ranks` the straggler, unless one is more than a step behind it: then the one at the lowest step; of
+        several there, the one whose last report is the oldest."""
+        never = -1
+        straggler = self.times.straggler()
+        if straggler is not None and straggler.rank in ranks:
+            lowest = min(self._steps.get(rank, never) for rank in ranks)
+            if self._steps.get(straggler.rank, never) <= lowest + 1:
+                return straggler.rank
+
+        def position(rank: int) -> tuple[int, float, int]:
+            return (self._steps.get(rank, never), float(self._latest.get(rank, {}).get("time", never)), rank)
+
+        return min(ranks, key=position, default=None)
+
+    def held_up_by(self, ranks: Collection[int]) -> int | None:
+        """The slowest of the `ranks` that report, where it matters: the straggler, or one more than a step behind
+        another. Who of ranks in one step reported last says nothing."""
+        reporting = [rank for rank in ranks if rank in self._steps]
+        rank, straggler = self.slowest(reporting), self.times.straggler()
+        if rank is None or (straggler is not None and straggler.rank == rank):
+            return rank
+        return rank if self._steps[rank] + 1 < max(self._steps[one] for one in reporting) else None
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+def step_line(progress: Progress, speed: Speed | None) -> str:
+    """One line of progress: `Step 40/300  images/sec: 5120.3 +/- 31.2 (jitter = 12.4)  loss: 0.412`."""
+    parts = [f"Step {progress.step}" + (f"/{progress.total_steps}" if progress.total_steps else "")]
+    if speed is not None:
+        form = ".1f" if speed.mean >= 1 else ".3g"  # a large model may take minutes for a sample
+        numbers = f"{speed.mean:{form}} +/- {speed.uncertainty:{form}} (jitter = {speed.jitter:{form}})"
+        parts.append(f"{progress.unit}/sec: {numbers}")
+    if "loss" in progress.not_finite:
+        parts.append(f"loss: {progress.not_finite['loss']}")
+    elif progress.loss is not None:
+        form = ".3f" if 0.01 <= abs(progress.loss) < 1e9 or not progress.loss else ".3e"
+        parts.append(f"loss: {progress.loss:{form}}")
+    if progress.input_wait is not None and progress.input_wait > _INPUT_BOUND:
+        parts.append(f"input-bound {progress.input_wait:.0%}".replace("%", " %"))
+    if progress.straggler is not None:
+        straggler = progress.straggler
+        parts.append(f"rank {straggler.rank} holds others up {straggler.part:.0%}".replace("%", " %"))
+    return "  ".join(parts)
+
+
+def total_line(unit: str, total: float) -> str:
+    """The last line of a benchmark: `total images/sec: 5123.88`."""
+    return f"total {unit}/sec: {total:{'.2f' if total >= 1 else '.3g'}}"
+
+
+class Lag:
+    """Takes in when ranks reported a step, and says how far each is behind the first. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._recent: dict[int, deque[float]] = {}
+
+    def keep(self, ranks: Collection[int]) -> None:
+        """Forget ranks other than these."""
+        self._recent = {rank: recent for rank, recent in self._recent.items() if rank in ranks}
+
+    def add(self, times: Mapping[int, float]) -> None:
+        """Take in when each rank reported one step; a step that one rank alone reports says nothing."""
+        if len(times) < 2:
+            return
+        first = min(times.values())
+        for rank, time in times.items():
+            self._recent.setdefault(rank, deque(maxlen=_LAG_STEPS)).append(time - first)
+
+    def of(self, rank: int) -> float | None:
+        """Seconds, the mean over the newest steps; None before the first that several ranks have reported."""
+        recent = self._recent.get(rank)
+        return statistics.fmean(recent) if recent else None

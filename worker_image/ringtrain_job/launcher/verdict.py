@@ -1,0 +1,284 @@
+"""Naming the first cause: which rank, or which agent, made the gang fail.
+
+When one rank dies the others notice within milliseconds (their connection breaks) or at their deadline (it hangs),
+raise PeerLost and exit with 1. Whoever reports first is therefore not always the cause. The rules, in this order:
+
+1. A rank killed by a signal that nobody sends as a consequence (SIGKILL, SIGSEGV, …) within the settle window,
+   unless it had raised PeerLost by then.
+2. An agent that fell silent, or was asked to stop, by then: its ranks are gone, whatever the others say.
+3. Of the ranks that failed for a reason of their own, the one that ended first; where mpirun has ended with the
+   code of one of them, that one: mpirun stops all when one of them fails, and they may end before that one does.
+4. If all that failed only lost a peer: the rank that they call lost, which may still be running (it hangs).
+5. Else the one that ended first.
+"""
+
+import re
+import signal
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from ringtrain.errors import GOES_ON, in_ranges
+from ringtrain.shared import contract
+from ringtrain_job.control.model import ENDED, Failure, Outcome, RankPhase, RankState, Reason, Verdict
+
+# Signals that a process brings on itself or on others because a peer went away, or that stop it in an orderly way.
+_SOFT_SIGNALS = frozenset({"SIGABRT", "SIGPIPE", "SIGTERM", "SIGINT", "SIGHUP"})
+# A shell's codes for a program that cannot be executed, and for one that is not there: a mistyped command.
+_NOT_EXECUTED = frozenset({126, 127})
+_PEER_LOST = re.compile(r"\bPeerLost\b(.*)")
+_RANK = re.compile(r"\brank (\d+)\b")
+
+
+@dataclass(frozen=True)
+class Exit:
+    """A rank that ended. `at`: when, on the launcher's monotonic clock."""
+
+    state: RankState
+    at: float
+
+
+@dataclass(frozen=True)
+class WorkerView:
+    """One worker as the launcher sees it.
+
+    `silent_since`: when its agent was last heard, if it is not attached now. `leaving`: signal that asked it to
+    stop. `pod_uid`, `node`: empty before it registered.
+    """
+
+    index: int
+    pod: str
+    node: str = ""
+    silent_since: float | None = None
+    leaving: str = ""
+    leaving_since: float = 0.0
+    pod_uid: str = ""
+
+
+@dataclass(frozen=True)
+class GangView:
+    """The gang at one moment. `ranks`: state by rank, all of the world; `exits`: of those that ended.
+
+    `placed`: the worker of each rank that mpirun has started: it need not be where the order of ranks has it.
+    `command_code`: what mpirun exited with; None while it runs, and without one. `members`: slots by rank where
+    `ranks` are slots, in an elastic job.
+    """
+
+    slots: int
+    workers: Sequence[WorkerView]
+    ranks: Sequence[RankState]
+    exits: Sequence[Exit]
+    placed: Mapping[int, int] = field(default_factory=dict)
+    command_code: int | None = None
+    members: Sequence[int] = ()
+
+    def lost_by(self, state: RankState) -> int | None:
+        """The rank (or slot) that `state` says it has lost."""
+        if not self.members:
+            return lost_peer(state.log_tail, state.rank)
+        own = self.members.index(state.rank) if state.rank in self.members else -1
+        lost = lost_peer(state.log_tail, own)
+        return self.members[lost] if lost is not None and lost < len(self.members) else lost
+
+    def worker_of(self, rank: int) -> WorkerView:
+        """The worker that runs `rank`."""
+        return self.workers[self.placed.get(rank, rank // self.slots)]
+
+    def ranks_of(self, worker: WorkerView) -> Sequence[int]:
+        """The ranks of `worker`."""
+        return [rank for rank in range(len(self.ranks)) if self.worker_of(rank) is worker]
+
+    @cached_property
+    def succeeded(self) -> int:
+        """Ranks that exited 0."""
+        well = RankPhase.SUCCEEDED
+        return sum(state.phase is well for state in self.ranks)
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long to wait before naming. `lost_after_s`: for an agent; `settle_s`: after the first failed exit."""
+
+    lost_after_s: float
+    settle_s: float
+
+
+def lost_peer(tail: Sequence[str], own_rank: int) -> int | None:
+    """The rank that the last PeerLost in a log's `tail` names, other than the rank itself; None without one.
+
+    A loss after which an elastic rank went on is not why it ended.
+    """
+    for line in reversed(tail):
+        if GOES_ON in line:
+            return None
+        found = _PEER_LOST.search(line)
+        if found:
+            named = [int(rank) for rank in _RANK.findall(found.group(1))]
+            return next((rank for rank in named if rank != own_rank), None)
+    return None
+
+
+def decide(view: GangView, now: float, patience: Patience) -> Verdict | None:
+    """How the attempt ended, or None while that is open."""
+    failed = failures_by_time(view.exits)
+    if view.succeeded == len(view.ranks) and not failed:
+        return Verdict(Outcome.SUCCEEDED, 0, view.succeeded)
+    gone = _gone(view, failed, now, patience)
+    if failed and not gone and not _settled(view, failed, now, patience):
+        return None
+    failure = first_cause(view, failed, gone)
+    if failure is None:
+        if not all(state.phase in ENDED for state in view.ranks):
+            return None
+        failure = _incomplete(view)
+    code = contract.EXIT_GANG_STOPPED if failure.exit_code is None else failure.exit_code
+    return Verdict(Outcome.FAILED, code, view.succeeded, failure)
+
+
+def with_warning(view: GangView, verdict: Verdict | None) -> Verdict | None:
+    """The verdict on ranks that were to meet by addresses, with a word on a success of which they used none."""
+    size = len(view.ranks)
+    if verdict is None or verdict.outcome is not Outcome.SUCCEEDED or size == 1:
+        return verdict
+    if any(state.joined for state in view.ranks):
+        return verdict
+    warning = (
+        f"none of the {size} ranks was in touch with another one: each ran by itself. If they were to train "
+        "together, the program lacks ringtrain.init(), or what else joins the world that its environment names"
+    )
+    return replace(verdict, warning=warning)
+
+
+def _failed(state: RankState) -> bool:
+    return state.phase is RankPhase.FAILED
+
+
+def _exit_time(exit: Exit) -> tuple[float, int]:
+    # Rounded to 10 ms: within it the order that the agent saw says more than clocks and the network do.
+    return (round(exit.at, 2), exit.state.exit_order)
+
+
+def _hard(view: GangView, exit: Exit) -> bool:
+    # A rank that has said whom it lost is a witness, also when mpirun kills it before it has left by itself.
+    state = exit.state
+    if not state.signal or state.signal in _SOFT_SIGNALS:
+        return False
+    return view.lost_by(state) is None
+
+
+def _settled(view: GangView, failed: Sequence[Exit], now: float, patience: Patience) -> bool:
+    if any(_hard(view, exit) for exit in failed) or all(state.phase in ENDED for state in view.ranks):
+        return True
+    # A rank that failed by itself may only be overtaken by an earlier exit that is still on its way here. One that
+    # lost its peer is not the cause, and the traceback of the one that is may take its time.
+    own_cause = any(view.lost_by(exit.state) is None for exit in failed)
+    return now - failed[0].at >= (patience.settle_s / 2 if own_cause else patience.settle_s)
+
+
+def _gone(view: GangView, failed: Sequence[Exit], now: float, patience: Patience) -> list[WorkerView]:
+    """Workers whose agent is lost or leaving. After a failure has settled, silence need not last as long."""
+    settled = bool(failed) and now - failed[0].at >= patience.settle_s
+    limit = min(patience.settle_s, patience.lost_after_s) if settled else patience.lost_after_s
+    return [
+        worker
+        for worker in view.workers
+        if worker.leaving or (worker.silent_since is not None and now - worker.silent_since >= limit)
+    ]
+
+
+def failures_by_time(exits: Iterable[Exit]) -> list[Exit]:
+    """Of `exits` those of ranks that failed, the first one first."""
+    return sorted((exit for exit in exits if _failed(exit.state)), key=_exit_time)
+
+
+def first_cause(view: GangView, failed: Sequence[Exit], gone: Sequence[WorkerView]) -> Failure | None:
+    """What made all of this happen. `failed`: by time; `gone`: workers that are lost or leave."""
+    for exit in failed:
+        if _hard(view, exit):
+            return _rank_failure(view, exit)
+    if gone:
+        return _agent_failure(view, min(gone, key=lambda worker: (_gone_since(worker), worker.index)))
+    lost = {exit.state.rank: view.lost_by(exit.state) for exit in failed}
+    own = [exit for exit in failed if lost[exit.state.rank] is None]
+    if own:
+        told = [exit for exit in own if exit.state.exit_code == view.command_code]
+        return _rank_failure(view, (told or own)[0])
+    if failed:
+        return _blamed(view, failed, [rank for rank in lost.values() if rank is not None])
+    return None
+
+
+def _gone_since(worker: WorkerView) -> float:
+    return worker.leaving_since if worker.silent_since is None else worker.silent_since
+
+
+def _blamed(view: GangView, failed: Sequence[Exit], accused: Sequence[int]) -> Failure:
+    """All that failed lost a peer: blame the rank most of them name, unless it is itself one of them."""
+    witnesses = {exit.state.rank for exit in failed}
+    votes = Counter(rank for rank in accused if rank not in witnesses and rank < len(view.ranks))
+    if not votes:
+        return _rank_failure(view, failed[0])
+    rank = min(votes, key=lambda candidate: (-votes[candidate], candidate))
+    worker = view.worker_of(rank)
+    ended_well = view.ranks[rank].phase is RankPhase.SUCCEEDED
+    how = "exited with 0 and was needed" if ended_well else "stopped answering and was lost"
+    said = next(line for line in reversed(failed[0].state.log_tail) if _PEER_LOST.search(line))
+    return Failure(
+        reason=Reason.RANK_FAILED,
+        message=f"rank {rank} {how} by rank(s) {in_ranges(witnesses)}: {said.strip()}",
+        rank=rank,
+        pod=worker.pod,
+        pod_uid=worker.pod_uid,
+        node=worker.node,
+        exit_code=failed[0].state.exit_code,
+    )
+
+
+def _rank_failure(view: GangView, exit: Exit) -> Failure:
+    state, worker = exit.state, view.worker_of(exit.state.rank)
+    how = f"was killed by {state.signal}" if state.signal else f"exited with {state.exit_code}"
+    said = f": {state.log_tail[-1]}" if state.exit_code in _NOT_EXECUTED and state.log_tail else ""
+    return Failure(
+        reason=state.reason or Reason.RANK_FAILED,
+        message=state.message or f"rank {state.rank} {how}{said}",
+        rank=state.rank,
+        pod=worker.pod,
+        pod_uid=worker.pod_uid,
+        node=worker.node,
+        exit_code=state.exit_code,
+        signal=state.signal,
+        log_tail=state.log_tail,
+    )
+
+
+def _agent_failure(view: GangView, worker: WorkerView) -> Failure:
+    where = f" on node {worker.node}" if worker.node else ""
+    if worker.leaving:
+        message = f"worker {worker.index} (pod {worker.pod}{where}) was asked to stop by {worker.leaving}"
+        exit_code = 128 + signal.Signals[worker.leaving]
+    else:
+        message = f"worker {worker.index} (pod {worker.pod}{where}) is no longer heard of"
+        exit_code = None
+    return Failure(
+        reason=Reason.AGENT_LOST,
+        message=f"{message}; its rank(s) {in_ranges(view.ranks_of(worker))} are lost",
+        rank=next(iter(view.ranks_of(worker)), None),
+        pod=worker.pod,
+        pod_uid=worker.pod_uid,
+        node=worker.node,
+        exit_code=exit_code,
+        signal=worker.leaving,
+    )
+
+
+def _incomplete(view: GangView) -> Failure:
+    missing = [state.rank for state in view.ranks if state.phase is not RankPhase.SUCCEEDED]
+    return Failure(
+        reason=Reason.WORLD_INCOMPLETE,
+        message=f"only {view.succeeded} of {len(view.ranks)} ranks finished; rank(s) {in_ranges(missing)} did not",
+        rank=missing[0],
+        pod=view.worker_of(missing[0]).pod,
+        pod_uid=view.worker_of(missing[0]).pod_uid,
+        node=view.worker_of(missing[0]).node,
+    )

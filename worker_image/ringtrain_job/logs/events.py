@@ -1,0 +1,74 @@
+"""What happened to an attempt and when, for the page's line of time: a file beside the attempt's logs."""
+
+import json
+import logging
+import time
+from collections.abc import Mapping
+from typing import Any, Final
+
+from ringtrain_job.logs.layout import AttemptFiles
+
+log = logging.getLogger(__name__)
+
+# A world that changes all day leaves no endless file.
+_MOST: Final = 1000
+
+
+class Events:
+    """Notes changes of an attempt in `events.jsonl`: {"time", "kind", "text"}, a line each. Never raises.
+
+    `see` is called with how things are, as often as one likes, from one thread.
+    """
+
+    def __init__(self, files: AttemptFiles) -> None:
+        self._path = files.events
+        before = read_events(files)
+        self._phase = "Running" if any(event.get("kind") == "Running" for event in before) else ""
+        # A launcher that goes on finds a world that the one before it has noted.
+        self._elastic: Mapping[str, Any] | None = None if before else {}
+        self._count = len(before)
+        self._note("Launcher", "the launcher was restarted" if before else "the launcher started")
+
+    def see(self, phase: str, elastic: Mapping[str, Any] | None, why: str = "") -> None:
+        """Note what is new: the phase (as /status words it; `why`: of a failure), a loss, another formation."""
+        now = elastic or {}
+        known = now if self._elastic is None else self._elastic
+        if now.get("degraded") and not known.get("degraded"):
+            self._note("Loss", "a rank was lost, or fewer train than are wanted")
+        if now.get("formation", 0) > known.get("formation", 0):
+            ranks = "1 rank" if now["ranks"] == 1 else f"{now['ranks']} ranks"
+            self._note("Formation", f"formation {now['formation']}: {ranks}")
+        if now.get("recoveries", 0) > known.get("recoveries", 0):  # once its ranks have met
+            took = now["lastRecoverySeconds"]
+            self._note("Recovery", "all ranks have met again" + (f", {took:.1f} s after the loss" if took else ""))
+        if phase not in (self._phase, "Waiting"):
+            self._note(phase, why or {"Running": "all ranks were started"}.get(phase, ""))
+            self._phase = phase
+        self._elastic = now
+
+    def _note(self, kind: str, text: str) -> None:
+        self._count += 1
+        if self._count > _MOST and kind not in ("Succeeded", "Failed"):
+            return
+        try:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"time": time.time(), "kind": kind, "text": text}) + "\n")
+        except OSError as exc:  # the attempt goes on, whether or not the disk is full
+            log.debug("%s is not in %s: %s", kind, self._path, exc)
+
+
+def read_events(files: AttemptFiles) -> list[dict[str, Any]]:
+    """What is noted of an attempt, without a last line that was cut short."""
+    found = []
+    try:
+        lines = files.events.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
+    for line in lines:
+        try:
+            event = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(event, dict) and isinstance(event.get("time"), int | float):
+            found.append(event)
+    return found

@@ -1,0 +1,103 @@
+"""The files of the log store for those who read: one rank's log, or all ranks', while it grows or afterwards."""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from ringtrain.errors import RingtrainError, in_ranges
+from ringtrain_job.logs.layout import AttemptFiles
+
+_CHUNK = 1 << 20
+_LOOK_AGAIN_S = 0.2
+# runs/NAME-TIME/logs/NAMESPACE/NAME/ATTEMPT, as `dtj local` has it.
+_DEEPEST = 5
+
+
+class LogMissing(RingtrainError):
+    """The log that was asked for is not in the store; the message says what is."""
+
+
+def find_log(files: AttemptFiles, rank: int | None) -> Path:
+    """The file of `rank` (None: of all ranks). Raises LogMissing when the attempt or the rank has left none."""
+    path = files.job_log if rank is None else files.rank_log(rank)
+    if path.exists():
+        return path
+    if not files.directory.is_dir():
+        kept = sorted(int(p.name) for p in files.directory.parent.glob("*") if p.name.isdecimal())
+        raise LogMissing(f"{files.directory} is not there; logs are kept of attempts {in_ranges(kept)}")
+    ranks = sorted(int(p.stem.removeprefix("rank-")) for p in files.directory.glob("rank-*.log"))
+    raise LogMissing(f"{path.name} is not there: ranks that have written something are {in_ranges(ranks)}")
+
+
+def find_attempt(where: Path, attempt: int | None) -> AttemptFiles:
+    """The newest attempt in `where` or some levels below it, or the newest of that number. Raises LogMissing."""
+    logs = [log for depth in range(_DEEPEST + 1) for log in where.glob("*/" * depth + "job.log")]
+    found = [log for log in logs if attempt is None or log.parent.name == str(attempt)]
+    if not found:
+        which = "" if attempt is None else f" of attempt {attempt}"
+        raise LogMissing(f"{where.absolute()} has no job.log{which} in it or below; give a directory of runs")
+    return AttemptFiles(max(found, key=lambda log: log.stat().st_mtime).parent)
+
+
+def read_outcome(files: AttemptFiles) -> dict[str, Any] | None:
+    """The outcome that the launcher left; None when it ended before there was one."""
+    try:
+        found = json.loads(files.outcome.read_text())["message"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def read_members(files: AttemptFiles) -> frozenset[int]:
+    """The slots of the world of an elastic job that was made last; none of a job that is not elastic."""
+    try:
+        return frozenset(int(member["slot"]) for member in json.loads(files.formation.read_text())["members"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return frozenset()
+
+
+def follow(path: Path, position: int, is_over: Callable[[], bool]) -> Iterator[bytes]:
+    """What `path` holds from byte `position` on, and what is added until `is_over()`; it need not be there yet."""
+    while True:
+        over = is_over()  # asked before reading: what was written until then is read
+        for chunk in read_from(path, position):
+            position += len(chunk)
+            yield chunk
+        if over:
+            return
+        time.sleep(_LOOK_AGAIN_S)
+
+
+def read_from(path: Path, position: int) -> Iterator[bytes]:
+    """What `path` holds from byte `position` on; nothing if it is not there."""
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        file.seek(position)
+        while chunk := file.read(_CHUNK):
+            yield chunk
+
+
+def tail_position(path: Path, lines: int) -> int:
+    """Where the last `lines` lines of `path` begin, in bytes."""
+    if not path.exists():
+        return 0
+    with path.open("rb") as file:
+        position, seen = file.seek(0, 2), 0
+        if lines == 0:
+            return position
+        newest = True
+        while position > 0:
+            size = min(_CHUNK, position)
+            position -= size
+            file.seek(position)
+            chunk = file.read(size)
+            end = len(chunk) - 1 if newest and chunk.endswith(b"\n") else len(chunk)
+            newest = False
+            while (found := chunk.rfind(b"\n", 0, end)) >= 0:
+                seen, end = seen + 1, found
+                if seen == lines:
+                    return position + found + 1
+        return 0

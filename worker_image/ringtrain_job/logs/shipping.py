@@ -1,0 +1,310 @@
+"""Copies of an attempt's files in an object store: made while the files grow, read when no pod is left.
+
+    <uri>/0002/000-9f0c21d4/rank-0003.log/000000000000-000004194304
+
+is what the first launcher (000-9f0c21d4) of attempt 2 had of rank 3's log in these bytes. A launcher that finds no
+files of the one before it begins anew, in 001-…; two that know nothing of each other never share a folder. The
+local files stay as they are: nothing is removed because it was shipped.
+"""
+
+import json
+import logging
+import os
+import re
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ringtrain.errors import StorageError
+from ringtrain.shared.storage import ObjectStore
+from ringtrain_job.logs.layout import AttemptFiles
+
+log = logging.getLogger(__name__)
+
+# A segment is closed when it is so long, or so old.
+SEGMENT_BYTES = 4 << 20
+SEGMENT_S = 30.0
+# Older, where there are very many ranks: each has a segment of its own.
+_FILE_S = 0.5
+# Of one call to the store while the job runs.
+_CALL_S = 20.0
+_FIRST_PAUSE_S = 1.0
+_LONGEST_PAUSE_S = 60.0
+_SEGMENT = re.compile(r"(\d{12,})-(\d{12,})")
+_LIFE = re.compile(r"\d{3,}(-[0-9a-f]{8})?")
+# The error of a store can be long; the status has room for so much.
+_PROBLEM_CHARACTERS = 500
+
+
+@dataclass(frozen=True)
+class Unshipped:
+    """What is not in the store yet: bytes, why (empty: it is only not due yet), and since when, by this clock."""
+
+    uri: str
+    pending_bytes: int
+    problem: str = ""
+    since: float | None = None
+
+    def document(self) -> dict[str, Any]:
+        """As the contract words it."""
+        return {
+            "uri": self.uri,
+            "pendingBytes": self.pending_bytes,
+            "problem": self.problem[:_PROBLEM_CHARACTERS] or None,
+            "since": self.since,
+        }
+
+
+class LogShipping:
+    """Copies the files of an attempt on a thread of its own. What it cannot copy it says, and tries again."""
+
+    def __init__(
+        self, uri: str, files: AttemptFiles, attempt: int, sizes: Callable[[], Mapping[Path, int]]
+    ) -> None:
+        """Begin, before anybody writes. `sizes`: how far the files are good now.
+
+        Raises ConfigurationError for a URI that cannot be opened here.
+        """
+        self._store = ObjectStore(uri, _CALL_S)
+        self._files = files
+        self._attempt = f"{attempt:04d}"
+        self._sizes = sizes
+        # Before anybody writes: how far the files are those of the launcher before this one.
+        self._found = {path.name: size for path, size in sizes().items()}
+        self._life: _ShippedTo | None = None
+        # How far each file is in the store.
+        self._shipped: dict[str, int] = {}
+        self._end = threading.Event()
+        self._now = threading.Event()
+        self._known = 0
+        self._since: float | None = None
+        self._kind: type[Exception] | None = None
+        self.problem = ""
+        self._thread = threading.Thread(target=self._run, name="ringtrain-log-shipping", daemon=True)
+        self._thread.start()
+
+    @property
+    def pending_bytes(self) -> int:
+        """How much of the files is not in the store; while a write hangs, as of the last look."""
+        with suppress(OSError):  # the thread that ships meets the same, and says it
+            self._known = sum(size - self._done(path.name) for path, size in self._sizes().items())
+        return self._known
+
+    def _done(self, name: str) -> int:
+        """How far the file is in the store."""
+        base = self._life.base.get(name, 0) if self._life else 0
+        return self._shipped.get(name, base)
+
+    def state(self) -> Unshipped:
+        """What is not in the store, and why."""
+        return Unshipped(self._store.uri, self.pending_bytes, self.problem, self._since)
+
+    def finish(self, deadline_s: float, give_up: Callable[[], bool] = lambda: False) -> Unshipped | None:
+        """Copy what is left, for at most `deadline_s` or until `give_up()`; return what is not in the store then.
+
+        The log says how much that is, and where it still is.
+        """
+        self._end.set()
+        self._now.set()
+        deadline = time.monotonic() + deadline_s
+        while self._thread.is_alive() and time.monotonic() < deadline and not give_up():
+            self._thread.join(0.1)
+        if self._thread.is_alive():
+            left = self.state()
+            left = replace(left, problem=left.problem or f"not done within {deadline_s:g} s")
+            log.error(
+                "%d bytes of logs are not in %s and remain in %s alone: %s",
+                left.pending_bytes,
+                left.uri,
+                self._files.directory,
+                left.problem,
+            )
+            return left
+        self._store.close()
+        return None
+
+    def _run(self) -> None:
+        pause = _FIRST_PAUSE_S
+        while True:
+            ends = self._end.is_set()
+            try:
+                self._ship()
+                if ends:
+                    self._ship_notes()
+            except Exception as error:  # whatever it is: a thread that has ended would look like one that is done
+                self._complain(error)
+                self._wait(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE_S)
+                continue
+            if self.problem:
+                log.info("logs are shipped to %s again", self._store.uri)
+            self.problem, self._since, pause = "", None, _FIRST_PAUSE_S
+            if ends:
+                return
+            self._wait(SEGMENT_S + _FILE_S * len(self._shipped))
+
+    def _complain(self, error: Exception) -> None:
+        """Say it once, and again where it is of another kind: the object that it names may change."""
+        if self._since is None:
+            self._since = time.time()
+        defect = not isinstance(error, StorageError | OSError)
+        if not self.problem or type(error) is not self._kind:
+            log.error(
+                "logs are kept in %s and not shipped for now: %s", self._files.directory, error, exc_info=defect
+            )
+        self.problem, self._kind = str(error) or type(error).__name__, type(error)
+
+    def _wait(self, seconds: float) -> None:
+        self._now.wait(seconds)
+        self._now.clear()
+
+    def _ship(self) -> None:
+        life = self._life = self._life or self._begin()
+        for path, size in sorted(self._sizes().items()):
+            base = life.base.get(path.name, 0)
+            start = self._done(path.name)
+            with path.open("rb") as file:
+                while start < size:
+                    file.seek(start)
+                    data = file.read(min(SEGMENT_BYTES, size - start))
+                    if not data:
+                        raise OSError(f"{path} ends at byte {start}, and the journal has {size} bytes of it")
+                    stop = start + len(data)
+                    self._store.write(f"{life.folder}/{path.name}/{start - base:012d}-{stop - base:012d}", data)
+                    self._shipped[path.name] = start = stop
+
+    def _begin(self) -> "_ShippedTo":
+        """Go on in the folder that these files are shipped to; else begin one."""
+        life = _read_folder(self._files.shipping)
+        if life is not None:
+            found = _segments(self._store, life.folder)
+            shipped = {
+                name: life.base.get(name, 0) + max(stop for _, stop, _ in segments)
+                for name, segments in found.items()
+            }
+            if all(size <= self._found.get(name, 0) for name, size in shipped.items()):
+                self._shipped = shipped
+                return life
+            # A disk has lost what is in the store: what comes now is another text from there on.
+            base = {name: min(size, shipped.get(name, 0)) for name, size in self._found.items()}
+        else:
+            base = {}
+        number = len([name for name in self._store.folders(self._attempt) if _LIFE.fullmatch(name)])
+        life = _ShippedTo(f"{self._attempt}/{number:03d}-{secrets.token_hex(4)}", base)
+        _write_folder(self._files.shipping, life)
+        return life
+
+    def _ship_notes(self) -> None:
+        assert self._life is not None
+        for path in (self._files.outcome, self._files.events, *self._files.directory.glob("*.html")):
+            if path.exists():
+                self._store.write(f"{self._life.folder}/{path.name.lstrip('.')}", path.read_bytes())
+
+
+@dataclass(frozen=True)
+class _ShippedTo:
+    """The folder in which the store has these files, each from the byte `base` on (0 where it is not named)."""
+
+    folder: str
+    base: Mapping[str, int]
+
+
+def _read_folder(path: Path) -> _ShippedTo | None:
+    try:
+        document = json.loads(path.read_text())
+        return _ShippedTo(str(document["folder"]), {str(name): int(at) for name, at in document["base"].items()})
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        log.warning("%s is damaged (%s): logs are shipped from their beginning, once more", path, error)
+        return None
+
+
+def _write_folder(path: Path, life: _ShippedTo) -> None:
+    draft = path.with_suffix(".tmp")
+    draft.write_text(json.dumps({"folder": life.folder, "base": dict(life.base)}))
+    os.replace(draft, path)
+
+
+def shipped_attempts(store: ObjectStore) -> list[int]:
+    """Attempts of which something is in `store`."""
+    return [int(name) for name in store.folders() if name.isdecimal()]
+
+
+def read_shipped(store: ObjectStore, attempt: int, name: str, tail: int | None = None) -> Iterator[bytes]:
+    """What `store` has of the file `name` of an attempt, or its last `tail` lines. Raises StorageError.
+
+    A line of ours stands where bytes that were shipped are in the store no more.
+    """
+    found: list[_Part] = []
+    for life in store.folders(f"{attempt:04d}"):
+        segments = _segments(store, f"{attempt:04d}/{life}").get(name, [])
+        found += _in_order(segments, name)
+    if tail is None:
+        for part in found:
+            yield part.read(store)
+        return
+    kept = b""
+    while found and kept.count(b"\n") <= tail and tail:
+        kept = found.pop().read(store) + kept
+    yield _last_lines(kept, tail)
+
+
+def shipped_names(store: ObjectStore, attempt: int) -> set[str]:
+    """Names of the files of which `store` has something."""
+    lives = store.folders(f"{attempt:04d}")
+    return {name for life in lives for name in _segments(store, f"{attempt:04d}/{life}")}
+
+
+def _last_lines(text: bytes, lines: int) -> bytes:
+    """The last `lines` lines; only a line feed ends one, as in the files of the log store."""
+    begin = len(text) - text.endswith(b"\n")
+    for _ in range(lines):
+        if begin < 0:
+            break
+        begin = text.rfind(b"\n", 0, begin)
+    return text[begin + 1 :] if lines else b""
+
+
+@dataclass(frozen=True)
+class _Part:
+    """The bytes of an object from `skip` on; without an object, a line that says what is missing."""
+
+    path: str
+    skip: int = 0
+    missing: bytes = b""
+
+    def read(self, store: ObjectStore) -> bytes:
+        return store.read(self.path)[self.skip :] if self.path else self.missing
+
+
+def _segments(store: ObjectStore, folder: str) -> dict[str, list[tuple[int, int, str]]]:
+    found: dict[str, list[tuple[int, int, str]]] = {}
+    for path in store.names(folder):
+        parent, _, last = path.rpartition("/")
+        match = _SEGMENT.fullmatch(last)
+        if match:
+            name = parent.rpartition("/")[2]
+            found.setdefault(name, []).append((int(match[1]), int(match[2]), path))
+    return found
+
+
+def _in_order(segments: list[tuple[int, int, str]], name: str) -> list[_Part]:
+    """The parts that make the file. Segments may overlap: a write may have been cut off after it was done, and
+    repeated with what had come since. For bytes that no segment has, there is a line that says so."""
+    found: list[_Part] = []
+    position = 0
+    for start, stop, path in sorted(segments, key=lambda segment: (segment[0], -segment[1])):
+        if stop <= position:
+            continue
+        if start > position:
+            text = f"[ringtrain] bytes {position} to {start} of {name} are in the store no more\n"
+            found.append(_Part("", missing=text.encode()))
+        found.append(_Part(path, max(0, position - start)))
+        position = stop
+    return found

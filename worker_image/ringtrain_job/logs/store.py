@@ -1,0 +1,282 @@
+"""The log store: chunks of records in, files out, every record once and in order."""
+
+import json
+import logging
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from ringtrain_job.logs import journal
+from ringtrain_job.logs.journal import Entry, Stream
+from ringtrain_job.logs.layout import AttemptFiles
+from ringtrain_job.logs.records import TAIL_BYTES, last_lines, prefixed, rank_of_line, skip_records
+from ringtrain_job.logs.reports import BadReport, parse_report
+
+log = logging.getLogger(__name__)
+
+# A write that takes longer than this holds up its own agent's lines, and nobody else's.
+_LOCK_S = 1.0
+# Files of ranks: opening one anew costs less than a write to it.
+MOST_OPEN = 4096
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Consecutive records of one rank. `first`: sequence of the first one, from 1."""
+
+    stream: Stream
+    rank: int
+    first: int
+    lines: int
+    data: bytes
+
+
+class LogStore:
+    """The files of one attempt, open for appending. Safe to call from many threads.
+
+    `on_merged` is called with what was added to `job.log`, `on_report` with (rank, report) for every report row
+    that was added: in order, after the write. What they raise is logged, once, and stops nothing.
+    """
+
+    def __init__(self, files: AttemptFiles, uid: str, attempt: int, most_open: int = MOST_OPEN) -> None:
+        """`most_open`: so many ranks' files are open at a time; for one more the oldest is closed."""
+        self.files = files
+        self._most_open = most_open
+        self._attempt = attempt
+        self._lock = threading.Lock()
+        self._last: dict[tuple[Stream, int], int] = {}
+        self._open: dict[Path, BinaryIO] = {}
+        self._dropped: dict[tuple[str, int], int] = {}
+        self._complained: set[int] = set()
+        self._listener_failed = False
+        self.on_merged: Callable[[bytes], None] = lambda _: None
+        self.on_report: Callable[[int, dict[str, Any]], None] = lambda *_: None
+        self.resumed = self._recover(uid)
+        self._merged = _count_merged(files.job_log)
+        self._journal: BinaryIO = files.journal.open("ab", buffering=0)
+        self._journal.seek(0, 2)
+        if not self.resumed:
+            self._journal.write(journal.header(uid))
+        files.job_log.touch()  # there also when ranks write nothing
+
+    @property
+    def lines(self) -> int:
+        """Log records in the files. Never waits for a write."""
+        return sum(last for (stream, _), last in list(self._last.items()) if stream is Stream.LOG)
+
+    @property
+    def merged_lines(self) -> Mapping[int, int]:
+        """Lines of `job.log` by rank: fewer than records where one was cut because its writer paused."""
+        return self._merged
+
+    def last(self, stream: Stream, rank: int) -> int:
+        """Sequence of the last record of a rank that is in the files; 0: there is none."""
+        return self._last.get((stream, rank), 0)
+
+    @property
+    def dropped(self) -> int:
+        """Log records that agents had to drop. Never waits for a write."""
+        return sum(list(self._dropped.values()))
+
+    def note_dropped(self, agent: str, rank: int, lines: int) -> None:
+        """Remember how many records of `rank` this `agent`, one process of it, has dropped in all."""
+        self._dropped[agent, rank] = max(lines, self._dropped.get((agent, rank), 0))
+
+    def append(self, chunk: Chunk) -> int:
+        """Write what is new in `chunk`; returns the last sequence of its stream that is in the files.
+
+        A repeated chunk changes nothing. Agents send a chunk from beyond the next sequence only when the launcher
+        before this one had acknowledged what is missing and its files are not here: then the log says so.
+        Raises OSError when the disk refuses, TimeoutError (one, too) when another write hangs; nothing is written.
+        """
+        if not self._lock.acquire(timeout=_LOCK_S):
+            raise TimeoutError(f"a write in {self.files.directory} has not ended for {_LOCK_S:g} s")
+        try:
+            key = (chunk.stream, chunk.rank)
+            last = self._last.get(key, 0)
+            known = last + 1 - chunk.first
+            if known >= chunk.lines:
+                return last
+            data = skip_records(chunk.data, known) if known > 0 else chunk.data
+            newest = chunk.first + chunk.lines - 1
+            if chunk.stream is Stream.LOG:
+                missing = _missing(last, chunk) if known < 0 else b""
+                self._append_log(chunk.rank, newest, missing + data)
+            else:
+                self._append_reports(chunk.rank, newest, data)
+            return newest
+        finally:
+            self._lock.release()
+
+    def sizes(self) -> dict[Path, int]:
+        """How long each file is: whole writes that the journal has, and no others. Raises TimeoutError."""
+        if not self._lock.acquire(timeout=_LOCK_S):
+            raise TimeoutError(f"a write in {self.files.directory} has not ended for {_LOCK_S:g} s")
+        try:
+            found = (self.files.job_log, self.files.metrics, *self.files.directory.glob("rank-*.log"))
+            return {path: path.stat().st_size for path in found if path.exists()}
+        finally:
+            self._lock.release()
+
+    def rows(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        """The reports written so far, each with its rank."""
+        if not self.files.metrics.exists():
+            return
+        with self.files.metrics.open("rb") as rows:
+            for row in rows:
+                with suppress(
+                    BadReport, KeyError, TypeError, ValueError
+                ):  # what a crash of the machine left of it
+                    report = parse_report(row)
+                    yield int(json.loads(row)["rank"]), report
+
+    def tail(self, rank: int) -> tuple[str, ...]:
+        """The last lines of a rank's log."""
+        path = self.files.rank_log(rank)
+        if not path.exists():
+            return ()
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, 2) - TAIL_BYTES))
+            return last_lines(file.read())
+
+    def close(self) -> None:
+        """Close the files."""
+        with self._lock:
+            for file in self._open.values():
+                file.close()
+            self._open.clear()
+            self._journal.close()
+
+    def _append_log(self, rank: int, newest: int, data: bytes) -> None:
+        own = self._file(self.files.rank_log(rank))
+        job_log = self._file(self.files.job_log)
+        merged = prefixed(rank, data)
+        entry = Entry(Stream.LOG, rank, newest, own.tell() + len(data), job_log.tell() + len(merged))
+        _write_together((own, data), (job_log, merged), (self._journal, journal.encode(entry)))
+        self._last[Stream.LOG, rank] = newest
+        self._merged[rank] += merged.count(b"\n")
+        self._tell(self.on_merged, merged)
+
+    def _append_reports(self, rank: int, newest: int, data: bytes) -> None:
+        metrics = self._file(self.files.metrics)
+        reports = list(self._reports(rank, data))
+        rows = ({**report, "rank": rank, "attempt": self._attempt} for report in reports)
+        text = b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+        job_size = self._file(self.files.job_log).tell()
+        entry = Entry(Stream.REPORT, rank, newest, metrics.tell() + len(text), job_size)
+        _write_together((metrics, text), (self._journal, journal.encode(entry)))
+        self._last[Stream.REPORT, rank] = newest
+        for report in reports:
+            self._tell(self.on_report, rank, report)
+
+    def _tell(self, listener: Callable[..., None], *what: Any) -> None:
+        """Call `listener`: whatever it makes of this line, the next ones are written and told."""
+        try:
+            listener(*what)
+        except Exception:
+            if not self._listener_failed:
+                log.exception("a line is in the files and could not be shown or counted; nor may others like it")
+            self._listener_failed = True
+
+    def _reports(self, rank: int, data: bytes) -> Iterator[dict[str, Any]]:
+        for line in data.splitlines():
+            try:
+                yield parse_report(line)
+            except BadReport as error:
+                if rank not in self._complained:
+                    log.warning("rank %d wrote a report that is left out, as others like it are: %s", rank, error)
+                self._complained.add(rank)
+
+    def _file(self, path: Path) -> BinaryIO:
+        file = self._open.pop(path, None)
+        if file is None:
+            self._close_oldest()
+            file = path.open("ab", buffering=0)
+            file.seek(0, 2)
+        self._open[path] = file  # the newest is the last
+        return file
+
+    def _close_oldest(self) -> None:
+        """Close the rank's file that was used longest ago if there is no room for another."""
+        shared = (self.files.job_log, self.files.metrics)
+        if len(self._open) >= self._most_open + len(shared):
+            oldest = next(path for path in self._open if path not in shared)
+            self._open.pop(oldest).close()
+
+    def _recover(self, uid: str) -> bool:
+        """Go on where an earlier launcher of this attempt stopped; False when there was none."""
+        directory = self.files.directory
+        state = _read_journal(self.files.journal)
+        if state.uid != uid:
+            _move_aside(directory, state.uid)
+            directory.mkdir(parents=True, exist_ok=True)
+            return False
+        for (stream, rank), entry in state.entries.items():
+            self._last[stream, rank] = entry.last
+            if stream is Stream.LOG:
+                _cut(self.files.rank_log(rank), entry.own_size)
+        for path in directory.glob("rank-*.log"):
+            number = path.stem.removeprefix("rank-")
+            if number.isdecimal() and (Stream.LOG, int(number)) not in state.entries:
+                _cut(path, 0)
+        _cut(self.files.job_log, state.job_size)
+        _cut(self.files.metrics, state.metrics_size)
+        _cut(self.files.journal, state.good_bytes)
+        return True
+
+
+def _count_merged(job_log: Path) -> Counter[int]:
+    if not job_log.exists():
+        return Counter()
+    with job_log.open("rb") as lines:
+        return Counter(rank for line in lines if (rank := rank_of_line(line)) is not None)
+
+
+def _missing(last: int, chunk: Chunk) -> bytes:
+    text = f"[ringtrain] lines {last + 1} to {chunk.first - 1} of rank {chunk.rank} are not here: "
+    return (text + "the launcher that had them is gone with its files\n").encode()
+
+
+def _read_journal(path: Path) -> journal.Recovered:
+    return journal.recover(path.read_bytes()) if path.exists() else journal.Recovered(None)
+
+
+def _move_aside(directory: Path, uid: str | None) -> None:
+    """Keep what another job of the same name (another uid) left here."""
+    if not directory.exists() or not any(directory.iterdir()):
+        return
+    number = 1
+    while (aside := directory.with_name(f"{directory.name}.earlier-{number}")).exists():
+        number += 1
+    log.warning("%s holds the logs of another job (uid %s): they are now in %s", directory, uid, aside.name)
+    directory.rename(aside)
+
+
+def _cut(path: Path, size: int) -> None:
+    if not path.exists():
+        return
+    length = path.stat().st_size
+    if length > size:
+        with path.open("r+b") as file:
+            file.truncate(size)
+    elif length < size:
+        log.warning("%s is %d bytes shorter than was acknowledged: its disk lost them", path, size - length)
+
+
+def _write_together(*parts: tuple[BinaryIO, bytes]) -> None:
+    """Append to several files; when one refuses (a full disk), none of them keeps anything."""
+    sizes = [file.tell() for file, _ in parts]
+    try:
+        for file, data in parts:
+            view = memoryview(data)
+            while view:
+                view = view[file.write(view) :]
+    except OSError:
+        for (file, _), size in zip(parts, sizes, strict=True):
+            file.truncate(size)
+            file.seek(size)
+        raise

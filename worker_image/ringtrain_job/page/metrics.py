@@ -1,0 +1,79 @@
+"""What a page shows of the reports of one attempt, in bounded memory, while they come or from their file."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from ringtrain_job.page.curves import Curve
+from ringtrain_job.page.step_times import StepTimes
+
+# Parts of a run for which a speed is drawn: no more, and none of fewer reports, which would show how reports fall.
+_MOST_PARTS, _REPORTS_OF_A_PART = 60, 4
+# A report's samples were processed since the report before it: they count at so many places of that time.
+_PLACES: Final = 8
+# Curves of a user's own metrics: each holds up to some hundred KB.
+MOST_OWN: Final = 30
+
+
+@dataclass
+class Metrics:
+    """Curves, and where each rank is. `times`: where ranks' time goes. `reported`: when each rank reported last,
+    and how often. `left_out`: names of metrics beyond `MOST_OWN`, of which no curve is kept."""
+
+    loss: Curve = field(default_factory=Curve)
+    samples: Curve = field(default_factory=lambda: Curve(width=0.01))
+    own: dict[str, Curve] = field(default_factory=dict)
+    steps: dict[int, int] = field(default_factory=dict)
+    times: StepTimes = field(default_factory=StepTimes)
+    reported: dict[int, tuple[float, int]] = field(default_factory=dict)
+    left_out: bool = False
+    begin: int | None = None
+    first: float | None = None
+    last: float | None = None
+    unit: str = "samples"
+    total_steps: int | None = None
+
+    def add(self, rank: int, report: Mapping[str, Any]) -> None:
+        """Take in one report of `rank`. Raises KeyError, TypeError or ValueError for what is none."""
+        step, time = int(report["step"]), float(report["time"])
+        if report.get("startedFrom") is not None:
+            return
+        self.first = time if self.first is None else min(self.first, time)
+        self.last = time if self.last is None else max(self.last, time)
+        self._add_samples(rank, time, self.first, report.get("samples"))
+        self.times.add(rank, report)
+        self.steps[rank] = max(step, self.steps.get(rank, step))
+        self.begin = step if self.begin is None else min(self.begin, step)
+        self.unit = report.get("unit") or self.unit
+        self.total_steps = report.get("totalSteps") or self.total_steps
+        self.loss.add(step, report.get("loss"))
+        for name, value in (report.get("metrics") or {}).items():
+            if name in self.own or len(self.own) < MOST_OWN:
+                self.own.setdefault(name, Curve()).add(step, value)
+            else:
+                self.left_out = True
+
+    def keep(self, ranks: Collection[int]) -> None:
+        """Forget where other ranks were, and where their time went: they are not in the world any more."""
+        self.steps = {rank: step for rank, step in self.steps.items() if rank in ranks}
+        self.times.keep(ranks)
+
+    def _add_samples(self, rank: int, time: float, first: float, samples: float | None) -> None:
+        """How long a rank's first step took is not known: its samples count nowhere."""
+        before, count = self.reported.get(rank, (time, 0))
+        self.reported[rank] = time, count + 1
+        if count and samples is not None:
+            for place in range(_PLACES):
+                at = before + (time - before) * (place + 0.5) / _PLACES
+                self.samples.add(max(0.0, at - first), samples / _PLACES)
+
+    def curves(self) -> list[dict[str, Any]]:
+        """Name, axis and points of every curve that has two points."""
+        reports = max((count for _, count in self.reported.values()), default=1) - 1
+        parts, seconds = min(_MOST_PARTS, reports // _REPORTS_OF_A_PART), (self.last or 0.0) - (self.first or 0.0)
+        drawn = [
+            ("loss", "step", self.loss.means()),
+            (f"{self.unit}/s", "s", self.samples.rates(parts, seconds) if parts > 1 else []),
+            *((name, "step", curve.means()) for name, curve in sorted(self.own.items())),
+        ]
+        return [{"name": name, "of": of, "points": points} for name, of, points in drawn if len(points) > 1]

@@ -1,0 +1,146 @@
+"""What the page of a run shows, read from the files that its launcher has kept."""
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from ringtrain_job.logs.events import read_events
+from ringtrain_job.logs.layout import AttemptFiles
+from ringtrain_job.logs.reading import read_from, read_members, read_outcome, tail_position
+from ringtrain_job.page.document import page
+from ringtrain_job.page.log_window import shown
+from ringtrain_job.page.metrics import Metrics
+
+LOG_LINES = 5000
+
+
+def write_report(files: AttemptFiles, metrics: Metrics | None = None) -> None:
+    """Write the attempt of `files` as one page beside its logs; `metrics`: if they are known already. OSError."""
+    draft = files.report.with_suffix(".tmp")
+    draft.write_text(page(summarize(files, metrics)), encoding="utf-8", errors="replace")
+    os.replace(draft, files.report)
+
+
+def summarize(files: AttemptFiles, metrics: Metrics | None = None) -> dict[str, Any]:
+    """Everything about the job of `files`, as JSON: of all its attempts in short, and of this attempt in full.
+
+    `metrics`: of this attempt, if they are known already.
+    """
+    metrics = metrics or _read_metrics(files)
+    members, outcome = read_members(files), read_outcome(files)
+    if members:
+        metrics.keep(members)
+    return {
+        "job": files.directory.parent.name,
+        "namespace": files.directory.parent.parent.name,
+        "directory": str(files.directory),
+        "files": files.downloads(),
+        "attempt": int(files.directory.name),
+        "attempts": [*other_attempts(files), _attempt(files)],
+        "outcome": outcome,
+        "began": metrics.first,
+        "ended": metrics.last,
+        "unit": metrics.unit,
+        "beginStep": metrics.begin,
+        "step": min(metrics.steps.values(), default=None),
+        "totalSteps": metrics.total_steps,
+        "curves": metrics.curves(),
+        "leftOut": metrics.left_out,
+        "ranks": _ranks(files, metrics, outcome, members),
+        "straggler": straggler_json(metrics),
+        "events": read_events(files),
+        "log": _log(files),
+    }
+
+
+def straggler_json(metrics: Metrics) -> dict[str, Any] | None:
+    """The rank that the others have waited for in the whole attempt, if they lost a good part of their time."""
+    found = metrics.times.straggler()
+    return None if found is None else vars(found)
+
+
+def _ranks(
+    files: AttemptFiles, metrics: Metrics, outcome: dict[str, Any] | None, members: frozenset[int]
+) -> list[dict[str, Any]]:
+    """Every rank that is known, with its last step, how its log is long, and how it ended where that is known.
+
+    `members`: of the last world of an elastic job. The others are as on its launcher's page: nobody is there.
+    """
+    ended = outcome or {}
+    failed = (ended.get("failure") or {}).get("rank")
+    lines = ended.get("rankLogLines") or []
+    wrote = {int(path.stem.removeprefix("rank-")) for path in files.directory.glob("rank-*.log")}
+    every = wrote | set(metrics.steps) | set(range(int(ended.get("worldSize") or 0)))
+    whole = "Succeeded" if ended.get("outcome") == "Succeeded" else "Stopped" if ended else "Running"
+    return [
+        {
+            "rank": rank,
+            "state": "Failed" if rank == failed else "Waiting" if members and rank not in members else whole,
+            "step": metrics.steps.get(rank),
+            "times": metrics.times.of(rank),
+            "lines": lines[rank] if rank < len(lines) else None,
+        }
+        for rank in sorted(every)
+    ]
+
+
+def other_attempts(files: AttemptFiles) -> list[dict[str, Any]]:
+    """In short, the attempts of the same job before that of `files`, as far as they are kept beside it."""
+    folders = (path for path in files.directory.parent.glob("*") if path.name.isdecimal())
+    found = sorted(
+        (path for path in folders if int(path.name) < int(files.directory.name)), key=lambda p: int(p.name)
+    )
+    return [_attempt(AttemptFiles(path)) for path in found]
+
+
+def _attempt(files: AttemptFiles) -> dict[str, Any]:
+    first, last = _ends(files.metrics)
+    outcome, times = read_outcome(files), [event["time"] for event in read_events(files)]
+    if outcome is None or not times:  # its launcher did not see the end
+        times += [report["time"] for report in (first, last) if "time" in report]
+    return {
+        "attempt": int(files.directory.name),
+        "outcome": outcome,
+        "began": min(times, default=None),
+        "ended": max(times, default=None),
+        "step": last.get("step"),
+    }
+
+
+def _ends(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The first and the last report of a file; empty where there is none."""
+    first = next(iter(_reports(path, 0)), {})
+    last = {}
+    for report in _reports(path, tail_position(path, 1)):
+        last = report
+    return first, last
+
+
+def _read_metrics(files: AttemptFiles) -> Metrics:
+    metrics = Metrics()
+    for report in _reports(files.metrics, 0):
+        with suppress(KeyError, TypeError, ValueError):  # a line that was cut off when the disk was full
+            metrics.add(int(report["rank"]), report)
+    return metrics
+
+
+def _reports(path: Path, position: int) -> Iterator[dict[str, Any]]:
+    rest = b""
+    for chunk in read_from(path, position):
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            with suppress(ValueError):
+                found = json.loads(line)
+                if isinstance(found, dict):
+                    yield found
+
+
+def _log(files: AttemptFiles) -> dict[str, Any]:
+    position, lines, rest = tail_position(files.job_log, LOG_LINES), [], b""
+    for chunk in read_from(files.job_log, position):
+        *whole, rest = (rest + chunk).split(b"\n")  # not splitlines: a line may hold other ends of a line
+        lines += [shown(line.decode(errors="replace")) for line in whole]
+    return {"lines": [*lines, shown(rest.decode(errors="replace"))] if rest else lines, "before": position}

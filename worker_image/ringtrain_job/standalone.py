@@ -1,0 +1,66 @@
+"""`bin/ringtrain` of the self-contained directory that the operator brings into pods of any image.
+
+The directory (worker_image/standalone) has its own Python and libraries, and starts this module. Of the standard
+library only, and little of it: what mpirun starts many of imports it, too.
+"""
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+from ringtrain.shared import contract
+
+# As worker_image/standalone/start.c has it: what it has put aside, by the name that it had; empty: it was not set.
+_ASIDE = "RINGTRAIN_ASIDE_"
+_COPY = "copy"
+
+
+def restore_environment() -> None:
+    """Make this process' environment the container's own again, for what it starts."""
+    for name in [name for name in os.environ if name.startswith(_ASIDE)]:
+        value, own = os.environ.pop(name), name.removeprefix(_ASIDE)
+        if value:
+            os.environ[own] = value
+        else:
+            os.environ.pop(own, None)
+
+
+def copy(directory: Path, target: Path) -> None:
+    """Copy the self-contained `directory` into `target`, an empty volume, readable by any user."""
+    for entry in ("bin", "python"):
+        shutil.copytree(directory / entry, target / entry, symlinks=True, dirs_exist_ok=True)
+
+
+def own_of_image(version: str) -> str | None:
+    """The image's own `ringtrain`, if the image says that it has one that goes with `version`."""
+    said = os.environ.get(contract.ENV_IMAGE_VERSION, "")
+    if not said or os.environ.get(contract.ENV_AGENT) == "Inject":
+        return None
+    if said.split(".")[:2] != version.split(".")[:2]:
+        _say(f"the image has ringtrain {said}, and the operator brings {version}, which runs")
+        return None
+    found = shutil.which("ringtrain")
+    if found is None:
+        _say(f"the image says that it has ringtrain {said}, and it is not in PATH; the operator's runs")
+    return found
+
+
+def _say(line: str) -> None:
+    print(f"ringtrain: {line}", file=sys.stderr)
+
+
+def main() -> None:
+    """Run the image's own `ringtrain` with these arguments where it has one, else this one."""
+    restore_environment()
+    if sys.argv[1:2] == [_COPY] and len(sys.argv) == 3:
+        copy(Path(sys.executable).parents[2], Path(sys.argv[2]))
+        return
+    from importlib.metadata import version
+
+    own = own_of_image(version("ringtrain"))
+    if own is not None:
+        os.execv(own, ["ringtrain", *sys.argv[1:]])
+    from ringtrain_job.cli.main import main as command
+
+    command(prog_name="ringtrain")
