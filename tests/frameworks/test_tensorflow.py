@@ -21,7 +21,7 @@ CHECKS = Checks(
 
 # Four ranks differ from three in what the checks of PyTorch see, too, and TensorFlow takes minutes for it. Two
 # ranks run most of this with Keras 2 in every run.
-@pytest.mark.sampled(1, of="size", each="check", can_run=lambda size: size > 1)
+@pytest.mark.sampled(1, of="size", each="check", one_in=3, can_run=lambda size: size > 1)
 @pytest.mark.parametrize("check", CHECKS.names())
 @pytest.mark.parametrize("size", SIZES[:3], ids=lambda size: f"ranks-{size}")
 def test_tensorflow(check, size, among):

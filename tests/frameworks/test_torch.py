@@ -17,7 +17,7 @@ MODULES = (
 CHECKS = {device: Checks("torch", MODULES, device_env(device)) for device in TORCH_DEVICES}
 
 
-@pytest.mark.sampled(1, of="size", each="check", can_run=lambda size: size > 1)
+@pytest.mark.sampled(1, of="size", each="check", one_in=2, can_run=lambda size: size > 1)
 @pytest.mark.parametrize("check", CHECKS["cpu"].names())
 @pytest.mark.parametrize("size", SIZES, ids=lambda size: f"ranks-{size}")
 @pytest.mark.parametrize("device", CHECKS)

@@ -11,15 +11,15 @@ CHECKS = {device: Checks("torch", MODULES, device_env(device)) for device in TOR
 RANKS = Scenarios("torch", "torch_device_ranks")
 
 
-@pytest.mark.sampled(1, of="size")
+@pytest.mark.sampled(1, of="size", each="check", one_in=3)
 @pytest.mark.parametrize("check", CHECKS["cpu"].names())
 @pytest.mark.parametrize("size", [2, 3], ids=lambda size: f"ranks-{size}")
 @pytest.mark.parametrize("device", CHECKS)
-def test_torch_over_torch_distributed(check, size, device):
+def test_torch_over_torch_distributed(check, size, device, among):
     """The check holds on every rank; NCCL needs a GPU for each."""
     if device != "cpu" and len(list(Path("/dev").glob("nvidia[0-9]*"))) < size:
         pytest.skip(f"NCCL needs {size} GPUs for {size} ranks")
-    assert not CHECKS[device].failure(check, size)
+    assert not CHECKS[device].failure(check, size, among)
 
 
 @pytest.mark.parametrize("check", RANKS.names())

@@ -23,7 +23,7 @@ def _table(optimizer: str, transport: str) -> Checks:
 TABLES = {(o, t): _table(o, TRANSPORTS[t]) for o in OPTIMIZERS for t in TRANSPORTS}
 
 
-@pytest.mark.sampled(3, of="place")
+@pytest.mark.sampled(2, of="place")
 @pytest.mark.parametrize("script", next(iter(TABLES.values())).names())
 @pytest.mark.parametrize("place", PLACES, ids=lambda place: "-".join(map(str, place)))
 def test_script(script: str, place: tuple[str, str, int]) -> None:

@@ -4,6 +4,7 @@
     @pytest.mark.parametrize("size", [1, 2, 3, 4])
 
     @pytest.mark.sampled(1, of="size", each="check")        # each check with one of the sizes
+    @pytest.mark.sampled(1, of="size", each="check", one_in=3)        # the same for a third of the checks
 
 Where a case is skipped because of what a machine lacks, `can_run=` says whether a value of `of` can run here, as a
 sample of skipped tests would be none. `make test` takes a sample; without the option, and in `make test-thorough`,
@@ -18,8 +19,8 @@ import pytest
 
 T = TypeVar("T")
 MARK = (
-    "sampled(count, of=None, each=None, can_run=None): `--sample` runs so many cases, or those of so many values "
-    "of `of`; with `each` so many for each value of that"
+    "sampled(count, of=None, each=None, one_in=1, can_run=None): `--sample` runs so many cases, or those of so many "
+    "values of `of`; with `each` so many for each value of that, or for one in so many values"
 )
 
 
@@ -46,7 +47,21 @@ class Sample:
                 each = mark.kwargs.get("each")
                 group = item.nodeid.partition("[")[0] + (f" {item.callspec.params[each]}" if each else "")
                 cases.setdefault(group, []).append(item)
-        return {item for name, functions in cases.items() for item in self._left_out(name, functions)}
+        return {item for name, functions in cases.items() for item in self._left_out(name, functions)} | {
+            item for name in cases.keys() - set(self._groups(cases)) for item in cases[name]
+        }
+
+    def _groups(self, cases: dict[str, list[pytest.Function]]) -> list[str]:
+        """Names of the groups of which anything is taken: of each test's one in `one_in`."""
+        tests: dict[str, list[str]] = {}
+        for name in cases:
+            tests.setdefault(name.partition(" ")[0], []).append(name)
+        taken = []
+        for test, names in tests.items():
+            mark = cases[names[0]][0].get_closest_marker("sampled")
+            assert mark is not None
+            taken += self.of(names, -(-len(names) // mark.kwargs.get("one_in", 1)), f"{test} one in")
+        return taken
 
     def _left_out(self, name: str, functions: list[pytest.Function]) -> list[pytest.Function]:
         mark = functions[0].get_closest_marker("sampled")
