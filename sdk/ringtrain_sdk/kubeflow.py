@@ -20,7 +20,8 @@ from ringtrain_operator.client.blocking import Client, Run
 from ringtrain_operator.client.runs import Options
 from ringtrain_operator.cluster.api.errors import NotFound
 from ringtrain_operator.errors import Problem, SpecInvalid
-from ringtrain_operator.spec.parse import parse_job, parse_time
+from ringtrain_operator.spec.parse import parse_job
+from ringtrain_operator.spec.times import parse_time
 
 __all__ = [
     "CustomTrainer",

@@ -10,9 +10,10 @@ from typing import Any
 
 from ringtrain_operator import contract
 from ringtrain_operator.build import Settings
+from ringtrain_operator.build.names import ObjectRef
 from ringtrain_operator.observe.capacity import view_request
 from ringtrain_operator.observe.groups import view_group
-from ringtrain_operator.observe.model import CapacityView, Foreign, GangsView, ObjectRef, Observed, Refusal
+from ringtrain_operator.observe.model import CapacityView, Foreign, GangsView, Observed, Refusal
 from ringtrain_operator.observe.pods import OtherStatusVersion, read_report, view_pod
 from ringtrain_operator.plan import Event, Plan, plan_object
 from ringtrain_operator.plan.result import WorkloadChange

@@ -1,7 +1,8 @@
-"""Names and labels of a job's objects; the same in every attempt."""
+"""Objects by kind and name; names and labels of a job's objects, the same in every attempt."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from .. import contract
@@ -9,6 +10,21 @@ from ..spec.job import Job
 
 # The API server takes no longer value of a label.
 LONGEST_LABEL = 63
+
+
+@dataclass(frozen=True)
+class ObjectRef:
+    """An object by kind and name, in the job's namespace.
+
+    `api_version`: of a kind that is not always served, or in several versions; empty: its kind says it.
+    """
+
+    kind: str
+    name: str
+    api_version: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name}"
 
 
 def launcher_name(job: Job) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ringtrain_operator.build import added_pull_secrets
+from ringtrain_operator.build.names import ObjectRef
 from ringtrain_operator.cluster.api.errors import (
     AlreadyExists,
     Conflict,
@@ -20,7 +21,7 @@ from ringtrain_operator.cluster.api.resources import PODS, SECRETS, SERVICE_ACCO
 from ringtrain_operator.cluster.observe import Memory, find_owner
 from ringtrain_operator.cluster.queue import Key
 from ringtrain_operator.cluster.versions import Versions
-from ringtrain_operator.observe.model import Foreign, ObjectRef, Refusal
+from ringtrain_operator.observe.model import Foreign, Refusal
 from ringtrain_operator.plan import Deletion, Plan
 
 log = logging.getLogger(__name__)

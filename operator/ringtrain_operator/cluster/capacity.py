@@ -6,12 +6,13 @@ from typing import Any
 
 from ringtrain_operator import contract
 from ringtrain_operator.build import AUTOSCALER_GROUP
+from ringtrain_operator.build.names import ObjectRef
 from ringtrain_operator.cluster.api.client import ApiClient
 from ringtrain_operator.cluster.api.errors import NotFound
 from ringtrain_operator.cluster.api.resources import POD_TEMPLATES, Resource, provisioning_requests
 from ringtrain_operator.cluster.observe import Memory
 from ringtrain_operator.observe.capacity import view_request
-from ringtrain_operator.observe.model import CapacityView, ObjectRef
+from ringtrain_operator.observe.model import CapacityView
 from ringtrain_operator.observe.pods import owned_by
 
 Json = dict[str, Any]

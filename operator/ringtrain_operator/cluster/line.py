@@ -12,8 +12,8 @@ from ringtrain_operator.observe.line import Contender, Contention, NodeDevices
 from ringtrain_operator.observe.model import PodView
 from ringtrain_operator.plan.incomplete import tries_at
 from ringtrain_operator.spec.job import is_ours
-from ringtrain_operator.spec.parse import parse_time
 from ringtrain_operator.spec.template import worker_devices
+from ringtrain_operator.spec.times import parse_time
 from ringtrain_operator.status.waiting import NAMES_SHOWN
 
 # Of those that wait without pods and would fit, so many look at what was freed; the next when one of them moves.

@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from ringtrain_operator import contract
+from ringtrain_operator.build.names import ObjectRef
 from ringtrain_operator.cluster.api.client import ApiClient
 from ringtrain_operator.cluster.api.errors import ApiError, Forbidden, NotFound
 from ringtrain_operator.cluster.api.resources import COMPANIONS, NODES, PODS, Resource
@@ -17,17 +18,9 @@ from ringtrain_operator.cluster.poll import Answer
 from ringtrain_operator.cluster.queue import Key
 from ringtrain_operator.cluster.versions import Versions
 from ringtrain_operator.observe.line import NodeDevices
-from ringtrain_operator.observe.model import (
-    CapacityView,
-    Foreign,
-    GroupView,
-    ObjectRef,
-    Observed,
-    PodView,
-    Refusal,
-)
+from ringtrain_operator.observe.model import CapacityView, Foreign, GroupView, Observed, PodView, Refusal
 from ringtrain_operator.observe.pods import owned_by, owner_name, view_pod
-from ringtrain_operator.spec.parse import parse_time
+from ringtrain_operator.spec.times import parse_time
 
 log = logging.getLogger(__name__)
 

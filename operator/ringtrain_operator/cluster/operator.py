@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from typing import Any
 
+from ringtrain_operator.build.names import ObjectRef
 from ringtrain_operator.cluster.api.client import ApiClient
 from ringtrain_operator.cluster.api.connection import Connection
 from ringtrain_operator.cluster.api.errors import ApiError, Conflict, Forbidden, NotFound, NotLeader
@@ -28,7 +29,6 @@ from ringtrain_operator.cluster.reconcile import Clock, Reconciler, utc_now
 from ringtrain_operator.cluster.versions import Versions
 from ringtrain_operator.cluster.watch import Scope, resync, until_served, watch_cluster
 from ringtrain_operator.cluster.workloads import served_version, workloads
-from ringtrain_operator.observe.model import ObjectRef
 
 log = logging.getLogger(__name__)
 

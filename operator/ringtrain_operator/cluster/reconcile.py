@@ -9,6 +9,7 @@ from typing import Any
 
 from ringtrain_operator import contract
 from ringtrain_operator.build import Settings
+from ringtrain_operator.build.names import ObjectRef
 from ringtrain_operator.cluster.api.errors import NotFound
 from ringtrain_operator.cluster.api.resources import JOBS
 from ringtrain_operator.cluster.apply import apply_plan
@@ -23,7 +24,7 @@ from ringtrain_operator.cluster.poll import Endpoint, LauncherPoller, Wish
 from ringtrain_operator.cluster.queue import Key, KeyedQueue
 from ringtrain_operator.cluster.versions import Versions
 from ringtrain_operator.cluster.workloads import Kueue
-from ringtrain_operator.observe.model import ObjectRef, Observed
+from ringtrain_operator.observe.model import Observed
 from ringtrain_operator.observe.pods import main_container, status_token
 from ringtrain_operator.plan import Plan, plan_object
 

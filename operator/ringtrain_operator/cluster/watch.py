@@ -21,6 +21,7 @@ import aiohttp
 import kopf
 
 from ringtrain_operator import contract
+from ringtrain_operator.build.names import ObjectRef
 from ringtrain_operator.cluster.api.client import METADATA_ONLY, ApiClient
 from ringtrain_operator.cluster.api.connection import Connection
 from ringtrain_operator.cluster.api.decode import decode
@@ -29,7 +30,6 @@ from ringtrain_operator.cluster.api.resources import COMPANIONS, JOBS, PODS, Res
 from ringtrain_operator.cluster.api.transport import lines_of
 from ringtrain_operator.cluster.pods import PodChange
 from ringtrain_operator.cluster.queue import Key
-from ringtrain_operator.observe.model import ObjectRef
 from ringtrain_operator.observe.pod_shape import PodEvent
 
 log = logging.getLogger(__name__)

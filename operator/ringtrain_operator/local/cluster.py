@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from ..build.names import ObjectRef
 from ..contract import ENV_LOG_REPORT, ENV_STATUS_TOKEN, KIND, LABEL_ROLE, ROLE_LAUNCHER
-from ..observe.model import LauncherReport, ObjectRef, Observed, PodView
+from ..observe.model import LauncherReport, Observed, PodView
 from ..observe.pods import read_report, status_token, view_pod
 from ..plan import Plan
 from ..status.model import parse_status

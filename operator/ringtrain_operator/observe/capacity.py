@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from ..spec.parse import parse_time
-from .model import ObjectRef, RequestView
+from ..build.names import ObjectRef
+from ..spec.times import parse_time
+from .model import RequestView
 
 # With any of these the request is of no use any more; nothing of it changes back.
 _OVER = ("Failed", "CapacityRevoked", "BookingExpired")

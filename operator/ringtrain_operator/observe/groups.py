@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from .model import GroupView, ObjectRef
+from ..build.names import ObjectRef
+from .model import GroupView
 
 # Conditions with which the schedulers say that a gang found no room: Kubernetes' own, and Volcano's. The plugin
 # coscheduling has none; there the pods say it.

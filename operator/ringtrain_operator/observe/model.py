@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
+from ..build.names import ObjectRef
 from .line import Contention, NodeDevices
 from .workload import WorkloadView
 
@@ -14,21 +15,6 @@ from .workload import WorkloadView
 SPEAKS_WITHIN_S = 30
 Role = Literal["launcher", "worker", "data", "evaluator"]
 Phase = Literal["Pending", "Running", "Succeeded", "Failed", "Unknown"]
-
-
-@dataclass(frozen=True)
-class ObjectRef:
-    """An object by kind and name, in the job's namespace.
-
-    `api_version`: of a kind that is not always served, or in several versions; empty: its kind says it.
-    """
-
-    kind: str
-    name: str
-    api_version: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.kind} {self.name}"
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ from typing import Any
 
 from .. import build
 from ..build import Settings
-from ..observe.model import CapacityView, ObjectRef, RequestView
+from ..build.names import ObjectRef
+from ..observe.model import CapacityView, RequestView
 from ..status.capacity import awaits_capacity, capacity_problem, present_request, withdrawn_at
 from ..status.gang import is_open
 from ..status.situation import Situation

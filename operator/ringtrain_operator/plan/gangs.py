@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from .. import build
-from ..observe.model import ObjectRef
+from ..build.names import ObjectRef
 from ..status.gang import chosen, gang_problem, is_open
 from ..status.model import JobStatus
 from ..status.situation import Situation

@@ -10,10 +10,10 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 from ..observe.model import PodView
+from ..spec.times import REMEMBERED_S
 from ..status.lasting import EndedPod
 from ..status.model import JobStatus
 from ..status.situation import Situation
-from ..status.times import REMEMBERED_S
 from .decision import Decision, Enqueue, Finish, Halt
 from .disruption import pod_disruption
 from .failure_rules import LAST_LINE_CHARACTERS

@@ -9,8 +9,9 @@ from typing import Any
 
 from .. import build
 from ..build import Settings
+from ..build.names import ObjectRef
 from ..contract import KIND, LABEL_ATTEMPT, LABEL_ROLE
-from ..observe.model import ObjectRef, PodView
+from ..observe.model import PodView
 from ..spec.job import Job
 from ..status.capacity import awaits_capacity
 from ..status.gang import gang_problem

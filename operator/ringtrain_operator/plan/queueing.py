@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from .. import build
 from ..build import Settings
-from ..observe.model import ObjectRef
+from ..build.names import ObjectRef
 from ..observe.workload import WorkloadView
 from ..status.situation import Situation
 from . import workload_patches as patches

@@ -10,7 +10,8 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 from .. import build
-from ..observe.model import ObjectRef, PodView
+from ..build.names import ObjectRef
+from ..observe.model import PodView
 from ..status.incarnations import LOSSES_KEPT, has_joined, incarnations_of, made_after
 from ..status.model import Incarnations, JobStatus, Loss
 from ..status.situation import Situation

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ..observe.model import ObjectRef
+from ..build.names import ObjectRef
 
 
 @dataclass(frozen=True)

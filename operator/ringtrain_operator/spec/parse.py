@@ -19,6 +19,7 @@ from .launchers import launcher_problems
 from .pod_schema import PodSchema, packaged_schema
 from .reserved import clashes, dangling
 from .template import containers_of, partial_template_problems, shape_problems, worker_template_problems
+from .times import parse_time
 from .updates import is_fixed
 
 # A pod's name is its host name, which ends at 63 characters: room for "-worker-1023".
@@ -102,14 +103,6 @@ def update_problems(new: JobSpec, old: JobSpec, status: Mapping[str, Any] | None
         and (is_fixed(status) or not rule.once_fixed)
         and not rule.holds_update(new, old)
     ]
-
-
-def parse_time(value: object) -> datetime | None:
-    """A Kubernetes timestamp (RFC 3339) as an aware datetime; None for nothing."""
-    if value is None or value == "":
-        return None
-    parsed = value if isinstance(value, datetime) else datetime.fromisoformat(str(value).replace("Z", "+00:00"))
-    return parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)
 
 
 def _identity_problems(obj: Mapping[str, Any], metadata: Mapping[str, Any]) -> Iterator[Problem]:

@@ -8,11 +8,11 @@ from typing import Any, Literal
 from ..build import evaluator_name
 from ..observe.model import PodView
 from ..observe.pods import by_index, is_finite
+from ..spec.times import format_time
 from .counts import counted
 from .lasting import DataWorkersStatus, EndedPod, EvaluatorStatus
 from .model import ConditionChange
 from .situation import Situation
-from .times import format_time
 
 # Less than this is said nowhere but in figures: it costs nothing that a person would look for.
 INPUT_BOUND = 0.05

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
+from ..spec.times import REMEMBERED_S, after_pause
 from .model import Incarnations, JobStatus, Loss
-from .times import REMEMBERED_S, after_pause
 
 # So many losses are kept: more than what is ever counted of one worker or of one node.
 LOSSES_KEPT = 64

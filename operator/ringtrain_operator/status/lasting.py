@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import Field
 
 from ..spec.base import StatusModel
-from .times import Time, after_pause
+from ..spec.times import Time, after_pause
 
 
 class DataWorkersStatus(StatusModel):

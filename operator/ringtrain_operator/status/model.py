@@ -10,8 +10,8 @@ from typing import Any, Literal, get_args
 from pydantic import Field
 
 from ..spec.base import StatusModel
+from ..spec.times import Time, format_time
 from .lasting import DataScale, DataWorkersStatus, EndedPod, EvaluatorStatus
-from .times import Time, format_time
 
 __all__ = ["format_time"]
 

@@ -7,7 +7,8 @@ from datetime import datetime
 from functools import cached_property
 
 from ..build import data_worker_name, evaluator_name, launcher_name, secret_name, worker_name
-from ..observe.model import LauncherReport, ObjectRef, Observed, PodView, Refusal
+from ..build.names import ObjectRef
+from ..observe.model import LauncherReport, Observed, PodView, Refusal
 from ..observe.pods import failure_in
 from ..observe.workload import WorkloadView
 from ..spec.job import Job

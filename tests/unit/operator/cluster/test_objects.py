@@ -6,13 +6,13 @@ import pytest
 from support import jobs
 from support.fakeapi import FakeApi
 
+from ringtrain_operator.build.names import ObjectRef
 from ringtrain_operator.cluster.api.client import ApiClient
 from ringtrain_operator.cluster.api.connection import Connection
 from ringtrain_operator.cluster.api.resources import COMPANIONS, JOBS, NETWORK_POLICIES
 from ringtrain_operator.cluster.apply import apply_plan
 from ringtrain_operator.cluster.observe import Memory, look_at_objects
 from ringtrain_operator.cluster.versions import Versions
-from ringtrain_operator.observe.model import ObjectRef
 from ringtrain_operator.plan.result import Plan
 
 POLICIES = NETWORK_POLICIES.plural

@@ -11,7 +11,8 @@ from support.jobs import job
 from support.planworld import World, condition
 from support.playedkueue import PlayedKueue
 
-from ringtrain_operator.observe.model import ObjectRef, Refusal
+from ringtrain_operator.build.names import ObjectRef
+from ringtrain_operator.observe.model import Refusal
 from ringtrain_operator.plan import Plan
 
 NAMES = ["digits-data-0", "digits-data-1"]

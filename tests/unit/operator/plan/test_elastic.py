@@ -7,7 +7,8 @@ from support.jobs import job
 from support.planworld import World, condition, elastic, running
 
 from ringtrain_operator import contract
-from ringtrain_operator.observe.model import ObjectRef, Refusal
+from ringtrain_operator.build.names import ObjectRef
+from ringtrain_operator.observe.model import Refusal
 from ringtrain_operator.status.incarnations import LOSSES_OF_A_BAD_NODE, incarnations_of
 
 VICTIM = "digits-worker-1"

@@ -9,9 +9,10 @@ import pytest
 from support.jobs import job
 from support.planworld import World
 
+from ringtrain_operator.build.names import ObjectRef
 from ringtrain_operator.client.causes import explain
 from ringtrain_operator.contract import CHECKPOINT_DIR
-from ringtrain_operator.observe.model import ObjectRef, Refusal
+from ringtrain_operator.observe.model import Refusal
 
 NAME = "digits-evaluator"
 CLAIM = {"persistentVolumeClaim": {"claimName": "checkpoints"}}

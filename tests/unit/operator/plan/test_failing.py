@@ -8,7 +8,8 @@ import pytest
 from support.jobs import job
 from support.planworld import World, condition, running, world
 
-from ringtrain_operator.observe.model import Foreign, ObjectRef
+from ringtrain_operator.build.names import ObjectRef
+from ringtrain_operator.observe.model import Foreign
 from ringtrain_operator.status.model import format_time
 
 

@@ -12,8 +12,9 @@ import pytest
 from support.jobs import job
 from support.planworld import World
 
+from ringtrain_operator.build.names import ObjectRef
 from ringtrain_operator.cluster.observe import split_owned
-from ringtrain_operator.observe.model import ObjectRef, Refusal
+from ringtrain_operator.observe.model import Refusal
 from ringtrain_operator.spec.base import MOST_WORKERS
 from ringtrain_operator.status.incarnations import LOSSES_KEPT
 

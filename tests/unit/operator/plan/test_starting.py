@@ -9,9 +9,10 @@ import pytest
 from support.jobs import job
 from support.planworld import World, condition, running, world
 
+from ringtrain_operator.build.names import ObjectRef
 from ringtrain_operator.client.causes import explain
 from ringtrain_operator.cluster.poll import PollTimes
-from ringtrain_operator.observe.model import ObjectRef, Refusal
+from ringtrain_operator.observe.model import Refusal
 from ringtrain_operator.plan.objects import companion_refs
 from ringtrain_operator.spec.parse import parse_job
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from support.planworld import condition, world
 
-from ringtrain_operator.observe.model import Foreign, ObjectRef, Refusal
+from ringtrain_operator.build.names import ObjectRef
+from ringtrain_operator.observe.model import Foreign, Refusal
 
 
 def test_a_taken_name_is_said() -> None:

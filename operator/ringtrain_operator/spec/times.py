@@ -1,4 +1,4 @@
-"""Times in the status: whole seconds, as Kubernetes writes them."""
+"""Times as Kubernetes writes them, in whole seconds; how long a pod that is lost again and again pauses."""
 
 from __future__ import annotations
 
@@ -18,6 +18,14 @@ def after_pause(last: datetime, losses: int) -> datetime | None:
     None: at once. One loss is bad luck; from the second on pauses double.
     """
     return None if losses < 2 else last + timedelta(seconds=min(2 ** min(losses - 2, 30), LONGEST_PAUSE_S))
+
+
+def parse_time(value: object) -> datetime | None:
+    """A Kubernetes timestamp (RFC 3339) as an aware datetime; None for nothing."""
+    if value is None or value == "":
+        return None
+    parsed = value if isinstance(value, datetime) else datetime.fromisoformat(str(value).replace("Z", "+00:00"))
+    return parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)
 
 
 def format_time(moment: datetime) -> str:
