@@ -8,8 +8,8 @@ from datetime import timedelta
 
 from ringtrain_operator.cluster.line import WaitingLine
 from ringtrain_operator.cluster.queue import Key
-from ringtrain_operator.observe.line import Contention
 from ringtrain_operator.observe.model import Observed
+from ringtrain_operator.placement.line import Contention
 from ringtrain_operator.plan import Plan
 from ringtrain_operator.status.model import format_time
 from support.jobs import job

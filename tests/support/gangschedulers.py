@@ -11,10 +11,10 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from ringtrain_operator.build import SCHEDULERS
 from ringtrain_operator.cluster.api.client import ApiClient
 from ringtrain_operator.cluster.api.errors import ApiError, Conflict, NotFound
 from ringtrain_operator.cluster.api.resources import NODES, PODS, Resource, pod_groups
+from ringtrain_operator.placement.gangs import SCHEDULERS
 from support.kubelet.pod import now_text
 from support.objects import subresource
 

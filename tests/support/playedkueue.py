@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ringtrain_operator.observe.model import KueueView
-from ringtrain_operator.observe.workload import view_workload
+from ringtrain_operator.placement.kueue.view import view_workload
 from ringtrain_operator.plan.result import WorkloadChange
 
 Json = dict[str, Any]

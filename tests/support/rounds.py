@@ -13,9 +13,9 @@ from typing import Any
 import yaml
 
 from ringtrain_operator import contract
-from ringtrain_operator.build import SCHEDULERS
 from ringtrain_operator.cluster.api.client import ApiClient
 from ringtrain_operator.cluster.api.resources import JOBS, NODES, PODS
+from ringtrain_operator.placement.gangs import SCHEDULERS
 from support.apiserver import ControlPlane
 from support.cluster import Cluster, Json, real_cluster
 from support.gangschedulers import CRDS, groups_of, standing_in

@@ -48,7 +48,7 @@ class GangOption(click.ParamType[Any]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Both names, the second the usual one unless it is given; a message for an unknown gang scheduler."""
-        from ringtrain_operator.build import SCHEDULERS
+        from ringtrain_operator.placement.gangs import SCHEDULERS
 
         if isinstance(value, tuple):
             return value

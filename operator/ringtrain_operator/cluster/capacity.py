@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from ringtrain_operator import contract
-from ringtrain_operator.build import AUTOSCALER_GROUP
 from ringtrain_operator.build.names import ObjectRef
 from ringtrain_operator.cluster.api.client import ApiClient
 from ringtrain_operator.cluster.api.errors import NotFound
@@ -14,6 +13,7 @@ from ringtrain_operator.cluster.observe import Memory
 from ringtrain_operator.observe.capacity import view_request
 from ringtrain_operator.observe.model import CapacityView
 from ringtrain_operator.observe.pods import owned_by
+from ringtrain_operator.placement.provisioning import AUTOSCALER_GROUP
 
 Json = dict[str, Any]
 

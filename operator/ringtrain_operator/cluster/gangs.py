@@ -5,8 +5,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from ringtrain_operator import contract
-from ringtrain_operator.build import SCHEDULERS
-from ringtrain_operator.build.gangs.base import GangScheduler
 from ringtrain_operator.cluster.api.client import ApiClient
 from ringtrain_operator.cluster.api.errors import NotFound
 from ringtrain_operator.cluster.api.resources import Resource, pod_groups
@@ -14,6 +12,8 @@ from ringtrain_operator.cluster.observe import Memory
 from ringtrain_operator.observe.groups import view_group
 from ringtrain_operator.observe.model import GangsView, GroupView
 from ringtrain_operator.observe.pods import owned_by
+from ringtrain_operator.placement.base import GangScheduler
+from ringtrain_operator.placement.gangs import SCHEDULERS
 
 Json = dict[str, Any]
 

@@ -8,8 +8,8 @@ from itertools import islice
 from typing import Any
 
 from ringtrain_operator.cluster.queue import Key
-from ringtrain_operator.observe.line import Contender, Contention, NodeDevices
 from ringtrain_operator.observe.model import PodView
+from ringtrain_operator.placement.line import Contender, Contention, NodeDevices
 from ringtrain_operator.plan.incomplete import tries_at
 from ringtrain_operator.spec.job import is_ours
 from ringtrain_operator.spec.template import worker_devices

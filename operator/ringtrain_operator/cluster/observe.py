@@ -17,9 +17,9 @@ from ringtrain_operator.cluster.mounts import with_events
 from ringtrain_operator.cluster.poll import Answer
 from ringtrain_operator.cluster.queue import Key
 from ringtrain_operator.cluster.versions import Versions
-from ringtrain_operator.observe.line import NodeDevices
 from ringtrain_operator.observe.model import CapacityView, Foreign, GroupView, Observed, PodView, Refusal
 from ringtrain_operator.observe.pods import owned_by, owner_name, view_pod
+from ringtrain_operator.placement.line import NodeDevices
 from ringtrain_operator.spec.times import parse_time
 
 log = logging.getLogger(__name__)

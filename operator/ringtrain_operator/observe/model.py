@@ -8,8 +8,8 @@ from datetime import datetime, timedelta
 from typing import Any, Literal
 
 from ..build.names import ObjectRef
-from .line import Contention, NodeDevices
-from .workload import WorkloadView
+from ..placement.kueue.view import WorkloadView
+from ..placement.line import Contention, NodeDevices
 
 # A container is made, or waits for its image and says so, in less.
 SPEAKS_WITHIN_S = 30

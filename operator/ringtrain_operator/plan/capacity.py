@@ -13,6 +13,7 @@ from .. import build
 from ..build import Settings
 from ..build.names import ObjectRef
 from ..observe.model import CapacityView, RequestView
+from ..placement import provisioning
 from ..status.capacity import awaits_capacity, capacity_problem, present_request, withdrawn_at
 from ..status.gang import is_open
 from ..status.situation import Situation
@@ -44,14 +45,14 @@ def missing_request(s: Situation, settings: Settings) -> tuple[dict[str, Any], .
         "workers": build.build_worker_pod(s.job, s.attempt, 0, secret, settings=settings),
     }
     templates = tuple(
-        build.build_pod_template(s.job, s.attempt, pod_set, in_gang(s, pods[pod_set]))
+        provisioning.build_pod_template(s.job, s.attempt, pod_set, in_gang(s, pods[pod_set]))
         for pod_set in _POD_SETS
-        if ObjectRef("PodTemplate", build.template_name(s.job, s.attempt, pod_set)) not in view.templates
+        if ObjectRef("PodTemplate", provisioning.template_name(s.job, s.attempt, pod_set)) not in view.templates
     )
     if present_request(s) is not None:
         return templates
     counts = dict(zip(_POD_SETS, _counts(s), strict=True))
-    return (*templates, build.build_request(s.job, s.attempt, view.version, wanted, counts))
+    return (*templates, provisioning.build_request(s.job, s.attempt, view.version, wanted, counts))
 
 
 def on_provisioned(s: Situation, pod: dict[str, Any]) -> dict[str, Any]:
@@ -59,7 +60,7 @@ def on_provisioned(s: Situation, pod: dict[str, Any]) -> dict[str, Any]:
     wanted = s.job.spec.scheduling.provisioning
     if wanted is None or s.observed.capacity is None:
         return pod
-    return build.on_provisioned(s.job, pod, s.attempt, wanted)
+    return provisioning.on_provisioned(s.job, pod, s.attempt, wanted)
 
 
 def unwanted_requests(s: Situation) -> tuple[Deletion, ...]:
@@ -74,7 +75,7 @@ def unwanted_requests(s: Situation) -> tuple[Deletion, ...]:
 
 def _is_of_use(s: Situation, request: RequestView) -> bool:
     """Whether the present attempt's pods take what it gives, or may yet."""
-    if not _wanted(s) or request.ref.name != build.request_name(s.job, s.attempt):
+    if not _wanted(s) or request.ref.name != provisioning.request_name(s.job, s.attempt):
         return False
     if not is_open(s):
         return True
@@ -83,7 +84,7 @@ def _is_of_use(s: Situation, request: RequestView) -> bool:
 
 
 def _is_present(s: Situation, template: ObjectRef, view: CapacityView) -> bool:
-    names = (build.template_name(s.job, s.attempt, pod_set) for pod_set in _POD_SETS)
+    names = (provisioning.template_name(s.job, s.attempt, pod_set) for pod_set in _POD_SETS)
     return view.allowed and _wanted(s) and template.name in names
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
-from ..observe.line import Contender
+from ..placement.line import Contender
 from ..status.model import ConditionChange, Failure, LostPod
 from ..status.situation import Situation
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import Any
 
-from .. import build
 from ..build.names import ObjectRef
+from ..placement.gangs import SCHEDULERS, build_group, group_name, in_group
 from ..status.gang import chosen, gang_problem, is_open
 from ..status.model import JobStatus
 from ..status.situation import Situation
@@ -33,10 +33,10 @@ def missing_group(s: Situation) -> tuple[dict[str, Any], ...]:
     gangs, scheduler = s.observed.gangs, s.status.ledger.gang_scheduler
     if gangs is None or scheduler is None or scheduler not in gangs.served:
         return ()
-    version, name = gangs.served[scheduler], build.group_name(s.job, s.attempt)
+    version, name = gangs.served[scheduler], group_name(s.job, s.attempt)
     if any((group.ref.name, group.ref.api_version) == (name, version) for group in gangs.groups):
         return ()
-    return (build.build_group(s.job, s.attempt, scheduler, version, s.workers_needed + 1),)
+    return (build_group(s.job, s.attempt, scheduler, version, s.workers_needed + 1),)
 
 
 def in_gang(s: Situation, pod: dict[str, Any]) -> dict[str, Any]:
@@ -45,7 +45,7 @@ def in_gang(s: Situation, pod: dict[str, Any]) -> dict[str, Any]:
     if scheduler is None:
         return pod
     named = gangs.allowed.get(scheduler, "") if gangs is not None else ""
-    return build.in_group(s.job, pod, s.attempt, scheduler, named or build.SCHEDULERS[scheduler].scheduler_name)
+    return in_group(s.job, pod, s.attempt, scheduler, named or SCHEDULERS[scheduler].scheduler_name)
 
 
 def unwanted_groups(s: Situation) -> tuple[Deletion, ...]:
@@ -63,6 +63,6 @@ def _is_present(s: Situation, group: ObjectRef) -> bool:
     """Whether it is the group of pods that there are, or are to be."""
     scheduler = s.status.ledger.gang_scheduler
     over = s.status.finished or s.is_without_pods or s.status.ledger.queued_since is not None
-    if over or scheduler is None or group.name != build.group_name(s.job, s.attempt):
+    if over or scheduler is None or group.name != group_name(s.job, s.attempt):
         return False
-    return group.api_version.startswith(f"{build.SCHEDULERS[scheduler].api_group}/")
+    return group.api_version.startswith(f"{SCHEDULERS[scheduler].api_group}/")

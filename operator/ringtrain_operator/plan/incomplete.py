@@ -12,7 +12,7 @@ import zlib
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from ..observe.line import ROOM, Contender, lacking
+from ..placement.line import ROOM, Contender, lacking
 from ..status.model import JobStatus
 from ..status.situation import Situation
 from .decision import NO_DECISION, Begin, Decision, Enqueue, Finish, GiveWay, Halt, Place, PolicyResult

@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
-from ..observe.line import Contender
+from ..placement.line import Contender
 from ..spec.job import comparable
 from ..status.lasting import EndedPod
 from ..status.model import JobStatus, Loss

@@ -12,6 +12,8 @@ from ..build import Settings
 from ..build.names import ObjectRef
 from ..contract import KIND, LABEL_ATTEMPT, LABEL_ROLE
 from ..observe.model import PodView
+from ..placement.kueue import workload
+from ..placement.kueue.patches import granted
 from ..spec.job import Job
 from ..status.capacity import awaits_capacity
 from ..status.gang import gang_problem
@@ -24,7 +26,6 @@ from .incarnations import due_workers, unwanted_workers
 from .lasting import due_lasting, unwanted_lasting
 from .relaunch import is_unwanted, launcher_due
 from .result import Deletion
-from .workload_patches import granted
 
 # A suspended job's launcher ends as soon as it has taken note of the workers' end. One that hangs is deleted after
 # so long, or after the workers' grace period.
@@ -141,13 +142,13 @@ def _missing_lasting(s: Situation, settings: Settings) -> Iterator[dict[str, Any
 def _for_queue(s: Situation, pod: dict[str, Any]) -> dict[str, Any]:
     """The pod with what the job's queue adds to it."""
     role = pod["metadata"]["labels"][LABEL_ROLE]
-    grant = s.workload.grants.get(build.POD_SETS[role]) if s.workload is not None and s.has_workload else None
+    grant = s.workload.grants.get(workload.POD_SETS[role]) if s.workload is not None and s.has_workload else None
     if grant is not None:
         return granted(pod, grant)
     if s.status.ledger.queued_as == "PodGroup" and s.job.queue:
         if LABEL_ATTEMPT not in pod["metadata"]["labels"]:
-            return build.queued_alone(s.job, pod)
-        return build.grouped(s.job, pod, s.attempt, len(s.wanted_names))
+            return workload.queued_alone(s.job, pod)
+        return workload.grouped(s.job, pod, s.attempt, len(s.wanted_names))
     return pod
 
 

@@ -6,12 +6,11 @@ back when they are gone: at no moment do two jobs use the same quota.
 
 from __future__ import annotations
 
-from .. import build
 from ..build import Settings
 from ..build.names import ObjectRef
-from ..observe.workload import WorkloadView
+from ..placement.kueue import patches, workload
+from ..placement.kueue.view import WorkloadView
 from ..status.situation import Situation
-from . import workload_patches as patches
 from .decision import NO_DECISION, Begin, Enqueue, PolicyResult
 from .result import Deletion, WorkloadChange
 
@@ -91,7 +90,7 @@ def _queued(s: Situation, view: WorkloadView | None, settings: Settings) -> Work
         return _patched(view, patches.quota_returned(view, s.now))
     if view.finished or (view.reserved and not fits(s, view)):
         return _deleted(s, view)
-    wants = {name: count for name, count in build.pod_counts(s.job).items() if name in view.counts}
+    wants = {name: count for name, count in workload.pod_counts(s.job).items() if name in view.counts}
     asks = {name: view.counts[name] for name in wants}
     if not view.reserved and (view.queue, asks) != (s.job.queue, wants):
         return _patched(view, patches.asked(view, s.job), "")
@@ -135,13 +134,13 @@ def _told_the_end(s: Situation, view: WorkloadView | None) -> WorkloadChange | N
 
 def _made(s: Situation, settings: Settings) -> WorkloadChange | None:
     kueue = s.observed.kueue
-    if kueue is None or kueue.problem or build.is_prebuilt(s.job):
+    if kueue is None or kueue.problem or workload.is_prebuilt(s.job):
         return None
-    return WorkloadChange("create", build.build_workload(s.job, kueue.version, kueue.priority, settings))
+    return WorkloadChange("create", workload.build_workload(s.job, kueue.version, kueue.priority, settings))
 
 
 def _deleted(s: Situation, view: WorkloadView | None) -> WorkloadChange | None:
-    if view is None or build.is_prebuilt(s.job):
+    if view is None or workload.is_prebuilt(s.job):
         return None
     return WorkloadChange("delete", deletion=Deletion(ObjectRef("Workload", view.name), view.uid))
 

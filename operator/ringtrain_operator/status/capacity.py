@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from ..build import AUTOSCALER_GROUP, request_name
 from ..observe.model import RequestView
+from ..placement.provisioning import AUTOSCALER_GROUP, request_name
 from .gang import is_open
 from .model import ConditionChange, format_time
 from .situation import Situation

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from ..build import SCHEDULERS, scheduler_of
-from ..build.gangs import DEFAULT_SCHEDULER
+from ..placement.gangs import DEFAULT_SCHEDULER, SCHEDULERS, scheduler_of
 from .situation import Situation
 
 Scheduler = Literal["Kubernetes", "Coscheduling", "Volcano"]

@@ -10,7 +10,7 @@ from ..build import data_worker_name, evaluator_name, launcher_name, secret_name
 from ..build.names import ObjectRef
 from ..observe.model import LauncherReport, Observed, PodView, Refusal
 from ..observe.pods import failure_in
-from ..observe.workload import WorkloadView
+from ..placement.kueue.view import WorkloadView
 from ..spec.job import Job
 from .model import JobStatus
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..build import group_name, worker_name
+from ..build import worker_name
 from ..contract import KIND
-from ..observe.line import ROOM, Contender
 from ..observe.model import Foreign, Refusal
 from ..observe.pods import by_index
+from ..placement.gangs import group_name
+from ..placement.line import ROOM, Contender
 from ..spec.job import Job
 from .capacity import waiting_for_capacity
 from .counts import counted

@@ -21,8 +21,8 @@ from support.scenario import Clock, Scenario
 from support.standin import WORKLOADS, admitting, evict
 
 from ringtrain_operator import contract
-from ringtrain_operator.build import workload_name
 from ringtrain_operator.cluster.api.resources import EVENTS, JOBS, POD_TEMPLATES, PODS, pod_groups
+from ringtrain_operator.placement.kueue.workload import workload_name
 from ringtrain_operator.plan.objects import LAUNCHER_ENDS_S
 
 POD_GROUPS = pod_groups("scheduling.k8s.io/v1alpha2")

@@ -227,8 +227,8 @@ def test_the_charts_crd_is_in_step(tmp_path: Path) -> None:
 @pytest.mark.parametrize("scope", [[], ["namespaces={team-a}"]])
 def test_rights_on_groups_come_with_each_gang_scheduler(scope: list[str]) -> None:
     """PodGroups of those that are turned on and of no other, nothing else of them; and the operator is told."""
-    from ringtrain_operator.build import SCHEDULERS
     from ringtrain_operator.cli.operator import operator
+    from ringtrain_operator.placement.gangs import SCHEDULERS
 
     def granted(*values: str) -> dict[str, Json]:
         rules = [rule for obj in render(*values, *scope) for rule in obj.get("rules") or ()]

@@ -13,8 +13,8 @@ from ringtrain_operator.build import (
     build_launcher_pod,
     build_service_account,
     build_worker_pod,
-    build_workload,
 )
+from ringtrain_operator.placement.kueue.workload import build_workload
 from ringtrain_operator.spec.job import Job
 from ringtrain_operator.spec.parse import parse_job
 

@@ -11,7 +11,7 @@ from support.planworld import START
 
 from ringtrain_operator.cluster.line import WaitingLine
 from ringtrain_operator.cluster.queue import Key
-from ringtrain_operator.observe.line import Contention
+from ringtrain_operator.placement.line import Contention
 
 FITS = st.builds(
     Ask,

@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 from support.planworld import START
 
-from ringtrain_operator.observe.line import ROOM, Contender, lacking
+from ringtrain_operator.placement.line import ROOM, Contender, lacking
 
 GPU = "nvidia.com/gpu"
 # Messages as kube-scheduler writes them, of several versions.

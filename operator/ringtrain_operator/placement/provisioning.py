@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..build import names
 from ..spec.job import Job
 from ..spec.scheduling import Provisioning
-from . import names
-from .workload import weighed_template
+from .kueue.workload import weighed_template
 
 Json = dict[str, Any]
 

@@ -6,12 +6,12 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
-from .. import contract
-from ..spec.job import QUEUE_LABEL, Job
-from . import names
-from .lasting import build_data_worker_pod, build_evaluator_pod
-from .pods import build_launcher_pod, build_worker_pod
-from .settings import Settings
+from ... import contract
+from ...build import names
+from ...build.lasting import build_data_worker_pod, build_evaluator_pod
+from ...build.pods import build_launcher_pod, build_worker_pod
+from ...build.settings import Settings
+from ...spec.job import QUEUE_LABEL, Job
 
 Json = dict[str, Any]
 

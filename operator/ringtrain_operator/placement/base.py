@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ...spec.scheduling import Topology
+from ..spec.scheduling import Topology
 
 Json = dict[str, Any]
 

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from ..build import pod_counts
-from ..build.names import owner_references
-from ..observe.workload import Grant, WorkloadView
-from ..spec.job import Job
-from ..status.model import format_time
+from ...build.names import owner_references
+from ...spec.job import Job
+from ...spec.times import format_time
+from .view import Grant, WorkloadView
+from .workload import pod_counts
 
 Json = dict[str, Any]
 Patch = list[Json]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ...spec.job import Job
-from .. import names
+from ..build import names
+from ..spec.job import Job
 from .base import Gang, GangScheduler
 from .coscheduling import COSCHEDULING
 from .kubernetes import KUBERNETES
