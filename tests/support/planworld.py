@@ -11,10 +11,10 @@ from typing import Any
 from ringtrain_operator import contract
 from ringtrain_operator.build import Settings
 from ringtrain_operator.build.names import ObjectRef
-from ringtrain_operator.observe.capacity import view_request
-from ringtrain_operator.observe.groups import view_group
-from ringtrain_operator.observe.model import CapacityView, Foreign, GangsView, Observed, Refusal
+from ringtrain_operator.observe.model import Foreign, Observed, Refusal
 from ringtrain_operator.observe.pods import OtherStatusVersion, read_report, view_pod
+from ringtrain_operator.placement.gangs import GangsView, view_group
+from ringtrain_operator.placement.provisioning import ProvisioningView, view_request
 from ringtrain_operator.plan import Event, Plan, plan_object
 from ringtrain_operator.plan.result import WorkloadChange
 from ringtrain_operator.spec.job import Job
@@ -62,7 +62,7 @@ class World:
     kueue: PlayedKueue | None = None
     schedulers: GangsView | None = None
     groups: dict[ObjectRef, Json] = field(default_factory=dict)
-    autoscaler: CapacityView | None = None
+    autoscaler: ProvisioningView | None = None
     asked: dict[ObjectRef, Json] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -93,7 +93,7 @@ class World:
             refusals=self.refusals,
             kueue=self.kueue.view() if self.kueue is not None else None,
             gangs=self._gangs(),
-            capacity=self._capacity(),
+            provisioning=self._provisioning(),
             status=self.job.get("status") or {},
             nodes_ready=self._silent_nodes(),
         )
@@ -104,7 +104,7 @@ class World:
         groups = tuple(view_group(group, ref.api_version) for ref, group in self.groups.items())
         return replace(self.schedulers, groups=groups)
 
-    def _capacity(self) -> CapacityView | None:
+    def _provisioning(self) -> ProvisioningView | None:
         if self.autoscaler is None:
             return None
         requests = tuple(view_request(o, r.api_version) for r, o in self.asked.items() if r.api_version)

@@ -6,8 +6,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from ringtrain_operator.observe.model import KueueView
-from ringtrain_operator.placement.kueue.view import view_workload
+from ringtrain_operator.placement.kueue.view import KueueView, view_workload
 from ringtrain_operator.plan.result import WorkloadChange
 
 Json = dict[str, Any]

@@ -10,7 +10,7 @@ from typing import Any
 
 from ringtrain_operator.cluster.api.client import ApiClient
 from ringtrain_operator.cluster.api.errors import ApiError, Conflict, NotFound
-from ringtrain_operator.cluster.workloads import workloads
+from ringtrain_operator.cluster.kueue import workloads
 from support.kubelet.pod import now_text
 
 Json = dict[str, Any]

@@ -162,7 +162,7 @@ def _is_read_again(work: _Work, ref: ObjectRef) -> bool:
     if ref.kind == POD_GROUP:
         work.memory.groups_known = False
     elif ref.kind in REQUEST_KINDS:
-        work.memory.capacity_known = False
+        work.memory.provisioning_known = False
     return ref.kind == POD_GROUP or ref.kind in REQUEST_KINDS
 
 

@@ -9,11 +9,9 @@ from ringtrain_operator.cluster.api.client import ApiClient
 from ringtrain_operator.cluster.api.errors import NotFound
 from ringtrain_operator.cluster.api.resources import Resource, pod_groups
 from ringtrain_operator.cluster.observe import Memory
-from ringtrain_operator.observe.groups import view_group
-from ringtrain_operator.observe.model import GangsView, GroupView
 from ringtrain_operator.observe.pods import owned_by
-from ringtrain_operator.placement.base import GangScheduler
-from ringtrain_operator.placement.gangs import SCHEDULERS
+from ringtrain_operator.placement.gang import GangScheduler
+from ringtrain_operator.placement.gangs import SCHEDULERS, GangsView, GroupView, view_group
 
 Json = dict[str, Any]
 

@@ -17,9 +17,11 @@ from ringtrain_operator.cluster.mounts import with_events
 from ringtrain_operator.cluster.poll import Answer
 from ringtrain_operator.cluster.queue import Key
 from ringtrain_operator.cluster.versions import Versions
-from ringtrain_operator.observe.model import CapacityView, Foreign, GroupView, Observed, PodView, Refusal
+from ringtrain_operator.observe.model import Foreign, Observed, PodView, Refusal
 from ringtrain_operator.observe.pods import owned_by, owner_name, view_pod
+from ringtrain_operator.placement.gangs import GroupView
 from ringtrain_operator.placement.line import NodeDevices
+from ringtrain_operator.placement.provisioning import ProvisioningView
 from ringtrain_operator.spec.times import parse_time
 
 log = logging.getLogger(__name__)
@@ -53,8 +55,8 @@ class Memory:
     because the operator may not read Secrets. `gone`: by worker of an elastic job, the newest incarnation of which
     no container runs any more; `ending`: by uid, pods that were being deleted at the last look. `workload`:
     Kueue's, None: there is none; it is `workload_known` until a watch tells of another. The same holds for the
-    `groups` of gang schedulers, and for what an autoscaler was asked for (`capacity`). `views`: by name, pods of
-    a large job as they were read, and what was seen in them.
+    `groups` of gang schedulers, and for what an autoscaler was asked for (`provisioning`). `views`: by name,
+    pods of a large job as they were read, and what was seen in them.
     """
 
     owned: set[ObjectRef] = field(default_factory=set)
@@ -70,8 +72,8 @@ class Memory:
     workload_refused: str = ""
     groups_known: bool = False
     groups: tuple[GroupView, ...] = ()
-    capacity_known: bool = False
-    capacity: CapacityView = field(default_factory=CapacityView)
+    provisioning_known: bool = False
+    provisioning: ProvisioningView = field(default_factory=ProvisioningView)
     ending: dict[str, Ending] = field(default_factory=dict)
     gone: dict[int, int] = field(default_factory=dict)
     views: dict[str, tuple[Json, PodView]] = field(default_factory=dict)

@@ -16,19 +16,19 @@ from ringtrain_operator.cluster.api.connection import Connection
 from ringtrain_operator.cluster.api.errors import ApiError, Conflict, Forbidden, NotFound, NotLeader
 from ringtrain_operator.cluster.api.resources import JOBS, Resource
 from ringtrain_operator.cluster.api.transport import Limits
-from ringtrain_operator.cluster.capacity import Capacity
 from ringtrain_operator.cluster.config import OperatorConfig
 from ringtrain_operator.cluster.gangs import Gangs
 from ringtrain_operator.cluster.health import ApiReach, ReachTimes, health_server
+from ringtrain_operator.cluster.kueue import served_version, workloads
 from ringtrain_operator.cluster.lease import LeaderLease, LeaseTimes
 from ringtrain_operator.cluster.metrics import Metrics
 from ringtrain_operator.cluster.pods import PodChange
 from ringtrain_operator.cluster.poll import LauncherPoller, PollTimes
+from ringtrain_operator.cluster.provisioning import Provisioning
 from ringtrain_operator.cluster.queue import Key, KeyedQueue
 from ringtrain_operator.cluster.reconcile import Clock, Reconciler, utc_now
 from ringtrain_operator.cluster.versions import Versions
 from ringtrain_operator.cluster.watch import Scope, resync, until_served, watch_cluster
-from ringtrain_operator.cluster.workloads import served_version, workloads
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ class Operator:
             clock,
             settings,
             gangs,
-            Capacity(self.api, config.provisioning),
+            Provisioning(self.api, config.provisioning),
         )
         self._standby = False
         self._watch_turned_at: float | None = None
@@ -176,7 +176,7 @@ class Operator:
             if self.config.kueue:
                 self._reconciler.kueue.version = await served_version(self.api)
             await self._reconciler.gangs.find()
-            await self._reconciler.capacity.find()
+            await self._reconciler.provisioning.find()
         except ApiError as exc:
             log.warning("whether Kueue and gang schedulers are there is not known: %s", exc)
             return isinstance(exc, Forbidden)
@@ -185,7 +185,7 @@ class Operator:
     def _extras(self) -> tuple[Resource, ...]:
         """What is watched of Kueue and of gang schedulers, as far as they are there."""
         version = self._reconciler.kueue.version
-        asked = (*self._reconciler.gangs.watched(), *self._reconciler.capacity.watched())
+        asked = (*self._reconciler.gangs.watched(), *self._reconciler.provisioning.watched())
         return (*((workloads(version),) if version else ()), *asked)
 
     async def _keep_pod_schema(self) -> None:

@@ -13,17 +13,17 @@ from ringtrain_operator.build.names import ObjectRef
 from ringtrain_operator.cluster.api.errors import NotFound
 from ringtrain_operator.cluster.api.resources import JOBS
 from ringtrain_operator.cluster.apply import apply_plan
-from ringtrain_operator.cluster.capacity import Capacity
 from ringtrain_operator.cluster.events import send_events
 from ringtrain_operator.cluster.gangs import Gangs
+from ringtrain_operator.cluster.kueue import Kueue
 from ringtrain_operator.cluster.line import WaitingLine
 from ringtrain_operator.cluster.metrics import Metrics
 from ringtrain_operator.cluster.observe import Memory, NodeRoom, Reading, read_surroundings
 from ringtrain_operator.cluster.pod_schema import ServedPodSchema
 from ringtrain_operator.cluster.poll import Endpoint, LauncherPoller, Wish
+from ringtrain_operator.cluster.provisioning import Provisioning
 from ringtrain_operator.cluster.queue import Key, KeyedQueue
 from ringtrain_operator.cluster.versions import Versions
-from ringtrain_operator.cluster.workloads import Kueue
 from ringtrain_operator.observe.model import Observed
 from ringtrain_operator.observe.pods import main_container, status_token
 from ringtrain_operator.plan import Plan, plan_object
@@ -50,7 +50,7 @@ class Reconciler:
         clock: Clock,
         settings: Settings,
         gangs: Gangs,
-        capacity: Capacity,
+        provisioning: Provisioning,
     ) -> None:
         self._settings = settings
         self._api = versions.api
@@ -64,7 +64,7 @@ class Reconciler:
         self._nodes = NodeRoom(versions.api)
         self.kueue = Kueue(versions.api)
         self.gangs = gangs
-        self.capacity = capacity
+        self.provisioning = provisioning
         self._memories: dict[str, Memory] = {}
         self._uids: dict[Key, str] = {}
 
@@ -80,8 +80,8 @@ class Reconciler:
         reading = await read_surroundings(self._versions, job, memory, self._poller.answer(key), now)
         reading = await self._with_others(reading)
         kueue, gangs = await self.kueue.observe(job, memory), await self.gangs.observe(job, memory)
-        capacity = await self.capacity.observe(job, memory)
-        observed = replace(reading.observed, kueue=kueue, gangs=gangs, capacity=capacity)
+        provisioning = await self.provisioning.observe(job, memory)
+        observed = replace(reading.observed, kueue=kueue, gangs=gangs, provisioning=provisioning)
         reading = replace(reading, observed=observed)
         plan = self._plan(job, reading.observed, now)
         job = await self._write_status(key, job, plan)
@@ -113,7 +113,7 @@ class Reconciler:
         elif memory is not None and kind == "PodGroup":
             memory.groups_known = False
         elif memory is not None:
-            memory.capacity_known = False
+            memory.provisioning_known = False
 
     async def _write_status(self, key: Key, job: Json, plan: Plan) -> Json:
         """The job with its new status written, if there is one; a job that changed meanwhile is a Conflict."""

@@ -8,8 +8,10 @@ from datetime import datetime, timedelta
 from typing import Any, Literal
 
 from ..build.names import ObjectRef
-from ..placement.kueue.view import WorkloadView
+from ..placement.gangs import GangsView
+from ..placement.kueue.view import KueueView
 from ..placement.line import Contention, NodeDevices
+from ..placement.provisioning import ProvisioningView
 
 # A container is made, or waits for its image and says so, in less.
 SPEAKS_WITHIN_S = 30
@@ -117,70 +119,6 @@ class LauncherReport:
 
 
 @dataclass(frozen=True)
-class KueueView:
-    """Kueue, where the operator may write its Workloads. `version`: of its API. `priority`: fields of a Workload
-    that is made now. `problem`: why none can be made.
-    """
-
-    version: str
-    workload: WorkloadView | None = None
-    priority: dict[str, Any] = field(default_factory=dict)
-    problem: str = ""
-
-
-@dataclass(frozen=True)
-class GroupView:
-    """A PodGroup of the job. `words`: why its gang finds no room, as its scheduler says it; empty: it does not."""
-
-    ref: ObjectRef
-    uid: str
-    words: str = ""
-    ending: bool = False
-
-
-@dataclass(frozen=True)
-class GangsView:
-    """Gang schedulers, by their names in spec.scheduling.gang.
-
-    `allowed`: schedulerName of each that the installation allows. `served`: of these, those whose API there is,
-    and its version. `groups`: of the job.
-    """
-
-    allowed: Mapping[str, str] = field(default_factory=dict)
-    served: Mapping[str, str] = field(default_factory=dict)
-    groups: tuple[GroupView, ...] = ()
-
-
-@dataclass(frozen=True)
-class RequestView:
-    """A ProvisioningRequest of the job. `counts`: pods of its pod sets. `words`: what the autoscaler says last.
-
-    `provisioned`: the nodes are there. `over_since`: since when it has failed, or what it was given is taken back.
-    """
-
-    ref: ObjectRef
-    uid: str
-    created: datetime
-    counts: tuple[int, ...] = ()
-    provisioned: bool = False
-    over_since: datetime | None = None
-    words: str = ""
-    ending: bool = False
-
-
-@dataclass(frozen=True)
-class CapacityView:
-    """Where nodes may be asked for. `allowed`: by the installation. `version`: of the autoscaler's API; empty:
-    there is none. `requests` and `templates`, with their uids, are the job's.
-    """
-
-    allowed: bool = False
-    version: str = ""
-    requests: tuple[RequestView, ...] = ()
-    templates: Mapping[ObjectRef, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class Observed:
     """What exists for one job at one moment.
 
@@ -192,7 +130,7 @@ class Observed:
     `contention`: the jobs that wait for places. `nodes`: what each node of the cluster has of extended
     resources; None: not known, or of no interest. `kueue`: None where it is not served, or not allowed.
     `nodes_ready`: of a node whose pod went silent, whether it was ready all the while, as far as it is known.
-    `gangs`, `capacity`: None where pods are not placed by a scheduler, as on one machine.
+    `gangs`, `provisioning`: None where pods are not placed by a scheduler, as on one machine.
     """
 
     pods: tuple[PodView, ...] = ()
@@ -207,7 +145,7 @@ class Observed:
     refusals: tuple[Refusal, ...] = ()
     kueue: KueueView | None = None
     gangs: GangsView | None = None
-    capacity: CapacityView | None = None
+    provisioning: ProvisioningView | None = None
     status: dict[str, Any] = field(default_factory=dict)
     contention: Contention = field(default_factory=Contention)
     nodes: NodeDevices | None = None

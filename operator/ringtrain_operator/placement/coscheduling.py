@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from .base import Gang, GangScheduler, Json
+from .base import Json
+from .gang import Gang, GangScheduler
 
 GROUP_LABEL = "scheduling.x-k8s.io/pod-group"
 

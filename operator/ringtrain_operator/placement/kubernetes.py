@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from .base import Gang, GangScheduler, Json
+from .base import Json
+from .gang import Gang, GangScheduler
 
 
 def _spec(gang: Gang) -> Json:
@@ -19,4 +20,6 @@ def _join(pod: Json, group: str) -> None:
     pod["spec"]["schedulingGroup"] = {"podGroupName": group}
 
 
-KUBERNETES = GangScheduler("scheduling.k8s.io", ("v1beta1", "v1alpha2"), "", _spec, _join)
+KUBERNETES = GangScheduler(
+    "scheduling.k8s.io", ("v1beta1", "v1alpha2"), "", _spec, _join, ("PodGroupScheduled", "False")
+)

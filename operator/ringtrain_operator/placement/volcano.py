@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from .base import Gang, GangScheduler, Json
+from .base import Json
+from .gang import Gang, GangScheduler
 
 GROUP_ANNOTATION = "scheduling.k8s.io/group-name"
 
@@ -23,4 +24,4 @@ def _join(pod: Json, group: str) -> None:
     pod["metadata"].setdefault("annotations", {})[GROUP_ANNOTATION] = group
 
 
-VOLCANO = GangScheduler("scheduling.volcano.sh", ("v1beta1",), "volcano", _spec, _join)
+VOLCANO = GangScheduler("scheduling.volcano.sh", ("v1beta1",), "volcano", _spec, _join, ("Unschedulable", "True"))

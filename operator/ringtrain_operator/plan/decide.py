@@ -18,15 +18,13 @@ from ..status.model import JobStatus, dump_status, parse_status
 from ..status.situation import Situation
 from .active_deadline import active_deadline
 from .autoscale import data_workers_wake_at, note_data_scale
-from .capacity import wakes_for_capacity
 from .decision import Decision, Policy, PolicyResult, condition_of
 from .disruption import disruption
 from .events import events_between
-from .gangs import note_gang, wakes_for_gang
 from .incarnations import note_workers, wakes_at
 from .incomplete import incomplete, note_line
 from .lasting import lasting_wakes_at, note_ended
-from .ledger import enter, name_credentials, not_ahead
+from .ledger import enter, name_credentials, not_ahead, note_gang
 from .lost_pod import lost_pod, note_lost_pod
 from .objects import changes
 from .outcome import attempt_failure, success
@@ -135,8 +133,7 @@ def plan(job: Job, observed: Observed, now: datetime, settings: Settings) -> Pla
     todo = changes(settled, settings)
     timers += [
         *([todo.requeue_at] if todo.requeue_at else []),
-        *wakes_for_gang(settled),
-        *wakes_for_capacity(settled),
+        *(moment for placement in settled.placements for moment in placement.wakes()),
     ]
     timers += [*wakes_at(settled), *launcher_wakes_at(settled)]
     timers += [*lasting_wakes_at(settled), *data_workers_wake_at(settled)]

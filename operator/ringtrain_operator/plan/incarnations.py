@@ -16,8 +16,6 @@ from .. import build
 from ..contract import EXIT_GANG_STOPPED
 from ..observe.model import PodView
 from ..observe.pods import by_index
-from ..status.capacity import awaits_capacity
-from ..status.gang import gang_problem
 from ..status.incarnations import LOSSES_KEPT, has_joined, incarnations_of, is_present, made_after, number_of
 from ..status.model import Incarnations, JobStatus, Loss
 from ..status.situation import Situation
@@ -171,7 +169,7 @@ def may_create(s: Situation) -> bool:
     """Whether pods of the present attempt may be made now."""
     if s.stale_pods or s.observed.foreign or _attempt_ends(s) or s.status.ledger.queued_since is not None:
         return False
-    if gang_problem(s) or awaits_capacity(s):
+    if any(placement.holds for placement in s.placements):
         return False
     start = s.status.ledger.restart_not_before
     return start is None or s.now >= start

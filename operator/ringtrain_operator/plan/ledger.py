@@ -90,6 +90,12 @@ def _as_this_version_notes(s: Situation) -> JobStatus:
     return s.status.noted(begun_with=fixed)
 
 
+def note_gang(s: Situation, decision: Decision | None) -> JobStatus:
+    """The status with who places the attempt's pods. It stays as it is from the attempt's first pod on."""
+    begins = isinstance(decision, Begin)  # until then the job was without pods
+    return s.status.noted(gang_scheduler=s.gang.choice.scheduler) if begins or s.gang.attempt.is_open else s.status
+
+
 def name_credentials(s: Situation) -> JobStatus:
     """The status with another name for the job's Secret, if the present one turned out to be taken.
 

@@ -15,13 +15,9 @@ from ..observe.model import PodView
 from ..placement.kueue import workload
 from ..placement.kueue.patches import granted
 from ..spec.job import Job
-from ..status.capacity import awaits_capacity
-from ..status.gang import gang_problem
 from ..status.incarnations import avoided_nodes, incarnations_of, number_of
 from ..status.situation import Situation
-from .capacity import missing_request, on_provisioned, unwanted_requests
 from .cleanup import deletion, expiry, force_time, unwanted_pods
-from .gangs import in_gang, missing_group, unwanted_groups
 from .incarnations import due_workers, unwanted_workers
 from .lasting import due_lasting, unwanted_lasting
 from .relaunch import is_unwanted, launcher_due
@@ -44,7 +40,8 @@ class Changes:
 def changes(s: Situation, settings: Settings) -> Changes:
     """What separates what exists from what the status says should."""
     found = _changes(s, settings)
-    return replace(found, delete=(*found.delete, *unwanted_groups(s), *unwanted_requests(s)))
+    unwanted = (Deletion(ref, uid) for placement in s.placements for ref, uid in placement.unwanted())
+    return replace(found, delete=(*found.delete, *unwanted))
 
 
 def _changes(s: Situation, settings: Settings) -> Changes:
@@ -57,16 +54,16 @@ def _changes(s: Situation, settings: Settings) -> Changes:
     if s.status.ledger.queued_since is not None:  # without any pods
         return _delete(s, s.lasting_pods, None)
     kept = _delete(s, unwanted_lasting(s), None)
-    if s.observed.foreign or (s.has_workload and not s.may_run) or gang_problem(s):
+    if s.observed.foreign or (s.has_workload and not s.may_run) or s.gang.holds:
         return kept
     start = s.status.ledger.restart_not_before
     if start is not None and s.now < start:
         return replace(kept, requeue_at=_earliest(kept.requeue_at, start))
-    if awaits_capacity(s):
-        return replace(kept, create=missing_request(s, settings))
-    gang = (on_provisioned(s, in_gang(s, _for_queue(s, pod))) for pod in _missing_pods(s, settings))
+    if s.provisioning.holds:
+        return replace(kept, create=s.provisioning.missing(_one_of_each(s, settings)))
+    gang = (s.provisioning.marked(s.gang.marked(_for_queue(s, pod))) for pod in _missing_pods(s, settings))
     beside = (_for_queue(s, pod) for pod in _missing_lasting(s, settings))
-    made = (*_companions(s, settings), *missing_group(s), *gang, *beside)
+    made = (*_companions(s, settings), *s.gang.missing(), *gang, *beside)
     launchers = tuple(pod for pod in s.pods if is_unwanted(s, pod))
     return replace(_delete(s, (*launchers, *unwanted_workers(s), *unwanted_lasting(s)), None), create=made)
 
@@ -128,6 +125,15 @@ def _missing_pods(s: Situation, settings: Settings) -> tuple[dict[str, Any], ...
     if build.launcher_name(s.job) not in missing:
         return tuple(workers)
     return (build.build_launcher_pod(s.job, s.attempt, secret, settings), *workers)
+
+
+def _one_of_each(s: Situation, settings: Settings) -> dict[str, dict[str, Any]]:
+    """The launcher's pod and a worker's, for an autoscaler to weigh."""
+    secret = s.secret.name
+    return {
+        "launcher": s.gang.marked(build.build_launcher_pod(s.job, s.attempt, secret, settings)),
+        "workers": s.gang.marked(build.build_worker_pod(s.job, s.attempt, 0, secret, settings=settings)),
+    }
 
 
 def _missing_lasting(s: Situation, settings: Settings) -> Iterator[dict[str, Any]]:

@@ -6,7 +6,6 @@ from dataclasses import replace
 from datetime import datetime
 
 from ..errors import SpecInvalid
-from .capacity import awaits_capacity
 from .counts import counts
 from .data_workers import input_stalled, lasting_fields
 from .elastic import degraded, elastic_fields
@@ -15,7 +14,7 @@ from .logs import logs_not_shipped
 from .model import Condition, ConditionChange, ConditionType, JobStatus, State, with_conditions
 from .progress import progress_fields
 from .situation import Situation
-from .waiting import queued_because, running_or_why_not, stuck_gang
+from .waiting import queued_because, running_or_why_not
 
 # Said of a gang that runs.
 _OF_A_WORLD: tuple[ConditionType, ...] = ("Degraded", "InputStalled")
@@ -53,7 +52,7 @@ def _waits_its_turn(s: Situation, status: JobStatus) -> bool:
     """Whether the job waits for room without holding any: given back, or withheld by a gang scheduler."""
     if status.is_true("Suspended") or status.is_true("Queued"):
         return False
-    return s.status.ledger.queued_since is not None or awaits_capacity(s) or stuck_gang(s) is not None
+    return s.status.ledger.queued_since is not None or s.provisioning.holds or s.gang.waits_for() is not None
 
 
 def rejected(previous: JobStatus, error: SpecInvalid, generation: int, now: datetime) -> JobStatus:

@@ -10,7 +10,10 @@ from ..build import data_worker_name, evaluator_name, launcher_name, secret_name
 from ..build.names import ObjectRef
 from ..observe.model import LauncherReport, Observed, PodView, Refusal
 from ..observe.pods import failure_in
+from ..placement.base import Attempt, Placement
+from ..placement.gangs import GangPlacement
 from ..placement.kueue.view import WorkloadView
+from ..placement.provisioning import NodesPlacement
 from ..spec.job import Job
 from .model import JobStatus
 
@@ -118,6 +121,41 @@ class Situation:
     def is_without_pods(self) -> bool:
         """Whether the job is suspended or waits in a queue: its pods are deleted, and none is made."""
         return self.status.is_true("Suspended") or self.status.is_true("Queued")
+
+    @cached_property
+    def _to_place(self) -> Attempt:
+        """The present attempt, as those see it who place its pods."""
+        ledger, start = self.status.ledger, self.status.ledger.restart_not_before
+        is_closed = bool(self.pods) or self.gang_began or self.is_without_pods or self.status.finished
+        in_line = ledger.queued_since is not None
+        unplaced = (pod.waiting_message for pod in self.pods if pod.unschedulable_since is not None)
+        return Attempt(
+            job=self.job,
+            number=self.attempt,
+            now=self.now,
+            workers=ledger.attempt_workers,
+            needed=self.workers_needed,
+            scheduler=ledger.gang_scheduler,
+            is_open=self.attempt > 0 and not is_closed,
+            is_over=self.status.finished or self.is_without_pods or in_line,
+            is_held=bool(self.stale_pods) or in_line or (start is not None and self.now < start),
+            unplaced=None if self.placed or self.gang_began else frozenset(unplaced),
+        )
+
+    @cached_property
+    def gang(self) -> GangPlacement:
+        """The present attempt's pods as a gang scheduler places them."""
+        return GangPlacement(self._to_place, self.observed.gangs)
+
+    @cached_property
+    def provisioning(self) -> NodesPlacement:
+        """The nodes that are asked for the present attempt."""
+        return NodesPlacement(self._to_place, self.observed.provisioning)
+
+    @property
+    def placements(self) -> tuple[Placement, ...]:
+        """All who have a say in where the present attempt's pods run, who is asked first."""
+        return (self.provisioning, self.gang)
 
     @property
     def wanted_workers(self) -> int:

@@ -8,12 +8,9 @@ from ..build import worker_name
 from ..contract import KIND
 from ..observe.model import Foreign, Refusal
 from ..observe.pods import by_index
-from ..placement.gangs import group_name
 from ..placement.line import ROOM, Contender
 from ..spec.job import Job
-from .capacity import waiting_for_capacity
 from .counts import counted
-from .gang import gang_problem
 from .model import ConditionChange, format_time
 from .progress import is_whole
 from .situation import Situation
@@ -40,14 +37,14 @@ def running_or_why_not(s: Situation) -> ConditionChange:
         return _foreign(s)
     if absent and s.has_workload and not s.may_run:
         return _not("WaitingForQueue", queued_because(s))
-    if problem := gang_problem(s):
-        return _not("GangUnavailable", problem)
+    if s.gang.problem:
+        return _not("GangUnavailable", s.gang.problem)
     if s.gang_refusals:
         return refused_because(s.gang_refusals)
     start = s.status.ledger.restart_not_before
     if start is not None and s.now < start and not s.pods:
         return _not("BackOff", f"attempt {s.attempt} starts at {format_time(start)}")
-    return waiting_for_capacity(s) or stuck_gang(s) or _stuck_pod(s) or _pending_pods(s, absent) or gang
+    return _not_placed(s) or _stuck_pod(s) or _pending_pods(s, absent) or gang
 
 
 def _queued(s: Situation) -> ConditionChange:
@@ -95,18 +92,9 @@ def queued_because(s: Situation) -> str:
     return f"{queue}: {view.words}"
 
 
-def stuck_gang(s: Situation) -> ConditionChange | None:
-    """Why a gang scheduler finds no room: in its group's words and in a pod's. No pod's name: they take turns."""
-    scheduler, gangs = s.status.ledger.gang_scheduler, s.observed.gangs
-    if scheduler is None or gangs is None or s.placed or s.gang_began:
-        return None
-    name = group_name(s.job, s.attempt)
-    of_group = next((group.words for group in gangs.groups if group.ref.name == name), "")
-    of_pods = {pod.waiting_message for pod in s.pods if pod.unschedulable_since is not None}
-    # What a scheduler says of nodes tells more than that a pod waits for the others of its group.
-    telling = sorted(of_pods, key=lambda said: ("nodes are available" not in said, said))
-    words = "; ".join(filter(None, (of_group, *telling[:1])))
-    return _not("Unschedulable", f"PodGroup {name} ({scheduler}): {words}") if words else None
+def _not_placed(s: Situation) -> ConditionChange | None:
+    waits = (placement.waits_for() for placement in s.placements)
+    return next((_not(wait.reason, wait.message) for wait in waits if wait is not None), None)
 
 
 def _stuck_pod(s: Situation) -> ConditionChange | None:

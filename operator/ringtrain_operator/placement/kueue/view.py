@@ -115,6 +115,18 @@ class WorkloadView:
         return str((quota or {}).get("message") or "Kueue has not looked at it yet")
 
 
+@dataclass(frozen=True)
+class KueueView:
+    """Kueue, where the operator may write its Workloads. `version`: of its API. `priority`: fields of a Workload
+    that is made now. `problem`: why none can be made.
+    """
+
+    version: str
+    workload: WorkloadView | None = None
+    priority: dict[str, Any] = field(default_factory=dict)
+    problem: str = ""
+
+
 def flavors_of(workload: Json) -> tuple[str, ...]:
     """Names of the ResourceFlavors that an admission assigns."""
     return tuple(dict.fromkeys(name for given in _assignments(workload) for name in _flavors(given)))

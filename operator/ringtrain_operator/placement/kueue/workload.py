@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +11,7 @@ from ...build.lasting import build_data_worker_pod, build_evaluator_pod
 from ...build.pods import build_launcher_pod, build_worker_pod
 from ...build.settings import Settings
 from ...spec.job import QUEUE_LABEL, Job
+from ..base import weighed_template
 
 Json = dict[str, Any]
 
@@ -31,20 +31,6 @@ JOB_UID_LABEL = "kueue.x-k8s.io/job-uid"
 GROUP_LABEL = "kueue.x-k8s.io/pod-group-name"
 GROUP_COUNT_ANNOTATION = "kueue.x-k8s.io/pod-group-total-count"
 RETRIABLE_ANNOTATION = "kueue.x-k8s.io/retriable-in-group"
-# Of a pod's spec what decides where it may run and what it takes there. Quota needs no more.
-_WEIGHED = (
-    "nodeSelector",
-    "affinity",
-    "tolerations",
-    "topologySpreadConstraints",
-    "priorityClassName",
-    "runtimeClassName",
-    "schedulerName",
-    "overhead",
-    "resources",
-    "resourceClaims",
-)
-_OF_A_CONTAINER = ("name", "image", "resources", "restartPolicy")
 
 
 def workload_name(name: str, uid: str, labels: Mapping[str, str]) -> str:
@@ -106,19 +92,6 @@ def _lasting_pod_sets(job: Job) -> list[Json]:
         template = weighed_template(build_evaluator_pod(job, job.num_workers))
         found.append({"name": "evaluator", "count": 1, "template": template})
     return found
-
-
-def weighed_template(pod: Json) -> Json:
-    """The pod's template, as far as quota and places are concerned."""
-    spec = pod["spec"]
-    weighed = {name: copy.deepcopy(spec[name]) for name in _WEIGHED if spec.get(name)}
-    for kind in ("initContainers", "containers"):
-        if spec.get(kind):
-            weighed[kind] = [{name: c[name] for name in _OF_A_CONTAINER if c.get(name)} for c in spec[kind]]
-    labels = pod["metadata"]["labels"]
-    changing = (contract.LABEL_ATTEMPT, contract.LABEL_WORKER_INDEX, contract.LABEL_DATA_INDEX)
-    kept = {name: value for name, value in labels.items() if name not in changing}
-    return {"metadata": {"labels": kept}, "spec": {"restartPolicy": "Never", **weighed}}
 
 
 def queued_alone(job: Job, pod: Json) -> Json:

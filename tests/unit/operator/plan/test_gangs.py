@@ -10,8 +10,7 @@ from support.jobs import job
 from support.planworld import World, condition
 from support.playedkueue import PlayedKueue
 
-from ringtrain_operator.observe.model import GangsView
-from ringtrain_operator.placement.gangs import SCHEDULERS, group_name
+from ringtrain_operator.placement.gangs import SCHEDULERS, GangsView, group_name
 from ringtrain_operator.spec.parse import parse_job
 
 Json = dict[str, Any]

@@ -11,7 +11,7 @@ from support.jobs import job
 from support.planworld import World
 
 from ringtrain_operator import contract
-from ringtrain_operator.observe.model import GangsView
+from ringtrain_operator.placement.gangs import GangsView
 from ringtrain_operator.status.incarnations import incarnations_of, number_of
 
 BACKOFF_LIMIT = 2

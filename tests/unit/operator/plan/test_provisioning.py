@@ -9,17 +9,16 @@ from support.jobs import job
 from support.planworld import World, condition
 
 from ringtrain_operator.errors import SpecInvalid
-from ringtrain_operator.observe.model import CapacityView
+from ringtrain_operator.placement.provisioning import ASK_AGAIN_S, ProvisioningView
 from ringtrain_operator.spec.parse import parse_job
-from ringtrain_operator.status.capacity import ASK_AGAIN_S
 
 Json = dict[str, Any]
-THERE = CapacityView(allowed=True, version="autoscaling.x-k8s.io/v1")
+THERE = ProvisioningView(allowed=True, version="autoscaling.x-k8s.io/v1")
 CLASS = "check-capacity.autoscaling.x-k8s.io"
 NAME = "digits-0a1b2c3d-1"
 
 
-def world(view: CapacityView | None = THERE, *, wanted: Json | None = None, **spec: Any) -> World:
+def world(view: ProvisioningView | None = THERE, *, wanted: Json | None = None, **spec: Any) -> World:
     """A job that was just created and asks for nodes."""
     scheduling = {"provisioning": {"className": CLASS, **(wanted or {})}}
     w = World(job(scheduling=scheduling, **spec), autoscaler=view)
@@ -149,12 +148,12 @@ def test_a_job_that_waits_and_is_scaled_asks_for_what_it_wants_now() -> None:
 @pytest.mark.parametrize(
     ("view", "says"),
     [
-        (CapacityView(), "this installation does not allow: set provisioning.enabled"),
-        (CapacityView(allowed=True), "the API server has no ProvisioningRequests of autoscaling.x-k8s.io"),
+        (ProvisioningView(), "this installation does not allow: set provisioning.enabled"),
+        (ProvisioningView(allowed=True), "the API server has no ProvisioningRequests of autoscaling.x-k8s.io"),
     ],
     ids=["not-allowed", "not-served"],
 )
-def test_an_autoscaler_that_is_not_there_is_said(view: CapacityView, says: str) -> None:
+def test_an_autoscaler_that_is_not_there_is_said(view: ProvisioningView, says: str) -> None:
     """No pod is made, the condition names the way out, and the job asks when there is one."""
     w = world(view)
     assert (w.pods, w.asked) == ({}, {})

@@ -10,10 +10,8 @@ from ringtrain_operator.cluster.api.client import ApiClient
 from ringtrain_operator.cluster.api.errors import NotFound
 from ringtrain_operator.cluster.api.resources import POD_TEMPLATES, Resource, provisioning_requests
 from ringtrain_operator.cluster.observe import Memory
-from ringtrain_operator.observe.capacity import view_request
-from ringtrain_operator.observe.model import CapacityView
 from ringtrain_operator.observe.pods import owned_by
-from ringtrain_operator.placement.provisioning import AUTOSCALER_GROUP
+from ringtrain_operator.placement.provisioning import AUTOSCALER_GROUP, ProvisioningView, view_request
 
 Json = dict[str, Any]
 
@@ -21,7 +19,7 @@ Json = dict[str, Any]
 VERSIONS = ("v1", "v1beta1")
 
 
-class Capacity:
+class Provisioning:
     """Reads ProvisioningRequests, if they are `allowed`. `version`: their apiVersion; empty: there are none."""
 
     def __init__(self, api: ApiClient, allowed: bool) -> None:
@@ -46,23 +44,23 @@ class Capacity:
         """Whose changes are of interest."""
         return (provisioning_requests(self.version),) if self.version else ()
 
-    async def observe(self, job: Mapping[str, Any], memory: Memory) -> CapacityView:
+    async def observe(self, job: Mapping[str, Any], memory: Memory) -> ProvisioningView:
         """What `plan` sees of nodes that may be asked for, for one job. Raises ApiError.
 
         Requests are read once, and again when a watch tells of one.
         """
         if not self.version or not (job.get("status") or {}).get("attempt"):
-            return CapacityView(self._allowed, self.version)
-        if not memory.capacity_known:
-            memory.capacity_known = True  # before they are asked for: news that come meanwhile are news
+            return ProvisioningView(self._allowed, self.version)
+        if not memory.provisioning_known:
+            memory.provisioning_known = True  # before they are asked for: news that come meanwhile are news
             try:
-                memory.capacity = await self._read(job)
+                memory.provisioning = await self._read(job)
             except BaseException:
-                memory.capacity_known = False
+                memory.provisioning_known = False
                 raise
-        return memory.capacity
+        return memory.provisioning
 
-    async def _read(self, job: Mapping[str, Any]) -> CapacityView:
+    async def _read(self, job: Mapping[str, Any]) -> ProvisioningView:
         meta = job["metadata"]
         selector = f"{contract.LABEL_JOB}={meta['name']},{contract.LABEL_MANAGED_BY}={contract.MANAGED_BY}"
         kinds = (provisioning_requests(self.version), POD_TEMPLATES)
@@ -71,9 +69,9 @@ class Capacity:
                 *(self._api.select(kind, meta["namespace"], labels=selector) for kind in kinds)
             )
         except NotFound:  # uninstalled since
-            return CapacityView(self._allowed, self.version)
+            return ProvisioningView(self._allowed, self.version)
         requests, templates = ([one for one in some if owned_by(one, meta["uid"])] for some in found)
-        return CapacityView(
+        return ProvisioningView(
             self._allowed,
             self.version,
             tuple(view_request(one, self.version) for one in requests),

@@ -9,9 +9,8 @@ from ringtrain_operator.cluster.api.client import ApiClient
 from ringtrain_operator.cluster.api.errors import AlreadyExists, Conflict, Forbidden, Invalid, NotFound
 from ringtrain_operator.cluster.api.resources import Resource
 from ringtrain_operator.cluster.observe import Memory
-from ringtrain_operator.observe.model import KueueView
 from ringtrain_operator.observe.pods import owned_by
-from ringtrain_operator.placement.kueue.view import flavors_of, view_workload
+from ringtrain_operator.placement.kueue.view import KueueView, flavors_of, view_workload
 from ringtrain_operator.placement.kueue.workload import KUEUE_GROUP, PRIORITY_LABEL, workload_name
 from ringtrain_operator.plan.result import WorkloadChange
 from ringtrain_operator.spec.job import kueue_queue

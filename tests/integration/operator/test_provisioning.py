@@ -21,8 +21,8 @@ from support.scenario import Clock, Scenario
 from ringtrain_operator.client.causes import explain
 from ringtrain_operator.cluster.api.client import ApiClient
 from ringtrain_operator.cluster.api.resources import JOBS, POD_TEMPLATES, PODS
+from ringtrain_operator.placement.provisioning import ASK_AGAIN_S
 from ringtrain_operator.plan.objects import LAUNCHER_ENDS_S
-from ringtrain_operator.status.capacity import ASK_AGAIN_S
 
 Json = dict[str, Any]
 ASKS = {"scheduling": {"provisioning": {"className": "check-capacity.autoscaling.x-k8s.io"}}}
