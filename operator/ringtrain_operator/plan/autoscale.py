@@ -16,7 +16,7 @@ from ..status.data_workers import ready_data_workers, wait_fraction
 from ..status.lasting import DataScale
 from ..status.model import JobStatus
 from ..status.situation import Situation
-from .decision import Decision, Enqueue, Finish, Halt
+from .decision import Decision, Enqueue, Finish, Halt, Policy
 
 # A minute of waiting is no hiccup; what waits less than half of the target for five minutes may have too many.
 MORE_AFTER_S = 60
@@ -111,3 +111,6 @@ def _fast_enough(bounds: Autoscale, scale: DataScale, now: datetime) -> DataScal
 
 def _fewest(bounds: Autoscale, scale: DataScale) -> int:
     return max(bounds.min_replicas, scale.too_few + 1)
+
+
+AUTOSCALE = Policy(note=note_data_scale, wakes=data_workers_wake_at)

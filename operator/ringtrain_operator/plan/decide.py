@@ -1,169 +1,44 @@
-"""`plan`: ask the policies in turn, enter the decision, see what is missing, say how things stand."""
+"""The policies, in the order in which they are asked and make their notes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
-from datetime import datetime
-from typing import Any
-
-from ..build import Settings
-from ..errors import SpecInvalid
-from ..observe.model import Observed
-from ..spec.job import Job, is_ours
-from ..spec.parse import parse_job
-from ..status.compose import compose, rejected
-from ..status.elsewhere import kept_here
-from ..status.model import JobStatus, dump_status, parse_status
-from ..status.situation import Situation
 from .active_deadline import active_deadline
-from .autoscale import data_workers_wake_at, note_data_scale
-from .decision import Decision, Policy, PolicyResult, condition_of
+from .autoscale import AUTOSCALE
+from .decision import Policy
 from .disruption import disruption
-from .events import events_between
-from .incarnations import note_workers, wakes_at
-from .incomplete import incomplete, note_line
-from .lasting import lasting_wakes_at, note_ended
-from .ledger import enter, name_credentials, not_ahead, note_gang
-from .lost_pod import lost_pod, note_lost_pod
-from .objects import changes
+from .incarnations import WORKERS
+from .incomplete import INCOMPLETE
+from .lasting import LASTING
+from .ledger import CREDENTIALS, PLACEMENTS
+from .lost_pod import LOST_POD
 from .outcome import attempt_failure, success
 from .progress_deadline import progress_deadline
-from .queueing import MULTIKUEUE, elsewhere, queueing, workload_change
-from .refused import note_refused, refused
-from .relaunch import launcher_away, launcher_wakes_at, note_launcher
-from .result import Plan
+from .queueing import queueing
+from .refused import REFUSED
+from .relaunch import LAUNCHER
 from .scale import scale
 from .suspend import suspension
 from .unstartable import unstartable
 
 # A success that came in time is one, whatever else happened since; a suspension, or quota that is asked back, goes
-# before judging a failure;
-# a lost pod explains a failed rank, not the other way round.
+# before judging a failure; a lost pod explains a failed rank, not the other way round.
 POLICIES: tuple[Policy, ...] = (
-    success,
-    suspension,
-    queueing,
-    active_deadline,
-    lost_pod,
-    disruption,
-    refused,
-    incomplete,
-    unstartable,
-    attempt_failure,
-    launcher_away,
-    scale,
-    progress_deadline,
+    CREDENTIALS,
+    Policy(success),
+    Policy(suspension),
+    Policy(queueing),
+    Policy(active_deadline),
+    LOST_POD,
+    PLACEMENTS,
+    Policy(disruption),
+    REFUSED,
+    INCOMPLETE,
+    Policy(unstartable),
+    Policy(attempt_failure),
+    WORKERS,
+    LAUNCHER,
+    Policy(scale),
+    Policy(progress_deadline),
+    AUTOSCALE,
+    LASTING,
 )
-
-
-def plan_object(
-    obj: Mapping[str, Any],
-    observed: Observed,
-    now: datetime,
-    settings: Settings | None = None,
-) -> Plan:
-    """`plan` for a job as the API holds it; an invalid spec is said in the Accepted condition.
-
-    Templates are held against `settings.pod_schema` when a job is about to start or to go on, and when one that
-    never ran has changed. A job that runs was accepted before, perhaps by an operator that knew another version.
-    """
-    settings = settings or Settings()
-    status = parse_status(observed.status)
-    try:
-        resumes = status.is_true("Suspended") and not _winds_down(obj, observed)
-        begins = status.attempt == 0 or resumes or _is_corrected(obj, status)
-        job = parse_job(obj, schema=settings.pod_schema, templates=begins)
-    except SpecInvalid as exc:
-        if (obj.get("metadata") or {}).get("deletionTimestamp") or not _is_told_here(obj):
-            return Plan()
-        generation = int((obj.get("metadata") or {}).get("generation") or 1)
-        return _answer(Plan(), status, rejected(status, exc, generation, now))
-    return plan(job, observed, now, settings)
-
-
-def _is_told_here(obj: Mapping[str, Any]) -> bool:
-    """Whether it is for this operator to say that the job can't run: no other controller was named for it."""
-    spec = obj.get("spec")
-    owner = spec.get("managedBy") if isinstance(spec, Mapping) else None
-    return is_ours(owner) or owner == MULTIKUEUE
-
-
-def _is_corrected(obj: Mapping[str, Any], status: JobStatus) -> bool:
-    """Whether the job may have other templates than at the last look, since it never ran."""
-    generation, accepted = (obj.get("metadata") or {}).get("generation"), status.condition("Accepted")
-    fixed = status.ledger.has_run or status.is_true("Suspended") or status.is_true("Running")
-    is_new = generation != status.observed_generation or (accepted is not None and accepted.status == "False")
-    return not fixed and not status.finished and is_new
-
-
-def _winds_down(obj: Mapping[str, Any], observed: Observed) -> bool:
-    """Whether the job is to stay suspended and some of its pods, or the quota that they had, are still there."""
-    policy = (obj.get("spec") or {}).get("runPolicy")
-    holds = bool(observed.pods) or (observed.kueue is not None and observed.kueue.workload is not None)
-    return holds and isinstance(policy, Mapping) and policy.get("suspend") is True
-
-
-def plan(job: Job, observed: Observed, now: datetime, settings: Settings) -> Plan:
-    """What to write now so that `job` goes on from what is `observed`. Pure, but for keys and tokens (`settings`).
-
-    Applying the answer and planning again ends, after a few rounds without anything happening, in an empty plan.
-    """
-    now = now.replace(microsecond=0)
-    previous = parse_status(observed.status)
-    s = Situation(job, observed, not_ahead(previous, now), now)
-    if not job.deleting and job.spec.managed_by == MULTIKUEUE:
-        return _answer(Plan(workload=elsewhere(s, settings)), previous, kept_here(s))
-    if job.deleting or not is_ours(job.spec.managed_by):
-        return Plan()
-    decision, timers = _decide(s)
-    decided = replace(s, status=name_credentials(replace(s, status=enter(s, decision))))
-    decided = replace(decided, status=note_lost_pod(decided, decision))
-    decided = replace(decided, status=note_gang(decided, decision))
-    decided = replace(decided, status=note_line(decided, decision))
-    decided = replace(decided, status=note_refused(decided))
-    decided = replace(decided, status=note_workers(decided, decision))
-    decided = replace(decided, status=note_launcher(decided, decision))
-    decided = replace(decided, status=note_data_scale(decided, decision))
-    decided = replace(decided, status=note_ended(decided, decision))
-    new = compose(decided, condition_of(decision), s)
-    if new.is_true("Succeeded") or s.gang_may_have_begun or replace(s, status=new).gang_may_have_begun:
-        new = new.noted(has_run=True)
-    settled = replace(s, status=new)
-    todo = changes(settled, settings)
-    timers += [
-        *([todo.requeue_at] if todo.requeue_at else []),
-        *(moment for placement in settled.placements for moment in placement.wakes()),
-    ]
-    timers += [*wakes_at(settled), *launcher_wakes_at(settled)]
-    timers += [*lasting_wakes_at(settled), *data_workers_wake_at(settled)]
-    answer = Plan(
-        create=todo.create,
-        delete=todo.delete,
-        workload=workload_change(settled, settings),
-        requeue_after_s=max((min(timers) - now).total_seconds(), 0.0) if timers else None,
-    )
-    return _answer(answer, previous, new)
-
-
-def _decide(s: Situation) -> tuple[Decision | None, list[datetime]]:
-    """The first decision of any policy, and when to ask again if nothing happens."""
-    timers: list[datetime] = []
-    if s.status.finished:
-        return None, timers
-    for policy in POLICIES:
-        result: PolicyResult = policy(s)
-        if result.decision is not None:
-            return result.decision, timers
-        if result.requeue_at is not None:
-            timers.append(result.requeue_at)
-        if policy is queueing and (s.status.is_true("Suspended") or s.status.is_true("Queued")):
-            return None, timers
-    return None, timers
-
-
-def _answer(answer: Plan, previous: JobStatus, new: JobStatus) -> Plan:
-    """`answer` with the new status and its events, if it is new at all."""
-    if dump_status(new) == dump_status(previous):
-        return answer
-    return replace(answer, status=dump_status(new), events=events_between(previous, new))

@@ -1,4 +1,4 @@
-"""What a policy may decide. A policy maps a `Situation` to a `PolicyResult`; the first decision wins."""
+"""What a policy is: what it may decide, what it notes in the ledger, and when it wants to be asked again."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Literal
 
 from ..placement.line import Contender
-from ..status.model import ConditionChange, Failure, LostPod
+from ..status.model import ConditionChange, Failure, JobStatus, LostPod
 from ..status.situation import Situation
 
 
@@ -91,15 +91,27 @@ Decision = Begin | Halt | Enqueue | Restart | Resize | GiveWay | Place | Finish
 
 @dataclass(frozen=True)
 class PolicyResult:
-    """A policy's decision, if it has one, and when it wants to be asked again."""
+    """A policy's decision, if any, and when it wants to be asked again. `is_last`: no later one is asked."""
 
     decision: Decision | None = None
     requeue_at: datetime | None = None
+    is_last: bool = False
 
-
-Policy = Callable[[Situation], PolicyResult]
 
 NO_DECISION = PolicyResult()
+
+
+@dataclass(frozen=True)
+class Policy:
+    """One policy. The first decision of any wins; then all make their notes, and say when to look again.
+
+    `note`: the status with what the policy remembers; `decision`, the one that was made, is in its ledger already.
+    `wakes`: given the new status, when to look again if nothing happens.
+    """
+
+    decide: Callable[[Situation], PolicyResult] = lambda s: NO_DECISION
+    note: Callable[[Situation, Decision | None], JobStatus] = lambda s, decision: s.status
+    wakes: Callable[[Situation], tuple[datetime, ...]] = lambda s: ()
 
 
 def condition_of(decision: Decision | None) -> ConditionChange | None:

@@ -19,7 +19,7 @@ from ..observe.pods import by_index
 from ..status.incarnations import LOSSES_KEPT, has_joined, incarnations_of, is_present, made_after, number_of
 from ..status.model import Incarnations, JobStatus, Loss
 from ..status.situation import Situation
-from .decision import Begin, Decision, Enqueue, Finish, Halt
+from .decision import Begin, Decision, Enqueue, Finish, Halt, Policy
 from .disruption import node_is_suspect, pod_disruption
 from .launcher_loss import launcher_loss
 from .outcome import LAUNCHER_REPORT_S, ended_badly
@@ -210,3 +210,6 @@ def _registered(pod: PodView | None, seen: _Seen) -> bool:
 def _noted(s: Situation, **changes: Any) -> JobStatus:
     notes: Incarnations = incarnations_of(s.status).model_copy(update=changes)
     return s.status.noted(incarnations=notes)
+
+
+WORKERS = Policy(note=note_workers, wakes=wakes_at)

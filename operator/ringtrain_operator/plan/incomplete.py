@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 from ..placement.line import ROOM, Contender, lacking
 from ..status.model import JobStatus
 from ..status.situation import Situation
-from .decision import NO_DECISION, Begin, Decision, Enqueue, Finish, GiveWay, Halt, Place, PolicyResult
+from .decision import NO_DECISION, Begin, Decision, Enqueue, Finish, GiveWay, Halt, Place, Policy, PolicyResult
 from .ledger import OUT_OF_LINE, placed_at
 
 # A scheduler may need a moment for pods that fit: an end of other pods is on its way.
@@ -195,3 +195,6 @@ def _after(s: Situation, due: datetime, decision: GiveWay) -> PolicyResult:
 def jitter_s(s: Situation) -> int:
     """Of this job in this attempt always the same, so that a look more or less changes nothing."""
     return zlib.crc32(f"{s.job.uid}/{s.attempt}".encode()) % (JITTER_S + 1)
+
+
+INCOMPLETE = Policy(incomplete, note_line)

@@ -14,7 +14,7 @@ from ..spec.times import REMEMBERED_S
 from ..status.lasting import EndedPod
 from ..status.model import JobStatus
 from ..status.situation import Situation
-from .decision import Decision, Enqueue, Finish, Halt
+from .decision import Decision, Enqueue, Finish, Halt, Policy
 from .disruption import pod_disruption
 from .failure_rules import LAST_LINE_CHARACTERS
 
@@ -101,3 +101,6 @@ def _cause(pod: PodView) -> str:
     why = f" ({pod.exit_reason})" if pod.exit_reason not in ("", "Error", "Completed") else ""
     last = next((line.strip() for line in reversed(pod.termination_message.splitlines()) if line.strip()), "")
     return f"ended with exit code {pod.exit_code}{why}" + (f": {last[:LAST_LINE_CHARACTERS]}" if last else "")
+
+
+LASTING = Policy(note=note_ended, wakes=lasting_wakes_at)

@@ -12,7 +12,7 @@ from ..spec.job import comparable
 from ..status.lasting import EndedPod
 from ..status.model import JobStatus, Loss
 from ..status.situation import Situation
-from .decision import Begin, Decision, Enqueue, Finish, GiveWay, Halt, Place, Resize, Restart
+from .decision import Begin, Decision, Enqueue, Finish, GiveWay, Halt, Place, Policy, Resize, Restart
 
 Note = TypeVar("Note", Loss, EndedPod)
 OUT_OF_LINE: dict[str, Any] = {
@@ -96,7 +96,12 @@ def note_gang(s: Situation, decision: Decision | None) -> JobStatus:
     return s.status.noted(gang_scheduler=s.gang.choice.scheduler) if begins or s.gang.attempt.is_open else s.status
 
 
-def name_credentials(s: Situation) -> JobStatus:
+def _placements_wake(s: Situation) -> tuple[datetime, ...]:
+    """When to look again at those who place the pods."""
+    return tuple(moment for placement in s.placements for moment in placement.wakes())
+
+
+def name_credentials(s: Situation, _: Decision | None) -> JobStatus:
     """The status with another name for the job's Secret, if the present one turned out to be taken.
 
     The operator may not read Secrets: only a creation that succeeded shows that a Secret is its own. Pods are made
@@ -206,3 +211,7 @@ def _delay_s(s: Situation) -> int:
 
 def _passed(notes: Iterable[Note], now: datetime) -> tuple[Note, ...]:
     return tuple(note if note.time <= now else note.model_copy(update={"time": now}) for note in notes)
+
+
+CREDENTIALS = Policy(note=name_credentials)
+PLACEMENTS = Policy(note=note_gang, wakes=_placements_wake)

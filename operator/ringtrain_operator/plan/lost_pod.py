@@ -11,7 +11,7 @@ from typing import Literal
 from ..observe.model import PodView
 from ..status.model import JobStatus, LostPod
 from ..status.situation import Situation
-from .decision import NO_DECISION, Decision, Finish, PolicyResult, Restart
+from .decision import NO_DECISION, Decision, Finish, Policy, PolicyResult, Restart
 from .disruption import node_is_suspect
 from .failure_rules import limit_reached
 
@@ -76,3 +76,6 @@ def _pod(s: Situation, lost: LostPod) -> PodView | None:
 
 def _is_over(s: Situation) -> bool:
     return s.status.restarts >= s.job.spec.run_policy.backoff_limit
+
+
+LOST_POD = Policy(lost_pod, note_lost_pod)

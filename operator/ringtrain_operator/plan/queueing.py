@@ -6,6 +6,8 @@ back when they are gone: at no moment do two jobs use the same quota.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ..build import Settings
 from ..build.names import ObjectRef
 from ..placement.kueue import patches, workload
@@ -21,8 +23,10 @@ MULTIKUEUE = "kueue.x-k8s.io/multikueue"
 def queueing(s: Situation) -> PolicyResult:
     """A job waits without pods until its Workload is admitted, and waits again when its quota is asked back."""
     if s.status.is_true("Queued"):
-        return _waiting(s)
-    if not s.has_workload or s.status.is_true("Suspended") or s.attempt == 0 or s.observed.kueue is None:
+        return replace(_waiting(s), is_last=True)
+    if s.status.is_true("Suspended"):
+        return PolicyResult(is_last=True)
+    if not s.has_workload or s.attempt == 0 or s.observed.kueue is None:
         return NO_DECISION
     view = s.workload
     if view is None or view.ending:

@@ -11,7 +11,7 @@ from datetime import timedelta
 from ..status.model import JobStatus
 from ..status.situation import Situation
 from ..status.waiting import refused_because
-from .decision import NO_DECISION, GiveWay, Place, PolicyResult
+from .decision import NO_DECISION, Decision, GiveWay, Place, Policy, PolicyResult
 from .incomplete import GRACE_S, jitter_s, tries_at
 
 
@@ -29,7 +29,7 @@ def refused(s: Situation) -> PolicyResult:
     return PolicyResult(GiveWay(None, refused=refused_because(s.gang_refusals).message))
 
 
-def note_refused(s: Situation) -> JobStatus:
+def note_refused(s: Situation, _: Decision | None) -> JobStatus:
     """The status with since when a part of the gang is refused."""
     since = (s.status.ledger.refused_since or s.now) if is_admitted_in_part(s) else None
     return s.status.noted(refused_since=since)
@@ -41,3 +41,6 @@ def is_admitted_in_part(s: Situation) -> bool:
         return False
     whole = s.launcher is not None and len(s.workers) >= s.workers_needed
     return not whole and any(refusal.ref.kind == "Pod" for refusal in s.gang_refusals)
+
+
+REFUSED = Policy(refused, note_refused)

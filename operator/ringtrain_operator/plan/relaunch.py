@@ -15,7 +15,7 @@ from ..observe.model import PodView
 from ..status.incarnations import LOSSES_KEPT, has_joined, incarnations_of, made_after
 from ..status.model import Incarnations, JobStatus, Loss
 from ..status.situation import Situation
-from .decision import NO_DECISION, Decision, PolicyResult, Restart
+from .decision import NO_DECISION, Decision, Policy, PolicyResult, Restart
 from .incarnations import may_create, notes_end
 from .launcher_loss import launcher_loss
 
@@ -129,3 +129,6 @@ def _as_loss(s: Situation, number: int, cause: str) -> Loss:
     node = (s.launcher.node or None) if s.launcher is not None else None
     name = build.launcher_name(s.job)
     return Loss(pod=name, incarnation=number, attempt=s.attempt, node=node, cause=cause, time=s.now)
+
+
+LAUNCHER = Policy(launcher_away, note_launcher, launcher_wakes_at)
