@@ -13,7 +13,7 @@ from ..convert.mpijob import convert_mpijob, is_mpijob
 from ..convert.trainingjob import convert_trainingjob, is_trainingjob
 from ..convert.trainjob import GROUP, RUNTIMES, VERSION, convert_trainjob, is_runtime, is_trainjob, runtime_of
 from ..errors import ManifestUnreadable, OperatorError
-from ..spec.documents import read_documents
+from ..local.documents import read_documents
 from ..spec.parse import name_of
 from .failures import errors_reported, problem_lines
 from .session import ClusterOptions, Json, Session, cluster_options, with_session

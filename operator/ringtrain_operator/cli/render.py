@@ -12,7 +12,7 @@ import yaml
 
 from .. import build, contract
 from ..errors import ManifestUnreadable
-from ..spec.documents import read_documents
+from ..local.documents import read_documents
 from ..spec.job import Job
 from ..spec.parse import parse_job
 from ..spec.template import containers_of

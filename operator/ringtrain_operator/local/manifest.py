@@ -10,10 +10,10 @@ from typing import Any
 
 from ..contract import KIND
 from ..errors import ManifestUnreadable, Problem, SpecInvalid
-from ..spec.documents import read_documents
 from ..spec.job import is_ours
 from ..spec.parse import parse_job, update_problems
 from ..status.model import format_time
+from .documents import read_documents
 
 
 def load_objects(path: Path) -> list[dict[str, Any]]:

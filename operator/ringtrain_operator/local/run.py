@@ -14,13 +14,13 @@ from rich.console import Console
 from rich.live import Live
 
 from ..observe.pods import page_token
-from ..spec.documents import read_documents
 from ..spec.parse import parse_job
 from ..status.counts import counted
 from ..status.model import JobStatus
 from .cluster import LocalCluster
 from .contents import contents_beside
 from .detached import driving
+from .documents import read_documents
 from .driver import Display, Driver
 from .kept import Tail, keep_job
 from .live import LiveDisplay

@@ -14,6 +14,8 @@ from pydantic.alias_generators import to_camel
 MOST_WORKERS = 4096
 MOST_SLOTS = 1024  # ranks, and devices, of one worker
 MOST_RANKS = 262_144  # of one job
+# Nothing in a pod is a fifth as deep; every walk over a document recurses.
+MAX_DEPTH = 100
 # The name of another object of the cluster.
 ObjectName = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]
 

@@ -12,8 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from ..contract import API_VERSION, KIND
 from ..errors import Problem, SpecInvalid, did_you_mean, shown
-from .base import Rule
-from .documents import MAX_DEPTH
+from .base import MAX_DEPTH, Rule
 from .job import KUEUE_PROVISIONS, QUEUE_LABEL, Job, JobSpec
 from .launchers import launcher_problems
 from .pod_schema import PodSchema, packaged_schema

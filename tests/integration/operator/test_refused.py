@@ -27,7 +27,7 @@ from ringtrain_operator.cli.render import rendered
 from ringtrain_operator.cluster.api.errors import AlreadyExists, ServerError
 from ringtrain_operator.cluster.api.resources import JOBS, PODS, SERVICE_ACCOUNTS, Resource
 from ringtrain_operator.contract import KIND
-from ringtrain_operator.spec.documents import read_documents
+from ringtrain_operator.local.documents import read_documents
 from ringtrain_operator.spec.parse import parse_job
 from ringtrain_operator.spec.reserved import VOLUME_AGENT
 

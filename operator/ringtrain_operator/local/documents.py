@@ -13,11 +13,10 @@ from typing import Any
 import yaml
 
 from ..errors import ManifestUnreadable
+from ..spec.base import MAX_DEPTH
 
 # An object in etcd has at most 1.5 MiB.
 MAX_BYTES = 4 << 20
-# Nothing in a pod is a fifth as deep; every walk over a document recurses.
-MAX_DEPTH = 100
 # Values of a document after its anchors are written out: about what fits into an object of etcd.
 MAX_VALUES = 100_000
 
