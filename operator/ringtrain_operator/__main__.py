@@ -1,6 +1,6 @@
 """`python -m ringtrain_operator`: run the operator."""
 
-from ringtrain_operator.cli.operator import operator
+from .cli.operator import operator
 
 if __name__ == "__main__":
     operator()

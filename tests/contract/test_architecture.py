@@ -126,3 +126,10 @@ def test_decisions_have_one_format_and_are_all_listed() -> None:
         assert headings == [name for name in known if name in headings], page
         assert {"Context", "Choice", "Turned down"} <= set(headings), page
         assert f"| [{page.name[:4]}]({page.name}) | {title[8:]} |" in index, page
+
+
+def test_the_operator_imports_its_own_in_one_style() -> None:
+    """Every module names the others relative to itself."""
+    package = PACKAGES["ringtrain_operator"]
+    absolute = re.compile(r"^\s*(from|import) ringtrain_operator", re.MULTILINE)
+    assert [file for file in package.rglob("*.py") if absolute.search(file.read_text())] == []

@@ -16,7 +16,7 @@ import click
 from .failures import errors_reported
 
 if TYPE_CHECKING:
-    from ringtrain_operator.build.settings import Settings
+    from ..build.settings import Settings
 
 ENV_PREFIX = "RINGTRAIN_OPERATOR"
 DEFAULT_AGENT_IMAGE = f"ghcr.io/ringtrain/agent:{metadata.version('ringtrain-operator')}"
@@ -48,7 +48,7 @@ class GangOption(click.ParamType[Any]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Both names, the second the usual one unless it is given; a message for an unknown gang scheduler."""
-        from ringtrain_operator.placement.gangs import SCHEDULERS
+        from ..placement.gangs import SCHEDULERS
 
         if isinstance(value, tuple):
             return value
@@ -60,7 +60,7 @@ class GangOption(click.ParamType[Any]):
 
 def _resources(given: dict[str, Any] | None, option: str, default: Mapping[str, Any]) -> Mapping[str, Any]:
     """Resources of a container; an error that names the field that is wrong."""
-    from ringtrain_operator.spec.pod_schema import packaged_schema
+    from ..spec.pod_schema import packaged_schema
 
     if given is None:
         return default
@@ -182,10 +182,10 @@ def operator(kubeconfig: str | None, gangs: tuple[tuple[str, str], ...], **optio
 
     Exit codes: 0 after SIGTERM or SIGINT, 1 when something broke or the lease was lost.
     """
-    from ringtrain_operator.cluster.api.connection import Connection
-    from ringtrain_operator.cluster.config import OperatorConfig, default_identity
-    from ringtrain_operator.cluster.logs import configure_logging
-    from ringtrain_operator.cluster.operator import run_until_signalled
+    from ..cluster.api.connection import Connection
+    from ..cluster.config import OperatorConfig, default_identity
+    from ..cluster.logs import configure_logging
+    from ..cluster.operator import run_until_signalled
 
     objects = _take_settings(options)
     config = OperatorConfig(identity=default_identity(os.environ), objects=objects, gangs=dict(gangs), **options)
@@ -210,7 +210,7 @@ def settings_of(arguments: Sequence[str]) -> Settings:
 
 def _take_settings(options: dict[str, Any]) -> Settings:
     """The options about objects, which are taken out of `options`."""
-    from ringtrain_operator.build import AGENT_RESOURCES, LAUNCHER_RESOURCES, AgentSource, Settings
+    from ..build import AGENT_RESOURCES, LAUNCHER_RESOURCES, AgentSource, Settings
 
     take = options.pop
     return Settings(

@@ -71,8 +71,8 @@ def local_or_cluster_options(command: Callable[..., None]) -> Callable[..., None
 
 def with_session(options: ClusterOptions, work: Callable[[Session], Awaitable[T]]) -> T:
     """The result of `work` on the chosen cluster. A refusal of the API becomes a message and exit code 1."""
-    from ringtrain_operator.cluster.api.client import ApiClient
-    from ringtrain_operator.cluster.api.connection import Connection
+    from ..cluster.api.client import ApiClient
+    from ..cluster.api.connection import Connection
 
     async def run() -> T:
         connection = Connection.from_env(os.environ, options.kubeconfig or None, options.context or None)

@@ -7,15 +7,14 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import IO
 
-from ringtrain_operator import contract
-from ringtrain_operator.build.log_reader import CONTAINER
-from ringtrain_operator.cluster.api.errors import ApiError, Forbidden, Invalid
-from ringtrain_operator.cluster.api.execute import execute
-from ringtrain_operator.cluster.api.resources import PODS
-from ringtrain_operator.errors import OperatorError
-from ringtrain_operator.spec.parse import parse_job
-from ringtrain_operator.status.counts import counted
-
+from .. import contract
+from ..build.log_reader import CONTAINER
+from ..cluster.api.errors import ApiError, Forbidden, Invalid
+from ..cluster.api.execute import execute
+from ..cluster.api.resources import PODS
+from ..errors import OperatorError
+from ..spec.parse import parse_job
+from ..status.counts import counted
 from .following import ENDED, state_of
 from .launcher_output import Missing, Printed, Shown, Wanted, launcher_output, missing_lines
 from .log_reader import ReaderNotStarted, log_reader

@@ -8,10 +8,16 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
-from ringtrain_operator import contract
-from ringtrain_operator.cluster.api.client import ApiClient
-from ringtrain_operator.cluster.api.errors import ApiError, NotFound, ServerError, TooManyRequests, Unreachable
-from ringtrain_operator.cluster.api.resources import JOBS, PODS
+from .. import contract
+from ..cluster.api.client import ApiClient
+from ..cluster.api.errors import (
+    ApiError,
+    NotFound,
+    ServerError,
+    TooManyRequests,
+    Unreachable,
+)
+from ..cluster.api.resources import JOBS, PODS
 
 Json = dict[str, Any]
 ENDED = ("Succeeded", "Failed")

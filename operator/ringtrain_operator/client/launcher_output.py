@@ -8,9 +8,8 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
-from ringtrain_operator.observe.pods import termination_of, view_pod
-
 from ..errors import OperatorError
+from ..observe.pods import termination_of, view_pod
 from .session import Json, Session
 
 # What stands before each rank's line in the launcher's output.

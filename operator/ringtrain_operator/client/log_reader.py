@@ -8,15 +8,14 @@ import secrets
 import time
 from collections.abc import AsyncIterator
 
-from ringtrain_operator.build.agent import ANNOTATION_IMAGE, PROGRAM
-from ringtrain_operator.build.log_reader import LABEL_READER, build_log_reader_pod
-from ringtrain_operator.cluster.api.errors import ApiError, Forbidden, NotFound
-from ringtrain_operator.cluster.api.resources import PODS, SERVICES
-from ringtrain_operator.errors import OperatorError
-from ringtrain_operator.observe.model import PodView
-from ringtrain_operator.observe.pods import view_pod
-from ringtrain_operator.spec.job import Job
-
+from ..build.agent import ANNOTATION_IMAGE, PROGRAM
+from ..build.log_reader import LABEL_READER, build_log_reader_pod
+from ..cluster.api.errors import ApiError, Forbidden, NotFound
+from ..cluster.api.resources import PODS, SERVICES
+from ..errors import OperatorError
+from ..observe.model import PodView
+from ..observe.pods import view_pod
+from ..spec.job import Job
 from .session import Session
 
 # The longest that one log may take to read. A reader that its dtj could not delete ends then by itself.

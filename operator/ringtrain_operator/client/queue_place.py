@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ringtrain_operator.build.names import group_name
-from ringtrain_operator.cluster.api.errors import ApiError
-from ringtrain_operator.cluster.kueue import VERSIONS, queue_of, workload_name_of
+from ..build.names import group_name
+from ..cluster.api.errors import ApiError
+from ..cluster.kueue import VERSIONS, queue_of, workload_name_of
 
 if TYPE_CHECKING:
     from .session import Session

@@ -7,9 +7,11 @@ from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ringtrain_operator.build import added_pull_secrets
-from ringtrain_operator.build.names import ObjectRef
-from ringtrain_operator.cluster.api.errors import (
+from ..build import added_pull_secrets
+from ..build.names import ObjectRef
+from ..observe.model import Foreign, Refusal
+from ..plan import Deletion, Plan
+from .api.errors import (
     AlreadyExists,
     Conflict,
     Forbidden,
@@ -17,12 +19,10 @@ from ringtrain_operator.cluster.api.errors import (
     NotFound,
     ServerError,
 )
-from ringtrain_operator.cluster.api.resources import PODS, SECRETS, SERVICE_ACCOUNTS, Resource, resource_of
-from ringtrain_operator.cluster.observe import Memory, find_owner
-from ringtrain_operator.cluster.queue import Key
-from ringtrain_operator.cluster.versions import Versions
-from ringtrain_operator.observe.model import Foreign, Refusal
-from ringtrain_operator.plan import Deletion, Plan
+from .api.resources import PODS, SECRETS, SERVICE_ACCOUNTS, Resource, resource_of
+from .observe import Memory, find_owner
+from .queue import Key
+from .versions import Versions
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ringtrain_operator.build import Settings
+from ..build import Settings
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from ringtrain_operator.cluster.api.client import ApiClient
-from ringtrain_operator.cluster.api.errors import AlreadyExists, ApiError, NotLeader
-from ringtrain_operator.cluster.api.resources import EVENTS
-from ringtrain_operator.plan import Event
-from ringtrain_operator.status.model import format_time
+from ..plan import Event
+from ..status.model import format_time
+from .api.client import ApiClient
+from .api.errors import AlreadyExists, ApiError, NotLeader
+from .api.resources import EVENTS
 
 log = logging.getLogger(__name__)
 

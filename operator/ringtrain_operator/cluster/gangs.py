@@ -4,14 +4,14 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from ringtrain_operator import contract
-from ringtrain_operator.cluster.api.client import ApiClient
-from ringtrain_operator.cluster.api.errors import NotFound
-from ringtrain_operator.cluster.api.resources import Resource, pod_groups
-from ringtrain_operator.cluster.observe import Memory
-from ringtrain_operator.observe.pods import owned_by
-from ringtrain_operator.placement.gang import GangScheduler
-from ringtrain_operator.placement.gangs import SCHEDULERS, GangsView, GroupView, view_group
+from .. import contract
+from ..observe.pods import owned_by
+from ..placement.gang import GangScheduler
+from ..placement.gangs import SCHEDULERS, GangsView, GroupView, view_group
+from .api.client import ApiClient
+from .api.errors import NotFound
+from .api.resources import Resource, pod_groups
+from .observe import Memory
 
 Json = dict[str, Any]
 

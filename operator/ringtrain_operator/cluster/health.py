@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
-from ringtrain_operator.cluster.api.client import ApiClient
-from ringtrain_operator.cluster.api.connection import Connection
-from ringtrain_operator.cluster.api.errors import ApiError, Unauthorized, Unreachable
-from ringtrain_operator.cluster.api.transport import Limits
-from ringtrain_operator.cluster.metrics import Metrics
+from .api.client import ApiClient
+from .api.connection import Connection
+from .api.errors import ApiError, Unauthorized, Unreachable
+from .api.transport import Limits
+from .metrics import Metrics
 
 log = logging.getLogger(__name__)
 

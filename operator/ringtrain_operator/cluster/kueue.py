@@ -5,15 +5,15 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from ringtrain_operator.cluster.api.client import ApiClient
-from ringtrain_operator.cluster.api.errors import AlreadyExists, Conflict, Forbidden, Invalid, NotFound
-from ringtrain_operator.cluster.api.resources import Resource
-from ringtrain_operator.cluster.observe import Memory
-from ringtrain_operator.observe.pods import owned_by
-from ringtrain_operator.placement.kueue.view import KueueView, flavors_of, view_workload
-from ringtrain_operator.placement.kueue.workload import KUEUE_GROUP, PRIORITY_LABEL, workload_name
-from ringtrain_operator.plan.result import WorkloadChange
-from ringtrain_operator.spec.job import kueue_queue
+from ..observe.pods import owned_by
+from ..placement.kueue.view import KueueView, flavors_of, view_workload
+from ..placement.kueue.workload import KUEUE_GROUP, PRIORITY_LABEL, workload_name
+from ..plan.result import WorkloadChange
+from ..spec.job import kueue_queue
+from .api.client import ApiClient
+from .api.errors import AlreadyExists, Conflict, Forbidden, Invalid, NotFound
+from .api.resources import Resource
+from .observe import Memory
 
 log = logging.getLogger(__name__)
 Json = dict[str, Any]

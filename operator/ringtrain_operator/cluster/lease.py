@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from ringtrain_operator.cluster.api.client import ApiClient
-from ringtrain_operator.cluster.api.errors import AlreadyExists, ApiError, Conflict, NotFound
-from ringtrain_operator.cluster.api.resources import LEASES
+from .api.client import ApiClient
+from .api.errors import AlreadyExists, ApiError, Conflict, NotFound
+from .api.resources import LEASES
 
 log = logging.getLogger(__name__)
 

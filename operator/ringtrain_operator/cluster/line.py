@@ -7,14 +7,14 @@ from datetime import datetime
 from itertools import islice
 from typing import Any
 
-from ringtrain_operator.cluster.queue import Key
-from ringtrain_operator.observe.model import PodView
-from ringtrain_operator.placement.line import Contender, Contention, NodeDevices
-from ringtrain_operator.plan.incomplete import tries_at
-from ringtrain_operator.spec.job import is_ours
-from ringtrain_operator.spec.template import worker_devices
-from ringtrain_operator.spec.times import parse_time
-from ringtrain_operator.status.waiting import NAMES_SHOWN
+from ..observe.model import PodView
+from ..placement.line import Contender, Contention, NodeDevices
+from ..plan.incomplete import tries_at
+from ..spec.job import is_ours
+from ..spec.template import worker_devices
+from ..spec.times import parse_time
+from ..status.waiting import NAMES_SHOWN
+from .queue import Key
 
 # Of those that wait without pods and would fit, so many look at what was freed; the next when one of them moves.
 WOKEN = 8

@@ -8,7 +8,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 
-from ringtrain_operator.cluster.queue import Key
+from .queue import Key
 
 # Not `namespace` and `job`: these Prometheus gives to every series itself.
 _JOB = ("job_namespace", "job_name")

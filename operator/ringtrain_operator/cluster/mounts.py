@@ -6,10 +6,10 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from ringtrain_operator.cluster.api.client import ApiClient
-from ringtrain_operator.cluster.api.errors import ApiError
-from ringtrain_operator.cluster.api.resources import EVENTS
-from ringtrain_operator.observe.model import PodView
+from ..observe.model import PodView
+from .api.client import ApiClient
+from .api.errors import ApiError
+from .api.resources import EVENTS
 
 log = logging.getLogger(__name__)
 Json = dict[str, Any]

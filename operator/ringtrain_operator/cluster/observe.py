@@ -8,21 +8,21 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from ringtrain_operator import contract
-from ringtrain_operator.build.names import ObjectRef
-from ringtrain_operator.cluster.api.client import ApiClient
-from ringtrain_operator.cluster.api.errors import ApiError, Forbidden, NotFound
-from ringtrain_operator.cluster.api.resources import COMPANIONS, NODES, PODS, Resource
-from ringtrain_operator.cluster.mounts import with_events
-from ringtrain_operator.cluster.poll import Answer
-from ringtrain_operator.cluster.queue import Key
-from ringtrain_operator.cluster.versions import Versions
-from ringtrain_operator.observe.model import Foreign, Observed, PodView, Refusal
-from ringtrain_operator.observe.pods import owned_by, owner_name, view_pod
-from ringtrain_operator.placement.gangs import GroupView
-from ringtrain_operator.placement.line import NodeDevices
-from ringtrain_operator.placement.provisioning import ProvisioningView
-from ringtrain_operator.spec.times import parse_time
+from .. import contract
+from ..build.names import ObjectRef
+from ..observe.model import Foreign, Observed, PodView, Refusal
+from ..observe.pods import owned_by, owner_name, view_pod
+from ..placement.gangs import GroupView
+from ..placement.line import NodeDevices
+from ..placement.provisioning import ProvisioningView
+from ..spec.times import parse_time
+from .api.client import ApiClient
+from .api.errors import ApiError, Forbidden, NotFound
+from .api.resources import COMPANIONS, NODES, PODS, Resource
+from .mounts import with_events
+from .poll import Answer
+from .queue import Key
+from .versions import Versions
 
 log = logging.getLogger(__name__)
 

@@ -10,25 +10,25 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from typing import Any
 
-from ringtrain_operator.build.names import ObjectRef
-from ringtrain_operator.cluster.api.client import ApiClient
-from ringtrain_operator.cluster.api.connection import Connection
-from ringtrain_operator.cluster.api.errors import ApiError, Conflict, Forbidden, NotFound, NotLeader
-from ringtrain_operator.cluster.api.resources import JOBS, Resource
-from ringtrain_operator.cluster.api.transport import Limits
-from ringtrain_operator.cluster.config import OperatorConfig
-from ringtrain_operator.cluster.gangs import Gangs
-from ringtrain_operator.cluster.health import ApiReach, ReachTimes, health_server
-from ringtrain_operator.cluster.kueue import served_version, workloads
-from ringtrain_operator.cluster.lease import LeaderLease, LeaseTimes
-from ringtrain_operator.cluster.metrics import Metrics
-from ringtrain_operator.cluster.pods import PodChange
-from ringtrain_operator.cluster.poll import LauncherPoller, PollTimes
-from ringtrain_operator.cluster.provisioning import Provisioning
-from ringtrain_operator.cluster.queue import Key, KeyedQueue
-from ringtrain_operator.cluster.reconcile import Clock, Reconciler, utc_now
-from ringtrain_operator.cluster.versions import Versions
-from ringtrain_operator.cluster.watch import Scope, resync, until_served, watch_cluster
+from ..build.names import ObjectRef
+from .api.client import ApiClient
+from .api.connection import Connection
+from .api.errors import ApiError, Conflict, Forbidden, NotFound, NotLeader
+from .api.resources import JOBS, Resource
+from .api.transport import Limits
+from .config import OperatorConfig
+from .gangs import Gangs
+from .health import ApiReach, ReachTimes, health_server
+from .kueue import served_version, workloads
+from .lease import LeaderLease, LeaseTimes
+from .metrics import Metrics
+from .pods import PodChange
+from .poll import LauncherPoller, PollTimes
+from .provisioning import Provisioning
+from .queue import Key, KeyedQueue
+from .reconcile import Clock, Reconciler, utc_now
+from .versions import Versions
+from .watch import Scope, resync, until_served, watch_cluster
 
 log = logging.getLogger(__name__)
 

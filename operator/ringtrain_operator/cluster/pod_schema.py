@@ -3,9 +3,9 @@
 import logging
 from dataclasses import replace
 
-from ringtrain_operator.cluster.api.client import ApiClient
-from ringtrain_operator.cluster.api.errors import ApiError
-from ringtrain_operator.spec.pod_schema import PodSchema, packaged_schema
+from ..spec.pod_schema import PodSchema, packaged_schema
+from .api.client import ApiClient
+from .api.errors import ApiError
 
 log = logging.getLogger(__name__)
 

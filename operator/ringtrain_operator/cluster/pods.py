@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from ringtrain_operator.cluster.queue import Key
+from .queue import Key
 
 Json = dict[str, Any]
 

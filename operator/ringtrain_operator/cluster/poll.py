@@ -14,9 +14,9 @@ from datetime import datetime
 
 import aiohttp
 
-from ringtrain_operator.cluster.queue import Key
-from ringtrain_operator.observe.model import LauncherReport
-from ringtrain_operator.observe.pods import OtherStatusVersion, read_report
+from ..observe.model import LauncherReport
+from ..observe.pods import OtherStatusVersion, read_report
+from .queue import Key
 
 log = logging.getLogger(__name__)
 

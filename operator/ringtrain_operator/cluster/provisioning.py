@@ -4,14 +4,14 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from ringtrain_operator import contract
-from ringtrain_operator.build.names import ObjectRef
-from ringtrain_operator.cluster.api.client import ApiClient
-from ringtrain_operator.cluster.api.errors import NotFound
-from ringtrain_operator.cluster.api.resources import POD_TEMPLATES, Resource, provisioning_requests
-from ringtrain_operator.cluster.observe import Memory
-from ringtrain_operator.observe.pods import owned_by
-from ringtrain_operator.placement.provisioning import AUTOSCALER_GROUP, ProvisioningView, view_request
+from .. import contract
+from ..build.names import ObjectRef
+from ..observe.pods import owned_by
+from ..placement.provisioning import AUTOSCALER_GROUP, ProvisioningView, view_request
+from .api.client import ApiClient
+from .api.errors import NotFound
+from .api.resources import POD_TEMPLATES, Resource, provisioning_requests
+from .observe import Memory
 
 Json = dict[str, Any]
 

@@ -7,26 +7,26 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from ringtrain_operator import contract
-from ringtrain_operator.build import Settings
-from ringtrain_operator.build.names import ObjectRef
-from ringtrain_operator.cluster.api.errors import NotFound
-from ringtrain_operator.cluster.api.resources import JOBS
-from ringtrain_operator.cluster.apply import apply_plan
-from ringtrain_operator.cluster.events import send_events
-from ringtrain_operator.cluster.gangs import Gangs
-from ringtrain_operator.cluster.kueue import Kueue
-from ringtrain_operator.cluster.line import WaitingLine
-from ringtrain_operator.cluster.metrics import Metrics
-from ringtrain_operator.cluster.observe import Memory, NodeRoom, Reading, read_surroundings
-from ringtrain_operator.cluster.pod_schema import ServedPodSchema
-from ringtrain_operator.cluster.poll import Endpoint, LauncherPoller, Wish
-from ringtrain_operator.cluster.provisioning import Provisioning
-from ringtrain_operator.cluster.queue import Key, KeyedQueue
-from ringtrain_operator.cluster.versions import Versions
-from ringtrain_operator.observe.model import Observed
-from ringtrain_operator.observe.pods import main_container, status_token
-from ringtrain_operator.plan import Plan, plan_object
+from .. import contract
+from ..build import Settings
+from ..build.names import ObjectRef
+from ..observe.model import Observed
+from ..observe.pods import main_container, status_token
+from ..plan import Plan, plan_object
+from .api.errors import NotFound
+from .api.resources import JOBS
+from .apply import apply_plan
+from .events import send_events
+from .gangs import Gangs
+from .kueue import Kueue
+from .line import WaitingLine
+from .metrics import Metrics
+from .observe import Memory, NodeRoom, Reading, read_surroundings
+from .pod_schema import ServedPodSchema
+from .poll import Endpoint, LauncherPoller, Wish
+from .provisioning import Provisioning
+from .queue import Key, KeyedQueue
+from .versions import Versions
 
 log = logging.getLogger(__name__)
 Json = dict[str, Any]

@@ -2,13 +2,13 @@
 
 from typing import Any
 
-from ringtrain_operator import contract
-from ringtrain_operator.cluster.api.client import ApiClient
-from ringtrain_operator.cluster.api.errors import VersionAhead
-from ringtrain_operator.cluster.api.resources import PODS
-from ringtrain_operator.cluster.pods import KnownPods
-from ringtrain_operator.cluster.queue import Key
-from ringtrain_operator.observe.pod_shape import PodList
+from .. import contract
+from ..observe.pod_shape import PodList
+from .api.client import ApiClient
+from .api.errors import VersionAhead
+from .api.resources import PODS
+from .pods import KnownPods
+from .queue import Key
 
 Json = dict[str, Any]
 

@@ -20,17 +20,17 @@ from typing import Any
 import aiohttp
 import kopf
 
-from ringtrain_operator import contract
-from ringtrain_operator.build.names import ObjectRef
-from ringtrain_operator.cluster.api.client import METADATA_ONLY, ApiClient
-from ringtrain_operator.cluster.api.connection import Connection
-from ringtrain_operator.cluster.api.decode import decode
-from ringtrain_operator.cluster.api.errors import ApiError, Forbidden, ServerError
-from ringtrain_operator.cluster.api.resources import COMPANIONS, JOBS, PODS, Resource
-from ringtrain_operator.cluster.api.transport import lines_of
-from ringtrain_operator.cluster.pods import PodChange
-from ringtrain_operator.cluster.queue import Key
-from ringtrain_operator.observe.pod_shape import PodEvent
+from .. import contract
+from ..build.names import ObjectRef
+from ..observe.pod_shape import PodEvent
+from .api.client import METADATA_ONLY, ApiClient
+from .api.connection import Connection
+from .api.decode import decode
+from .api.errors import ApiError, Forbidden, ServerError
+from .api.resources import COMPANIONS, JOBS, PODS, Resource
+from .api.transport import lines_of
+from .pods import PodChange
+from .queue import Key
 
 log = logging.getLogger(__name__)
 

@@ -5,11 +5,11 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ringtrain_operator.cluster.api.connection import Connection
-from ringtrain_operator.cluster.api.decode import decode
-from ringtrain_operator.cluster.api.errors import error_of
-from ringtrain_operator.cluster.api.resources import PODS, Resource
-from ringtrain_operator.cluster.api.transport import Limits, Request, Transport, lines_of
+from .connection import Connection
+from .decode import decode
+from .errors import error_of
+from .resources import PODS, Resource
+from .transport import Limits, Request, Transport, lines_of
 
 Json = dict[str, Any]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ringtrain_operator.cluster.api.errors import ApiError
+from .errors import ApiError
 
 SERVICE_ACCOUNT_DIR = "/var/run/secrets/kubernetes.io/serviceaccount"
 _TOKEN_MAX_AGE_S = 60.0  # the kubelet replaces a bound token long before it expires

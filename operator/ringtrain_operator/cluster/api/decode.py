@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from ringtrain_operator.cluster.api.errors import ServerError
+from .errors import ServerError
 
 # Kubernetes' own objects have about 20 levels, its OpenAPI document less than 50.
 DEPTH_MAX = 200

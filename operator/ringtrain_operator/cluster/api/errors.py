@@ -19,7 +19,7 @@ ApiError
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ringtrain_operator.errors import OperatorError
+from ...errors import OperatorError
 
 
 class ApiError(OperatorError):

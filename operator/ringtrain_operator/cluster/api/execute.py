@@ -7,9 +7,9 @@ from typing import Any
 
 import aiohttp
 
-from ringtrain_operator.cluster.api.connection import Connection
-from ringtrain_operator.cluster.api.errors import ApiError, Unreachable, error_of
-from ringtrain_operator.cluster.api.resources import PODS
+from .connection import Connection
+from .errors import ApiError, Unreachable, error_of
+from .resources import PODS
 
 # Channels of the protocol v4.channel.k8s.io: the first byte of every message.
 _PROTOCOL = "v4.channel.k8s.io"

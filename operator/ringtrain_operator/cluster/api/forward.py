@@ -4,9 +4,9 @@ import asyncio
 
 import aiohttp
 
-from ringtrain_operator.cluster.api.connection import Connection
-from ringtrain_operator.cluster.api.errors import Unreachable, error_of
-from ringtrain_operator.cluster.api.resources import PODS
+from .connection import Connection
+from .errors import Unreachable, error_of
+from .resources import PODS
 
 # Channels of the protocol v4.channel.k8s.io: the first byte of every message. Each begins with the port's number.
 _PROTOCOL = "v4.channel.k8s.io"

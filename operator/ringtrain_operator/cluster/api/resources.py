@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ringtrain_operator import contract
+from ... import contract
 
 
 @dataclass(frozen=True)

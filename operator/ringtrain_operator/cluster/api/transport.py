@@ -11,9 +11,9 @@ from typing import Any
 
 import aiohttp
 
-from ringtrain_operator.cluster.api.connection import Connection
-from ringtrain_operator.cluster.api.decode import decode
-from ringtrain_operator.cluster.api.errors import (
+from .connection import Connection
+from .decode import decode
+from .errors import (
     ApiError,
     NotLeader,
     ServerError,
