@@ -19,8 +19,8 @@ import pytest
 
 T = TypeVar("T")
 MARK = (
-    "sampled(count, of=None, each=None, one_in=1, can_run=None): `--sample` runs so many cases, or those of so many "
-    "values of `of`; with `each` so many for each value of that, or for one in so many values"
+    "sampled(count, of=None, each=None, one_in=1, can_run=None): `--sample` runs so many cases, or those of "
+    "so many values of `of`; with `each` so many for each value of that, or for one in so many values"
 )
 
 
