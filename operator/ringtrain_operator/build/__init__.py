@@ -14,6 +14,7 @@ from .names import (
 )
 from .network import build_network_policy, build_service, build_service_account
 from .pods import RESTARTED_CODES, Incarnation, build_launcher_pod, build_worker_pod
+from .security import never_as_root
 from .settings import AGENT_RESOURCES, LAUNCHER_RESOURCES, AgentSource, Settings
 
 __all__ = [
@@ -38,6 +39,7 @@ __all__ = [
     "issue_credentials",
     "job_labels",
     "launcher_name",
+    "never_as_root",
     "secret_name",
     "worker_name",
     "worker_selector",

@@ -1,4 +1,5 @@
-"""The restricted Pod Security Standard as a default: what a template says itself is left as it is."""
+"""The restricted Pod Security Standard as a default, but for the user, whom the image names: what a template says
+itself is left as it is."""
 
 from __future__ import annotations
 
@@ -12,12 +13,9 @@ _OWNERSHIP = ("runAsUser", "runAsGroup", "fsGroup", "supplementalGroups")
 
 
 def restrict_pod(spec: dict[str, Any], fs_group: int | None) -> None:
-    """Add to a pod's spec (a copy of ours, changed in place) what the restricted standard asks for. `fs_group`: of
-    claims that we mount; None: the cluster gives one itself."""
+    """Add to a pod's spec (a copy of ours, changed in place) what the restricted standard asks for, but for
+    `runAsNonRoot`. `fs_group`: of claims that we mount; None: the cluster gives one itself."""
     context = spec["securityContext"] = dict(spec.get("securityContext") or {})
-    theirs = "runAsNonRoot" in context
-    if context.get("runAsUser") != 0:
-        context.setdefault("runAsNonRoot", True)
     context.setdefault("seccompProfile", {"type": "RuntimeDefault"})
     if fs_group is not None and _needs_group(spec):
         context["fsGroup"] = fs_group
@@ -25,9 +23,15 @@ def restrict_pod(spec: dict[str, Any], fs_group: int | None) -> None:
         context.setdefault("fsGroupChangePolicy", "OnRootMismatch")
     for field in ("initContainers", "containers"):
         for container in spec.get(field) or ():
-            if not theirs:
-                _let_root_be_root(container)
             _restrict_container(container)
+
+
+def never_as_root(pod: Mapping[str, Any]) -> dict[str, Any]:
+    """The pod with `runAsNonRoot: true`, unless its template says that, or root, itself."""
+    context = pod["spec"].get("securityContext") or {}
+    if "runAsNonRoot" in context or context.get("runAsUser") == 0:
+        return dict(pod)
+    return {**pod, "spec": {**pod["spec"], "securityContext": {**context, "runAsNonRoot": True}}}
 
 
 def _needs_group(spec: Mapping[str, Any]) -> bool:
@@ -37,13 +41,6 @@ def _needs_group(spec: Mapping[str, Any]) -> bool:
         return False
     claims = [volume for volume in spec.get("volumes") or () if volume.get("persistentVolumeClaim")]
     return any(volume["name"] in (VOLUME_CHECKPOINT, VOLUME_LOGS) for volume in claims)
-
-
-def _let_root_be_root(container: dict[str, Any]) -> None:
-    """A container that the template has run as root does not start under our default of its pod."""
-    context = container.get("securityContext") or {}
-    if context.get("runAsUser") == 0 and "runAsNonRoot" not in context:
-        container["securityContext"] = {**context, "runAsNonRoot": False}
 
 
 def _restrict_container(container: dict[str, Any]) -> None:

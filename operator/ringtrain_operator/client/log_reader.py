@@ -7,9 +7,11 @@ import contextlib
 import secrets
 import time
 from collections.abc import AsyncIterator
+from functools import partial
 
 from ..build.agent import ANNOTATION_IMAGE, PROGRAM
 from ..build.log_reader import LABEL_READER, build_log_reader_pod
+from ..cluster.admission import create_admitted
 from ..cluster.api.errors import ApiError, Forbidden, NotFound
 from ..cluster.api.resources import PODS, SERVICES
 from ..errors import OperatorError
@@ -41,7 +43,7 @@ async def log_reader(session: Session, job: Job, attempt: int) -> AsyncIterator[
     pod = build_log_reader_pod(job, attempt, secrets.token_hex(3), LIVES_S, agent_image)
     name = pod["metadata"]["name"]
     try:
-        await session.api.create(PODS, job.namespace, pod)
+        await create_admitted(partial(session.api.create, PODS, job.namespace), pod)
         await _until_running(session, job.namespace, name)
         yield name, PROGRAM if agent_image else "ringtrain"
     finally:

@@ -7,10 +7,11 @@ from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..build import added_pull_secrets
+from ..build import added_pull_secrets, never_as_root
 from ..build.names import ObjectRef
 from ..observe.model import Foreign, Refusal
 from ..plan import Deletion, Plan
+from .admission import create_admitted
 from .api.errors import (
     AlreadyExists,
     Conflict,
@@ -69,6 +70,9 @@ async def apply_plan(versions: Versions, job: Mapping[str, Any], plan: Plan, mem
     if not any(isinstance(outcome, Foreign | Refusal) for outcome in outcomes):
         if any(obj["kind"] != "PodTemplate" for obj in others) and not memory.is_outdated:
             memory.looked_at = time.monotonic()  # what was just made need not be read
+        if memory.never_as_root is None:  # one finds out for all whether they are refused as they are
+            outcomes += await _together(*(_create(work, obj) for obj in pods[:1]))
+            pods = pods[1:]
         outcomes += await _together(*(_create(work, obj) for obj in pods))
     refusals = tuple(o for o in outcomes if isinstance(o, Refusal))
     surprised = any(isinstance(o, Foreign) for o in outcomes) or refusals != memory.refusals
@@ -92,7 +96,7 @@ async def _create(work: _Work, obj: Mapping[str, Any]) -> Outcome:
     if resource is SERVICE_ACCOUNTS:
         obj = await _pulling_as_default(work, obj)
     try:
-        version = await work.versions.api.create_unread(resource, work.namespace, obj)
+        version = await _stored(work, resource, obj)
     except AlreadyExists:
         return await _explain_taken(work, resource, ref)
     except (Forbidden, Invalid, NotFound, ServerError) as refused:
@@ -111,6 +115,20 @@ async def _create(work: _Work, obj: Mapping[str, Any]) -> Outcome:
     else:
         work.memory.owned.add(ref)
     return None
+
+
+async def _stored(work: _Work, resource: Resource, obj: Mapping[str, Any]) -> str:
+    """The version of the created object. Raises ApiError."""
+
+    async def create(given: Mapping[str, Any]) -> str:
+        return await work.versions.api.create_unread(resource, work.namespace, given)
+
+    if resource is not PODS:
+        return await create(obj)
+    pod = never_as_root(obj) if work.memory.never_as_root else obj
+    version, changed = await create_admitted(create, pod)
+    work.memory.never_as_root = work.memory.never_as_root or changed
+    return version
 
 
 async def _pulling_as_default(work: _Work, account: Mapping[str, Any]) -> Mapping[str, Any]:

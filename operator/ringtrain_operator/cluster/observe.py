@@ -56,7 +56,8 @@ class Memory:
     no container runs any more; `ending`: by uid, pods that were being deleted at the last look. `workload`:
     Kueue's, None: there is none; it is `workload_known` until a watch tells of another. The same holds for the
     `groups` of gang schedulers, and for what an autoscaler was asked for (`provisioning`). `views`: by name,
-    pods of a large job as they were read, and what was seen in them.
+    pods of a large job as they were read, and what was seen in them. `never_as_root`: whether the namespace admits
+    no pod whose image may run as root, None before one of the attempt was made.
     """
 
     owned: set[ObjectRef] = field(default_factory=set)
@@ -77,6 +78,7 @@ class Memory:
     ending: dict[str, Ending] = field(default_factory=dict)
     gone: dict[int, int] = field(default_factory=dict)
     views: dict[str, tuple[Json, PodView]] = field(default_factory=dict)
+    never_as_root: bool | None = None
 
     def views_of(self, pods: Sequence[Json], nodes: Mapping[str, bool], keep: bool) -> tuple[PodView, ...]:
         """What `plan` needs of `pods`; of those that are the same as at the last look, what was seen then. `keep`:
@@ -118,7 +120,7 @@ class Memory:
         """Look at them again; the Secret, which nobody may read, is made anew once in each attempt."""
         if self.secret_attempt != attempt:
             self.owned = {ref for ref in self.owned if ref.kind != "Secret"}
-        self.looked_at = float("-inf")
+        self.looked_at, self.never_as_root = float("-inf"), None
 
 
 @dataclass(frozen=True)

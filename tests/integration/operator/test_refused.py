@@ -10,6 +10,7 @@ import pytest
 from support.apiserver import ControlPlane
 from support.cluster import real_cluster
 from support.jobs import job
+from support.kubelet.pod import ROOT_IMAGE
 from support.objects import NAMESPACES, pod
 from support.scenario import Scenario, open_scenario
 
@@ -20,6 +21,7 @@ from ringtrain_operator.build import (
     build_evaluator_pod,
     build_launcher_pod,
     build_worker_pod,
+    never_as_root,
 )
 from ringtrain_operator.build.log_reader import build_log_reader_pod
 from ringtrain_operator.build.settings import AgentVolume
@@ -50,6 +52,13 @@ def worker(**pod: Any) -> dict[str, Any]:
     return part
 
 
+def rooted() -> dict[str, Any]:
+    """A worker whose image has root as its user."""
+    part = worker()
+    part["template"]["spec"]["containers"][0]["image"] = ROOT_IMAGE
+    return part
+
+
 async def test_the_strictest_namespace_takes_our_pods(control_plane: ControlPlane, tmp_path: Path) -> None:
     """Pod Security `restricted` is enforced, and a job that says nothing about security runs."""
     async with open_scenario(partial(real_cluster, control_plane), tmp_path) as s:
@@ -58,6 +67,34 @@ async def test_the_strictest_namespace_takes_our_pods(control_plane: ControlPlan
         await s.until_running()
         s.succeed()
         await s.until_state("Succeeded")
+
+
+async def test_an_image_runs_as_the_user_that_it_names(control_plane: ControlPlane, tmp_path: Path) -> None:
+    """Root's, where nothing is enforced: the operator says nothing of the user, as mpi-operator and Trainer."""
+    async with open_scenario(partial(real_cluster, control_plane), tmp_path) as s:
+        await s.submit(worker=rooted())
+        await s.until_running()
+        assert not any("runAsNonRoot" in pod["spec"]["securityContext"] for pod in await s.pods())
+
+
+async def test_an_image_of_root_does_not_start_where_root_is_refused(
+    control_plane: ControlPlane, tmp_path: Path
+) -> None:
+    """Its pods are made so that Pod Security admits them, and the condition names the field to set."""
+    async with open_scenario(partial(real_cluster, control_plane), tmp_path) as s:
+        await s.cluster.api.patch(NAMESPACES, None, s.namespace, RESTRICTED)
+        await s.submit(worker=rooted())
+        await s.until_condition("Running", "False", "template.spec.securityContext.runAsUser")
+        assert all(pod["spec"]["securityContext"]["runAsNonRoot"] for pod in await s.pods())
+
+
+async def test_a_template_of_root_is_refused_by_its_field(control_plane: ControlPlane, tmp_path: Path) -> None:
+    """What the template says is not changed for an admission that refuses it."""
+    async with open_scenario(partial(real_cluster, control_plane), tmp_path) as s:
+        await s.cluster.api.patch(NAMESPACES, None, s.namespace, RESTRICTED)
+        await s.submit(worker=worker(securityContext={"runAsUser": 0}))
+        running = await s.until_condition("Running", "False", "runAsUser=0")
+        assert running["reason"] == "CreationRefused"
 
 
 @pytest.mark.parametrize("volume", ["ImageVolume", "InitContainer"])
@@ -82,7 +119,7 @@ async def test_the_strictest_namespace_takes_the_agent(control_plane: ControlPla
             build_evaluator_pod(parsed, 2),
             build_log_reader_pod(parsed, 1, "x", 60, "agent:1"),
         ]
-        stored = [await c.api.create(PODS, namespace, pod) for pod in pods]
+        stored = [await c.api.create(PODS, namespace, never_as_root(pod)) for pod in pods]
     brought = [found for pod in stored for found in pod["spec"]["volumes"] if found["name"] == VOLUME_AGENT]
     kind = "image" if volume == "ImageVolume" else "emptyDir"
     assert [kind in found for found in brought] == [True, True]
@@ -224,5 +261,5 @@ async def test_the_strictest_namespace_takes_every_sample(control_plane: Control
             await c.api.create(SERVICE_ACCOUNTS, namespace, {"metadata": {"name": manifest["metadata"]["name"]}})
             parsed = parse_job(await c.api.create(JOBS, namespace, manifest))
             for pod in (obj for obj in rendered(parsed) if obj["kind"] == "Pod"):
-                await c.api.create(PODS, namespace, pod)
+                await c.api.create(PODS, namespace, never_as_root(pod))
     assert len(jobs) > 15

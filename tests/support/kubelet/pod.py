@@ -20,6 +20,7 @@ from support.ports import free_ports
 Json = dict[str, Any]
 SERVED_PORTS = {"RINGTRAIN_LAUNCHER_PORT": 7350, "RINGTRAIN_STATUS_PORT": 7351}
 MISSING_IMAGE = "missing"  # an image whose name (its registry apart) begins so cannot be pulled
+ROOT_IMAGE = "root"  # and one whose name begins so has root as its user
 RESTARTED_AFTER_S = 1.0  # a container that ended, where the pod's policy restarts it
 
 
@@ -34,6 +35,14 @@ def utc_now() -> datetime:
 def now_text(clock: Clock = utc_now) -> str:
     """The time as Kubernetes writes it."""
     return clock().strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _is_refused_root(spec: Json) -> bool:
+    """Whether the pod's image would run as root against its own words; the container's go before the pod's."""
+    main = spec["containers"][0]
+    said = {**(spec.get("securityContext") or {}), **(main.get("securityContext") or {})}
+    is_root = main["image"].rpartition("/")[2].startswith(ROOT_IMAGE)
+    return bool(said.get("runAsNonRoot")) and said.get("runAsUser", 0 if is_root else 1) == 0
 
 
 class PodLife:
@@ -106,6 +115,12 @@ class PodLife:
             return None
         if image != image.lower():
             await self._post_waiting("InvalidImageName", f'couldn\'t parse image name "{image}"')
+            await self._deleted.wait()
+            return None
+        if _is_refused_root(self.pod["spec"]):
+            # as pkg/kubelet/kuberuntime/security_context.go has it
+            words = "container has runAsNonRoot and image will run as root"
+            await self._post_waiting("CreateContainerConfigError", words)
             await self._deleted.wait()
             return None
         sandbox = await self._sandbox()

@@ -72,7 +72,7 @@ def test_it_is_restricted_and_ends() -> None:
     """As the standard asks for, whatever the launcher may, with a deadline, without the API's token."""
     spec = reader(launcher={"template": LAUNCHER})["spec"]
     assert spec["securityContext"]["runAsUser"] == 1000
-    assert spec["securityContext"]["runAsNonRoot"]
+    assert spec["securityContext"]["seccompProfile"]
     assert spec["containers"][0]["securityContext"] == {
         "runAsGroup": 7,
         "readOnlyRootFilesystem": True,
