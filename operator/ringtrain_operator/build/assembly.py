@@ -10,6 +10,7 @@ from .. import contract
 from ..spec.job import Job
 from ..spec.reserved import ENV_NVIDIA_VISIBLE_DEVICES, ENV_TF_CONFIG
 from . import environment, names
+from .platform import run_where_image_does
 from .security import restrict_pod
 from .settings import Settings
 
@@ -90,6 +91,7 @@ def completed_template(job: Job, given: Mapping[str, Any], name: str) -> Pod:
                 main.setdefault(field, trainer[field])
         _run_like(spec, main, trainer)
         _pull_like(spec, worker)
+        run_where_image_does(spec, worker)
     for field in _OF_THE_WORKER:
         if worker.get(field):
             spec.setdefault(field, copy.deepcopy(worker[field]))

@@ -305,6 +305,49 @@ def test_the_launcher_takes_after_the_worker() -> None:
     assert main(pod)["command"] == ["ringtrain", "launcher"]
 
 
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+
+
+def required(*terms: list[Json]) -> Json:
+    """Affinity to nodes of which one of `terms` holds."""
+    return {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": [{"matchExpressions": term} for term in terms]}}}
+
+
+def said(key: str, *values: str) -> Json:
+    """A label of a node has one of `values`."""
+    return {"key": key, "operator": "In", "values": list(values)}
+
+
+ARM = {"kubernetes.io/arch": "arm64"}
+TAINT = {"key": "nvidia.com/gpu", "operator": "Exists"}
+
+
+def test_the_workers_image_runs_on_nodes_that_can_run_it() -> None:
+    """A launcher with that image goes where the worker's template says the architecture is; of the rest of its
+    places it has nothing, and one with an image of its own has nothing at all."""
+    place = {"nodeSelector": {**ARM, "gpu": "yes"}, "tolerations": [TAINT]}
+    spec = build_launcher_pod(parsed(pod=place), 1)["spec"]
+    assert (spec["nodeSelector"], spec["tolerations"]) == (ARM, [TAINT])
+    own = {"nodeSelector": {"kubernetes.io/arch": "amd64"}}
+    spec = build_launcher_pod(parsed(pod=place, launcher={"template": {"spec": own}}), 1)["spec"]
+    assert spec["nodeSelector"] == own["nodeSelector"]
+    another = {"template": {"spec": {"containers": [{"image": "another:1"}]}}}
+    spec = build_launcher_pod(parsed(pod=place, launcher=another), 1)["spec"]
+    assert not {"nodeSelector", "tolerations"} & set(spec)
+
+
+def test_an_architecture_that_affinity_requires_binds_the_launcher() -> None:
+    """Each of its own terms holds with one of the worker's; a worker that may run anywhere binds nothing."""
+    arm, amd, zone = said("kubernetes.io/arch", "arm64"), said("kubernetes.io/arch", "amd64"), said("zone", "a")
+    pod = {"affinity": required([zone, arm], [amd])}
+    assert build_launcher_pod(parsed(pod=pod), 1)["spec"]["affinity"] == required([arm], [amd])
+    own = {"template": {"spec": {"affinity": required([zone])}}}
+    spec = build_launcher_pod(parsed(pod=pod, launcher=own), 1)["spec"]
+    assert spec["affinity"] == required([zone, arm], [zone, amd])
+    anywhere = parsed(pod={"affinity": required([arm], [zone])})
+    assert "affinity" not in build_launcher_pod(anywhere, 1)["spec"]
+
+
 def test_the_workers_image_runs_in_the_launcher_as_in_the_worker() -> None:
     """It takes the user of the worker's container, none of its rights, and keeps what its own template names."""
     own = {"securityContext": {"runAsUser": 1000, "runAsGroup": 100, "capabilities": {"add": ["IPC_LOCK"]}}}
