@@ -3,8 +3,8 @@
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
-from ringtrain_operator.build import never_as_root
-from ringtrain_operator.cluster.api.errors import Forbidden, Invalid
+from ..build import never_as_root
+from .api.errors import Forbidden, Invalid
 
 Stored = TypeVar("Stored")
 Pod = Mapping[str, Any]
