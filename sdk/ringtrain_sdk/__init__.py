@@ -6,6 +6,8 @@
         run.wait()
 
 `AsyncClient` has the same methods as coroutines.
+
+Maturity: Beta.
 """
 
 from ringtrain_operator.client.backends import Backend, ClusterBackend

@@ -3,6 +3,8 @@
     from ringtrain_sdk.kubeflow import CustomTrainer, TrainerClient
 
 Arguments may be kubeflow's own objects. What has no counterpart here is refused by name, not passed over.
+
+Maturity: Beta.
 """
 
 from __future__ import annotations

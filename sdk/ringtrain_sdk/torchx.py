@@ -3,6 +3,8 @@
 An app of one role is one job; its replicas are workers. The agent starts every rank, with torchrun's variables:
 where a role's command is torchrun, what that would start is run instead. TorchX finds the scheduler by an entry
 point.
+
+Maturity: Beta.
 """
 
 from __future__ import annotations

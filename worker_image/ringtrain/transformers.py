@@ -1,4 +1,7 @@
-"""Train with Hugging Face's Trainer on the ranks of a job: import `Trainer` from here."""
+"""Train with Hugging Face's Trainer on the ranks of a job: import `Trainer` from here.
+
+Maturity: Beta.
+"""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def convert(manifest: Path, output: Path | None, cluster: ClusterOptions) -> Non
 
     MANIFEST is a file, or - for standard input; a TrainJob's runtime is looked for there, then on the cluster.
     Other objects stay as they are. What could not be taken over is said on stderr; where a job can't be converted,
-    the others are, and the exit code is 1.
+    the others are, and the exit code is 1. Maturity: Beta.
     """
     made, failures = [], []
     with errors_reported():

@@ -54,7 +54,10 @@ class _LazyGroup(click.Group):
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="ringtrain-operator", prog_name="dtj")
 def main() -> None:
-    """Run and watch DistributedTrainingJobs, on a cluster or on this machine."""
+    """Run and watch DistributedTrainingJobs, on a cluster or on this machine.
+
+    Maturity: Beta on a cluster, Stable on this machine.
+    """
 
 
 @main.command()

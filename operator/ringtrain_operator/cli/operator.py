@@ -135,7 +135,10 @@ def _group(value: str) -> int | None:
     help="NetworkPolicyPeers that may reach the ports which jobs' templates declare: JSON.",
 )
 @click.option(
-    "--kueue/--no-kueue", default=False, show_default=True, help="Write Kueue's Workloads for jobs with a queue."
+    "--kueue/--no-kueue",
+    default=False,
+    show_default=True,
+    help="Write Kueue's Workloads for jobs with a queue. Maturity: Beta.",
 )
 @click.option(
     "--gang",
@@ -143,7 +146,8 @@ def _group(value: str) -> int | None:
     type=GangOption(),
     multiple=True,
     help="Gang scheduler whose PodGroups may be written: Kubernetes, Coscheduling or Volcano; NAME=SCHEDULER "
-    "also names the scheduler that places the pods. Again for more.",
+    "also names the scheduler that places the pods. Again for more. Maturity: Kubernetes Beta, Coscheduling "
+    "Experimental, Volcano Experimental.",
 )
 @click.option(
     "--agent-image", default=DEFAULT_AGENT_IMAGE, show_default=True, help="Image that has the agent for any image."
@@ -159,7 +163,8 @@ def _group(value: str) -> int | None:
     type=click.Choice(["ImageVolume", "InitContainer"]),
     default="InitContainer",
     show_default=True,
-    help="How the agent comes into pods: the kubelet mounts its image, or a first container copies it.",
+    help="How the agent comes into pods: the kubelet mounts its image, or a first container copies it. "
+    "Maturity: ImageVolume Experimental.",
 )
 @click.option(
     "--agent",
@@ -173,7 +178,7 @@ def _group(value: str) -> int | None:
     "--provisioning/--no-provisioning",
     default=False,
     show_default=True,
-    help="Write ProvisioningRequests for jobs with scheduling.provisioning.",
+    help="Write ProvisioningRequests for jobs with scheduling.provisioning. Maturity: Experimental.",
 )
 @click.option("--kubeconfig", default=None, help="Kubeconfig to use instead of the pod's ServiceAccount.")
 @click.version_option(package_name="ringtrain-operator", prog_name="ringtrain-operator")

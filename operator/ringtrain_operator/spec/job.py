@@ -124,7 +124,7 @@ class Networking(SpecModel):
         default="none",
         description="What is encrypted beside control, which always is. none: tensors travel in clear between "
         "pods. tensors: mutual TLS between all ranks of the ring, with the job's own certificates; slower. "
-        "Traffic of other libraries (torch.distributed, TensorFlow, MPI) is never encrypted.",
+        "Traffic of other libraries (torch.distributed, TensorFlow, MPI) is never encrypted. Maturity: Beta.",
     )
 
 
@@ -139,7 +139,7 @@ def _models() -> str:
 
 
 class JobSpec(SpecModel):
-    """What the user asks for."""
+    """What the user asks for. Maturity: Beta."""
 
     backend: Literal["ring", "mpi"] = Field(
         default="ring", description="ring: gradients are averaged by ringtrain. mpi: the launcher runs mpirun."
@@ -157,37 +157,39 @@ class JobSpec(SpecModel):
     elastic: Elastic | None = Field(
         default=None,
         description="Between which sizes the world may change within an attempt. "
-        "Unset: any loss restarts the gang.",
+        "Unset: any loss restarts the gang. Maturity: Beta.",
     )
     agent: Literal["Inject", "Image"] | None = Field(
         default=None,
         description="Where agent and launcher come from. Inject: from the operator, so that pods of any image run "
         "them, without Python even; training code that imports ringtrain has the image's own. Image: from the "
         "image's own ringtrain, which must be in PATH. Unset: as the operator's installation says; by default "
-        "Inject, except in an image that says that it has ringtrain (RINGTRAIN_IMAGE_VERSION).",
+        "Inject, except in an image that says that it has ringtrain (RINGTRAIN_IMAGE_VERSION). Maturity: Beta.",
     )
-    mpi: Mpi | None = Field(default=None, description="How ranks are started under the mpi backend.")
+    mpi: Mpi | None = Field(
+        default=None, description="How ranks are started under the mpi backend. Maturity: Beta."
+    )
     data_workers: DataWorkers | None = Field(
         default=None,
         description="Pods that prepare input for the ranks. They are replaced one by one and outlive attempts. "
-        "Unset: ranks prepare their own.",
+        "Unset: ranks prepare their own. Maturity: Beta.",
     )
     evaluator: Evaluator | None = Field(
         default=None,
         description="One pod beside the ranks that evaluates checkpoints. Its failure fails nothing, and it ends "
-        "with the job. Unset: none.",
+        "with the job. Unset: none. Maturity: Beta.",
     )
     scheduling: Scheduling = Field(
         default=Scheduling(),
         description="How the job's pods are placed together, and which queue the job waits in.",
     )
     run_policy: RunPolicy = Field(
-        default=RunPolicy(), description="When the job starts, restarts, ends and is cleaned up."
+        default=RunPolicy(), description="When the job starts, restarts, ends and is cleaned up. Maturity: Beta."
     )
     logs: Logs = Field(
         default=Logs(),
         description="Where the launcher keeps every rank's log. Default: an emptyDir, gone with the launcher's "
-        "pod.",
+        "pod. Maturity: Beta.",
     )
     checkpoint: Checkpoint | None = Field(
         default=None,
@@ -202,7 +204,8 @@ class JobSpec(SpecModel):
         min_length=1,
         max_length=63,
         description="Name of the controller that runs the job. Unset or ringtrain.dev/operator: this one; "
-        "any other name: this operator leaves the job alone.",
+        "any other name, such as kueue.x-k8s.io/multikueue: this operator leaves the job alone. "
+        "Maturity: Experimental.",
     )
 
     RULES = (

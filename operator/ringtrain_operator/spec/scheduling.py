@@ -73,12 +73,12 @@ class Scheduling(SpecModel):
         default="Auto",
         description="Scheduler that places all pods of an attempt or none. Auto: the first of those named here "
         "that the installation allows and the cluster has, and none for a job in a queue of Kueue. None: pods are "
-        "placed one by one.",
+        "placed one by one. Maturity: Kubernetes Beta, Coscheduling Experimental, Volcano Experimental.",
     )
     queue: ObjectName | None = Field(
         default=None,
         description="Queue that the job waits in: a LocalQueue of Kueue in the job's namespace, or with gang: "
-        "Volcano a queue of Volcano.",
+        "Volcano a queue of Volcano. Maturity: Beta.",
     )
     priority_class_name: ObjectName | None = Field(
         default=None,
@@ -97,15 +97,15 @@ class Scheduling(SpecModel):
         le=86400,
         description="How long a gang that is not placed whole may hold places without another being added while "
         "other jobs wait for them, or as long as it has waited by then. Then the next has its turn. A gang "
-        "scheduler has times of its own.",
+        "scheduler has times of its own. Maturity: Beta.",
     )
     provisioning: Provisioning | None = Field(
         default=None,
         description="Asks a cluster autoscaler for the nodes of launcher and workers, as a ProvisioningRequest an "
-        "attempt; pods are made when they are there. Not for a job in a queue of Kueue.",
+        "attempt; pods are made when they are there. Not for a job in a queue of Kueue. Maturity: Experimental.",
     )
     topology: Topology | None = Field(
         default=None,
         description="Workers near each other: on nodes that have the same value of a label. Unset: wherever there "
-        "is room.",
+        "is room. Maturity: Beta.",
     )

@@ -45,7 +45,8 @@ class Logs(SpecModel):
         pattern=STORE_URI,
         max_length=1024,
         description="Place in an object store to which the launcher copies logs while the job runs and at its "
-        "end, for example s3://bucket/logs (also gs:// and az://). dtj logs reads them there when no pod is left.",
+        "end, for example s3://bucket/logs (also gs:// and az://). dtj logs reads them there when no pod is left. "
+        "Maturity: s3 Beta, gs Experimental, az Experimental.",
     )
     secret_ref: SecretSource | None = Field(
         default=None,
@@ -83,7 +84,8 @@ class Checkpoint(SpecModel):
         max_length=1024,
         description="Place in an object store, for example s3://bucket/path (also gs:// and az://). Below it the "
         "job has a folder of its own, <job>-<uid>, which the training code is given as "
-        "RINGTRAIN_CHECKPOINT_URI. The image needs ringtrain[s3], ringtrain[gcs] or ringtrain[azure].",
+        "RINGTRAIN_CHECKPOINT_URI. The image needs ringtrain[s3], ringtrain[gcs] or ringtrain[azure]. "
+        "Maturity: s3 Beta, gs Experimental, az Experimental.",
     )
     secret_ref: SecretSource | None = Field(
         default=None,

@@ -183,9 +183,8 @@ def test_the_agent_is_mounted_where_every_node_runs_it_from_there(
     try:
         for node in nodes:
             admin.kubectl("create", "-f", "-", stdin=json.dumps(node))
-        rendered = admin.helm(
-            "install", "auto", str(CHART), "--namespace=default", "--dry-run=server", "--set=crds.install=false"
-        )
+        values = ("--set=crds.install=false", "--set=agent.volume=Auto")
+        rendered = admin.helm("install", "auto", str(CHART), "--namespace=default", "--dry-run=server", *values)
         assert f"--agent-volume={volume}\n" in rendered
     finally:
         admin.kubectl("delete", "nodes", "--all")

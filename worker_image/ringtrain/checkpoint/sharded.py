@@ -59,6 +59,8 @@ class ShardedCheckpoints:
     Each rank writes its own objects, rank 0 last of all a manifest; what has no manifest is no checkpoint. Each
     save has names of its own, and each attempt of a job a folder, so that nobody writes over what another has
     written.
+
+    Maturity: s3 Beta, gs Experimental, az Experimental.
     """
 
     def __init__(self, uri: str, *, keep: int = 3, group: Group | None = None, deadline_s: float = 600.0) -> None:

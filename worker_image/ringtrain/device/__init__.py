@@ -2,6 +2,8 @@
 
 A runtime offers a `DeviceSession` (weights in, gradients out as they are ready); `DistributedOptimizer` keeps the
 optimizer on the host, `insert_host_allreduce` leaves it on the device.
+
+Maturity: Experimental. Seen with a simulated device.
 """
 
 from ringtrain._core.negotiation.queues import init

@@ -8,6 +8,8 @@ def train(state):                    # entered again after each change of the wo
         for batch in state.shard:    # exactly the samples that no committed step has used
             ...
             state.commit()
+
+Maturity: Beta.
 """
 
 from ringtrain.elastic.data import ElasticShard, FixedGlobal, PerRank, shard

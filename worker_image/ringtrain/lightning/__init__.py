@@ -1,4 +1,7 @@
-"""Train with PyTorch Lightning on the ranks of a job: `Trainer(strategy=RingtrainStrategy())`."""
+"""Train with PyTorch Lightning on the ranks of a job: `Trainer(strategy=RingtrainStrategy())`.
+
+Maturity: Beta.
+"""
 
 from ringtrain._core.requirements import missing
 

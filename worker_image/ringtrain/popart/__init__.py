@@ -3,6 +3,8 @@ hvd`.
 
 PopART is imported when a session of its own is used, and not before. A `ringtrain.device.DeviceSession` is taken
 everywhere in its place.
+
+Maturity: Experimental. Seen with a stand-in for PopART's session, never with PopART.
 """
 
 from ringtrain._core.negotiation.queues import init

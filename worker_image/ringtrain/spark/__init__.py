@@ -1,4 +1,7 @@
-"""Train on a Spark cluster: `ringtrain.spark.run(train, num_proc=4)` runs a function as ranks in Spark's tasks."""
+"""Train on a Spark cluster: `ringtrain.spark.run(train, num_proc=4)` runs a function as ranks in Spark's tasks.
+
+Maturity: Beta.
+"""
 
 from importlib.util import find_spec
 

@@ -85,16 +85,19 @@ def elastic_options(command: F) -> F:
             type=click.Path(path_type=Path),
             metavar="PROGRAM",
             help="Program that prints how many ranks are wanted, as lines host:slots. It is run again and again, "
-            "and the world follows what it prints.",
+            "and the world follows what it prints. Maturity: Beta.",
         ),
         click.option(
-            *("--max-np", "--max-num-proc"), type=count, metavar="N", help="Most ranks of a world [default: -np]."
+            *("--max-np", "--max-num-proc"),
+            type=count,
+            metavar="N",
+            help="Most ranks of a world [default: -np]. Maturity: Beta.",
         ),
         click.option(
             *("--min-np", "--min-num-proc"),
             type=count,
             metavar="N",
-            help="Fewest ranks of a world: with fewer the run waits, then ends [default: -np].",
+            help="Fewest ranks of a world: with fewer the run waits, then ends [default: -np]. Maturity: Beta.",
         ),
     ):
         gathered = option(gathered)

@@ -54,7 +54,10 @@ EXIT_LINES_LOST = 74  # EX_IOERR of sysexits.h
     help="How many ranks to start.",
 )
 @click.option(
-    "-H", "--hosts", default="", metavar="HOST:N,...", help="Where; other hosts over ssh [default: here]."
+    *("-H", "--hosts"),
+    default="",
+    metavar="HOST:N,...",
+    help="Where; other hosts over ssh [default: here]. Maturity: Beta for other hosts.",
 )
 @horovod_options
 @elastic_options
@@ -66,7 +69,7 @@ EXIT_LINES_LOST = 74  # EX_IOERR of sysexits.h
     *("--data-workers", "data_workers"),
     type=click.IntRange(0, 1024),
     default=0,
-    help="Data workers beside the ranks, for ringtrain.data.service.",
+    help="Data workers beside the ranks, for ringtrain.data.service. Maturity: Beta.",
 )
 @click.option("--ui", is_flag=True, help="Serve the run as a page while it runs, and print its link.")
 @click.option("--verbose", "-v", is_flag=True, help="Say what launcher and agent do, too.")

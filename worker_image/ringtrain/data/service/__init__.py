@@ -1,4 +1,7 @@
-"""Input that processes of their own load: data workers, asked by ranks (`distribute`, `distribute_splits`)."""
+"""Input that processes of their own load: data workers, asked by ranks (`distribute`, `distribute_splits`).
+
+Maturity: Beta.
+"""
 
 from ringtrain.data.service.batches import LoadedBatch, SplitBatch
 from ringtrain.data.service.streams import BatchStream, SplitStream, distribute, distribute_splits

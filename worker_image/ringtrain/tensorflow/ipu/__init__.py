@@ -4,6 +4,8 @@ import ipu`.
     tf.estimator = ipu.estimator       # TensorFlow has none any more
 
 What chooses and configures IPUs is accepted and has no meaning: TensorFlow's own devices are used.
+
+Maturity: Beta. Seen on CPUs, never on an IPU.
 """
 
 from dataclasses import dataclass
