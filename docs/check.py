@@ -25,8 +25,9 @@ ELSEWHERE = {"train.py", "broken.py", "differ.py", "runs/", "crds/", "linux/", "
 
 
 def pages() -> list[Path]:
-    """README, and everything below docs/ and bench/."""
-    return sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "bench").glob("*.md")])
+    """Those in the repository's root, and everything below docs/ and bench/."""
+    front = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")]
+    return sorted([*front, *(ROOT / "docs").rglob("*.md"), *(ROOT / "bench").glob("*.md")])
 
 
 def problems(page: Path) -> Iterator[str]:

@@ -107,9 +107,21 @@ def ended_with(directory: Path, ranks: int) -> np.ndarray:
     return np.array(printed[0][1].split(), float)
 
 
-def test_the_readmes_program_gives_the_same_weights_on_any_number_of_ranks(tmp_path: Path) -> None:
+def test_the_readmes_torch_program_gives_the_same_weights_on_any_number_of_ranks(tmp_path: Path) -> None:
+    """As it is written, in at most 25 lines, with 1, 2 and 3 ranks. It is the first program that README shows."""
+    pytest.importorskip("torch", reason="needs PyTorch: requirements-frameworks.txt")
+    program, _ = blocks(README, "python")
+    assert len(program.splitlines()) <= 25
+    (tmp_path / "train.py").write_text(program)
+    weights = ended_with(tmp_path, 1)
+    assert np.abs(weights - np.arange(8)).max() < 0.2
+    for ranks in (2, 3):
+        assert np.allclose(ended_with(tmp_path, ranks), weights, atol=1.1e-3)  # printed with 3 digits
+
+
+def test_the_readmes_numpy_program_gives_the_same_weights_on_any_number_of_ranks(tmp_path: Path) -> None:
     """As it is written, in at most 25 lines, with 1, 2 and 3 ranks; checkpoints resume."""
-    (program,) = blocks(README, "python")
+    _, program = blocks(README, "python")
     assert len(program.splitlines()) <= 25
     alone, two, three = (tmp_path / name for name in ("alone", "two", "three"))
     for directory in (alone, two, three):

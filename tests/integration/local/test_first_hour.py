@@ -42,7 +42,7 @@ def test_a_speed_is_masked_however_fast() -> None:
 def test_the_commands_of_the_first_hour_print_what_the_page_says(tmp_path: Path) -> None:
     """In one folder, one command after the other: every line of the page is printed."""
     page = (ROOT / "docs/first-hour.md").read_text()
-    (program,) = re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    _, program = re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
     for name, text in [("train.py", program), *FILE.findall(page)]:
         (tmp_path / name).write_text(text)
     env = {**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
