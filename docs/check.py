@@ -1,11 +1,13 @@
-"""Check the pages: links lead somewhere, and files, folders and modules that pages name exist.
+"""Check the pages: links lead somewhere, files, folders and modules that pages name exist, lines are not too long.
 
-python docs/check.py       # part of `make lint`
+python docs/check.py            # part of `make lint`
+python docs/check.py --wrap     # break lines that are too long
 """
 
 import os
 import re
 import sys
+import textwrap
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -20,6 +22,12 @@ DISTRIBUTIONS = {
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PATH = re.compile(r"(?:[\w.-]+/)*[\w-]+\.(?:py|c|h|svg|sh|proto)|(?:[\w-]+/)+")
 NAME = re.compile(r"(?:ringtrain|ringtrain_job|ringtrain_operator|ringtrain_sdk)(?:\.\w+)+")
+WIDTH = 120
+# Lines that are a paragraph's, or an item's of a list, can be broken; tables, headings and what has a mark can't.
+UNBROKEN = re.compile(r"\s*(\||#|```|<!--|:::|>|---)")
+ITEM = re.compile(r"\s*([*+-]|\d+\.)\s+")
+# Stands for a space that is no place to break: in code, and before what would begin a list, a heading or the like.
+GLUE = "\0"
 # What pages name of other places: users' own files, other projects', pods' file systems.
 ELSEWHERE = {"train.py", "broken.py", "differ.py", "runs/", "crds/", "linux/", "discover_hosts.sh"}
 
@@ -33,6 +41,8 @@ def pages() -> list[Path]:
 def problems(page: Path) -> Iterator[str]:
     """What is wrong on a page, one line each."""
     text = page.read_text()
+    if wrapped(text) != text:
+        yield f"has lines of more than {WIDTH} characters: python docs/check.py --wrap"
     for target in re.findall(r"\]\(([^)\s]+)\)", text):
         if not leads_somewhere(page, target):
             yield f"link to {target}, which is not there"
@@ -96,8 +106,50 @@ def is_a_name(dotted: str) -> bool:
     return all(re.search(rf"\b{name}\b", text) for name in members[:1])
 
 
+def wrapped(text: str) -> str:
+    """The page with its long lines broken: from each on, its paragraph or item is filled anew."""
+    lines, kept, is_code = text.split("\n"), [], False
+    while lines:
+        line = lines.pop(0)
+        is_code ^= line.lstrip().startswith("```")
+        if is_code or len(line) <= WIDTH or UNBROKEN.match(line):
+            kept.append(line)
+            continue
+        rest = []
+        while lines and lines[0].strip() and not UNBROKEN.match(lines[0]) and not ITEM.match(lines[0]):
+            rest.append(lines.pop(0))
+        kept += filled(line, rest)
+    return "\n".join(kept)
+
+
+def filled(line: str, rest: list[str]) -> list[str]:
+    """A line and those that go on from it, as lines of at most WIDTH characters where words allow that."""
+    mark = ITEM.match(line)
+    indent = re.match(r"\s*", line)
+    follows = re.match(r"\s*", rest[0]) if rest else None
+    assert indent is not None
+    first = (mark or indent)[0]
+    later = follows[0] if follows else " " * len(first)
+    words = " ".join([line[len(first) :], *(each.strip() for each in rest)])
+    words = re.sub(r"`[^`]+`", lambda code: code[0].replace(" ", GLUE), words)
+    words = re.sub(r" (?=([*+-]|\d+[.)]) |[#>|]|```|:::)", GLUE, words)
+    made = textwrap.wrap(
+        words,
+        WIDTH,
+        initial_indent=first,
+        subsequent_indent=later,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return [each.replace(GLUE, " ") for each in made]
+
+
 def main() -> None:
-    """Print every problem, and exit with 1 if there is one."""
+    """Print every problem, and exit with 1 if there is one; with --wrap, break long lines and no more."""
+    if sys.argv[1:] == ["--wrap"]:
+        for page in pages():
+            page.write_text(wrapped(page.read_text()))
+        return
     found = [f"{page.relative_to(ROOT)}: {problem}" for page in pages() for problem in problems(page)]
     for line in found:
         print(line)

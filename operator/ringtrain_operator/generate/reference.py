@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator
 from typing import Any
 
@@ -31,7 +32,7 @@ def reference_page() -> str:
 
 def _section(path: str, schema: dict[str, Any]) -> Iterator[str]:
     """A heading, a table of the object's fields, its rules, then its inner objects."""
-    yield f"## `{path}`\n\n{schema['description']}\n\n"
+    yield f"## `{path}`\n\n{_filled(schema['description'])}\n\n"
     yield "| field | type | default | |\n| --- | --- | --- | --- |\n"
     required = schema.get("required", ())
     for name, field in schema["properties"].items():
@@ -39,11 +40,23 @@ def _section(path: str, schema: dict[str, Any]) -> Iterator[str]:
     yield "\n"
     rules = [rule["message"] for rule in schema.get("x-kubernetes-validations", ())]
     if rules:
-        yield "Rules:\n\n" + "".join(f"* {message}\n" for message in rules) + "\n"
+        yield "Rules:\n\n" + "".join(f"{_filled(rule, '* ')}\n" for rule in rules) + "\n"
     for name, field in schema["properties"].items():
         inner, suffix = (field["items"], "[]") if field["type"] == "array" else (field, "")
         if "properties" in inner and "x-kubernetes-preserve-unknown-fields" not in inner:
             yield from _section(f"{path}.{name}{suffix}", inner)
+
+
+def _filled(text: str, mark: str = "") -> str:
+    """`text` in lines as pages have them, as an item of a list where `mark` is one's."""
+    return textwrap.fill(
+        text,
+        120,
+        initial_indent=mark,
+        subsequent_indent=" " * len(mark),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def _type(field: dict[str, Any]) -> str:
