@@ -119,6 +119,7 @@ lint: $(VENV)/.installed  ## ruff, mypy --strict, import layers, links and names
 	$(BIN)/lint-imports
 	$(BIN)/python docs/check.py
 	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yaml
+	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/*.yaml
 
 # Strict: a dead link, a heading or a docstring that is not there ends it.
 docs: $(VENV)/.installed  ## the pages and the reference of the Python API, into site/

@@ -12,6 +12,17 @@ WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yaml"))
 TARGETS = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
 
+def test_what_runs_before_a_commit_is_a_part_of_lint() -> None:
+    """Each hook of .pre-commit-config.yaml is a line of `make lint`, on the files that are committed or on all."""
+    config = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())
+    hooks = [hook for repo in config["repos"] for hook in repo["hooks"]]
+    rules = re.search(r"^lint:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert rules is not None
+    lines = [line.strip().replace("$(BIN)", ".venv/bin").removesuffix(" .") for line in rules[1].splitlines()]
+    assert hooks
+    assert [hook["entry"] for hook in hooks if hook["entry"] not in lines] == []
+
+
 @pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda path: path.stem)
 def test_what_a_workflow_runs_is_here(workflow: Path) -> None:
     """Every make target has a rule, every script may be run; Kubernetes is as new as the chart asks for."""
