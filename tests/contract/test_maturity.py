@@ -1,4 +1,4 @@
-"""The maturity page, the CRD, --help, docstrings and the chart say the same of each feature."""
+"""The maturity page, the CRD, --help, docstrings, variables and the chart say the same of each feature."""
 
 import ast
 import importlib.util
@@ -21,6 +21,7 @@ WORDS = {"Stable", "Beta", "Experimental"}
 SAID = re.compile(r"Maturity: ([^.]+)\.")
 PROGRAMS = {"dtj": ringtrain_operator.cli.main.main, "ringtrain": ringtrain.cli.main.main}
 SPEC = build_crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+CONTRACT = (ROOT / "docs/contract.md").read_text()
 VALUES = yaml.safe_load((ROOT / "charts/ringtrain-operator/values.yaml").read_text())
 
 
@@ -45,12 +46,12 @@ def test_every_feature_has_a_word_and_what_was_shown() -> None:
 
 @pytest.mark.parametrize(("name", "word"), NAMED, ids=[name for name, _ in NAMED])
 def test_what_a_row_names_says_its_word(name: str, word: str) -> None:
-    """A field, command, option, module or value has the page's word; Stable needs none.
+    """A field, command, option, module, variable or value has the page's word; Stable needs none.
 
     `name: value` is one of several values of a thing, which says a word of each.
     """
     thing, _, value = name.partition(": ")
-    if re.match(r"(spec|dtj|ringtrain|ringtrain_sdk)\b", thing) is None:
+    if re.match(r"(spec|dtj|ringtrain|ringtrain_sdk|RINGTRAIN_\w+)\b", thing) is None:
         held = chart_value(thing)
         assert word != "Experimental" or held is False or held != (value or held)
         return
@@ -62,8 +63,9 @@ def test_what_a_row_names_says_its_word(name: str, word: str) -> None:
 
 
 def test_whatever_says_a_word_is_on_the_page() -> None:
-    """No field of the CRD, option, command or docstring has a word that the page does not know."""
-    unknown = {name for name, _ in (*fields(SPEC, "spec"), *commands(), *docstrings())} - PAGES_NAMES
+    """No field of the CRD, option, command, docstring or variable has a word that the page does not know."""
+    known = (*fields(SPEC, "spec"), *commands(), *docstrings(), *variables().items())
+    unknown = {name for name, said in known if said} - PAGES_NAMES
     assert unknown == set()
 
 
@@ -71,6 +73,8 @@ def said_of(thing: str) -> str:
     """What follows "Maturity:" in the description, help or docstring of `thing`; empty: nothing."""
     if thing.startswith("spec"):
         return said_in(field(thing)["description"])
+    if thing.startswith("RINGTRAIN_"):
+        return variables()[thing]
     if " " in thing or thing in PROGRAMS:
         return said_in(help_of(thing))
     return said_in(docstring(thing))
@@ -160,6 +164,13 @@ def docstrings() -> Iterator[tuple[str, str]]:
             for node in tree.body:
                 if isinstance(node, ast.ClassDef) and (said := said_in(ast.get_docstring(node) or "")):
                     yield f"{'.'.join(parts[:-1])}.{node.name}", said
+
+
+def variables() -> dict[str, str]:
+    """What each row of the contract's tables of variables says, by its first name."""
+    rows = re.findall(r"^\| `(RINGTRAIN_\w+)`.*$", CONTRACT, re.MULTILINE)
+    lines = [line for line in CONTRACT.splitlines() if line.startswith("| `RINGTRAIN_")]
+    return dict(zip(rows, map(said_in, lines), strict=True))
 
 
 def chart_value(path: str) -> Any:

@@ -78,7 +78,8 @@ class HostOptimizer(OnHost, torch.optim.Optimizer):
 
     Where CUDA tensors go through NCCL (or RINGTRAIN_TRANSPORT is torch), and each node has N > 1 ranks, the
     devices of a node add up gradients, in rank order, and each takes its part of the sum to the host; new
-    weights are gathered on the devices. Not with elastic, check_finite, compression or sharded=False.
+    weights are gathered on the devices. Not with elastic, check_finite, compression or sharded=False. That is
+    experimental: it has never run on a GPU.
 
     Collective: every rank makes it of the same model with the same arguments, else MismatchError.
     """
