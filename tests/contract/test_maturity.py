@@ -11,7 +11,7 @@ import click
 import pytest
 import yaml
 
-import ringtrain.cli.main
+import ringtrain_job.cli.main
 import ringtrain_operator.cli.main
 from ringtrain_operator.generate.crd import build_crd
 
@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/maturity.md").read_text()
 WORDS = {"Stable", "Beta", "Experimental"}
 SAID = re.compile(r"Maturity: ([^.]+)\.")
-PROGRAMS = {"dtj": ringtrain_operator.cli.main.main, "ringtrain": ringtrain.cli.main.main}
+PROGRAMS = {"dtj": ringtrain_operator.cli.main.main, "ringtrain": ringtrain_job.cli.main.main}
 SPEC = build_crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
 CONTRACT = (ROOT / "docs/contract.md").read_text()
 VALUES = yaml.safe_load((ROOT / "charts/ringtrain-operator/values.yaml").read_text())

@@ -24,7 +24,7 @@ from .metrics import Metrics
 from .observe import Memory, NodeRoom, Reading, read_surroundings
 from .pod_schema import ServedPodSchema
 from .poll import Endpoint, LauncherPoller, Wish
-from .provisioning import Provisioning
+from .provisioning import ProvisioningRequests
 from .queue import Key, KeyedQueue
 from .versions import Versions
 
@@ -50,7 +50,7 @@ class Reconciler:
         clock: Clock,
         settings: Settings,
         gangs: Gangs,
-        provisioning: Provisioning,
+        provisioning: ProvisioningRequests,
     ) -> None:
         self._settings = settings
         self._api = versions.api
