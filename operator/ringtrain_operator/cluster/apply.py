@@ -27,9 +27,6 @@ from .versions import Versions
 
 log = logging.getLogger(__name__)
 
-POD_GROUP = "PodGroup"
-# What an autoscaler is asked for.
-REQUEST_KINDS = ("ProvisioningRequest", "PodTemplate")
 # These name others, which have to be there first.
 LAST_KINDS = (PODS.kind, "ProvisioningRequest")
 # So the API server says that it could not ask an admission webhook, which may be so for ever. Nothing was stored.
@@ -108,7 +105,7 @@ async def _create(work: _Work, obj: Mapping[str, Any]) -> Outcome:
         return Refusal(ref, refused.code, refused.reason, refused.message)
     if resource is PODS:
         work.versions.saw_pod(version)
-    elif _is_read_again(work, ref):
+    elif work.memory.outdate(ref.kind):
         pass
     elif resource is SECRETS:
         _note_secret(work, ref)
@@ -169,24 +166,15 @@ async def _explain_taken(work: _Work, resource: Resource, ref: ObjectRef) -> For
     if isinstance(found, Foreign):
         work.memory.foreign[ref] = found
         return found
-    if not _is_read_again(work, ref) and found is not None and resource is not PODS:
+    if not work.memory.outdate(ref.kind) and found is not None and resource is not PODS:
         work.memory.owned.add(ref)
         work.memory.foreign.pop(ref, None)
     return None
 
 
-def _is_read_again(work: _Work, ref: ObjectRef) -> bool:
-    """Whether it is of a kind that the next look reads anew, since something was done to it."""
-    if ref.kind == POD_GROUP:
-        work.memory.groups_known = False
-    elif ref.kind in REQUEST_KINDS:
-        work.memory.provisioning_known = False
-    return ref.kind == POD_GROUP or ref.kind in REQUEST_KINDS
-
-
 async def _delete(work: _Work, deletion: Deletion) -> None:
     ref = deletion.ref
-    _is_read_again(work, ref)
+    work.memory.outdate(ref.kind)
     try:
         await work.versions.api.delete(
             resource_of(ref.kind, ref.api_version),

@@ -36,23 +36,16 @@ class Gangs:
         return tuple(pod_groups(version) for version in self.served.values())
 
     async def observe(self, job: Mapping[str, Any], memory: Memory) -> GangsView:
-        """What `plan` sees of gangs for one job. Raises ApiError.
-
-        Groups are read once, and again when a watch tells of one: a job that waits costs nothing.
-        """
+        """What `plan` sees of gangs for one job. Raises ApiError."""
         if not (job.get("status") or {}).get("attempt"):
             return GangsView(self._allowed, self.served)
-        if not memory.groups_known:
-            memory.groups_known = True  # before they are asked for: news that come meanwhile are news
-            try:
-                found = await asyncio.gather(*(self._read(job, version) for version in self.served.values()))
-            except BaseException:
-                memory.groups_known = False
-                raise
-            memory.groups = tuple(group for groups in found for group in groups)
-        return GangsView(self._allowed, self.served, memory.groups)
+        return GangsView(self._allowed, self.served, await memory.groups.read(lambda: self._read(job)))
 
-    async def _read(self, job: Mapping[str, Any], version: str) -> list[GroupView]:
+    async def _read(self, job: Mapping[str, Any]) -> tuple[GroupView, ...]:
+        found = await asyncio.gather(*(self._read_version(job, version) for version in self.served.values()))
+        return tuple(group for groups in found for group in groups)
+
+    async def _read_version(self, job: Mapping[str, Any], version: str) -> list[GroupView]:
         meta = job["metadata"]
         selector = f"{contract.LABEL_JOB}={meta['name']},{contract.LABEL_MANAGED_BY}={contract.MANAGED_BY}"
         try:

@@ -49,36 +49,27 @@ class Kueue:
         self._kept: dict[tuple[str, str], tuple[float, Json]] = {}
 
     async def observe(self, job: Mapping[str, Any], memory: Memory) -> KueueView | None:
-        """What `plan` sees of Kueue for one job. Raises ApiError.
-
-        A Workload is read once, and again when a watch tells of it: a queue of a thousand costs nothing.
-        """
+        """What `plan` sees of Kueue for one job. Raises ApiError."""
         if not self.version:
             return None
         status = job.get("status") or {}
         waits = bool(queue_of(job)) or (status.get("ledger") or {}).get("queuedAs") == "Workload"
         if not waits:
             return KueueView(self.version)
-        if not memory.workload_known:
-            memory.workload_known = True  # before it is asked: news that come meanwhile are news
-            try:
-                memory.workload = await self._read(job)
-            except BaseException:
-                memory.workload_known = False
-                raise
-        if memory.workload is None and status.get("state") in ("Succeeded", "Failed"):
+        workload = await memory.workload.read(lambda: self._read(job))
+        if workload is None and status.get("state") in ("Succeeded", "Failed"):
             return KueueView(self.version)
-        if memory.workload is None:
+        if workload is None:
             priority, problem = await self._priority(job)
             return KueueView(self.version, None, priority, memory.workload_refused or problem)
-        flavors = {name: await self._flavor(name) for name in flavors_of(memory.workload)}
-        view = view_workload(memory.workload, flavors, ours=owned_by(memory.workload, job["metadata"]["uid"]))
+        flavors = {name: await self._flavor(name) for name in flavors_of(workload)}
+        view = view_workload(workload, flavors, ours=owned_by(workload, job["metadata"]["uid"]))
         return KueueView(self.version, view)
 
     async def change(self, job: Mapping[str, Any], change: WorkloadChange, memory: Memory) -> bool:
         """Carry out what a plan says; whether it was refused, for good reasons that a person should read."""
         namespace, resource = job["metadata"]["namespace"], workloads(self.version)
-        memory.workload_known = False
+        memory.outdate("Workload")
         refused = ""
         try:
             if change.verb == "create":

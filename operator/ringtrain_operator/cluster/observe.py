@@ -3,10 +3,10 @@
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from .. import contract
 from ..build.names import ObjectRef
@@ -32,10 +32,30 @@ REREAD_AFTER_S = 600.0
 NODES_FRESH_S = 15.0
 
 Json = dict[str, Any]
+T = TypeVar("T")
 
 
 # What a kubelet may take beyond a pod's grace period to end it, and to say so.
 ENDS_WITHIN_S = 5.0
+
+
+@dataclass
+class Known(Generic[T]):
+    """What is read once, and again when a watch tells of another: a queue of a thousand jobs costs nothing."""
+
+    value: T
+    is_read: bool = False
+
+    async def read(self, read: Callable[[], Awaitable[T]]) -> T:
+        """What was read last; read now, if it is not known. Raises ApiError."""
+        if not self.is_read:
+            self.is_read = True  # before it is asked for: news that come meanwhile are news
+            try:
+                self.value = await read()
+            except BaseException:
+                self.is_read = False
+                raise
+        return self.value
 
 
 @dataclass(frozen=True)
@@ -54,10 +74,9 @@ class Memory:
     `owned` are objects that were made or read as ours since `looked_at`; the Secret is only ever known this way,
     because the operator may not read Secrets. `gone`: by worker of an elastic job, the newest incarnation of which
     no container runs any more; `ending`: by uid, pods that were being deleted at the last look. `workload`:
-    Kueue's, None: there is none; it is `workload_known` until a watch tells of another. The same holds for the
-    `groups` of gang schedulers, and for what an autoscaler was asked for (`provisioning`). `views`: by name,
-    pods of a large job as they were read, and what was seen in them. `never_as_root`: whether the namespace admits
-    no pod whose image may run as root, None before one of the attempt was made.
+    Kueue's, None: there is none. `groups`: of gang schedulers. `provisioning`: what an autoscaler was asked for.
+    `views`: by name, pods of a large job as they were read, and what was seen in them. `never_as_root`: whether the
+    namespace admits no pod whose image may run as root, None before one of the attempt was made.
     """
 
     owned: set[ObjectRef] = field(default_factory=set)
@@ -68,17 +87,27 @@ class Memory:
     is_outdated: bool = False  # an object was deleted since the last look began
     listed: bool = False
     secret_attempt: int = 0
-    workload_known: bool = False
-    workload: Json | None = None
+    workload: Known[Json | None] = field(default_factory=lambda: Known(None))
     workload_refused: str = ""
-    groups_known: bool = False
-    groups: tuple[GroupView, ...] = ()
-    provisioning_known: bool = False
-    provisioning: ProvisioningView = field(default_factory=ProvisioningView)
+    groups: Known[tuple[GroupView, ...]] = field(default_factory=lambda: Known(()))
+    provisioning: Known[ProvisioningView] = field(default_factory=lambda: Known(ProvisioningView()))
     ending: dict[str, Ending] = field(default_factory=dict)
     gone: dict[int, int] = field(default_factory=dict)
     views: dict[str, tuple[Json, PodView]] = field(default_factory=dict)
     never_as_root: bool | None = None
+
+    def outdate(self, kind: str) -> bool:
+        """An object of this kind is another by now, or gone. Returns whether the next look reads the kind anew."""
+        match kind:
+            case "Workload":
+                self.workload.is_read = False
+            case "PodGroup":
+                self.groups.is_read = False
+            case "ProvisioningRequest" | "PodTemplate":
+                self.provisioning.is_read = False
+            case _:
+                return False
+        return True
 
     def views_of(self, pods: Sequence[Json], nodes: Mapping[str, bool], keep: bool) -> tuple[PodView, ...]:
         """What `plan` needs of `pods`; of those that are the same as at the last look, what was seen then. `keep`:

@@ -45,20 +45,10 @@ class ProvisioningRequests:
         return (provisioning_requests(self.version),) if self.version else ()
 
     async def observe(self, job: Mapping[str, Any], memory: Memory) -> ProvisioningView:
-        """What `plan` sees of nodes that may be asked for, for one job. Raises ApiError.
-
-        Requests are read once, and again when a watch tells of one.
-        """
+        """What `plan` sees of nodes that may be asked for, for one job. Raises ApiError."""
         if not self.version or not (job.get("status") or {}).get("attempt"):
             return ProvisioningView(self._allowed, self.version)
-        if not memory.provisioning_known:
-            memory.provisioning_known = True  # before they are asked for: news that come meanwhile are news
-            try:
-                memory.provisioning = await self._read(job)
-            except BaseException:
-                memory.provisioning_known = False
-                raise
-        return memory.provisioning
+        return await memory.provisioning.read(lambda: self._read(job))
 
     async def _read(self, job: Mapping[str, Any]) -> ProvisioningView:
         meta = job["metadata"]

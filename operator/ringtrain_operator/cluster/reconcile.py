@@ -108,12 +108,8 @@ class Reconciler:
     def extra_changed(self, key: Key, kind: str) -> None:
         """The job's Workload, or a group of its pods, is another by now, or gone."""
         memory = self._memories.get(self._uids.get(key, ""))
-        if memory is not None and kind == "Workload":
-            memory.workload_known = False
-        elif memory is not None and kind == "PodGroup":
-            memory.groups_known = False
-        elif memory is not None:
-            memory.provisioning_known = False
+        if memory is not None:
+            memory.outdate(kind)
 
     async def _write_status(self, key: Key, job: Json, plan: Plan) -> Json:
         """The job with its new status written, if there is one; a job that changed meanwhile is a Conflict."""

@@ -76,6 +76,6 @@ async def test_groups_are_read_once() -> None:
         for _ in range(3):
             assert (await gangs.observe(JOB, memory)).groups == ()
         assert len(fake.calls) == asked + 1
-        memory.groups_known = False
+        memory.outdate("PodGroup")
         await gangs.observe(JOB, memory)
         assert len(fake.calls) == asked + 2
