@@ -24,7 +24,7 @@ from .lease import LeaderLease, LeaseTimes
 from .metrics import Metrics
 from .pods import PodChange
 from .poll import LauncherPoller, PollTimes
-from .provisioning import ProvisioningRequests
+from .provisioning import Autoscaler
 from .queue import Key, KeyedQueue
 from .reconcile import Clock, Reconciler, utc_now
 from .versions import Versions
@@ -82,7 +82,7 @@ class Operator:
             clock,
             settings,
             gangs,
-            ProvisioningRequests(self.api, config.provisioning),
+            Autoscaler(self.api, config.provisioning),
         )
         self._standby = False
         self._watch_turned_at: float | None = None

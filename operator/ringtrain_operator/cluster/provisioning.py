@@ -19,7 +19,7 @@ Json = dict[str, Any]
 VERSIONS = ("v1", "v1beta1")
 
 
-class ProvisioningRequests:
+class Autoscaler:
     """Reads ProvisioningRequests, if they are `allowed`. `version`: their apiVersion; empty: there are none."""
 
     def __init__(self, api: ApiClient, allowed: bool) -> None:

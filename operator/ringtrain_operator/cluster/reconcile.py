@@ -24,7 +24,7 @@ from .metrics import Metrics
 from .observe import Memory, NodeRoom, Reading, read_surroundings
 from .pod_schema import ServedPodSchema
 from .poll import Endpoint, LauncherPoller, Wish
-from .provisioning import ProvisioningRequests
+from .provisioning import Autoscaler
 from .queue import Key, KeyedQueue
 from .versions import Versions
 
@@ -50,7 +50,7 @@ class Reconciler:
         clock: Clock,
         settings: Settings,
         gangs: Gangs,
-        provisioning: ProvisioningRequests,
+        provisioning: Autoscaler,
     ) -> None:
         self._settings = settings
         self._api = versions.api

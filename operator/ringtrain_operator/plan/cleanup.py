@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from ..observe.model import PodView
 from ..status.model import JobStatus
 from ..status.situation import Situation
-from . import active_deadline
+from .deadlines import DEADLINE_EXCEEDED
 from .result import Deletion
 
 # How long a finished gang's pods have to end by themselves before they count as still running.
@@ -104,4 +104,4 @@ def _out_of_time(s: Situation, running: tuple[PodView, ...]) -> tuple[tuple[PodV
 
 def _deadline_exceeded(status: JobStatus) -> bool:
     failed = status.condition("Failed")
-    return failed is not None and failed.reason == active_deadline.REASON
+    return failed is not None and failed.reason == DEADLINE_EXCEEDED

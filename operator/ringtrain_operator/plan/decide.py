@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from .active_deadline import active_deadline
 from .autoscale import AUTOSCALE
+from .deadlines import active_deadline, progress_deadline
 from .decision import Policy
 from .disruption import disruption
 from .incarnations import WORKERS
@@ -12,7 +12,6 @@ from .lasting import LASTING
 from .ledger import CREDENTIALS, PLACEMENTS
 from .lost_pod import LOST_POD
 from .outcome import attempt_failure, success
-from .progress_deadline import progress_deadline
 from .queueing import queueing
 from .refused import REFUSED
 from .relaunch import LAUNCHER

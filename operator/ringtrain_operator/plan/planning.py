@@ -13,9 +13,9 @@ from ..observe.model import Observed
 from ..spec.job import Job, is_ours
 from ..spec.parse import parse_job
 from ..status.compose import compose, rejected
-from ..status.elsewhere import kept_here
 from ..status.model import JobStatus, dump_status, parse_status
 from ..status.situation import Situation
+from ..status.waiting import kept_here
 from .decide import POLICIES
 from .decision import Decision, condition_of
 from .events import events_between

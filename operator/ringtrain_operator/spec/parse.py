@@ -14,7 +14,7 @@ from ..contract import API_VERSION, KIND
 from ..errors import Problem, SpecInvalid, did_you_mean, shown
 from .base import MAX_DEPTH, Rule
 from .job import KUEUE_PROVISIONS, QUEUE_LABEL, Job, JobSpec
-from .launchers import launcher_problems
+from .launcher_words import MPI, launcher_in
 from .pod_schema import PodSchema, packaged_schema
 from .reserved import clashes, dangling
 from .template import containers_of, partial_template_problems, shape_problems, worker_template_problems
@@ -142,7 +142,7 @@ def _parse_spec(raw: Mapping[str, Any], schema: PodSchema | None) -> tuple[JobSp
     problems = [Problem(f"{path}.{rule.path}", rule.message) for path, rule in _broken_rules(spec, "spec")]
     problems += _template_problems(pruned, set(), schema)
     if schema is not None and not problems:
-        problems += launcher_problems(spec)
+        problems += _launcher_problems(spec)
     # In this order: a mount of the operator's own path is told as that, whatever volume it names.
     return spec, problems or list(clashes(spec)) or (dangling(spec) if schema is not None else [])
 
@@ -241,3 +241,19 @@ def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
         yield annotation
     for argument in getattr(annotation, "__args__", ()):
         yield from _models_in(argument)
+
+
+def _launcher_problems(spec: JobSpec) -> Iterator[Problem]:
+    """A launcher as the program of a ring job with several ranks."""
+    if spec.backend != "ring" or spec.slots * spec.worker.replicas < 2:
+        return
+    main = containers_of(spec.worker.template)[0]
+    found = launcher_in([*(main.get("command") or []), *(main.get("args") or [])])
+    if not found:
+        return
+    mpi = "; for a program of MPI set spec.backend: mpi" if found in MPI | {"horovodrun"} else ""
+    yield Problem(
+        "spec.worker.template.spec.containers[0].command",
+        f"starts {found}, and every rank would start a world of its own: leave {found} and its options out and "
+        f"write the program that it starts (python train.py), which the agent starts once per rank{mpi}",
+    )

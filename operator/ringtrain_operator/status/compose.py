@@ -10,9 +10,8 @@ from .counts import counts
 from .data_workers import input_stalled, lasting_fields
 from .elastic import degraded, elastic_fields
 from .incarnations import new_losses
-from .logs import logs_not_shipped
 from .model import Condition, ConditionChange, ConditionType, JobStatus, State, with_conditions
-from .progress import progress_fields
+from .progress import logs_not_shipped, progress_fields
 from .situation import Situation
 from .waiting import queued_because, running_or_why_not
 

@@ -1,13 +1,14 @@
-"""How far training is, from what the launcher says; how often it is asked bounds how often that is written."""
+"""How far training is and where its logs are, from what the launcher says: as often as it is asked, no oftener."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
 from ..observe.pods import is_finite, termination_of
 from .data_workers import input_bound
-from .model import Progress
+from .model import ConditionChange, Progress
 from .situation import Situation
 
 
@@ -83,3 +84,33 @@ def is_whole(value: object) -> bool:
 def _is_number(value: object) -> bool:
     """A finite float: JSON of the API has neither NaN nor infinity, and an int may be beyond a float."""
     return isinstance(value, int | float) and not isinstance(value, bool) and is_finite(value)
+
+
+def logs_not_shipped(s: Situation) -> ConditionChange | None:
+    """The LogsNotShipped condition of a job with spec.logs.uri; None: nobody knows better than what it says.
+
+    `s.attempt` is the attempt that was looked at.
+    """
+    if s.job.spec.logs.uri is None:
+        return None
+    if s.launcher is not None and s.launcher.finished:
+        said = termination_of(s.launcher, s.attempt)
+        return _at_the_end(s.attempt, said.get("unshipped")) if said else None
+    shipping = s.report.logs.get("shipping") if s.report is not None else None
+    if not isinstance(shipping, Mapping):
+        return None
+    problem = shipping.get("problem")
+    if not problem:
+        return ConditionChange("LogsNotShipped", "False", "Shipping")
+    text = f"the object store does not take the logs, which the launcher keeps and sends later: {problem}"
+    return ConditionChange("LogsNotShipped", "True", "StoreUnavailable", text)
+
+
+def _at_the_end(attempt: int, unshipped: object) -> ConditionChange:
+    if not isinstance(unshipped, Mapping):
+        return ConditionChange("LogsNotShipped", "False", "Shipped")
+    text = (
+        f"attempt {attempt} ended with {unshipped.get('pendingBytes')} bytes of logs that only its launcher's "
+        f"volume has: {unshipped.get('problem')}"
+    )
+    return ConditionChange("LogsNotShipped", "True", "NotShipped", text)

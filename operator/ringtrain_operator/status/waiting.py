@@ -11,7 +11,7 @@ from ..observe.pods import by_index
 from ..placement.line import ROOM, Contender
 from ..spec.job import Job
 from .counts import counted
-from .model import ConditionChange, format_time
+from .model import ConditionChange, JobStatus, format_time, with_conditions
 from .progress import is_whole
 from .situation import Situation
 
@@ -195,3 +195,35 @@ def _counted(names: Sequence[str]) -> str:
 
 def _not(reason: str, message: str) -> ConditionChange:
     return ConditionChange("Running", "False", reason, message)
+
+
+def kept_here(s: Situation) -> JobStatus:
+    """The status with what keeps a job that has not begun from getting to another cluster, if anything does.
+
+    Nobody else says so: without a Workload MultiKueue knows nothing of the job.
+    """
+    if s.attempt > 0 or s.status.finished or s.job.spec.run_policy.suspend:
+        return s.status
+    said = _not_handed_over(s)
+    if said is None:
+        if s.workload is not None or s.status.state is None:
+            return s.status
+        said = ConditionChange("Running", "False", "WaitingForMultiKueue", "it is to run on another cluster")
+    status = with_conditions(
+        s.status, (ConditionChange("Accepted", "True", "Valid"), said), s.job.generation, s.now
+    )
+    new = {"observed_generation": s.job.generation, "state": "Pending", "reason": said.reason}
+    return status.model_copy(update=new)
+
+
+def _not_handed_over(s: Situation) -> ConditionChange | None:
+    kueue, view = s.observed.kueue, s.workload
+    if not s.job.queue:
+        message = (
+            f"{s.job.spec.managed_by} is to run the job, and gets to know only jobs in a LocalQueue; name one in "
+            "scheduling.queue, or in the label kueue.x-k8s.io/queue-name"
+        )
+        return ConditionChange("Running", "False", "NoQueue", message)
+    if kueue is None or kueue.problem or (view is not None and view.foreign):
+        return ConditionChange("Running", "False", "NoWorkload", queued_because(s))
+    return None
