@@ -1,8 +1,10 @@
 """What it costs that ranks compare their weights: `ringtrain run -np 2 python -m bench.replica_check`.
 
-A step of 25.6 million parameters with AdamW, with the check and without it, in turns of twenty steps.
+A step of 25.6 million parameters with AdamW, with the check and without it, in turns of twenty steps; then of
+torch's AdamW in a `DistributedOptimizer`, whose digests take the time of the processor that is printed.
 """
 
+import contextlib
 import statistics
 import time
 from collections.abc import Callable
@@ -11,7 +13,9 @@ from dataclasses import replace
 import torch
 
 import ringtrain.torch as hvd
-from bench.steps import host_optimizer_step_of
+from bench.steps import distributed_optimizer_step_of, host_optimizer_step_of
+from ringtrain.optim.replicas import PARTS
+from ringtrain.torch.replica import replica_of
 
 TURNS, STEPS = 8, 20
 
@@ -34,7 +38,37 @@ def main() -> None:
     if hvd.rank() == 0:
         ours, without = (statistics.median(times[checks]) * 1e3 for checks in (True, False))
         print(f"with {ours:.2f} ms, without {without:.2f} ms; the digest of an update {digest * 1e3:.3f} ms")
+    of_distributed_optimizer()
     hvd.shutdown()
+
+
+class Nothing:
+    """In the place of an optimizer's comparisons."""
+
+    def compared(self, look: object) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+
+def of_distributed_optimizer() -> None:
+    step, optimizer = distributed_optimizer_step_of()
+    ours = optimizer.replicas
+    for _ in range(STEPS):
+        step()
+    times: dict[bool, list[float]] = {True: [], False: []}
+    for _ in range(TURNS):
+        for checks in times:
+            optimizer.replicas = ours if checks else Nothing()
+            times[checks] += [timed(lambda: [step() for _ in range(STEPS)]) / STEPS]
+    began = time.thread_time()
+    for part in range(PARTS):
+        replica_of(optimizer.sync.names, optimizer.param_groups, part)
+    digest = (time.thread_time() - began) / PARTS
+    if hvd.rank() == 0:
+        with_check, without = (statistics.median(times[checks]) * 1e3 for checks in (True, False))
+        print(
+            f"DistributedOptimizer: with {with_check:.2f} ms, without {without:.2f} ms; the digest of a "
+            f"comparison, one in {STEPS} steps, {digest * 1e3:.3f} ms"
+        )
 
 
 def timed(work: Callable[[], object]) -> float:

@@ -129,13 +129,19 @@ def ddp_step(backward_s: float = 0.0) -> Work:
 
 def distributed_optimizer_step() -> Work:
     """The same model with `ringtrain.torch.DistributedOptimizer` around the same AdamW."""
+    return distributed_optimizer_step_of()[0]
+
+
+def distributed_optimizer_step_of() -> tuple[Work, Any]:
+    """The step of `distributed_optimizer_step`, and its optimizer."""
     import torch
 
     import ringtrain.torch as hvd
 
     model, pace = _handing_over(0.0)
     adamw = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
-    return _torch_step(model, hvd.DistributedOptimizer(adamw, model.named_parameters()), pace)
+    optimizer = hvd.DistributedOptimizer(adamw, model.named_parameters())
+    return _torch_step(model, optimizer, pace), optimizer
 
 
 def host_optimizer_step(overlap: bool) -> Work:

@@ -8,6 +8,7 @@ CHECKS = Checks(
     (
         "tensorflow_names",
         "tensorflow_training",
+        "tensorflow_replicas",
         "tensorflow_v1",
         "tensorflow_graphs",
         "keras_training",

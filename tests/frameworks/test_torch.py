@@ -7,6 +7,7 @@ MODULES = (
     "torch_training",
     "torch_optimizer",
     "torch_database",
+    "torch_replicas",
     "torch_state",
     "torch_reductions",
     "torch_exchanges",

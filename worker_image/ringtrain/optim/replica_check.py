@@ -9,8 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
-from ringtrain._core.process_groups.context import current_or_none
-from ringtrain._core.process_groups.draws import Draws
+from ringtrain._core.process_groups.draws import draws_of
 from ringtrain.errors import MismatchError, StateCorrupt
 from ringtrain.optim.memory_check import EVERY, PARTS, cut_in_parts, digest_of
 from ringtrain.optim.pipeline import UpdateContext
@@ -57,7 +56,7 @@ class ReplicaCheck:
             return
         rates = sorted((n, rate) for n, rate in self._rates.items() if n <= done)
         # Before all of them come those that the weights had when they were set.
-        draws = self._draws()
+        draws = draws_of(self._group.size)
         seen = [[(-1, self._begun), *sorted(self._digests.items())], rates, draws.told()]
         told = self._group.allgather_object(seen, "replica check")
         draws.compare(self._group.rank, [one[2] for one in told])
@@ -75,34 +74,43 @@ class ReplicaCheck:
         told = self._group.allgather_object(whole, "replicas saved")
         self._compare_weights([{number: one} for one in told])
 
-    def _draws(self) -> Draws:
-        """What this rank began to train on; nothing where other ranks of the world have other optimizers."""
-        world = current_or_none()
-        if world is None or world.config.size != self._group.size:
-            return Draws()
-        return world.attached(Draws, Draws)
-
     def _compare_rates(self, told: Sequence[dict[int, list[float]]]) -> None:
         for rank, rates in enumerate(told):
             for number in sorted(rates.keys() & told[0].keys()):
                 if rates[number] != told[0][number]:
-                    raise MismatchError(
-                        f"update {number} was made with the learning rates {told[0][number]} on rank 0 and "
-                        f"{rates[number]} on rank {rank}; a schedule must give the same on every rank: reduce "
-                        "what it follows over the ranks"
-                    )
+                    raise other_rates(number, (0, told[0][number]), (rank, rates[number]))
 
     def _compare_weights(self, told: Sequence[dict[int, int]]) -> None:
         for number in sorted(set.intersection(*(set(one) for one in told))):
-            digests = Counter(one[number] for one in told)
-            if len(digests) == 1:
-                continue
-            when = f"after update {number}" if number >= 0 else "when they were last set or loaded"
-            usual, count = digests.most_common(1)[0]
-            odd = tuple(rank for rank, one in enumerate(told) if one[number] != usual or 2 * count <= len(told))
-            raise StateCorrupt(
-                odd,
-                f"{when} the weights on ranks {list(odd)} were not those of the others: a rank has loaded "
-                "another state, its program wrote to weights, or its memory or arithmetic is wrong. Each part of "
-                f"them is compared once in {PARTS} updates: load a checkpoint from before the last of these",
-            )
+            if odd := odd_ranks([one[number] for one in told]):
+                when = f"after update {number}" if number >= 0 else "when they were last set or loaded"
+                raise other_weights(odd, when, PARTS)
+
+
+def odd_ranks(digests: Sequence[int]) -> tuple[int, ...]:
+    """Which of them are not as most are; all of them where no more than half are alike."""
+    usual, count = Counter(digests).most_common(1)[0]
+    if count == len(digests):
+        return ()
+    return tuple(at for at, one in enumerate(digests) if one != usual or 2 * count <= len(digests))
+
+
+def other_weights(odd: tuple[int, ...], when: str, updates: int) -> StateCorrupt:
+    """The error that names ranks whose weights are others. `updates`: within so many all parts are compared."""
+    return StateCorrupt(
+        odd,
+        f"{when} the weights on ranks {list(odd)} were not those of the others: a rank has loaded "
+        "another state, its program wrote to weights, or its memory or arithmetic is wrong. Each part of "
+        f"them is compared once in {updates} updates: load a checkpoint from before the last of these",
+    )
+
+
+def other_rates(
+    number: int, ours: tuple[int, Sequence[float]], theirs: tuple[int, Sequence[float]]
+) -> MismatchError:
+    """The error of an update with other learning rates on one rank: both have the rank and its rates."""
+    return MismatchError(
+        f"update {number} was made with the learning rates {ours[1]} on rank {ours[0]} and "
+        f"{theirs[1]} on rank {theirs[0]}; a schedule must give the same on every rank: reduce "
+        "what it follows over the ranks"
+    )

@@ -21,7 +21,8 @@ from ringtrain.tensorflow.members import members_as
 from ringtrain.tensorflow.names import name_of_call
 from ringtrain.tensorflow.presence import completed
 from ringtrain.tensorflow.reduce import scaled_slices
-from ringtrain.tensorflow.streams import BegunPart, FinishedPart, streamed_call
+from ringtrain.tensorflow.replicas import comparing
+from ringtrain.tensorflow.streams import Around, BegunPart, FinishedPart, streamed_call
 
 
 @dataclass(frozen=True)
@@ -89,10 +90,14 @@ class GradientReducer:
         return identity(variable) in self._local
 
     @tf.autograph.experimental.do_not_convert
-    def reduce(self, grads: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+    def reduce(
+        self, grads: Sequence[Any], variables: Sequence[Any], before_update: bool = True, rate: Any = None
+    ) -> list[Any]:
         """Return the gradients reduced; those of local variables are scaled at most.
 
-        A gradient that is None counts as zeros where another rank has one, and stays None where no rank has one.
+        `before_update`: ranks still have the same variables, and compare them now and then; `rate`: and this.
+        StateCorrupt names ranks that have others. A gradient that is None counts as zeros where another rank has
+        one, and stays None where no rank has one.
         """
         name = name_of_call(self.name) or self.name
         shared = [index for index, variable in enumerate(variables) if not self.is_local(variable)]
@@ -110,18 +115,24 @@ class GradientReducer:
         for index in dense:
             results[index] = tf.convert_to_tensor(results[index])
         if present:
-            self._reduce_together(name, results, dense, sparse, self._groups(dense, variables))
+            around = comparing(name, of if before_update else [], rate, self.options.process_set)
+            self._reduce_together(name, results, (dense, sparse), self._groups(dense, variables), around)
         return results
 
     def _reduce_together(
-        self, name: str, results: list[Any], dense: list[int], sparse: list[int], groups: list[list[int]]
+        self,
+        name: str,
+        results: list[Any],
+        kinds: tuple[list[int], list[int]],
+        groups: list[list[int]],
+        around: Around,
     ) -> None:
-        """Reduce what stands at the indices `dense` and `sparse` of `results`, each group of `dense` and each of
-        `sparse` as soon as it exists.
+        """Reduce what stands at the indices `kinds`, of dense and of sparse gradients, of `results`, each group of
+        dense ones and each sparse one as soon as it exists.
 
-        `groups`: positions in `dense` that travel together.
+        `groups`: positions among the dense ones that travel together. `around`: as of `streamed_call`.
         """
-        options, process_set = self.options, self.options.process_set
+        (dense, sparse), options, process_set = kinds, self.options, self.options.process_set
         small = [options.compression.compress(results[index]) for index in dense]
         slices = [results[index] for index in sparse]
         # Ranks may lack different gradients, and groups of one length then hold different ones.
@@ -144,7 +155,7 @@ class GradientReducer:
         flat = [tensor for part in parts for tensor in part]
         shapes = [t.shape for t in flat[: len(dense)]] + [any_rows(t) for t in flat[len(dense) :]]
         with tf.device(options.device_dense):
-            outputs = streamed_call(name, begin, parts, [t.dtype for t in flat], shapes)
+            outputs = streamed_call(name, begin, parts, ([t.dtype for t in flat], shapes), around)
             for position, tensor in zip((i for group in groups for i in group), outputs, strict=False):
                 results[dense[position]] = options.compression.decompress(tensor, small[position][1])
         with tf.device(options.device_sparse):

@@ -1,5 +1,6 @@
 """Hand arrays out of a graph, each as soon as it exists, and wait for what becomes of them once, at the end."""
 
+import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -39,25 +40,31 @@ class FinishedPart:
 
 
 Begin = Callable[[int, Sequence[Array]], BegunPart]
+Around = Callable[[], contextlib.AbstractContextManager[Any]]
 
 
 @tf.autograph.experimental.do_not_convert
 def streamed_call(
-    name: str, begin: Begin, parts: Sequence[Sequence[Any]], dtypes: Sequence[Any], shapes: Sequence[Any]
+    name: str,
+    begin: Begin,
+    parts: Sequence[Sequence[Any]],
+    outputs: tuple[Sequence[Any], Sequence[Any]],
+    around: Around = contextlib.nullcontext,
 ) -> list[Any]:
     """Call `begin(number of the part, its arrays)` for each of `parts`, lists of tensors, and return all results,
-    one after the other, as tensors of the given dtypes and shapes.
+    one after the other, as tensors of the given dtypes and shapes, `outputs`.
 
     In a graph a part is begun as soon as its tensors are there, whatever else goes on: `begin` must not block. One
-    wait follows all of them. `name`: of the place in the program. A run after one that failed on this rank in
-    between raises RingtrainError, where other ranks may take what that one has begun for a part of this one.
+    wait follows all of them, within what `around` returns. `name`: of the place in the program. A run after one
+    that failed on this rank in between raises RingtrainError, where other ranks may take what that one has begun
+    for a part of this one.
     """
     if tf.executing_eagerly():
         flat = [tensor for part in parts for tensor in part]
         return host_call(
-            functools.partial(_all_at_once, begin, [len(part) for part in parts]), flat, dtypes, shapes
+            functools.partial(_all_at_once, begin, around, [len(part) for part in parts]), flat, *outputs
         )
-    place = _Place(name, begin)
+    place = _Place(name, begin, around)
     with tf.device("/CPU:0"):
         opened = add_node(place.open, [], [], in_program_order=False)
         with tf.control_dependencies([opened]):
@@ -66,13 +73,14 @@ def streamed_call(
                 for index, part in enumerate(parts)
             ]
         with tf.control_dependencies(begun):
-            return host_call(place.results, [], dtypes, shapes)
+            return host_call(place.results, [], *outputs)
 
 
-def _all_at_once(begin: Begin, lengths: Sequence[int], *arrays: Array) -> list[Array]:
+def _all_at_once(begin: Begin, around: Around, lengths: Sequence[int], *arrays: Array) -> list[Array]:
     given = iter(arrays)
     begun = [begin(index, [next(given) for _ in range(length)]) for index, length in enumerate(lengths)]
-    return [array for one in begun for array in result_of(one)]
+    with around():
+        return [array for one in begun for array in result_of(one)]
 
 
 @dataclass
@@ -88,6 +96,7 @@ class _Place:
 
     name: str
     begin_part: Begin
+    around: Around
 
     def open(self) -> list[Array]:
         runs = self._runs()
@@ -107,7 +116,8 @@ class _Place:
 
     def results(self) -> list[Array]:
         begun = self._runs().begun.pop(self.name, {})
-        return [array for index in sorted(begun) for array in result_of(begun[index])]
+        with self.around():
+            return [array for index in sorted(begun) for array in result_of(begun[index])]
 
     def _runs(self) -> _Runs:
         return context.current().attached(_Runs, _Runs)

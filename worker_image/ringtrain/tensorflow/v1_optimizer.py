@@ -118,7 +118,7 @@ class AdasumV1Optimizer(WrappedOptimizer):
 
         def combine() -> Any:
             steps = [end - start for end, start in zip(ends, starts, strict=True)]
-            combined = self._reducer.reduce(steps, variables)
+            combined = self._reducer.reduce(steps, variables, before_update=False)
             values = [start + step for start, step in zip(starts, combined, strict=True)]
             return _after([v.assign(value).op for v, value in zip(variables, values, strict=True)])
 

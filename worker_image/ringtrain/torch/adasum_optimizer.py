@@ -9,11 +9,13 @@ import torch
 from ringtrain._core.process_groups.process_sets import ProcessSet, trains_alone
 from ringtrain._core.reduction.ops import Adasum
 from ringtrain.errors import ConfigurationError
+from ringtrain.optim.replicas import Replicas
 from ringtrain.torch.buckets import Param
 from ringtrain.torch.compression import Compressor
 from ringtrain.torch.handles import synchronize
 from ringtrain.torch.parameters import added_to, in_place
 from ringtrain.torch.reduce import allreduce_async
+from ringtrain.torch.replica import replica_of
 
 
 class AdasumMixin:
@@ -25,6 +27,7 @@ class AdasumMixin:
     def begin(self, names: dict[Param, str], compression: type[Compressor], process_set: ProcessSet) -> None:
         """Set it up; called once by `DistributedOptimizer`."""
         self._names, self._compression, self._process_set = names, compression, process_set
+        self._replicas = Replicas(min(names.values(), default=""), process_set)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, whose steps are combined from now on. Local: every rank adds the same."""
@@ -46,6 +49,9 @@ class AdasumMixin:
         local_step: Callable[..., Any] = wrapped.step
         if trains_alone(self._process_set):
             return local_step() if closure is None else local_step(closure)
+        optimizer: Any = self
+        with self._replicas.compared(lambda part: replica_of(self._names, optimizer.param_groups, part)):
+            pass  # before the ranks' own steps, which differ
         params = [param for param in self._names if param.requires_grad]
         before = [param.detach().clone() for param in params]
         loss = local_step() if closure is None else local_step(closure)

@@ -29,7 +29,7 @@ class Fingerprint:
 
     @classmethod
     def of(cls, tensor: torch.Tensor, whole: bool = True) -> "Fingerprint":
-        return cls(tensor, whole, tensor._version, _bits(tensor, whole))
+        return cls(tensor, whole, tensor._version, bits_of(tensor, whole))
 
     @classmethod
     def of_version(cls, tensor: torch.Tensor) -> "Fingerprint":
@@ -45,11 +45,11 @@ class Fingerprint:
     def has_bits_of(self, tensor: torch.Tensor) -> bool:
         """Whether `tensor` is that tensor with the same bits, however often it or a view beside it was written."""
         return (
-            tensor is self.tensor and self.bits is not None and torch.equal(_bits(tensor, self.whole), self.bits)
+            tensor is self.tensor and self.bits is not None and torch.equal(bits_of(tensor, self.whole), self.bits)
         )
 
 
-def _bits(tensor: torch.Tensor, whole: bool) -> torch.Tensor:
+def bits_of(tensor: torch.Tensor, whole: bool) -> torch.Tensor:
     """Return the sum of the tensor's elements, or of some, taken as integers; it wraps around at 64 bits."""
     values = tensor.detach()
     values = values._values() if values.is_sparse else values

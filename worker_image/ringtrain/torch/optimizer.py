@@ -15,6 +15,7 @@ from ringtrain import timeline
 from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set
 from ringtrain._core.reduction.ops import Adasum, Average, Sum, chosen_op
 from ringtrain.errors import ConfigurationError
+from ringtrain.optim.replicas import Replicas
 from ringtrain.step_time import UPDATE
 from ringtrain.torch.adasum_optimizer import AdasumMixin
 from ringtrain.torch.buckets import Param
@@ -22,16 +23,18 @@ from ringtrain.torch.compression import Compression, Compressor
 from ringtrain.torch.gradient_sync import GradientSync, SyncOptions
 from ringtrain.torch.parameters import added_to, grouped, in_place, named_or_numbered
 from ringtrain.torch.reduce import allreduce
+from ringtrain.torch.replica import replica_of
 
 _COMPRESSIONS: Final = ("none", "fp16", "bf16")
 # What `DistributedOptimizer` adds to an optimizer; and what torch puts on each object, bound to it.
-_OWN: Final = ("sync", "_synchronized", "_skip", "_steps", "_step_began_ns", "step")
+_OWN: Final = ("sync", "replicas", "_synchronized", "_skip", "_steps", "_step_began_ns", "step")
 
 
 class DistributedMixin:
     """What `DistributedOptimizer` puts before the class of the optimizer that it wraps."""
 
     sync: GradientSync
+    replicas: Replicas
     _synchronized: bool
     _skip: bool
     _steps: int
@@ -42,7 +45,9 @@ class DistributedMixin:
         """Wait until every gradient is reduced; then they may be changed, to clip them for example. Follow it with
         `step()` inside `skip_synchronize()`. Raises ConfigurationError for a gradient that was changed before.
         """
-        self.sync.finish()
+        optimizer: Any = self
+        with self.replicas.compared(lambda part: replica_of(self.sync.names, optimizer.param_groups, part)):
+            self.sync.finish()
         self._synchronized = True
 
     @contextlib.contextmanager
@@ -174,6 +179,9 @@ def DistributedOptimizer(
     parameters that are reduced together. `num_groups`: deprecated form of `groups`. `sparse_as_dense`: reduce
     sparse gradients as dense ones. `op`: Average, Sum, or Adasum, which combines the steps that ranks make instead
     of their gradients. `process_set`: a rank that is not in it trains alone.
+
+    Now and then ranks compare their weights and learning rates before a step: StateCorrupt names those that have
+    others.
     """
     chosen = chosen_op(op)
     if chosen not in (Average, Sum, Adasum):
@@ -252,6 +260,7 @@ def _wrapped(
 ) -> Any:
     wrapped = _derived(optimizer, DistributedMixin)
     wrapped.sync = GradientSync(names, groups, options)
+    wrapped.replicas = Replicas(min(names.values(), default=""), options.process_set)
     wrapped._synchronized = wrapped._skip = False
     wrapped._steps, wrapped._step_began_ns = 0, time.perf_counter_ns()
     return wrapped

@@ -28,6 +28,7 @@ class _Queues:
     queues: dict[int, NamedQueue] = field(default_factory=dict)
     counters: dict[tuple[int, str], Iterator[int]] = field(default_factory=lambda: defaultdict(itertools.count))
     lock: threading.Lock = field(default_factory=threading.Lock)
+    joins: int = 0
 
 
 def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = None) -> None:
@@ -118,10 +119,16 @@ def join() -> int:
     """
     with REDUCTION:
         last = queue_of(global_process_set).join()
+    _queues().joins += 1
     counters = _queues().counters
     for counter in [key for key in counters if key[0] == 0]:
         del counters[counter]
     return last
+
+
+def joins() -> int:
+    """How often all ranks of this world have joined: the same on all of them when one does what follows."""
+    return _queues().joins
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:

@@ -70,6 +70,14 @@ class Draws:
         _refuse_differing(left, [set(of_rank["cuts"]) for of_rank in told])
 
 
+def draws_of(size: int) -> Draws:
+    """What this rank began to train on, where `size` ranks are its world; nothing where they are a part of it."""
+    world = current_or_none()
+    if world is None or world.config.size != size:
+        return Draws()
+    return world.attached(Draws, Draws)
+
+
 def note_draw(rank: int, size: int, cut: str, begin: str) -> None:
     """The part of `rank` of `size` of a data set begins an epoch. Nothing is compared unless it is this rank's
     part among all ranks of its world."""

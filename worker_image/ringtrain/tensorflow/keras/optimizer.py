@@ -69,7 +69,8 @@ class DistributedKerasMixin:
         """Reduce `grads`, then `apply` them."""
         self._register_local_layers()
         alone = stays_alone(self._reducer.options.process_set)
-        reduced = grads if alone else self._reducer.reduce(grads, variables)
+        rate = getattr(self, "_learning_rate", None)
+        reduced = grads if alone else self._reducer.reduce(grads, variables, rate=rate)
         with update_part():
             return apply(reduced)
 
@@ -84,7 +85,7 @@ class DistributedKerasMixin:
         """Assign the weights `before` plus the combination of what the ranks' steps have added to them."""
         self._register_local_layers()
         steps = [tf.convert_to_tensor(v) - start for v, start in zip(variables, before, strict=True)]
-        combined = self._reducer.reduce(steps, variables)
+        combined = self._reducer.reduce(steps, variables, before_update=False)
         ends = zip(variables, before, combined, strict=True)
         return [variable.assign(start + step) for variable, start, step in ends]
 

@@ -1,0 +1,179 @@
+"""Finds ranks of a `DistributedOptimizer` whose weights, learning rates or data sets are not those of the others.
+
+Every rank applies the reduced gradients by itself, and nothing compares what becomes of the weights. So now and
+then ranks compare a digest of a part of them before an update, beside the gradients that they reduce anyway.
+`optim.replica_check` does the same where the weights are the host optimizer's.
+"""
+
+import contextlib
+import functools
+import platform
+import re
+import weakref
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from ringtrain._core.negotiation import arrays
+from ringtrain._core.negotiation.arrays import Reduction
+from ringtrain._core.negotiation.objects import allgather_object
+from ringtrain._core.negotiation.queues import joins, name_for, queue_of
+from ringtrain._core.process_groups.context import current, joins_survivors
+from ringtrain._core.process_groups.draws import Draws, draws_of
+from ringtrain._core.process_groups.process_sets import ProcessSet, members, trains_alone
+from ringtrain._core.reduction.ops import Sum
+from ringtrain.optim.memory_check import EVERY
+from ringtrain.optim.replica_check import FIRST, odd_ranks, other_rates, other_weights
+
+# Of the weights one comparison looks at one: all are seen in 100 updates. 20 MB of 102 take 5 ms of a core.
+PARTS: Final = 5
+_MOST_RATES: Final = 8
+# Of a rank's row of the table that ranks exchange: whether it is there, which weights they are and where they were
+# computed, the digests of weights, of rates and of data sets. Behind them stand rates.
+_HERE, _CUT, _PLATFORM, _WEIGHTS, _RATES, _DRAWS, _COLUMNS = range(7)
+
+
+@dataclass(frozen=True)
+class Replica:
+    """What a rank has before an update. `cut`: names and shapes of the weights. `platform`: what computes updates:
+    others may round differently. `weights`: the digest of a part of them. `rates`: one for each group."""
+
+    cut: str
+    platform: str
+    weights: int
+    rates: Sequence[float] = ()
+
+
+class Replicas:
+    """The comparisons of one optimizer on one rank. All ranks of `process_set` make them before the same updates.
+
+    A difference counts that is still there before the next update: scripts of Horovod's send the weights of one
+    rank to all after their first step.
+    """
+
+    def __init__(self, name: str, process_set: ProcessSet) -> None:
+        self._name, self._process_set = f"{name}.replicas", process_set
+        self._since: tuple[Any, int] = lambda: None, 0
+        self._updates = 0
+        self._doubted: int | None = None  # the part of the last comparison, which has shown a difference
+
+    @contextlib.contextmanager
+    def compared(self, look: Callable[[int], Replica]) -> Iterator[None]:
+        """Compare, while gradients are reduced within it, what `look` sees of one of `PARTS` before their update.
+
+        Collective where the gradients are. Raises MismatchError or StateCorrupt, on every rank that trains.
+        """
+        part = None if trains_alone(self._process_set) or joins_survivors() else self._next_part()
+        if part is None:
+            yield
+            return
+        again, draws = self._doubted is not None, draws_of(members(self._process_set))
+        seen, told = look(part), draws.told()
+        begun = self._begin(seen, told)
+        yield
+        (table,) = arrays.result_of(begun)
+        if again:
+            self._judge(table)
+        else:
+            self._compare_draws(table, draws, told)
+        self._doubted = None if _alike(table) else part
+
+    def _next_part(self) -> int | None:
+        """Which part is compared before the update that comes now, if any. A world, and a join, begins anew: ranks
+        may have made different numbers of updates before it."""
+        world, joined = self._since
+        if world() is not current() or joined != joins():
+            self._since = weakref.ref(current()), joins()
+            self._updates, self._doubted = 0, None
+        self._updates += 1
+        if self._doubted is not None:
+            return self._doubted
+        if self._updates in FIRST:
+            return self._updates % PARTS
+        return self._updates // EVERY % PARTS if self._updates % EVERY == 0 else None
+
+    def _begin(self, seen: Replica, told: Any) -> Any:
+        """Sum up tables in which each rank has written its own row; that of a rank that has joined is empty."""
+        queue = queue_of(self._process_set)
+        table = np.zeros((len(queue.ranks), _COLUMNS + _MOST_RATES), np.int64)
+        row = table[queue.ranks.index(queue.rank)]
+        draws = repr([sorted(str(one) for one in told["drawn"]), sorted(told["cuts"])])
+        where, weights = (_hash(seen.cut), _hash(seen.platform)), seen.weights & (2**63 - 1)
+        row[:_COLUMNS] = 1, *where, weights, _hash(repr(list(seen.rates))), _hash(draws)
+        rates = np.array(seen.rates[:_MOST_RATES], np.float64)
+        row[_COLUMNS : _COLUMNS + len(rates)] = rates.view(np.int64)
+        request = Reduction(Sum.value, self._process_set).request(
+            name_for("replicas", self._name, self._process_set)
+        )
+        return arrays.begin(request, [table], self._process_set)
+
+    def _judge(self, table: Any) -> None:
+        ranks = queue_of(self._process_set).ranks
+        here = [at for at in range(len(ranks)) if table[at, _HERE]]
+        for at in here:
+            if table[at, _RATES] != table[here[0], _RATES]:
+                first, other = (table[one, _COLUMNS:].view(np.float64).tolist() for one in (here[0], at))
+                length = max(
+                    index + 1 for one in (first, other) for index, rate in enumerate(one) if rate or not index
+                )
+                raise other_rates(self._updates, (ranks[here[0]], first[:length]), (ranks[at], other[:length]))
+        for same in _groups(table):
+            if odd := odd_ranks(table[same, _WEIGHTS].tolist()):
+                when = f"before update {self._updates} of this world"
+                raise other_weights(tuple(ranks[same[at]] for at in odd), when, PARTS * EVERY)
+
+    def _compare_draws(self, table: Any, draws: Draws, told: Any) -> None:
+        position = queue_of(self._process_set).ranks.index(queue_of(self._process_set).rank)
+        if len(set(table[:, _DRAWS].tolist())) == 1:
+            draws.compare(position, [told] * len(table))
+        elif table[:, _HERE].all():
+            draws.compare(position, allgather_object(told, f"{self._name}.draws", self._process_set))
+
+
+def rows_of_part(sizes: Sequence[tuple[int, int]], part: int) -> Iterator[tuple[int, int, int]]:
+    """Yield which rows of which tensors are in a part of all: index, first row, and the row behind the last.
+
+    `sizes`: rows (of the first dimension; 1 without any) and bytes of each tensor. All parts are as long as each
+    other but for a row.
+    """
+    total, start = sum(octets for _, octets in sizes), 0
+    low, high = total * part // PARTS, total * (part + 1) // PARTS
+    for index, (rows, octets) in enumerate(sizes):
+        if octets:
+            first, behind = (min(max(-(-(at - start) * rows // octets), 0), rows) for at in (low, high))
+            if first < behind:
+                yield index, first, behind
+        start += octets
+
+
+@functools.cache
+def processor() -> str:
+    """What this host's processor is: programs may compute otherwise on another one."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return platform.processor()
+    found = dict(reversed(re.findall(r"^(model name|flags|Features|CPU part)\s*: (.*)$", text, re.MULTILINE)))
+    return f"{platform.machine()} {sorted(found.items())}"
+
+
+def _alike(table: Any) -> bool:
+    rates = {row[_RATES] for row in table if row[_HERE]}
+    return len(rates) < 2 and not any(odd_ranks(table[same, _WEIGHTS].tolist()) for same in _groups(table))
+
+
+def _groups(table: Any) -> list[list[int]]:
+    """The positions of ranks that have the same weights to update, and update them to the same bits."""
+    found: dict[tuple[int, int], list[int]] = {}
+    for at, row in enumerate(table):
+        if row[_HERE]:
+            found.setdefault((row[_CUT], row[_PLATFORM]), []).append(at)
+    return list(found.values())
+
+
+def _hash(text: str) -> int:
+    return zlib.crc32(text.encode())

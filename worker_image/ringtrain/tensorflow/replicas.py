@@ -1,0 +1,84 @@
+"""What ranks compare of variables before an update: now and then, by the host, while gradients are reduced."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from ringtrain._core.collectives.tensors import Array
+from ringtrain._core.process_groups import context
+from ringtrain._core.process_groups.process_sets import ProcessSet, trains_alone
+from ringtrain.optim.memory_check import digest_of
+from ringtrain.optim.replicas import Replica, Replicas, processor, rows_of_part
+from ringtrain.tensorflow.streams import Around
+
+
+@dataclass
+class _Comparisons:
+    """Those of a world, by what is compared: a tape is made anew for each step, and a graph for other shapes."""
+
+    found: dict[tuple[Any, ...], Replicas] = field(default_factory=dict)
+
+
+def comparing(name: str, variables: Sequence[Any], rate: Any, process_set: ProcessSet) -> Around:
+    """Return what a reduction runs in, so that ranks compare `variables` and the learning rate of the update.
+
+    `name`: of the call. Nothing is compared where there is no variable that Python can read: in the graphs of a
+    session, and of tensors. Nor are variables that are not trained.
+    """
+    held = [inner for one in variables if (inner := _readable(one)) is not None and inner.trainable]
+    if not held:
+        return contextlib.nullcontext
+    return functools.partial(_compared, name, held, _readable(rate), process_set)
+
+
+def _compared(name: str, variables: Sequence[Any], rate: Any, process_set: ProcessSet) -> Any:
+    if trains_alone(process_set):
+        return contextlib.nullcontext()
+    found = context.current().attached(_Comparisons, _Comparisons).found
+    which = process_set, name, *(variable._unique_id for variable in variables)
+    replicas = found.setdefault(which, Replicas(name, process_set))
+    return replicas.compared(functools.partial(_replica_of, variables, rate))
+
+
+def _replica_of(variables: Sequence[Any], rate: Any, part: int) -> Replica:
+    sizes = [(variable.shape[0] if variable.shape.rank else 1, _octets(variable)) for variable in variables]
+    cut = repr([(tuple(variable.shape), variable.dtype.name) for variable in variables])
+    rows = [_rows(variables[index], *bounds) for index, *bounds in rows_of_part(sizes, part)]
+    rates = [] if rate is None else [float(np.asarray(rate.read_value()))]
+    return Replica(cut, _platform(variables), digest_of(rows), rates)
+
+
+def _rows(variable: Any, first: int, behind: int) -> Array:
+    """The bytes of some rows: on the host those of the variable itself, of a device a copy."""
+    value = variable.read_value()
+    on_host = "CPU" in value.device
+    array = np.asarray(value if on_host or not variable.shape.rank else value[first:behind])
+    part = array[first:behind] if on_host and array.ndim else array
+    return np.ascontiguousarray(part).reshape(-1).view(np.uint8)
+
+
+def _octets(variable: Any) -> int:
+    octets: int = variable.shape.num_elements() * variable.dtype.size
+    return octets
+
+
+def _platform(variables: Sequence[Any]) -> str:
+    threads = tf.config.threading.get_intra_op_parallelism_threads() or len(os.sched_getaffinity(0))
+    devices = sorted({variable.device.rpartition("device:")[2].partition(":")[0] for variable in variables})
+    return f"{tf.__version__} {devices} {processor()} {threads}"
+
+
+def _readable(variable: Any) -> Any:
+    """The variable of TensorFlow that Python can read while a graph runs, or None."""
+    inner = getattr(variable, "_value", variable)
+    if not isinstance(inner, tf.Variable) or not tf.compat.v1.executing_eagerly_outside_functions():
+        return None
+    return inner if inner.shape.is_fully_defined() else None
