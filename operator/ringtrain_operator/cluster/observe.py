@@ -75,8 +75,8 @@ class Memory:
     because the operator may not read Secrets. `gone`: by worker of an elastic job, the newest incarnation of which
     no container runs any more; `ending`: by uid, pods that were being deleted at the last look. `workload`:
     Kueue's, None: there is none. `groups`: of gang schedulers. `provisioning`: what an autoscaler was asked for.
-    `views`: by name, pods of a large job as they were read, and what was seen in them. `never_as_root`: whether the
-    namespace admits no pod whose image may run as root, None before one of the attempt was made.
+    `views`: by name, pods of a large job as they were read, and what was seen in them. `never_as_root`: whether
+    the namespace admits no pod whose image may run as root, None before one of the attempt was made.
     """
 
     owned: set[ObjectRef] = field(default_factory=set)
