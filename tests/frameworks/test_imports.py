@@ -27,7 +27,7 @@ def test_ringtrain_alone_imports_no_framework():
 @pytest.mark.parametrize("module", ["agent.main", "launcher.main", "cli.run", "cli.pods"])
 def test_what_runs_beside_ranks_needs_no_numpy(module):
     """It starts in half the time, and each worker's agent has 15 MiB less."""
-    assert "numpy" not in in_a_new_process(f"import sys, ringtrain.{module}; print(*sys.modules)")
+    assert "numpy" not in in_a_new_process(f"import sys, ringtrain_job.{module}; print(*sys.modules)")
 
 
 def test_a_function_with_its_modules_name_is_the_function():
