@@ -10,10 +10,8 @@ from typing import Any
 from .. import build
 from ..build import Settings
 from ..build.names import ObjectRef
-from ..contract import KIND, LABEL_ATTEMPT, LABEL_ROLE
+from ..contract import KIND
 from ..observe.model import PodView
-from ..placement.kueue import workload
-from ..placement.kueue.patches import granted
 from ..spec.job import Job
 from ..status.incarnations import avoided_nodes, incarnations_of, number_of
 from ..status.situation import Situation
@@ -54,15 +52,15 @@ def _changes(s: Situation, settings: Settings) -> Changes:
     if s.status.ledger.queued_since is not None:  # without any pods
         return _delete(s, s.lasting_pods, None)
     kept = _delete(s, unwanted_lasting(s), None)
-    if s.observed.foreign or (s.has_workload and not s.may_run) or s.gang.holds:
+    if s.observed.foreign or s.queue.holds or s.gang.holds:
         return kept
     start = s.status.ledger.restart_not_before
     if start is not None and s.now < start:
         return replace(kept, requeue_at=_earliest(kept.requeue_at, start))
     if s.provisioning.holds:
         return replace(kept, create=s.provisioning.missing(_one_of_each(s, settings)))
-    gang = (s.provisioning.marked(s.gang.marked(_for_queue(s, pod))) for pod in _missing_pods(s, settings))
-    beside = (_for_queue(s, pod) for pod in _missing_lasting(s, settings))
+    gang = (s.provisioning.marked(s.gang.marked(s.queue.marked(pod))) for pod in _missing_pods(s, settings))
+    beside = (s.queue.marked(pod) for pod in _missing_lasting(s, settings))
     made = (*_companions(s, settings), *s.gang.missing(), *gang, *beside)
     launchers = tuple(pod for pod in s.pods if is_unwanted(s, pod))
     return replace(_delete(s, (*launchers, *unwanted_workers(s), *unwanted_lasting(s)), None), create=made)
@@ -143,19 +141,6 @@ def _missing_lasting(s: Situation, settings: Settings) -> Iterator[dict[str, Any
             yield build.build_data_worker_pod(s.job, index, s.secret.name, settings)
     if s.job.spec.evaluator is not None and build.evaluator_name(s.job) in due:
         yield build.build_evaluator_pod(s.job, s.status.ledger.attempt_workers, settings)
-
-
-def _for_queue(s: Situation, pod: dict[str, Any]) -> dict[str, Any]:
-    """The pod with what the job's queue adds to it."""
-    role = pod["metadata"]["labels"][LABEL_ROLE]
-    grant = s.workload.grants.get(workload.POD_SETS[role]) if s.workload is not None and s.has_workload else None
-    if grant is not None:
-        return granted(pod, grant)
-    if s.status.ledger.queued_as == "PodGroup" and s.job.queue:
-        if LABEL_ATTEMPT not in pod["metadata"]["labels"]:
-            return workload.queued_alone(s.job, pod)
-        return workload.grouped(s.job, pod, s.attempt, len(s.wanted_names))
-    return pod
 
 
 def _missing_elastic_pods(s: Situation, settings: Settings) -> tuple[dict[str, Any], ...]:

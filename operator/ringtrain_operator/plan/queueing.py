@@ -51,17 +51,17 @@ def fits(s: Situation, view: WorkloadView) -> bool:
 
 
 def workload_change(s: Situation, settings: Settings) -> WorkloadChange | None:
-    """What the job's Workload is told next, given a status whose decisions are made."""
+    """What becomes of the job's Workload next, given a status whose decisions are made."""
     kueue, view = s.observed.kueue, s.workload
     if kueue is None or not s.has_workload or (view is not None and (view.ending or view.foreign)):
         return None
     if s.status.finished:
-        return _told_the_end(s, view)
+        return _finished(s, view)
     if s.status.is_true("Suspended") or not s.job.queue:
         return None if s.observed.pods else _deleted(s, view)
     if s.status.is_true("Queued"):
         return None if s.observed.pods else _queued(s, view, settings)
-    return _told_of_pods(s, view) if view is not None and view.may_run else None
+    return _running(s, view) if view is not None and view.may_run else None
 
 
 def elsewhere(s: Situation, settings: Settings) -> WorkloadChange | None:
@@ -97,15 +97,15 @@ def _queued(s: Situation, view: WorkloadView | None, settings: Settings) -> Work
     wants = {name: count for name, count in workload.pod_counts(s.job).items() if name in view.counts}
     asks = {name: view.counts[name] for name in wants}
     if not view.reserved and (view.queue, asks) != (s.job.queue, wants):
-        return _patched(view, patches.asked(view, s.job), "")
+        return _patched(view, patches.resized(view, s.job), "")
     return None
 
 
-def _told_of_pods(s: Situation, view: WorkloadView) -> WorkloadChange | None:
+def _running(s: Situation, view: WorkloadView) -> WorkloadChange | None:
     """Whether all pods run, and which are not needed any more."""
     ready = _pods_ready(s, view)
-    if ready and (told := patches.told(view, s.now, ready)):
-        return _patched(view, told)
+    if ready and (patch := patches.conditions_set(view, s.now, ready)):
+        return _patched(view, patch)
     spare = view.counts.get("workers", 0) - s.status.ledger.attempt_workers
     granted = view.grants["workers"].count if "workers" in view.grants else 0
     if s.status.ledger.attempt_workers < granted and spare > view.reclaimed.get("workers", 0):
@@ -113,7 +113,7 @@ def _told_of_pods(s: Situation, view: WorkloadView) -> WorkloadChange | None:
     return None
 
 
-def _pods_ready(s: Situation, view: WorkloadView) -> patches.Said | None:
+def _pods_ready(s: Situation, view: WorkloadView) -> patches.ConditionFields | None:
     """The condition of a gang's pods; None before its first start, which Kueue takes for WaitForStart."""
     before = view.condition("PodsReady")
     if s.status.is_true("Running"):
@@ -125,7 +125,7 @@ def _pods_ready(s: Situation, view: WorkloadView) -> patches.Said | None:
     return ("PodsReady", "False", "WaitForStart", "Not all pods are ready or succeeded")
 
 
-def _told_the_end(s: Situation, view: WorkloadView | None) -> WorkloadChange | None:
+def _finished(s: Situation, view: WorkloadView | None) -> WorkloadChange | None:
     """Finished, once no pod uses the quota any more."""
     cleaned = s.job.spec.run_policy.clean_pod_policy != "None"
     if view is None or view.finished or (cleaned and any(not pod.finished for pod in s.observed.pods)):
@@ -133,7 +133,7 @@ def _told_the_end(s: Situation, view: WorkloadView | None) -> WorkloadChange | N
     ended = s.status.condition("Succeeded") if s.status.is_true("Succeeded") else s.status.condition("Failed")
     message = ended.message if ended is not None else ""
     reason = "Succeeded" if s.status.is_true("Succeeded") else "Failed"
-    return _patched(view, patches.told(view, s.now, ("Finished", "True", reason, message)))
+    return _patched(view, patches.conditions_set(view, s.now, ("Finished", "True", reason, message)))
 
 
 def _made(s: Situation, settings: Settings) -> WorkloadChange | None:

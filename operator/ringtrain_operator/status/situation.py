@@ -12,6 +12,7 @@ from ..observe.model import LauncherReport, Observed, PodView, Refusal
 from ..observe.pods import failure_in
 from ..placement.base import Attempt, Placement
 from ..placement.gangs import GangPlacement
+from ..placement.kueue.queue import QueuePlacement
 from ..placement.kueue.view import WorkloadView
 from ..placement.provisioning import NodesPlacement
 from ..spec.job import Job
@@ -67,7 +68,7 @@ class Situation:
         if data is None:
             return 0
         wanted = scale.replicas if data.autoscale is not None and scale is not None else data.replicas
-        grant = self.workload.grants.get("data") if self.workload is not None and self.has_workload else None
+        grant = self.queue.grant("data")
         return wanted if grant is None else min(wanted, grant.count)
 
     @cached_property
@@ -113,11 +114,6 @@ class Situation:
         return self.status.ledger.queued_as == "Workload"
 
     @property
-    def may_run(self) -> bool:
-        """Whether the job's Workload is known to be admitted."""
-        return self.workload is not None and self.workload.may_run
-
-    @property
     def is_without_pods(self) -> bool:
         """Whether the job is suspended or waits in a queue: its pods are deleted, and none is made."""
         return self.status.is_true("Suspended") or self.status.is_true("Queued")
@@ -143,6 +139,11 @@ class Situation:
         )
 
     @cached_property
+    def queue(self) -> QueuePlacement:
+        """The present attempt in its queue."""
+        return QueuePlacement(self._to_place, self.observed.kueue, self.status.ledger.queued_as)
+
+    @cached_property
     def gang(self) -> GangPlacement:
         """The present attempt's pods as a gang scheduler places them."""
         return GangPlacement(self._to_place, self.observed.gangs)
@@ -160,7 +161,7 @@ class Situation:
     @property
     def wanted_workers(self) -> int:
         """Workers that the spec asks for, or as many as the queue admitted, if these are fewer."""
-        grant = self.workload.grants.get("workers") if self.workload is not None and self.has_workload else None
+        grant = self.queue.grant("workers")
         return self.job.num_workers if grant is None else min(self.job.num_workers, grant.count)
 
     @property

@@ -35,7 +35,7 @@ def running_or_why_not(s: Situation) -> ConditionChange:
         return gang
     if s.observed.foreign:
         return _foreign(s)
-    if absent and s.has_workload and not s.may_run:
+    if absent and s.queue.holds:
         return _not("WaitingForQueue", queued_because(s))
     if s.gang.problem:
         return _not("GangUnavailable", s.gang.problem)
@@ -78,18 +78,9 @@ def devices_text(job: Job) -> str:
 
 def queued_because(s: Situation) -> str:
     """What a job in a queue waits for, in Kueue's words where it has any."""
-    kueue, view, queue = s.observed.kueue, s.workload, f"LocalQueue {s.job.queue}"
     if s.observed.pods:
         return f"its pods are still ending: {_counted([pod.name for pod in s.observed.pods])}"
-    if kueue is None:
-        return f"{queue}: Kueue's Workloads are not served here, or the installation does not allow them"
-    if kueue.problem:
-        return f"{queue}: {kueue.problem}"
-    if view is None:
-        return f"{queue}: a Workload is being made"
-    if view.foreign:
-        return f"{queue}: Workload {view.name} exists and belongs to another; it is left alone"
-    return f"{queue}: {view.words}"
+    return s.queue.waits_for().message
 
 
 def _not_placed(s: Situation) -> ConditionChange | None:

@@ -1,4 +1,4 @@
-"""What is written into a Workload that exists, as JSON patches, and what its admission adds to a pod."""
+"""What is written into a Workload that exists, as JSON patches."""
 
 from __future__ import annotations
 
@@ -9,32 +9,16 @@ from typing import Any
 from ...build.names import owner_references
 from ...spec.job import Job
 from ...spec.times import format_time
-from .view import Grant, WorkloadView
+from .view import WorkloadView
 from .workload import pod_counts
 
 Json = dict[str, Any]
 Patch = list[Json]
 # A condition: type, status, reason, message.
-Said = tuple[str, str, str, str]
+ConditionFields = tuple[str, str, str, str]
 
 # Of a condition; Kueue refuses a longer one.
 _LONGEST_MESSAGE = 1024
-
-
-def granted(pod: Json, grant: Grant) -> Json:
-    """The pod with what its admission adds: the flavor's nodes before the template's wishes."""
-    metadata, spec = pod["metadata"], pod["spec"]
-    metadata["labels"] = {**grant.labels, **metadata["labels"]}
-    metadata["annotations"] = {**(metadata.get("annotations") or {}), **grant.annotations}
-    if grant.node_selector:
-        spec["nodeSelector"] = {**(spec.get("nodeSelector") or {}), **grant.node_selector}
-    own = list(spec.get("tolerations") or ())
-    if new := [dict(t) for t in grant.tolerations if t not in own]:
-        spec["tolerations"] = [*own, *new]
-    gates = list(spec.get("schedulingGates") or ())
-    if new := [{"name": name} for name in grant.gates if {"name": name} not in gates]:
-        spec["schedulingGates"] = [*gates, *new]
-    return pod
 
 
 def quota_returned(view: WorkloadView, now: datetime) -> Patch:
@@ -57,7 +41,7 @@ def quota_returned(view: WorkloadView, now: datetime) -> Patch:
     return [*_unchanged_since(view), *removed, _conditions(conditions)]
 
 
-def told(view: WorkloadView, now: datetime, *changes: Said) -> Patch:
+def conditions_set(view: WorkloadView, now: datetime, *changes: ConditionFields) -> Patch:
     """To a Workload's status: conditions; empty if it says so already."""
     known = {c["type"]: (c.get("status"), c.get("reason")) for c in view.conditions}
     new = [_condition(*change) for change in changes if known.get(change[0]) != (change[1], change[2])]
@@ -75,7 +59,7 @@ def reclaimed(view: WorkloadView, counts: Mapping[str, int]) -> Patch:
     return [*_unchanged_since(view), {"op": "add", "path": "/status/reclaimablePods", "value": pods}]
 
 
-def asked(view: WorkloadView, job: Job) -> Patch:
+def resized(view: WorkloadView, job: Job) -> Patch:
     """To a waiting Workload: the queue and the numbers of pods that the job wants by now."""
     places = {name: place for place, name in enumerate(view.counts)}
     return [

@@ -10,7 +10,7 @@ from ...build import names
 from ...build.lasting import build_data_worker_pod, build_evaluator_pod
 from ...build.pods import build_launcher_pod, build_worker_pod
 from ...build.settings import Settings
-from ...spec.job import QUEUE_LABEL, Job
+from ...spec.job import Job
 from ..base import weighed_template
 
 Json = dict[str, Any]
@@ -27,10 +27,6 @@ PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
 PREBUILT_LABEL = "kueue.x-k8s.io/prebuilt-workload-name"
 # Kueue counts a Workload whose job is gone as finished if it has this label.
 JOB_UID_LABEL = "kueue.x-k8s.io/job-uid"
-# Of the pods of a group that Kueue queues without a Workload of ours.
-GROUP_LABEL = "kueue.x-k8s.io/pod-group-name"
-GROUP_COUNT_ANNOTATION = "kueue.x-k8s.io/pod-group-total-count"
-RETRIABLE_ANNOTATION = "kueue.x-k8s.io/retriable-in-group"
 
 
 def workload_name(name: str, uid: str, labels: Mapping[str, str]) -> str:
@@ -92,23 +88,3 @@ def _lasting_pod_sets(job: Job) -> list[Json]:
         template = weighed_template(build_evaluator_pod(job, job.num_workers))
         found.append({"name": "evaluator", "count": 1, "template": template})
     return found
-
-
-def queued_alone(job: Job, pod: Json) -> Json:
-    """The pod as one that Kueue admits by itself: it is replaced at will, and no group waits for it."""
-    metadata = pod["metadata"]
-    metadata["labels"] |= {QUEUE_LABEL: job.queue}
-    if priority := job.labels.get(PRIORITY_LABEL):
-        metadata["labels"][PRIORITY_LABEL] = priority
-    return pod
-
-
-def grouped(job: Job, pod: Json, attempt: int, pods: int) -> Json:
-    """The pod as one of a group of so many that Kueue admits together. A group is an attempt's."""
-    metadata = queued_alone(job, pod)["metadata"]
-    metadata["labels"][GROUP_LABEL] = names.group_name(job.name, job.uid, attempt)
-    annotations = metadata.setdefault("annotations", {})
-    annotations[GROUP_COUNT_ANNOTATION] = str(pods)
-    if job.spec.elastic is None:
-        annotations[RETRIABLE_ANNOTATION] = "false"  # the next attempt is another group
-    return pod
