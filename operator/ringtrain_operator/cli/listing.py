@@ -1,4 +1,4 @@
-"""`dtj list`: the jobs of a namespace, or of all."""
+"""`dtj list`: the jobs of a namespace, or of all. `dtj why JOB`: why one does not run, or did not end well."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import json
 from datetime import UTC, datetime
 
 import click
+from rich.console import Console
 
-from .session import ClusterOptions, Json, local_or_cluster_options, with_client
+from ..local.wording import wrapped
+from .session import ClusterOptions, Json, job_argument, local_or_cluster_options, with_client
 
 
 @click.command("list")
@@ -65,3 +67,14 @@ def age(created: str, now: datetime) -> str:
             whole, rest = seconds // size, seconds % size // below
             return f"{whole}{unit}{rest}{inner}" if rest and whole < 10 else f"{whole}{unit}"
     return f"{seconds}s"
+
+
+@click.command()
+@job_argument
+@local_or_cluster_options
+def why(name: str, cluster: ClusterOptions | None) -> None:
+    """Say why the job is in the state it is in: its conditions, its pods, the last warnings, the last failure."""
+    found = with_client(cluster, lambda client: client.backend.causes(name))
+    console = Console()
+    for line in found:
+        click.echo(wrapped(line, console, " " * (len(line) - len(line.lstrip()) + 2)))

@@ -10,7 +10,7 @@ import click
 from ..client.launcher_output import Wanted
 from ..client.pod_logs import WantedPod, read_pod
 from ..client.runs import AsyncClient
-from ..local.kept import pod_lines
+from ..local.past_runs import pod_lines
 from .failures import errors_reported
 from .session import (
     RUNS,

@@ -11,7 +11,7 @@ from click.shell_completion import get_completion_class
 # Loaded when used, so that `dtj validate` does not wait for a Kubernetes client.
 _COMMANDS = {
     "delete": "ringtrain_operator.cli.changing:delete",
-    "describe": "ringtrain_operator.cli.why:why",
+    "describe": "ringtrain_operator.cli.listing:why",
     "list": "ringtrain_operator.cli.listing:list_jobs",
     "convert": "ringtrain_operator.cli.convert:convert",
     "local": "ringtrain_operator.cli.local:local",
@@ -24,7 +24,7 @@ _COMMANDS = {
     "tensorboard": "ringtrain_operator.cli.tensorboard:tensorboard",
     "ui": "ringtrain_operator.cli.ui:ui",
     "validate": "ringtrain_operator.cli.validate:validate",
-    "why": "ringtrain_operator.cli.why:why",
+    "why": "ringtrain_operator.cli.listing:why",
 }
 
 

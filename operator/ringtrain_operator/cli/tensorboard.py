@@ -15,7 +15,7 @@ from pathlib import Path
 import click
 
 from ..client.reports import read_reports
-from ..local.kept import newest_run
+from ..local.past_runs import newest_run
 from .failures import errors_reported
 from .session import RUNS, ClusterOptions, Session, job_argument, local_or_cluster_options, with_session
 

@@ -10,13 +10,7 @@ from typing import Any
 
 from .. import contract
 from ..cluster.api.client import ApiClient
-from ..cluster.api.errors import (
-    ApiError,
-    NotFound,
-    ServerError,
-    TooManyRequests,
-    Unreachable,
-)
+from ..cluster.api.errors import ApiError, NotFound, ServerError, TooManyRequests, Unreachable
 from ..cluster.api.resources import JOBS, PODS
 
 Json = dict[str, Any]

@@ -18,8 +18,8 @@ from typing import Any, BinaryIO
 from ..cluster.api.errors import AlreadyExists, NotFound
 from ..errors import OperatorError, SpecInvalid
 from ..local.detached import MANIFEST_FILE, driver_of, start_driver, write_manifest
-from ..local.kept import JOB_FILE, KeptRun, NoSuchRun, keep_job, kept_runs, newest_run
 from ..local.manifest import as_stored
+from ..local.past_runs import JOB_FILE, NoSuchRun, PastRun, newest_run, past_runs, write_job
 from ..local.run import new_directory
 from ..spec.parse import parse_job, update_problems
 from ..status.counts import counted
@@ -77,7 +77,7 @@ class LocalBackend:
             if script is not None and script.path is None:
                 job = _with_script(job, script, directory)
             stored = as_stored(job)
-            keep_job(directory, stored)
+            write_job(directory, stored)
             write_manifest(directory, job)
             self._drivers[directory] = start_driver(directory, self._runs / "claims")
         except BaseException:
@@ -91,7 +91,7 @@ class LocalBackend:
 
     async def select(self, *, everywhere: bool = False) -> list[Json]:
         """All jobs, the newest first."""
-        return [run.job for run in kept_runs(self._runs)]
+        return [run.job for run in past_runs(self._runs)]
 
     async def patch(self, name: str, spec: Mapping[str, Any]) -> Json:
         """Change the manifest that the driver follows."""
@@ -165,7 +165,7 @@ class LocalBackend:
             process.wait(_ENDS_WITHIN_S)
         self._drivers.clear()
 
-    def _run(self, name: str) -> KeptRun:
+    def _run(self, name: str) -> PastRun:
         try:
             return newest_run(self._runs, name)
         except NoSuchRun as exc:
@@ -221,7 +221,7 @@ def _check_rank(job: Json, wanted: Wanted) -> None:
         raise NoSuchRank(f"--rank {wanted.rank}: {wanted.name} has {counted(size, 'rank')}, 0 to {size - 1}")
 
 
-def _open(run: KeptRun, wanted: Wanted, attempt: int, *, must: bool) -> BinaryIO | None:
+def _open(run: PastRun, wanted: Wanted, attempt: int, *, must: bool) -> BinaryIO | None:
     """The log, None while there is none yet. One that `must` be there raises NotFound."""
     try:
         return run.log(wanted.rank, attempt).open("rb")

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from ..local.telling import numbers
+from ..local.wording import numbers
 from ..status.model import Failure, JobStatus, parse_status
 from .session import Json
 

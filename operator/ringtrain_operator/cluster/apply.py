@@ -12,14 +12,7 @@ from ..build.names import ObjectRef
 from ..observe.model import Foreign, Refusal
 from ..plan import Deletion, Plan
 from .admission import create_admitted
-from .api.errors import (
-    AlreadyExists,
-    Conflict,
-    Forbidden,
-    Invalid,
-    NotFound,
-    ServerError,
-)
+from .api.errors import AlreadyExists, Conflict, Forbidden, Invalid, NotFound, ServerError
 from .api.resources import PODS, SECRETS, SERVICE_ACCOUNTS, Resource, resource_of
 from .observe import Memory, find_owner
 from .queue import Key

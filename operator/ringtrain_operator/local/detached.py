@@ -21,9 +21,9 @@ from typing import Any
 
 from .cluster import LocalCluster
 from .driver import Driver
-from .kept import JOB_FILE, keep_job
 from .manifest import ManifestFile
 from .orphans import die_with_parent
+from .past_runs import JOB_FILE, write_job
 from .plain import PlainDisplay
 from .process import ProcessRunner
 
@@ -87,7 +87,7 @@ def drive(run_dir: Path, claims_dir: Path) -> None:
     job = json.loads((run_dir / JOB_FILE).read_text(encoding="utf-8"))
     runner = ProcessRunner(run_dir, claims_dir)
     try:
-        cluster = LocalCluster(job, runner, keep=partial(keep_job, run_dir))
+        cluster = LocalCluster(job, runner, keep=partial(write_job, run_dir))
         Driver(cluster, PlainDisplay(sys.stdout, None), file).run()
     finally:
         runner.close()

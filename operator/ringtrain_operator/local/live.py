@@ -16,8 +16,8 @@ from rich.table import Table
 from rich.text import Text
 
 from .driver import View
-from .kept import Tail
-from .telling import STATE_STYLES, duration, job_name, numbers, progress_of, ranks_of, why
+from .past_runs import Tail
+from .wording import STATE_STYLES, duration, job_name, numbers, progress_of, ranks_of, why
 
 # More ranks than fit on a screen are counted by state instead.
 RANKS_SHOWN = 32

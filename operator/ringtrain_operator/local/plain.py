@@ -6,8 +6,8 @@ import time
 from typing import TextIO
 
 from .driver import View
-from .kept import Tail
-from .telling import job_name, numbers, progress_of, why
+from .past_runs import Tail
+from .wording import job_name, numbers, progress_of, why
 
 # Between two lines about progress alone.
 PROGRESS_INTERVAL_S = 5.0

@@ -22,13 +22,13 @@ from .contents import contents_beside
 from .detached import driving
 from .documents import read_documents
 from .driver import Display, Driver
-from .kept import Tail, keep_job
 from .live import LiveDisplay
 from .manifest import ManifestFile, load_job
+from .past_runs import Tail, write_job
 from .plain import PlainDisplay
 from .process import CLOSING_GRACE_S, ProcessRunner
 from .summary import Results, read_results
-from .telling import wrapped
+from .wording import wrapped
 
 
 def run_local(
@@ -54,7 +54,7 @@ def run_local(
     if ui:
         address = runner.status_url.removesuffix("status")
         print(f"page: {address}?token={page_token(page_secret)}", flush=True)
-    cluster = LocalCluster(job, runner, keep=partial(keep_job, run_dir), page_secret=page_secret, beside=beside)
+    cluster = LocalCluster(job, runner, keep=partial(write_job, run_dir), page_secret=page_secret, beside=beside)
     try:
         with driving(run_dir), _display(plain, tail) as display:
             status = Driver(cluster, display, file).run()

@@ -16,7 +16,7 @@ from rich.text import Text
 from ..plan.failure_rules import describe
 from ..status.counts import counted
 from ..status.model import Failure, JobStatus
-from .telling import STATE_STYLES, duration, numbers, wrapped
+from .wording import STATE_STYLES, duration, numbers, wrapped
 
 LOG_LINES_SHOWN = 20
 _TAIL_BYTES = 4096

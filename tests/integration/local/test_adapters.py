@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from support.jobs import job
 
-from ringtrain_operator.local.kept import keep_job
+from ringtrain_operator.local.past_runs import write_job
 from ringtrain_sdk import Invalid, LocalBackend, NotFound
 from ringtrain_sdk import kubeflow as ours
 
@@ -116,7 +116,7 @@ def test_a_rejected_job_has_failed(client: ours.TrainerClient, tmp_path: Path) -
         made["status"] = {"state": "Rejected" if data else "Running"}
         directory = tmp_path / f"runs/{name}-20260101-010000"
         directory.mkdir(parents=True)
-        keep_job(directory, made)
+        write_job(directory, made)
     assert {(found.name, found.num_nodes) for found in client.list_jobs()} == {("runs", 2), ("refused", 2)}
     assert client.get_job("refused").status == "Failed"
     with pytest.raises(RuntimeError):
@@ -135,7 +135,7 @@ def test_a_job_that_is_deleted_meanwhile_is_not_listed(tmp_path: Path) -> None:
     made = job("stays")
     made["metadata"] |= {"namespace": "default", "creationTimestamp": "2026-01-01T00:00:00Z"}
     (tmp_path / "stays-20260101-010000").mkdir()
-    keep_job(tmp_path / "stays-20260101-010000", made)
+    write_job(tmp_path / "stays-20260101-010000", made)
     client = ours.TrainerClient(Backend(tmp_path))
     assert [found.name for found in client.list_jobs()] == ["stays"]
     client.close()

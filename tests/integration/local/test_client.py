@@ -14,7 +14,7 @@ import pytest
 from support.local import until
 
 from ringtrain_operator.local.detached import driver_of
-from ringtrain_operator.local.kept import newest_run
+from ringtrain_operator.local.past_runs import newest_run
 from ringtrain_sdk import (
     AlreadyExists,
     AsyncClient,

@@ -13,15 +13,7 @@ import aiohttp
 
 from .connection import Connection
 from .decode import decode
-from .errors import (
-    ApiError,
-    NotLeader,
-    ServerError,
-    TooManyRequests,
-    Unreachable,
-    VersionAhead,
-    error_of,
-)
+from .errors import ApiError, NotLeader, ServerError, TooManyRequests, Unreachable, VersionAhead, error_of
 
 log = logging.getLogger(__name__)
 

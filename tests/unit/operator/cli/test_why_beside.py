@@ -14,7 +14,7 @@ from ringtrain_operator.cli.main import main
 from ringtrain_operator.client.causes import explain
 from ringtrain_operator.cluster.metrics import Metrics
 from ringtrain_operator.cluster.queue import Key
-from ringtrain_operator.local.kept import keep_job
+from ringtrain_operator.local.past_runs import write_job
 
 KEY = Key("default", "digits")
 
@@ -93,7 +93,7 @@ def test_local_logs_of_pods_beside_the_ranks(tmp_path: Path, monkeypatch: pytest
     w, runner = served(), CliRunner()
     directory = tmp_path / "runs" / "digits-1"
     (directory / "pods").mkdir(parents=True)
-    keep_job(directory, json.loads(json.dumps(w.job)))
+    write_job(directory, json.loads(json.dumps(w.job)))
     (directory / "pods" / "digits-data-1.log").write_text("decoded 1\ndecoded 2\n")
     (directory / "pods" / "digits-evaluator.log").write_text("accuracy 0.9\n")
     monkeypatch.chdir(tmp_path)

@@ -7,7 +7,7 @@ from click.testing import CliRunner, Result
 from support.jobs import job
 
 from ringtrain_operator.cli.main import main
-from ringtrain_operator.local.kept import keep_job
+from ringtrain_operator.local.past_runs import write_job
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         made["status"] = {"state": state, "attempt": 1} | (
             {"failure": failure, "conditions": [failed]} if state == "Failed" else {}
         )
-        keep_job(run_dir, made)
+        write_job(run_dir, made)
     return tmp_path
 
 
@@ -58,7 +58,7 @@ def test_a_list_on_a_narrow_terminal(folder: Path, monkeypatch: pytest.MonkeyPat
     made["metadata"] |= {"name": name, "namespace": "default", "creationTimestamp": "2026-01-01T00:00:00Z"}
     made["status"] = {"state": "Succeeded", "progressSummary": "12345/99999 (12%), input-bound 40 %"}
     (folder / f"runs/{name}-20260101-030000").mkdir()
-    keep_job(folder / f"runs/{name}-20260101-030000", made)
+    write_job(folder / f"runs/{name}-20260101-030000", made)
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "60")
     lines = dtj("list").stdout.splitlines()

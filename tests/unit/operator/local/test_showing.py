@@ -15,13 +15,13 @@ from support.planworld import World
 from ringtrain_operator.errors import SpecInvalid
 from ringtrain_operator.local.cluster import LocalCluster
 from ringtrain_operator.local.driver import Driver, View
-from ringtrain_operator.local.kept import Tail
 from ringtrain_operator.local.live import render
 from ringtrain_operator.local.manifest import ManifestFile, ManifestUnreadable, load_job
+from ringtrain_operator.local.past_runs import Tail
 from ringtrain_operator.local.plain import PlainDisplay
 from ringtrain_operator.local.process import ProcessRunner
 from ringtrain_operator.local.summary import Results, print_summary, read_results
-from ringtrain_operator.local.telling import numbers
+from ringtrain_operator.local.wording import numbers
 
 
 def view(w: World) -> View:

@@ -20,7 +20,7 @@ class NoSuchRun(OperatorError):
 
 
 @dataclass(frozen=True)
-class KeptRun:
+class PastRun:
     """One `dtj local`: its directory, and the job as an API server would hold it."""
 
     directory: Path
@@ -46,14 +46,14 @@ class KeptRun:
         return path
 
 
-def keep_job(run_dir: Path, job: dict[str, Any]) -> None:
+def write_job(run_dir: Path, job: dict[str, Any]) -> None:
     """Write the job as it is now; whoever reads meanwhile sees a whole one."""
     draft = run_dir / f"{JOB_FILE}.tmp"
     draft.write_text(json.dumps(job, indent=1), encoding="utf-8")
     os.replace(draft, run_dir / JOB_FILE)
 
 
-def kept_runs(runs: Path) -> list[KeptRun]:
+def past_runs(runs: Path) -> list[PastRun]:
     """All runs under `runs`, the newest first."""
     found = []
     for path in runs.glob(f"*/{JOB_FILE}"):
@@ -62,13 +62,13 @@ def kept_runs(runs: Path) -> list[KeptRun]:
         except (OSError, ValueError):
             continue  # of a run that is being removed, or not ours
         if isinstance(job, dict) and {"metadata", "spec"} <= job.keys():
-            found.append(KeptRun(path.parent, job))
+            found.append(PastRun(path.parent, job))
     return sorted(found, key=lambda run: run.job["metadata"]["creationTimestamp"], reverse=True)
 
 
-def newest_run(runs: Path, name: str) -> KeptRun:
+def newest_run(runs: Path, name: str) -> PastRun:
     """The newest run of the job `name`. Raises NoSuchRun."""
-    found = kept_runs(runs)
+    found = past_runs(runs)
     for run in found:
         if run.job["metadata"]["name"] == name:
             return run
