@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 from typing import Any, Protocol
 
 from .. import contract
+from ..build import names
 from ..build.names import ObjectRef
 from ..spec.job import Job
 
@@ -53,6 +54,11 @@ class Attempt:
     is_over: bool = False
     is_held: bool = False
     unplaced: frozenset[str] | None = None
+
+    @property
+    def name(self) -> str:
+        """Name of what its pods are queued or placed as; no other job has it, and no other attempt."""
+        return names.group_name(self.job.name, self.job.uid, self.number)
 
     @property
     def next_look(self) -> datetime:

@@ -102,7 +102,7 @@ class GangPlacement:
         scheduler, said = self.attempt.scheduler, self.attempt.unplaced
         if scheduler is None or self.view is None or said is None:
             return None
-        name = self._name
+        name = self.attempt.name
         of_group = next((group.words for group in self.view.groups if group.ref.name == name), "")
         # What a scheduler says of nodes tells more than that a pod waits for the others of its group.
         telling = sorted(said, key=lambda words: ("nodes are available" not in words, words))
@@ -119,16 +119,16 @@ class GangPlacement:
         if view is None or scheduler is None or scheduler not in view.served:
             return ()
         version = view.served[scheduler]
-        if any((group.ref.name, group.ref.api_version) == (self._name, version) for group in view.groups):
+        if any((group.ref.name, group.ref.api_version) == (self.attempt.name, version) for group in view.groups):
             return ()
-        return (build_group(self.attempt.job, self.attempt.number, scheduler, version, self.attempt.needed + 1),)
+        return (self._group(scheduler, version),)
 
     def marked(self, pod: Json) -> Json:
         """The pod as one of its attempt's group, if there is one, for its scheduler or the template's."""
         if self.attempt.scheduler is None:
             return pod
         scheduler = SCHEDULERS[self.attempt.scheduler]
-        scheduler.join(pod, self._name)
+        scheduler.join(pod, self.attempt.name)
         allowed = self.view.allowed.get(self.attempt.scheduler, "") if self.view is not None else ""
         who = _named_in_template(self.attempt.job) or allowed or scheduler.scheduler_name
         if who and not pod["spec"].get("schedulerName"):
@@ -141,40 +141,30 @@ class GangPlacement:
             if not group.ending and not self._is_present(group.ref):
                 yield group.ref, group.uid
 
-    @property
-    def _name(self) -> str:
-        return group_name(self.attempt.job, self.attempt.number)
+    def _group(self, scheduler: str, api_version: str) -> Json:
+        """The attempt's PodGroup, as gang scheduler `scheduler` knows it in `api_version`."""
+        job, wanted = self.attempt.job, self.attempt.job.spec.scheduling
+        template = (job.spec.worker.template.get("spec") or {}).get("priorityClassName")
+        gang = Gang(
+            name=self.attempt.name,
+            min_pods=self.attempt.needed + 1,
+            queue=job.volcano_queue,
+            priority_class=template or wanted.priority_class_name or "",
+            topology=wanted.topology,
+        )
+        return {
+            "apiVersion": api_version,
+            "kind": "PodGroup",
+            "metadata": names.metadata(job, gang.name, names.job_labels(job)),
+            "spec": SCHEDULERS[scheduler].spec(gang),
+        }
 
     def _is_present(self, group: ObjectRef) -> bool:
         """Whether it is the group of pods that there are, or are to be."""
         scheduler = self.attempt.scheduler
-        if self.attempt.is_over or scheduler is None or group.name != self._name:
+        if self.attempt.is_over or scheduler is None or group.name != self.attempt.name:
             return False
         return group.api_version.startswith(f"{SCHEDULERS[scheduler].api_group}/")
-
-
-def group_name(job: Job, attempt: int) -> str:
-    """Name of the attempt's group; no other job has it, and no other attempt."""
-    return names.group_name(job.name, job.uid, attempt)
-
-
-def build_group(job: Job, attempt: int, scheduler: str, api_version: str, min_pods: int) -> Json:
-    """The attempt's PodGroup, as gang scheduler `scheduler` knows it in `api_version`."""
-    template = (job.spec.worker.template.get("spec") or {}).get("priorityClassName")
-    wanted = job.spec.scheduling
-    gang = Gang(
-        name=group_name(job, attempt),
-        min_pods=min_pods,
-        queue=job.volcano_queue,
-        priority_class=template or wanted.priority_class_name or "",
-        topology=wanted.topology,
-    )
-    return {
-        "apiVersion": api_version,
-        "kind": "PodGroup",
-        "metadata": names.metadata(job, gang.name, names.job_labels(job)),
-        "spec": SCHEDULERS[scheduler].spec(gang),
-    }
 
 
 def view_group(group: Mapping[str, Any], api_version: str) -> GroupView:

@@ -82,7 +82,7 @@ class NodesPlacement:
         if problem := self._problem:
             return Wait("ProvisioningUnavailable", problem)
         request, wanted = self._request, self.attempt.job.spec.scheduling.provisioning
-        name = f"ProvisioningRequest {self._name} ({wanted.class_name if wanted else ''})"
+        name = f"ProvisioningRequest {self.attempt.name} ({wanted.class_name if wanted else ''})"
         if request is None or request.ending:
             return Wait("WaitingForCapacity", f"{name} is being made")
         words, again = request.words or "the autoscaler has not looked at it yet", self._withdrawn_at(request)
@@ -119,7 +119,7 @@ class NodesPlacement:
         spec: Json = {"provisioningClassName": wanted.class_name, "podSets": pod_sets}
         if wanted.parameters:
             spec["parameters"] = dict(wanted.parameters)
-        metadata = names.metadata(job, self._name, names.job_labels(job))
+        metadata = names.metadata(job, self.attempt.name, names.job_labels(job))
         request = {"apiVersion": view.version, "kind": "ProvisioningRequest", "metadata": metadata, "spec": spec}
         return (*templates, request)
 
@@ -128,7 +128,7 @@ class NodesPlacement:
         wanted = self.attempt.job.spec.scheduling.provisioning
         if wanted is not None and self.view is not None:
             annotations = pod["metadata"].setdefault("annotations", {})
-            annotations[_REQUEST_ANNOTATION] = self._name
+            annotations[_REQUEST_ANNOTATION] = self.attempt.name
             annotations[_CLASS_ANNOTATION] = wanted.class_name
         return pod
 
@@ -143,13 +143,9 @@ class NodesPlacement:
         yield from ((ref, uid) for ref, uid in self.view.templates.items() if ref.name not in present)
 
     @property
-    def _name(self) -> str:
-        return request_name(self.attempt.job, self.attempt.number)
-
-    @property
     def _templates(self) -> dict[str, str]:
         """Names of the PodTemplates by pod set."""
-        return {pod_set: f"{self._name}-{pod_set}" for pod_set in _POD_SETS}
+        return {pod_set: f"{self.attempt.name}-{pod_set}" for pod_set in _POD_SETS}
 
     @property
     def _counts(self) -> tuple[int, ...]:
@@ -165,7 +161,7 @@ class NodesPlacement:
     def _request(self) -> RequestView | None:
         """The attempt's request."""
         requests = self.view.requests if self.view is not None else ()
-        return next((one for one in requests if one.ref.name == self._name), None)
+        return next((one for one in requests if one.ref.name == self.attempt.name), None)
 
     @property
     def _problem(self) -> str:
@@ -186,7 +182,7 @@ class NodesPlacement:
 
     def _is_of_use(self, request: RequestView) -> bool:
         """Whether the attempt's pods take what it gives, or may yet."""
-        if not self._is_wanted or request.ref.name != self._name:
+        if not self._is_wanted or request.ref.name != self.attempt.name:
             return False
         if not self.attempt.is_open:
             return True
@@ -201,11 +197,6 @@ class NodesPlacement:
         if request.provisioned or wanted is None:
             return None
         return request.created + timedelta(seconds=wanted.timeout_seconds)
-
-
-def request_name(job: Job, attempt: int) -> str:
-    """Name of the attempt's ProvisioningRequest; no other job has it, and no other attempt."""
-    return names.group_name(job.name, job.uid, attempt)
 
 
 def build_pod_template(job: Job, name: str, pod: Json) -> Json:

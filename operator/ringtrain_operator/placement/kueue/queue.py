@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ... import contract
-from ...build import names
 from ...spec.job import QUEUE_LABEL, Job
 from ..base import Attempt, Json, Wait
 from .view import Grant, KueueView
@@ -93,7 +92,7 @@ def _queued_alone(job: Job, pod: Json) -> Json:
 def _grouped(job: Job, pod: Json, attempt: Attempt) -> Json:
     """The pod as one of the attempt's, which Kueue admits together."""
     metadata = _queued_alone(job, pod)["metadata"]
-    metadata["labels"][_GROUP_LABEL] = names.group_name(job.name, job.uid, attempt.number)
+    metadata["labels"][_GROUP_LABEL] = attempt.name
     annotations = metadata.setdefault("annotations", {})
     annotations[_GROUP_COUNT_ANNOTATION] = str(attempt.workers + 1)
     if job.spec.elastic is None:

@@ -10,7 +10,8 @@ from support.jobs import job
 from support.planworld import World, condition
 from support.playedkueue import PlayedKueue
 
-from ringtrain_operator.placement.gangs import SCHEDULERS, GangsView, group_name
+from ringtrain_operator.build.names import group_name
+from ringtrain_operator.placement.gangs import SCHEDULERS, GangsView
 from ringtrain_operator.spec.parse import parse_job
 
 Json = dict[str, Any]
@@ -289,5 +290,6 @@ def test_the_longest_name_and_a_late_attempt_fit_into_a_label() -> None:
     """Pods have the group's name as a label; the job's own part of it stays whole."""
     described = job("a" * 51)
     described["metadata"]["uid"] = "0a1b2c3d-4e5f"
-    name = group_name(parse_job(described), 1234)
+    made = parse_job(described)
+    name = group_name(made.name, made.uid, 1234)
     assert (len(name), name[-14:]) == (63, "-0a1b2c3d-1234")
