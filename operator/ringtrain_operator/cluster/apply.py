@@ -14,7 +14,8 @@ from ..plan import Deletion, Plan
 from .admission import create_admitted
 from .api.errors import AlreadyExists, Conflict, Forbidden, Invalid, NotFound, ServerError
 from .api.resources import PODS, SECRETS, SERVICE_ACCOUNTS, Resource, resource_of
-from .observe import Memory, find_owner
+from .memory import Memory
+from .observe import find_owner
 from .queue import Key
 from .versions import Versions
 

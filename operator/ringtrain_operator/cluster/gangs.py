@@ -11,7 +11,7 @@ from ..placement.gangs import SCHEDULERS, GangsView, GroupView, view_group
 from .api.client import ApiClient
 from .api.errors import NotFound
 from .api.resources import Resource, pod_groups
-from .observe import Memory
+from .memory import Memory
 
 Json = dict[str, Any]
 

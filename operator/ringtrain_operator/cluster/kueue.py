@@ -13,7 +13,7 @@ from ..spec.job import kueue_queue
 from .api.client import ApiClient
 from .api.errors import AlreadyExists, Conflict, Forbidden, Invalid, NotFound
 from .api.resources import Resource
-from .observe import Memory
+from .memory import Memory
 
 log = logging.getLogger(__name__)
 Json = dict[str, Any]

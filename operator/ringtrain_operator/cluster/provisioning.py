@@ -11,7 +11,7 @@ from ..placement.provisioning import AUTOSCALER_GROUP, ProvisioningView, view_re
 from .api.client import ApiClient
 from .api.errors import NotFound
 from .api.resources import POD_TEMPLATES, Resource, provisioning_requests
-from .observe import Memory
+from .memory import Memory
 
 Json = dict[str, Any]
 

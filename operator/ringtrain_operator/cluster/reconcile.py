@@ -20,8 +20,9 @@ from .events import send_events
 from .gangs import Gangs
 from .kueue import Kueue
 from .line import WaitingLine
+from .memory import Memory
 from .metrics import Metrics
-from .observe import Memory, NodeRoom, Reading, read_surroundings
+from .observe import NodeRoom, Reading, read_surroundings
 from .pod_schema import ServedPodSchema
 from .poll import Endpoint, LauncherPoller, Wish
 from .provisioning import Autoscaler

@@ -12,7 +12,7 @@ from support.fakeapi.store import Store
 from ringtrain_operator.cluster.api.client import ApiClient
 from ringtrain_operator.cluster.api.connection import Connection
 from ringtrain_operator.cluster.gangs import Gangs
-from ringtrain_operator.cluster.observe import Memory
+from ringtrain_operator.cluster.memory import Memory
 
 NAMES = {"Kubernetes": "", "Coscheduling": "scheduler-plugins-scheduler", "Volcano": "volcano"}
 OTHERS = tuple(kind for kind in KINDS if kind.kind != "PodGroup")

@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from ringtrain_operator.cluster.observe import ENDS_WITHIN_S, Memory
+from ringtrain_operator.cluster.memory import ENDS_WITHIN_S, Memory
 from ringtrain_operator.observe.model import PodView
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

@@ -11,7 +11,8 @@ from ringtrain_operator.cluster.api.client import ApiClient
 from ringtrain_operator.cluster.api.connection import Connection
 from ringtrain_operator.cluster.api.resources import COMPANIONS, JOBS, NETWORK_POLICIES
 from ringtrain_operator.cluster.apply import apply_plan
-from ringtrain_operator.cluster.observe import Memory, look_at_objects
+from ringtrain_operator.cluster.memory import Memory
+from ringtrain_operator.cluster.observe import look_at_objects
 from ringtrain_operator.cluster.versions import Versions
 from ringtrain_operator.plan.result import Plan
 
