@@ -12,7 +12,7 @@ from ..observe.model import LauncherReport, Observed, PodView, Refusal
 from ..observe.pods import failure_in
 from ..placement.base import Attempt, Placement
 from ..placement.gangs import GangPlacement
-from ..placement.kueue.queue import QueuePlacement
+from ..placement.kueue.queue import QueuePlacement, grant_of
 from ..placement.kueue.view import WorkloadView
 from ..placement.provisioning import NodesPlacement
 from ..spec.job import Job
@@ -68,7 +68,7 @@ class Situation:
         if data is None:
             return 0
         wanted = scale.replicas if data.autoscale is not None and scale is not None else data.replicas
-        grant = self.queue.grant("data")
+        grant = grant_of(self.observed.kueue, self.status.ledger.queued_as, "data")
         return wanted if grant is None else min(wanted, grant.count)
 
     @cached_property
@@ -161,7 +161,7 @@ class Situation:
     @property
     def wanted_workers(self) -> int:
         """Workers that the spec asks for, or as many as the queue admitted, if these are fewer."""
-        grant = self.queue.grant("workers")
+        grant = grant_of(self.observed.kueue, self.status.ledger.queued_as, "workers")
         return self.job.num_workers if grant is None else min(self.job.num_workers, grant.count)
 
     @property
