@@ -3,6 +3,7 @@
 import gc
 import os
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ from frameworks.torch_training import (
 from torch import nn
 
 import ringtrain.torch as hvd
+from ringtrain.errors import MismatchError
 from ringtrain.optim import SGD
 from ringtrain.step_time import measured
 
@@ -550,6 +552,19 @@ def check_sparse_gradients():
         (other(every).sum() / SIZE).backward()
         torch.optim.SGD(other.parameters(), lr=0.5).step()
         agree(net, other)
+
+
+def check_a_gradient_that_is_sparse_on_some_ranks():
+    """Of a model with no other gradients, too: every rank is told at once, with the name of the gradient."""
+    if SIZE == 1:
+        return
+    net = nn.Embedding(8, 3, sparse=RANK != 1)
+    optimizer = distributed(net)
+    net(torch.tensor([1, 2])).sum().backward()
+    began = time.monotonic()
+    with pytest.raises(MismatchError, match=r"weight'.*allgather on rank 0 and allreduce on rank 1.*sparse"):
+        optimizer.step()
+    assert time.monotonic() - began < 20, "the stall timeout is a minute"
 
 
 def check_sparse_adam():

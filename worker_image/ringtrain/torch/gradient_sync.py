@@ -18,11 +18,13 @@ from typing import Any, Final
 import torch
 
 from ringtrain import rank, timeline
+from ringtrain._core.negotiation.queues import name_for
+from ringtrain._core.negotiation.request import CollectiveKind
 from ringtrain._core.negotiation.submission import Finish
 from ringtrain._core.process_groups.context import current
 from ringtrain._core.process_groups.process_sets import ProcessSet, members, trains_alone
-from ringtrain._core.reduction.ops import Sum
-from ringtrain.errors import ConfigurationError, some_of
+from ringtrain._core.reduction.ops import Average, Sum
+from ringtrain.errors import ConfigurationError, MismatchError, some_of
 from ringtrain.step_time import REDUCTION
 from ringtrain.torch.bridge import to_tensor
 from ringtrain.torch.buckets import BucketMemory, BucketPlace, Param, cut_at, cut_buckets
@@ -31,7 +33,7 @@ from ringtrain.torch.fingerprint import Fingerprint
 from ringtrain.torch.handles import TorchHandle, submit_bucket
 from ringtrain.torch.presence import check_who_drops, empty_gradient, is_anywhere, presence_row
 from ringtrain.torch.reduce import bucket_request
-from ringtrain.torch.sparse import SparseHandle, sparse_allreduce_async
+from ringtrain.torch.sparse import SparseHandle
 
 # A script changes gradients too early in all steps or in none: their bits are looked at whole in the first steps
 # and now and then, and in part in the others.
@@ -314,9 +316,11 @@ class GradientSync:
         if dense := {member: is_here for member, is_here in here.items() if member not in sparse}:
             yield self._begin_dense(bucket, dense, dropping)
         for member in sparse:
-            grad, is_here = member.param.grad, here[member]
-            options = self.options.op, self.options.process_set, is_here
-            handle = sparse_allreduce_async(grad, member.name, *options)
+            grad, is_here, process_set = member.param.grad, here[member], self.options.process_set
+            name = name_for("grouped_allgather", member.name, process_set)
+            if not dense and member is sparse[0]:  # a rank where one of them is dense meets it under this name
+                name = name_for("grouped_allreduce", bucket.members[0].name, process_set)
+            handle = SparseHandle(grad, name, self.options.op is Average, process_set, is_here)
             yield _UnderWay(handle, (member,), (Fingerprint.of(grad, self._looks_at_all),), (is_here,))
 
     def _begin_dense(self, bucket: _Bucket, here: dict[_Member, bool], dropping: bool) -> _UnderWay:
@@ -347,7 +351,7 @@ class GradientSync:
     def _take(self, part: _UnderWay) -> list[str]:
         """Put what was reduced into the gradients; return the names of those that have changed meanwhile."""
         with REDUCTION:
-            result = part.handle.future.result()
+            result = _result_of(part.handle)
         reduced = part.handle.after(result)
         pairs = list(zip(part.members, part.given, strict=True))
         changed = [member.name for member, given in pairs if not given.is_of(member.param.grad)]
@@ -397,6 +401,19 @@ def _hook(
 def _remove(hooks: Sequence[Any]) -> None:
     for hook in hooks:
         hook.remove()
+
+
+def _result_of(handle: TorchHandle | SparseHandle) -> Any:
+    """Wait. Raises MismatchError, with the way out, where a gradient is sparse on some ranks only."""
+    try:
+        return handle.future.result()
+    except MismatchError as error:
+        if all(f"{kind} on rank" in str(error) for kind in (CollectiveKind.ALLGATHER, CollectiveKind.ALLREDUCE)):
+            raise MismatchError(
+                f"{error}. A sparse gradient is gathered, and a dense one is reduced: make this one "
+                "sparse on all ranks or on none, or pass sparse_as_dense=True"
+            ) from error
+        raise
 
 
 def _is_changed(member: _Member) -> bool:

@@ -6,15 +6,16 @@ from typing import Any
 
 import torch
 
+from ringtrain._core.negotiation.queues import name_for
+from ringtrain._core.negotiation.request import CollectiveKind, Request
 from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set, members
 from ringtrain._core.reduction.ops import Average, chosen_op, only_sums
 from ringtrain.step_time import REDUCTION
-from ringtrain.torch.gather import grouped_allgather_async
-from ringtrain.torch.handles import poll
+from ringtrain.torch.handles import poll, submit
 
 
 class SparseHandle:
-    """A sparse allreduce under way: call it, or pass it to `poll` and `synchronize`."""
+    """A sparse allreduce under way: call it, or pass it to `poll` and `synchronize`. `name`: the request's."""
 
     holders = 0  # how many ranks have a gradient, once `after` was called
 
@@ -27,7 +28,7 @@ class SparseHandle:
         shape = torch.empty((0, *tensor.shape), dtype=torch.bool, device=tensor.device)
         holder = torch.ones(int(is_here), dtype=torch.uint8, device=tensor.device)
         entries = [coalesced.indices().t().contiguous(), coalesced.values(), holder, shape]
-        self._entries = grouped_allgather_async(entries, name, process_set)
+        self._entries = submit(Request(CollectiveKind.ALLGATHER, name), entries, process_set)
         self.future = self._entries.future
 
     def after(self, gathered: Any) -> torch.Tensor:
@@ -59,4 +60,4 @@ def sparse_allreduce_async(
     False for a tensor without entries that stands for no tensor at all.
     """
     average = only_sums(chosen_op(op), "sparse_allreduce_async") is Average
-    return SparseHandle(tensor, name, average, process_set, is_here)
+    return SparseHandle(tensor, name_for("grouped_allgather", name, process_set), average, process_set, is_here)
