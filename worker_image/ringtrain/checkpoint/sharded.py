@@ -9,7 +9,7 @@ import re
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Self
 
@@ -245,14 +245,9 @@ class ShardedCheckpoints:
         folder = f"{own}/ckpt-{step:010d}-{time.time_ns() // 1_000_000:012x}".lstrip("/")
         said = self._group.allgather_object([failure, step, digest, folder], "checkpoint saved")
         _raise_first([failure for failure, *_ in said])
-        for rank, (_, other_step, other, _) in enumerate(said):
-            if (other_step, other) != (said[0][1], said[0][2]):
-                what = "arrays" if other_step == said[0][1] else f"step ({other_step}, {said[0][1]} on rank 0)"
-                raise MismatchError(
-                    f"checkpoint: rank {rank} saves other {what} than rank 0; every rank must save the same "
-                    f"step with "
-                    "arrays of the same names, types and shapes"
-                )
+        if any(of_rank[1:3] != said[0][1:3] for of_rank in said):
+            told = self._group.allgather_object([step, dict(described)], "checkpoint of other arrays")
+            raise _other_states(told)
         return str(said[0][3])
 
     def _raise_together(self) -> None:
@@ -331,6 +326,23 @@ class ShardedCheckpoints:
         if self._writer is not None:
             self._writer.join()
             self._writer = None
+
+
+def _other_states(told: Sequence[Any]) -> MismatchError:
+    """The error of ranks that save different states. `told`: by rank, the step and what it saves."""
+    step, arrays = told[0]
+    rank = next(rank for rank, of_rank in enumerate(told) if of_rank != told[0])
+    other_step, others = told[rank]
+    if other_step != step:
+        what = f"step ({other_step}, {step} on rank 0)"
+    else:
+        name = min(name for name in {*arrays, *others} if arrays.get(name) != others.get(name))
+        here, there = ("{dtype} {shape}".format(**of[name]) if name in of else "absent" for of in (others, arrays))
+        what = f"arrays ({name!r} is {here} there and {there} on rank 0)"
+    return MismatchError(
+        f"checkpoint: rank {rank} saves other {what} than rank 0; every rank must save the same step with "
+        "arrays of the same names, types and shapes, as shard_dict() with the same arguments gives them"
+    )
 
 
 def _raise_first(failures: list[str]) -> None:

@@ -189,7 +189,21 @@ def test_states_that_differ_are_refused(tmp_path: Path) -> None:
     def work(checkpoints: ShardedCheckpoints, group: MemoryGroup) -> None:
         checkpoints.save(1, {"a": np.zeros(3 + group.rank)})
 
-    with pytest.raises(MismatchError, match="rank 1 saves other arrays"):
+    words = r"rank 1 saves other arrays \('00000-a' is float64 \[4\] there and float64 \[3\] on rank 0\)"
+    with pytest.raises(MismatchError, match=words):
+        _ranks(f"file://{tmp_path}", 2, work)
+
+
+def test_parts_that_ranks_took_with_different_arguments_are_refused(tmp_path: Path) -> None:
+    """Of `shard_dict`: what one rank leaves out, and the others save, is named."""
+
+    def work(checkpoints: ShardedCheckpoints, group: MemoryGroup) -> None:
+        opt = HostOptimizer({"w": np.zeros(40, np.float32)}, AdamW(lr=0.1), group=group, compression="bf16")
+        opt.submit("w", np.ones(40, np.float32))
+        opt.step()
+        checkpoints.save(1, {"optimizer": opt.shard_dict(error_feedback=group.rank == 0)})
+
+    with pytest.raises(MismatchError, match=r"error_feedback.*is absent there and float32 .*same arguments"):
         _ranks(f"file://{tmp_path}", 2, work)
 
 
