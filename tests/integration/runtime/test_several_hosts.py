@@ -6,7 +6,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import psutil
@@ -72,13 +72,13 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshHosts]:
 
 
 def start(
-    hosts: SshHosts, directory: Path, *words: str, key: Path | None = None, **env: str
+    hosts: SshHosts, directory: Path, *words: str, key: Path | None = None, inside: Sequence[str] = (), **env: str
 ) -> "subprocess.Popen[str]":
     """`horovodrun` on the first host."""
     options = ["--ssh-port", str(PORT), "--ssh-identity-file", str(key or hosts.key), "--start-timeout", "60"]
     settings = {"PATH": f"{hosts.bin}:{os.environ['PATH']}", "RINGTRAIN_TIMEOUT": "20", "A": "b c"}
     return subprocess.Popen(
-        [*hosts.here.enter, HOROVODRUN, *options, *words],
+        [*hosts.here.enter, *inside, HOROVODRUN, *options, *words],
         cwd=directory,
         env={**os.environ, **settings, **env},
         stdout=subprocess.PIPE,
@@ -111,6 +111,25 @@ def test_this_machine_and_another_with_encrypted_tensors(hosts: SshHosts, tmp_pa
         ["0", "0", hosts.here.name, "2.0"],
         ["1", "0", hosts.network.hosts[2].name, "2.0"],
     ]
+
+
+def test_lines_of_all_hosts_that_no_file_takes_are_counted(hosts: SshHosts, tmp_path: Path) -> None:
+    """As where the launcher's log directory is full: this terminal has them, and the run does not end with 0."""
+    script = "for n in $(seq 20000); do echo $RANK $n; done"
+    limited = ("prlimit", f"--fsize={64 << 10}")
+    words = ["-np", "2", "-H", "localhost:1,node-b:1", "sh", "-c", script]
+    run = start(
+        hosts, tmp_path, *words, inside=limited, RINGTRAIN_TIMEOUT="5", RINGTRAIN_LOG_DIR=str(tmp_path / "r")
+    )
+    out, err = run.communicate(timeout=DEADLINE_S)
+    shown = f"{out}\n{err}".splitlines()
+    for rank in range(2):
+        found = [line.split()[-1] for line in shown if f"[{rank}] {rank} " in line]
+        assert found == [str(number) for number in range(1, 20001)]
+    (job,) = tmp_path.glob("**/job.log")
+    kept = job.read_text().count("\n")
+    assert f"{2 * 20000 - kept} log lines are not in " in err
+    assert run.returncode == 74
 
 
 def test_a_failed_rank_of_another_host(hosts: SshHosts, tmp_path: Path) -> None:

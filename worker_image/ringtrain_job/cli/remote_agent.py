@@ -28,10 +28,12 @@ from ringtrain.shared.processes import become_subreaper, kill_descendants, signa
 from ringtrain_job.agent.config import LEAVE_S, AgentConfig
 from ringtrain_job.cli.certificates import SECRET_FILES
 from ringtrain_job.cli.run_folder import run_folder
+from ringtrain_job.cli.run_processes import lost_lines
 
 # Before a shell runs a command it may print things of its own: the line that counts begins with this.
 GREETING: Final = "ringtrain-remote-agent "
 STARTED: Final = "ringtrain-remote-agent-started"
+LOST: Final = "ringtrain-remote-agent-lost "  # and how many log lines it had to print itself
 # Beyond what ranks may take to end, and an agent to hand over their last lines.
 _SPARE_S: Final = 5.0
 _POLL_S: Final = 0.05
@@ -98,6 +100,7 @@ def _serve(order: Order) -> int:
             contract.ENV_ROLE: contract.ROLE_WORKER,
             contract.ENV_SECRET_DIR: str(directory),
             contract.ENV_RUN_FOLDER: str(directory),
+            contract.ENV_TERMINATION_MESSAGE_PATH: str(directory / "ended.json"),
             **({contract.ENV_POD_IP: address} if address else {}),
         }
         grace_s = AgentConfig.from_env(environment).save_s
@@ -105,7 +108,9 @@ def _serve(order: Order) -> int:
         # stdout is the run's to read; the agent's own messages go to stderr.
         agent = start_child(words, environment, stdout=sys.stderr)
         print(STARTED, flush=True)
-        return _watch(agent, grace_s + LEAVE_S + _SPARE_S)
+        code = _watch(agent, grace_s + LEAVE_S + _SPARE_S)
+        print(f"{LOST}{lost_lines(directory / 'ended.json')}", flush=True)
+        return code
 
 
 def _write_secrets(directory: Path, secrets: Mapping[str, str]) -> None:

@@ -1,6 +1,5 @@
 """`ringtrain run -np N CMD…`: launcher, agents and ranks as processes of this machine, or of several."""
 
-import json
 import os
 import re
 import secrets
@@ -32,9 +31,11 @@ from ringtrain_job.cli.run_processes import (
     forward_signals,
     inherited,
     level_of,
+    lost_lines,
     start,
     undo_when_asked,
     wait_for,
+    with_lost_lines,
 )
 from ringtrain_job.cli.several_hosts import run_on_hosts
 from ringtrain_job.launcher.config import LauncherConfig
@@ -43,7 +44,6 @@ from ringtrain_job.logs.reading import read_outcome
 
 # Between the log directory and a job's name in it, where a cluster has its namespaces.
 NAMESPACE = "local"
-EXIT_LINES_LOST = 74  # EX_IOERR of sysexits.h
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
@@ -210,18 +210,8 @@ def _run(ranks: int, settings: Mapping[str, str], command: Sequence[str], verbos
             stack, lambda: launcher.send_signal(stop), f"{ranks} ranks" if ranks > 1 else "1 rank", grace_s
         )
         code = wait_for(launcher, [agent], AGENT_S)
-        if lost := _lost_lines(ended):
-            where = environment[contract.ENV_LOG_DIR]
-            say(f"{lost} log lines are not in {where}, which could not be written; they stand above", fg="red")
-        return 128 + signals[0] if signals else code or (EXIT_LINES_LOST if lost else 0)
-
-
-def _lost_lines(message: Path) -> int:
-    """How many lines an agent had to print itself, by what it left when it ended."""
-    try:
-        return int(json.loads(message.read_bytes()).get("lostLogLines", 0))
-    except (OSError, ValueError):
-        return 0
+        code = with_lost_lines(code, lost_lines(ended), environment[contract.ENV_LOG_DIR])
+        return 128 + signals[0] if signals else code
 
 
 def _environment(slots: int, log_dir: Path, job: str, settings: Mapping[str, str]) -> dict[str, str]:

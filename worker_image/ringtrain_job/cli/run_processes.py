@@ -1,11 +1,13 @@
 """The processes of a run: how they are started, stopped and waited for."""
 
+import json
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from pathlib import Path
 from typing import Final
 
 from ringtrain.shared import contract
@@ -16,6 +18,7 @@ from ringtrain_job.cli.ending import say
 _POLL_S: Final = 0.2
 # The launcher is gone: its agents have their own deadlines, and this long beyond a rank's grace to keep them.
 AGENT_S: Final = 30.0
+EXIT_LINES_LOST: Final = 74  # EX_IOERR of sysexits.h
 # How long an agent that the launcher has released takes to end.
 _RELEASED_S: Final = 3.0
 # What this process must not hand on when it is itself a rank of an elastic run.
@@ -132,6 +135,21 @@ def _wait_after(agent_code: int, launcher: "subprocess.Popen[bytes]", patience_s
     except subprocess.TimeoutExpired:
         launcher.terminate()
         return _code(agent_code)
+
+
+def lost_lines(message: Path) -> int:
+    """How many lines an agent had to print itself, by what it left when it ended."""
+    try:
+        return int(json.loads(message.read_bytes()).get("lostLogLines", 0))
+    except (OSError, ValueError):
+        return 0
+
+
+def with_lost_lines(code: int, lost: int, directory: str) -> int:
+    """Say how many log lines are `lost`; return the exit code of a run whose ranks and launcher left `code`."""
+    if lost:
+        say(f"{lost} log lines are not in {directory}, which could not be written; they stand above", fg="red")
+    return code or (EXIT_LINES_LOST if lost else 0)
 
 
 def _code(returncode: int) -> int:

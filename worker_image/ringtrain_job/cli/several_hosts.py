@@ -26,9 +26,11 @@ from ringtrain_job.cli.run_processes import (
     forward_signals,
     inherited,
     level_of,
+    lost_lines,
     start,
     undo_when_asked,
     wait_for,
+    with_lost_lines,
 )
 from ringtrain_job.cli.ssh import HostDeadlines, RemoteAgent, SshOptions, connect, portable
 from ringtrain_job.launcher.config import LauncherConfig
@@ -119,6 +121,8 @@ def run_on_hosts(
         # An agent that was lost is missed after a quarter of the timeout; then the others are stopped.
         code = wait_for(launcher, agents, 2 * config.timeout_s + AGENT_S)
         _say_lost([agent for agent, _ in reached])
+        lost = lost_lines(_ended(run)) + sum(agent.lost_lines() for agent, _ in reached)
+        code = with_lost_lines(code, lost, environment[contract.ENV_LOG_DIR])
         return 128 + signals[0] if signals else code
 
 
@@ -142,8 +146,14 @@ def _start_here(stack: ExitStack, run: _Run, index: int, run_address: str) -> "s
         **run.agent_environment(index, "127.0.0.1"),
         contract.ENV_SECRET_DIR: str(run.secrets / contract.ROLE_WORKER),
         contract.ENV_POD_IP: run_address,
+        contract.ENV_TERMINATION_MESSAGE_PATH: str(_ended(run)),
     }
     return start(stack, contract.ROLE_WORKER, environment, ["agent", "--log-level", run.level, "--", *run.command])
+
+
+def _ended(run: _Run) -> Path:
+    """What the agent of this machine leaves when it ends."""
+    return run.secrets / "ended.json"
 
 
 def _run_address(run: _Run, reached: tuple[RemoteAgent, Greeting]) -> str:

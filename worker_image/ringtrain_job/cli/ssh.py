@@ -18,7 +18,7 @@ import click
 from ringtrain.errors import ConfigurationError
 from ringtrain.shared.processes import start_child
 from ringtrain_job.cli.hosts import Host
-from ringtrain_job.cli.remote_agent import GREETING, STARTED, Greeting, Order
+from ringtrain_job.cli.remote_agent import GREETING, LOST, STARTED, Greeting, Order
 
 # For TCP and the handshake; ssh's own default is the kernel's, minutes.
 _CONNECT_S: Final = 30
@@ -90,6 +90,7 @@ class RemoteAgent:
         self._deadlines = deadlines
         self._greeting: Greeting | None = None
         self._started = False
+        self._lost = 0
         self._said: list[str] = []
         try:
             self.process = start_child(
@@ -164,6 +165,11 @@ class RemoteAgent:
         self._join()
         return self._said[-1] if self._said else "nothing was said"
 
+    def lost_lines(self) -> int:
+        """How many log lines of an agent that has ended are in no file of the launcher."""
+        self._join()
+        return self._lost
+
     def _join(self) -> None:
         for reader in self._readers:
             reader.join(_POLL_S * 10)
@@ -173,6 +179,9 @@ class RemoteAgent:
             text = line.decode(errors="replace")
             if text.startswith(STARTED):
                 self._started = True
+            elif text.startswith(LOST):
+                with suppress(ValueError):
+                    self._lost = int(text.removeprefix(LOST))
             elif text.startswith(GREETING):
                 with suppress(ValueError, TypeError):
                     self._greeting = Greeting(**json.loads(text.removeprefix(GREETING)))
