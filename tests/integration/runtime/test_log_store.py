@@ -1,9 +1,10 @@
 """What ranks write is in the files once and in order, whatever becomes of the launcher."""
 
+import re
 import signal
 from collections.abc import Callable
 
-from support.gang import GangProcesses, until
+from support.gang import GangProcesses, PodProcess, until
 
 LINES = 50_000
 FAST = f"""
@@ -99,3 +100,17 @@ def test_the_tail_of_a_killed_launcher_is_cut(gang: Callable[..., GangProcesses]
     assert [second.wait(), agent.wait()] == [0, 0]
     assert job.rank_log(0) == b"before\nafter\n"
     assert job.job_log() == [b"[0] before", b"[0] after"]
+
+
+def test_a_success_says_that_lines_are_in_no_file(gang: Callable[..., GangProcesses]) -> None:
+    """As where the launcher's disk is full: its termination message has it for the job's condition, and the
+    worker's own says how many lines there are."""
+    job = gang(1, 2, RINGTRAIN_TIMEOUT="5")
+    limited, environment = ("prlimit", f"--fsize={64 << 10}"), job.environment("launcher", "job-launcher")
+    launcher = PodProcess("job-launcher", ["launcher"], environment, job.directory, inside=limited)
+    job.pods.append(launcher)
+    (agent,) = job.agents(*job.python(FAST))
+    assert [launcher.wait(), agent.wait()] == [0, 0]
+    lost = agent.message()["lostLogLines"]
+    assert lost == 2 * LINES - len(job.job_log())
+    assert re.search("the last lines of ranks are not all in .*File too large", launcher.message()["warning"])

@@ -88,6 +88,7 @@ def run_launcher(config: LauncherConfig, command: Sequence[str] = ()) -> int:
         verdict = launcher.supervise(stop)
         if verdict is not None:
             launcher.drain(verdict, stop)
+            verdict = _with_refused_lines(verdict, store)
         if telemetry is not None:
             telemetry.end(gang.view(), verdict)
         if verdict is None:
@@ -114,6 +115,18 @@ def _repeat(config: LauncherConfig, store: LogStore) -> int:
         shipping = _ship_logs(config, store, stop, stack)
         left = shipping.finish(config.timeout_s, lambda: stop.count > 0) if shipping else None
         return repeat_outcome(config, store.files, left)
+
+
+def _with_refused_lines(verdict: Verdict, store: LogStore) -> Verdict:
+    """The verdict, with a word on a success of which some lines are in no file."""
+    if verdict.outcome is not Outcome.SUCCEEDED or not store.refused:
+        return verdict
+    warning = (
+        f"the last lines of ranks are not all in {store.files.directory}, which could not be written "
+        f"({store.refused}); their workers print the rest"
+    )
+    log.warning("%s", warning)
+    return replace(verdict, warning="; ".join(filter(None, [verdict.warning, warning])))
 
 
 def _message(

@@ -187,9 +187,11 @@ class CoordinatorService:
                 last = self._store.append(Chunk(stream, chunk.rank, chunk.first, chunk.lines, chunk.data))
             except OSError as error:  # a full or hanging disk: the agent keeps what is not acknowledged
                 self._complain(str(error))
+                self._store.refused = str(error)
                 break
             finally:
                 self._writing_since = None
+            self._store.refused = ""
             reply.durable.append(pb.Durable(kind=chunk.kind, rank=chunk.rank, last=last))
         return reply
 

@@ -57,6 +57,7 @@ class LogStore:
         self.on_report: Callable[[int, dict[str, Any]], None] = lambda *_: None
         self.resumed = self._recover(uid)
         self._merged = _count_merged(files.job_log)
+        self.refused = ""  # why the last lines that came are not in the files
         self._journal: BinaryIO = files.journal.open("ab", buffering=0)
         self._journal.seek(0, 2)
         if not self.resumed:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from ringtrain.shared import contract
 
-# What the library's own __init__ imports takes longer than everything that the module does: stand-ins with the same
-# search paths take the packages' places. -I and -S: neither the user's environment nor site-packages.
+# What the library's own __init__ imports takes longer than everything that the module does: stand-ins with the
+# same search paths take the packages' places. -I and -S: neither the user's environment nor site-packages.
 _START = """\
 import sys, types
 for name, path in {folders!r}.items():
