@@ -134,6 +134,14 @@ def _wrong(history: History, playing: "_Playing") -> list[str]:
     return found
 
 
+def shrinks_with_local_parameters(on_loss: str) -> tuple[str, str]:
+    """Why a job of three workers with a parameter of each rank's own ends when one stays; and its log."""
+    history = History("host-local", 3, 1, 3, "auto", on_loss, (Change(6, 0.01, workers=1),))
+    with tempfile.TemporaryDirectory(prefix="planned-") as directory:
+        playing = _Playing(history, Path(directory))
+        return playing.run(), playing.log()
+
+
 class _Playing:
     def __init__(self, history: History, directory: Path) -> None:
         self._history, self._directory = history, directory

@@ -10,6 +10,7 @@ Each process writes a line a world to `events-<slot>-<pid>`, and at the end `end
 import json
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -41,10 +42,11 @@ def _start() -> dict[str, np.ndarray[Any, Any]]:
 
 
 class OnHost:
-    """Ringtrain's own optimizer, sharded."""
+    """Ringtrain's own optimizer, sharded. `local`: parameters that each rank trains by itself."""
 
-    def __init__(self) -> None:
-        optimizer = rt.optim.HostOptimizer(_start(), rt.optim.Adam(lr=0.01), bucket_bytes=4096, elastic=True)
+    def __init__(self, local: Sequence[str] = ()) -> None:
+        options: dict[str, Any] = {"bucket_bytes": 4096, "local": local, "elastic": True}
+        optimizer = rt.optim.HostOptimizer(_start(), rt.optim.Adam(lr=0.01), **options)
         self.values = {"optimizer": optimizer}
 
     def weights(self, state: Any) -> dict[str, np.ndarray[Any, Any]]:
@@ -141,6 +143,7 @@ class InKeras:
 
 
 KINDS = {
+    "host-local": lambda: OnHost(local=["two"]),
     "host": OnHost,
     "arrays": OnArrays,
     "torch-host": lambda: InTorch(host=True),

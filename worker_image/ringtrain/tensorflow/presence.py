@@ -45,7 +45,7 @@ def completed(name: str, grads: Sequence[Any], variables: Sequence[Any], process
     if tf.executing_eagerly():
         counts = _counts(name, kinds, process_set)
     else:
-        counts = _counts_once(name, kinds, tuple(map(_unique_name_of, variables)), process_set)
+        counts = _counts_once(name, kinds, tuple(map(unique_name_of, variables)), process_set)
     return [_completed(index, grad, variables[index], counts[:, index]) for index, grad in enumerate(grads)]
 
 
@@ -55,7 +55,7 @@ def _kind_of(grad: Any) -> str | None:
     return f"slices at {grad.indices.dtype.name}" if isinstance(grad, tf.IndexedSlices) else _KINDS[0]
 
 
-def _unique_name_of(variable: Any) -> str:
+def unique_name_of(variable: Any) -> str:
     """No two variables of this process have the same; of what is no variable it is empty."""
     return str(getattr(getattr(variable, "_value", variable), "_unique_id", ""))
 

@@ -17,6 +17,7 @@ from ringtrain._core.process_groups import context
 from ringtrain._core.process_groups.process_sets import ProcessSet, trains_alone
 from ringtrain.optim.memory_check import digest_of
 from ringtrain.optim.replicas import Replica, Replicas, processor, rows_of_part
+from ringtrain.tensorflow.presence import unique_name_of
 from ringtrain.tensorflow.streams import Around
 
 
@@ -43,7 +44,7 @@ def _compared(name: str, variables: Sequence[Any], rate: Any, process_set: Proce
     if trains_alone(process_set):
         return contextlib.nullcontext()
     found = context.current().attached(_Comparisons, _Comparisons).found
-    which = process_set, name, *(variable._unique_id for variable in variables)
+    which = process_set, name, *map(unique_name_of, variables)
     replicas = found.setdefault(which, Replicas(name, process_set))
     return replicas.compared(functools.partial(_replica_of, variables, rate))
 
