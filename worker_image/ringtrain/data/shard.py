@@ -172,8 +172,8 @@ def shard(
     the weight: `optimizer.submit(name, gradient, batch.weight)`.
     `rank`, `size`: of `ringtrain.init()` unless given together.
 
-    Nothing is sent here. Where a HostOptimizer trains, ranks compare now and then which epochs they began, and
-    raise MismatchError where their parts are not those of one data set.
+    Nothing is sent here. Where a HostOptimizer or a DistributedOptimizer trains, ranks compare now and then which
+    epochs they began, and raise MismatchError where their parts are not those of one data set.
 
     Raises ConfigurationError for arguments that make no sense, DataError for a data set without a single step.
     """
