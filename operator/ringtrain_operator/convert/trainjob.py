@@ -16,6 +16,7 @@ from ..spec.parse import parse_job
 from ..spec.template import shape_problems
 from .metadata import carried_metadata, carry_to_pods, leave_suspension_to_queue
 from .mpijob import Converted, command_notes, take_devices, whole
+from .runtime_patches import SHAPE, apply_patches
 from .trainer_processes import Node, processes, source_of
 
 GROUP = "trainer.kubeflow.org"
@@ -37,6 +38,7 @@ _SHAPE: dict[str, Any] = {
             "env": [{"name": str}],
             "resourcesPerNode": {},
         },
+        **SHAPE,
     },
 }
 _RUNTIME_SHAPE: dict[str, Any] = {
@@ -59,8 +61,6 @@ _RUNTIME_SHAPE: dict[str, Any] = {
 }
 _WHY = {
     "spec.initializer": "data and models are loaded by training code, by data workers, or by an init container",
-    "spec.runtimePatches": "write what it patches into the result",
-    "spec.podTemplateOverrides": "write what it overrides into the result",
     "spec.managedBy": "it names a controller of TrainJobs; set spec.managedBy if this job is to have one",
     "runtime.spec.mlPolicy.mpi.sshAuthMountPath": "there are no ssh keys to mount",
 }
@@ -116,6 +116,7 @@ def convert_trainjob(obj: Mapping[str, Any], runtime: Mapping[str, Any]) -> Conv
         raise SpecInvalid(problems)
     reader = _Reader(copy.deepcopy(dict(obj["spec"])), copy.deepcopy(dict(runtime.get("spec") or {})))
     reader.job.pop("runtimeRef")
+    reader.notes += apply_patches(reader.job, reader.runtime)
     made = _spec(reader)
     job_set = (reader.runtime.get("template") or {}).pop("metadata", None) or {}
     of_spec = {kind: reader.job.pop(kind, None) or {} for kind in ("labels", "annotations")}

@@ -103,6 +103,43 @@ def test_labels_and_annotations_reach_the_pods() -> None:
     assert template["metadata"] == {"labels": {"a": "1", "b": "2"}, "annotations": {"c": "3"}}
 
 
+def test_what_the_job_patches_of_its_runtime() -> None:
+    """As Trainer has it, a strategic merge: maps and lists with names are merged, other lists replaced, in order;
+    what spec.trainer says goes before it."""
+    job, runtime = documents()
+    env = [{"name": "OTHER", "value": "2"}, {"name": "NEW", "value": "1"}]
+    main = {"name": "node", "env": env, "volumeMounts": [{"name": "data", "mountPath": "/data"}]}
+    volume = {"name": "data", "persistentVolumeClaim": {"claimName": "c"}}
+    pod = {"nodeSelector": {"zone": "a"}, "containers": [main], "volumes": [volume]}
+    pods = {"metadata": {"labels": {"more": "yes"}}, "spec": pod}
+    replicated = [{"name": "node", "template": {"spec": {"template": pods}}}, {"name": "none", "template": {}}]
+    job["spec"]["runtimePatches"] = [
+        {"manager": "m", "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": replicated}}}}
+    ]
+    taint = {"key": "gpu", "operator": "Exists"}
+    job["spec"]["podTemplateOverrides"] = [
+        {"targetJobs": [{"name": "node"}], "spec": {"tolerations": [taint], "nodeSelector": {"zone": "b"}}}
+    ]
+    before = copy.deepcopy(runtime)
+    converted = convert_trainjob(job, runtime)
+    template = converted.manifest["spec"]["worker"]["template"]
+    spec = template["spec"]
+    assert spec["nodeSelector"] == {"pool": "gpu", "zone": "b"}
+    assert (spec["tolerations"], volume in spec["volumes"]) == ([taint], True)
+    assert spec["containers"][0]["image"] == "registry.example/fashion:2"
+    assert {one["name"]: one["value"] for one in spec["containers"][0]["env"]} == {
+        "OTHER": "2",
+        "NEW": "1",
+        "NCCL_DEBUG": "WARN",
+    }
+    assert {"name": "data", "mountPath": "/data"} in spec["containers"][0]["volumeMounts"]
+    assert template["metadata"]["labels"]["more"] == "yes"
+    assert any(
+        "runtimePatches[0] is left out: the runtime has no replicated job 'none'" in n for n in converted.notes
+    )
+    assert runtime == before
+
+
 def test_mpi() -> None:
     """The launcher's command is mpirun's; it counts as a node where it runs ranks."""
     job = documents()[0]
