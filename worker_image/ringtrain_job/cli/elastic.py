@@ -2,6 +2,7 @@
 
 import functools
 import os
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,9 @@ from typing import Any, TypeVar, cast
 
 import click
 
+from ringtrain.errors import ConfigurationError
 from ringtrain.shared import contract
+from ringtrain_job.launcher.discovery import FIRST_ANSWER_WITHIN_S, own_names, parse_hosts, run_script
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -162,4 +165,18 @@ def _checked(script: Path) -> Path:
         raise click.UsageError(f"--host-discovery-script {script}: there is no such file")
     if not os.access(path, os.X_OK):
         raise click.UsageError(f"--host-discovery-script {script} is not executable; chmod +x {script}")
+    _check_answer(script, path)
     return path
+
+
+def _check_answer(script: Path, path: Path) -> None:
+    """Refuse a script whose first answer can't be followed, such as another host's name: the run would wait for
+    another answer. A script that fails is asked again by the run."""
+    try:
+        output = run_script(f"{path}", FIRST_ANSWER_WITHIN_S, threading.Event())
+    except ConfigurationError:
+        return
+    try:
+        parse_hosts(output, own_names())
+    except ConfigurationError as exc:
+        raise click.UsageError(f"--host-discovery-script {script}: {exc}") from exc

@@ -19,6 +19,7 @@ log = logging.getLogger(__name__)
 _EVERY_S: Final = 1.0
 # A script may ask a cloud's API; one that hangs must not hide that the world could change.
 _DEADLINE_S: Final = 10.0
+FIRST_ANSWER_WITHIN_S: Final = _DEADLINE_S
 _POLL_S: Final = 0.1
 _MOST_BYTES: Final = 64 << 10
 
@@ -54,7 +55,8 @@ def parse_hosts(output: str, own: frozenset[str]) -> dict[str, int]:
         if host not in own:
             raise ConfigurationError(
                 f"it printed {quoted(line)}, and {host} is not this machine; expected one of "
-                f"{', '.join(sorted(own))}. Several hosts are a DistributedTrainingJob with spec.elastic"
+                f"{', '.join(sorted(own))}. Several hosts are a DistributedTrainingJob with spec.elastic, or "
+                "ringtrain run -H with a fixed number of ranks"
             )
         hosts[host] = hosts.get(host, 0) + int(count)
     return hosts

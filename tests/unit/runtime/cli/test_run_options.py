@@ -158,3 +158,15 @@ def test_what_an_elastic_run_is_told(options: ElasticOptions, slots: int, expect
     always = {"_START_RANKS": "4", "_JOIN_DELAY": "2"}
     assert made.slots == slots
     assert made.variables == {f"RINGTRAIN_ELASTIC{name}": value for name, value in {**expected, **always}.items()}
+
+
+def test_a_discovery_script_that_names_another_host_is_refused_at_once(tmp_path: Path) -> None:
+    """With the host and the ways out; the run waited for an answer that it could follow."""
+    script = tmp_path / "hosts.sh"
+    script.write_text("#!/bin/sh\necho far-away.example:2\n")
+    script.chmod(0o755)
+    words = ["run", "-np", "2", "--min-np", "1", "--host-discovery-script", str(script), "true"]
+    result = CliRunner().invoke(main, words)
+    assert result.exit_code == 2
+    for said in ("far-away.example is not this machine", "spec.elastic", "ringtrain run -H"):
+        assert said in " ".join(result.output.split())
