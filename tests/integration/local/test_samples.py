@@ -16,6 +16,7 @@ DTJ = Path(sys.executable).with_name("dtj")
         ("script-configmap", "[1] rank 1 of 2: the mean rank is 0.5"),
         ("placement", "[1] rank 1 runs"),
         ("pod-extras", "[3] rank 3 runs"),
+        ("evaluator", "[1] rank 1: the score is good"),
     ],
 )
 def test_a_sample_runs(sample: str, line: str, tmp_path: Path) -> None:
