@@ -157,6 +157,14 @@ def check_allreduce_of_indexed_slices():
         hvd.allreduce(tf.IndexedSlices(tf.ones((1, 2)), tf.constant([0])), op=hvd.Max)
 
 
+def check_slices_of_large_integers_are_scaled_exactly():
+    """Beyond 2^53 a double has no odd numbers."""
+    value = 2**60 + 1
+    slices = tf.IndexedSlices(tf.constant([[value]], tf.int64), tf.constant([RANK]), tf.constant([SIZE, 1]))
+    result = hvd.allreduce(slices, op=hvd.Sum, prescale_factor=3.0)
+    assert result.values.numpy().tolist() == [[3 * value]] * SIZE
+
+
 def check_grouped_allreduce():
     for dtype in (*FLOATS, *INTEGERS):
         for op in FOLDS:

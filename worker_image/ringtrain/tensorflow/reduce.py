@@ -173,5 +173,7 @@ def scaled_slices(values: Any, how: Reduction) -> Any:
     if factor == 1.0:
         return values
     if values.dtype.is_integer:
+        if factor.is_integer():
+            return values * tf.constant(int(factor), values.dtype)
         return tf.cast(tf.cast(values, tf.float64) * factor, values.dtype)
     return values * tf.cast(factor, values.dtype)

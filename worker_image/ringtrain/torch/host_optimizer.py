@@ -259,11 +259,6 @@ class HostOptimizer(OnHost, torch.optim.Optimizer):
         return self._node_sum is not None
 
     @property
-    def updates_during_backward(self) -> bool:
-        """Whether weights change while the backward pass goes on, and not all in `step()`."""
-        return not self._gradients.holds
-
-    @property
     def model(self) -> torch.nn.Module | None:
         """The module that has the parameters, where it was given."""
         return self._model
