@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+import re
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -251,9 +252,10 @@ def _rights() -> list[dict[str, Any]]:
 
 
 def _without_cause(event: dict[str, Any]) -> str:
-    """An event's message; of a lost worker its name, and of a complete world nothing: who was away sees only that
+    """An event's message, without how many pods wait beside the one that it names: an attempt's first pod is made
+    before the others. Of a lost worker its name, and of a complete world nothing: who was away sees only that
     a worker is gone, and how many ranks train by now."""
-    message = str(event["message"])
+    message = re.sub(r" \(\d+ more pods? waiting\)$", "", str(event["message"]))
     if event["reason"] == "WorldComplete":
         return ""
     return message.partition(" ")[0] if event["reason"] == "WorkerLost" else message
