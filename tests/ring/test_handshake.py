@@ -139,9 +139,14 @@ def test_a_hello_of_another_version_may_have_other_fields() -> None:
 @pytest.mark.parametrize(
     ("file", "here", "other", "said"),
     [
-        ("contract.py", f'RELEASE: Final = "{RELEASE}"', 'RELEASE: Final = "9.9.9"', "runs ringtrain 9.9.9"),
         (
-            "wire/messages.py",
+            "shared/contract.py",
+            f'RELEASE: Final = "{RELEASE}"',
+            'RELEASE: Final = "9.9.9"',
+            "runs ringtrain 9.9.9",
+        ),
+        (
+            "_core/wire/messages.py",
             f"PROTOCOL_VERSION: Final = {PROTOCOL_VERSION}",
             "PROTOCOL_VERSION: Final = 99",
             "speaks version 99",

@@ -15,6 +15,7 @@ import ringtrain as rt
 from ring.functions import worlds_in_turn
 from ring.leftovers import leftovers
 from ring.worlds import SEAM, World, world_of
+from ringtrain._core.collectives.work import reduction_signature
 from ringtrain._core.kernels.update import ChunkUpdate
 from ringtrain._core.process_groups.process_sets import group_of
 from ringtrain._core.transport.base import Broken, How
@@ -158,7 +159,7 @@ def test_a_rank_interrupted_in_a_collective_tells_the_others(transport: str) -> 
             communicator = world.contexts[rank].group().communicator
             if rank == 0:
                 return error_of(lambda: rt.allreduce(x, rt.Sum))
-            what = rt.collectives.work.reduction_signature("allreduce", [x], rt.Sum, None)
+            what = reduction_signature("allreduce", [x], rt.Sum, None)
             return error_of(lambda: communicator.all_reduce(what, x, _Unwritable(), rt.Sum))  # type: ignore[arg-type]
 
         first, second = world.run(interrupted)

@@ -9,7 +9,7 @@ from types import TracebackType
 
 from ringtrain.errors import PeerLost
 
-_PACKAGE = str(Path(__file__).parents[1])
+_PACKAGE = str(Path(__file__).parents[2])
 # TensorFlow makes of what an operation raises in a graph an error of its own, which quotes it below the graph.
 _IN_A_GRAPH = re.compile(rf"\b{PeerLost.__name__}: (.*)$", re.MULTILINE)
 
