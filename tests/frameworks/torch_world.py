@@ -219,6 +219,7 @@ def check_steps_of_a_distributed_optimizer_in_the_timeline():
     with tempfile.TemporaryDirectory() as folder:
         hvd.start_timeline(f"{folder}/trace.json")
         model = torch.nn.Linear(3, 1)
+        hvd.broadcast_parameters(model.state_dict(), 0)
         optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
         for _ in range(2):
             optimizer.zero_grad()
