@@ -19,12 +19,11 @@ import torch
 
 from ringtrain import rank, timeline
 from ringtrain._core.negotiation.queues import name_for
-from ringtrain._core.negotiation.request import CollectiveKind
 from ringtrain._core.negotiation.submission import Finish
 from ringtrain._core.process_groups.context import current
 from ringtrain._core.process_groups.process_sets import ProcessSet, members, trains_alone
 from ringtrain._core.reduction.ops import Average, Sum
-from ringtrain.errors import ConfigurationError, MismatchError, some_of
+from ringtrain.errors import ConfigurationError, some_of
 from ringtrain.step_time import REDUCTION
 from ringtrain.torch.bridge import to_tensor
 from ringtrain.torch.buckets import BucketMemory, BucketPlace, Param, cut_at, cut_buckets
@@ -351,7 +350,7 @@ class GradientSync:
     def _take(self, part: _UnderWay) -> list[str]:
         """Put what was reduced into the gradients; return the names of those that have changed meanwhile."""
         with REDUCTION:
-            result = _result_of(part.handle)
+            result = part.handle.future.result()
         reduced = part.handle.after(result)
         pairs = list(zip(part.members, part.given, strict=True))
         changed = [member.name for member, given in pairs if not given.is_of(member.param.grad)]
@@ -401,19 +400,6 @@ def _hook(
 def _remove(hooks: Sequence[Any]) -> None:
     for hook in hooks:
         hook.remove()
-
-
-def _result_of(handle: TorchHandle | SparseHandle) -> Any:
-    """Wait. Raises MismatchError, with the way out, where a gradient is sparse on some ranks only."""
-    try:
-        return handle.future.result()
-    except MismatchError as error:
-        if all(f"{kind} on rank" in str(error) for kind in (CollectiveKind.ALLGATHER, CollectiveKind.ALLREDUCE)):
-            raise MismatchError(
-                f"{error}. A sparse gradient is gathered, and a dense one is reduced: make this one "
-                "sparse on all ranks or on none, or pass sparse_as_dense=True"
-            ) from error
-        raise
 
 
 def _is_changed(member: _Member) -> bool:

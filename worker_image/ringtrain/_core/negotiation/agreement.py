@@ -6,7 +6,7 @@ decisions.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from ringtrain._core.negotiation.request import KNOWN_MAX, CollectiveKind, Request, Round
 
@@ -20,6 +20,12 @@ _FIELDS = (
     ("root", "root rank"),
     ("prescale", "prescale factor"),
     ("postscale", "postscale factor"),
+)
+# Adapters gather a gradient that is sparse, and reduce one that is dense.
+_SPARSE_AND_DENSE: Final = {CollectiveKind.ALLGATHER, CollectiveKind.ALLREDUCE}
+_SPARSE: Final = (
+    ". A sparse gradient is gathered, and a dense one is reduced: if this is one, make it sparse on all ranks or "
+    "on none, or pass sparse_as_dense=True"
 )
 
 
@@ -145,7 +151,8 @@ def _mismatch(requests: Mapping[int, Request], ranks: tuple[int, ...]) -> str:
         for attribute, label in _FIELDS:
             ours, theirs = getattr(requests[first], attribute), getattr(requests[rank], attribute)
             if ours != theirs:
-                return _differs(requests[first].name, label, (first, _short(ours)), (rank, _short(theirs)))
+                reason = _differs(requests[first].name, label, (first, _short(ours)), (rank, _short(theirs)))
+                return reason + (_SPARSE if {ours, theirs} == _SPARSE_AND_DENSE else "")
         if reason := _shapes_differ(requests, first, rank):
             return reason
     request = requests[first]
