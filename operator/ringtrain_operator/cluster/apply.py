@@ -28,13 +28,15 @@ _WEBHOOK_FAILED = "failed calling webhook"
 Outcome = Refusal | Foreign | None
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Work:
-    """The job that is worked on, and whom to tell what was done."""
+    """The job that is worked on, and whom to tell what was done. `never_as_root`: whether its namespace refused a
+    pod whose image may run as root, and takes one that may not."""
 
     versions: Versions
     job: Mapping[str, Any]
     memory: Memory
+    never_as_root: bool = False
 
     @property
     def namespace(self) -> str:
@@ -61,10 +63,9 @@ async def apply_plan(versions: Versions, job: Mapping[str, Any], plan: Plan, mem
     if not any(isinstance(outcome, Foreign | Refusal) for outcome in outcomes):
         if any(obj["kind"] != "PodTemplate" for obj in others) and not memory.is_outdated:
             memory.looked_at = time.monotonic()  # what was just made need not be read
-        if memory.never_as_root is None:  # one finds out for all whether they are refused as they are
-            outcomes += await _together(*(_create(work, obj) for obj in pods[:1]))
-            pods = pods[1:]
-        outcomes += await _together(*(_create(work, obj) for obj in pods))
+        # One finds out for all whether they are refused as they are.
+        outcomes += await _together(*(_create(work, obj) for obj in pods[:1]))
+        outcomes += await _together(*(_create(work, obj) for obj in pods[1:]))
     refusals = tuple(o for o in outcomes if isinstance(o, Refusal))
     surprised = any(isinstance(o, Foreign) for o in outcomes) or refusals != memory.refusals
     if refusals:
@@ -116,9 +117,8 @@ async def _stored(work: _Work, resource: Resource, obj: Mapping[str, Any]) -> st
 
     if resource is not PODS:
         return await create(obj)
-    pod = never_as_root(obj) if work.memory.never_as_root else obj
-    version, changed = await create_admitted(create, pod)
-    work.memory.never_as_root = work.memory.never_as_root or changed
+    version, changed = await create_admitted(create, never_as_root(obj) if work.never_as_root else obj)
+    work.never_as_root = work.never_as_root or changed
     return version
 
 

@@ -53,8 +53,7 @@ class Memory:
     because the operator may not read Secrets. `gone`: by worker of an elastic job, the newest incarnation of which
     no container runs any more; `ending`: by uid, pods that were being deleted at the last look. `workload`:
     Kueue's, None: there is none. `groups`: of gang schedulers. `provisioning`: what an autoscaler was asked for.
-    `views`: by name, pods of a large job as they were read, and what was seen in them. `never_as_root`: whether
-    the namespace admits no pod whose image may run as root, None before one of the attempt was made.
+    `views`: by name, pods of a large job as they were read, and what was seen in them.
     """
 
     owned: set[ObjectRef] = field(default_factory=set)
@@ -72,7 +71,6 @@ class Memory:
     ending: dict[str, Ending] = field(default_factory=dict)
     gone: dict[int, int] = field(default_factory=dict)
     views: dict[str, tuple[Json, PodView]] = field(default_factory=dict)
-    never_as_root: bool | None = None
 
     def outdate(self, kind: str) -> bool:
         """An object of this kind is another by now, or gone. Returns whether the next look reads the kind anew."""
