@@ -16,7 +16,7 @@ DTJ = Path(sys.executable).with_name("dtj")
         ("script-configmap", "[1] rank 1 of 2: the mean rank is 0.5"),
         ("placement", "[1] rank 1 runs"),
         ("pod-extras", "[3] rank 3 runs"),
-        ("evaluator", "[1] rank 1: the score is good"),
+        ("evaluator", "epoch 5: the error is 0.000"),
     ],
 )
 def test_a_sample_runs(sample: str, line: str, tmp_path: Path) -> None:
@@ -25,4 +25,5 @@ def test_a_sample_runs(sample: str, line: str, tmp_path: Path) -> None:
         [*command, f"manifests/samples/{sample}.yaml"], cwd=ROOT, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert line in done.stdout.splitlines()
+    by_itself = [log.read_text() for log in tmp_path.glob("*/pods/*-evaluator.log")]
+    assert line in [*done.stdout.splitlines(), *"".join(by_itself).splitlines()]
