@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .base import Json
-from .gang import Gang, GangScheduler
+from .gang_scheduler import Gang, GangScheduler
 
 GROUP_LABEL = "scheduling.x-k8s.io/pod-group"
 

@@ -12,7 +12,7 @@ from ..build.names import ObjectRef
 from ..spec.job import Job
 from .base import Attempt, Json, Wait
 from .coscheduling import COSCHEDULING
-from .gang import Gang, GangScheduler
+from .gang_scheduler import Gang, GangScheduler
 from .kubernetes import KUBERNETES
 from .volcano import VOLCANO
 
