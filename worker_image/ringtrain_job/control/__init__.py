@@ -1,1 +1,1 @@
-"""What agent and launcher share: values, their wire form, trust, and the termination message."""
+"""What agent and launcher share: values, their wire form, settings, and the termination message."""
