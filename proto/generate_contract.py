@@ -57,7 +57,9 @@ def _constant(entry: dict[str, Any]) -> str:
 
 
 def _literal(value: Any) -> str:
-    return f'"{value}"' if isinstance(value, str) else repr(value)
+    if not isinstance(value, str):
+        return repr(value)
+    return f"'{value}'" if '"' in value else f'"{value}"'
 
 
 def page_table(table: dict[str, Any]) -> str:

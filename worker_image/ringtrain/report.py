@@ -70,6 +70,13 @@ def report_start(step: int, path: str) -> None:
     _send({"step": step, "time": time.time(), "startedFrom": path[-_PATH_CHARS:]})
 
 
+def report_joined() -> None:
+    """Tell the agent that this rank has met the others of its world."""
+    fd = _report_fd()
+    if fd is not None:
+        _write(fd, f"{contract.JOINED_LINE}\n".encode())
+
+
 def _count(name: str, value: int, low: int) -> int:
     try:
         number = int(value)

@@ -13,6 +13,8 @@ import pytest
 from support.gang import DEADLINE_S, runs, until, until_ended
 from support.terminal import Terminal
 
+from ringtrain.shared.contract import JOINED_LINE
+
 FLOOD = 12_000
 # Runs a command whose files, and those of what it starts, have at most so many bytes.
 LIMITED = """
@@ -72,7 +74,7 @@ def test_lines_that_no_file_takes_are_printed(tmp_path: Path) -> None:
     assert run.returncode == 74
 
 
-# Each meets the others by an address of its environment, and ends some time after that.
+# Each meets the others by an address of its environment.
 MEETINGS = {
     "ringtrain": "import ringtrain as rt; rt.init(); rt.shutdown()",
     "torch": "import torch.distributed as d; d.init_process_group('gloo'); d.barrier(); d.destroy_process_group()",
@@ -101,6 +103,28 @@ def test_ranks_that_meet_by_any_library_are_no_surprise(script: str, tmp_path: P
     _, err = _start(tmp_path, "-np", "2", sys.executable, "-c", script).communicate(timeout=DEADLINE_S)
     assert "state  Succeeded" in err
     assert "in touch" not in err
+
+
+def test_ranks_that_say_so_have_met_whatever_the_kernel_has_seen(tmp_path: Path) -> None:
+    """Connections that were reset leave nothing behind: the rank tells its agent, in a line that is no report."""
+    line = f"{JOINED_LINE}\n".encode()
+    script = f"import os; os.write(int(os.environ['RINGTRAIN_REPORT_FD']), {line!r})"
+    _, err = _start(tmp_path, "-np", "2", "--name", "met", sys.executable, "-c", script).communicate(
+        timeout=DEADLINE_S
+    )
+    assert "state  Succeeded" in err
+    assert "in touch" not in err
+    assert not (tmp_path / "runs/local/met/1/metrics.jsonl").exists()
+
+
+def test_init_says_that_the_ranks_have_met(tmp_path: Path) -> None:
+    """Where the agent listens for reports."""
+    script = (
+        "import os, ringtrain as rt; r, w = os.pipe(); os.environ['RINGTRAIN_REPORT_FD'] = str(w); rt.init(); "
+        'print(os.read(r, 99).decode(), end="")'
+    )
+    out, _ = _start(tmp_path, "-np", "2", sys.executable, "-c", script).communicate(timeout=DEADLINE_S)
+    assert sorted(out.splitlines()) == [f"[0] {JOINED_LINE}", f"[1] {JOINED_LINE}"]
 
 
 @pytest.mark.parametrize("options", [(), ("-q",)], ids=["plain", "quiet"])

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+from ringtrain.shared import contract
 from ringtrain.shared.processes import RankProcess
 from ringtrain_job.agent.spool import Spool
 from ringtrain_job.logs.journal import Stream
@@ -17,6 +18,7 @@ _LOOK_S = 0.25
 _IDLE_S = 1.0
 # How long a pipe may stay open after its rank has ended, held by a process that the rank left behind.
 _AFTER_EXIT_S = 1.0
+_JOINED = f"{contract.JOINED_LINE}\n".encode()
 
 
 class _Source:
@@ -32,11 +34,19 @@ class _Source:
 
 
 class Collector:
-    """Reads the ranks' pipes until all have ended. `on_closed(rank)`: a rank's output is complete."""
+    """Reads the ranks' pipes until all have ended. `on_closed(rank)`: a rank's output is complete. `on_joined`: a
+    rank has said that it met the others, which comes before its output is complete."""
 
-    def __init__(self, spool: Spool, ranks: Sequence[RankProcess], on_closed: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        spool: Spool,
+        ranks: Sequence[RankProcess],
+        on_closed: Callable[[int], None],
+        on_joined: Callable[[], None],
+    ) -> None:
         self._spool = spool
         self._on_closed = on_closed
+        self._on_joined = on_joined
         self._selector = selectors.DefaultSelector()
         self._sources = [
             _Source(stream, rank.rank, fd)
@@ -114,4 +124,7 @@ class Collector:
     def _put(self, source: _Source, data: bytes) -> None:
         if source.stream is Stream.LOG and data:
             source.tail = (source.tail + data[-TAIL_BYTES:])[-TAIL_BYTES:]
+        if source.stream is Stream.REPORT and _JOINED in data:
+            data = data.replace(_JOINED, b"")
+            self._on_joined()
         self._spool.put(source.stream, source.rank, data)

@@ -8,8 +8,9 @@ from typing import Final
 from ringtrain.shared.address import split_address
 from ringtrain_job.control.model import World
 
-# Linux keeps a connection in its tables for 60 s after its end (proc_net_tcp(5): TIME_WAIT).
-_REMEMBERED_S: Final = 60.0
+# Linux keeps a connection in its tables for 60 s after its end (proc_net_tcp(5): TIME_WAIT), but for one that was
+# reset: what listens or is connected for so long is seen.
+_LONGEST_S: Final = 2.0
 _SOONEST_S: Final = 0.5
 _TABLES: Final = ("tcp", "tcp6")
 
@@ -17,8 +18,9 @@ _TABLES: Final = ("tcp", "tcp6")
 class Contact:
     """Looks at the kernel's table of connections for one that listens at or leads to an address of the world.
 
-    A rank finds those addresses in its environment; what is there speaks for Ringtrain's own world, for
-    `torch.distributed`, for TensorFlow's servers and for whatever else reads `MASTER_ADDR` or `TF_CONFIG`.
+    A rank finds those addresses in its environment; what is there speaks for `torch.distributed`, for TensorFlow's
+    servers and for whatever else reads `MASTER_ADDR` or `TF_CONFIG`. Ranks of Ringtrain say themselves that they
+    have met: connections of theirs may come and go, and be reset, between two looks.
     """
 
     def __init__(self, world: World, tables: Path = Path("/proc/self/net")) -> None:
@@ -37,7 +39,7 @@ class Contact:
         """Whether there is such a connection now."""
         self.found = not self._ports.isdisjoint(self._in_use())
         self._look_at = time.monotonic() + self._pause_s
-        self._pause_s = min(2 * self._pause_s, _REMEMBERED_S / 2)
+        self._pause_s = min(2 * self._pause_s, _LONGEST_S)
         return self.found
 
     def _in_use(self) -> Iterator[int]:

@@ -260,8 +260,13 @@ class _Pod:
         if contact.look():
             self.ranks.note_joined()
 
+    def _joined(self) -> None:
+        if self._contact is not None:
+            self._contact.found = True
+            self.ranks.note_joined()
+
     def _collect(self, processes: Sequence[RankProcess]) -> None:
-        collector = Collector(self._spool, processes, lambda _: self.coordinator.changed())
+        collector = Collector(self._spool, processes, lambda _: self.coordinator.changed(), self._joined)
         self._collectors.update((process.rank, collector) for process in processes)
         collector.start()
 

@@ -20,6 +20,7 @@ from ringtrain._core.process_groups.uncaught import shorten_lost_peers
 from ringtrain._core.world.agent_socket import AgentSocket
 from ringtrain._core.world.config import WorkerConfig
 from ringtrain.errors import ConfigurationError, NotInitializedError, PeerLost
+from ringtrain.report import report_joined
 from ringtrain.shared import contract
 from ringtrain.shared.variables import LONGEST_TIMEOUT_S
 
@@ -80,6 +81,8 @@ def init(
         atexit.register(shutdown)
         if config is None and found.size > 1:
             os.environ[_RANK_PROCESS] = f"{os.getpid()} {found.rank} {_place(os.environ)}"
+            if agent is None:
+                report_joined()
 
 
 def _timed(config: WorkerConfig, timeout: float | None) -> WorkerConfig:
