@@ -43,6 +43,11 @@ def test_grpc_is_told_not_to_handle_forks_before_it_is_loaded():
     assert in_a_new_process(program) == ["False", "0"]
 
 
+def test_agents_and_launchers_can_tell_grpc_so():
+    """They say it before they load it: images without ringtrain get another `ringtrain/__init__.py`."""
+    assert in_a_new_process("import sys, ringtrain_job.cli.pods; print('grpc' in sys.modules)") == ["False"]
+
+
 def test_ringtrain_is_imported_quickly():
     """Held against numpy, so that it does not depend on the machine."""
     clock = "import time; now = time.process_time; began = now()"

@@ -295,6 +295,10 @@ def test_a_terminal_that_is_closed(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["runs", "saved.0", "saved.1"]
 
 
+def _sleeping(parent: int) -> list[psutil.Process]:
+    return [child for child in psutil.Process(parent).children() if child.name() == "sleep"]
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
 def test_stopped_before_hosts_have_answered(
     number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -305,7 +309,7 @@ def test_stopped_before_hosts_have_answered(
     ssh.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     run = _start(tmp_path, "-np", "2", "-H", "node-a:1,node-b:1", "true")
-    hosts = until("ssh", lambda: len(found := psutil.Process(run.pid).children()) == 2 and found)
+    hosts = until("ssh", lambda: len(found := _sleeping(run.pid)) == 2 and found)
     run.send_signal(number)
     begun = time.monotonic()
     run.communicate(timeout=DEADLINE_S)

@@ -9,7 +9,6 @@ import click
 
 from ringtrain.shared import contract
 from ringtrain.shared.horovod_variables import OUR_LOG_LEVELS
-from ringtrain_job.cli.failures import exit_code_of
 from ringtrain_job.cli.main import log_to_stderr
 
 
@@ -22,11 +21,14 @@ def _in_pods(body: Callable[[str, tuple[str, ...]], None]) -> click.Command:
 
 
 def _exit_with(role: str, log_level: str, run: Callable[[], int]) -> None:
-    # Ranks and mpirun are forked from a process in which gRPC runs, whose fork handlers wait for threads of ours.
+    # Ranks and mpirun are forked from a process in which gRPC runs, whose fork handlers wait for our threads or
+    # abort the child. gRPC looks here when it is loaded, which no import above does.
     os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # else each handshake of a stranger that fails is a line
     tempfile.tempdir = os.environ.get(contract.ENV_RUN_FOLDER) or None  # this process's; ranks have the user's
     log_to_stderr(role, log_level)
+    from ringtrain_job.cli.failures import exit_code_of
+
     sys.exit(exit_code_of(run))
 
 
