@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export PATH := $(abspath $(BIN)):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo for-tests test test-thorough kueue sanitize e2e e2e-local version release-check plugin images images-check lint docs notebook bench bench-operator bench-gangs bench-queues bench-ring bench-scale bench-data elastic-chaos planned-changes generate pod-schema verify clean
+.PHONY: help venv demo fast for-tests test test-thorough kueue sanitize e2e e2e-local version release-check plugin images images-check lint docs notebook bench bench-operator bench-gangs bench-queues bench-ring bench-scale bench-data elastic-chaos planned-changes generate pod-schema verify clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -63,11 +63,14 @@ demo: $(VENV)/.installed  ## train on handwritten digits: 2 workers x 2 slots on
 PYTEST := $(BIN)/pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 FOR_TESTS := $(VENV)/.frameworks $(VENV)/.system $(VENV)/.mpi4py-tests $(VENV)/.openmpi5 $(VENV)/.others
 for-tests: $(FOR_TESTS)
+fast: lint  ## lint, and the tests that take seconds: what a bare pytest runs
+	$(PYTEST)
+
 test: $(FOR_TESTS)  ## everything that passes without a cluster; of long tests a sample, SAMPLE=17 for that of a run before
-	$(PYTEST) --sample=$(or $(SAMPLE),any)
+	$(PYTEST) tests --sample=$(or $(SAMPLE),any)
 
 test-thorough: $(FOR_TESTS)  ## all cases of the tests of which `make test` takes a sample
-	$(PYTEST) -m sampled
+	$(PYTEST) -m sampled tests
 
 kueue: $(VENV)/.installed  ## jobs in the queues of the real Kueue: its manager in KUBEBUILDER_ASSETS, its CRDs in kueue beside that
 	$(PYTEST) -m kueue tests/integration/operator

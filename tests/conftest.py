@@ -4,6 +4,7 @@ import asyncio
 import inspect
 import random
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,9 @@ from ring.leftovers import note_others
 from support.sampling import MARK, Sample
 
 pytest_plugins = ["support.storefixtures"]
+
+TESTS = Path(__file__).parent
+MARKS_OF = {"frameworks": "frameworks", "integration/operator": "cluster", "e2e": "cluster"}
 
 # Of a test that is a coroutine. Generous: the machine may be busy; a passing test takes seconds.
 DEADLINE_S = 240.0
@@ -31,8 +35,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", MARK)
+    config.option.fast = config.args_source is config.ArgsSource.TESTPATHS
     if hasattr(config, "workerinput"):
         config.option.sample = config.workerinput["sample"]
+        config.option.fast = config.workerinput["fast"]
     elif config.option.sample == "any":
         config.option.sample = str(random.SystemRandom().randrange(1_000_000))
 
@@ -41,6 +47,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_configure_node(node: Any) -> None:
     """Before a worker of pytest-xdist starts, which is given the words of the command line alone."""
     node.workerinput["sample"] = node.config.option.sample
+    node.workerinput["fast"] = node.config.option.fast
 
 
 def pytest_report_header() -> str:
@@ -61,7 +68,14 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark what folders say of their tests. A sample, and a run that names no tests, leave some out."""
+    for item in items:
+        for folder, mark in MARKS_OF.items():
+            if item.path.is_relative_to(TESTS / folder):
+                item.add_marker(mark)
     left_out = Sample(config.option.sample).left_out(items)
+    if config.option.fast:
+        left_out |= {item for item in items if item.get_closest_marker("slow")}
     config.hook.pytest_deselected(items=[item for item in items if item in left_out])
     items[:] = [item for item in items if item not in left_out]
 

@@ -44,6 +44,7 @@ def test_every_feature_has_a_word_and_what_was_shown() -> None:
     assert sorted(names) == sorted(set(names))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "word"), NAMED, ids=[name for name, _ in NAMED])
 def test_what_a_row_names_says_its_word(name: str, word: str) -> None:
     """A field, command, option, module, variable or value has the page's word; Stable needs none.

@@ -79,6 +79,7 @@ def test_files_on_the_readmes_command_lines_are_there() -> None:
     assert [path for path in paths if not (ROOT / path).exists()] == []
 
 
+@pytest.mark.slow
 def test_the_readmes_run_works_as_it_is_written(tmp_path: Path) -> None:
     """`ringtrain run …` trains; only where the logs go is added."""
     (line,) = [line for block in blocks(README, "") for line in block.splitlines() if "ringtrain run" in line]
@@ -107,6 +108,7 @@ def ended_with(directory: Path, ranks: int) -> np.ndarray:
     return np.array(printed[0][1].split(), float)
 
 
+@pytest.mark.slow
 def test_the_readmes_torch_program_gives_the_same_weights_on_any_number_of_ranks(tmp_path: Path) -> None:
     """As it is written, in at most 25 lines, with 1, 2 and 3 ranks. It is the first program that README shows."""
     pytest.importorskip("torch", reason="needs PyTorch: requirements-frameworks.txt")
@@ -119,6 +121,7 @@ def test_the_readmes_torch_program_gives_the_same_weights_on_any_number_of_ranks
         assert np.allclose(ended_with(tmp_path, ranks), weights, atol=1.1e-3)  # printed with 3 digits
 
 
+@pytest.mark.slow
 def test_the_readmes_numpy_program_gives_the_same_weights_on_any_number_of_ranks(tmp_path: Path) -> None:
     """As it is written, in at most 25 lines, with 1, 2 and 3 ranks; checkpoints resume."""
     _, program = blocks(README, "python")

@@ -53,6 +53,7 @@ def test_what_is_offered_has_a_docstring() -> None:
     assert [name for name in ringtrain_sdk.__all__ if not inspect.getdoc(getattr(ringtrain_sdk, name))] == []
 
 
+@pytest.mark.slow
 def test_neither_the_package_nor_dtj_needs_kopf() -> None:
     """Nor do the distributions that are installed with it, unless the extra is asked for."""
     subprocess.run([sys.executable, "-c", WITHOUT_KOPF], check=True, stdout=subprocess.DEVNULL)

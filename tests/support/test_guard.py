@@ -8,6 +8,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+pytestmark = pytest.mark.slow
+
 TESTS = Path(__file__).parents[1]
 # Starts two processes in groups of their own, tells who they are, and waits to be killed.
 STARTER = """

@@ -7,7 +7,11 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 from support.sampling import Sample
+
+pytestmark = pytest.mark.slow
 
 MPI = Path(__file__).parents[1] / "mpi" / "test_elastic.py"
 VALUES = list("abcdefgh")
@@ -34,6 +38,14 @@ def test_a_run_takes_the_sample_that_it_says() -> None:
     assert len(re.findall(r"test_mpirun_is_run_anew\w*\[\w+\]", printed)) == 1
     assert len(re.findall(r"test_mpirun_is_run_anew\w*\[\w+\]", _collected())) == 3
     assert re.search(r"sample \d+ of the long tests", _collected("--sample=any"))
+
+
+def test_a_run_that_names_no_tests_is_the_fast_one() -> None:
+    """`pytest`, which `make fast` runs: nothing that is slow, and no folder of processes."""
+    printed = _run_pytest("--collect-only", "-q")
+    assert "tests/unit/operator/plan/" in printed
+    assert "tests/frameworks/" not in printed
+    assert "test_sampling" not in printed
 
 
 def test_the_processes_of_a_run_take_the_same_sample(tmp_path: Path) -> None:
@@ -74,17 +86,11 @@ def _run(test: Path, *options: str) -> str:
 
 
 def _collected(*options: str) -> str:
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "--collect-only",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        *options,
-        str(MPI),
-    ]
+    return _run_pytest("--collect-only", "-q", *options, str(MPI))
+
+
+def _run_pytest(*options: str) -> str:
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *options]
     done = subprocess.run(command, cwd=MPI.parents[2], capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

@@ -224,6 +224,7 @@ def test_the_charts_crd_is_in_step(tmp_path: Path) -> None:
     assert (CHART / "templates" / "crd.yaml").read_text() == wanted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scope", [[], ["namespaces={team-a}"]])
 def test_rights_on_groups_come_with_each_gang_scheduler(scope: list[str]) -> None:
     """PodGroups of those that are turned on and of no other, nothing else of them; and the operator is told."""
@@ -248,6 +249,7 @@ def test_rights_on_groups_come_with_each_gang_scheduler(scope: list[str]) -> Non
     assert "--gang=Volcano=batch" in container(render(*renamed))["args"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scope", [[], ["namespaces={team-a}"]])
 def test_rights_to_ask_for_nodes_come_with_their_value(scope: list[str]) -> None:
     """Not one rule names requests or templates unless provisioning.enabled is set; the operator is told, too."""

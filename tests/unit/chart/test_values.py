@@ -31,6 +31,7 @@ def names(*values: str, **options: str) -> set[str]:
     return {obj["metadata"]["name"] for obj in render(*values, **options) if obj["kind"] not in of_users}
 
 
+@pytest.mark.slow
 def test_names_of_objects_can_be_set() -> None:
     assert names("fullnameOverride=trainer", "metrics.service=false") == {
         "trainer", "trainer-edit", "trainer-view", "trainer-lease",

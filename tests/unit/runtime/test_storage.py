@@ -12,6 +12,8 @@ from ringtrain.checkpoint import ShardedCheckpoints
 from ringtrain.errors import ObjectMissing, StorageError
 from ringtrain.shared.storage import ObjectStore
 
+pytestmark = pytest.mark.slow
+
 KINDS = ["file", "memory", "s3", "gcs", "azure"]
 BUCKETS = KINDS[2:]
 

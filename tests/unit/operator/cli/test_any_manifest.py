@@ -22,6 +22,8 @@ from ringtrain_operator.local.places import Places
 from ringtrain_operator.local.sandbox import command_of
 from ringtrain_operator.spec.parse import parse_job
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[4]
 CORPUS = sorted((ROOT / "tests/corpus").glob("*/*.yaml"))
 GOOD = [

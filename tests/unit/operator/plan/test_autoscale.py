@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -63,6 +64,7 @@ def loader(needed: float) -> Load:
 BOUNDS = st.tuples(st.integers(1, 40), st.integers(0, 40)).map(lambda b: (b[0], b[0] + b[1]))
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(BOUNDS, st.floats(0.1, 100), st.floats(0.01, 0.5), st.integers(0, 90), st.data())
 def test_it_settles_on_the_fewest_that_keep_ranks_from_waiting(

@@ -405,6 +405,7 @@ def test_autoscale_waits_for_those_that_it_has_asked_for() -> None:
 HARMS = ["fail", "evict", "delete", "vanish", "gang fails", "more", "fewer", "time", "suspend"]
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(HARMS), st.integers(0, 3), st.integers(0, 4)), max_size=12))
 def test_left_to_itself_a_job_has_the_data_workers_that_it_wants(story: list[tuple[str, int, int]]) -> None:

@@ -13,6 +13,8 @@ from ringtrain_operator.cluster.line import WaitingLine
 from ringtrain_operator.cluster.queue import Key
 from ringtrain_operator.placement.line import Contention
 
+pytestmark = pytest.mark.slow
+
 FITS = st.builds(
     Ask,
     workers=st.integers(1, 4),

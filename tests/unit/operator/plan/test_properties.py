@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.jobs import job
@@ -13,6 +14,8 @@ from support.planworld import World
 from ringtrain_operator import contract
 from ringtrain_operator.placement.gangs import GangsView
 from ringtrain_operator.status.incarnations import incarnations_of, number_of
+
+pytestmark = pytest.mark.slow
 
 BACKOFF_LIMIT = 2
 

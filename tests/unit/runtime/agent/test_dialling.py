@@ -3,12 +3,15 @@
 import contextlib
 import socket
 
+import pytest
+
 from ringtrain.shared.rpc import Peer, dial
 from ringtrain.shared.secrets import Secrets
 
 _DEADLINE_S = 30.0
 
 
+@pytest.mark.slow
 def test_clients_of_a_large_job_do_not_dial_twice() -> None:
     """Where thousands wait for a server, one that gave up after a second would cost it two handshakes."""
     with contextlib.ExitStack() as stack:

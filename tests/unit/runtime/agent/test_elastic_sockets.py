@@ -144,6 +144,7 @@ def test_a_line_without_an_end(server: Server) -> None:
         assert server.next() == (CALLER, True)
 
 
+@pytest.mark.slow
 def test_bad_lines_without_end(server: Server) -> None:
     """A rank that does not read the answers to its bad lines gets no more of them, and is still heard."""
     with server.connect(server.sockets.open(CALLER)) as rank:

@@ -46,6 +46,7 @@ def test_a_small_world_keeps_its_variables(files: WorldFiles) -> None:
     assert files.fitted(variables(100), world(100)) == variables(100)
 
 
+@pytest.mark.slow
 def test_what_is_too_long_alone_gives_way(files: WorldFiles) -> None:
     """TF_CONFIG is longer than the list of addresses, which stays where it fits; ranks find the same world."""
     size = next(n for n in range(1, MANY) if len(variables(n)["TF_CONFIG"]) > MOST_BYTES)

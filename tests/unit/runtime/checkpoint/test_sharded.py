@@ -22,6 +22,8 @@ from ringtrain.optim import HostOptimizer
 from ringtrain.optim.rules import AdamW
 from ringtrain.shared.storage import ObjectStore
 
+pytestmark = pytest.mark.slow
+
 STATE = {
     "weights": {"dense/kernel": np.arange(60_000, dtype=np.float32).reshape(200, 300), "scale": np.array(2.5)},
     "half": [np.ones(40_001, ml_dtypes.bfloat16), np.zeros((0, 4), np.float16)],

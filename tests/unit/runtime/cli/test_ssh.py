@@ -20,6 +20,8 @@ from ringtrain_job.cli.hosts import Host
 from ringtrain_job.cli.remote_agent import GREETING, Order, first_address
 from ringtrain_job.cli.ssh import HostDeadlines, SshOptions, connect, portable
 
+pytestmark = pytest.mark.slow
+
 DEADLINE_S = 60.0
 
 

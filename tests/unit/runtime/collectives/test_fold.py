@@ -61,6 +61,7 @@ def test_special_values_fold_alike(dtype: str, op: rt.ReduceOp, native: bool) ->
     assert_same(out, folded(parts, op))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("native", [NATIVE, pytest.param(False, id="numpy")])
 def test_a_processor_that_flushes_subnormal_numbers_keeps_small_halves(native: bool) -> None:
     """What is subnormal in float16 is a normal number in float32, in which it is folded."""

@@ -84,6 +84,7 @@ def test_a_damaged_file_is_named(tmp_path: Path, data: bytes, message: str) -> N
     assert str(caught.value).startswith(f"{path}: {message}")
 
 
+@pytest.mark.slow
 def test_a_small_file_that_unpacks_to_much(tmp_path: Path) -> None:
     """Nothing is unpacked beyond what the header says, nor is memory taken for a header that says too much."""
     path = tmp_path / "bomb"

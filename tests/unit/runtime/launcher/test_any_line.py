@@ -66,6 +66,7 @@ def test_a_report_line(line: bytes) -> None:
     _a_line_stops_nothing(line)
 
 
+@pytest.mark.slow
 @settings(UNLIMITED, max_examples=15)
 @given(line=report_lines())
 def test_any_report_line(line: bytes) -> None:

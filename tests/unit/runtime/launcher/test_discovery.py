@@ -97,6 +97,7 @@ def asked(hosts: Path) -> Iterator[list[frozenset[int]]]:
     discovery.close()
 
 
+@pytest.mark.slow
 def test_answers_are_followed_and_bad_ones_change_nothing(
     asked: list[frozenset[int]], hosts: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -268,6 +268,7 @@ def test_an_endless_request_is_cut(server: tuple[StatusServer, list[bool]]) -> N
     assert _get(server[0], "/healthz") == (200, "ok\n")
 
 
+@pytest.mark.slow
 def test_a_client_that_takes_its_time_gets_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """The time for an answer is that for each part of it which the client takes, however long the whole lasts."""
     silence_s = 2.0

@@ -200,6 +200,7 @@ def test_what_all_agents_of_a_worker_have_dropped_counts(tmp_path: Path) -> None
     assert job.store.dropped == 9
 
 
+@pytest.mark.slow
 def test_a_disk_that_hangs_holds_up_nothing_but_lines(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Heartbeats are answered; lines of others stay with their agents; when the disk is back they are taken."""
     job = Served(tmp_path)

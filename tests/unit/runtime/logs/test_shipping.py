@@ -17,6 +17,8 @@ from ringtrain_job.logs.layout import AttemptFiles
 from ringtrain_job.logs.shipping import LogShipping, read_shipped, shipped_attempts
 from ringtrain_job.logs.store import Chunk, LogStore
 
+pytestmark = pytest.mark.slow
+
 
 def _store(root: Path, attempt: int = 1) -> LogStore:
     return LogStore(AttemptFiles.of(root, "ns", "digits", attempt), "uid", attempt)

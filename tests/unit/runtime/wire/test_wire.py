@@ -137,6 +137,7 @@ values = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(values)
 def test_plain_values_are_read_back(value: Any) -> None:
     """Any nesting of plain values, arrays and bytes; dicts with any key, also one like our own marks."""

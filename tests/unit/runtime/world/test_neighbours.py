@@ -29,6 +29,7 @@ def reached(size: int, first: int, dead: frozenset[int]) -> tuple[set[int], int]
     return heard, most
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [1, 2, 3])
 def test_a_verdict_reaches_all_with_up_to_three_dead(number: int) -> None:
     """Any of them, adjacent or not, in worlds around a power of two."""
@@ -37,6 +38,7 @@ def test_a_verdict_reaches_all_with_up_to_three_dead(number: int) -> None:
             assert reached(size, 0, dead)[0] == set(range(size)) - dead
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.data())
 def test_a_verdict_reaches_all_whoever_is_dead(data: st.DataObject) -> None:
