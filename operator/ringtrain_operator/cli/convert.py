@@ -21,9 +21,9 @@ from .session import ClusterOptions, Json, Session, cluster_options, with_sessio
 
 @click.command()
 @click.argument("manifest", type=click.Path(path_type=Path))
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write there instead of to stdout.")
+@click.option("--to", type=click.Path(path_type=Path), help="Write there instead of to stdout.")
 @cluster_options
-def convert(manifest: Path, output: Path | None, cluster: ClusterOptions) -> None:
+def convert(manifest: Path, to: Path | None, cluster: ClusterOptions) -> None:
     """Print kubeflow's jobs in MANIFEST as DistributedTrainingJobs.
 
     They are MPIJob, TrainJob, PyTorchJob, TFJob, JAXJob and XGBoostJob.
@@ -58,7 +58,7 @@ def convert(manifest: Path, output: Path | None, cluster: ClusterOptions) -> Non
         made.append(converted.manifest)
         for note in converted.notes:
             click.echo(f"{name}: {note}", err=True)
-    _write(made, output)
+    _write(made, to)
     if failures:
         raise click.ClickException("\n       ".join(failures))
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime
+from typing import Any
 
 import click
+import yaml
 from rich.console import Console
 
 from ..local.wording import wrapped
@@ -14,22 +16,33 @@ from .session import ClusterOptions, Json, job_argument, local_or_cluster_option
 
 @click.command("list")
 @click.option("--all-namespaces", "-A", is_flag=True, help="Jobs of every namespace.")
-@click.option("--output", "-o", type=click.Choice(["table", "json", "name"]), default="table", show_default=True)
+@click.option(
+    *("--output", "-o"),
+    type=click.Choice(["table", "wide", "json", "yaml", "name"]),
+    default="table",
+    show_default=True,
+    help="Format; wide: with backend, image and reason.",
+)
 @local_or_cluster_options
 def list_jobs(all_namespaces: bool, output: str, cluster: ClusterOptions | None) -> None:
     """List jobs with their state and progress."""
     jobs = with_client(cluster, lambda client: client.backend.select(everywhere=all_namespaces))
-    if output == "json":
-        click.echo(json.dumps(jobs, indent=2))
+    if output in ("json", "yaml"):
+        _print_data(jobs, output)
     elif output == "name":
         for job in jobs:
             click.echo(job["metadata"]["name"])
     else:
-        _print_table(jobs, all_namespaces)
+        _print_table(jobs, all_namespaces, output == "wide")
 
 
-def _print_table(jobs: list[Json], with_namespace: bool) -> None:
-    from rich.console import Console
+def _print_data(data: Any, form: str) -> None:
+    click.echo(
+        json.dumps(data, indent=2) if form == "json" else yaml.safe_dump(data, sort_keys=False), nl=form == "json"
+    )
+
+
+def _print_table(jobs: list[Json], with_namespace: bool, is_wide: bool) -> None:
     from rich.table import Table
 
     if not jobs:
@@ -37,11 +50,12 @@ def _print_table(jobs: list[Json], with_namespace: bool) -> None:
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
     columns = ["NAMESPACE"] if with_namespace else []
-    for column in [*columns, "NAME", "STATE", "WORKERS", "RESTARTS", "PROGRESS", "AGE"]:
+    columns += ["NAME", "STATE", "WORKERS", "RESTARTS", "PROGRESS", "AGE"]
+    for column in [*columns, *(["BACKEND", "IMAGE", "REASON"] if is_wide else [])]:
         table.add_column(column, no_wrap=True)
     for job in jobs:
         namespace = [job["metadata"]["namespace"]] if with_namespace else []
-        table.add_row(*namespace, *_row(job))
+        table.add_row(*namespace, *_row(job), *(_more(job) if is_wide else ()))
     # A terminal breaks a line that is longer, and a pipe has no width: nothing may be cut off, as rich would do.
     console = Console()
     Console(width=max(200, console.width)).print(table)
@@ -59,6 +73,15 @@ def _row(job: Json) -> tuple[str, ...]:
     )
 
 
+def _more(job: Json) -> tuple[str, ...]:
+    containers = job["spec"]["worker"].get("template", {}).get("spec", {}).get("containers") or [{}]
+    return (
+        job["spec"].get("backend", "ring"),
+        str(containers[0].get("image") or "-"),
+        str((job.get("status") or {}).get("reason") or "-"),
+    )
+
+
 def age(created: str, now: datetime) -> str:
     """How long ago, in the two largest units at most, as kubectl says it."""
     seconds = max(0, int((now - datetime.fromisoformat(created.replace("Z", "+00:00"))).total_seconds()))
@@ -71,10 +94,20 @@ def age(created: str, now: datetime) -> str:
 
 @click.command()
 @job_argument
+@click.option(
+    *("--output", "-o"),
+    type=click.Choice(["text", "json", "yaml"]),
+    default="text",
+    show_default=True,
+    help="Format; json and yaml have the lines as a list.",
+)
 @local_or_cluster_options
-def why(name: str, cluster: ClusterOptions | None) -> None:
+def why(name: str, output: str, cluster: ClusterOptions | None) -> None:
     """Say why the job is in the state it is in: its conditions, its pods, the last warnings, the last failure."""
     found = with_client(cluster, lambda client: client.backend.causes(name))
+    if output != "text":
+        _print_data(found, output)
+        return
     console = Console()
     for line in found:
         click.echo(wrapped(line, console, " " * (len(line) - len(line.lstrip()) + 2)))

@@ -18,8 +18,8 @@ from .failures import errors_reported
 @click.option("--run-dir", type=click.Path(path_type=Path), default=Path("runs"), show_default=True)
 @click.option("--plain", is_flag=True, help="Lines instead of a live display; so it is anyway in a pipe.")
 @click.option("--ui", is_flag=True, help="Print the link to the job's page first.")
-@click.option("-o", "--output", is_flag=True, help="Print what the ranks write, too.")
-def local(manifest: Path, run_dir: Path, plain: bool, ui: bool, output: bool) -> None:
+@click.option("--logs", is_flag=True, help="Print what the ranks write, too.")
+def local(manifest: Path, run_dir: Path, plain: bool, ui: bool, logs: bool) -> None:
     """Run the job in MANIFEST on this machine, its pods as processes.
 
     Restarts, deadlines and clean-up are decided by the code that decides them in a cluster. Saving a changed
@@ -36,7 +36,7 @@ def local(manifest: Path, run_dir: Path, plain: bool, ui: bool, output: bool) ->
         signal.signal(number, _stop)
     with errors_reported(f"{manifest}: "):
         try:
-            status, results = run_local(manifest, run_dir, plain, output, ui)
+            status, results = run_local(manifest, run_dir, plain, logs, ui)
         except KeyboardInterrupt:
             click.echo("stopped; every process of the job has ended", err=True)
             sys.exit(130)

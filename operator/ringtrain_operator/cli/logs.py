@@ -97,4 +97,4 @@ def _pod_logs(wanted: WantedPod, cluster: ClusterOptions | None) -> None:
 
 def _refuse_follow(follow: bool) -> None:
     if follow:
-        raise click.UsageError("--follow is for a cluster; dtj local --output shows what ranks write as it comes")
+        raise click.UsageError("--follow is for a cluster; dtj local --logs shows what ranks write as it comes")

@@ -27,6 +27,18 @@ _COMMANDS = {
     "why": "ringtrain_operator.cli.listing:why",
 }
 
+# What other commands call what these do.
+_MEANT = {
+    **dict.fromkeys(["ls", "ps", "get"], "list"),
+    **dict.fromkeys(["create", "apply"], "submit"),
+    **dict.fromkeys(["status", "events"], "why"),
+    "rm": "delete",
+    "stop": "suspend",
+    "start": "resume",
+    "run": "local",
+    "check": "validate",
+}
+
 
 class _LazyGroup(click.Group):
     """Knows its commands by name and imports the one that is called."""
@@ -46,7 +58,7 @@ class _LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         known = self.list_commands(ctx)
         if not args[0].startswith("-") and args[0] not in known:
-            near = difflib.get_close_matches(args[0], known, n=1)
+            near = [_MEANT[args[0]]] if args[0] in _MEANT else difflib.get_close_matches(args[0], known, n=1)
             ctx.fail(f"No such command {args[0]!r}." + (f" Did you mean {near[0]!r}?" if near else ""))
         return super().resolve_command(ctx, args)
 

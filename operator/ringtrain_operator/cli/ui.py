@@ -8,7 +8,9 @@ import click
 
 from ..client.page import serving_page
 from ..errors import OperatorError
-from .session import ClusterOptions, Session, cluster_options, job_argument, with_session
+from ..local.past_runs import newest_run
+from .failures import errors_reported
+from .session import RUNS, ClusterOptions, Session, job_argument, local_or_cluster_options, with_session
 
 
 @click.command()
@@ -17,13 +19,21 @@ from .session import ClusterOptions, Session, cluster_options, job_argument, wit
     "--port", type=click.IntRange(0, 65535), default=0, help="Port of this machine [default: a free one]."
 )
 @click.option("--open", "opens", is_flag=True, help="Open the link in a browser, too.")
-@cluster_options
-def ui(name: str, port: int, opens: bool, cluster: ClusterOptions) -> None:
+@local_or_cluster_options
+def ui(name: str, port: int, opens: bool, cluster: ClusterOptions | None) -> None:
     """Print the link to the job's page, and hold the connection to its launcher until Ctrl-C.
 
     The link works on this machine, for who has it, and as long as this command runs; it shows the attempts that
-    follow, too. Needs the right to pods/portforward, which Kubernetes' roles edit and admin have.
+    follow, too. Needs the right to pods/portforward, which Kubernetes' roles edit and admin have. Of a job that
+    `dtj local` has run it is the report of its last attempt.
     """
+    if cluster is None:
+        with errors_reported():
+            link = newest_run(RUNS, name).report().resolve().as_uri()
+        click.echo(link)
+        if opens:
+            click.launch(link)
+        return
 
     async def hold(session: Session) -> None:
         try:

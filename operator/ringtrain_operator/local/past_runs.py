@@ -28,14 +28,25 @@ class PastRun:
 
     def log(self, rank: int | None, attempt: int | None) -> Path:
         """The log of a rank, None: of all. Raises NoSuchRun."""
-        meta = self.job["metadata"]
-        wanted = attempt or (self.job.get("status") or {}).get("attempt") or 1
-        folder: Path = self.directory / "logs" / meta["namespace"] / meta["name"] / str(wanted)
+        folder = self._attempt(attempt)
         path: Path = folder / ("job.log" if rank is None else f"rank-{rank:04d}.log")
         if not path.is_file():
             there = ", ".join(sorted(p.name for p in folder.glob("*.log"))) or "nothing"
             raise NoSuchRun(f"{path} is not there; {folder} has {there}")
         return path
+
+    def report(self) -> Path:
+        """The page of the last attempt, which its launcher wrote at its end. Raises NoSuchRun."""
+        path = self._attempt(None) / "report.html"
+        if not path.is_file():
+            raise NoSuchRun(f"{path} is not there yet; a job that runs has a page with `dtj local --ui`")
+        return path
+
+    def _attempt(self, number: int | None) -> Path:
+        meta = self.job["metadata"]
+        wanted = number or (self.job.get("status") or {}).get("attempt") or 1
+        folder: Path = self.directory / "logs" / meta["namespace"] / meta["name"] / str(wanted)
+        return folder
 
     def pod_log(self, pod: str) -> Path:
         """What a pod that outlives attempts wrote. Raises NoSuchRun."""

@@ -20,7 +20,7 @@ DTJ = Path(sys.executable).with_name("dtj")
     ],
 )
 def test_a_sample_runs(sample: str, line: str, tmp_path: Path) -> None:
-    command = [str(DTJ), "local", "-o", "--plain", "--run-dir", str(tmp_path)]
+    command = [str(DTJ), "local", "--logs", "--plain", "--run-dir", str(tmp_path)]
     done = subprocess.run(
         [*command, f"manifests/samples/{sample}.yaml"], cwd=ROOT, capture_output=True, text=True, timeout=120
     )

@@ -108,7 +108,7 @@ def converted(case: Case, folder: Path) -> tuple[dict[str, Any], str]:
     """The job that `dtj convert` makes, which `dtj validate` finds valid, and its notes."""
     source, made = folder / "source.yaml", folder / "job.yaml"
     source.write_text(yaml.safe_dump_all([*case.beside, case.job]))
-    done = CliRunner().invoke(main, ["convert", str(source), "-o", str(made)])
+    done = CliRunner().invoke(main, ["convert", str(source), "--to", str(made)])
     assert done.exit_code == 0, done.output
     valid = CliRunner().invoke(main, ["validate", str(made)])
     assert valid.exit_code == 0, valid.output

@@ -147,7 +147,7 @@ def test_a_directory_whose_name_is_no_utf8(tmp_path: Path) -> None:
     attempt = tmp_path / os.fsdecode(b"caf\xe9") / "1"
     attempt.mkdir(parents=True)
     (attempt / "job.log").touch()
-    done = _ringtrain("report", str(attempt), "-o", "report.html", cwd=tmp_path)
+    done = _ringtrain("report", str(attempt), "--to", "report.html", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "report.html\n"), done.stderr
 
 
@@ -191,5 +191,5 @@ def test_the_timeline_is_kept_beside_the_logs(uneven: tuple[Path, str], tmp_path
     kept = folder / "local" / "uneven" / "1" / "timeline.json"
     done = _ringtrain("timeline", str(kept), cwd=folder)
     assert done.stdout.count("steps of") == 3, done.stdout + done.stderr
-    assert _ringtrain("report", str(kept.parent), "-o", str(tmp_path / "r.html"), cwd=folder).returncode == 0
+    assert _ringtrain("report", str(kept.parent), "--to", str(tmp_path / "r.html"), cwd=folder).returncode == 0
     assert '"files":[]' in (tmp_path / "r.html").read_text()

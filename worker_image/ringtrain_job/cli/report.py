@@ -13,11 +13,11 @@ from ringtrain_job.page.summary import summarize
 @click.argument("directory", default=Path("runs"), type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--attempt", type=click.IntRange(min=1), default=None, help="This attempt; default: the newest.")
 @click.option(
-    *("-o", "--output"),
+    "--to",
     type=click.Path(dir_okay=False, path_type=Path),
     help="Where to [default: report.html beside the attempt's logs].",
 )
-def report(directory: Path, attempt: int | None, output: Path | None) -> None:
+def report(directory: Path, attempt: int | None, to: Path | None) -> None:
     """Write the newest run in DIRECTORY, or below it, as one HTML file [default: runs].
 
     Its curves, attempts, ranks, the first failure and the log are in the file, which needs no network and no other
@@ -27,12 +27,12 @@ def report(directory: Path, attempt: int | None, output: Path | None) -> None:
         files = find_attempt(directory, attempt)
     except LogMissing as exc:
         raise click.ClickException(str(exc)) from exc
-    place = output or files.report
+    place = to or files.report
     try:
         run = summarize(files)
         if place.resolve().parent != files.directory.resolve():
             run["files"] = []  # links to what lies beside the page
         place.write_text(page(run), encoding="utf-8", errors="replace")
     except OSError as exc:
-        raise click.ClickException(f"{place} cannot be written ({exc.strerror}); --output names another") from exc
+        raise click.ClickException(f"{place} cannot be written ({exc.strerror}); --to names another") from exc
     click.echo(place)

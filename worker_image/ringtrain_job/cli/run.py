@@ -119,7 +119,7 @@ def run(
     job = name or f"{_program(command)}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     files = AttemptFiles.of(log_dir.resolve(), NAMESPACE, job, 1)
     horovod.link_outputs(files, slots)
-    for note in () if quiet else horovod.notes:
+    for note in () if quiet else [*horovod.notes, _starting(slots, len(placed))]:
         say(note)
     started = time.monotonic()
     settings = horovod.variables | ({} if world is None else world.variables)
@@ -164,6 +164,11 @@ def _check_data_workers(hosts: Sequence[Host], count: int) -> None:
             f"--data-workers {count}: they are on this machine alone, and -H names {others[0]}; on several hosts "
             "it is a DistributedTrainingJob with spec.dataWorkers"
         )
+
+
+def _starting(ranks: int, hosts: int) -> str:
+    where = f" on {hosts} hosts" if hosts > 1 else ""
+    return f"starting {ranks} {'ranks' if ranks > 1 else 'rank'}{where}"
 
 
 def _program(command: Sequence[str]) -> str:

@@ -27,13 +27,13 @@ _OURS: Final = "ringtrain"
 @click.argument("directory", default=Path("runs"), type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--attempt", type=click.IntRange(min=1), default=None, help="This attempt; default: the newest.")
 @click.option(
-    *("-o", "--output"),
+    "--to",
     type=click.Path(file_okay=False, path_type=Path),
     help="Where to [default: tensorboard/ beside the attempt's logs].",
 )
 @click.option("--port", type=click.IntRange(1, 65535), default=6006, show_default=True, help="TensorBoard's port.")
 @click.option("--convert", is_flag=True, help="Write event files of what there is, and start no TensorBoard.")
-def tensorboard(directory: Path, attempt: int | None, output: Path | None, port: int, convert: bool) -> None:
+def tensorboard(directory: Path, attempt: int | None, to: Path | None, port: int, convert: bool) -> None:
     """Show the newest run in DIRECTORY, or below it, in TensorBoard [default: runs].
 
     Each rank is a run with its loss, the metrics that it reports, its epoch and its samples per second. Reports
@@ -46,14 +46,12 @@ def tensorboard(directory: Path, attempt: int | None, output: Path | None, port:
         files = find_attempt(directory, attempt)
     except LogMissing as exc:
         raise click.ClickException(str(exc)) from exc
-    place = output or files.directory / "tensorboard"
+    place = to or files.directory / "tensorboard"
     with ExitStack() as stack:
         try:
             events = EventFiles(place)
         except OSError as exc:
-            raise click.ClickException(
-                f"{place} cannot be written ({exc.strerror}); --output names another"
-            ) from exc
+            raise click.ClickException(f"{place} cannot be written ({exc.strerror}); --to names another") from exc
         stack.callback(events.close)
         if convert:
             events.add_all(read_from(files.metrics, 0))

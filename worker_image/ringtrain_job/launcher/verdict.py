@@ -27,6 +27,10 @@ from ringtrain_job.control.model import ENDED, Failure, Outcome, RankPhase, Rank
 _SOFT_SIGNALS = frozenset({"SIGABRT", "SIGPIPE", "SIGTERM", "SIGINT", "SIGHUP"})
 # A shell's codes for a program that cannot be executed, and for one that is not there: a mistyped command.
 _NOT_EXECUTED = frozenset({126, 127})
+_AS_MANY_STEPS = (
+    "; give every rank as many steps (ringtrain.data.shard), or let those that are done wait (join of "
+    "ringtrain.torch and ringtrain.tensorflow)"
+)
 _PEER_LOST = re.compile(r"\bPeerLost\b(.*)")
 _RANK = re.compile(r"\brank (\d+)\b")
 
@@ -221,12 +225,15 @@ def _blamed(view: GangView, failed: Sequence[Exit], accused: Sequence[int]) -> F
         return _rank_failure(view, failed[0])
     rank = min(votes, key=lambda candidate: (-votes[candidate], candidate))
     worker = view.worker_of(rank)
-    ended_well = view.ranks[rank].phase is RankPhase.SUCCEEDED
-    how = "exited with 0 and was needed" if ended_well else "stopped answering and was lost"
-    said = next(line for line in reversed(failed[0].state.log_tail) if _PEER_LOST.search(line))
+    said = next(line for line in reversed(failed[0].state.log_tail) if _PEER_LOST.search(line)).strip()
+    if view.ranks[rank].phase is RankPhase.SUCCEEDED:
+        message = (
+            f"rank {rank} was done, and rank(s) {in_ranges(witnesses)} still needed it{_AS_MANY_STEPS}: {said}"
+        )
+        return replace(_rank_failure(view, failed[0]), message=message)
     return Failure(
         reason=Reason.RANK_FAILED,
-        message=f"rank {rank} {how} by rank(s) {in_ranges(witnesses)}: {said.strip()}",
+        message=f"rank {rank} stopped answering and was lost by rank(s) {in_ranges(witnesses)}: {said}",
         rank=rank,
         pod=worker.pod,
         pod_uid=worker.pod_uid,

@@ -56,6 +56,7 @@ def test_a_mistyped_command_gets_a_hint() -> None:
     assert result.exit_code == 2
     assert "No such command 'lst'. Did you mean 'list'?" in result.output
     assert "Did you mean" not in CliRunner().invoke(main, ["xyzzy"]).output
+    assert "Did you mean 'list'?" in CliRunner().invoke(main, ["ls"]).output
 
 
 def test_describe_is_why() -> None:

@@ -1,8 +1,10 @@
 """`dtj list`, `why` and `logs` where `dtj local` ran: no cluster is needed."""
 
+import json
 from pathlib import Path
 
 import pytest
+import yaml
 from click.testing import CliRunner, Result
 from support.jobs import job
 
@@ -49,6 +51,27 @@ def test_runs_are_listed(folder: Path, words: tuple[str, ...]) -> None:
         ["digits", "Failed"],
         ["digits", "Succeeded"],
     ]
+
+
+def test_output_is_a_format_everywhere(folder: Path) -> None:
+    """What kubectl's `-o` does; `wide` says what ran, and why it ended."""
+    assert dtj("list", "-o", "name").stdout == "digits\ndigits\n"
+    assert json.loads(dtj("list", "-o", "json").stdout) == yaml.safe_load(dtj("list", "-o", "yaml").stdout)
+    header, newest, _ = dtj("list", "-o", "wide").stdout.splitlines()
+    assert header.split()[-3:] == ["BACKEND", "IMAGE", "REASON"]
+    assert newest.split()[-3:] == ["ring", "train:1", "-"]
+    assert yaml.safe_load(dtj("why", "digits", "-o", "yaml").stdout) == json.loads(
+        dtj("why", "digits", "-o", "json").stdout
+    )
+
+
+def test_a_run_that_has_ended_is_opened(folder: Path) -> None:
+    """`dtj ui` gives the report of its last attempt; without one it says how a job that runs has a page."""
+    missing = dtj("ui", "digits")
+    assert (missing.exit_code, "dtj local --ui" in missing.output) == (1, True)
+    report = folder / "runs/digits-20260101-020000/logs/default/digits/1/report.html"
+    report.write_text("<html>")
+    assert dtj("ui", "digits").stdout == f"{report.resolve().as_uri()}\n"
 
 
 def test_a_list_on_a_narrow_terminal(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,7 +131,7 @@ def test_following_a_run_that_is_over(folder: Path) -> None:
     """Ends with it. A pod beside the ranks cannot be followed: what shows output as it comes is named."""
     assert dtj("logs", "digits", "--follow").stdout == "[0] a2\n[1] b\n"
     assert "0 to 1" in dtj("logs", "digits", "--follow", "--rank", "2").stderr
-    assert "dtj local --output" in dtj("logs", "digits", "--follow", "--evaluator").stderr
+    assert "dtj local --logs" in dtj("logs", "digits", "--follow", "--evaluator").stderr
 
 
 def test_a_cluster_that_is_named_is_asked(folder: Path) -> None:

@@ -74,7 +74,7 @@ def test_a_second_time_replaces_the_first(tmp_path: Path) -> None:
     (place / "rank-0000").mkdir(parents=True)
     (other := place / "rank-0000" / "events.out.tfevents.1.mine").touch()
     for _ in range(2):
-        assert convert(tmp_path, "--output", str(place)) == str(place)
+        assert convert(tmp_path, "--to", str(place)) == str(place)
     assert scalars(place / "rank-0000") == {"loss": [(10.0, 1, 2.0)]}
     assert other.exists()
     assert not (attempt / "tensorboard").exists()
