@@ -1,5 +1,7 @@
 """Checks that ranks of ringtrain.torch.DistributedOptimizer compare their weights, on every rank of a world."""
 
+import functools
+
 import pytest
 import torch
 from frameworks.torch_training import RANK, SIZE, batches, model, train
@@ -8,7 +10,7 @@ from torch import nn
 import ringtrain.torch as hvd
 from ringtrain.errors import MismatchError, StateCorrupt
 from ringtrain.optim.memory_check import EVERY
-from ringtrain.optim.replicas import PARTS
+from ringtrain.optim.replicas import PARTS, Replicas
 from ringtrain.torch.replica import replica_of, sum_of_bits
 
 ODD = SIZE - 1
@@ -104,6 +106,19 @@ def check_ranks_that_have_joined_are_not_compared():
         hvd.join()
         hvd.broadcast_parameters(net.state_dict(), root_rank=SIZE - 1)
         train(net, optimizer, DATA)
+
+
+def check_a_step_that_fails_leaves_the_next_optimizer_alone():
+    """Its comparison may still be in flight where another optimizer of the same names begins one."""
+    look = functools.partial(replica_of, {}, [])
+    failed, later = (Replicas("gradient.weight", hvd.global_process_set) for _ in range(2))
+    if RANK:
+        hvd.barrier()  # rank 0 has begun both
+    with pytest.raises(KeyError), failed.compared(look):
+        raise KeyError
+    with later.compared(look):
+        if RANK == 0:
+            hvd.barrier()
 
 
 def check_a_comparison_reads_a_part():

@@ -106,9 +106,9 @@ class Replicas:
         row[:_COLUMNS] = 1, *where, weights, _hash(repr(list(seen.rates))), _hash(draws)
         rates = np.array(seen.rates[:_MOST_RATES], np.float64)
         row[_COLUMNS : _COLUMNS + len(rates)] = rates.view(np.int64)
-        request = Reduction(Sum.value, self._process_set).request(
-            name_for("replicas", self._name, self._process_set)
-        )
+        # One of a series: that of a step which has failed may still be in flight.
+        name = name_for(self._name, None, self._process_set)
+        request = Reduction(Sum.value, self._process_set).request(name)
         return arrays.begin(request, [table], self._process_set)
 
     def _judge(self, table: Any) -> None:
