@@ -18,7 +18,7 @@ TESTS = Path(__file__).parent
 MARKS_OF = {"frameworks": "frameworks", "integration/operator": "cluster", "e2e": "cluster"}
 
 # Of a test that is a coroutine. Generous: the machine may be busy; a passing test takes seconds.
-DEADLINE_S = 240.0
+DEADLINE_S = 480.0
 
 # A shell's background jobs ignore Ctrl-C, and so would every process that a test starts and interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -20,7 +20,7 @@ from support.installation import beyond_rights, manifests
 from support.objects import NAMESPACES
 
 Json = dict[str, Any]
-WAIT_S = 60.0  # generous: what is waited for takes well under a second on an idle machine
+WAIT_S = 180.0  # generous: what is waited for takes well under a second on an idle machine
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from support.ports import free_ports
 T = TypeVar("T")
 
 # Generous: a deadline is for a machine that is busy with something else, and only a test that fails waits for it.
-DEADLINE_S = 60.0
+DEADLINE_S = 180.0
 
 
 def until(what: str, look: Callable[[], T], deadline_s: float = DEADLINE_S) -> T:

@@ -131,9 +131,10 @@ async def test_logs_are_read_without_the_image(agent: Image, shell: Image, tmp_p
             *(sys.executable, "-m", "ringtrain_operator.cli", "logs", "shell", "--namespace", ns, "--rank=1"),
             env={**os.environ, "KUBECONFIG": str(c.kubeconfig(tmp_path))},
             stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
         )
-        out, _ = await process.communicate()
-    assert (process.returncode, out) == (0, b"hello of 1\n")
+        out, err = await process.communicate()
+    assert (process.returncode, out) == (0, b"hello of 1\n"), err.decode()
 
 
 @pytest.mark.parametrize(
