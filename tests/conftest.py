@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from frameworks.harness import TORCH_DEVICES
 from ring.leftovers import note_others
-from support.sampling import MARK, Sample
+from support.sampling import MARK, Sample, mark_seams
 
 pytest_plugins = ["support.storefixtures"]
 
@@ -73,6 +73,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for folder, mark in MARKS_OF.items():
             if item.path.is_relative_to(TESTS / folder):
                 item.add_marker(mark)
+    mark_seams(items)
     left_out = Sample(config.option.sample).left_out(items)
     if config.option.fast:
         left_out |= {item for item in items if item.get_closest_marker("slow")}

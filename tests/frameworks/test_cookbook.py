@@ -32,6 +32,7 @@ def blocks() -> dict[str, list[str]]:
     }
 
 
+@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize("check", CHECKS.names())
 def test_a_recipe_does_what_the_page_says(check):
     """With one rank and with two, which end with the same weights."""
@@ -42,6 +43,7 @@ def test_a_recipe_does_what_the_page_says(check):
     assert not CHECKS.failure(check, 2)
 
 
+@pytest.mark.sampled(one_in=3)
 def test_a_notebook_gets_what_its_ranks_returned():
     """The cell is run as a notebook runs it: its function is in no file."""
     (cell,) = blocks()["ranks_from_a_notebook"]

@@ -30,6 +30,7 @@ MODES = {
 }
 
 
+@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize("check", SCENARIOS.names())
 def test_data_service(check: str) -> None:
     """Compute job and training are worlds of their own, which a file brings together."""

@@ -25,6 +25,7 @@ CHECKS = {
 }
 
 
+@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize(
     ("keras", "scenario"), [(keras, scenario) for keras, scenarios in SCENARIOS.items() for scenario in scenarios]
 )

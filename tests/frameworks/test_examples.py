@@ -77,6 +77,7 @@ def test_digits_as_a_job_evaluates_learns_and_resumes(job, tmp_path):
     assert score(second) > 0.8
 
 
+@pytest.mark.sampled(one_in=3)
 def test_keras_mnist_in_two_terminals():
     """With nothing but TF_CONFIG."""
     workers = free_addresses(2)
@@ -97,6 +98,7 @@ def test_keras_mnist_in_two_terminals():
     assert "test accuracy" not in outputs[1]
 
 
+@pytest.mark.sampled(one_in=3)
 def test_an_estimator_in_two_terminals_goes_on_under_mpirun(tmp_path):
     """By TF_CONFIG alone, and mpirun's variables alone; it logs as TensorFlow did, and resumes from model_dir."""
     command = [sys.executable, str(EXAMPLES / "estimator_mnist.py"), "--model-dir", str(tmp_path / "model")]
@@ -127,6 +129,7 @@ def test_an_estimator_in_two_terminals_goes_on_under_mpirun(tmp_path):
     assert score(done.stdout) > score(first)
 
 
+@pytest.mark.sampled(one_in=3)
 def test_language_model_as_a_job_evaluates_learns_and_resumes(tmp_path):
     """Better than guessing among all characters."""
     every = ["--every", "20"]

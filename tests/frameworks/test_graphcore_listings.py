@@ -52,6 +52,7 @@ def test_few_lines_change(listing: str) -> None:
         assert line in PAGE
 
 
+@pytest.mark.sampled(one_in=3)
 def test_two_terminals_and_an_evaluator(tmp_path: Path) -> None:
     """By TF_CONFIG alone; the evaluator's own process ends with metrics of the last step."""
     cluster = {"worker": free_addresses(2), "evaluator": free_addresses(1)}
@@ -81,6 +82,7 @@ def test_the_listing_for_horovod(launcher: str, tmp_path: Path) -> None:
     assert said.count("Saving checkpoints for 12 into") == 1
 
 
+@pytest.mark.sampled(one_in=3)
 def test_keras_3_in_a_model_function_names_the_variable(tmp_path: Path) -> None:
     """Its layers can't be made in a graph; the error says what to set."""
     process = started(command("multi_worker.txt", tmp_path / "model"), tmp_path, TF_USE_LEGACY_KERAS="0")

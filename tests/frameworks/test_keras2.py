@@ -10,7 +10,7 @@ CHECKS = Checks(
 )
 
 
-@pytest.mark.sampled(1, of="size", each="check", one_in=2)
+@pytest.mark.sampled(1, of="size", each="check", one_in=3)
 @pytest.mark.parametrize("check", CHECKS.names())
 @pytest.mark.parametrize("size", [2], ids=lambda size: f"ranks-{size}")
 def test_keras2(check, size, among):

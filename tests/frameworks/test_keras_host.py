@@ -13,7 +13,7 @@ CHECKS = {
 WORLDS = [("keras-3", 1), ("keras-3", 3), ("keras-2", 2), ("keras-3-grpc", 2)]
 
 
-@pytest.mark.sampled(1, of="world", each="check", one_in=2, can_run=lambda world: world[1] > 1)
+@pytest.mark.sampled(1, of="world", each="check", one_in=3, can_run=lambda world: world[1] > 1)
 @pytest.mark.parametrize("check", CHECKS["keras-3"].names())
 @pytest.mark.parametrize("world", WORLDS, ids=lambda world: "-".join(map(str, world)))
 def test_like_one_process(world: tuple[str, int], check: str, among: tuple[str, ...]) -> None:

@@ -9,7 +9,7 @@ CHECKS = {
 }
 
 
-@pytest.mark.sampled(1, of="keras", each="check", one_in=2)
+@pytest.mark.sampled(1, of="keras", each="check", one_in=3)
 @pytest.mark.parametrize("check", CHECKS["keras-3"].names())
 @pytest.mark.parametrize("keras", CHECKS)
 def test_like_one_process(keras: str, check: str, among: tuple[str, ...]) -> None:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from frameworks.harness import ENV
 
 PAGE = (Path(__file__).parents[2] / "docs/keras.md").read_text()
@@ -37,6 +38,7 @@ def trained(folder: Path, program: str) -> str:
     return one
 
 
+@pytest.mark.sampled(one_in=3)
 def test_the_program_of_the_page(tmp_path: Path) -> None:
     """Both ranks end with the same weights; with more epochs asked for it goes on at the fifth."""
     one = trained(tmp_path, PROGRAM)
@@ -48,6 +50,7 @@ def test_the_program_of_the_page(tmp_path: Path) -> None:
     assert again != one
 
 
+@pytest.mark.sampled(one_in=3)
 def test_its_host_optimizer(tmp_path: Path) -> None:
     """The page's other line of `compile` trains as well."""
     program, count = re.subn(r"(?<=    )model\.compile\(.*\n", COMPILE, PROGRAM)

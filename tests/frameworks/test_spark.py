@@ -87,6 +87,7 @@ def trains(step: str = "", rank: int = -1) -> Any:
     return train
 
 
+@pytest.mark.sampled(one_in=3)
 @both
 def test_ranks_meet_and_their_results_come_in_order(spark: SparkSession, tmp_path: Path) -> None:
     """What they have printed is in the given stream, and in a log of each rank. Every rank has a task of its
@@ -102,6 +103,7 @@ def test_ranks_meet_and_their_results_come_in_order(spark: SparkSession, tmp_pat
     assert [log.read_text() for log in logs] == [f"this is rank {rank} of 2\n" for rank in (0, 1)]
 
 
+@pytest.mark.sampled(one_in=3)
 def test_a_rank_that_raises_is_named(spark: SparkSession, tmp_path: Path) -> None:
     """With the end of its output, where the traceback is."""
     with pytest.raises(RankFailed, match="ValueError: no such file") as caught:
@@ -116,6 +118,7 @@ def test_results_that_spark_does_not_deliver(spark: SparkSession, tmp_path: Path
     assert not isinstance(caught.value, RankFailed)
 
 
+@pytest.mark.sampled(one_in=3)
 def test_a_task_that_dies_is_named(spark: SparkSession, tmp_path: Path) -> None:
     """By its rank: its Python is killed, and Spark ends all tasks of the stage."""
     with pytest.raises(RankFailed, match="the Spark task of rank 1 ") as caught:

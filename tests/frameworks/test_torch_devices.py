@@ -22,6 +22,7 @@ def test_torch_over_torch_distributed(check, size, device, among):
     assert not CHECKS[device].failure(check, size, among)
 
 
+@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize("check", RANKS.names())
 def test_ranks_over_torch_distributed(check: str) -> None:
     """What each rank hears of the others."""

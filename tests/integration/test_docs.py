@@ -14,6 +14,7 @@ import ringtrain as rt
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.sampled(one_in=3)
 def test_the_pages_build_and_hold_the_whole_public_api(tmp_path: Path) -> None:
     """Strictly: no dead link or heading. Every public function and class of `ringtrain` has its entry."""
     pytest.importorskip("mkdocs", reason="needs mkdocs-material and mkdocstrings: requirements-dev.txt")

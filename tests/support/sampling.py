@@ -5,23 +5,31 @@
 
     @pytest.mark.sampled(1, of="size", each="check")        # each check with one of the sizes
     @pytest.mark.sampled(1, of="size", each="check", one_in=3)        # the same for a third of the checks
+    @pytest.mark.sampled(one_in=3)        # in one run of three: a test that takes long, and has no cases
 
 Where a case is skipped because of what a machine lacks, `can_run=` says whether a value of `of` can run here, as a
-sample of skipped tests would be none. `make test` takes a sample; without the option, and in `make test-thorough`,
-all cases run.
+sample of skipped tests would be none. A test that is not marked, and runs on several implementations of a seam
+(`SEAMS`), runs on one of them. `make test` takes a sample; without the option, and in `make test-thorough`, all
+cases run.
 """
 
 import random
-from collections.abc import Iterable, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, ClassVar, TypeVar
 
 import pytest
 
+from support.cluster import can_open
+
 T = TypeVar("T")
 MARK = (
-    "sampled(count, of=None, each=None, one_in=1, can_run=None): `--sample` runs so many cases, or those of "
+    "sampled(count=None, of=None, each=None, one_in=1, can_run=None): `--sample` runs so many cases, or those of "
     "so many values of `of`; with `each` so many for each value of that, or for one in so many values"
 )
+# Parameters whose values are implementations that the same cases hold for, and whether one can run here.
+SEAMS: dict[str, Callable[[Any], bool]] = {"open_cluster": can_open, "transport": lambda value: True}
+# In the place of a parameter's name in `each`: all others of the test.
+_OTHERS = "others"
 
 
 class Sample:
@@ -43,16 +51,17 @@ class Sample:
         cases: dict[str, list[pytest.Function]] = {}
         for item in items:
             mark = item.get_closest_marker("sampled")
-            if self.seed and isinstance(item, pytest.Function) and mark and mark.args:
-                each = mark.kwargs.get("each")
-                group = item.nodeid.partition("[")[0] + (f" {item.callspec.params[each]}" if each else "")
-                cases.setdefault(group, []).append(item)
-        return {item for name, functions in cases.items() for item in self._left_out(name, functions)} | {
-            item for name in cases.keys() - set(self._groups(cases)) for item in cases[name]
+            if self.seed and isinstance(item, pytest.Function) and mark:
+                cases.setdefault(_group(item, mark.kwargs.get("each")), []).append(item)
+        taken = set(self._groups(cases))
+        return {
+            item
+            for name, functions in cases.items()
+            for item in (self._left_out(name, functions) if name in taken else functions)
         }
 
     def _groups(self, cases: dict[str, list[pytest.Function]]) -> list[str]:
-        """Names of the groups of which anything is taken: of each test's one in `one_in`."""
+        """Names of the groups of which anything is taken: of each test's one in `one_in`, on average."""
         tests: dict[str, list[str]] = {}
         for name in cases:
             tests.setdefault(name.partition(" ")[0], []).append(name)
@@ -60,12 +69,16 @@ class Sample:
         for test, names in tests.items():
             mark = cases[names[0]][0].get_closest_marker("sampled")
             assert mark is not None
-            taken += self.of(names, -(-len(names) // mark.kwargs.get("one_in", 1)), f"{test} one in")
+            count, rest = divmod(len(names), mark.kwargs.get("one_in", 1))
+            up = rest and random.Random(f"{self.seed} {test} one more").random() < rest / mark.kwargs["one_in"]
+            taken += self.of(names, count + bool(up), f"{test} one in")
         return taken
 
     def _left_out(self, name: str, functions: list[pytest.Function]) -> list[pytest.Function]:
         mark = functions[0].get_closest_marker("sampled")
         assert mark is not None
+        if not mark.args:
+            return []
         of, can_run = mark.kwargs.get("of"), mark.kwargs.get("can_run")
         values = [item.callspec.params[of] if of else item.callspec.id for item in functions]
         every = list(dict.fromkeys(values))
@@ -73,3 +86,27 @@ class Sample:
             [value for value in every if can_run is None or can_run(value)] or every, mark.args[0], name
         )
         return [item for item, value in zip(functions, values, strict=True) if value not in taken]
+
+
+def mark_seams(items: Iterable[pytest.Item]) -> None:
+    """Mark what has a parameter that is a seam as sampled: of each case one of its values. A mark that says more
+    than `one_in` stays as it is.
+    """
+    for item in items:
+        mark = item.get_closest_marker("sampled")
+        if isinstance(item, pytest.Function) and not (mark and mark.args):
+            for seam in SEAMS.keys() & getattr(item, "callspec", _NoCase).params.keys():
+                more = {**(mark.kwargs if mark else {}), "can_run": SEAMS[seam]}
+                item.add_marker(pytest.mark.sampled(1, of=seam, each=_OTHERS, **more), append=False)
+
+
+class _NoCase:
+    params: ClassVar[dict[str, Any]] = {}
+
+
+def _group(item: pytest.Function, each: str | None) -> str:
+    test = item.nodeid.partition("[")[0]
+    if each == _OTHERS:  # by their names in the case's: values may have none that is alike in every process
+        seams = {str(value) for key, value in item.callspec.params.items() if key in SEAMS}
+        return f"{test} {[part for part in item.callspec.id.split('-') if part not in seams]}"
+    return f"{test} {item.callspec.params[each]}" if each else test

@@ -71,6 +71,22 @@ def test_each_value_of_a_parameter_has_cases_of_its_own(tmp_path: Path) -> None:
     assert len(Counter(size for _, size in taken)) == 4
 
 
+def test_a_case_runs_on_one_implementation_of_a_seam_and_a_long_test_in_some_runs(tmp_path: Path) -> None:
+    """Over the runs each case has its turn on each of them."""
+    test = tmp_path / "test_cases.py"
+    test.write_text(
+        "import pytest\n\n\n@pytest.mark.parametrize('transport', ['shm', 'grpc'])\n"
+        "@pytest.mark.parametrize('case', range(20))\ndef test_case(case: int, transport: str) -> None:\n"
+        "    print('case', case, transport)\n\n\n@pytest.mark.sampled(one_in=3)\ndef test_long() -> None:\n"
+        "    print('ran long')\n"
+    )
+    runs = [_run(test, "-s", f"--sample={seed}") for seed in range(4)]
+    taken = [re.findall(r"case (\d+) (\w+)", printed) for printed in runs]
+    assert [Counter(case for case, _ in run) for run in taken] == [Counter(map(str, range(20)))] * 4
+    assert {transport for run in taken for _, transport in run} == {"shm", "grpc"}
+    assert 0 < sum("ran long" in printed for printed in runs) < 4
+
+
 def _run(test: Path, *options: str) -> str:
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "conftest", *options, str(test)],

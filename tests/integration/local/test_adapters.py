@@ -141,6 +141,7 @@ def test_a_job_that_is_deleted_meanwhile_is_not_listed(tmp_path: Path) -> None:
     client.close()
 
 
+@pytest.mark.sampled(one_in=3)
 def test_a_failure_ends_the_wait(client: ours.TrainerClient) -> None:
     """With the reason, instead of the time-out."""
     name = client.train(trainer=ours.CustomTrainer(fails))

@@ -80,6 +80,7 @@ def last_line(text: str) -> list[str]:
     return [line.split("] ")[-1] for line in text.splitlines() if "weights sha256" in line]
 
 
+@pytest.mark.sampled(one_in=3)
 def test_data_workers_are_replaced_and_outlive_attempts(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[3]
 BIN = Path(sys.executable).parent
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -39,6 +41,7 @@ def test_a_speed_is_masked_however_fast() -> None:
     assert [masked(f"samples/s {speed}") for speed in speeds] == [["samples/s 0"]] * len(speeds)
 
 
+@pytest.mark.sampled(one_in=3)
 def test_the_commands_of_the_first_hour_print_what_the_page_says(tmp_path: Path) -> None:
     """In one folder, one command after the other: every line of the page is printed."""
     page = (ROOT / "docs/first-hour.md").read_text()

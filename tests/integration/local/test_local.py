@@ -26,6 +26,7 @@ def holds(local: Local) -> bool:
     return [place.read_text() for place in places] == [HOLD]
 
 
+@pytest.mark.sampled(one_in=3)
 def test_digits(start: Start) -> None:
     """The digits job ends with its test accuracy, the paths of its logs and of its page, and exit code 0."""
     run = start("python", "examples/digits/train.py", "--epochs", "12", slotsPerWorker=2)
@@ -40,6 +41,7 @@ def test_digits(start: Start) -> None:
     assert '"name":"loss"' in page.read_text()
 
 
+@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP], ids=lambda s: s.name)
 def test_a_lost_rank_restarts_the_gang_from_its_checkpoint(start: Start, fault: signal.Signals) -> None:
     """A rank that dies or hangs ends the attempt; the next one goes on where the checkpoint is, and succeeds."""

@@ -118,6 +118,7 @@ def shell_job(name: str, script: str, **spec: Any) -> Json:
     return manifest
 
 
+@pytest.mark.sampled(one_in=3)
 async def test_logs_are_read_without_the_image(agent: Image, shell: Image, tmp_path: Path) -> None:
     """The pod that reads the store of a job whose launcher is gone has the agent's image, and is restricted."""
     manifest = shell_job("shell", "echo hello of $RANK")
@@ -131,7 +132,7 @@ async def test_logs_are_read_without_the_image(agent: Image, shell: Image, tmp_p
             *(sys.executable, "-m", "ringtrain_operator.cli", "logs", "shell", "--namespace", ns, "--rank=1"),
             env={**os.environ, "KUBECONFIG": str(c.kubeconfig(tmp_path))},
             stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
         )
         out, err = await process.communicate()
     assert (process.returncode, out) == (0, b"hello of 1\n"), err.decode()
@@ -270,6 +271,7 @@ def with_pytorch(root: Path) -> Image:
     return Image(root, env, {**parts, "/packages": packages})
 
 
+@pytest.mark.sampled(one_in=3)
 async def test_a_script_for_torchrun_runs_in_a_stock_image(agent: Image, tmp_path: Path) -> None:
     """PyTorch's DDP over gloo, two workers: the script is as it was, and its image has no ringtrain."""
     manifest = shell_job("stock", "")

@@ -40,6 +40,7 @@ async def dtj(
     return process.returncode or 0, output.decode()
 
 
+@pytest.mark.sampled(one_in=3)
 async def test_a_job_is_submitted_listed_suspended_and_deleted(open_cluster: OpenCluster, tmp_path: Path) -> None:
     """The commands of a job's life, each with what it says."""
     file = tmp_path / "job.yaml"

@@ -57,6 +57,7 @@ async def test_kubectl_shows_and_scales_a_job(control_plane: ControlPlane, tmp_p
         assert "AttemptStarted" in described
 
 
+@pytest.mark.sampled(one_in=3)
 async def test_a_quota_is_said_in_its_own_words(control_plane: ControlPlane, tmp_path: Path) -> None:
     """A ResourceQuota's refusal is in the condition; when the quota goes, the job runs."""
     async with open_scenario(partial(real_cluster, control_plane), tmp_path) as s:

@@ -56,6 +56,7 @@ async def logs(c: Cluster, folder: Path, namespace: str, *arguments: str) -> str
     return out.decode() if process.returncode == 0 else f"error: {err.decode()}"
 
 
+@pytest.mark.sampled(one_in=3)
 async def test_one_ranks_whole_log(open_cluster: OpenCluster, tmp_path: Path, venv_bin: Path) -> None:
     """Followed while it runs, of an attempt before, and when all is over; what is gone is said to be."""
     go_on, whole = tmp_path / "go-on", "begin 2 3\n50%{}100%\nend 2 3\n"

@@ -50,6 +50,7 @@ async def until_succeeded(jobs: AsyncGenerator[Json, None]) -> None:
             pass
 
 
+@pytest.mark.sampled(one_in=3)
 async def test_an_outage_longer_than_a_lease_ends_a_leader_and_no_job(
     control_plane: ControlPlane, tmp_path: Path
 ) -> None:

@@ -71,6 +71,7 @@ def _ask(url: str) -> tuple[int, str]:
         return error.code, error.read().decode()
 
 
+@pytest.mark.sampled(one_in=3)
 async def test_one_link_shows_all_attempts(control_plane: ControlPlane, tmp_path: Path, venv_bin: Path) -> None:
     """The page follows the job into its second attempt, whose launcher has another token; without the link's token
     the forward answers 401, before it asks the cluster; at the end each attempt's report is in the log store, and

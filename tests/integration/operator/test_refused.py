@@ -181,6 +181,7 @@ async def test_a_webhook_that_cannot_be_asked_is_said(control_plane: ControlPlan
         await s.until_running()
 
 
+@pytest.mark.sampled(one_in=3)
 async def test_what_a_quota_admits_of_a_gang_is_given_back(control_plane: ControlPlane, tmp_path: Path) -> None:
     """Two of three pods are admitted: they hold no devices for a gang that never begins. With room for all the job
     runs, and nothing is counted."""
@@ -199,6 +200,7 @@ async def test_what_a_quota_admits_of_a_gang_is_given_back(control_plane: Contro
         assert (status["restarts"], status["disruptions"]) == (0, 0)
 
 
+@pytest.mark.sampled(one_in=3)
 async def test_two_gangs_that_share_a_quota_run_one_after_the_other(
     control_plane: ControlPlane, tmp_path: Path
 ) -> None:

@@ -66,6 +66,7 @@ async def until_losses(port: int, dtj: asyncio.subprocess.Process, *wanted: tupl
         await asyncio.sleep(0.2)
 
 
+@pytest.mark.sampled(one_in=3)
 async def test_it_shows_reports_as_they_come(tmp_path: Path, venv_bin: Path) -> None:
     """From the launcher's pod into a TensorBoard here that ends with dtj; with no launcher it says what helps."""
     go_on = tmp_path / "go-on"

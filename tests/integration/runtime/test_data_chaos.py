@@ -24,7 +24,7 @@ def chaos(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chaos]:
     os.environ.update(before)
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("seed", range(30))
 def test_each_sample_is_committed_once(chaos: Chaos, seed: int) -> None:
     """In the order of the shard, whatever is struck when."""

@@ -108,6 +108,7 @@ def test_data_workers_beside_two_ranks(tmp_path: Path, made: list[Run]) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"code", "runs"}
 
 
+@pytest.mark.sampled(one_in=3)
 def test_an_elastic_world_loses_ranks_and_data_workers(tmp_path: Path, made: list[Run]) -> None:
     """Every sample is in the committed steps of each epoch once; the world was of several sizes."""
     words = ("-np", "3", "--min-np", "1", "--on-loss", "Shrink", "--data-workers", "2")
@@ -125,6 +126,7 @@ def test_an_elastic_world_loses_ranks_and_data_workers(tmp_path: Path, made: lis
     assert len(set(json.loads((tmp_path / f"end-{slot}.json").read_text())["sizes"])) > 1
 
 
+@pytest.mark.sampled(one_in=3)
 def test_the_only_data_worker_is_stopped(tmp_path: Path, made: list[Run]) -> None:
     """A signal stops it: another takes its place, and the run ends with every sample seen."""
     made.append(run := Run(tmp_path, "-np", "2", "--data-workers", "1", *TRAINING, "240", "1", "0.02"))
@@ -136,6 +138,7 @@ def test_the_only_data_worker_is_stopped(tmp_path: Path, made: list[Run]) -> Non
     assert run.ledger(0) == {0: list(range(240))}
 
 
+@pytest.mark.sampled(one_in=3)
 def test_a_launcher_that_is_killed_learns_again_who_is_there(
     gang: Callable[..., GangProcesses], tmp_path: Path
 ) -> None:

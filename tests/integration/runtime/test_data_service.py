@@ -219,6 +219,7 @@ def test_a_hang_is_noticed(own_service: Callable[..., DataWorkers]) -> None:
     assert found == list(range(4, 401, 4))
 
 
+@pytest.mark.sampled(one_in=3)
 def test_all_lost(
     own_service: Callable[..., DataWorkers], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -389,6 +390,7 @@ def test_a_reader_that_fails(service: DataWorkers, function: str, said: str) -> 
         list(distribute_splits(["/nowhere"], f"support.loaders:{function}", rank=0, size=1))
 
 
+@pytest.mark.sampled(one_in=3)
 def test_certificates_prove_roles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank shows a worker's and accepts a data worker's; one of another job, or another token, is refused."""
     authority = JobAuthority("u")

@@ -42,6 +42,7 @@ def verdicts() -> Iterator[dict[str, "Future[Verdict]"]]:
         yield {name: pool.submit(judge, seeds) for name, seeds in PLAYS.items()}
 
 
+@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize("name", PLAYS)
 def test_whatever_is_struck_every_step_counts_once(name: str, verdicts: dict[str, "Future[Verdict]"]) -> None:
     """No hang, weights and samples as if nothing had happened, at most a step lost, others' processes live on."""

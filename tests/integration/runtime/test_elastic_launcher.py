@@ -294,6 +294,7 @@ def test_a_program_that_always_fails_ends_the_attempt(gang: MakeGang) -> None:
     assert failure["message"] == "rank 1 exited with 3, three times without a step between"
 
 
+@pytest.mark.sampled(one_in=3)
 def test_too_few_ranks_for_too_long(gang: MakeGang) -> None:
     """The attempt fails as one that lost a worker, and says how long it has waited."""
     times = {"RINGTRAIN_ELASTIC_REPLACE_TIMEOUT": "0.5", "RINGTRAIN_START_TIMEOUT": "15", "RINGTRAIN_TIMEOUT": "4"}

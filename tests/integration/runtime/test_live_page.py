@@ -137,6 +137,7 @@ async def test_older_lines_come_on_demand(tmp_path: Path) -> None:
             assert tab.complaints == []
 
 
+@pytest.mark.sampled(one_in=3)
 async def test_a_killed_rank_shows(tmp_path: Path) -> None:
     """The page marks the rank, names the failure, and keeps both after the launcher's end."""
     with _run(tmp_path / "run") as run:

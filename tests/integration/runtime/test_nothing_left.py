@@ -73,6 +73,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize(
     ("victim", "options"),
     [("run", []), ("run", ["--min-np", "1", "--data-workers", "1"]), ("agent", []), ("launcher", [])],

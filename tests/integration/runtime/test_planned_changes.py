@@ -13,7 +13,7 @@ from support.planned_changes import judge, shrinks_with_local_parameters
 _SEEDS = sorted(random.Random(datetime.datetime.now(datetime.UTC).date().toordinal()).sample(range(300), 30))
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("seed", _SEEDS)
 def test_a_planned_change_loses_nothing(seed: int) -> None:
     """No step is made twice, each sample counts once, and the weights are those of an undisturbed training."""

@@ -140,6 +140,7 @@ def test_ranks_that_never_meet_are_said(options: tuple[str, ...], tmp_path: Path
     assert outcome["message"]["warning"] in err
 
 
+@pytest.mark.sampled(one_in=3)
 def test_ranks_that_follow_are_folded(tmp_path: Path) -> None:
     """The first cause with its traceback, a line for each rank that lost it; a quiet success says nothing."""
     script = (
@@ -167,6 +168,7 @@ def test_ranks_that_follow_are_folded(tmp_path: Path) -> None:
     assert log.read_text() == ""
 
 
+@pytest.mark.sampled(one_in=3)
 def test_tracebacks_of_lost_peers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole where they are asked for, or where the script was handling an error of its own."""
     script = (
@@ -242,6 +244,7 @@ def test_on_a_terminal(tmp_path: Path) -> None:
     assert not any(line.startswith("Step ") for line in lines)
 
 
+@pytest.mark.sampled(one_in=3)
 def test_progress_adds_up_in_a_world_of_another_size(tmp_path: Path) -> None:
     """The digits go on with one rank where two had stopped: the last step is the last of as many as are named."""
     digits = [sys.executable, str(Path(__file__).parents[3] / "examples/digits/train.py")]

@@ -113,6 +113,7 @@ def test_this_machine_and_another_with_encrypted_tensors(hosts: SshHosts, tmp_pa
     ]
 
 
+@pytest.mark.sampled(one_in=3)
 def test_lines_of_all_hosts_that_no_file_takes_are_counted(hosts: SshHosts, tmp_path: Path) -> None:
     """As where the launcher's log directory is full: this terminal has them, and the run does not end with 0."""
     script = "for n in $(seq 20000); do echo $RANK $n; done"
@@ -171,6 +172,7 @@ def test_the_page_of_a_run_on_several_hosts(hosts: SshHosts, tmp_path: Path) -> 
         run.communicate(timeout=DEADLINE_S)
 
 
+@pytest.mark.sampled(one_in=3)
 def test_a_run_that_is_killed_leaves_nothing(hosts: SshHosts, tmp_path: Path) -> None:
     """SIGKILL of the run ends the connections of ssh, and with them agents, ranks and files of other hosts."""
     run = start(hosts, tmp_path, "-np", "2", "-H", "node-a:1,node-b:1", sys.executable, "-c", SLEEPER)
@@ -182,6 +184,7 @@ def test_a_run_that_is_killed_leaves_nothing(hosts: SshHosts, tmp_path: Path) ->
     until("no file left", lambda: not any(path.exists() for path in directories))
 
 
+@pytest.mark.sampled(one_in=3)
 def test_a_host_that_is_cut_off(hosts: SshHosts, tmp_path: Path) -> None:
     """The run fails and names what was lost; what ran there ends by itself."""
     run = start(

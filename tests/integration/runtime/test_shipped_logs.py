@@ -51,6 +51,7 @@ def test_logs_outlive_the_launchers_volume(
         store.close()
 
 
+@pytest.mark.sampled(one_in=3)
 def test_what_one_launcher_could_not_ship_the_next_one_does(
     gang: Callable[..., GangProcesses], s3: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
