@@ -2,6 +2,7 @@
 
 The output does not depend on the patch versions of grpcio-tools and protobuf: their version stamps and their
 "runtime is older than the generator" guards are cut out. What the runtime needs is in its dependencies instead.
+Cut out, too, are the classes of gRPC's experimental API, which nothing here calls.
 """
 
 import re
@@ -22,6 +23,8 @@ CUT = (
     re.compile(r"^_runtime_version\.ValidateProtobufRuntimeVersion\((?:.|\n)*?^\)\n", re.M),
     re.compile(r"^GRPC_GENERATED_VERSION(?:.|\n)*?(?=^class )", re.M),
     re.compile(r"^import warnings\n", re.M),
+    # Calls without a channel, gRPC's experimental API.
+    re.compile(r"\n\n # This class is part of an EXPERIMENTAL API\.\nclass (?:.*\n)(?:(?: .*)?\n)*", re.M),
 )
 # protoc names Python modules by the proto's path, which would be inside our own package `ringtrain`.
 IMPORT = re.compile(r"^from ringtrain\.v1 import (\w+_pb2)", re.M)

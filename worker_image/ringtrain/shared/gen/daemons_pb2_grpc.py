@@ -44,35 +44,3 @@ def add_DaemonsServicer_to_server(servicer, server):
             'ringtrain.v1.Daemons', rpc_method_handlers)
     server.add_generic_rpc_handlers((generic_handler,))
     server.add_registered_method_handlers('ringtrain.v1.Daemons', rpc_method_handlers)
-
-
- # This class is part of an EXPERIMENTAL API.
-class Daemons:
-    """Missing associated documentation comment in .proto file."""
-
-    @staticmethod
-    def Run(request_iterator,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.stream_stream(
-            request_iterator,
-            target,
-            '/ringtrain.v1.Daemons/Run',
-            ringtrain_dot_v1_dot_daemons__pb2.RunRequest.SerializeToString,
-            ringtrain_dot_v1_dot_daemons__pb2.RunReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
