@@ -15,13 +15,15 @@ from typing import Any
 import pytest
 from support.jobs import job
 from support.ports import free_addresses
+from support.small_job import environment as variables_of
+from support.small_job import of_agent
 
 import ringtrain
 import ringtrain.shared.contract
 import ringtrain_operator.contract
 from ringtrain._core.process_groups.rank_context import RankContext
 from ringtrain._core.world.config import WorkerConfig
-from ringtrain.data.service.config import DataWorkerConfig
+from ringtrain.data.service.config import DataWorkerConfig, StreamSettings
 from ringtrain.errors import ConfigurationError
 from ringtrain.shared.environment import Environment
 from ringtrain_job.agent.config import AgentConfig
@@ -189,6 +191,25 @@ def test_an_evaluator_of_a_world_of_thousands_starts() -> None:
     subprocess.run([sys.executable, "-c", ""], env=variables, check=True, timeout=60)
     config = WorkerConfig.from_env(variables)
     assert (config.role, config.source, config.rank, config.size) == ("evaluator", "tf_config", 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("config", "needed"),
+    [
+        (WorkerConfig, {}),
+        (AgentConfig, of_agent()),
+        (LauncherConfig, variables_of(3)),
+        (DataWorkerConfig, {}),
+        (StreamSettings, {"RINGTRAIN_DATA_WORKERS_FILE": "/workers.json"}),
+    ],
+)
+def test_an_empty_variable_is_one_that_is_not_set(config: Any, needed: dict[str, str]) -> None:
+    """Whoever reads it. A token alone may not be empty: a world would ask strangers for none."""
+    names = {value for name, value in vars(ringtrain.shared.contract).items() if name.startswith("ENV_")}
+    others = names - {ringtrain.shared.contract.ENV_TOKEN}
+    assert config.from_env(dict.fromkeys(others, "") | needed) == config.from_env(needed)
+    with pytest.raises(ConfigurationError, match="RINGTRAIN_TOKEN is empty"):
+        WorkerConfig.from_env({"RINGTRAIN_TOKEN": ""}).token()
 
 
 def test_a_data_worker_is_what_the_spec_says(tmp_path: Path) -> None:

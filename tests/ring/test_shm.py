@@ -57,7 +57,7 @@ def test_grpc_can_be_asked_for() -> None:
 def test_a_transport_that_is_not_there_is_refused() -> None:
     """With the variable, its value and what is allowed."""
     outcomes = ranks_ended(uses_shared_memory, 1, env={"RINGTRAIN_TRANSPORT": "carrier pigeon"})
-    assert 'RINGTRAIN_TRANSPORT is "carrier pigeon"; expected one of auto, grpc, shm' in str(outcomes[0].error)
+    assert "RINGTRAIN_TRANSPORT='carrier pigeon': expected one of auto, grpc, shm" in str(outcomes[0].error)
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])

@@ -98,9 +98,9 @@ REFUSED = {
         {"RANK": "0", "MASTER_ADDR": "a"},
         "WORLD_SIZE is not set, but RANK=0, MASTER_ADDR=a; torchrun sets",
     ),
-    "rank": ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK is 2; expected 0 to 1"),
-    "text": ({"RANK": "x", "WORLD_SIZE": "2"}, 'RANK is "x"; expected an integer, 0 to 1'),
-    "local": ({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "1"}, "LOCAL_RANK is 1"),
+    "rank": ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK='2': expected an integer from 0 to 1"),
+    "text": ({"RANK": "x", "WORLD_SIZE": "2"}, "RANK='x': expected an integer from 0 to 1"),
+    "local": ({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "1"}, "LOCAL_RANK='1'"),
     "name": (
         {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "x..y", "MASTER_PORT": "1"},
         '"x..y:1" is not an address of the form host:port',

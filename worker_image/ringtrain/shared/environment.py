@@ -1,14 +1,23 @@
 """Reading settings from the environment, with errors that name variable, value and what was expected."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Final
 
 from ringtrain.errors import ConfigurationError, quoted
 
-_WEEK_S = 604_800
+# Eleven days. gRPC counts milliseconds in 32 bits.
+LONGEST_TIMEOUT_S: Final = 1e6
+# More ranks than any world has; sizes, generations and attempts travel in 32 bits.
+HIGHEST: Final = 2**31 - 1
+
+
+def without_empty(env: Mapping[str, str]) -> dict[str, str]:
+    """The variables of `env` that have a value: an empty variable is one that is not set."""
+    return {name: value for name, value in env.items() if value}
 
 
 class Environment:
-    """Typed reads of `env`. An empty variable counts as absent."""
+    """Typed reads of `env`, in which an empty variable is one that is not set."""
 
     def __init__(self, env: Mapping[str, str]) -> None:
         self._env = env
@@ -35,7 +44,7 @@ class Environment:
         """The variable, which must be `0` or `1`."""
         return self.choice(name, ("0", "1"), default) == "1"
 
-    def integer(self, name: str, default: int | None = None, *, low: int, high: int) -> int:
+    def integer(self, name: str, default: int | None = None, *, low: int, high: int = HIGHEST) -> int:
         """The variable as an integer in `low`..`high`."""
         value = self.text(name, None if default is None else str(default))
         try:
@@ -51,29 +60,22 @@ class Environment:
         return self.integer(name, default, low=0, high=65535)
 
     def seconds(self, name: str, default: float) -> float:
-        """The variable as a positive number of seconds, at most a week."""
-        number = self._number(name, default)
-        if not 0 < number <= _WEEK_S:
-            raise ConfigurationError(
-                f"{name}={quoted(self.text(name))}: expected seconds above 0 and at most {_WEEK_S} (a week)"
-            )
-        return number
+        """The variable as a positive number of seconds, at most `LONGEST_TIMEOUT_S`."""
+        return self._seconds(name, default, "above 0 and at most", lambda number: number > 0)
 
     def delay(self, name: str, default: float) -> float:
-        """The variable as a number of seconds, which may be 0, at most a week."""
-        number = self._number(name, default)
-        if not 0 <= number <= _WEEK_S:
-            raise ConfigurationError(
-                f"{name}={quoted(self.text(name))}: expected seconds from 0 to {_WEEK_S} (a week)"
-            )
-        return number
+        """The variable as a number of seconds, which may be 0, at most `LONGEST_TIMEOUT_S`."""
+        return self._seconds(name, default, "from 0 to", lambda number: number >= 0)
 
-    def _number(self, name: str, default: float) -> float:
+    def _seconds(self, name: str, default: float, limits: str, allowed: Callable[[float], bool]) -> float:
         value = self.text(name, str(default))
         try:
-            return float(value)
+            number = float(value)
         except ValueError as exc:
             raise ConfigurationError(f"{name}={quoted(value)}: expected a number of seconds") from exc
+        if not (allowed(number) and number <= LONGEST_TIMEOUT_S):
+            raise ConfigurationError(f"{name}={quoted(value)}: expected seconds {limits} {LONGEST_TIMEOUT_S:.0f}")
+        return number
 
     def address(self, name: str) -> str:
         """The variable as `host:port` (`[host]:port` for IPv6)."""

@@ -6,7 +6,7 @@ from typing import Final
 
 from ringtrain.errors import ConfigurationError, shown
 from ringtrain.shared import contract
-from ringtrain.shared.variables import LONGEST_TIMEOUT_S
+from ringtrain.shared.environment import LONGEST_TIMEOUT_S
 
 # Horovod's names of levels, in lower case, and Python's. Those that both have are not repeated.
 LOG_LEVELS: Final = {"trace": "debug", "fatal": "critical"}

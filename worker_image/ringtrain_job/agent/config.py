@@ -143,7 +143,7 @@ class AgentConfig(PodSettings):
             encrypt=encrypt,
             on_loss=_read_on_loss(read),
             pod_grace_s=read.delay(contract.ENV_GRACE_PERIOD, 30),
-            incarnation=read.integer(contract.ENV_INCARNATION, 0, low=0, high=2**31 - 1),
+            incarnation=read.integer(contract.ENV_INCARNATION, 0, low=0),
             mpi=backend == "mpi",
             mpi_needs_init=read.flag(contract.ENV_MPI_REQUIRE_INIT, "1"),
             mpi_launcher_first=read.flag(contract.ENV_MPI_LAUNCHER_AS_WORKER, "0"),

@@ -109,7 +109,7 @@ def _ranks(env: Environment) -> int:
 
 def _files(env: Environment, attempt: int | None) -> tuple[AttemptFiles, bool]:
     """The attempt's files, and whether it is the present one: only that can grow."""
-    present = env.integer(contract.ENV_ATTEMPT, low=1, high=2**31 - 1)
+    present = env.integer(contract.ENV_ATTEMPT, low=1)
     root = Path(env.text(contract.ENV_LOG_DIR, contract.LOG_DIR))
     job = env.text(contract.ENV_JOB_NAME)
     wanted = attempt or present

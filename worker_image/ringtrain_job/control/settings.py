@@ -41,7 +41,7 @@ def read_pod(read: Environment) -> PodSettings:
             name=read.text(contract.ENV_JOB_NAME),
             namespace=read.text(contract.ENV_JOB_NAMESPACE),
             uid=read.text(contract.ENV_JOB_UID),
-            attempt=read.integer(contract.ENV_ATTEMPT, low=1, high=2**31 - 1),
+            attempt=read.integer(contract.ENV_ATTEMPT, low=1),
         ),
         workers=read.integer(contract.ENV_NUM_WORKERS, low=1, high=100_000),
         slots=read.integer(contract.ENV_SLOTS_PER_WORKER, 1, low=1, high=1024),

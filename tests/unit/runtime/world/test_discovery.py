@@ -112,8 +112,8 @@ REFUSED = {
         {"RINGTRAIN_RANK": "0"},
         "RINGTRAIN_SIZE is not set; RINGTRAIN_RANK and RINGTRAIN_SIZE go together",
     ),
-    "rank-text": (ring(0, "a:1") | {"RINGTRAIN_RANK": "one"}, 'RINGTRAIN_RANK is "one"; expected an integer'),
-    "rank-out-of-range": (ring(3, *WORKERS), "RINGTRAIN_RANK is 3; expected 0 to 2"),
+    "rank-text": (ring(0, "a:1") | {"RINGTRAIN_RANK": "one"}, "RINGTRAIN_RANK='one': expected an integer"),
+    "rank-out-of-range": (ring(3, *WORKERS), "RINGTRAIN_RANK='3': expected an integer from 0 to 2"),
     "no-addresses": (
         {"RINGTRAIN_RANK": "0", "RINGTRAIN_SIZE": "2"},
         "RINGTRAIN_RING_ADDRESSES is not set, nor is RINGTRAIN_WORLD_FILE; expected host:port of each of 2 ranks",
@@ -133,10 +133,10 @@ REFUSED = {
     "address-twice": (ring(0, "a:1", "a:1"), "RINGTRAIN_RING_ADDRESSES has a:1 for ranks 0 and 1; give each rank"),
     "data-path": (
         ring(0, "a:1") | {"RINGTRAIN_DATA_PATH": "tcp"},
-        'RINGTRAIN_DATA_PATH is "tcp"; expected one of auto, grpcio',
+        "RINGTRAIN_DATA_PATH='tcp': expected one of auto, grpcio",
     ),
-    "timeout": ({"RINGTRAIN_TIMEOUT": "0"}, 'RINGTRAIN_TIMEOUT is "0"; expected seconds, more than 0'),
-    "local-rank": (ring(0, "a:1", LOCAL_RANK=1), "RINGTRAIN_LOCAL_RANK is 1; expected 0 to 0"),
+    "timeout": ({"RINGTRAIN_TIMEOUT": "0"}, "RINGTRAIN_TIMEOUT='0': expected seconds above 0"),
+    "local-rank": (ring(0, "a:1", LOCAL_RANK=1), "RINGTRAIN_LOCAL_RANK='1': expected an integer from 0 to 0"),
     "tf-not-json": (
         {"TF_CONFIG": '{"cluster": x}'},
         "TF_CONFIG is not JSON: Expecting value at line 1 column 13, near",
@@ -179,12 +179,12 @@ REFUSED = {
         {"PMIX_RANK": "0"},
         "PRRTE set PMIX_RANK=0 but not PMIX_SIZE, so the size of the world is not known",
     ),
-    "mpi-out-of-range": ({"PMI_RANK": "2", "PMI_SIZE": "2"}, "PMI_RANK is 2; expected 0 to 1, as PMI_SIZE=2"),
+    "mpi-out-of-range": ({"PMI_RANK": "2", "PMI_SIZE": "2"}, "PMI_RANK='2': expected an integer from 0 to 1"),
     "mpi-on-another-worker": (
         OPEN_MPI | {"RINGTRAIN_MPI_CHECK_IN": "/no/check-in"},
         "mpirun has put rank 1 on another worker than the order of ranks has it",
     ),
-    "mpi-text": ({"PMI_RANK": "x", "PMI_SIZE": "2"}, 'PMI_RANK is "x"; expected an integer'),
+    "mpi-text": ({"PMI_RANK": "x", "PMI_SIZE": "2"}, "PMI_RANK='x': expected an integer"),
 }
 
 

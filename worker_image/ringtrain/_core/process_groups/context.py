@@ -22,7 +22,7 @@ from ringtrain._core.world.config import WorkerConfig
 from ringtrain.errors import ConfigurationError, NotInitializedError, PeerLost
 from ringtrain.report import report_joined
 from ringtrain.shared import contract
-from ringtrain.shared.variables import LONGEST_TIMEOUT_S
+from ringtrain.shared.environment import LONGEST_TIMEOUT_S
 
 if TYPE_CHECKING:
     pass

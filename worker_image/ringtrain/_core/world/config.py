@@ -11,8 +11,8 @@ from ringtrain._core.world.torchrun import meet_beside_master, torchrun_rank
 from ringtrain._core.world.world_file import ring_addresses_in
 from ringtrain.errors import ConfigurationError
 from ringtrain.shared import contract
+from ringtrain.shared.environment import Environment, without_empty
 from ringtrain.shared.horovod_variables import log_level, with_counterparts
-from ringtrain.shared.variables import HIGHEST, integer, one_of, seconds
 
 _ALONE = ("localhost:0",)
 # auto: shared memory between ranks of one pod, gRPC between pods. grpc, shm: that one or an error.
@@ -93,7 +93,8 @@ class WorkerConfig:
         Where one of ours is not set, its counterpart of Horovod's counts (`horovod_variables.COUNTERPARTS`).
         Raises ConfigurationError naming the variable, its value and what was expected.
         """
-        env = with_counterparts(env)
+        env = _with_values(with_counterparts(env))
+        read = Environment(env)
         world = (
             _from_ringtrain(env)
             or _from_tf_config(env)
@@ -101,8 +102,8 @@ class WorkerConfig:
             or _from_torchrun(env)
             or _alone("single", "worker")
         )
-        attempt = integer(env, contract.ENV_ATTEMPT, 1, lowest=1, highest=HIGHEST)
-        timeout_s = seconds(env, contract.ENV_TIMEOUT, 60.0)
+        attempt = read.integer(contract.ENV_ATTEMPT, 1, low=1)
+        timeout_s = read.seconds(contract.ENV_TIMEOUT, 60.0)
         return WorkerConfig(
             rank=world.rank,
             size=len(world.addresses),
@@ -110,28 +111,28 @@ class WorkerConfig:
             **asdict(world.topology),
             role=world.role,
             source=world.source,
-            generation=integer(env, contract.ENV_GENERATION, attempt, lowest=0, highest=HIGHEST),
+            generation=read.integer(contract.ENV_GENERATION, attempt, low=0),
             attempt=attempt,
-            formation=integer(env, contract.ENV_FORMATION, 0, lowest=0, highest=HIGHEST),
-            committed=integer(env, contract.ENV_COMMITTED, 0, lowest=0),
+            formation=read.integer(contract.ENV_FORMATION, 0, low=0),
+            committed=read.integer(contract.ENV_COMMITTED, 0, low=0),
             slot=_slot(env) if world.source == "ringtrain" else None,
             timeout_s=timeout_s,
-            stall_timeout_s=seconds(env, contract.ENV_STALL_TIMEOUT, max(600.0, timeout_s)),
-            stall_warning_s=seconds(env, contract.ENV_STALL_WARNING, 30.0),
-            transport=one_of(env, contract.ENV_TRANSPORT, TRANSPORTS),
-            data_path=one_of(env, contract.ENV_DATA_PATH, DATA_PATHS),
-            encrypt=one_of(env, contract.ENV_ENCRYPT, contract.ENCRYPTION),
+            stall_timeout_s=read.seconds(contract.ENV_STALL_TIMEOUT, max(600.0, timeout_s)),
+            stall_warning_s=read.seconds(contract.ENV_STALL_WARNING, 30.0),
+            transport=read.choice(contract.ENV_TRANSPORT, TRANSPORTS, TRANSPORTS[0]),
+            data_path=read.choice(contract.ENV_DATA_PATH, DATA_PATHS, DATA_PATHS[0]),
+            encrypt=read.choice(contract.ENV_ENCRYPT, contract.ENCRYPTION, contract.ENCRYPTION[0]),
             secret_dir=_path(env, contract.ENV_SECRET_DIR) or Path(contract.SECRET_DIR),
             job_uid=env.get(contract.ENV_JOB_UID, ""),
             token_file=_path(env, contract.ENV_TOKEN_FILE),
             token_text=env.get(contract.ENV_TOKEN),
-            report_fd=integer(env, contract.ENV_REPORT_FD) if env.get(contract.ENV_REPORT_FD) else None,
+            report_fd=read.integer(contract.ENV_REPORT_FD, low=0) if contract.ENV_REPORT_FD in env else None,
             check_in_file=_path(env, contract.ENV_MPI_CHECK_IN),
             checkpoint_dir=_path(env, contract.ENV_CHECKPOINT_DIR),
             checkpoint_uri=env.get(contract.ENV_CHECKPOINT_URI, ""),
             restore_from=env.get(contract.ENV_RESTORE_FROM, ""),
             timeline=_path(env, contract.ENV_TIMELINE),
-            tracebacks=one_of(env, contract.ENV_TRACEBACKS, ("0", "1")) == "1",
+            tracebacks=read.flag(contract.ENV_TRACEBACKS, "0"),
             log_level=log_level(contract.ENV_LOG_LEVEL, level)
             if (level := env.get(contract.ENV_LOG_LEVEL))
             else "",
@@ -140,6 +141,12 @@ class WorkerConfig:
     def token(self) -> bytes | None:
         """Return the job's token, or None if no proof is asked for. Raises ConfigurationError."""
         return _token(self.token_file, self.token_text)
+
+
+def _with_values(env: Mapping[str, str]) -> dict[str, str]:
+    """`env` without empty variables. An empty token stays: without one, a world would ask strangers for none."""
+    token = {contract.ENV_TOKEN: env[contract.ENV_TOKEN]} if contract.ENV_TOKEN in env else {}
+    return without_empty(env) | token
 
 
 def _token(file: Path | None, text: str | None) -> bytes | None:
@@ -167,8 +174,9 @@ def _from_ringtrain(env: Mapping[str, str]) -> _DiscoveredWorld | None:
     for name in (contract.ENV_RANK, contract.ENV_SIZE):
         if name not in env:
             raise ConfigurationError(f"{name} is not set; {contract.ENV_RANK} and {contract.ENV_SIZE} go together")
-    size = integer(env, contract.ENV_SIZE, lowest=1, highest=HIGHEST)
-    rank = integer(env, contract.ENV_RANK, lowest=0, highest=size - 1)
+    read = Environment(env)
+    size = read.integer(contract.ENV_SIZE, low=1)
+    rank = read.integer(contract.ENV_RANK, low=0, high=size - 1)
     addresses = _ring_addresses(env, size)
     if addresses is None:
         if size > 1:
@@ -206,7 +214,7 @@ def _from_mpi(env: Mapping[str, str]) -> _DiscoveredWorld | None:
     if addresses is None:
         from ringtrain._core.world.mpi_rendezvous import meet  # rarely needed, and import time counts
 
-        addresses = meet(found, env, seconds(env, contract.ENV_TIMEOUT, 60.0))
+        addresses = meet(found, env, Environment(env).seconds(contract.ENV_TIMEOUT, 60.0))
     return _DiscoveredWorld("mpi", "worker", found.rank, addresses, topology_of(addresses, found.rank))
 
 
@@ -217,7 +225,7 @@ def _from_torchrun(env: Mapping[str, str]) -> _DiscoveredWorld | None:
     addresses = _ALONE if found.size == 1 else _ring_addresses(env, found.size)
     if addresses is None:
         token = _token(_path(env, contract.ENV_TOKEN_FILE), env.get(contract.ENV_TOKEN))
-        addresses = meet_beside_master(found, env, token, seconds(env, contract.ENV_TIMEOUT, 60.0))
+        addresses = meet_beside_master(found, env, token, Environment(env).seconds(contract.ENV_TIMEOUT, 60.0))
     return _DiscoveredWorld("torchrun", "worker", found.rank, addresses, found.topology(addresses))
 
 
@@ -242,25 +250,21 @@ def _ring_addresses(env: Mapping[str, str], size: int) -> tuple[str, ...] | None
 
 
 def _slot(env: Mapping[str, str]) -> int | None:
-    return integer(env, contract.ENV_SLOT, lowest=0, highest=HIGHEST) if contract.ENV_SLOT in env else None
+    return Environment(env).integer(contract.ENV_SLOT, low=0) if contract.ENV_SLOT in env else None
 
 
 def _topology(env: Mapping[str, str], addresses: tuple[str, ...], rank: int) -> Topology:
     """What the environment says, and what it leaves out from the hosts of the addresses."""
     by_host = topology_of(addresses, rank)
-    local_size = integer(env, contract.ENV_LOCAL_SIZE, by_host.local_size, lowest=1, highest=HIGHEST)
-    cross_size = integer(env, contract.ENV_CROSS_SIZE, by_host.cross_size, lowest=1, highest=HIGHEST)
+    read = Environment(env)
+    local_size = read.integer(contract.ENV_LOCAL_SIZE, by_host.local_size, low=1)
+    cross_size = read.integer(contract.ENV_CROSS_SIZE, by_host.cross_size, low=1)
     slot = _slot(env)  # the local rank is that of the slot: a pod may have a gap
+    highest = local_size - 1 if slot is None else slot
     return Topology(
-        integer(
-            env,
-            contract.ENV_LOCAL_RANK,
-            by_host.local_rank,
-            lowest=0,
-            highest=local_size - 1 if slot is None else slot,
-        ),
+        read.integer(contract.ENV_LOCAL_RANK, by_host.local_rank, low=0, high=highest),
         local_size,
-        integer(env, contract.ENV_CROSS_RANK, by_host.cross_rank, lowest=0, highest=cross_size - 1),
+        read.integer(contract.ENV_CROSS_RANK, by_host.cross_rank, low=0, high=cross_size - 1),
         cross_size,
     )
 

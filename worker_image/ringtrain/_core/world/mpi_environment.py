@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ringtrain.errors import ConfigurationError, shown
-from ringtrain.shared.variables import integer
+from ringtrain.shared.environment import Environment
 
 
 @dataclass(frozen=True)
@@ -38,15 +38,9 @@ def mpi_rank(env: Mapping[str, str]) -> MpiRank | None:
                 f"{launcher} set {rank}={shown(env[rank])} but not {size}, so the size of the world is not known; "
                 f"start through mpirun, or set RINGTRAIN_RANK, RINGTRAIN_SIZE and RINGTRAIN_RING_ADDRESSES"
             )
-        own, count = integer(env, rank), integer(env, size)
-        found = MpiRank(launcher, own, count, _optional(env, local_rank), _optional(env, local_size))
-        if not 0 <= found.rank < found.size:
-            raise ConfigurationError(
-                f"{rank} is {found.rank}; expected 0 to {found.size - 1}, as {size}={found.size}"
-            )
-        return found
+        read = Environment(env)
+        count = read.integer(size, low=1)
+        own = read.integer(rank, low=0, high=count - 1)
+        local = (read.integer(name, low=0) if name in env else None for name in (local_rank, local_size))
+        return MpiRank(launcher, own, count, *local)
     return None
-
-
-def _optional(env: Mapping[str, str], name: str) -> int | None:
-    return integer(env, name) if name in env else None

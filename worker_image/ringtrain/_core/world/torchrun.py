@@ -16,8 +16,8 @@ from ringtrain._core.world.topology import Topology, topology_of
 from ringtrain.errors import ConfigurationError, in_ranges, shown
 from ringtrain.shared import authentication
 from ringtrain.shared.address import own_address, split_address
+from ringtrain.shared.environment import HIGHEST, Environment
 from ringtrain.shared.ports import HeldPorts
-from ringtrain.shared.variables import HIGHEST, integer
 
 _NAMES: Final = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _BESIDE: Final = 1000
@@ -158,7 +158,7 @@ def _number(env: Mapping[str, str], name: str, lowest: int, highest: int = HIGHE
         raise ConfigurationError(
             f"{name} is not set, but {have}; torchrun sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT together"
         )
-    return integer(env, name, lowest=lowest, highest=highest)
+    return Environment(env).integer(name, low=lowest, high=highest)
 
 
 def _forget_meetings() -> None:

@@ -5,7 +5,7 @@ import os
 from ringtrain._core.world.mpi_environment import mpi_rank
 from ringtrain._core.world.torchrun import torchrun_rank
 from ringtrain.shared import contract
-from ringtrain.shared.variables import integer
+from ringtrain.shared.environment import Environment, without_empty
 
 
 def get_env_rank_and_size() -> tuple[int, int]:
@@ -13,8 +13,10 @@ def get_env_rank_and_size() -> tuple[int, int]:
 
     Raises ConfigurationError for variables that make no sense.
     """
-    if contract.ENV_RANK in os.environ and contract.ENV_SIZE in os.environ:
-        size = integer(os.environ, contract.ENV_SIZE, lowest=1)
-        return integer(os.environ, contract.ENV_RANK, lowest=0, highest=size - 1), size
-    found = mpi_rank(os.environ) or torchrun_rank(os.environ)
+    env = without_empty(os.environ)
+    if contract.ENV_RANK in env and contract.ENV_SIZE in env:
+        read = Environment(env)
+        size = read.integer(contract.ENV_SIZE, low=1)
+        return read.integer(contract.ENV_RANK, low=0, high=size - 1), size
+    found = mpi_rank(env) or torchrun_rank(env)
     return (0, 1) if found is None else (found.rank, found.size)
