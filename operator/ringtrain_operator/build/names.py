@@ -37,6 +37,11 @@ def worker_name(job: Job, index: int) -> str:
     return f"{job.name}-worker-{index}"
 
 
+def gang_names(job: Job, workers: int) -> tuple[str, ...]:
+    """Names of an attempt's pods, the launcher first."""
+    return (launcher_name(job), *(worker_name(job, index) for index in range(workers)))
+
+
 def data_worker_name(job: Job, index: int) -> str:
     """Name of the pod of data worker `index`."""
     return f"{job.name}-data-{index}"

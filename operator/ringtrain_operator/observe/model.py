@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import cached_property
 from typing import Any, Literal
 
 from ..build.names import ObjectRef
@@ -74,7 +75,7 @@ class PodView:
     scheduled_at: datetime | None = None
     secret: str = ""
 
-    @property
+    @cached_property
     def finished(self) -> bool:
         """Whether its main container has ended; a side-car may still run. Pods of ours never restart in place."""
         return self.phase in ("Succeeded", "Failed") or self.exit_code is not None
@@ -150,3 +151,14 @@ class Observed:
     contention: Contention = field(default_factory=Contention)
     nodes: NodeDevices | None = None
     nodes_ready: Mapping[str, bool] = field(default_factory=dict)
+
+    @cached_property
+    def gang_pods(self) -> tuple[PodView, ...]:
+        """The gang's pods, of all attempts."""
+        return tuple(pod for pod in self.pods if not pod.outlives_attempts)
+
+    @cached_property
+    def lasting_pods(self) -> tuple[PodView, ...]:
+        """Data workers and the evaluator, by index."""
+        found = (pod for pod in self.pods if pod.outlives_attempts)
+        return tuple(sorted(found, key=lambda pod: (pod.role, pod.index)))

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 
-from ..build import data_worker_name, evaluator_name, launcher_name, secret_name, worker_name
-from ..build.names import ObjectRef
+from ..build import data_worker_name, evaluator_name, secret_name
+from ..build.names import ObjectRef, gang_names
 from ..observe.model import LauncherReport, Observed, PodView, Refusal
 from ..observe.pods import failure_in
 from ..placement.base import Attempt, Placement
@@ -39,22 +39,17 @@ class Situation:
     @cached_property
     def pods(self) -> tuple[PodView, ...]:
         """The gang's pods of the present attempt."""
-        return tuple(pod for pod in self._gang if pod.attempt == self.attempt)
+        return tuple(pod for pod in self.observed.gang_pods if pod.attempt == self.attempt)
 
     @cached_property
     def stale_pods(self) -> tuple[PodView, ...]:
         """The gang's pods of other attempts; the present one starts when they are gone."""
-        return tuple(pod for pod in self._gang if pod.attempt != self.attempt)
+        return tuple(pod for pod in self.observed.gang_pods if pod.attempt != self.attempt)
 
-    @cached_property
-    def _gang(self) -> tuple[PodView, ...]:
-        return tuple(pod for pod in self.observed.pods if not pod.outlives_attempts)
-
-    @cached_property
+    @property
     def lasting_pods(self) -> tuple[PodView, ...]:
         """Data workers and the evaluator, by index."""
-        found = (pod for pod in self.observed.pods if pod.outlives_attempts)
-        return tuple(sorted(found, key=lambda pod: (pod.role, pod.index)))
+        return self.observed.lasting_pods
 
     @property
     def evaluator(self) -> PodView | None:
@@ -178,8 +173,7 @@ class Situation:
     @cached_property
     def wanted_names(self) -> tuple[str, ...]:
         """Names of the present attempt's pods, the launcher first."""
-        workers = (worker_name(self.job, index) for index in range(self.status.ledger.attempt_workers))
-        return (launcher_name(self.job), *workers)
+        return gang_names(self.job, self.status.ledger.attempt_workers)
 
     @cached_property
     def missing_names(self) -> tuple[str, ...]:
