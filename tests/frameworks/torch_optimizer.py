@@ -1,4 +1,7 @@
-"""Checks of the options of ringtrain.torch.DistributedOptimizer, run on every rank of a world."""
+"""Checks of the options of ringtrain.torch.DistributedOptimizer, run on every rank of a world.
+
+What a script sees with no option of ours is in `torch_scripts`.
+"""
 
 import gc
 import os
@@ -27,18 +30,6 @@ import ringtrain.torch as hvd
 from ringtrain.errors import MismatchError
 from ringtrain.optim import SGD
 from ringtrain.step_time import measured
-
-
-def check_gradients_are_accumulated_over_backward_passes():
-    """Two passes of half a batch are one of the whole batch."""
-    net, other = model(), model()
-    optimizer, whole = distributed(net, backward_passes_per_step=2), distributed(other)
-    for x, y in batches(RANK, 5):
-        for half in (slice(0, 2), slice(2, 4)):
-            (nn.functional.mse_loss(net(x[half]), y[half]) / 2).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    agree(net, train(other, whole, batches(RANK, 5)))
 
 
 def in_buckets(net, **options):
@@ -180,61 +171,6 @@ def check_compression_of_gradients():
         same_everywhere(net)
 
 
-def check_parameters_that_one_rank_does_not_use():
-    """A parameter that only rank 0 reaches gets rank 0's gradient, averaged, on all ranks."""
-    net = nn.ModuleDict({"all": nn.Linear(6, 2), "first": nn.Linear(6, 2)})
-    hvd.broadcast_parameters(net.state_dict(), 0)
-    optimizer = distributed(net)
-    start = net["first"].weight.detach().clone()
-    x, y = batches(0, 1)[0]
-    output = net["all"](x) + (net["first"](x) if RANK == 0 else 0.0)
-    nn.functional.mse_loss(output, y).backward()
-    own = net["first"].weight.grad.clone() if RANK == 0 and SIZE == 1 else None
-    optimizer.step()
-    same_everywhere(net)
-    assert not torch.equal(net["first"].weight, start)
-    assert own is None or torch.allclose(net["first"].weight, start - 0.1 * own)
-
-
-def check_requires_grad_that_changes():
-    net = model()
-    optimizer = distributed(net)
-    for step, (x, y) in enumerate(batches(RANK, 6)):
-        for param in net[0].parameters():
-            param.requires_grad_(step % 2 == 0)
-        before = net[0].weight.detach().clone()
-        optimizer.zero_grad()
-        nn.functional.mse_loss(net(x), y).backward()
-        optimizer.step()
-        assert torch.equal(net[0].weight, before) == (step % 2 == 1)
-    same_everywhere(net)
-
-
-def check_closures():
-    """LBFGS evaluates its closure several times a step; each time the gradient is that of all ranks."""
-    net, other = model(), model()
-    optimizer = hvd.DistributedOptimizer(torch.optim.LBFGS(net.parameters(), max_iter=4), net.named_parameters())
-    plain = torch.optim.LBFGS(other.parameters(), max_iter=4)
-    for (x, y), (all_x, all_y) in zip(batches(RANK, 3), pooled(3), strict=True):
-
-        def closure(net=net, optimizer=optimizer, x=x, y=y):
-            optimizer.zero_grad()
-            loss = nn.functional.mse_loss(net(x), y)
-            loss.backward()
-            return hvd.allreduce(loss.detach())
-
-        def plain_closure(x=all_x, y=all_y):
-            plain.zero_grad()
-            loss = nn.functional.mse_loss(other(x), y)
-            loss.backward()
-            return loss.detach()
-
-        optimizer.step(closure)
-        plain.step(plain_closure)
-    agree(net, other, 1e-3)
-    same_everywhere(net)
-
-
 def check_a_closure_of_fewer_backward_passes_than_announced():
     """Its gradients are reduced all the same, as those of `step()` are."""
     net = model()
@@ -250,23 +186,6 @@ def check_a_closure_of_fewer_backward_passes_than_announced():
         optimizer.step(closure)
     agree(net, reference("sgd", 5))
     same_everywhere(net)
-
-
-def check_clipping_between_synchronize_and_step():
-    net, other = model(), model()
-    optimizer, plain = distributed(net), torch.optim.SGD(other.parameters(), lr=0.1)
-    for (x, y), (all_x, all_y) in zip(batches(RANK, 5), pooled(5), strict=True):
-        optimizer.zero_grad()
-        nn.functional.mse_loss(net(x), y).backward()
-        optimizer.synchronize()
-        nn.utils.clip_grad_norm_(net.parameters(), 0.1)
-        with optimizer.skip_synchronize():
-            optimizer.step()
-        plain.zero_grad()
-        nn.functional.mse_loss(other(all_x), all_y).backward()
-        nn.utils.clip_grad_norm_(other.parameters(), 0.1)
-        plain.step()
-    agree(net, other)
 
 
 def check_gradients_that_change_while_they_are_reduced():

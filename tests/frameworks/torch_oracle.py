@@ -114,13 +114,26 @@ def loss_of(model: Callable[..., torch.Tensor], x: torch.Tensor, y: torch.Tensor
     return nn.functional.mse_loss(model(x), y)
 
 
-def train(run: Run, model: nn.Module, optimizer: Any, steps: int = 5, **data: Any) -> nn.Module:
-    """The loop of most scripts."""
+def train(
+    run: Run,
+    model: nn.Module,
+    optimizer: Any,
+    steps: int = 5,
+    loss: Callable[..., torch.Tensor] | None = None,
+    **data: Any,
+) -> nn.Module:
+    """The loop of most scripts. `loss`: of inputs and targets; by default the model's."""
     for x, y in run.data(steps, **data):
         optimizer.zero_grad()
-        loss_of(model, x, y).backward()
+        (loss_of(model, x, y) if loss is None else loss(x, y)).backward()
         optimizer.step()
     return model
+
+
+def trained(run: Run, make: Callable[..., torch.optim.Optimizer], **options: Any) -> nn.Module:
+    """A small model after five steps of the optimizer that `make` makes with `options`."""
+    model = mlp()
+    return train(run, model, run.wrap(make(model.parameters(), **options), model))
 
 
 def run(script: Callable[[Run], Any]) -> None:

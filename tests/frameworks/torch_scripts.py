@@ -1,7 +1,7 @@
 """Ordinary training scripts with PyTorch: optimizers, learning rates, gradients. `torch_oracle` runs them."""
 
 import torch
-from frameworks.torch_oracle import Run, loss_of, mlp, run, train
+from frameworks.torch_oracle import Run, loss_of, mlp, run, train, trained
 from torch import nn
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from torch.optim import lr_scheduler as rates
@@ -10,66 +10,51 @@ __all__ = ["run"]
 
 
 def script_sgd(r: Run):
-    model = mlp()
-    return train(r, model, r.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model))
+    return trained(r, torch.optim.SGD, lr=0.1)
 
 
 def script_momentum_and_decay(r: Run):
-    model = mlp()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=0.01, dampening=0.1)
-    return train(r, model, r.wrap(optimizer, model))
+    return trained(r, torch.optim.SGD, lr=0.05, momentum=0.9, weight_decay=0.01, dampening=0.1)
 
 
 def script_nesterov(r: Run):
-    model = mlp()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, nesterov=True)
-    return train(r, model, r.wrap(optimizer, model))
+    return trained(r, torch.optim.SGD, lr=0.05, momentum=0.9, nesterov=True)
 
 
 def script_adam(r: Run):
-    model = mlp()
-    return train(r, model, r.wrap(torch.optim.Adam(model.parameters(), lr=0.01), model))
+    return trained(r, torch.optim.Adam, lr=0.01)
 
 
 def script_adam_with_l2(r: Run):
-    model = mlp()
-    return train(r, model, r.wrap(torch.optim.Adam(model.parameters(), lr=0.01, weight_decay=0.1), model))
+    return trained(r, torch.optim.Adam, lr=0.01, weight_decay=0.1)
 
 
 def script_adamw(r: Run):
-    model = mlp()
-    return train(r, model, r.wrap(torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1), model))
+    return trained(r, torch.optim.AdamW, lr=0.01, weight_decay=0.1)
 
 
 def script_amsgrad(r: Run):
-    model = mlp()
-    return train(r, model, r.wrap(torch.optim.AdamW(model.parameters(), lr=0.01, amsgrad=True), model))
+    return trained(r, torch.optim.AdamW, lr=0.01, amsgrad=True)
 
 
 def script_rmsprop(r: Run):
-    model = mlp()
-    optimizer = torch.optim.RMSprop(model.parameters(), lr=0.01, momentum=0.9, centered=True)
-    return train(r, model, r.wrap(optimizer, model))
+    return trained(r, torch.optim.RMSprop, lr=0.01, momentum=0.9, centered=True)
 
 
 def script_adagrad(r: Run):
-    model = mlp()
-    return train(r, model, r.wrap(torch.optim.Adagrad(model.parameters(), lr=0.05, lr_decay=0.1), model))
+    return trained(r, torch.optim.Adagrad, lr=0.05, lr_decay=0.1)
 
 
 def script_adadelta(r: Run):
-    model = mlp()
-    return train(r, model, r.wrap(torch.optim.Adadelta(model.parameters(), lr=1.0), model))
+    return trained(r, torch.optim.Adadelta, lr=1.0)
 
 
 def script_adamax(r: Run):
-    model = mlp()
-    return train(r, model, r.wrap(torch.optim.Adamax(model.parameters(), lr=0.01), model))
+    return trained(r, torch.optim.Adamax, lr=0.01)
 
 
 def script_nadam(r: Run):
-    model = mlp()
-    return train(r, model, r.wrap(torch.optim.NAdam(model.parameters(), lr=0.01), model))
+    return trained(r, torch.optim.NAdam, lr=0.01)
 
 
 def script_radam(r: Run):
@@ -78,8 +63,7 @@ def script_radam(r: Run):
 
 
 def script_asgd(r: Run):
-    model = mlp()
-    return train(r, model, r.wrap(torch.optim.ASGD(model.parameters(), lr=0.05), model))
+    return trained(r, torch.optim.ASGD, lr=0.05)
 
 
 def script_rprop(r: Run):
@@ -89,8 +73,7 @@ def script_rprop(r: Run):
 
 
 def script_adafactor(r: Run):
-    model = mlp()
-    return train(r, model, r.wrap(torch.optim.Adafactor(model.parameters(), lr=0.01), model))
+    return trained(r, torch.optim.Adafactor, lr=0.01)
 
 
 def script_low_precision_muon(r: Run):
@@ -155,21 +138,13 @@ def script_closure_of_adam(r: Run):
 def script_sparse_adam(r: Run):
     model = nn.Embedding(20, 4, sparse=True)
     optimizer = r.wrap(torch.optim.SparseAdam(model.parameters(), lr=0.1), model)
-    for x, _ in r.data(4):
-        optimizer.zero_grad()
-        model((x[:, 0].abs() * 5).long()).square().sum(1).mean().backward()
-        optimizer.step()
-    return model
+    return train(r, model, optimizer, 4, lambda x, _: model((x[:, 0].abs() * 5).long()).square().sum(1).mean())
 
 
 def script_sparse_embedding_of_sgd(r: Run):
     model = nn.EmbeddingBag(20, 4, sparse=True)
     optimizer = r.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
-    for x, _ in r.data(4):
-        optimizer.zero_grad()
-        model((x.abs() * 5).long()).square().sum(1).mean().backward()
-        optimizer.step()
-    return model
+    return train(r, model, optimizer, 4, lambda x, _: model((x.abs() * 5).long()).square().sum(1).mean())
 
 
 def script_groups(r: Run):
@@ -207,23 +182,19 @@ def script_added_group(r: Run):
 
 
 def script_maximize(r: Run):
-    model = mlp()
-    return train(r, model, r.wrap(torch.optim.SGD(model.parameters(), lr=0.01, maximize=True), model))
+    return trained(r, torch.optim.SGD, lr=0.01, maximize=True)
 
 
 def script_foreach(r: Run):
-    model = mlp()
-    return train(r, model, r.wrap(torch.optim.AdamW(model.parameters(), lr=0.01, foreach=True), model))
+    return trained(r, torch.optim.AdamW, lr=0.01, foreach=True)
 
 
 def script_not_foreach(r: Run):
-    model = mlp()
-    return train(r, model, r.wrap(torch.optim.AdamW(model.parameters(), lr=0.01, foreach=False), model))
+    return trained(r, torch.optim.AdamW, lr=0.01, foreach=False)
 
 
 def script_fused(r: Run):
-    model = mlp()
-    return train(r, model, r.wrap(torch.optim.AdamW(model.parameters(), lr=0.01, fused=True), model))
+    return trained(r, torch.optim.AdamW, lr=0.01, fused=True)
 
 
 def script_differentiable(r: Run):
@@ -502,9 +473,5 @@ def script_only_some_are_stepped_on(r: Run):
 def script_loss_on_one_rank_is_zero(r: Run):
     model = mlp()
     optimizer = r.wrap(torch.optim.Adam(model.parameters(), lr=0.01), model)
-    for x, y in r.data(4):
-        optimizer.zero_grad()
-        mask = r.part(torch.arange(12) % 3 == 0).float()
-        ((model(x) - y).square().mean(1) * mask).mean().backward()
-        optimizer.step()
-    return model
+    mask = r.part(torch.arange(12) % 3 == 0).float()
+    return train(r, model, optimizer, 4, lambda x, y: ((model(x) - y).square().mean(1) * mask).mean())

@@ -381,33 +381,21 @@ def script_compiled(r: Run):
     model = mlp()
     optimizer = adamw(r, model)
     compiled = torch.compile(model, backend="eager")
-    for x, y in r.data(4):
-        optimizer.zero_grad()
-        loss_of(compiled, x, y).backward()
-        optimizer.step()
-    return model
+    return train(r, model, optimizer, 4, lambda x, y: loss_of(compiled, x, y))
 
 
 def script_activation_checkpointing(r: Run):
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 2))
     optimizer = adamw(r, model)
-    for x, y in r.data(4):
-        optimizer.zero_grad()
-        hidden = checkpoint(model[:4], x, use_reentrant=False)
-        nn.functional.mse_loss(model[4](hidden), y).backward()
-        optimizer.step()
-    return model
+    forward = lambda x: model[4](checkpoint(model[:4], x, use_reentrant=False))  # noqa: E731
+    return train(r, model, optimizer, 4, lambda x, y: loss_of(forward, x, y))
 
 
 def script_reentrant_checkpointing(r: Run):
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 2))
     optimizer = adamw(r, model)
-    for x, y in r.data(4):
-        optimizer.zero_grad()
-        hidden = checkpoint(model[:4], x.requires_grad_(), use_reentrant=True)
-        nn.functional.mse_loss(model[4](hidden), y).backward()
-        optimizer.step()
-    return model
+    forward = lambda x: model[4](checkpoint(model[:4], x.requires_grad_(), use_reentrant=True))  # noqa: E731
+    return train(r, model, optimizer, 4, lambda x, y: loss_of(forward, x, y))
 
 
 def script_lstm(r: Run):
@@ -477,22 +465,14 @@ def script_empty_parameter(r: Run):
     model = mlp()
     model.none = nn.Parameter(torch.zeros(0, 3))
     optimizer = adamw(r, model)
-    for x, y in r.data(3):
-        optimizer.zero_grad()
-        (loss_of(model, x, y) + model.none.sum()).backward()
-        optimizer.step()
-    return model
+    return train(r, model, optimizer, 3, lambda x, y: loss_of(model, x, y) + model.none.sum())
 
 
 def script_scalar_parameter(r: Run):
     model = mlp()
     model.scale = nn.Parameter(torch.tensor(1.5))
     optimizer = adamw(r, model)
-    for x, y in r.data(4):
-        optimizer.zero_grad()
-        nn.functional.mse_loss(model(x) * model.scale, y).backward()
-        optimizer.step()
-    return model
+    return train(r, model, optimizer, 4, lambda x, y: nn.functional.mse_loss(model(x) * model.scale, y))
 
 
 def script_new_memory_for_parameters(r: Run):
@@ -676,12 +656,8 @@ def script_two_optimizers_of_one_model(r: Run):
 def script_functional_call(r: Run):
     model = mlp()
     optimizer = adamw(r, model)
-    for x, y in r.data(3):
-        optimizer.zero_grad()
-        out = torch.func.functional_call(model, dict(model.named_parameters()), (x,))
-        nn.functional.mse_loss(out, y).backward()
-        optimizer.step()
-    return model
+    forward = lambda x: torch.func.functional_call(model, dict(model.named_parameters()), (x,))  # noqa: E731
+    return train(r, model, optimizer, 3, lambda x, y: loss_of(forward, x, y))
 
 
 def script_reinitialised_layer(r: Run):
