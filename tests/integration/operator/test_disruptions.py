@@ -46,20 +46,6 @@ async def test_a_pod_that_is_taken_away_restarts_the_gang_uncounted(
         await s.until_state("Succeeded")
 
 
-async def test_a_pod_that_is_gone_before_its_launcher_was_heard_restarts_the_gang_uncounted(
-    open_cluster: OpenCluster, tmp_path: Path
-) -> None:
-    """Deleted by force, a pod is never seen to end, and its ranks may have run: it is not made anew alone."""
-    async with open_scenario(open_cluster, tmp_path) as s:
-        await s.submit(runPolicy={"backoffLimit": 0})
-        await s.until_running()
-        await s.until_condition("Running", "False", "WaitingForLauncher")
-        await s.cluster.api.delete(PODS, s.namespace, "digits-worker-1", grace_period_s=0)
-        await s.until_running(attempt=2)
-        status = (await s.job())["status"]
-        assert (status["restarts"], status["disruptions"]) == (0, 1)
-
-
 async def test_a_node_that_goes_without_a_word_is_not_billed_to_the_job(
     open_cluster: OpenCluster, tmp_path: Path
 ) -> None:

@@ -8,7 +8,7 @@ import pytest
 from integration.operator.test_disruptions import take_away
 from support.apiserver import ControlPlane
 from support.cluster import OpenCluster, real_cluster
-from support.jobs import condition, termination_message
+from support.jobs import condition
 from support.scenario import Scenario, open_scenario
 
 from ringtrain_operator import contract
@@ -74,82 +74,6 @@ async def test_a_worker_that_is_taken_away_is_made_anew(
         s.succeed()
         await s.until_state("Succeeded")
         assert {"WorkerLost", "FormationChanged"} <= await told(s)
-
-
-async def test_a_worker_of_a_dead_node_is_made_anew(open_cluster: OpenCluster, tmp_path: Path) -> None:
-    """Once its pod, which stays Terminating on a node that is gone, is deleted by force."""
-    nodes = ("node-a", "node-b", "node-c")
-    async with open_scenario(open_cluster, tmp_path, nodes=nodes) as s:
-        await s.submit(elastic=ELASTIC)
-        await s.until_running()
-        async with s.launcher_says(elastic={"formation": 1, "ranks": 2}) as answer:
-            await until_seen(s, 2)
-            before = await uids(s)
-            pod = await s.cluster.api.get(PODS, s.namespace, "digits-worker-1")
-            await s.kubelet.lose_node(pod["spec"]["nodeName"])
-            await s.kubelet.mark_disrupted(s.namespace, "digits-worker-1", "DeletionByTaintManager")
-            await s.cluster.api.delete(PODS, s.namespace, "digits-worker-1")
-            await s.until(lambda j: j["status"]["elastic"]["lostWorkers"] == 1)
-            answer["elastic"] |= {"formation": 2, "ranks": 1}
-            await s.until_condition("Degraded", "True", says="DeletionByTaintManager")
-            s.skip(120)
-            await until_incarnation(s, "digits-worker-1", 2)
-            after = await uids(s)
-            assert {name for name in after if after[name] != before[name]} == {"digits-worker-1"}
-            assert (await s.job())["status"]["attempt"] == 1
-
-
-async def test_a_launcher_whose_pod_is_lost_is_made_anew(open_cluster: OpenCluster, tmp_path: Path) -> None:
-    """Within the attempt, and no worker is touched; the new one is told what is wanted, and the job ends well."""
-    async with open_scenario(open_cluster, tmp_path) as s:
-        await s.submit(elastic=ELASTIC)
-        await s.until_running()
-        async with s.launcher_says(elastic={"formation": 3, "ranks": 2}):
-            await until_seen(s, 2)
-            await s.until(lambda j: j["status"]["elastic"]["formation"] == 3)
-            before = await uids(s)
-        await s.cluster.api.delete(PODS, s.namespace, "digits-launcher")
-        await until_incarnation(s, "digits-launcher", 2)
-        await s.until_condition("Degraded", "True", says="digits-launcher")
-        pod = await s.cluster.api.get(PODS, s.namespace, "digits-launcher")
-        env = {e["name"]: e.get("value") for e in pod["spec"]["containers"][0]["env"]}
-        assert env[contract.ENV_ELASTIC_FORMATION] == "3"
-        async with s.launcher_says(elastic={"formation": 4, "ranks": 2}) as answer:
-            await until_told(s, answer, 2)
-            job = await s.until(lambda j: j["status"]["elastic"]["formation"] == 4)
-        after = await uids(s)
-        assert {name for name in after if after[name] != before[name]} == {"digits-launcher"}
-        status = job["status"]
-        assert (status["attempt"], status["restarts"], status["disruptions"]) == (1, 0, 0)
-        s.succeed()
-        await s.until_state("Succeeded")
-        assert "LauncherLost" in await told(s)
-
-
-async def test_scaled_up_and_down(open_cluster: OpenCluster, tmp_path: Path) -> None:
-    """Through the scale subresource's field: the launcher is told, workers come and go, and no rank restarts."""
-    async with open_scenario(open_cluster, tmp_path) as s:
-        await s.submit(elastic=ELASTIC)
-        await s.until_running()
-        async with s.launcher_says(elastic={"formation": 1, "ranks": 2}) as answer:
-            await until_seen(s, 2)
-            before = await uids(s)
-            await s.change({"worker": {"replicas": 4}})
-            await until_seen(s, 4)
-            await until_told(s, answer, 4)
-            answer["elastic"] |= {"formation": 2, "ranks": 4}
-            await s.until_condition("Degraded", "False", says="4 ranks")
-            await s.change({"worker": {"replicas": 1}})
-            await s.until_pods(2)
-            await until_told(s, answer, 1)
-            answer["elastic"] |= {"formation": 3, "ranks": 1}
-            job = await s.until(lambda j: j["status"]["elastic"]["ranks"] == 1)
-            after = await uids(s)
-        assert after == {name: before[name] for name in ("digits-launcher", "digits-worker-0")}
-        assert (job["status"]["attempt"], job["status"]["elastic"]["lostWorkers"]) == (1, 0)
-        s.runtime.finish("digits-worker-0")
-        s.runtime.finish("digits-launcher", message=termination_message(world=1))
-        await s.until_state("Succeeded")
 
 
 @pytest.mark.parametrize("refusal", [None, (401, "who?"), (409, "not elastic"), (422, "expected 1 to 4 ranks")])

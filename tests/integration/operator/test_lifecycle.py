@@ -4,9 +4,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-import pytest
 from support.cluster import OpenCluster
-from support.jobs import condition, job, state, termination_message, workers_with_devices
+from support.jobs import condition, job, state
 from support.scenario import open_scenario
 
 from ringtrain_operator.cluster.api.resources import (
@@ -17,7 +16,6 @@ from ringtrain_operator.cluster.api.resources import (
     SERVICE_ACCOUNTS,
     SERVICES,
 )
-from ringtrain_operator.plan.cleanup import DRAIN_S
 from ringtrain_operator.plan.objects import LAUNCHER_ENDS_S
 
 
@@ -115,29 +113,6 @@ async def test_a_failed_gang_restarts_within_its_limit(open_cluster: OpenCluster
         assert last["logTail"] == ["the last line"]
 
 
-async def test_a_rule_fails_a_job_at_once(open_cluster: OpenCluster, tmp_path: Path) -> None:
-    """An exit code that a rule names ends the job without a restart."""
-    rule = {"action": "FailJob", "onExitCodes": {"values": [42]}}
-    async with open_scenario(open_cluster, tmp_path) as s:
-        await s.submit(runPolicy={"failureRules": [rule]})
-        await s.until_running()
-        s.fail(code=42)
-        done = await s.until_state("Failed", "Restarting")
-        assert state(done) == "Failed"
-        assert done["status"]["restarts"] == 0
-
-
-async def test_a_deadline_ends_a_job_that_waits(open_cluster: OpenCluster, tmp_path: Path) -> None:
-    """activeDeadlineSeconds counts from the start, pods or not."""
-    async with open_scenario(open_cluster, tmp_path) as s:
-        await s.submit(runPolicy={"activeDeadlineSeconds": 60}, worker=workers_with_devices(4))
-        await s.until_condition("Running", "False", "Insufficient")
-        s.skip(61)
-        await s.until_condition("Failed", "True", "deadline")
-        s.skip(DRAIN_S)  # this launcher does not end by itself
-        await s.until_pods(0)
-
-
 async def test_a_gang_that_makes_no_step_is_restarted(open_cluster: OpenCluster, tmp_path: Path) -> None:
     """progressDeadlineSeconds counts from the last step that the launcher told of, and the restart counts."""
     async with open_scenario(open_cluster, tmp_path) as s:
@@ -160,28 +135,6 @@ async def test_a_gang_that_makes_no_step_is_restarted(open_cluster: OpenCluster,
         await s.until_state("Succeeded")
 
 
-@pytest.mark.parametrize(
-    ("policy", "left"),
-    [
-        pytest.param("None", 3, id="none"),
-        pytest.param("Running", 2, id="running"),
-        pytest.param("All", 0, id="all"),
-    ],
-)
-async def test_pods_are_cleaned_as_the_policy_says(
-    open_cluster: OpenCluster, tmp_path: Path, policy: str, left: int
-) -> None:
-    """None keeps all pods, Running deletes those that still run, All deletes all."""
-    async with open_scenario(open_cluster, tmp_path) as s:
-        await s.submit(runPolicy={"cleanPodPolicy": policy})
-        await s.until_running()
-        s.runtime.finish("digits-worker-0")
-        s.runtime.finish("digits-launcher", message=termination_message())
-        await s.until_state("Succeeded")
-        s.skip(60)
-        await s.until_pods(left)
-
-
 async def test_a_finished_job_is_deleted_after_its_ttl(open_cluster: OpenCluster, tmp_path: Path) -> None:
     """ttlSecondsAfterFinished deletes the job itself."""
     async with open_scenario(open_cluster, tmp_path) as s:
@@ -191,29 +144,6 @@ async def test_a_finished_job_is_deleted_after_its_ttl(open_cluster: OpenCluster
         await s.until_state("Succeeded")
         s.skip(101)
         await s.cluster.until_gone(JOBS, s.namespace, "digits")
-
-
-async def test_a_scaled_job_starts_again_with_its_new_world(open_cluster: OpenCluster, tmp_path: Path) -> None:
-    """A changed number of workers is a new attempt of that many."""
-    async with open_scenario(open_cluster, tmp_path) as s:
-        await s.submit()
-        await s.until_running()
-        await s.change({"worker": {"replicas": 3}})
-        await s.until(lambda j: j["status"].get("attempt") == 2)
-        await s.until_running(attempt=2, workers=3)
-        assert (await s.job())["status"]["restarts"] == 0
-
-
-async def test_somebody_elses_job_is_left_alone(open_cluster: OpenCluster, tmp_path: Path) -> None:
-    """A job with another managedBy gets neither pods nor a status."""
-    async with open_scenario(open_cluster, tmp_path) as s:
-        await s.submit(managedBy="example.com/another")
-        s.name = "ours"
-        await s.submit()
-        await s.until_running()
-        s.name = "digits"
-        assert await s.pods() == []
-        assert not (await s.job()).get("status")
 
 
 async def test_a_recreated_job_starts_afresh(open_cluster: OpenCluster, tmp_path: Path) -> None:

@@ -6,20 +6,7 @@ import pytest
 from support.planworld import condition, world
 
 from ringtrain_operator.build.names import ObjectRef
-from ringtrain_operator.observe.model import Foreign, Refusal
-
-
-def test_a_taken_name_is_said() -> None:
-    """An object of somebody else is not touched; nothing is created until the name is free."""
-    w = world()
-    w.foreign = (Foreign(ObjectRef("Service", "digits"), "Deployment web"),)
-    w.settle()
-    assert not w.pods
-    assert condition(w, "Running")[1] == "NameTaken"
-    assert "Service digits exists and belongs to Deployment web" in condition(w, "Running")[2]
-    w.foreign = ()
-    w.settle()
-    assert len(w.pods) == 3
+from ringtrain_operator.observe.model import Refusal
 
 
 @pytest.mark.parametrize(
@@ -48,27 +35,3 @@ def test_an_unpullable_image_is_said() -> None:
     w.run(minutes=10)
     assert condition(w, "Running")[1:] == ("ImagePullBackOff", 'digits-worker-0: Back-off pulling image "nope"')
     assert w.reasons().count("ImagePullBackOff") == 1
-
-
-def test_an_unschedulable_pod_is_said() -> None:
-    """The scheduler's words are the message."""
-    w = world()
-    w.settle()
-    unschedulable = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes"}
-    w.pods["digits-launcher"]["status"] = {"phase": "Pending", "conditions": [unschedulable]}
-    w.settle()
-    assert condition(w, "Running")[1:] == ("Unschedulable", "digits-launcher: 0/3 nodes")
-
-
-def test_an_invalid_spec_is_said() -> None:
-    """Accepted=False names the field; nothing is created; a corrected spec goes on."""
-    w = world()
-    w.job["spec"]["slotPerWorker"] = 2
-    w.settle()
-    assert w.status.state == "Rejected"
-    assert "did you mean slotsPerWorker" in condition(w, "Accepted")[2]
-    del w.job["spec"]["slotPerWorker"]
-    w.change()
-    w.settle()
-    assert condition(w, "Accepted")[0] == "True"
-    assert len(w.pods) == 3
