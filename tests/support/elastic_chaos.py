@@ -18,11 +18,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from ringtrain import elastic
 from ringtrain.optim.mirror import second_homes
 from support.elastic_faults import BLOCK, Fault, Shape, faults_of, shape_of
 from support.elastic_pods import Played, play
-from support.elastic_training import BATCH, SAMPLES, SEED, WINDOW
+from support.elastic_training import WINDOW, ledger_of
 
 
 @functools.cache
@@ -40,7 +39,7 @@ def undisturbed(windows: int) -> list[str]:
 def wrong(shape: Shape, plans: Sequence[Sequence[Fault]], played: Played) -> list[list[str]]:
     """What is not as it must be in each window, up to the first that has not ended."""
     found: list[list[str]] = []
-    digests = undisturbed(BLOCK)
+    digests, ledger = undisturbed(BLOCK), ledger_of(len(plans) * WINDOW)
     for window, faults in enumerate(plans):
         if set(played.closed(window)) != set(range(shape.ranks)):
             return [*found, [played.problem or "not all ranks have come to the end of it"]]
@@ -48,22 +47,9 @@ def wrong(shape: Shape, plans: Sequence[Sequence[Fault]], played: Played) -> lis
     if played.problem:
         found[-1].append(played.problem)
     for slot in range(shape.ranks):
-        if played.ledgers.get(slot) != _ledger(len(plans)):
+        if played.ledgers.get(slot) != ledger:
             found[-1].append(f"slot {slot} ends with other steps or samples: {played.ledgers.get(slot)}")
     return found
-
-
-@functools.cache
-def _ledger(windows: int) -> list[str]:
-    """What every rank has written down at the end: each step, its epoch and its samples."""
-    lines: list[str] = []
-    order = elastic.shard(SAMPLES, elastic.FixedGlobal(BATCH), seed=SEED)._order
-    for epoch in range(windows * WINDOW * BATCH // SAMPLES + 1):
-        indices = order.order(epoch)
-        for start in range(0, SAMPLES, BATCH):
-            used = sorted(indices[start : start + BATCH].tolist())
-            lines.append(f"{len(lines) + 1} {epoch} {','.join(map(str, used))}")
-    return lines[: windows * WINDOW]
 
 
 def _wrong_in(shape: Shape, faults: Iterable[Fault], played: Played, window: int, digest: str) -> list[str]:

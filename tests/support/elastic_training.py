@@ -138,6 +138,18 @@ class Training(elastic.State):
         super().sync()
 
 
+def ledger_of(steps: int) -> list[str]:
+    """What a rank has written down after so many steps that nobody disturbed: each one's epoch and samples."""
+    lines: list[str] = []
+    order = elastic.shard(SAMPLES, elastic.FixedGlobal(BATCH), seed=SEED)._order
+    for epoch in range(steps * BATCH // SAMPLES + 1):
+        indices = order.order(epoch)
+        for start in range(0, SAMPLES, BATCH):
+            used = sorted(indices[start : start + BATCH].tolist())
+            lines.append(f"{len(lines) + 1} {epoch} {','.join(map(str, used))}")
+    return lines[:steps]
+
+
 def digest_of(weights: Any) -> str:
     whole = b"".join(np.ascontiguousarray(weights[name]).tobytes() for name in sorted(weights))
     return hashlib.sha256(whole).hexdigest()[:16]

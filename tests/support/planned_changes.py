@@ -24,11 +24,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ringtrain import elastic
 from support import planned_training
+from support.elastic_training import ledger_of
 from support.gang import GangProcesses, PodProcess
 from support.guard import GUARD
-from support.planned_training import BATCH, SAMPLES, SEED, STEPS
+from support.planned_training import STEPS
 
 JOB_DEADLINE_S = 180.0
 _POLL_S = 0.005
@@ -93,18 +93,6 @@ def undisturbed(kind: str) -> str:
         return str(playing.ends()[0]["digest"])
 
 
-@functools.cache
-def _ledger() -> list[str]:
-    lines: list[str] = []
-    order = elastic.shard(SAMPLES, elastic.FixedGlobal(BATCH), seed=SEED)._order
-    for epoch in range(STEPS * BATCH // SAMPLES + 1):
-        indices = order.order(epoch)
-        for start in range(0, SAMPLES, BATCH):
-            used = sorted(indices[start : start + BATCH].tolist())
-            lines.append(f"{len(lines) + 1} {epoch} {','.join(map(str, used))}")
-    return lines[:STEPS]
-
-
 def judge(seed: int, kind: str | None = None) -> str:
     """What is not as it must be after the history of a seed; nothing if all is."""
     history = history_of(seed, kind)
@@ -117,10 +105,10 @@ def judge(seed: int, kind: str | None = None) -> str:
 
 def _wrong(history: History, playing: "_Playing") -> list[str]:
     found = []
-    digest = undisturbed(history.kind)
+    digest, ledger = undisturbed(history.kind), ledger_of(STEPS)
     for slot, end in playing.ends().items():
-        if end["ledger"] != _ledger():
-            at = next((i for i, (a, b) in enumerate(zip(end["ledger"], _ledger(), strict=False)) if a != b), STEPS)
+        if end["ledger"] != ledger:
+            at = next((i for i, (a, b) in enumerate(zip(end["ledger"], ledger, strict=False)) if a != b), STEPS)
             found.append(f"slot {slot} has other steps or samples from step {at + 1} on")
         if end["digest"] != digest:
             found.append(f"slot {slot} ends with weights {end['digest']}; undisturbed {digest}")

@@ -17,10 +17,9 @@ from typing import Any, Protocol
 import numpy as np
 
 import ringtrain as rt
-from support.elastic_training import digest_of, gradient
+from support.elastic_training import BATCH, SAMPLES, SEED, digest_of, gradient
 
 STEPS = 60
-SAMPLES, BATCH, SEED = 150, 15, 4
 STEP_S = 0.02
 DIRECTORY = Path(os.environ.get("DIRECTORY", "."))
 KIND = os.environ.get("KIND", "host")

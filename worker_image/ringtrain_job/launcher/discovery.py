@@ -1,17 +1,16 @@
 """The host discovery script of a local elastic run: which slots of this machine are wanted now."""
 
 import logging
-import os
 import signal
 import socket
 import subprocess
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Final
 
 from ringtrain.errors import ConfigurationError, quoted
+from ringtrain.shared.processes import signal_group
 from ringtrain_job.launcher.formation import Rules
 
 log = logging.getLogger(__name__)
@@ -126,8 +125,7 @@ def run_script(script: str, deadline_s: float, closed: threading.Event) -> str:
     except subprocess.TimeoutExpired:
         raise ConfigurationError(f"it took longer than {deadline_s:g} s") from None
     finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+        signal_group(process.pid, signal.SIGKILL)
         process.wait()
     if process.returncode:
         said = errors.decode(errors="replace").strip().splitlines()

@@ -205,5 +205,4 @@ class MpiJob:
 
     def _signal(self, number: int) -> None:
         if self._process is not None and self._process.poll() is None:
-            with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, number)
+            signal_group(self._process.pid, number)
