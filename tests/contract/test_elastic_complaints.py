@@ -13,9 +13,7 @@ COMPLAINTS = {
         "ring/test_elastic_ledger.py::test_each_sample_counts_once_an_epoch"
     ),
     "indices that were processed are lost": "unit/runtime/elastic/test_shard.py::test_every_sample_once_an_epoch",
-    "all workers die although two survive": (
-        "integration/runtime/test_elastic_launcher.py::test_shrink_goes_on_at_once_and_grows_when_a_pod_comes"
-    ),
+    "all workers die although two survive": "integration/runtime/test_elastic_run.py::test_shrink",
     "the job succeeds when a pod is deleted": (
         "integration/operator/test_elastic.py::test_a_worker_that_is_taken_away_is_made_anew"
     ),

@@ -334,19 +334,6 @@ def check_two_outputs_with_weights():
     like_one_process(make, data=lambda rank: (numbers(rank)[0], np.tile(numbers(rank)[1], 2)))
 
 
-def check_accumulated_passes():
-    """Two passes an update are one update of a batch that is twice as long."""
-    wrap = lambda o: hvd.DistributedOptimizer(o, backward_passes_per_step=2, average_aggregated_gradients=True)  # noqa: E731
-    everyone = [numbers(rank) for rank in range(SIZE)]
-    reference, ours = built(dense), built(dense)
-    reference.compile(keras.optimizers.SGD(0.1, momentum=0.9), loss="mse")
-    ours.compile(wrap(keras.optimizers.SGD(0.1, momentum=0.9)), loss="mse")
-    x, y = (joined([part[i] for part in everyone]) for i in range(2))
-    reference.fit(x, y, batch_size=2 * SIZE * ROWS, shuffle=False, verbose=0)
-    ours.fit(*everyone[RANK], batch_size=ROWS, shuffle=False, verbose=0)
-    agree(ours, reference, 1e-4)
-
-
 def check_accumulation_of_keras():
     """Keras' own, of Keras 3: it adds up what each pass has reduced."""
     if not IS_KERAS_2:

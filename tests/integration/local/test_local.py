@@ -90,12 +90,6 @@ def test_what_the_jobs_file_lacks(start: Start) -> None:
     assert "Pending" not in output
 
 
-def test_the_deadline_ends_a_job(start: Start) -> None:
-    """A job that is active for too long fails, and its processes are gone."""
-    output = start("sleep", "3600", runPolicy={"activeDeadlineSeconds": 3}).finish(1)
-    assert "activeDeadlineSeconds: 3" in output
-
-
 def test_suspend_and_resume(start: Start) -> None:
     """Saving suspend: true ends the ranks; saving false starts the next attempt from the checkpoint."""
     local = start(*TRAIN, checkpoint=CHECKPOINT)
@@ -105,16 +99,6 @@ def test_suspend_and_resume(start: Start) -> None:
     local.save(runPolicy={"suspend": False})
     assert "2 attempts" in local.finish(0)
     assert f"begins at step {HOLD}" in local.log(2)
-
-
-def test_scaling_restarts_with_the_new_world(start: Start) -> None:
-    """Saving another number of replicas begins an attempt with as many workers."""
-    local = start(*TRAIN, checkpoint=CHECKPOINT)
-    until(lambda: holds(local))
-    template = {"spec": {"containers": [{"name": "train", "image": "train:1"}]}}
-    template["spec"]["containers"][0]["command"] = list(TRAIN)
-    local.save(worker={"replicas": 3, "template": template})
-    assert "all 3 ranks exited 0" in local.finish(0)
 
 
 def test_pods_die_with_dtj(start: Start) -> None:

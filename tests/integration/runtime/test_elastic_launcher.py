@@ -114,30 +114,6 @@ def test_a_killed_rank_is_replaced_and_the_others_keep_their_processes(gang: Mak
     assert (message["outcome"], message["worldSize"], message["ranksSucceeded"]) == ("Succeeded", 3, 3)
 
 
-def test_a_lost_pod_is_replaced_by_a_new_one(gang: MakeGang) -> None:
-    """The new pod of the same index takes its place, and the world is as large as before."""
-    job = ElasticJob(gang, "Replace")
-    before = job.until_formed(1, [0, 1, 2])
-    job.agents[1].kill()
-    until("the loss is seen", lambda: job.elastic()["phase"] == "Preparing")
-    assert job.elastic()["degraded"]
-    job.agents[1] = job.agent(1)
-    after = job.until_formed(2, [0, 2, 1])
-    assert (after[0], after[2]) == (before[0], before[2])
-    assert job.finish(0, 1, 2)["outcome"] == "Succeeded"
-
-
-def test_shrink_goes_on_at_once_and_grows_when_a_pod_comes(gang: MakeGang) -> None:
-    """Two formations, none of which waits for anybody."""
-    job = ElasticJob(gang, "Shrink", RINGTRAIN_TIMEOUT="8")
-    job.agents[0].kill()
-    job.until_formed(2, [1, 2])
-    assert job.until_elastic(formation=2, phase="Running")["degraded"]
-    job.agents[0] = job.agent(0)
-    job.until_formed(3, [1, 2, 0])
-    assert not job.until_elastic(formation=3, phase="Running", ranks=3)["degraded"]
-
-
 def test_a_stopped_rank_that_does_not_leave_is_killed_before_the_next_world(gang: MakeGang) -> None:
     """Nobody is told of a world while the stopped process may wake up in the former one."""
     job = ElasticJob(gang, "Replace", RINGTRAIN_TIMEOUT="4")
@@ -261,17 +237,6 @@ def test_a_launcher_that_is_asked_to_stop_with_all_workers_ends_the_attempt(gang
         pod.send(signal.SIGTERM)
     assert job.launcher.wait() == 128 + signal.SIGTERM
     assert [agent.wait() for agent in job.agents.values()] == [128 + signal.SIGTERM] * 2
-
-
-def test_restart_starts_all_ranks_anew_in_their_pods(gang: MakeGang) -> None:
-    """Any program: it finds the world in its environment, and no pod is made anew."""
-    job = ElasticJob(gang, "Restart")
-    before = job.until_formed(1, [0, 1, 2])
-    os.kill(before[1], signal.SIGKILL)
-    after = job.until_formed(2, [0, 1, 2])
-    assert set(before.values()).isdisjoint(after.values())
-    assert all(agent.process.poll() is None for agent in job.agents.values())
-    assert job.finish(0, 1, 2)["ranksSucceeded"] == 3
 
 
 def test_restart_with_a_lost_pod(gang: MakeGang) -> None:
