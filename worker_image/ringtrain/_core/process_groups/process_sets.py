@@ -13,6 +13,7 @@ from ringtrain._core.process_groups.context import current, current_or_none, joi
 from ringtrain._core.process_groups.group import ProcessGroup
 from ringtrain._core.process_groups.rank_context import RankContext
 from ringtrain._core.wire.signature import Signature
+from ringtrain._core.world.mpi_library import load_mpi
 from ringtrain.errors import ConfigurationError
 
 
@@ -192,9 +193,7 @@ def trains_alone(process_set: ProcessSet) -> bool:
 
 def _ranks_of(ranks_or_comm: Any) -> Sequence[int]:
     if hasattr(ranks_or_comm, "allgather"):  # an mpi4py communicator gathers its members' world ranks
-        from mpi4py import MPI
-
-        return sorted(ranks_or_comm.allgather(MPI.COMM_WORLD.rank))
+        return sorted(ranks_or_comm.allgather(load_mpi().COMM_WORLD.rank))
     ranks = sorted(int(rank) for rank in ranks_or_comm)
     if len(set(ranks)) != len(ranks):
         raise ConfigurationError(f"process set {ranks}: a rank is listed twice; expected each rank once")
