@@ -275,6 +275,14 @@ class World:
         """Full name of a pod."""
         return f"{self.job['metadata']['name']}-{suffix}"
 
+    def uids(self) -> dict[str, str]:
+        """The pods by name."""
+        return {name: pod["metadata"]["uid"] for name, pod in self.pods.items()}
+
+    def messages(self, reason: str) -> list[str]:
+        """Messages of the events with this reason."""
+        return [event.message for event in self.events if event.reason == reason]
+
     def reasons(self) -> list[str]:
         """Reasons of all events so far."""
         return [event.reason for event in self.events]

@@ -12,7 +12,7 @@ from aiohttp import web
 
 from ringtrain_operator import contract
 from ringtrain_operator.cluster.api.errors import ApiError
-from ringtrain_operator.cluster.api.resources import JOBS, PODS
+from ringtrain_operator.cluster.api.resources import EVENTS, JOBS, PODS
 from ringtrain_operator.cluster.operator import Operator
 from ringtrain_operator.cluster.queue import Key
 from ringtrain_operator.observe.pods import status_token
@@ -111,6 +111,14 @@ class Scenario:
             await self.cluster.pause()
             await look()
         return found
+
+    async def uids(self) -> dict[str, str]:
+        """The job's pods by name."""
+        return {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in await self.pods()}
+
+    async def reasons(self) -> set[str]:
+        """Reasons of the events on the job."""
+        return {event["reason"] for event in await self.cluster.api.select(EVENTS, self.namespace)}
 
     async def pods(self) -> list[Json]:
         """The job's pods."""

@@ -7,15 +7,10 @@ from support.cluster import OpenCluster
 from support.scenario import Scenario, open_scenario
 
 from ringtrain_operator import contract
-from ringtrain_operator.cluster.api.resources import EVENTS, PODS, SECRETS
+from ringtrain_operator.cluster.api.resources import PODS, SECRETS
 
 DATA = ("digits-data-0", "digits-data-1")
 Json = dict[str, Any]
-
-
-async def uids(s: Scenario) -> dict[str, str]:
-    """The job's pods by name."""
-    return {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in await s.pods()}
 
 
 async def until_runs(s: Scenario, name: str, other_than: str = "") -> None:
@@ -29,11 +24,6 @@ async def until_runs(s: Scenario, name: str, other_than: str = "") -> None:
     await s.cluster.until(PODS, s.namespace, name, runs)
 
 
-async def told(s: Scenario) -> set[str]:
-    """Reasons of the events on the job."""
-    return {event["reason"] for event in await s.cluster.api.select(EVENTS, s.namespace)}
-
-
 async def test_they_live_beside_the_gang(open_cluster: OpenCluster, tmp_path: Path) -> None:
     """One that ends is made anew; the gang restarts without them and keeps its Secret; the job's end is theirs."""
     async with open_scenario(open_cluster, tmp_path) as s:
@@ -41,18 +31,18 @@ async def test_they_live_beside_the_gang(open_cluster: OpenCluster, tmp_path: Pa
         await s.until_running()
         for name in (*DATA, "digits-evaluator"):
             await until_runs(s, name)
-        first = await uids(s)
+        first = await s.uids()
         async with s.launcher_says(data={"waitFraction": 0.23}):
             await s.until(lambda j: (j["status"].get("dataWorkers") or {}).get("waitFraction") == 0.23)
             s.runtime.finish("digits-data-1", 1)
             await until_runs(s, "digits-data-1", other_than=first["digits-data-1"])
-        second = await uids(s)
+        second = await s.uids()
         assert {name for name in second if second[name] != first[name]} == {"digits-data-1"}
         s.fail()
         await s.until(lambda j: j["status"]["attempt"] == 2)
         s.skip(5)
         await s.until_running(attempt=2)
-        third = await uids(s)
+        third = await s.uids()
         assert {name for name in third if third[name] == second[name]} == {*DATA, "digits-evaluator"}
         secrets = await s.cluster.api.select(SECRETS, s.namespace, labels=f"{contract.LABEL_JOB}=digits")
         assert len(secrets) == 1
@@ -61,7 +51,7 @@ async def test_they_live_beside_the_gang(open_cluster: OpenCluster, tmp_path: Pa
         assert (job["status"]["restarts"], job["status"]["attempt"]) == (1, 2)
         for name in (*DATA, "digits-evaluator"):
             await s.cluster.until(PODS, s.namespace, name, lambda pod: pod is None)
-        assert {"DataWorkerLost"} <= await told(s)
+        assert {"DataWorkerLost"} <= await s.reasons()
 
 
 async def test_all_lost_is_said_while_the_gang_runs(open_cluster: OpenCluster, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from support.scenario import Scenario, open_scenario
 
 from ringtrain_operator import contract
 from ringtrain_operator.cluster.api.errors import Invalid
-from ringtrain_operator.cluster.api.resources import EVENTS, JOBS, PODS
+from ringtrain_operator.cluster.api.resources import JOBS, PODS
 
 ELASTIC = {"minReplicas": 1, "maxReplicas": 4}
 
@@ -29,11 +29,6 @@ async def until_seen(s: Scenario, workers: int) -> None:
     await s.until(seen)
 
 
-async def uids(s: Scenario) -> dict[str, str]:
-    """The job's pods by name."""
-    return {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in await s.pods()}
-
-
 async def until_incarnation(s: Scenario, name: str, number: int) -> None:
     """Return when the worker's pod of this number runs."""
 
@@ -43,11 +38,6 @@ async def until_incarnation(s: Scenario, name: str, number: int) -> None:
         return bool(pod["status"].get("phase") == "Running")
 
     await s.cluster.until(PODS, s.namespace, name, runs)
-
-
-async def told(s: Scenario) -> set[str]:
-    """Reasons of the events on the job."""
-    return {event["reason"] for event in await s.cluster.api.select(EVENTS, s.namespace)}
 
 
 @pytest.mark.parametrize("how", ["evicted", "node-under-pressure", "drained", "deleted"])
@@ -61,19 +51,19 @@ async def test_a_worker_that_is_taken_away_is_made_anew(
         await s.until_running()
         async with s.launcher_says(elastic={"formation": 1, "ranks": 2}) as answer:
             await until_seen(s, 2)
-            before = await uids(s)
+            before = await s.uids()
             await take_away(s, how)
             await until_incarnation(s, "digits-worker-1", 2)
             answer["elastic"] |= {"formation": 2, "lostSteps": 1, "recoveries": 1, "lastRecoverySeconds": 0.5}
             job = await s.until(lambda j: j["status"]["elastic"].get("recoveries") == 1)
-        after = await uids(s)
+        after = await s.uids()
         assert {name for name in after if after[name] != before[name]} == {"digits-worker-1"}
         status = job["status"]
         assert (status["attempt"], status["restarts"], status["disruptions"]) == (1, 0, 0)
         assert (status["elastic"]["lostWorkers"], status["elastic"]["lostSteps"]) == (1, 1)
         s.succeed()
         await s.until_state("Succeeded")
-        assert {"WorkerLost", "FormationChanged"} <= await told(s)
+        assert {"WorkerLost", "FormationChanged"} <= await s.reasons()
 
 
 @pytest.mark.parametrize("refusal", [None, (401, "who?"), (409, "not elastic"), (422, "expected 1 to 4 ranks")])
@@ -137,7 +127,7 @@ async def test_a_launcher_whose_process_came_back_is_told_again(open_cluster: Op
         async with s.launcher_says(elastic={"formation": 1, "ranks": 2}, startTime=1000.0) as answer:
             await until_seen(s, 2)
             await until_told(s, answer, 2)
-        before = await uids(s)
+        before = await s.uids()
         s.runtime.finish("digits-launcher", 137)
 
         def restarted(pod: dict[str, Any] | None) -> bool:
@@ -149,5 +139,5 @@ async def test_a_launcher_whose_process_came_back_is_told_again(open_cluster: Op
             await until_told(s, answer, 2)
             answer["elastic"] |= {"formation": 2, "ranks": 2}
             job = await s.until(lambda j: j["status"]["elastic"]["formation"] == 2)
-        assert await uids(s) == before
+        assert await s.uids() == before
         assert (job["status"]["attempt"], condition(job, "Running")["status"]) == (1, "True")

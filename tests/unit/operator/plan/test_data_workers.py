@@ -41,16 +41,6 @@ def data_pods(w: World) -> list[str]:
     return sorted(name for name in w.pods if "-data-" in name)
 
 
-def uids(w: World) -> dict[str, str]:
-    """The pods by name."""
-    return {name: pod["metadata"]["uid"] for name, pod in w.pods.items()}
-
-
-def told(w: World, reason: str) -> list[str]:
-    """Messages of the events with this reason."""
-    return [event.message for event in w.events if event.reason == reason]
-
-
 def shape(w: World) -> tuple[int, int, float | None]:
     """The field dataWorkers of the status."""
     assert w.status.data_workers is not None
@@ -84,7 +74,7 @@ def test_the_gang_waits_for_none_of_them() -> None:
 def test_one_that_is_lost_is_made_anew_and_nothing_else_changes(how: str) -> None:
     """However it went: the attempt, its restarts, and all other pods stay."""
     w = served()
-    before = uids(w)
+    before = w.uids()
     victim = NAMES[1]
     match how:
         case "failed":
@@ -100,9 +90,9 @@ def test_one_that_is_lost_is_made_anew_and_nothing_else_changes(how: str) -> Non
     w.settle()
     w.pods_go()
     w.settle()
-    assert {name for name, uid in uids(w).items() if before[name] != uid} == {victim}
+    assert {name for name, uid in w.uids().items() if before[name] != uid} == {victim}
     assert (w.status.attempt, w.status.restarts, w.status.disruptions, w.status.state) == (1, 0, 0, "Running")
-    assert len(told(w, "DataWorkerLost")) == (how in ("failed", "ended well"))
+    assert len(w.messages("DataWorkerLost")) == (how in ("failed", "ended well"))
 
 
 def test_one_that_ends_again_and_again_waits_longer_each_time() -> None:
@@ -147,14 +137,14 @@ def test_an_end_counts_once_wherever_the_operator_dies(writes: int) -> None:
 def test_they_outlive_attempts() -> None:
     """The gang restarts; they, and the Secret that they mount, stay."""
     w = served()
-    before = uids(w)
+    before = w.uids()
     w.launcher_ends(1)
     w.settle()
     w.pods_go()
     assert data_pods(w) == NAMES
     w.run(seconds=5)
     assert w.status.attempt == 2
-    assert {name: uids(w)[name] for name in NAMES} == {name: before[name] for name in NAMES}
+    assert {name: w.uids()[name] for name in NAMES} == {name: before[name] for name in NAMES}
     secrets = [ref.name for ref in w.objects if ref.kind == "Secret"]
     assert len(secrets) == 1
 
@@ -175,17 +165,17 @@ def test_strangers_to_the_gang_are_replaced() -> None:
     """One that mounts another Secret than the gang could not register."""
     w = served()
     w.pods[NAMES[0]]["spec"]["volumes"][0]["secret"]["secretName"] = "digits-older"
-    before = uids(w)
+    before = w.uids()
     w.settle()
     w.pods_go()
     w.settle()
-    assert uids(w)[NAMES[0]] != before[NAMES[0]]
+    assert w.uids()[NAMES[0]] != before[NAMES[0]]
 
 
 def test_replicas_may_change_in_life() -> None:
     """More are added, the last ones are taken away; the gang does not notice."""
     w = served()
-    gang = {name: uid for name, uid in uids(w).items() if name not in NAMES}
+    gang = {name: uid for name, uid in w.uids().items() if name not in NAMES}
     w.change(dataWorkers={"replicas": 4})
     w.settle()
     assert len(data_pods(w)) == 4
@@ -194,7 +184,7 @@ def test_replicas_may_change_in_life() -> None:
     w.pods_go()
     w.settle()
     assert data_pods(w) == NAMES[:1]
-    assert gang.items() <= uids(w).items()
+    assert gang.items() <= w.uids().items()
 
 
 def test_all_lost_is_said() -> None:
@@ -209,13 +199,13 @@ def test_all_lost_is_said() -> None:
     assert "digits-data" in message
     assert "MemoryError: decoding" in message
     assert w.status.state == "Running"
-    assert told(w, "InputStalled") == [message]
+    assert w.messages("InputStalled") == [message]
     for name in NAMES:
         w.pod_runs(name)
     input_is(w, 0.4, 1)
     w.settle()
     assert condition(w, "InputStalled")[:2] == ("False", "DataWorkersReady")
-    assert len(told(w, "InputServed")) == 1
+    assert len(w.messages("InputServed")) == 1
 
 
 def test_data_workers_that_fell_silent_are_no_mere_start() -> None:
@@ -226,7 +216,7 @@ def test_data_workers_that_fell_silent_are_no_mere_start() -> None:
     status, reason, message = condition(w, "InputStalled")
     assert (status, reason) == ("True", "DataWorkersSilent")
     assert message.endswith("digits-data-0, digits-data-1 run, and the launcher hears nothing of them any more")
-    assert told(w, "InputStalled") == [message]
+    assert w.messages("InputStalled") == [message]
 
 
 def test_another_attempts_launcher_has_to_hear_of_them_first() -> None:
@@ -245,7 +235,7 @@ def test_another_attempts_launcher_has_to_hear_of_them_first() -> None:
     w.settle()
     assert (w.status.state, w.status.attempt) == ("Running", 2)
     assert condition(w, "InputStalled")[:2] == ("True", "DataWorkersStarting")
-    assert told(w, "InputStalled") == []
+    assert w.messages("InputStalled") == []
 
 
 def test_what_keeps_them_away_is_said_in_the_words_of_who_does() -> None:
@@ -329,7 +319,7 @@ def test_they_end_with_the_job(policy: str, code: int) -> None:
     assert w.status.finished
     assert data_pods(w) == []
     assert shape(w)[:2] == (0, 0)
-    assert told(w, "DataWorkerLost") == []
+    assert w.messages("DataWorkerLost") == []
 
 
 def test_a_job_that_gives_way_keeps_none() -> None:
@@ -379,7 +369,7 @@ def test_autoscale_adds_and_takes_away() -> None:
     assert w.plan().requeue_after_s == 60
     w.run(seconds=60)
     assert len(data_pods(w)) == 4
-    assert told(w, "DataWorkersScaled") == ["from 2 to 4 data workers; ranks wait for input 50 % of their time"]
+    assert w.messages("DataWorkersScaled") == ["from 2 to 4 data workers; ranks wait for input 50 % of their time"]
     for index in (2, 3):
         w.pod_runs(f"digits-data-{index}")
     input_is(w, 0.0, 0, 1, 2, 3)

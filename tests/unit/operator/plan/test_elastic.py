@@ -20,19 +20,9 @@ def incarnation(w: World, name: str = VICTIM) -> int:
     return int(w.pods[name]["metadata"]["labels"][contract.LABEL_INCARNATION])
 
 
-def uids(w: World) -> dict[str, str]:
-    """The pods by name."""
-    return {name: pod["metadata"]["uid"] for name, pod in w.pods.items()}
-
-
-def told(w: World, reason: str) -> list[str]:
-    """Messages of the events with this reason."""
-    return [event.message for event in w.events if event.reason == reason]
-
-
 def replaced(w: World, before: dict[str, str]) -> set[str]:
     """Names of pods that are others than `before`."""
-    return {name for name, uid in uids(w).items() if before.get(name) != uid}
+    return {name for name, uid in w.uids().items() if before.get(name) != uid}
 
 
 def test_first_pods_are_first_incarnations() -> None:
@@ -46,7 +36,7 @@ def test_first_pods_are_first_incarnations() -> None:
 def test_a_lost_worker_is_made_anew_within_the_attempt(how: str) -> None:
     """However it was lost: same attempt, the next incarnation, and no other pod is touched."""
     w = elastic()
-    before = uids(w)
+    before = w.uids()
     match how:
         case "deleted":
             w.user_deletes(VICTIM)
@@ -63,7 +53,7 @@ def test_a_lost_worker_is_made_anew_within_the_attempt(how: str) -> None:
     assert incarnation(w) == 2
     assert (w.status.attempt, w.status.restarts, w.status.disruptions) == (1, 0, 0)
     assert w.status.state == "Running"
-    (text,) = told(w, "WorkerLost")
+    (text,) = w.messages("WorkerLost")
     assert VICTIM in text
     assert w.status.elastic is not None
     assert w.status.elastic.lost_workers == 1
@@ -72,7 +62,7 @@ def test_a_lost_worker_is_made_anew_within_the_attempt(how: str) -> None:
 def test_a_pod_that_is_ending_is_waited_for() -> None:
     """A worker's next pod is made when the one before is gone: never two at a time."""
     w = elastic()
-    before = uids(w)
+    before = w.uids()
     w.user_deletes(VICTIM)
     w.run(seconds=5)
     assert replaced(w, before) == set()
@@ -87,11 +77,11 @@ def test_a_worker_that_failed_waits_for_the_launchers_word() -> None:
     w.pod_ends(VICTIM, 1)
     w.settle()
     assert VICTIM in w.pods
-    assert told(w, "WorkerLost") == []
+    assert w.messages("WorkerLost") == []
     w.launcher_ends(1)
     w.settle()
     assert (w.status.attempt, w.status.restarts) == (2, 1)
-    assert told(w, "WorkerLost") == []
+    assert w.messages("WorkerLost") == []
 
 
 def test_workers_that_the_launcher_stopped_wait_longer() -> None:
@@ -99,18 +89,18 @@ def test_workers_that_the_launcher_stopped_wait_longer() -> None:
     w = elastic()
     w.pod_ends(VICTIM, contract.EXIT_GANG_STOPPED)
     w.run(seconds=20)
-    assert told(w, "WorkerLost") == []
+    assert w.messages("WorkerLost") == []
     w.run(seconds=11)
-    assert len(told(w, "WorkerLost")) == 1
+    assert len(w.messages("WorkerLost")) == 1
 
 
 def test_a_worker_that_ended_well_is_left_alone() -> None:
     """Its ranks are through; the others go on to their end."""
     w = elastic()
-    before = uids(w)
+    before = w.uids()
     w.pod_ends(VICTIM, 0)
     w.run(hours=1)
-    assert uids(w) == before
+    assert w.uids() == before
     assert w.status.state == "Running"
 
 
@@ -160,7 +150,7 @@ def lose_launcher(w: World, how: str) -> None:
 def test_a_lost_launcher_is_made_anew_within_the_attempt(how: str) -> None:
     """However its pod was lost: the next incarnation, told where the world was; no worker and no counter moves."""
     w = elastic()
-    before = uids(w)
+    before = w.uids()
     lose_launcher(w, how)
     status, reason, message = condition(w, "Degraded")
     assert (status, reason) == ("True", "LauncherLost")
@@ -179,12 +169,12 @@ def test_a_lost_launcher_is_made_anew_within_the_attempt(how: str) -> None:
     w.run(hours=1)
     assert (w.status.attempt, w.status.restarts, w.status.disruptions) == (1, 0, 0)
     assert (w.status.state, condition(w, "Degraded")[:2]) == ("Running", ("False", "Complete"))
-    (text,) = told(w, "LauncherLost")
+    (text,) = w.messages("LauncherLost")
     assert text.startswith(LAUNCHER)
     assert text.endswith("; it is made anew")
     assert w.status.elastic is not None
     assert w.status.elastic.lost_workers == 0
-    assert told(w, "WorkerLost") == []
+    assert w.messages("WorkerLost") == []
 
 
 def test_a_launcher_that_does_not_come_back_restarts_the_gang_uncounted() -> None:
@@ -219,7 +209,7 @@ def test_a_launcher_that_has_said_how_the_attempt_ended_is_not_lost() -> None:
     w.user_deletes(LAUNCHER)
     w.settle()
     assert (w.status.attempt, w.status.restarts) == (2, 1)
-    assert told(w, "LauncherLost") == []
+    assert w.messages("LauncherLost") == []
 
 
 def test_a_launcher_that_is_lost_before_the_gang_began_restarts_it_uncounted() -> None:
@@ -306,19 +296,19 @@ def test_incarnations_go_on_over_attempts() -> None:
     w.run(seconds=5)
     assert w.status.attempt == 2
     assert [incarnation(w, f"digits-worker-{i}") for i in range(3)] == [2, 2, 2]
-    assert told(w, "WorkerLost") == []
+    assert w.messages("WorkerLost") == []
 
 
 def test_scaled_up_within_the_attempt() -> None:
     """New pods at the end, nothing else changes."""
     w = elastic()
-    before = uids(w)
+    before = w.uids()
     w.job["spec"]["worker"]["replicas"] = 5
     w.change()
     w.settle()
     assert replaced(w, before) == {"digits-worker-3", "digits-worker-4"}
     assert (w.status.attempt, w.status.ledger.attempt_workers) == (1, 5)
-    assert told(w, "Scaled") == ["worker.replicas changed from 3 to 5; workers join and leave"]
+    assert w.messages("Scaled") == ["worker.replicas changed from 3 to 5; workers join and leave"]
 
 
 def test_scaled_down_within_the_attempt() -> None:
@@ -336,7 +326,7 @@ def test_scaled_down_within_the_attempt() -> None:
     w.settle()
     assert set(w.pods) == {"digits-launcher", "digits-worker-0", "digits-worker-1"}
     assert incarnation(w) == 2
-    assert told(w, "WorkerLost") == []
+    assert w.messages("WorkerLost") == []
     assert w.status.attempt == 1
 
 
@@ -352,7 +342,7 @@ def test_scaled_down_is_written_before_pods_are_touched() -> None:
     w.pods_go()
     w.settle()
     assert "digits-worker-2" not in w.pods
-    assert told(w, "WorkerLost") == []
+    assert w.messages("WorkerLost") == []
 
 
 def test_an_operator_that_died_before_it_made_a_pod_infers_no_loss() -> None:
@@ -364,7 +354,7 @@ def test_an_operator_that_died_before_it_made_a_pod_infers_no_loss() -> None:
     assert "digits-worker-3" not in w.pods
     w.settle()
     assert incarnation(w, "digits-worker-3") == 2
-    assert told(w, "WorkerLost") == []
+    assert w.messages("WorkerLost") == []
 
 
 def test_a_refused_pod_keeps_its_number() -> None:
@@ -437,7 +427,7 @@ def test_a_pod_taken_away_before_the_gang_began_is_made_anew() -> None:
     w.settle()
     w.pods_go()
     w.run(seconds=5)
-    before = uids(w)
+    before = w.uids()
     w.evict(VICTIM)
     w.settle()
     w.settle()
@@ -512,7 +502,7 @@ def test_degraded_while_the_world_is_too_small() -> None:
     assert found is not None
     assert (found.formation, found.ranks, found.workers) == (3, 3, 3)
     assert (found.lost_steps, found.recoveries, found.last_recovery_seconds) == (1, 1, 1.5)
-    assert told(w, "FormationChanged") == [
+    assert w.messages("FormationChanged") == [
         "attempt 1: formation 2 has 2 ranks",
         "attempt 1: formation 3 has 3 ranks",
     ]
@@ -553,7 +543,7 @@ def test_a_node_that_loses_workers_again_and_again_is_avoided() -> None:
     assert wish["preference"]["matchFields"] == [
         {"key": "metadata.name", "operator": "NotIn", "values": [f"node-of-{VICTIM}"]}
     ]
-    (text,) = told(w, "NodeAvoided")
+    (text,) = w.messages("NodeAvoided")
     assert f"node-of-{VICTIM} has lost 3 workers" in text
     w.run(hours=2)
     w.user_deletes(VICTIM)
@@ -575,7 +565,7 @@ def test_suspended_and_resumed() -> None:
     w.settle()
     assert w.status.attempt == 2
     assert incarnation(w) == 2
-    assert told(w, "WorkerLost") == []
+    assert w.messages("WorkerLost") == []
 
 
 def test_a_job_that_is_not_elastic_has_no_notes() -> None:
