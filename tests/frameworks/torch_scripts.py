@@ -89,18 +89,23 @@ def script_low_precision_muon(r: Run):
     return model
 
 
+def closure_of(model, optimizer, x, y):
+    """What torch's optimizers call once or several times a step."""
+
+    def closure():
+        optimizer.zero_grad()
+        loss = loss_of(model, x, y)
+        loss.backward()
+        return loss
+
+    return closure
+
+
 def script_lbfgs(r: Run):
     model = mlp(dtype=torch.float64)
     optimizer = r.wrap(torch.optim.LBFGS(model.parameters(), max_iter=4), model)
     for x, y in r.data(3, dtype=torch.float64):
-
-        def closure(x=x, y=y):
-            optimizer.zero_grad()
-            loss = loss_of(model, x, y)
-            loss.backward()
-            return loss
-
-        optimizer.step(closure)
+        optimizer.step(closure_of(model, optimizer, x, y))
     return model
 
 
@@ -108,14 +113,7 @@ def script_lbfgs_with_a_line_search(r: Run):
     model = mlp(dtype=torch.float64)
     optimizer = r.wrap(torch.optim.LBFGS(model.parameters(), max_iter=4, line_search_fn="strong_wolfe"), model)
     for x, y in r.data(2, dtype=torch.float64):
-
-        def closure(x=x, y=y):
-            optimizer.zero_grad()
-            loss = loss_of(model, x, y)
-            loss.backward()
-            return loss
-
-        optimizer.step(closure)
+        optimizer.step(closure_of(model, optimizer, x, y))
     return model
 
 
@@ -124,14 +122,7 @@ def script_closure_of_adam(r: Run):
     optimizer = r.wrap(torch.optim.Adam(model.parameters(), lr=0.01), model)
     losses = []
     for x, y in r.data(4):
-
-        def closure(x=x, y=y):
-            optimizer.zero_grad()
-            loss = loss_of(model, x, y)
-            loss.backward()
-            return loss
-
-        losses.append(r.mean(optimizer.step(closure)))
+        losses.append(r.mean(optimizer.step(closure_of(model, optimizer, x, y))))
     return model, losses
 
 
