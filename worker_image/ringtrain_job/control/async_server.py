@@ -66,7 +66,7 @@ class AsyncServer:
         is_held: bool = False,
         others: Mapping[str, Peer] | None = None,
     ) -> "AsyncServer":
-        """As `serve` of control/rpc.py, for services whose methods are coroutines; that of a stream writes
+        """As `serve` of shared/rpc.py, for services whose methods are coroutines; that of a stream writes
         its messages to the context. `clients`: how many stay connected. Raises PortTaken."""
         handlers = _Handlers(PeerCheck(secrets, peer, others or {}))
         register(handlers)

@@ -59,6 +59,7 @@ class Call:
         self._started = 0.0
         self._streams: dict[int, FrameStream] = {}
         self._span = self.span(what.label, total_bytes) if key.is_span else timeline.NO_SPAN
+        self._is_traced = timeline.is_active()
 
     def span(self, name: str, nbytes: int) -> timeline.Span:
         """Return a span of the timeline for this collective, or a part of it, by which ranks can be compared."""
@@ -92,7 +93,7 @@ class Call:
 
     def read(self, peer: int, step: Step, segment: int, into: Flat) -> None:
         """Store the next frame of `peer`'s stream, which must be this one, in `into`."""
-        if not timeline.is_active():  # to name a span takes as long as to ask
+        if not self._is_traced:  # to name a span takes as long as to ask
             self._read(peer, step, segment, into)
             return
         with timeline.span(f"{step.name.lower()} {segment} from {peer}", "ring step", bytes=into.nbytes):
