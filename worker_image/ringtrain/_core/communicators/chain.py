@@ -63,7 +63,7 @@ class Pods:
         (None: in those)."""
         peers = tuple(self.column[pod] for pod in pods)
         to = None if takers is None else tuple(self.column[pod] for pod in takers)
-        return self.network.call_among(peers, what, frames_for, total_bytes, is_span, to)
+        return self.network.steps.call_among(peers, what, frames_for, total_bytes, is_span, to)
 
 
 class Chain:

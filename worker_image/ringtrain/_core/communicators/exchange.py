@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringtrain._core.communicators.broadcast import Broadcast, Route
-from ringtrain._core.communicators.call import Call, FramesFor
 from ringtrain._core.communicators.doubling import (
     LONG_RANKS_MOST_DIRECT,
     PART_BYTES_MOST,
@@ -52,7 +51,10 @@ _NOTHING: Final = np.empty(0, np.uint8)
 
 
 class ExchangeCommunicator:
-    """A `Communicator` over the streams of a Membership."""
+    """A `Communicator` over the streams of a Membership.
+
+    `steps`: what begins its collectives, also for a communicator that does the rest itself.
+    """
 
     # Longer tensors are not copied: an exchange of several leaves each where it is. See bench/README.
     fusion_bytes: Final = 256 << 10
@@ -61,16 +63,16 @@ class ExchangeCommunicator:
         self, member: Membership, process_set: int, ranks: tuple[int, ...], segment_bytes: int = SEGMENT_BYTES
     ) -> None:
         self._member = member
-        self._steps = ExchangeSteps(member, process_set, ranks, segment_bytes)
+        self.steps = ExchangeSteps(member, process_set, ranks, segment_bytes)
         self.segment_bytes = segment_bytes
         self.ranks = ranks
-        self.position = self._steps.position
+        self.position = self.steps.position
         direct_bytes = max(_DIRECT_BYTES, _DIRECT_BYTES_TO_ALL // max(1, len(ranks) - 1))
         self._direct_bytes = min(direct_bytes, segment_bytes)
         self._part_bytes = min(PART_BYTES_MOST, segment_bytes)
-        self._doubling = Doubling(self._steps) if len(ranks) > RANKS_MOST_DIRECT else None
+        self._doubling = Doubling(self.steps) if len(ranks) > RANKS_MOST_DIRECT else None
         self._long_doubling = self._doubling if len(ranks) > LONG_RANKS_MOST_DIRECT else None
-        self._updates = FusedUpdates(self._steps, self.all_gather_parts)
+        self._updates = FusedUpdates(self.steps, self.all_gather_parts)
 
     @property
     def overlaps(self) -> bool:
@@ -97,17 +99,17 @@ class ExchangeCommunicator:
 
         def frames_for(rank: int, caller: Caller) -> Iterator[Frame]:
             yield from call.frames(Step.CONTRIBUTION, (part for part, _ in cuts[self.ranks.index(rank)]))
-            yield from self._steps.results(call, results, len(own), caller)
+            yield from self.steps.results(call, results, len(own), caller)
 
-        call = self._steps.call(what, (), frames_for, length * dtype.itemsize)
+        call = self.steps.call(what, (), frames_for, length * dtype.itemsize)
         folder = Folder(op, dtype, len(self.ranks), self.position)
         with call:
             for slot, (part, cut) in enumerate(own):
-                folder.fold(self._steps.contributions(call, slot, part, folder.keeps_all), target[cut])
-                self._steps.offer(call, results, call.frame(Step.RESULT, slot, target[cut]))
+                folder.fold(self.steps.contributions(call, slot, part, folder.keeps_all), target[cut])
+                self.steps.offer(call, results, call.frame(Step.RESULT, slot, target[cut]))
             wheres = [[cut for _, cut in chunk] for chunk in cuts]
             for slot in range(max(len(chunk) for chunk in cuts)):
-                self._steps.read_results(call, wheres, slot, target)
+                self.steps.read_results(call, wheres, slot, target)
 
     def reduce_scatter(self, what: Signature, source: Flat, bounds: Bounds, target: Flat, op: ReduceOp) -> None:
         start = bounds[self.position]
@@ -117,17 +119,17 @@ class ExchangeCommunicator:
             own = slice(start, bounds[self.position + 1])
             Folder(op, source.dtype, len(self.ranks), self.position).fold((part[own] for part in parts), target)
             return
-        cuts = self._steps.cut(bounds, source)
+        cuts = self.steps.cut(bounds, source)
 
         def frames_for(rank: int, caller: Caller) -> Iterator[Frame]:
             return call.frames(Step.CONTRIBUTION, (source[cut] for cut in cuts[self.ranks.index(rank)]))
 
-        call = self._steps.call(what, bounds, frames_for, source.nbytes)
+        call = self.steps.call(what, bounds, frames_for, source.nbytes)
         folder = Folder(op, source.dtype, len(self.ranks), self.position)
         with call:
             for index, cut in enumerate(cuts[self.position]):
                 out = target[cut.start - start : cut.stop - start]
-                folder.fold(self._steps.contributions(call, index, source[cut], folder.keeps_all), out)
+                folder.fold(self.steps.contributions(call, index, source[cut], folder.keeps_all), out)
 
     def all_gather(self, what: Signature, buffer: Flat, bounds: Bounds) -> None:
         lengths = [end - start for start, end in pairwise(bounds)]
@@ -139,15 +141,15 @@ class ExchangeCommunicator:
         if self._long_doubling is not None:
             self._long_doubling.gather_in_place(what, buffer, bounds)
             return
-        cuts = self._steps.cut(bounds, buffer)
+        cuts = self.steps.cut(bounds, buffer)
 
         def frames_for(rank: int, caller: Caller) -> Iterator[Frame]:
             return call.frames(Step.RESULT, (buffer[cut] for cut in cuts[self.position]))
 
-        call = self._steps.call(what, bounds, frames_for, buffer.nbytes)
+        call = self.steps.call(what, bounds, frames_for, buffer.nbytes)
         with call:
             for index in range(max(len(cut) for cut in cuts)):
-                self._steps.read_results(call, cuts, index, buffer)
+                self.steps.read_results(call, cuts, index, buffer)
 
     def all_gather_parts(
         self, what: Signature, part: Flat, gather_long: Callable[[Signature, Flat, Bounds], None] | None = None
@@ -180,11 +182,11 @@ class ExchangeCommunicator:
             yield call.frame(Step.SIZES, 0, np.array([len(part)], np.int64))
             yield from call.frames(Step.RESULT, (part[cut] for cut in segments(0, len(part), step)))
 
-        asked = self._steps.others if origins is None else [p for p in origins if p != self.position]
-        given = [p for p in self._steps.others if origins is None or len(parts[p])]
+        asked = self.steps.others if origins is None else [p for p in origins if p != self.position]
+        given = [p for p in self.steps.others if origins is None or len(parts[p])]
         peers, takers = (tuple(self.ranks[p] for p in positions) for positions in (asked, given))
         what = replace(what, layout=(self.segment_bytes, *what.layout))
-        call = self._steps.call_among(peers, what, frames_for, sum(part.nbytes for part in parts), takers=takers)
+        call = self.steps.call_among(peers, what, frames_for, sum(part.nbytes for part in parts), takers=takers)
         size = np.empty(1, np.int64)
         with call:
             received = [own[:0].copy()] * len(self.ranks)
@@ -209,7 +211,7 @@ class ExchangeCommunicator:
 
         peers = tuple(dict.fromkeys((self.ranks[to], self.ranks[origin])))
         what = replace(what, layout=(self.segment_bytes,))
-        call = self._steps.call_among(peers, what, frames_for, source.nbytes + target.nbytes)
+        call = self.steps.call_among(peers, what, frames_for, source.nbytes + target.nbytes)
         with call:
             for index, cut in enumerate(segments(0, len(target), step)):
                 call.read(self.ranks[origin], Step.RESULT, index, target[cut])
@@ -226,18 +228,18 @@ class ExchangeCommunicator:
 
     def broadcast_along(self, route: Route, what: Signature, buffer: Flat) -> None:
         """A broadcast between pods: for a communicator that knows them."""
-        Broadcast(self._steps, route, buffer).run(what)
+        Broadcast(self.steps, route, buffer).run(what)
 
     def barrier(self, what: Signature) -> None:
         if doubling := self._doubling_of(0):
             doubling.gather(what, _NOTHING, [0] * len(self.ranks))
             return
-        with self._steps.call(what, (), lambda rank, caller: iter(()), 0):
+        with self.steps.call(what, (), lambda rank, caller: iter(()), 0):
             pass
 
     def compare(self, what: Signature, sequence: int) -> None:
         """Be the barrier of that number: for a communicator that counts its own collectives, beside this one."""
-        self._steps.continue_at(sequence)
+        self.steps.continue_at(sequence)
         self.barrier(what)
 
     def can_update(self, gradients: Flat, weights: Flat) -> bool:
@@ -248,18 +250,6 @@ class ExchangeCommunicator:
 
     def finish_updates(self) -> bool:
         return self._updates.finish_updates()
-
-    def call_among(
-        self,
-        peers: tuple[int, ...],
-        what: Signature,
-        frames_for: FramesFor,
-        total_bytes: int,
-        is_span: bool = True,
-        takers: tuple[int, ...] | None = None,
-    ) -> Call:
-        """Begin a collective with some ranks alone: for a communicator that does the rest itself."""
-        return self._steps.call_among(peers, what, frames_for, total_bytes, is_span, takers)
 
     def allocate(self, nbytes: int) -> NDArray[np.uint8]:
         return np.zeros(nbytes, np.uint8)
@@ -281,10 +271,10 @@ class ExchangeCommunicator:
         def frames_for(rank: int, caller: Caller) -> Iterator[Frame]:
             return call.frames(Step.CONTRIBUTION, [source])
 
-        call = self._steps.call(what, (), frames_for, source.nbytes)
+        call = self.steps.call(what, (), frames_for, source.nbytes)
         folder = Folder(op, source.dtype, len(self.ranks), self.position)
         # Not yet into `target`: it may be `source`, which peers still read.
         result = np.empty_like(source)
         with call:
-            folder.fold(self._steps.contributions(call, 0, source, folder.keeps_all), result)
+            folder.fold(self.steps.contributions(call, 0, source, folder.keeps_all), result)
         target[...] = result
