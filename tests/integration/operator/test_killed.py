@@ -110,24 +110,12 @@ async def in_kueue(s: Scenario) -> None:
 
 
 async def in_gang(s: Scenario) -> None:
-    """A group of Kubernetes' own gang scheduling for each of three attempts, and a suspension between two."""
-    await s.submit(scheduling={"gang": "Kubernetes"})
-    await s.until_running()
-    assert await groups_of(s) == [1]
-    s.fail(code=3)
-    await s.until(lambda j: (j.get("status") or {}).get("attempt") == 2)
-    await s.pass_by(30)
-    await s.until_running(attempt=2)
-    await s.change({"runPolicy": {"suspend": True}})
-    await s.until_state("Suspended")
-    await s.pass_by(LAUNCHER_ENDS_S)  # this launcher does not end by itself
-    await s.until_pods(0)
-    await until_groups(s, [])
-    await s.change({"runPolicy": {"suspend": False}})
-    await s.until_running(attempt=3)
-    s.succeed(attempt=3)
+    """A group of Kubernetes' own gang scheduling for each of three attempts, and none in the end."""
+    await winding(s, scheduling={"gang": "Kubernetes"})
     await s.until_state("Succeeded")
-    await until_groups(s, [])
+    async with asyncio.timeout(WAIT_S):
+        while await s.cluster.api.select(POD_GROUPS, s.namespace):
+            await s.cluster.pause()
 
 
 async def with_nodes_asked_for(s: Scenario) -> None:
@@ -143,19 +131,6 @@ async def until_nothing_is_asked(s: Scenario) -> None:
     """Return when nothing asks for nodes."""
     async with asyncio.timeout(WAIT_S):
         while [one for kind in (REQUESTS, POD_TEMPLATES) for one in await s.cluster.api.select(kind, s.namespace)]:
-            await s.cluster.pause()
-
-
-async def groups_of(s: Scenario) -> list[int]:
-    """Attempts of which there is a group."""
-    groups = await s.cluster.api.select(POD_GROUPS, s.namespace)
-    return sorted(int(group["metadata"]["name"].rpartition("-")[2]) for group in groups)
-
-
-async def until_groups(s: Scenario, attempts: list[int]) -> None:
-    """Return when there are groups of these attempts and no other."""
-    async with asyncio.timeout(WAIT_S):
-        while await groups_of(s) != attempts:
             await s.cluster.pause()
 
 
