@@ -1,4 +1,4 @@
-"""`python charts/generate.py ROOT`: what is rendered from the chart, its copy of the CRD, dashboards, README."""
+"""`python charts/generate.py ROOT`: what is rendered from the chart, its copies of CRDs, dashboards, README."""
 
 import re
 import subprocess
@@ -27,16 +27,16 @@ KEEP = """  {{- if .Values.crds.keep }}
 
 
 def chart_crd(crd: str) -> str:
-    """The CRD as a template: installed and upgraded with the chart, kept when that goes, as the values say.
+    """CRDs as a template: installed and upgraded with the chart, kept when that goes, as the values say.
 
     It is text all the way, because Helm's own toYaml writes large integers as floats.
     """
     if "{{" in crd:
         raise ValueError("the CRD holds '{{', which a Helm template would take for its own")
-    head, marker, tail = crd.partition("metadata:\n")
-    if not marker:
-        raise ValueError("manifests/crd.yaml has no metadata")
-    return f"{{{{- if .Values.crds.install }}}}\n{head}{marker}{KEEP}{tail.rstrip()}\n{{{{- end }}}}\n"
+    kept, documents = re.subn(r"^metadata:\n", f"metadata:\n{KEEP}", crd.rstrip(), flags=re.MULTILINE)
+    if not documents:
+        raise ValueError("the CRD has no metadata")
+    return f"{{{{- if .Values.crds.install }}}}\n{kept}\n{{{{- end }}}}\n"
 
 
 def render(chart: Path, *options: str) -> str:
@@ -68,11 +68,12 @@ Made from `values.yaml` by `make generate`; do not edit.
 
 
 def main(root: Path) -> None:
-    """Write the chart's CRD, dashboards and README, and manifests/operator.yaml."""
+    """Write the chart's CRDs, dashboards and README, and manifests/operator.yaml."""
     chart, manifests = root / "charts" / "ringtrain-operator", root / "manifests"
     for name, dashboard in DASHBOARDS.items():
         (chart / "files" / f"dashboard-{name}.json").write_text(as_json(dashboard))
-    (chart / "templates" / "crd.yaml").write_text(chart_crd((manifests / "crd.yaml").read_text()))
+    for name in ("crd.yaml", "crd-templates.yaml"):
+        (chart / "templates" / name).write_text(chart_crd((manifests / name).read_text()))
     (chart / "README.md").write_text(README + values_table((chart / "values.yaml").read_text()))
     rendered = render(chart, "--set=crds.install=false")
     (manifests / "operator.yaml").write_text(HEADER + NAMESPACE_MANIFEST + plain(rendered.lstrip("-\n")))

@@ -156,6 +156,14 @@ ACCEPTED = [
     Case("scheduling-preferred", manifest(scheduling={"topology": {"preferred": "kubernetes.io/hostname"}})),
     Case("elastic", manifest(elastic={"maxReplicas": 2})),
     Case("elastic-with-everything", manifest(elastic=_ELASTIC)),
+    Case(
+        "mpi-with-the-launchers-command",
+        manifest(
+            backend="mpi",
+            worker=worker({"command": None}),
+            launcher={"template": {"spec": {"containers": [{"command": ["mpirun", "pi"]}]}}},
+        ),
+    ),
     Case("elastic-mpi", manifest(backend="mpi", elastic={"maxReplicas": 4, "onLoss": "Restart"})),
     Case("data-workers", manifest(dataWorkers={})),
     Case("data-workers-with-everything", manifest(dataWorkers=_DATA_WORKERS)),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import yaml
 
-from ringtrain_operator.generate.crd import build_crd
+from ringtrain_operator.generate.crd import build_crd, build_template_crds
 from ringtrain_operator.generate.reference import reference_page
 from ringtrain_operator.spec.parse import parse_job
 
@@ -19,13 +19,16 @@ SAMPLES = sorted((ROOT / "manifests/samples").glob("*.yaml"))
 
 
 def test_the_crd_is_up_to_date() -> None:
-    """manifests/crd.yaml is what `make generate` writes."""
+    """manifests/crd.yaml and crd-templates.yaml are what `make generate` writes."""
     assert yaml.safe_load((ROOT / "manifests/crd.yaml").read_text()) == build_crd()
+    of_templates = yaml.safe_load_all((ROOT / "manifests/crd-templates.yaml").read_text())
+    assert list(of_templates) == build_template_crds()
 
 
-def test_the_crd_is_small() -> None:
+def test_the_crds_are_small() -> None:
     """Well under 100 KB, so that client-side apply's annotation (256 KB) never gets in the way."""
-    assert (ROOT / "manifests/crd.yaml").stat().st_size < 100_000
+    for name in ("crd.yaml", "crd-templates.yaml"):
+        assert (ROOT / "manifests" / name).stat().st_size < 100_000
 
 
 def test_the_reference_is_up_to_date() -> None:

@@ -1,1 +1,1 @@
-"""Generated from the models: manifests/crd.yaml and docs/reference/api.md."""
+"""Generated from the models: the CRDs in manifests/ and docs/reference/api.md."""

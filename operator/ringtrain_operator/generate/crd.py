@@ -1,4 +1,4 @@
-"""The CustomResourceDefinition, from the models."""
+"""The CustomResourceDefinitions, from the models."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import re
 from typing import Any
 
 from .. import contract
-from ..spec.base import Rule
-from ..spec.job import JobSpec
+from ..spec.base import Rule, Schema
+from ..spec.job import CLUSTER, TEMPLATE_KINDS, TEMPLATE_PLURALS, JobSpec, TemplateKind
 from ..spec.parse import MAX_NAME_LENGTH, NAME_PATTERN
+from ..spec.template import PartialTemplate
+from ..spec.training_template import OWN
 from ..spec.updates import MAY_CHANGE
 from ..status.model import JobStatus
 from .schema import object_schema
@@ -24,6 +26,7 @@ COLUMNS = (
     ("Age", "date", ".metadata.creationTimestamp", "Since when it exists."),
 )
 WIDE_COLUMNS = frozenset({"Reason", "Formation", "Disruptions"})
+_OF_WHOLE_JOBS = frozenset({"default", "required", "x-kubernetes-validations"})
 
 
 def build_crd() -> dict[str, Any]:
@@ -36,15 +39,75 @@ def build_crd() -> dict[str, Any]:
         "shortNames": [contract.SHORT_NAME],
         "categories": ["all"],
     }
+    return _crd(names, "Namespaced", _version())
+
+
+def _crd(names: dict[str, Any], scope: str, version: dict[str, Any]) -> dict[str, Any]:
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
         "metadata": {
-            "name": f"{contract.PLURAL}.{contract.GROUP}",
+            "name": f"{names['plural']}.{contract.GROUP}",
             "labels": {contract.LABEL_NAME: "ringtrain-operator"},
         },
-        "spec": {"group": contract.GROUP, "names": names, "scope": "Namespaced", "versions": [_version()]},
+        "spec": {"group": contract.GROUP, "names": names, "scope": scope, "versions": [version]},
     }
+
+
+def build_template_crds() -> list[dict[str, Any]]:
+    """The CRDs of both kinds of templates."""
+    return [_template_crd(kind) for kind in TEMPLATE_KINDS]
+
+
+def _template_crd(kind: TemplateKind) -> dict[str, Any]:
+    plural = TEMPLATE_PLURALS[kind]
+    description = {"type": "string", "maxLength": 4096, "description": "What it is for, and for whom."}
+    spec = {"description": description, "job": _part_of_a_job()}
+    column = {"name": "Description", "type": "string", "jsonPath": ".spec.description"}
+    schema = {
+        "type": "object",
+        "description": "A part of a job's spec, which jobs that name it are laid over. Maturity: Experimental.",
+        "required": ["spec"],
+        "properties": {
+            "apiVersion": {"type": "string"},
+            "kind": {"type": "string"},
+            "metadata": {"type": "object"},
+            "spec": {"type": "object", "required": ["job"], "properties": spec},
+        },
+    }
+    version = {
+        "name": contract.VERSION,
+        "served": True,
+        "storage": True,
+        "additionalPrinterColumns": [column],
+        "schema": {"openAPIV3Schema": schema},
+    }
+    names = {"kind": kind, "listKind": f"{kind}List", "plural": plural, "singular": kind.lower()}
+    return _crd(names, "Cluster" if kind == CLUSTER else "Namespaced", version)
+
+
+def _part_of_a_job() -> dict[str, Any]:
+    """The schema of a job's spec, of which everything may be left out, and nothing is filled in."""
+    job: dict[str, Any] = _optional(object_schema(JobSpec))
+    job["description"] = "A part of a DistributedTrainingJob's spec: what jobs need not say."
+    for *sections, field in OWN:
+        inner = job
+        for section in sections:
+            inner = inner["properties"][section]
+        del inner["properties"][field]
+    return job
+
+
+def _optional(schema: Any) -> Any:
+    """`schema` without what makes a document whole: rules, defaults, required fields."""
+    if isinstance(schema, list):
+        return [_optional(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    made = {key: _optional(value) for key, value in schema.items() if key not in _OF_WHOLE_JOBS}
+    if isinstance(properties := schema.get("properties"), dict):
+        made["properties"] = {name: _optional(value) for name, value in properties.items()}
+    return made
 
 
 def _version() -> dict[str, Any]:
@@ -74,6 +137,31 @@ def _once_fixed(rule: Rule) -> dict[str, Any]:
     return {"rule": f"{MAY_CHANGE} || {of_spec}", "message": rule.message, "fieldPath": f".spec.{rule.path}"}
 
 
+def _spec() -> dict[str, Any]:
+    """The schema of a job's spec. Of a job with a template only what both make together has to be valid, which the
+    operator finds out: here nothing is required, and no rule holds of one section beside another."""
+    spec = object_schema(JobSpec)
+    spec.pop("required")
+    worker = spec["properties"]["worker"] = {**spec["properties"]["worker"], "default": {}}
+    worker.pop("required")
+    description = worker["properties"]["template"]["description"]
+    worker["properties"]["template"] = {"description": description, **_schema_of(PartialTemplate)}
+    for rule in spec["x-kubernetes-validations"]:
+        if "oldSelf" not in rule["rule"]:
+            rule["rule"] = f"has(self.templateRef) || {_grouped(rule['rule'])}"
+    return spec
+
+
+def _grouped(cel: str) -> str:
+    return f"({cel})" if "&&" in cel or "?" in cel else cel
+
+
+def _schema_of(annotated: Any) -> dict[str, Any]:
+    """The schema that an annotation carries."""
+    (openapi,) = (mark.openapi for mark in annotated.__metadata__ if isinstance(mark, Schema))
+    return dict(openapi)
+
+
 def _resource() -> dict[str, Any]:
     return {
         "type": "object",
@@ -83,7 +171,7 @@ def _resource() -> dict[str, Any]:
             "apiVersion": {"type": "string"},
             "kind": {"type": "string"},
             "metadata": {"type": "object"},
-            "spec": object_schema(JobSpec),
+            "spec": _spec(),
             "status": object_schema(JobStatus),
         },
         "x-kubernetes-validations": [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
 
@@ -18,6 +18,15 @@ MOST_RANKS = 262_144  # of one job
 MAX_DEPTH = 100
 # The name of another object of the cluster.
 ObjectName = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]
+
+
+def depth_of(value: Any) -> int:
+    """Levels of mappings and lists. Without recursion, which a deep value would end."""
+    depth, level = 0, [value]
+    while level := [one for one in level if isinstance(one, Mapping | list)]:
+        depth += 1
+        level = [inner for one in level for inner in (one.values() if isinstance(one, Mapping) else one)]
+    return depth
 
 
 @dataclass(frozen=True)

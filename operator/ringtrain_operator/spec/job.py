@@ -8,12 +8,12 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field
 
 from ..contract import GROUP
-from .base import DEVICES_HAVE_DOMAINS, MOST_SLOTS, MOST_WORKERS, Devices, Rule, SpecModel
+from .base import DEVICES_HAVE_DOMAINS, MOST_SLOTS, MOST_WORKERS, Devices, ObjectName, Rule, SpecModel
 from .data_workers import DataWorkers
 from .elastic import Elastic
 from .evaluator import Evaluator
@@ -29,12 +29,26 @@ KUEUE_PROVISIONS = (
     "scheduling.provisioning is not for a job in a queue of Kueue, which asks for nodes itself: give the "
     "ClusterQueue an admission check of kueue.x-k8s.io/provisioning-request, or remove one of the two"
 )
+# Of spec.templateRef.
+TemplateKind = Literal["ClusterTrainingTemplate", "TrainingTemplate"]
+TEMPLATE_KINDS: tuple[TemplateKind, ...] = get_args(TemplateKind)
+CLUSTER: TemplateKind = "ClusterTrainingTemplate"
+TEMPLATE_PLURALS: dict[str, str] = {kind: f"{kind.lower()}s" for kind in TEMPLATE_KINDS}
 # Of spec.managedBy.
 OURS = f"{GROUP}/operator"
 # Of spec.scheduling.gang.
 VOLCANO = "Volcano"
 # What Kubernetes takes where a pod does not say it.
 DEFAULT_GRACE_S = 30
+
+
+class TemplateRef(SpecModel):
+    """The template that a job is laid over."""
+
+    kind: TemplateKind = Field(
+        default=CLUSTER, description="ClusterTrainingTemplate, or TrainingTemplate of the job's namespace."
+    )
+    name: ObjectName = Field(description="Its name.")
 
 
 class Worker(SpecModel):
@@ -56,22 +70,7 @@ class Worker(SpecModel):
         description="Pod template; its first container trains and needs a command, which runs once per rank."
     )
 
-    RULES = (
-        DEVICES_HAVE_DOMAINS,
-        # For the models spec/template.py says the next two, with the container's path.
-        Rule(
-            cel="has(self.template.spec.containers[0].command) && "
-            "size(self.template.spec.containers[0].command) > 0",
-            message="containers[0] needs a command: the agent starts it once per rank and cannot see the "
-            "image's entrypoint",
-            path="template.spec.containers",
-        ),
-        Rule(
-            cel="self.template.spec.containers.all(c, has(c.image))",
-            message="every container needs an image",
-            path="template.spec.containers",
-        ),
-    )
+    RULES = (DEVICES_HAVE_DOMAINS,)
 
     @property
     def grace_s(self) -> int:
@@ -138,9 +137,18 @@ def _models() -> str:
     return _digest(JobSpec.model_json_schema())[:8]
 
 
+_CONTAINERS = "self.worker.template.spec.containers"
+_HAS_CONTAINERS = f"has(self.worker.template) && has(self.worker.template.spec) && has({_CONTAINERS})"
+
+
 class JobSpec(SpecModel):
     """What the user asks for. Maturity: Beta."""
 
+    template_ref: TemplateRef | None = Field(
+        default=None,
+        description="Template that the spec is laid over; what it says need not be said here. It is read once, "
+        "when the job is accepted, and kept in the status. Maturity: Experimental.",
+    )
     backend: Literal["ring", "mpi"] = Field(
         default="ring", description="ring: gradients are averaged by ringtrain. mpi: the launcher runs mpirun."
     )
@@ -209,6 +217,25 @@ class JobSpec(SpecModel):
     )
 
     RULES = (
+        # For the models spec/template.py says the next three, with the container's path.
+        Rule(
+            cel=_HAS_CONTAINERS,
+            message="worker.template.spec.containers is missing; give a pod template, or name in templateRef a "
+            "template that has one",
+            path="worker.template",
+        ),
+        Rule(
+            cel=f"self.backend == 'mpi' || !({_HAS_CONTAINERS}) || (has({_CONTAINERS}[0].command) && "
+            f"size({_CONTAINERS}[0].command) > 0)",
+            message="containers[0] needs a command, which is missing: the agent starts it once per rank and "
+            "cannot see the image's entrypoint",
+            path="worker.template.spec.containers",
+        ),
+        Rule(
+            cel=f"!({_HAS_CONTAINERS}) || {_CONTAINERS}.all(c, has(c.name) && has(c.image))",
+            message="every container needs a name and an image",
+            path="worker.template.spec.containers",
+        ),
         Rule(
             cel="!has(self.mpi) || self.backend == 'mpi'",
             message="mpi is only for backend mpi; remove it or set backend: mpi",
@@ -286,7 +313,8 @@ class JobSpec(SpecModel):
         frozen("backend"),
         frozen("slotsPerWorker", optional=True),
         frozen("worker.devices", optional=True, name="devices"),
-        frozen("worker.template", name="a pod template"),
+        frozen("templateRef", optional=True),
+        frozen("worker.template", optional=True, name="a pod template"),
         frozen("launcher.template", name="a pod template"),
         *(
             frozen(section, optional=True)

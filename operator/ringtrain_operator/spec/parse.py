@@ -12,13 +12,14 @@ from pydantic import BaseModel, ValidationError
 
 from ..contract import API_VERSION, KIND
 from ..errors import Problem, SpecInvalid, did_you_mean, shown
-from .base import MAX_DEPTH, Rule
+from .base import MAX_DEPTH, Rule, depth_of
 from .job import KUEUE_PROVISIONS, QUEUE_LABEL, Job, JobSpec
 from .launcher_words import MPI, launcher_in
 from .pod_schema import PodSchema, packaged_schema
 from .reserved import clashes, dangling
 from .template import containers_of, partial_template_problems, shape_problems, worker_template_problems
 from .times import parse_time
+from .training_template import resolved
 from .updates import is_fixed
 
 # A pod's name is its host name, which ends at 63 characters: room for "-worker-1023".
@@ -41,21 +42,27 @@ _OPTIONAL = {
 def parse_job(obj: Mapping[str, Any], *, schema: PodSchema | None = None, templates: bool = True) -> Job:
     """The job that `obj` describes. Raises SpecInvalid with every problem: path, value, what is allowed.
 
+    One that names a template is read with the template that its status keeps, and is not whole without.
     Pod templates are held against `schema`, Kubernetes' own; None: the one of this package. With `templates=False`
     only what this package itself reads of them is checked, as for a job that was accepted before.
     """
     metadata = obj.get("metadata")
     if not isinstance(metadata, Mapping):
         raise SpecInvalid([Problem("metadata", f"must be a mapping with a name, is {shown(metadata)}")])
+    obj = resolved(obj)
     problems = list(_identity_problems(obj, metadata))
     spec = obj.get("spec")
     if not isinstance(spec, Mapping):
         raise SpecInvalid([*problems, Problem("spec", f"must be a mapping, is {shown(spec)}")])
-    if _depth(spec) > MAX_DEPTH:
+    if depth_of(spec) > MAX_DEPTH:
         message = f"is nested more than {MAX_DEPTH} levels deep; no field of a job or of a pod template is"
         raise SpecInvalid([*problems, Problem("spec", message)])
     parsed, spec_problems = _parse_spec(spec, (schema or packaged_schema()) if templates else None)
     problems += spec_problems
+    if parsed is not None and parsed.template_ref is not None:
+        reference = parsed.template_ref
+        message = f"{reference.kind} {reference.name} is not known here, and the job is no whole without it"
+        problems.append(Problem("spec.templateRef", message))
     if problems or parsed is None:
         raise SpecInvalid(problems)
     job = _job(metadata, parsed)
@@ -82,15 +89,6 @@ def name_of(metadata: Mapping[str, Any]) -> Any:
     """The object's name; of one that the API server is to name `generateName` and zeros."""
     prefix = metadata.get("generateName")
     return metadata.get("name") or (f"{prefix}00000" if isinstance(prefix, str) and prefix else None)
-
-
-def _depth(value: Any) -> int:
-    """Levels of mappings and lists. Without recursion, which a deep value would end."""
-    depth, level = 0, [value]
-    while level := [one for one in level if isinstance(one, Mapping | list)]:
-        depth += 1
-        level = [inner for one in level for inner in (one.values() if isinstance(one, Mapping) else one)]
-    return depth
 
 
 def update_problems(new: JobSpec, old: JobSpec, status: Mapping[str, Any] | None) -> list[Problem]:

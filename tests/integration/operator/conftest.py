@@ -20,10 +20,11 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.fixture(scope="session")
 def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    """A real control plane with our CRD, started once; skips with the way to get its binaries."""
+    """A real control plane with our CRDs, started once; skips with the way to get its binaries."""
     if reason := why_unavailable():
         pytest.skip(reason)
-    crds = tuple(yaml.safe_load_all((ROOT / "manifests" / "crd.yaml").read_text()))
+    files = [ROOT / "manifests" / name for name in ("crd.yaml", "crd-templates.yaml")]
+    crds = tuple(crd for file in files for crd in yaml.safe_load_all(file.read_text()))
     plane = ControlPlane.start(tmp_path_factory.mktemp("control-plane"), crds)
     yield plane
     plane.stop()

@@ -119,13 +119,23 @@ def test_a_service_monitor_selects_the_metrics_service() -> None:
     assert monitor["metadata"]["labels"]["release"] == "prometheus"
 
 
-def test_the_crd_is_upgraded_with_the_chart_and_outlives_it() -> None:
-    """The CRD is a template with Helm's keep policy, equal to manifests/crd.yaml; both are values."""
-    (crd,) = of_kind(render(), "CustomResourceDefinition")
-    assert crd["metadata"].pop("annotations") == {"helm.sh/resource-policy": "keep"}
-    assert crd == yaml.safe_load((ROOT / "manifests" / "crd.yaml").read_text())
-    (bare,) = of_kind(render("crds.keep=false"), "CustomResourceDefinition")
-    assert "annotations" not in bare["metadata"]
+def name_of(obj: Json) -> str:
+    """The object's name."""
+    return str(obj["metadata"]["name"])
+
+
+CRD_FILES = ("crd-templates.yaml", "crd.yaml")
+
+
+def test_the_crds_are_upgraded_with_the_chart_and_outlive_it() -> None:
+    """They are templates with Helm's keep policy, equal to those in manifests/; both are values."""
+    crds = of_kind(render(), "CustomResourceDefinition")
+    assert [crd["metadata"].pop("annotations") for crd in crds] == [{"helm.sh/resource-policy": "keep"}] * 3
+    files = [(ROOT / "manifests" / name).read_text() for name in CRD_FILES]
+    wanted = [crd for file in files for crd in yaml.safe_load_all(file)]
+    assert sorted(crds, key=name_of) == sorted(wanted, key=name_of)
+    bare = of_kind(render("crds.keep=false"), "CustomResourceDefinition")
+    assert [crd for crd in bare if "annotations" in crd["metadata"]] == []
     assert not of_kind(render("crds.install=false"), "CustomResourceDefinition")
 
 
@@ -211,8 +221,8 @@ def test_the_manifests_are_the_charts() -> None:
     assert "helm" not in yaml.safe_dump_all(committed).lower()
 
 
-def test_the_charts_crd_is_in_step(tmp_path: Path) -> None:
-    """The template of the CRD is what charts/generate.py makes of manifests/crd.yaml."""
+def test_the_charts_crds_are_in_step(tmp_path: Path) -> None:
+    """The templates of the CRDs are what charts/generate.py makes of those in manifests/."""
     import importlib.util
 
     spec = importlib.util.spec_from_file_location("chart_generate", ROOT / "charts" / "generate.py")
@@ -220,8 +230,9 @@ def test_the_charts_crd_is_in_step(tmp_path: Path) -> None:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    wanted = module.chart_crd((ROOT / "manifests" / "crd.yaml").read_text())
-    assert (CHART / "templates" / "crd.yaml").read_text() == wanted
+    for name in CRD_FILES:
+        wanted = module.chart_crd((ROOT / "manifests" / name).read_text())
+        assert (CHART / "templates" / name).read_text() == wanted
 
 
 @pytest.mark.slow
