@@ -83,6 +83,9 @@ InitContainer
 - apiGroups: [ringtrain.dev]
   resources: [distributedtrainingjobs/status]
   verbs: [patch]
+- apiGroups: [ringtrain.dev]
+  resources: [trainingtemplates]
+  verbs: [get]
 # Where OwnerReferencesPermissionEnforcement is on, owning an object takes this right on the owner.
 - apiGroups: [ringtrain.dev]
   resources: [distributedtrainingjobs/finalizers]
@@ -129,12 +132,17 @@ InitContainer
 {{- end }}
 {{- end -}}
 
-{{- /* What an admission's nodes and a Workload's priority are. */}}
-{{- define "operator.kueueClusterRules" -}}
+{{- /* Kinds of the cluster: templates; with Kueue, what an admission's nodes and a Workload's priority are. */}}
+{{- define "operator.clusterRules" -}}
+- apiGroups: [ringtrain.dev]
+  resources: [clustertrainingtemplates]
+  verbs: [get]
+{{- if .Values.kueue.enabled }}
 - apiGroups: [kueue.x-k8s.io]
   resources: [resourceflavors, workloadpriorityclasses]
   verbs: [get]
 - apiGroups: [scheduling.k8s.io]
   resources: [priorityclasses]
   verbs: [get]
+{{- end }}
 {{- end -}}

@@ -66,7 +66,7 @@ def _row(job: Json) -> tuple[str, ...]:
     return (
         job["metadata"]["name"],
         str(status.get("state") or "Pending"),
-        str(status.get("workers") or f"0/{job['spec']['worker'].get('replicas', 1)}"),
+        str(status.get("workers") or f"0/{(job['spec'].get('worker') or {}).get('replicas', 1)}"),
         str(status.get("restarts") or 0),
         str(status.get("progressSummary") or "-"),
         age(job["metadata"]["creationTimestamp"], datetime.now(UTC)),

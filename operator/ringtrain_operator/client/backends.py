@@ -13,6 +13,7 @@ from ..cluster.api.client import ApiClient
 from ..cluster.api.connection import Connection
 from ..cluster.api.errors import AlreadyExists, ApiError, Forbidden, Invalid, NotFound
 from ..cluster.api.resources import CONFIG_MAPS, JOBS
+from ..cluster.templates import whole_job
 from ..errors import OperatorError, Problem, SpecInvalid
 from ..spec.parse import parse_job
 from ..spec.pod_schema import PodSchema, packaged_schema
@@ -133,7 +134,12 @@ class ClusterBackend:
 
     async def check(self, job: Json) -> None:
         """Raises SpecInvalid with all that is wrong with the job, also by the cluster's own schema of pods."""
-        parse_job(job, schema=await self.schema())
+        session = await self.session()
+        meta = {"namespace": session.namespace, **job["metadata"]}
+        whole = await whole_job(session.api, {**job, "metadata": meta})
+        if whole.problem is not None:
+            raise whole.problem
+        parse_job(whole.job, schema=await self.schema())
 
     async def create(self, job: Json, script: Script | None = None) -> Json:
         """Create a job, and a ConfigMap with its script that goes with it."""

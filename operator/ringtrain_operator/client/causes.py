@@ -7,14 +7,17 @@ from contextlib import aclosing, suppress
 from datetime import UTC, datetime
 
 from .. import contract
-from ..cluster.api.errors import ApiError
+from ..cluster.api.errors import ApiError, Forbidden
 from ..cluster.api.resources import EVENTS, JOBS, PODS
+from ..cluster.templates import read_named
+from ..errors import SpecInvalid
 from ..observe.pods import main_container, view_pod
 from ..spec.job import is_ours
 from ..status.counts import counted
 from ..status.incarnations import avoided_because, avoided_nodes
 from ..status.lasting import EndedPod
 from ..status.model import Incarnations, format_time
+from .following import ENDED, state_of
 from .queue_place import place_in_queue
 from .session import Json, Session
 
@@ -32,7 +35,26 @@ async def causes_of(session: Session, name: str) -> list[str]:
     events = await session.api.select(EVENTS, session.namespace)
     about_it = [e for e in events if e.get("involvedObject", {}).get("uid") in uids]
     unreached = await _unreached(session, job, pods)
-    return list(explain(job, pods, about_it, unreached, await place_in_queue(session, job)))
+    lines = list(explain(job, pods, about_it, unreached, await place_in_queue(session, job)))
+    return [*lines, *await _of_template(session, job)]
+
+
+async def _of_template(session: Session, job: Json) -> list[str]:
+    """What became of the template since the job was accepted with it; of no interest once the job has ended."""
+    kept = (job.get("status") or {}).get("template")
+    if not kept or state_of(job) in ENDED:
+        return []
+    try:
+        found = await read_named(session.api, job["metadata"]["namespace"], kept["kind"], kept["name"])
+        change = "" if found.hash == kept["hash"] else "has changed"
+    except SpecInvalid as exc:
+        change = "" if isinstance(exc.__cause__, Forbidden) else "is gone, or none any more"
+    if not change:
+        return []
+    stays = (
+        f"the job stays with what it was accepted with ({kept['hash']}); create it anew to have what there is now"
+    )
+    return [f"  {kept['kind']} {kept['name']} {change} since: {stays}"]
 
 
 async def _unreached(session: Session, job: Json, pods: list[Json]) -> list[str]:

@@ -14,6 +14,7 @@ from ..cluster.api.execute import execute
 from ..cluster.api.resources import PODS
 from ..errors import OperatorError
 from ..spec.parse import parse_job
+from ..spec.training_template import resolved
 from ..status.counts import counted
 from .following import ENDED, state_of
 from .launcher_output import Missing, Printed, Shown, Wanted, launcher_output, missing_lines
@@ -147,13 +148,13 @@ def _is_over(job: Json, attempt: int) -> bool:
 
 def claim_of(job: Json) -> str:
     """The claim that keeps the job's logs; empty if none does."""
-    claim = (job["spec"].get("logs") or {}).get("persistentVolumeClaim") or {}
+    claim = (resolved(job)["spec"].get("logs") or {}).get("persistentVolumeClaim") or {}
     return str(claim.get("claimName") or "")
 
 
 def uri_of(job: Json) -> str:
     """The place in an object store to which the job's logs are copied; empty if there is none."""
-    return str((job["spec"].get("logs") or {}).get("uri") or "")
+    return str((resolved(job)["spec"].get("logs") or {}).get("uri") or "")
 
 
 def is_kept(job: Json) -> bool:

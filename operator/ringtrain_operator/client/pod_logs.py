@@ -11,6 +11,7 @@ from ..cluster.api.errors import NotFound
 from ..cluster.api.resources import JOBS, PODS
 from ..errors import OperatorError
 from ..observe.pods import main_container
+from ..spec.training_template import resolved
 from .session import Session
 
 
@@ -49,7 +50,7 @@ async def read_pod(session: Session, wanted: WantedPod) -> AsyncGenerator[bytes,
 
 
 async def _what_there_is(session: Session, wanted: WantedPod) -> str:
-    job = await session.api.get(JOBS, session.namespace, wanted.name)
+    job = resolved(await session.api.get(JOBS, session.namespace, wanted.name))
     section = "evaluator" if wanted.index is None else "dataWorkers"
     if section not in job["spec"]:
         return f"{wanted.pod} is not there: {wanted.name} has no spec.{section}"

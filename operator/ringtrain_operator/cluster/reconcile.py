@@ -27,6 +27,7 @@ from .pod_schema import ServedPodSchema
 from .poll import Endpoint, LauncherPoller, Wish
 from .provisioning import Autoscaler
 from .queue import Key, KeyedQueue
+from .templates import whole_job
 from .versions import Versions
 
 log = logging.getLogger(__name__)
@@ -78,11 +79,20 @@ class Reconciler:
             return
         memory = self._memory_of(key, job)
         now = self._clock()
+        whole = await whole_job(self._api, job)
+        job = whole.job
         reading = await read_surroundings(self._versions, job, memory, self._poller.answer(key), now)
         reading = await self._with_others(reading)
         kueue, gangs = await self.kueue.observe(job, memory), await self.gangs.observe(job, memory)
         provisioning = await self.provisioning.observe(job, memory)
-        observed = replace(reading.observed, kueue=kueue, gangs=gangs, provisioning=provisioning)
+        observed = replace(
+            reading.observed,
+            kueue=kueue,
+            gangs=gangs,
+            provisioning=provisioning,
+            template=whole.template,
+            template_problem=whole.problem,
+        )
         reading = replace(reading, observed=observed)
         plan = self._plan(job, reading.observed, now)
         job = await self._write_status(key, job, plan)

@@ -9,10 +9,12 @@ from functools import cached_property
 from typing import Any, Literal
 
 from ..build.names import ObjectRef
+from ..errors import SpecInvalid
 from ..placement.gangs import GangsView
 from ..placement.kueue.view import KueueView
 from ..placement.line import Contention, NodeDevices
 from ..placement.provisioning import ProvisioningView
+from ..spec.training_template import Template
 
 # A container is made, or waits for its image and says so, in less.
 SPEAKS_WITHIN_S = 30
@@ -131,7 +133,8 @@ class Observed:
     `contention`: the jobs that wait for places. `nodes`: what each node of the cluster has of extended
     resources; None: not known, or of no interest. `kueue`: None where it is not served, or not allowed.
     `nodes_ready`: of a node whose pod went silent, whether it was ready all the while, as far as it is known.
-    `gangs`, `provisioning`: None where pods are not placed by a scheduler, as on one machine.
+    `gangs`, `provisioning`: None where pods are not placed by a scheduler, as on one machine. `template`: what the
+    job's spec was laid over, `template_problem`: why the job could not be laid over the one that it names.
     """
 
     pods: tuple[PodView, ...] = ()
@@ -151,6 +154,8 @@ class Observed:
     contention: Contention = field(default_factory=Contention)
     nodes: NodeDevices | None = None
     nodes_ready: Mapping[str, bool] = field(default_factory=dict)
+    template: Template | None = None
+    template_problem: SpecInvalid | None = None
 
     @cached_property
     def gang_pods(self) -> tuple[PodView, ...]:

@@ -13,7 +13,7 @@ from ..observe.model import Observed
 from ..spec.job import Job, is_ours
 from ..spec.parse import parse_job
 from ..status.compose import compose, rejected
-from ..status.model import JobStatus, dump_status, parse_status
+from ..status.model import JobStatus, TemplateStatus, dump_status, parse_status
 from ..status.situation import Situation
 from ..status.waiting import kept_here
 from .decide import POLICIES
@@ -23,6 +23,9 @@ from .ledger import enter, not_ahead
 from .objects import changes
 from .queueing import MULTIKUEUE, elsewhere, workload_change
 from .result import Plan
+
+# A template that is missing, or does not make a valid job, may be another by then.
+TEMPLATE_AGAIN_S = 10.0
 
 
 def plan_object(
@@ -39,6 +42,8 @@ def plan_object(
     settings = settings or Settings()
     status = parse_status(observed.status)
     try:
+        if observed.template_problem is not None:
+            raise observed.template_problem
         resumes = status.is_true("Suspended") and not _winds_down(obj, observed)
         begins = status.attempt == 0 or resumes or _is_corrected(obj, status)
         job = parse_job(obj, schema=settings.pod_schema, templates=begins)
@@ -46,8 +51,21 @@ def plan_object(
         if (obj.get("metadata") or {}).get("deletionTimestamp") or not _is_told_here(obj):
             return Plan()
         generation = int((obj.get("metadata") or {}).get("generation") or 1)
-        return _answer(Plan(), status, rejected(status, exc, generation, now))
+        again = Plan(requeue_after_s=TEMPLATE_AGAIN_S if _is_read_again(observed, status) else None)
+        return _answer(again, status, rejected(status, exc, observed.template, generation, now))
     return plan(job, observed, now, settings)
+
+
+def _is_read_again(observed: Observed, status: JobStatus) -> bool:
+    """Whether the job can't be accepted with the template that it names, as that is now."""
+    return observed.template_problem is not None or _kept(observed) != status.template
+
+
+def _kept(observed: Observed) -> TemplateStatus | None:
+    found = observed.template
+    if found is None:
+        return None
+    return TemplateStatus(kind=found.kind, name=found.name, hash=found.hash, spec=dict(found.spec))
 
 
 def _is_told_here(obj: Mapping[str, Any]) -> bool:
@@ -79,7 +97,8 @@ def plan(job: Job, observed: Observed, now: datetime, settings: Settings) -> Pla
     """
     now = now.replace(microsecond=0)
     previous = parse_status(observed.status)
-    s = Situation(job, observed, not_ahead(previous, now), now)
+    kept = previous.model_copy(update={"template": _kept(observed)})
+    s = Situation(job, observed, not_ahead(kept, now), now)
     if not job.deleting and job.spec.managed_by == MULTIKUEUE:
         return _answer(Plan(workload=elsewhere(s, settings)), previous, kept_here(s))
     if job.deleting or not is_ours(job.spec.managed_by):

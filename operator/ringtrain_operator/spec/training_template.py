@@ -75,7 +75,14 @@ def read_template(obj: Mapping[str, Any]) -> Template:
         problems.append(Problem(f"spec.{unknown[0]}", "is not a field here; allowed: description, job"))
     if problems:
         raise SpecInvalid(problems)
-    return Template(str(obj.get("kind")), str(name), dict(job or {}), str(description))
+    return Template(str(obj.get("kind")), str(name), _without_nulls(job), str(description))
+
+
+def _without_nulls(value: Any) -> Any:
+    """`value` without null fields, which say nothing in a template."""
+    if isinstance(value, Mapping):
+        return {key: _without_nulls(inner) for key, inner in value.items() if inner is not None}
+    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
 def _unfit(job: Mapping[str, Any]) -> list[Problem]:
@@ -110,11 +117,17 @@ def named_template(obj: Mapping[str, Any]) -> tuple[str, str] | None:
 
 def kept_template(obj: Mapping[str, Any]) -> Template | None:
     """The template that the job was accepted with, as its status has it; None: none yet, or it names another."""
+    kept = last_template(obj)
+    return kept if kept is not None and kept.key == named_template(obj) else None
+
+
+def last_template(obj: Mapping[str, Any]) -> Template | None:
+    """The template that the job was last accepted with, whatever it names now; None: it never was."""
     status = obj.get("status")
     kept = status.get("template") if isinstance(status, Mapping) else None
-    if not isinstance(kept, Mapping) or (kept.get("kind"), kept.get("name")) != named_template(obj):
+    if not isinstance(kept, Mapping):
         return None
-    return Template(str(kept["kind"]), str(kept["name"]), kept.get("spec") or {})
+    return Template(str(kept.get("kind")), str(kept.get("name")), kept.get("spec") or {})
 
 
 def resolved(obj: Mapping[str, Any], template: Template | None = None) -> Json:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from ..errors import SpecInvalid
+from ..spec.training_template import Template
 from .counts import counts
 from .data_workers import input_stalled, lasting_fields
 from .elastic import degraded, elastic_fields
@@ -24,7 +25,7 @@ def compose(s: Situation, decided: ConditionChange | None, seen: Situation) -> J
 
     `seen`: the same before the decision, which may have begun another attempt.
     """
-    changes = [] if s.status.finished else [ConditionChange("Accepted", "True", "Valid")]
+    changes = [] if s.status.finished else [ConditionChange("Accepted", "True", "Valid", _laid_over(s.status))]
     if decided is not None:
         changes.append(decided)
     status = with_conditions(s.status, tuple(changes), s.job.generation, s.now)
@@ -47,6 +48,11 @@ def compose(s: Situation, decided: ConditionChange | None, seen: Situation) -> J
     return status.model_copy(update={**fields, **progress_fields(seen, status.is_true("Succeeded"))})
 
 
+def _laid_over(status: JobStatus) -> str:
+    kept = status.template
+    return f"laid over {kept.kind} {kept.name} as it was then ({kept.hash})" if kept is not None else ""
+
+
 def _waits_its_turn(s: Situation, status: JobStatus) -> bool:
     """Whether the job waits for room without holding any: given back, or withheld by a gang scheduler."""
     if status.is_true("Suspended") or status.is_true("Queued"):
@@ -54,11 +60,14 @@ def _waits_its_turn(s: Situation, status: JobStatus) -> bool:
     return s.status.ledger.queued_since is not None or s.provisioning.holds or s.gang.waits_for() is not None
 
 
-def rejected(previous: JobStatus, error: SpecInvalid, generation: int, now: datetime) -> JobStatus:
+def rejected(
+    previous: JobStatus, error: SpecInvalid, template: Template | None, generation: int, now: datetime
+) -> JobStatus:
     """The status of a job whose spec cannot be run, with every problem in the message."""
     if previous.finished:
         return previous
-    changes = (ConditionChange("Accepted", "False", "InvalidSpec", str(error)),)
+    message = f"{error}" if template is None else f"{error} (the job laid over {template}, {template.hash})"
+    changes = (ConditionChange("Accepted", "False", "InvalidSpec", message),)
     status = with_conditions(previous, changes, generation, now)
     return status.model_copy(
         update={"observed_generation": generation, "state": "Rejected", "reason": "InvalidSpec"}

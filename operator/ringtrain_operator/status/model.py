@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field
 
-from ..spec.base import StatusModel
+from ..spec.base import Schema, StatusModel
 from ..spec.times import Time, format_time
 from .lasting import DataScale, DataWorkersStatus, EndedPod, EvaluatorStatus
 
@@ -209,6 +209,17 @@ class Ledger(StatusModel):
     too_large: bool = Field(default=False, description="Whether it waits for nodes that the cluster has not.")
 
 
+class TemplateStatus(StatusModel):
+    """The template that the job was accepted with. What becomes of that since changes nothing for the job."""
+
+    kind: str = Field(description="ClusterTrainingTemplate or TrainingTemplate.")
+    name: str = Field(description="Its name.")
+    hash: str = Field(description="Of what it said.")
+    spec: Annotated[dict[str, Any], Schema({"type": "object", "x-kubernetes-preserve-unknown-fields": True})] = (
+        Field(description="What it said: a part of a job's spec.")
+    )
+
+
 class JobStatus(StatusModel):
     """What the operator says about a job, and all it knows about the job's past."""
 
@@ -240,6 +251,9 @@ class JobStatus(StatusModel):
         default=None, description="First failure of the last attempt that failed. It outlives its pod."
     )
 
+    template: TemplateStatus | None = Field(
+        default=None, description="The template that the job was accepted with."
+    )
     ledger: Ledger = Field(
         default=Ledger(), description="The operator's own notes on a job's past; of no interest to users."
     )

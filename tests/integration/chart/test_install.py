@@ -93,7 +93,9 @@ def test_a_release_from_its_first_day_to_its_last(admin: Admin, older_chart: Pat
     admin.kubectl("apply", "--filename=-", stdin=json.dumps(job()))
     assert "progressDeadlineSeconds" not in policy_of(admin.get("crd", CRD))
 
-    admin.helm("upgrade", *where, str(CHART), "--set=replicas=2")
+    admin.helm("upgrade", *where, str(CHART), "--set=replicas=2", "--set=templates.enabled=true")
+    templates = admin.get("clustertrainingtemplates")["items"]
+    assert {template["metadata"]["name"] for template in templates} == {"torch", "tensorflow", "mpi"}
     assert "progressDeadlineSeconds" in policy_of(admin.get("crd", CRD))
     assert admin.get("dtj", "digits")["metadata"]["name"] == "digits"
     (budget,) = admin.get("pdb", "--namespace=other")["items"]

@@ -36,6 +36,8 @@ FORBIDDEN = [
     ("create", "", "serviceaccounts/token"),
     ("patch", "ringtrain.dev", "distributedtrainingjobs"),
     ("create", "ringtrain.dev", "distributedtrainingjobs"),
+    ("list", "ringtrain.dev", "clustertrainingtemplates"),
+    ("patch", "ringtrain.dev", "trainingtemplates"),
     ("list", "apiextensions.k8s.io", "customresourcedefinitions"),
 ]
 
@@ -67,13 +69,15 @@ async def test_an_operator_of_one_namespace_has_no_right_outside(control_plane: 
     """With `namespaces` the chart gives Roles there, enough to work, and nothing elsewhere."""
     async with real_cluster(control_plane) as c:
         ns, other = await c.new_namespace(), await c.new_namespace()
-        objects = render(f"namespaces={{{ns}}}", "aggregateRoles=false", release="only", namespace=ns)
+        chosen = (f"namespaces={{{ns}}}", "aggregateRoles=false", "templates.enabled=true")
+        objects = render(*chosen, release="only", namespace=ns)
         token = await install_rights(c.api, objects)
         connection = control_plane.connection(token)
         async with running_operator(connection, namespaces=(ns,)):
             await c.api.create(JOBS, ns, job())
             await c.until_exists(PODS, ns, "digits-launcher")
         async with ApiClient(connection) as api:
+            assert await may(api, "get", "ringtrain.dev", "clustertrainingtemplates")
             assert not await may(api, "list", "", "pods", other)
             with pytest.raises(Forbidden):
                 await api.select(JOBS, other)
@@ -102,3 +106,6 @@ async def test_a_user_with_edit_may_run_jobs(control_plane: ControlPlane) -> Non
             assert await may(editor, "patch", group, f"{plural}/scale", ns)
             assert not await may(editor, "patch", group, f"{plural}/status", ns)
             assert not await may(viewer, "delete", group, plural, ns)
+            assert await may(editor, "create", group, "trainingtemplates", ns)
+            assert not await may(editor, "create", group, "clustertrainingtemplates")
+            assert await may(viewer, "list", group, "trainingtemplates", ns)

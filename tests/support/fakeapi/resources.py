@@ -78,6 +78,15 @@ KINDS = (
         short_names=("dtj",),
         generation=True,
     ),
+    Kind("ringtrain.dev", "v1alpha1", "TrainingTemplate", "trainingtemplates", generation=True),
+    Kind(
+        "ringtrain.dev",
+        "v1alpha1",
+        "ClusterTrainingTemplate",
+        "clustertrainingtemplates",
+        namespaced=False,
+        generation=True,
+    ),
 )
 
 

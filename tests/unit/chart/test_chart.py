@@ -6,7 +6,11 @@ from typing import Any
 
 import pytest
 import yaml
+from support.jobs import job
 from support.rendering import CHART, HELM, HelmFailed, render
+
+from ringtrain_operator.spec.parse import parse_job
+from ringtrain_operator.spec.training_template import read_template, resolved
 
 ROOT = CHART.parents[1]
 Json = dict[str, Any]
@@ -287,3 +291,26 @@ def test_rights_on_kueue_come_with_its_value(scope: list[str]) -> None:
     assert {"kueue.x-k8s.io", "scheduling.k8s.io"} <= groups("kueue.enabled=true")
     assert "--kueue" in str(render("kueue.enabled=true", *scope))
     assert "--kueue" not in str(render(*scope))
+
+
+def test_the_charts_templates_need_only_a_command() -> None:
+    """They come where their kind is served; a list of namespaces then gives the right to read such."""
+    served = "ringtrain.dev/v1alpha1/ClusterTrainingTemplate"
+    assert of_kind(render(serves=served), "ClusterTrainingTemplate") == []
+    assert of_kind(render("templates.enabled=true"), "ClusterTrainingTemplate") == []
+    chosen = ("templates.enabled=true", "image.registry=registry.test/", "namespaces={a}")
+    objects = render(*chosen, "aggregateRoles=false", serves=served)
+    made = of_kind(objects, "ClusterTrainingTemplate")
+    assert {name_of(obj) for obj in made} == {"torch", "tensorflow", "mpi"}
+    for obj in made:
+        spec: Json = {
+            "templateRef": {"name": name_of(obj)},
+            "worker": {"template": {"spec": {"containers": [{}]}}},
+        }
+        spec["worker"]["template"]["spec"]["containers"][0]["command"] = ["python", "train.py"]
+        whole = parse_job(resolved({**job(), "spec": spec}, read_template(obj)))
+        image = str(whole.spec.worker.template["spec"]["containers"][0]["image"])
+        assert image.startswith("registry.test/ringtrain/worker")
+        assert (whole.spec.backend == "mpi") is (name_of(obj) == "mpi")
+    (role,) = of_kind(objects, "ClusterRole")
+    assert role["rules"][0]["resources"] == ["clustertrainingtemplates"]

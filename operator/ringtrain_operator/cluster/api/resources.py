@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from ... import contract
+from ...spec.job import CLUSTER, TEMPLATE_PLURALS
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,10 @@ class Resource:
 
 
 JOBS = Resource(contract.API_VERSION, contract.KIND, contract.PLURAL)
+TEMPLATES = {
+    kind: Resource(contract.API_VERSION, kind, plural, namespaced=kind != CLUSTER)
+    for kind, plural in TEMPLATE_PLURALS.items()
+}
 PODS = Resource("v1", "Pod", "pods")
 CONFIG_MAPS = Resource("v1", "ConfigMap", "configmaps")
 SECRETS = Resource("v1", "Secret", "secrets")

@@ -1,0 +1,148 @@
+"""Jobs that name a template: read once, kept, and said where it is missing or makes no job."""
+
+from typing import Any
+
+import pytest
+from support.apiserver import ControlPlane
+from support.cluster import Cluster, OpenCluster, real_cluster
+from support.jobs import condition, job, state
+from support.operating import running_operator
+
+from ringtrain_operator.client.causes import causes_of
+from ringtrain_operator.client.session import Session
+from ringtrain_operator.cluster.api.errors import Invalid
+from ringtrain_operator.cluster.api.resources import JOBS, PODS, TEMPLATES
+from ringtrain_operator.plan import planning
+
+Json = dict[str, Any]
+OF_NAMESPACE, OF_CLUSTER = TEMPLATES["TrainingTemplate"], TEMPLATES["ClusterTrainingTemplate"]
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A template that is missing is looked for again at once."""
+    monkeypatch.setattr(planning, "TEMPLATE_AGAIN_S", 0.1)
+
+
+def template(name: str, image: str = "train:1", **spec: Any) -> Json:
+    """A TrainingTemplate whose jobs are those of tests."""
+    worker = job()["spec"]["worker"]
+    del worker["replicas"]
+    worker["template"]["spec"]["containers"][0]["image"] = image
+    return {
+        "apiVersion": OF_NAMESPACE.api_version,
+        "kind": OF_NAMESPACE.kind,
+        "metadata": {"name": name},
+        "spec": {"description": "of tests", "job": {"worker": worker, **spec}},
+    }
+
+
+def naming(name: str, kind: str = "TrainingTemplate", **spec: Any) -> Json:
+    """A job that says nothing but its template."""
+    made = job()
+    made["spec"] = {"templateRef": {"kind": kind, "name": name}, "worker": {"replicas": 2}, **spec}
+    return made
+
+
+async def image_of(c: Cluster, namespace: str, pod: str) -> str:
+    """The image of the pod's first container, as soon as the pod is there."""
+    found = await c.until_exists(PODS, namespace, pod)
+    return str(found["spec"]["containers"][0]["image"])
+
+
+async def test_a_job_goes_on_when_its_template_comes_and_keeps_it(open_cluster: OpenCluster) -> None:
+    """Until then a condition names the field. What becomes of the template later is said, and changes no pod."""
+    async with open_cluster() as c:
+        ns = await c.new_namespace()
+        session = Session(c.api, ns)
+        await c.api.create(JOBS, ns, naming("small"))
+        async with running_operator(c.operator_connection, namespaces=(ns,)):
+            found = await c.until(JOBS, ns, "digits", lambda j: state(j) == "Rejected")
+            said = "spec.templateRef.name: there is no TrainingTemplate small in namespace"
+            assert condition(found, "Accepted")["message"].startswith(said)
+            assert await c.api.select(PODS, ns) == []
+
+            await c.api.create(OF_NAMESPACE, ns, template("small"))
+            assert await image_of(c, ns, "digits-worker-1") == "train:1"
+            found = await c.until(JOBS, ns, "digits", lambda j: state(j) == "Pending")
+            kept = found["status"]["template"]
+            assert condition(found, "Accepted")["message"].endswith(f"as it was then ({kept['hash']})")
+            assert "since" not in "".join(line for line in await causes_of(session, "digits") if "small" in line)
+
+            await c.api.patch(OF_NAMESPACE, ns, "small", {"spec": template("small", "train:2")["spec"]})
+            assert (
+                f"TrainingTemplate small has changed since: the job stays with what it was accepted with "
+                f"({kept['hash']})" in "".join(await causes_of(session, "digits"))
+            )
+            await c.api.patch(JOBS, ns, "digits", {"spec": {"runPolicy": {"suspend": True}}})
+            await c.until_gone(PODS, ns, "digits-worker-1")
+            await c.api.delete(OF_NAMESPACE, ns, "small")
+            await c.api.patch(JOBS, ns, "digits", {"spec": {"runPolicy": {"suspend": False}}})
+            assert await image_of(c, ns, "digits-worker-1") == "train:1"
+            found = await c.api.get(JOBS, ns, "digits")
+            assert found["status"]["template"] == kept
+            assert "TrainingTemplate small is gone" in "".join(await causes_of(session, "digits"))
+
+
+async def test_a_template_that_makes_no_valid_job_is_said(open_cluster: OpenCluster) -> None:
+    """With the field and the template, which may be corrected; a suspended job may name another, and is suspended
+    whatever it names."""
+    async with open_cluster() as c:
+        ns = await c.new_namespace()
+        await c.api.create(
+            OF_NAMESPACE, ns, template("small", backend="mpi", networking={"encryption": "tensors"})
+        )
+        await c.api.create(OF_NAMESPACE, ns, template("other", "train:3"))
+        await c.api.create(JOBS, ns, naming("small"))
+        async with running_operator(c.operator_connection, namespaces=(ns,)):
+            found = await c.until(JOBS, ns, "digits", lambda j: state(j) == "Rejected")
+            message = condition(found, "Accepted")["message"]
+            assert message.startswith("spec.networking.encryption: ")
+            assert "(the job laid over TrainingTemplate small, " in message
+            await c.api.patch(OF_NAMESPACE, ns, "small", {"spec": {"job": {"backend": None}}})
+            assert await image_of(c, ns, "digits-worker-0") == "train:1"
+
+            await c.api.patch(JOBS, ns, "digits", {"spec": {"runPolicy": {"suspend": True}}})
+            await c.api.patch(JOBS, ns, "digits", {"spec": {"templateRef": {"name": "missing"}}})
+            await c.until_gone(PODS, ns, "digits-worker-0")
+            await c.until(JOBS, ns, "digits", lambda j: state(j) == "Suspended")
+            await c.api.patch(JOBS, ns, "digits", {"spec": {"runPolicy": {"suspend": False}}})
+            found = await c.until(JOBS, ns, "digits", lambda j: state(j) == "Rejected")
+            assert "there is no TrainingTemplate missing" in condition(found, "Accepted")["message"]
+            change = {"templateRef": {"name": "other"}}
+            await c.api.patch(JOBS, ns, "digits", {"spec": change})
+            assert await image_of(c, ns, "digits-worker-0") == "train:3"
+
+
+async def test_what_the_api_server_fills_in_says_nothing(control_plane: ControlPlane) -> None:
+    """Nor does it require what a template has; null removes what the pod would have, an own section counts."""
+    async with real_cluster(control_plane) as c:
+        ns = await c.new_namespace()
+        prepared = template(
+            f"{ns}-all",
+            backend="mpi",
+            runPolicy={"backoffLimit": 7, "cleanPodPolicy": "All"},
+            mpi={"options": ["-v"]},
+        )
+        prepared["kind"] = OF_CLUSTER.kind
+        prepared["spec"]["job"]["worker"]["template"]["spec"]["nodeSelector"] = {"disk": "ssd", "zone": "a"}
+        await c.api.create(OF_CLUSTER, None, prepared)
+        pod = {"containers": [{"env": [{"name": "A", "value": "1"}]}], "nodeSelector": {"disk": None}}
+        over = {"mpi": {"requireInit": False}, "runPolicy": {"backoffLimit": 1}}
+        made = naming(f"{ns}-all", "ClusterTrainingTemplate", **over)
+        made["spec"]["worker"]["template"] = {"spec": pod}
+        await c.api.create(JOBS, ns, made)
+        async with running_operator(c.operator_connection, namespaces=(ns,)):
+            pod = await c.until_exists(PODS, ns, "digits-worker-0")
+            assert pod["spec"]["nodeSelector"] == {"zone": "a"}
+            assert {"name": "A", "value": "1"} in pod["spec"]["containers"][0]["env"]
+            assert (await c.api.get(JOBS, ns, "digits"))["status"]["template"]["kind"] == OF_CLUSTER.kind
+        for wrong in (
+            {"templateRef": {"name": "x", "kind": "Pod"}},
+            {"templateRef": {}},
+            {"worker": {"replicas": 2}},
+        ):
+            with pytest.raises(Invalid, match="templateRef"):
+                await c.api.create(JOBS, ns, {**job("wrong"), "spec": wrong})
+        with pytest.raises(Invalid, match=r"spec\.job\.backend"):
+            await c.api.create(OF_NAMESPACE, ns, template("wrong", backend="nccl"))
