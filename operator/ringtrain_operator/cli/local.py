@@ -10,7 +10,9 @@ from types import FrameType
 import click
 from rich.console import Console
 
+from ..local.templates import Templates
 from .failures import errors_reported
+from .templates import template_options
 
 
 @click.command()
@@ -19,7 +21,8 @@ from .failures import errors_reported
 @click.option("--plain", is_flag=True, help="Lines instead of a live display; so it is anyway in a pipe.")
 @click.option("--ui", is_flag=True, help="Print the link to the job's page first.")
 @click.option("--logs", is_flag=True, help="Print what the ranks write, too.")
-def local(manifest: Path, run_dir: Path, plain: bool, ui: bool, logs: bool) -> None:
+@template_options
+def local(manifest: Path, run_dir: Path, plain: bool, ui: bool, logs: bool, templates: Templates) -> None:
     """Run the job in MANIFEST on this machine, its pods as processes.
 
     Restarts, deadlines and clean-up are decided by the code that decides them in a cluster. Saving a changed
@@ -36,7 +39,7 @@ def local(manifest: Path, run_dir: Path, plain: bool, ui: bool, logs: bool) -> N
         signal.signal(number, _stop)
     with errors_reported(f"{manifest}: "):
         try:
-            status, results = run_local(manifest, run_dir, plain, logs, ui)
+            status, results = run_local(manifest, run_dir, plain, logs, ui, templates)
         except KeyboardInterrupt:
             click.echo("stopped; every process of the job has ended", err=True)
             sys.exit(130)

@@ -21,6 +21,7 @@ _COMMANDS = {
     "resume": "ringtrain_operator.cli.changing:resume",
     "submit": "ringtrain_operator.cli.submit:submit",
     "suspend": "ringtrain_operator.cli.changing:suspend",
+    "templates": "ringtrain_operator.cli.templates:templates",
     "tensorboard": "ringtrain_operator.cli.tensorboard:tensorboard",
     "ui": "ringtrain_operator.cli.ui:ui",
     "validate": "ringtrain_operator.cli.validate:validate",

@@ -13,11 +13,13 @@ import yaml
 from .. import build, contract
 from ..errors import ManifestUnreadable
 from ..local.documents import read_documents
+from ..local.templates import Templates
 from ..spec.job import Job
 from ..spec.parse import parse_job
 from ..spec.template import containers_of
 from .failures import errors_reported
 from .operator import settings_of
+from .templates import template_options
 
 # A manifest has no uid before an API server gives it one.
 PLACEHOLDER_UID = "00000000-0000-0000-0000-000000000000"
@@ -33,12 +35,13 @@ _OF_OPERATORS = "--agent-image="
     help="File with the operator's Deployment, as `helm template` or `kubectl get deployment --output=yaml` "
     "prints it: its settings count. Default: those of the chart.",
 )
-def render(manifest: Path, installation: Path | None) -> None:
+@template_options
+def render(manifest: Path, installation: Path | None, templates: Templates) -> None:
     """Print what the operator would create for the job in MANIFEST, as YAML. Credentials are left out."""
-    from ..local.manifest import load_objects
+    from ..local.manifest import load_whole
 
     with errors_reported(f"{manifest}: "):
-        jobs = [parse_job(obj) for obj in load_objects(manifest)]
+        jobs = [parse_job(obj) for obj in load_whole(manifest, templates)]
     with errors_reported():
         settings = settings_of(_arguments(installation) if installation is not None else ())
     objects = [obj for job in jobs for obj in rendered(job, settings)]

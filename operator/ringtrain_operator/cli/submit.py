@@ -12,6 +12,7 @@ from ..client.runs import AsyncClient, AsyncRun
 from ..cluster.api.errors import NotFound
 from ..local.manifest import load_objects
 from ..spec.parse import parse_job
+from ..spec.training_template import named_template
 from .failures import errors_reported
 from .session import ClusterOptions, Json, cluster_options, with_client
 
@@ -26,7 +27,8 @@ def submit(files: tuple[Path, ...], wait: bool, cluster: ClusterOptions) -> None
     for path in files:
         with errors_reported(f"{path}: "):
             for obj in load_objects(path):
-                parse_job(obj, templates=False)
+                if named_template(obj) is None:  # else the cluster has the rest of it
+                    parse_job(obj, templates=False)
                 found.append((path, obj))
     sys.exit(with_client(cluster, lambda client: _submit(client, found, wait)))
 

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -21,6 +21,7 @@ from ..local.detached import MANIFEST_FILE, driver_of, start_driver, write_manif
 from ..local.manifest import as_stored
 from ..local.past_runs import JOB_FILE, NoSuchRun, PastRun, newest_run, past_runs, write_job
 from ..local.run import new_directory
+from ..local.templates import Templates
 from ..spec.parse import parse_job, update_problems
 from ..status.counts import counted
 from .causes import explain
@@ -41,12 +42,14 @@ _CHUNK = 1 << 20
 class LocalBackend:
     """Jobs on this machine; pods are process groups, with an agent each, as pods on so many nodes.
 
-    Runs are kept under `runs`, as those of `dtj local`. Images are ignored: `python` is the one that runs this.
+    Runs are kept under `runs`, as those of `dtj local`. Jobs may name templates of the files `templates`. Images
+    are ignored: `python` is the one that runs this.
     Jobs that this backend has started end when it is closed, and with the program.
     """
 
-    def __init__(self, runs: str | Path = "runs") -> None:
+    def __init__(self, runs: str | Path = "runs", *, templates: Sequence[str | Path] = ()) -> None:
         self._runs = Path(runs).absolute()
+        self._templates = Templates.of_files(map(Path, templates))
         self._drivers: dict[Path, subprocess.Popen[bytes]] = {}
 
     async def place_of(self) -> str:
@@ -63,12 +66,13 @@ class LocalBackend:
 
     async def check(self, job: Json) -> None:
         """Raises SpecInvalid with all that is wrong with the job."""
-        parse_job(job)
+        parse_job(self._templates.laid_over(job))
 
     async def create(self, job: Json, script: Script | None = None) -> Json:
         """Start the job's driver."""
         name = job["metadata"].get("name") or ""
         await self.check(job)
+        job = self._templates.laid_over(job)
         with suppress(NotFound):
             if driver_of(self._run(name).directory) is not None:
                 raise AlreadyExists(f"{name} runs here already; delete it or give this one another name")

@@ -17,13 +17,14 @@ CONTAINER = "train"
 
 @dataclass(frozen=True)
 class Training:
-    """What to run and where. `spec` is laid over the spec that the rest makes, as a merge of mappings.
+    """What to run and where. `spec` is laid over the spec that the rest makes, as a merge of mappings; all of it
+    is laid over `template`, a name or a templateRef, which may have the `image`.
 
     In `command` and `env` a kubelet replaces `$(NAME)` and `$$`.
     """
 
     command: Sequence[str]
-    image: str
+    image: str = ""
     workers: int = 1
     devices: Mapping[str, int] = field(default_factory=dict)
     slots: int | None = None
@@ -31,6 +32,7 @@ class Training:
     resources: Mapping[str, Any] = field(default_factory=dict)
     spec: Mapping[str, Any] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
+    template: str | Mapping[str, str] = ""
 
 
 def fresh_name(stem: str) -> str:
@@ -46,7 +48,9 @@ def literal(value: Any) -> Any:
 
 def manifest_of(training: Training, name: str) -> Json:
     """The DistributedTrainingJob that runs it, not checked yet."""
-    container: Json = {"name": CONTAINER, "image": training.image, "command": list(training.command)}
+    container: Json = {} if training.template else {"name": CONTAINER}  # without a name: the template's first
+    container |= {"image": training.image} if training.image else {}
+    container["command"] = list(training.command)
     if training.env:
         container["env"] = [{"name": key, "value": _text(key, value)} for key, value in training.env.items()]
     if training.resources:
@@ -55,6 +59,9 @@ def manifest_of(training: Training, name: str) -> Json:
     if training.devices:
         worker["devices"] = dict(training.devices)
     spec: Json = {"worker": worker}
+    if training.template:
+        reference = training.template
+        spec["templateRef"] = {"name": reference} if isinstance(reference, str) else dict(reference)
     if training.slots is not None:
         spec["slotsPerWorker"] = training.slots
     metadata: Json = {"name": name, **({"labels": dict(training.labels)} if training.labels else {})}

@@ -13,6 +13,7 @@ from ..cluster.api.errors import NotFound
 from ..errors import ManifestUnreadable, Problem, SpecInvalid, did_you_mean, shown
 from ..local.manifest import load_objects
 from ..spec.parse import parse_job
+from ..spec.training_template import named_template
 from ..status.model import JobStatus, Progress, parse_status
 from .backends import Backend, ClusterBackend
 from .errors import JobEnded, JobFailed, ScriptUnusable, Timeout
@@ -32,7 +33,9 @@ NO_IMAGE = "local"
 class Options(TypedDict, total=False):
     """What `train` takes beside the code.
 
-    `image`: for ranks, with Python and what the code imports; needed on a cluster, ignored on this machine.
+    `image`: for ranks, with Python and what the code imports; needed on a cluster unless a template has it,
+    ignored on this machine. `template`: the ClusterTrainingTemplate that says what the others do not, by its name,
+    or {"kind": "TrainingTemplate", "name": ...}.
     `workers`: pods. `devices`: of each worker, for example {"nvidia.com/gpu": 2}; each gets a rank unless `slots`
     says how many ranks a worker has. `args`: texts for a script; JSON values for a function, which gets `kwargs`,
     too. `env`: variables of the ranks. These texts arrive as they are, `$(NAME)` among them. `resources`: as
@@ -43,6 +46,7 @@ class Options(TypedDict, total=False):
 
     name: str
     image: str
+    template: str | Mapping[str, str]
     workers: int
     devices: Mapping[str, int]
     slots: int | None
@@ -210,13 +214,17 @@ class AsyncClient:
             raise TypeError(
                 f"train() has no argument {unknown[0]!r}; {hint or 'anything of the spec goes into spec='}"
             )
-        if not options.get("image") and not isinstance(self.backend, LocalBackend):
-            message = "is missing; on a cluster ranks run in an image, with Python and what the code imports"
-            raise SpecInvalid([Problem("image", message)])
+        template, image = options.get("template") or "", options.get("image") or ""
+        if not image and not template:
+            if not isinstance(self.backend, LocalBackend):
+                message = "is missing; on a cluster ranks run in an image, with Python and what the code imports"
+                raise SpecInvalid([Problem("image", message)])
+            image = NO_IMAGE
         script, command = self._command(code, options)
         training = Training(
             command=[literal(word) for word in command],
-            image=options.get("image") or NO_IMAGE,
+            image=image,
+            template=template,
             workers=options.get("workers", 1),
             devices=options.get("devices") or {},
             slots=options.get("slots"),
@@ -268,7 +276,8 @@ class AsyncClient:
 
 def _one_job(manifest: Mapping[str, Any] | str | Path) -> Json:
     if isinstance(manifest, Mapping):
-        parse_job(manifest, templates=False)  # the backend knows which templates its cluster takes
+        if named_template(manifest) is None:  # else the backend knows what the rest of it is
+            parse_job(manifest, templates=False)  # the backend knows which pod templates its cluster takes
         return dict(manifest)
     path = Path(manifest)
     jobs = load_objects(path)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -14,19 +14,39 @@ from ..spec.job import is_ours
 from ..spec.parse import parse_job, update_problems
 from ..status.model import format_time
 from .documents import read_documents
+from .templates import Templates
 
 
 def load_objects(path: Path) -> list[dict[str, Any]]:
     """Every DistributedTrainingJob in the file. Raises ManifestUnreadable, which names the file."""
-    jobs = [doc for doc in read_documents(path) if isinstance(doc, dict) and doc.get("kind") == KIND]
+    return jobs_among(read_documents(path), path)
+
+
+def is_job(document: object) -> bool:
+    """Whether a document is a DistributedTrainingJob."""
+    return isinstance(document, dict) and document.get("kind") == KIND
+
+
+def jobs_among(documents: list[Any], path: Path) -> list[dict[str, Any]]:
+    """The jobs of a file. Raises ManifestUnreadable where there is none."""
+    jobs = [doc for doc in documents if is_job(doc)]
     if not jobs:
         raise ManifestUnreadable(f"{path}: holds no {KIND}")
     return jobs
 
 
-def load_job(path: Path) -> dict[str, Any]:
-    """The file's one job as an API server would hold it. Raises ManifestUnreadable or SpecInvalid."""
-    jobs = load_objects(path)
+def load_whole(path: Path, templates: Templates) -> list[dict[str, Any]]:
+    """Every job in the file, laid over the template that it names: one of the file, or of `templates`, which gets
+    those of the file. Raises ManifestUnreadable or SpecInvalid."""
+    documents = read_documents(path)
+    templates.take(documents)
+    return [templates.laid_over(job) for job in jobs_among(documents, path)]
+
+
+def load_job(path: Path, templates: Templates | None = None) -> dict[str, Any]:
+    """The file's one job as an API server would hold it, its template in its spec. Raises ManifestUnreadable or
+    SpecInvalid."""
+    jobs = load_whole(path, templates or Templates())
     if len(jobs) > 1:
         names = ", ".join(str((job.get("metadata") or {}).get("name")) for job in jobs)
         raise ManifestUnreadable(f"{path}: holds {len(jobs)} jobs ({names}); give the one to run its own file")
@@ -52,9 +72,11 @@ def as_stored(job: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass
 class ManifestFile:
-    """A manifest on disk, followed while its job runs. `complaint`: why the file as it is has no effect, if so."""
+    """A manifest on disk, followed while its job runs. `complaint`: why the file as it is has no effect, if so.
+    `templates`: as they were when the job began."""
 
     path: Path
+    templates: Templates = field(default_factory=Templates)
     seen: tuple[int, ...] = ()
     complaint: str = ""
     _unreadable: tuple[int, ...] | None = None
@@ -71,7 +93,7 @@ class ManifestFile:
         if now == self.seen:
             return job
         try:
-            new = load_objects(self.path)[0]
+            new = self.templates.laid_over(load_objects(self.path)[0])
             problems = update_problems(parse_job(new).spec, parse_job(job).spec, job.get("status"))
         except (ManifestUnreadable, SpecInvalid) as exc:
             # Half-saved or wrong: read again next time, and then it is wrong.

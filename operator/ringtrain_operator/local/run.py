@@ -28,20 +28,22 @@ from .past_runs import Tail, write_job
 from .plain import PlainDisplay
 from .process import CLOSING_GRACE_S, ProcessRunner
 from .summary import Results, read_results
+from .templates import Templates
 from .wording import wrapped
 
 
 def run_local(
-    manifest: Path, runs: Path, plain: bool, output: bool, ui: bool = False
+    manifest: Path, runs: Path, plain: bool, output: bool, ui: bool = False, templates: Templates | None = None
 ) -> tuple[JobStatus, Results]:
     """Run the job in `manifest` to its end under a new directory of `runs`. Leaves no process behind.
 
     `plain`: lines are shown meanwhile, no panel. `output`: what the ranks write is shown, too.
-    `ui`: the link to the job's page is shown first. Raises ManifestUnreadable or SpecInvalid before anything is
-    started.
+    `ui`: the link to the job's page is shown first. `templates`: beside those of the file. Raises
+    ManifestUnreadable or SpecInvalid before anything is started.
     """
-    job = load_job(manifest)
-    file = ManifestFile(manifest)
+    templates = templates or Templates()
+    job = load_job(manifest, templates)
+    file = ManifestFile(manifest, templates)
     beside = contents_beside(read_documents(manifest), job["metadata"]["namespace"])
     name, namespace = job["metadata"]["name"], job["metadata"]["namespace"]
     run_dir = new_directory(runs, name)

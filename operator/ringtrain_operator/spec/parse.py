@@ -145,6 +145,17 @@ def _parse_spec(raw: Mapping[str, Any], schema: PodSchema | None) -> tuple[JobSp
     return spec, problems or list(clashes(spec)) or (dangling(spec) if schema is not None else [])
 
 
+def part_problems(spec: Mapping[str, Any], schema: PodSchema | None = None) -> list[Problem]:
+    """What no job that is laid over this part of a spec can mend: unknown fields, values of wrong types."""
+    found = []
+    try:
+        JobSpec.model_validate_json(json.dumps(spec))
+    except ValidationError as exc:
+        found = [_problem(error) for error in exc.errors(include_url=False)]
+    found += _template_problems(spec, {p.path for p in found}, schema or packaged_schema())
+    return [problem for problem in found if not problem.message.startswith(("is missing", "is empty"))]
+
+
 def _without_nulls(value: Any) -> Any:
     """`value` without fields that are null, as the API server prunes them; templates stay as they are."""
     if isinstance(value, Mapping):

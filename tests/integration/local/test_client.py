@@ -1,6 +1,7 @@
 """ringtrain_sdk on this machine: real launchers, agents and ranks, several pods a job."""
 
 import asyncio
+import json
 import os
 import signal
 import time
@@ -88,6 +89,26 @@ def test_a_file_trains_where_it_is(client: Client, tmp_path: Path) -> None:
     )
     run.wait(SOON_S)
     assert list(client.get("mine").logs(rank=0)) == ["$(RANK)$$é ['--fast', 'a b', '$(HOME) $$']"]
+
+
+def test_a_template_says_the_rest(tmp_path: Path) -> None:
+    """Its variables and policy are the job's, and what the call says comes first."""
+    container = {"name": "train", "image": "i", "env": [{"name": "A", "value": "1"}, {"name": "B", "value": "1"}]}
+    part = {"runPolicy": {"backoffLimit": 0}, "worker": {"template": {"spec": {"containers": [container]}}}}
+    meta = {
+        "apiVersion": "ringtrain.dev/v1alpha1",
+        "kind": "ClusterTrainingTemplate",
+        "metadata": {"name": "small"},
+    }
+    (tmp_path / "t.yaml").write_text(json.dumps({**meta, "spec": {"job": part}}))
+    (tmp_path / "train.py").write_text("import os\nprint(os.environ['A'], os.environ['B'])\n")
+    with Client(LocalBackend(tmp_path / "runs", templates=[tmp_path / "t.yaml"])) as client:
+        run = client.train(tmp_path / "train.py", template="small", env={"B": "2"})
+        run.wait(SOON_S)
+        assert list(run.logs(rank=0)) == ["1 2"]
+        assert run.job()["spec"]["runPolicy"]["backoffLimit"] == 0
+        with pytest.raises(Invalid, match=r"spec.templateRef.name: TrainingTemplate small is in none"):
+            client.train(tmp_path / "train.py", template={"kind": "TrainingTemplate", "name": "small"})
 
 
 class Lasting(LocalBackend):

@@ -1,17 +1,25 @@
 """Jobs that name a template: read once, kept, and said where it is missing or makes no job."""
 
+import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from click.testing import CliRunner
 from support.apiserver import ControlPlane
 from support.cluster import Cluster, OpenCluster, real_cluster
 from support.jobs import condition, job, state
 from support.operating import running_operator
 
+from ringtrain_operator.cli.main import main
+from ringtrain_operator.client.backends import ClusterBackend
 from ringtrain_operator.client.causes import causes_of
+from ringtrain_operator.client.runs import AsyncClient
 from ringtrain_operator.client.session import Session
 from ringtrain_operator.cluster.api.errors import Invalid
 from ringtrain_operator.cluster.api.resources import JOBS, PODS, TEMPLATES
+from ringtrain_operator.errors import SpecInvalid
 from ringtrain_operator.plan import planning
 
 Json = dict[str, Any]
@@ -146,3 +154,29 @@ async def test_what_the_api_server_fills_in_says_nothing(control_plane: ControlP
                 await c.api.create(JOBS, ns, {**job("wrong"), "spec": wrong})
         with pytest.raises(Invalid, match=r"spec\.job\.backend"):
             await c.api.create(OF_NAMESPACE, ns, template("wrong", backend="nccl"))
+
+
+async def test_the_cluster_is_asked_for_templates(open_cluster: OpenCluster, tmp_path: Path) -> None:
+    """By `dtj templates`, by `dtj render`, and by the client, which also creates the job."""
+    async with open_cluster() as c:
+        ns = await c.new_namespace()
+        await c.api.create(OF_NAMESPACE, ns, template("small"))
+        (tmp_path / "job.yaml").write_text(yaml.safe_dump(naming("small")))
+        at = [f"--namespace={ns}", f"--kubeconfig={c.kubeconfig(tmp_path)}"]
+        listed = await asyncio.to_thread(CliRunner().invoke, main, ["templates", *at])
+        rows = [line.split(maxsplit=2) for line in listed.output.splitlines()]
+        assert (rows[0], rows[-1]) == (["NAME", "KIND", "DESCRIPTION"], ["small", "TrainingTemplate", "of tests"])
+        command = ["render", str(tmp_path / "job.yaml"), "--server", *at]
+        rendered = await asyncio.to_thread(CliRunner().invoke, main, command)
+        assert "digits-worker-1" in rendered.output
+        async with AsyncClient(ClusterBackend(ns, kubeconfig=str(c.kubeconfig(tmp_path)))) as client:
+            (tmp_path / "train.py").write_text("")
+            named = {"kind": "TrainingTemplate", "name": "small"}
+            run = await client.train(tmp_path / "train.py", template=named, workers=4, name="mine")
+            assert (await run.job())["spec"]["templateRef"] == named
+            with pytest.raises(SpecInvalid, match=r"spec.templateRef.name: there is no ClusterTrainingTempl"):
+                await client.train(tmp_path / "train.py", template="small")
+        async with running_operator(c.operator_connection, namespaces=(ns,)):
+            pod = (await c.until_exists(PODS, ns, "mine-worker-3"))["spec"]["containers"][0]
+            assert pod["image"] == "train:1"
+            assert "/etc/ringtrain/script" in [mount["mountPath"] for mount in pod["volumeMounts"]]

@@ -1,6 +1,7 @@
 """The commands that `dtj` has."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -114,6 +115,52 @@ def test_a_file_without_an_installation(tmp_path: Path) -> None:
     result = CliRunner().invoke(main, ["render", str(path), f"--installation={path}"])
     assert result.exit_code == 1
     assert f"{path}: holds no Deployment of the operator" in result.output
+
+
+TEMPLATE = {
+    "apiVersion": "ringtrain.dev/v1alpha1",
+    "kind": "ClusterTrainingTemplate",
+    "metadata": {"name": "small"},
+    "spec": {"description": "of tests", "job": {"worker": {"template": job()["spec"]["worker"]["template"]}}},
+}
+NAMING = {**job(), "spec": {"templateRef": {"name": "small"}, "worker": {"replicas": 3}}}
+
+
+@pytest.mark.parametrize("beside", [True, False], ids=["beside-the-job", "in-a-file-of-its-own"])
+@pytest.mark.parametrize("command", ["validate", "render"])
+def test_a_job_of_a_file_names_a_template(command: str, beside: bool, tmp_path: Path) -> None:
+    """One of its own file, or of another; where it is in none, the field is named with the ways out."""
+    path, other = tmp_path / "job.yaml", tmp_path / "templates.yaml"
+    path.write_text(yaml.safe_dump_all([NAMING, TEMPLATE] if beside else [NAMING]))
+    other.write_text(yaml.safe_dump(TEMPLATE))
+    result = CliRunner().invoke(main, [command, str(path), *([] if beside else [f"--templates={other}"])])
+    assert result.exit_code == 0, result.output
+    assert ("digits-worker-2" if command == "render" else "3 workers") in result.output
+    path.write_text(yaml.safe_dump(NAMING))
+    result = CliRunner().invoke(main, [command, str(path)])
+    assert result.exit_code == 1
+    assert f"{path}: spec.templateRef.name: ClusterTrainingTemplate small is in none of the files" in result.output
+
+
+@pytest.mark.parametrize(
+    ("part", "said"),
+    [
+        pytest.param({"backend": "mpi"}, "", id="a-small-part"),
+        pytest.param({"backnd": "mpi"}, "spec.backnd: is not a field here; did you mean backend?", id="misspelt"),
+        pytest.param({"worker": {"replicas": 2}}, "small: spec.job.worker.replicas: is for each job", id="own"),
+        pytest.param({"slotsPerWorker": "2"}, "spec.slotsPerWorker: is '2'", id="of-a-wrong-type"),
+        pytest.param(
+            {"worker": {"template": {"spec": {"nodeSelecter": {}}}}}, "did you mean nodeSelector?", id="in-a-pod"
+        ),
+    ],
+)
+def test_a_template_alone_is_validated(part: dict[str, Any], said: str, tmp_path: Path) -> None:
+    """It is no whole job; what no job could mend is named with its field."""
+    path = tmp_path / "template.yaml"
+    path.write_text(yaml.safe_dump({**TEMPLATE, "spec": {"job": part}}))
+    result = CliRunner().invoke(main, ["validate", str(path)])
+    assert result.exit_code == int(bool(said)), result.output
+    assert (said or "ClusterTrainingTemplate small is a template") in result.output
 
 
 @pytest.mark.parametrize("command", ["validate", "render"])
