@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -9,12 +10,14 @@ import yaml
 
 from ..cluster.api.errors import ApiError
 from ..cluster.api.resources import Resource
-from ..convert.mpijob import convert_mpijob, is_mpijob
+from ..convert.mpijob import Converted, convert_mpijob, is_mpijob
+from ..convert.runtime_template import beyond_template, convert_runtime
 from ..convert.trainingjob import convert_trainingjob, is_trainingjob
 from ..convert.trainjob import GROUP, RUNTIMES, VERSION, convert_trainjob, is_runtime, is_trainjob, runtime_of
 from ..errors import ManifestUnreadable, OperatorError
 from ..local.documents import read_documents
 from ..spec.parse import name_of
+from ..spec.training_template import read_template
 from .failures import errors_reported, problem_lines
 from .session import ClusterOptions, Json, Session, cluster_options, with_session
 
@@ -22,8 +25,13 @@ from .session import ClusterOptions, Json, Session, cluster_options, with_sessio
 @click.command()
 @click.argument("manifest", type=click.Path(path_type=Path))
 @click.option("--to", type=click.Path(path_type=Path), help="Write there instead of to stdout.")
+@click.option(
+    "--templates",
+    is_flag=True,
+    help="Runtimes of TrainJobs become templates, which the jobs name. Maturity: Experimental.",
+)
 @cluster_options
-def convert(manifest: Path, to: Path | None, cluster: ClusterOptions) -> None:
+def convert(manifest: Path, to: Path | None, templates: bool, cluster: ClusterOptions) -> None:
     """Print kubeflow's jobs in MANIFEST as DistributedTrainingJobs.
 
     They are MPIJob, TrainJob, PyTorchJob, TFJob, JAXJob and XGBoostJob.
@@ -35,11 +43,14 @@ def convert(manifest: Path, to: Path | None, cluster: ClusterOptions) -> None:
     made, failures = [], []
     with errors_reported():
         documents = [document for document in read_documents(manifest) if isinstance(document, dict)]
-        if not any(_is_job(document) for document in documents):
+        if not any(_is_job(document) or (templates and is_runtime(document)) for document in documents):
             kinds = "no MPIJob, PyTorchJob, TFJob, JAXJob or XGBoostJob of kubeflow.org"
             raise ManifestUnreadable(f"{manifest}: holds {kinds} and no TrainJob of {GROUP}")
+    of_runtimes = _Templates() if templates else None
     for document in documents:
         if is_runtime(document):
+            if of_runtimes is not None:
+                of_runtimes.of(document)
             continue
         if not _is_job(document):
             made.append(document)
@@ -51,16 +62,51 @@ def convert(manifest: Path, to: Path | None, cluster: ClusterOptions) -> None:
             elif is_trainingjob(document):
                 converted = convert_trainingjob(document)
             else:
-                converted = convert_trainjob(document, _runtime(document, documents, cluster))
+                runtime = _runtime(document, documents, cluster)
+                converted = convert_trainjob(document, runtime)
+                if of_runtimes is not None:
+                    converted = of_runtimes.named_by(converted, runtime)
         except OperatorError as exc:
             failures += [f"{manifest}: {name}: {line}" for line in problem_lines(exc)]
             continue
         made.append(converted.manifest)
         for note in converted.notes:
             click.echo(f"{name}: {note}", err=True)
-    _write(made, to)
+    _write([*(of_runtimes.manifests() if of_runtimes is not None else ()), *made], to)
     if failures:
         raise click.ClickException("\n       ".join(failures))
+
+
+class _Templates:
+    """What runtimes become, each once."""
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[str, str], Json | None] = {}
+
+    def of(self, runtime: Json) -> Json | None:
+        """The runtime's template; None, which is said, where it becomes none."""
+        key = str(runtime["kind"]), str((runtime.get("metadata") or {}).get("name"))
+        if key not in self._made:
+            try:
+                self._made[key] = convert_runtime(runtime).manifest
+            except OperatorError as exc:
+                click.echo(f"{' '.join(key)} becomes no template, and its jobs are whole: {exc}", err=True)
+                self._made[key] = None
+        return self._made[key]
+
+    def named_by(self, converted: Converted, runtime: Json) -> Converted:
+        """The job as one that names the runtime's template."""
+        template = self.of(runtime)
+        if template is None:
+            return converted
+        job = beyond_template(converted.manifest, read_template(template))
+        if job is not None:
+            return replace(converted, manifest=job)
+        return replace(converted, notes=(*converted.notes, "the job is whole: it takes away what its runtime has"))
+
+    def manifests(self) -> list[Json]:
+        """All of them."""
+        return [manifest for manifest in self._made.values() if manifest is not None]
 
 
 def _is_job(document: Json) -> bool:

@@ -14,6 +14,9 @@ from ringtrain_operator.cli.main import main
 from ringtrain_operator.convert.mpijob import Converted
 from ringtrain_operator.convert.trainjob import convert_trainjob
 from ringtrain_operator.errors import SpecInvalid
+from ringtrain_operator.local.manifest import is_job
+from ringtrain_operator.local.templates import Templates
+from ringtrain_operator.spec.parse import name_of, parse_job
 
 FILE = Path(__file__).parents[3] / "corpus/trainjobs/torch.yaml"
 MPI = """
@@ -314,3 +317,21 @@ def test_the_command(tmp_path: Path) -> None:
     result = CliRunner().invoke(main, ["convert", str(alone), "--kubeconfig", str(tmp_path / "none")])
     assert result.exit_code == 1
     assert "ClusterTrainingRuntime torch-distributed is needed; put it into the file" in result.stderr
+
+
+STRANGERS = FILE.parents[1] / "strangers/trainjob.yaml"
+
+
+def test_runtimes_become_templates() -> None:
+    """Every job that can be converted names its runtime's, has less to say, and is the same job as without."""
+    plain, named = (CliRunner().invoke(main, ["convert", str(STRANGERS), *more]) for more in ([], ["--templates"]))
+    whole = {name_of(obj["metadata"]): obj for obj in yaml.safe_load_all(plain.stdout) if is_job(obj)}
+    documents = list(yaml.safe_load_all(named.stdout))
+    templates = Templates()
+    assert {found.name for found in templates.take(documents)} >= {"torch-distributed", "mpi-distributed", "plain"}
+    jobs = {name_of(obj["metadata"]): obj for obj in documents if is_job(obj)}
+    assert jobs.keys() == whole.keys()
+    assert len([job for job in jobs.values() if "templateRef" in job["spec"]]) >= 10
+    for name, job in jobs.items():
+        assert parse_job(templates.laid_over(job)).spec.fixed == parse_job(whole[name]).spec.fixed
+        assert len(str(job)) <= len(str(whole[name])) + 70

@@ -1,0 +1,112 @@
+"""A runtime of Kubeflow Trainer as a template, and converted TrainJobs as what they say beyond it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..contract import API_VERSION
+from ..errors import SpecInvalid
+from ..spec.job import CLUSTER
+from ..spec.template import containers_of
+from ..spec.training_template import Template, merged_spec, read_template
+from .mpijob import Converted
+from .trainjob import GROUP, VERSION, convert_trainjob
+
+Json = dict[str, Any]
+_KINDS = {"ClusterTrainingRuntime": CLUSTER, "TrainingRuntime": "TrainingTemplate"}
+_ITS_COMMAND = "the job's command"
+# What a TrainJob has to say where its runtime does not, and what stands for it.
+_SAID_BY_JOBS: Json = {"command": [_ITS_COMMAND], "numProcPerNode": 1}
+_CONTAINERS = ("containers", "initContainers")
+_BY_NAME = ("env", "volumes", "volumeMounts")
+
+
+def convert_runtime(runtime: Mapping[str, Any]) -> Converted:
+    """The template that says what the runtime does. Raises SpecInvalid, with paths of the runtime."""
+    made, trainer = _of_a_job(runtime)
+    spec, meta = made.manifest["spec"], runtime.get("metadata") or {}
+    del spec["worker"]["replicas"]
+    if "numProcPerNode" in trainer:
+        del spec["slotsPerWorker"]
+    for section in ("worker", "launcher"):
+        _forget_command((spec.get(section) or {}).get("template") or {})
+    kept = {key: meta[key] for key in ("name", "namespace", "labels") if meta.get(key)}
+    manifest = {
+        "apiVersion": API_VERSION,
+        "kind": _KINDS[str(runtime["kind"])],
+        "metadata": kept,
+        "spec": {"description": f"From {runtime['kind']} {kept.get('name')} of Kubeflow Trainer.", "job": spec},
+    }
+    read_template(manifest)
+    return Converted(manifest, made.notes)
+
+
+def _of_a_job(runtime: Mapping[str, Any]) -> tuple[Converted, Json]:
+    """What a TrainJob comes to that says nothing but its runtime; and what it has to say of its trainer."""
+    reference = {"kind": runtime["kind"], "name": (runtime.get("metadata") or {}).get("name")}
+    trainer: Json = {}
+    while True:
+        spec = {"runtimeRef": reference, "trainer": trainer}
+        job = {"apiVersion": f"{GROUP}/{VERSION}", "kind": "TrainJob", "metadata": {"name": "any"}, "spec": spec}
+        try:
+            return convert_trainjob(job, runtime), trainer
+        except SpecInvalid as exc:
+            asked = {problem.path.rpartition(".")[2] for problem in exc.problems}
+            if not asked or asked - (_SAID_BY_JOBS.keys() - trainer.keys()):
+                raise
+            trainer = {**trainer, **{name: _SAID_BY_JOBS[name] for name in asked}}
+
+
+def _forget_command(template: Json) -> None:
+    """Leave out a command that only a job has, and the shell that gives it variables."""
+    for container in containers_of(template)[:1]:
+        if any(_ITS_COMMAND in word for word in container.get("command") or []):
+            del container["command"]
+
+
+def beyond_template(manifest: Json, template: Template) -> Json | None:
+    """The job of `manifest` as one that names the template and says the rest; None where the rules of the merge
+    cannot come to the same."""
+    spec = {
+        **_beyond(template.spec, manifest["spec"]),
+        "templateRef": {"kind": template.kind, "name": template.name},
+    }
+    merged = merged_spec(spec, template.spec)
+    same = _in_order(merged_spec(merged, {})) == _in_order(merged_spec(manifest["spec"], {}))
+    return {**manifest, "spec": spec} if same else None
+
+
+def _beyond(below: Mapping[str, Any], whole: Mapping[str, Any]) -> Json:
+    """What to lay over `below` so that it becomes `whole`."""
+    found: Json = {key: None for key in below if key not in whole}
+    for key, value in whole.items():
+        under = below.get(key)
+        if value == under:
+            continue
+        if isinstance(value, Mapping) and isinstance(under, Mapping):
+            found[key] = _beyond(under, value)
+        elif key in _CONTAINERS and isinstance(under, list):
+            found[key] = _containers_beyond(under, value)
+        elif key in _BY_NAME and isinstance(under, list):
+            found[key] = [one for one in value if one not in under]
+        else:
+            found[key] = value
+    return found
+
+
+def _containers_beyond(below: list[Json], whole: list[Json]) -> list[Json]:
+    under = {container.get("name"): container for container in below}
+    more = ({"name": one.get("name"), **_beyond(under.get(one.get("name"), {}), one)} for one in whole)
+    return [one for one in more if len(one) > 1]
+
+
+def _in_order(value: Any) -> Any:
+    """`value` with entries that have names in the order of these."""
+    if isinstance(value, Mapping):
+        return {key: _in_order(inner) for key, inner in value.items()}
+    if not isinstance(value, list):
+        return value
+    entries = [_in_order(one) for one in value]
+    named = all(isinstance(one, Mapping) and isinstance(one.get("name"), str) for one in entries)
+    return sorted(entries, key=lambda one: str(one["name"])) if named else entries
