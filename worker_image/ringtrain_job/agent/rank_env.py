@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ringtrain.shared import contract
-from ringtrain.shared.address import split_address
+from ringtrain.shared.address import host_port, split_address
 from ringtrain_job.agent.config import AgentConfig
 from ringtrain_job.control.model import World
 
@@ -116,6 +116,10 @@ def _place_variables(world: World, place: RankPlace) -> dict[str, str]:
         "GROUP_RANK": place.group_rank,
         "MASTER_ADDR": world.master_address,
         "MASTER_PORT": world.master_port,
+        # Of jax.distributed, whose coordinator rank 0 starts.
+        "JAX_COORDINATOR_ADDRESS": host_port(world.master_address, world.master_port),
+        "JAX_NUM_PROCESSES": place.size,
+        "JAX_PROCESS_ID": place.rank,
         contract.ENV_RANK: place.rank,
         contract.ENV_SIZE: place.size,
         contract.ENV_LOCAL_RANK: place.local_rank,

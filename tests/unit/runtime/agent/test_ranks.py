@@ -35,6 +35,9 @@ def test_the_environment_of_a_rank() -> None:
         "GROUP_RANK": "1",
         "MASTER_ADDR": "h0",
         "MASTER_PORT": "7390",
+        "JAX_COORDINATOR_ADDRESS": "h0:7390",
+        "JAX_NUM_PROCESSES": "6",
+        "JAX_PROCESS_ID": "3",
         "TF_CONFIG": json.dumps(
             {"cluster": {"worker": list(WORLD.tf_addresses)}, "task": {"type": "worker", "index": 3}}
         ),
