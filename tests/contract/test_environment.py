@@ -96,6 +96,12 @@ def test_a_launcher_reads_what_is_built_for_it(tmp_path: Path) -> None:
     assert not config.writes_report
 
 
+def test_a_launcher_is_told_to_fail_on_nan(tmp_path: Path) -> None:
+    """From spec.runPolicy.failOnNaN."""
+    pod = build.build_launcher_pod(parsed(runPolicy={"failOnNaN": True}), 1)
+    assert LauncherConfig.from_env(environment(pod, tmp_path)).fail_on_nan
+
+
 def test_a_launcher_is_asked_for_a_report(tmp_path: Path) -> None:
     """From spec.logs.report."""
     pod = build.build_launcher_pod(parsed(logs={"report": True}), 1)

@@ -56,6 +56,7 @@ def launcher_environment(job: Job, attempt: int, status_token: str, formation: i
             contract.ENV_STATUS_TOKEN: status_token,
             contract.ENV_LOG_DIR: contract.LOG_DIR,
             **({contract.ENV_LOG_REPORT: "1"} if job.spec.logs.report else {}),
+            **({contract.ENV_FAIL_ON_NAN: "1"} if job.spec.run_policy.fail_on_nan else {}),
             **_log_uri(job),
             ENV_NVIDIA_VISIBLE_DEVICES: "void",
             **_bounds(job, formation),

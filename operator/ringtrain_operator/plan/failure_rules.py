@@ -11,7 +11,10 @@ from .decision import Finish, Restart
 LAST_LINE_CHARACTERS = 200
 # Failures that a restart cannot mend, unless a rule says otherwise.
 _HOPELESS_REASONS = frozenset(
-    {"BadConfiguration", "CannotStart", "MpirunNotFound", "WrongImplementation", "SlotsMismatch", "NoMpiInit"}
+    {
+        *("BadConfiguration", "CannotStart", "NotFinite"),
+        *("MpirunNotFound", "WrongImplementation", "SlotsMismatch", "NoMpiInit"),
+    }
 )
 
 

@@ -15,6 +15,7 @@ FailureReason = Literal[
     "AgentLost",
     "NotAssembled",
     "WorldIncomplete",
+    "NotFinite",
     "BadConfiguration",
     "LauncherFailed",
     "InternalError",
@@ -82,7 +83,7 @@ class FailureRule(SpecModel):
         default=None, description="Matches the exit code of the first rank that failed."
     )
     on_reasons: tuple[FailureReason, ...] = Field(
-        default=(), max_length=15, description="Matches the reason in status.failure."
+        default=(), max_length=16, description="Matches the reason in status.failure."
     )
 
     RULES = (
@@ -131,6 +132,12 @@ class RunPolicy(SpecModel):
     )
     failure_rules: tuple[FailureRule, ...] = Field(
         default=(), max_length=20, description="What to do about a failed attempt, by exit code and reason."
+    )
+    fail_on_nan: bool = Field(
+        default=False,
+        alias="failOnNaN",
+        description="True: the job has failed, with reason NotFinite and without a restart, when a rank has "
+        "reported a loss that is NaN or infinite (rt.report). A failure rule on NotFinite may have it restart.",
     )
     progress_deadline_seconds: int | None = Field(
         default=None,

@@ -325,3 +325,19 @@ def test_stopped_before_hosts_have_answered(
     assert time.monotonic() - begun < 60  # agents that were at work get 40 s each
     until_ended(hosts)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["runs", "ssh"]
+
+
+@pytest.mark.parametrize("then", ["time.sleep(300)", "sys.exit()"], ids=["runs-on", "has-ended-well"])
+def test_a_loss_that_is_not_finite_ends_the_run(then: str, tmp_path: Path) -> None:
+    """With --fail-on-nan: also where the ranks' ends are known before the report is."""
+    program = f"""if True:
+        import math, os, sys, time, ringtrain as rt
+        for step in (1, 2, 3):
+            rt.report(step, loss=math.nan if step == 3 and os.environ["RANK"] == "1" else 0.5)
+        {then}"""
+    options = ("-np", "2", "--name", "nan", "--fail-on-nan")
+    run = _start(tmp_path, *options, sys.executable, "-c", program)
+    _, err = run.communicate(timeout=DEADLINE_S)
+    assert run.returncode == 75
+    assert "First failure: rank 1, NotFinite" in err
+    assert "the loss that rank 1 reported is NaN since step 3 (failOnNaN)" in err

@@ -116,6 +116,8 @@ class Lifecycle:
                 failure = verdict.failure
                 if failure is None or failure.reason is Reason.AGENT_LOST:  # or a pod was asked to stop
                     self._stop_ranks(signal.SIGTERM, self._config.save_s)
+                elif failure.reason is Reason.NOT_FINITE:  # nobody was lost: there is nothing to wait for
+                    self._stop_ranks(signal.SIGTERM)
                 else:
                     self._term_at = time.monotonic() + self._config.follow_s
                 self._pod.stopping = True

@@ -71,6 +71,9 @@ NAMESPACE = "local"
     default=0,
     help="Data workers beside the ranks, for ringtrain.data.service. Maturity: Beta.",
 )
+@click.option(
+    "--fail-on-nan", is_flag=True, help="End the run when a rank reports a loss that is not finite (rt.report)."
+)
 @click.option("--ui", is_flag=True, help="Serve the run as a page while it runs, and print its link.")
 @click.option("--verbose", "-v", is_flag=True, help="Say what launcher and agent do, too.")
 @click.option("--quiet", "-q", is_flag=True, help="Print what ranks write and why the job failed, nothing else.")
@@ -83,6 +86,7 @@ def run(
     log_dir: Path,
     name: str | None,
     data_workers: int,
+    fail_on_nan: bool,
     ui: bool,
     verbose: bool,
     quiet: bool,
@@ -124,6 +128,7 @@ def run(
     started = time.monotonic()
     settings = horovod.variables | ({} if world is None else world.variables)
     settings |= {contract.ENV_DATA_WORKERS: str(data_workers), **page_settings(ui)}
+    settings |= {contract.ENV_FAIL_ON_NAN: "1"} if fail_on_nan else {}
     place = _environment(slots, log_dir.resolve(), job, settings)
     if all(host.is_here for host in placed):
         code = exit_code_of(lambda: _run(ranks, place, command, verbose))

@@ -32,6 +32,7 @@ class Reason(StrEnum):
     AGENT_LOST = "AgentLost"
     NOT_ASSEMBLED = "NotAssembled"
     WORLD_INCOMPLETE = "WorldIncomplete"
+    NOT_FINITE = "NotFinite"
     BAD_CONFIGURATION = "BadConfiguration"
     CANNOT_START = "CannotStart"
     LAUNCHER_FAILED = "LauncherFailed"

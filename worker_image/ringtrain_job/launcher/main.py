@@ -31,6 +31,7 @@ from ringtrain_job.launcher.http import StatusServer
 from ringtrain_job.launcher.live_page import LivePage
 from ringtrain_job.launcher.mpi.job import MpiJob
 from ringtrain_job.launcher.mpi.verdict import decide_mpi
+from ringtrain_job.launcher.not_finite import verdict_on_loss
 from ringtrain_job.launcher.outcome import keep_timeline, leave_report, repeat_outcome, write_outcome
 from ringtrain_job.launcher.page_server import PageServer
 from ringtrain_job.launcher.progress import follow_reports, say_total
@@ -88,7 +89,7 @@ def run_launcher(config: LauncherConfig, command: Sequence[str] = ()) -> int:
         verdict = launcher.supervise(stop)
         if verdict is not None:
             launcher.drain(verdict, stop)
-            verdict = _with_refused_lines(verdict, store)
+            verdict = _with_refused_lines(launcher.conclude(verdict), store)
         if telemetry is not None:
             telemetry.end(gang.view(), verdict)
         if verdict is None:
@@ -192,17 +193,36 @@ class _Launcher:
         verdict = self._follow(self.elastic, stop) if self.elastic else self._supervise_gang(stop)
         if verdict is None:
             return None
+        return self._conclude(verdict)
+
+    def _conclude(self, verdict: Verdict) -> Verdict:
         verdict = self._with_log_tail(verdict)
         self._snapshot.verdict = verdict
         self._note()
         _say_verdict(verdict)
         return verdict
 
+    def conclude(self, verdict: Verdict) -> Verdict:
+        """The verdict when all reports are here: the last ones may come after the ends of their ranks."""
+        failure = verdict.failure
+        if verdict.outcome is Outcome.STOPPED or (failure is not None and failure.reason is Reason.NOT_FINITE):
+            return verdict
+        diverged = self._diverged()
+        return self._conclude(diverged) if diverged else verdict
+
+    def _diverged(self) -> Verdict | None:
+        """The end of an attempt that is to fail by a loss that is not finite, where one was reported."""
+        if not self._config.fail_on_nan:
+            return None
+        with self._snapshot.reports as reports:
+            loss = reports.first_bad_loss
+        return verdict_on_loss(self._gang.view(), loss) if loss else None
+
     def _follow(self, elastic: ElasticWorld, stop: "StopFlag") -> Verdict | None:
         """Keep the world of an elastic job until the attempt is decided; None: until this pod is taken away."""
         asked_at: float | None = None
         while True:
-            verdict = elastic.tick()
+            verdict = elastic.tick() or self._diverged()
             if verdict is not None:
                 return verdict
             if stop.count:
@@ -291,7 +311,7 @@ class _Launcher:
         patience = Patience(self._config.lost_after_s, self._config.settle_s)
         while True:
             view = self._gang.view()
-            verdict = self._decide(view, time.monotonic(), patience)
+            verdict = self._diverged() or self._decide(view, time.monotonic(), patience)
             if verdict is not None:
                 return verdict
             if stop.count:

@@ -4,6 +4,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ringtrain.shared import contract
+from ringtrain_job.control.model import Failure, Outcome, Reason, Verdict
+from ringtrain_job.launcher.verdict import GangView
+
 
 @dataclass(frozen=True)
 class NotFinite:
@@ -24,6 +28,8 @@ class NotFiniteValues:
 
     def __init__(self) -> None:
         self._found: dict[str, dict[int, NotFinite]] = {}
+        # The loss that was not finite first, whatever came then.
+        self.first_loss: NotFinite | None = None
 
     def add(self, rank: int, report: Mapping[str, Any]) -> None:
         words = report.get("notFinite") or {}
@@ -34,6 +40,8 @@ class NotFiniteValues:
             ranks = self._found.setdefault(name, {})
             since = ranks[rank].since if rank in ranks else int(report["step"])
             ranks[rank] = NotFinite(word, since, rank)
+            if name == "loss" and self.first_loss is None:
+                self.first_loss = ranks[rank]
 
     def keep(self, ranks: Collection[int]) -> None:
         """Forget what other ranks have reported."""
@@ -49,3 +57,17 @@ class NotFiniteValues:
             if found
         }
         return dict(sorted(first.items()))
+
+
+def verdict_on_loss(view: GangView, loss: NotFinite) -> Verdict:
+    """How an attempt ends that is to fail by a loss that is not finite. It names no exit: no rank has ended."""
+    worker = view.worker_of(loss.rank)
+    failure = Failure(
+        Reason.NOT_FINITE,
+        f"the loss that rank {loss.rank} reported is {loss.value} since step {loss.since} (failOnNaN)",
+        loss.rank,
+        worker.pod,
+        worker.node,
+        pod_uid=worker.pod_uid,
+    )
+    return Verdict(Outcome.FAILED, contract.EXIT_GANG_STOPPED, view.succeeded, failure)

@@ -208,6 +208,11 @@ class Throughput:
         )
 
     @property
+    def first_bad_loss(self) -> NotFinite | None:
+        """The loss that was reported first of those that were not finite."""
+        return self._not_finite.first_loss
+
+    @property
     def lowest_step(self) -> int | None:
         """The step that all reporting ranks have reached; None before the first report."""
         return min(self._ranks_at, default=None)

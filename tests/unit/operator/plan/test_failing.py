@@ -112,13 +112,15 @@ def test_failure_rules(code: int, reason: str, state: str, restarts: int) -> Non
     assert (w.status.state, w.status.restarts) == (state, restarts)
 
 
-def test_bad_configuration_is_not_retried() -> None:
-    """Exit code 64 fails the job at once."""
+@pytest.mark.parametrize(("code", "reason"), [(64, "BadConfiguration"), (75, "NotFinite")])
+def test_what_a_restart_does_not_mend_is_not_retried(code: int, reason: str) -> None:
+    """A bad configuration, and a loss that is not finite, fail the job at once, whatever backoffLimit says."""
     w = running()
-    w.launcher_ends(64, reason="BadConfiguration", message="RINGTRAIN_SLOTS_PER_WORKER is 0")
+    w.launcher_ends(code, reason=reason, message="what is wrong")
     w.settle()
-    assert w.status.state == "Failed"
-    assert "RINGTRAIN_SLOTS_PER_WORKER is 0" in condition(w, "Failed")[2]
+    assert (w.status.state, w.status.restarts) == ("Failed", 0)
+    assert condition(w, "Failed")[1] == reason
+    assert "what is wrong" in condition(w, "Failed")[2]
 
 
 def test_a_failed_worker_waits_for_the_launchers_report() -> None:

@@ -125,3 +125,4 @@ def test_a_loss_that_is_not_finite_is_named_with_its_step() -> None:
     assert line(4, ("Infinity", 0.5)) == "Step 4  loss: Infinity since step 3 (rank 0)"
     throughput.add(1, report(5, 105.0))
     assert line(5, (0.5, 0.7)) == "Step 5  loss: 0.600"
+    assert str(throughput.first_bad_loss) == "NaN since step 2 (rank 1)"
