@@ -29,6 +29,17 @@ STATUS: dict[str, Any] = {
     "stepTime": {"compute": 0.1},
     "longestWork": {"rank": 0, "seconds": 0.0, "part": 0.0},
     "progress": {"metrics": {"accuracy": 0.5}},
+    "machines": [
+        {
+            "memory": 1.0,
+            "limit": 2.0,
+            "received": 1.0,
+            "sent": 1.0,
+            "disk_wait": 0.0,
+            "ranks": {0: {"cpu": 1.0, "rss": 1.0}},
+            "gpus": [{"busy": 0.5, "memory": 1.0, "limit": 2.0}],
+        }
+    ],
     "lastProgressTime": None,
     "logs": {"lines": 0, "dropped": 0, "shipping": {"pendingBytes": 0, "problem": None}},
     "data": {"registered": 1, "waitFraction": 0.0},
@@ -72,15 +83,18 @@ def test_as_many_series_as_the_page_says() -> None:
     """Of a job, of one that has everything, and more for each rank and for each value that it reports."""
     parts = {"input": 0.1, "compute": 0.1, "reduction": 0.1, "update": 0.1}
     everything = {**STATUS, "stepTime": parts, "ranks": [], "progress": {}}
+    machine = {**STATUS["machines"][0], "ranks": {}}
+    everything["machines"] = [machine]
     plain = {key: value for key, value in everything.items() if key not in ("data", "elastic")}
-    plain["logs"] = {"lines": 0, "dropped": 0}
-    ranks = {**plain, "ranks": [{**STATUS["ranks"][0], "stepTime": parts}]}
+    plain |= {"logs": {"lines": 0, "dropped": 0}, "machines": [{**machine, "gpus": []}]}
+    one = [{**machine, "gpus": [], "ranks": {0: {"cpu": 1.0, "rss": 1.0}}}]
+    ranks = {**plain, "machines": one, "ranks": [{**STATUS["ranks"][0], "stepTime": parts}]}
     reporting = {**plain, "progress": {"metrics": {"accuracy": 0.5}}}
     least, most, of_rank, of_value = (series(status) for status in (plain, everything, ranks, reporting))
     text = " ".join(PAGE.parents[1].joinpath("observability.md").read_text().split())
     assert f"A job has {least} series, or {most} if it has data workers" in text
-    assert (of_rank - least, of_value - least) == (7, 1)
-    assert "has seven more series for each rank. Each name that the training code reports has one series" in text
+    assert (of_rank - least, of_value - least) == (9, 1)
+    assert "has nine more series for each rank. Each name that the training code reports has one series" in text
 
 
 def series(status: dict[str, Any]) -> int:

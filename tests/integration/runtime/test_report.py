@@ -22,6 +22,21 @@ for step in range(1, 41):
         raise ValueError("bad sample </script><script>document.title = 'taken'</script>")
 rt.barrier()
 """
+# Rank 1 holds memory; both train until both have been looked at.
+EATS = """
+import json, pathlib, time, ringtrain as rt
+rt.init()
+held = bytearray(b"x") * (200 << 20 if rt.rank() == 1 else 1)
+kept, step, end, seen = pathlib.Path("local/eats/1/machine.jsonl"), 0, time.monotonic() + 60, 0
+while seen < 2 and time.monotonic() < end:
+    step += 1
+    rt.report(step, loss=1.0)
+    time.sleep(0.02)
+    rows = kept.read_text().splitlines() if kept.exists() else []
+    ranks = [json.loads(row)["ranks"] for row in rows]
+    seen = sum(len(one) == 2 and one["1"]["rss"] > 200 << 20 for one in ranks)
+    seen = rt.allreduce(float(seen), op=rt.Min)
+"""
 # Every rank reduces in each step. Rank 1 computes longer, rank 2 waits for input, and updates take a while.
 UNEVEN = """
 import sys, time, ringtrain as rt
@@ -136,6 +151,29 @@ async def test_a_page_is_used_by_keyboard(runs: Path, tmp_path: Path) -> None:
         assert tab.complaints == []
 
 
+async def test_what_ranks_use_of_their_machine(tmp_path: Path) -> None:
+    """Agents look while ranks run, and the launcher keeps it: on the page the worker's memory, and each rank's."""
+    (tmp_path / "train.py").write_text(EATS)
+    command = ["run", "-np", "2", "--log-dir", str(tmp_path), "--name", "eats", sys.executable, "train.py"]
+    done = _ringtrain(*command, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    rows = (tmp_path / "local/eats/1/machine.jsonl").read_text().splitlines()
+    most = {rank: max(json.loads(row)["ranks"].get(rank, {"rss": 0})["rss"] for row in rows) for rank in "01"}
+    assert 150 << 20 < most["1"] - most["0"] < 250 << 20
+    reports = (tmp_path / "local/eats/1/metrics.jsonl").read_text().splitlines()
+    assert not any("machine" in json.loads(report) for report in reports)
+    async with open_browser(tmp_path / "browser") as tab:
+        await tab.open(_report(tmp_path, "eats"), width=390)
+        assert await tab.value("document.querySelectorAll('#machine figure').length") >= 3
+        assert re.search(r"[\d.]+ GiB of [\d.]+ GiB", await _text(tab, "#machine tbody"))
+        shown = await tab.value(
+            "[...document.querySelectorAll('.ranks .use')].map(e => parseInt(e.innerText.split(', ')[1]))"
+        )
+        assert shown == [round(most[rank] / 2**20) for rank in "01"]
+        assert await tab.value("document.documentElement.scrollWidth") <= 390
+        assert tab.complaints == []
+
+
 def test_a_directory_without_runs(tmp_path: Path) -> None:
     """The error names the directory and what it lacks; a place that can't be written is named, too."""
     missing = _ringtrain("report", str(tmp_path), cwd=tmp_path)
@@ -181,7 +219,7 @@ async def test_a_page_shows_where_the_time_goes_and_who_is_waited_for(
         assert re.fullmatch(pattern, await _text(tab, "#steps output"))
         assert re.search(r"samples/s\n[\d.]+ ± [\d.]+\n", await _text(tab, "#facts"))
         links = await tab.value("[...document.querySelectorAll('#files a')].map(a => a.getAttribute('href'))")
-        assert links == ["job.log", "events.jsonl", "metrics.jsonl", "timeline.json"]
+        assert set(links) - {"machine.jsonl"} == {"job.log", "events.jsonl", "metrics.jsonl", "timeline.json"}
         assert tab.complaints == []
 
 

@@ -1,5 +1,6 @@
 """`ringtrain agent`: join, start the ranks, watch them and the launcher, ship everything, leave."""
 
+import json
 import logging
 import queue
 import signal
@@ -25,6 +26,7 @@ from ringtrain_job.agent.contact import Contact
 from ringtrain_job.agent.coordinator import CoordinatorClient
 from ringtrain_job.agent.elastic.slots import RankProgram, Slots
 from ringtrain_job.agent.lifecycle import Event, Lifecycle
+from ringtrain_job.agent.machine import Machine, MachineThread
 from ringtrain_job.agent.main_thread import MainThread
 from ringtrain_job.agent.mpi.formations import MpiFormations
 from ringtrain_job.agent.mpi.worker import MPI_DAEMONS, MpiWorker
@@ -47,6 +49,7 @@ from ringtrain_job.control.model import (
 from ringtrain_job.control.termination import termination_message, write_termination_message
 from ringtrain_job.logs.journal import Stream
 from ringtrain_job.logs.records import prefixed
+from ringtrain_job.logs.samples import Sample
 from ringtrain_job.logs.store import Chunk
 
 log = logging.getLogger(__name__)
@@ -106,6 +109,10 @@ class _Pod:
         self._collectors: dict[int, Collector] = {}
         self._spool = Spool()
         self.ranks = Ranks(config.first_rank, 0 if config.mpi else config.slots)
+        machine = Machine(config.index, self.ranks.pids)
+        self.ranks.why_ended = machine.why_ended
+        self._machine = MachineThread(machine, self._tell_machine)
+        stack.callback(self._machine.close)
         self._world_files = WorldFiles(stack)
         self.leaving = ""
         self.stopping = False
@@ -147,6 +154,7 @@ class _Pod:
         stack.callback(self.coordinator.close)
         log.info("worker %d dials the launcher at %s", config.index, config.launcher_address)
         self._shipper.start()
+        self._machine.start()
         self.coordinator.start()
 
     def start_ranks(self, world: World) -> None:
@@ -214,6 +222,10 @@ class _Pod:
     def say(self, slot: int, line: str) -> None:
         """Put `line` into the slot's log."""
         self._spool.put(Stream.LOG, slot, f"{line}\n".encode(errors="replace"))
+
+    def _tell_machine(self, sample: Sample) -> None:
+        report = {"step": 0, "time": sample.time, "machine": sample.document()}
+        self._spool.put(Stream.REPORT, self._config.first_rank, f"{json.dumps(report)}\n".encode())
 
     def changed(self) -> None:
         """The launcher is to be told the state of the ranks now."""

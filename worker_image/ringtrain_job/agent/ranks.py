@@ -39,6 +39,8 @@ class Ranks:
     def __init__(self, first: int, count: int) -> None:
         self._lock = threading.Lock()
         self._lives = {rank: _Life(RankState(rank, RankPhase.WAITING)) for rank in range(first, first + count)}
+        # Says why a rank has ended by a code, where that is known and its code does not tell.
+        self.why_ended: Callable[[int, int], str] = lambda *_: ""
         self._exits = 0
         self._sent: set[int] = set()
 
@@ -130,6 +132,10 @@ class Ranks:
         with self._lock:
             for rank, life in self._lives.items():
                 self._lives[rank] = replace(life, state=replace(life.state, joined=True))
+
+    def pids(self) -> dict[int, int]:
+        """Pid of each rank's (or slot's) process that runs."""
+        return {process.rank: process.pid for process in self._running()}
 
     def running(self) -> list[int]:
         """Ranks (or slots) that have a process."""
@@ -240,6 +246,7 @@ class Ranks:
     def note_exit(self, rank: int, code: int, problem: RankState | None = None) -> None:
         """The rank has ended with `code`, negative for a signal. `problem`: how it failed in spite of code 0."""
         self._exits += 1
+        why = self.why_ended(rank, code) if code else ""
         with self._lock:
             life = self._lives.get(rank, _Life(RankState(rank, RankPhase.RUNNING)))
             phase = RankPhase.STOPPED if life.dismissed else exit_phase(code, self._sent | life.sent)
@@ -252,6 +259,8 @@ class Ranks:
                 parked=False,
                 message=life.reason if phase is RankPhase.STOPPED else "",
             )
+            if phase is RankPhase.FAILED:
+                state = replace(state, message=why)
             if problem is not None:
                 known = life.state
                 state = replace(problem, exit_order=self._exits, life=known.life, formation=known.formation)

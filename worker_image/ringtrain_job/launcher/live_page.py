@@ -42,6 +42,7 @@ class LivePage:
                 for state in states
             ]
             straggler = reports.times.straggler()
+            machine = snapshot.machines.document()
             began, last, begin = metrics.first, metrics.last, metrics.begin
         failure = verdict.failure if verdict else None
         outcome = {
@@ -76,6 +77,7 @@ class LivePage:
             "speed": None if speed is None else vars(speed),
             "curves": curves,
             "leftOut": left_out,
+            "machine": machine,
             "ranks": ranks,
             "slowest": slowest,
             "straggler": None if straggler is None else vars(straggler),

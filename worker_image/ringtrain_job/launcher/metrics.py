@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import fmean
 from typing import Any, Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -37,6 +38,7 @@ class StatusCollector(Collector):
         yield from _progress(family, status)
         yield from _step_time(family, status)
         yield from _ranks(family, status["ranks"])
+        yield from _machines(family, status.get("machines") or [])
         if status.get("data") is not None:
             yield from _data(family, status["data"])
         if "elastic" in status:
@@ -143,6 +145,31 @@ def _ranks(family: _Families, ranks: Sequence[Status]) -> Iterable[Metric]:
     yield family.gauges("ringtrain_rank_lag_seconds", text, ["rank"], each("lag"))
     text = "Part of its time that the rank waits for input."
     yield family.gauges("ringtrain_rank_input_wait_ratio", text, ["rank"], each("inputWait"))
+
+
+def _machines(family: _Families, machines: Sequence[Status]) -> Iterable[Metric]:
+    gpus = [gpu for one in machines for gpu in one["gpus"]]
+    fullest = max((one["memory"] / one["limit"] for one in machines if one["limit"]), default=None)
+    yield family.gauge("ringtrain_memory_ratio", "Memory in use of its limit, of the fullest worker.", fullest)
+    cores = sum(use["cpu"] for one in machines for use in one["ranks"].values()) if machines else None
+    yield family.gauge("ringtrain_cpu_cores", "Cores that all ranks use.", cores)
+    for way in ("received", "sent"):
+        rate = sum(one[way] for one in machines) if machines else None
+        text = f"Bytes a second that workers have {way}, loopback left out."
+        yield family.gauge(f"ringtrain_network_{way}_bytes_per_second", text, rate)
+    waits = max((one["disk_wait"] for one in machines if one["disk_wait"] is not None), default=None)
+    yield family.gauge("ringtrain_disk_wait_ratio", "Part of the time with a wait for a disk, at most.", waits)
+    if gpus:
+        busy, full = [gpu["busy"] for gpu in gpus], [gpu["memory"] / gpu["limit"] for gpu in gpus if gpu["limit"]]
+        yield family.gauge("ringtrain_gpu_busy_ratio", "Part of the time that GPUs work, mean.", fmean(busy))
+        text = "Memory in use of a GPU, of the fullest one."
+        yield family.gauge("ringtrain_gpu_memory_ratio", text, max(full, default=None))
+    ranks = [(rank, use) for one in machines for rank, use in one["ranks"].items()]
+    few = ranks if len(ranks) <= MOST_RANKS else []
+    cpu, rss = ([((str(rank),), use[what]) for rank, use in few] for what in ("cpu", "rss"))
+    yield family.gauges("ringtrain_rank_cpu_cores", "Cores that the rank's processes use.", ["rank"], cpu)
+    text = "Resident bytes of the rank's processes."
+    yield family.gauges("ringtrain_rank_memory_bytes", text, ["rank"], rss)
 
 
 def _data(family: _Families, data: Status) -> Iterable[Metric]:

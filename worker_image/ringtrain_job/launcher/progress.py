@@ -6,6 +6,7 @@ from typing import Any
 from ringtrain_job.launcher.console import Console
 from ringtrain_job.launcher.status import Snapshot
 from ringtrain_job.launcher.throughput import step_line, total_line
+from ringtrain_job.logs.samples import Sample
 
 _STEP_LINE_EVERY_S = 1.0
 
@@ -30,6 +31,13 @@ def follow_reports(snapshot: Snapshot, console: Console) -> None:
             if progress is not None:
                 console.show_progress(step_line(progress, reports.speed()).encode() + b"\n")
 
+    def on_machine(sample: Sample) -> None:
+        if sample.worker < snapshot.config.workers:
+            with snapshot.reports:
+                snapshot.machines.add(sample)
+
+    for sample in snapshot.store.samples():
+        on_machine(sample)
     with snapshot.reports as reports:
         for rank, report in snapshot.store.rows():
             if _notes_start(snapshot, report):
@@ -39,6 +47,7 @@ def follow_reports(snapshot: Snapshot, console: Console) -> None:
             snapshot.last_progress = time.time()
     snapshot.store.on_merged = console.show
     snapshot.store.on_report = on_report
+    snapshot.store.on_machine = on_machine
 
 
 def _notes_start(snapshot: Snapshot, report: dict[str, Any]) -> bool:

@@ -16,6 +16,7 @@ from ringtrain_job.launcher.throughput import Progress, Throughput
 from ringtrain_job.launcher.verdict import GangView
 from ringtrain_job.logs.shipping import LogShipping
 from ringtrain_job.logs.store import LogStore
+from ringtrain_job.page.machine import Machines
 from ringtrain_job.page.metrics import Metrics
 
 
@@ -41,7 +42,7 @@ class Snapshot:
     `running_since`: when the gang was complete; None while agents are waited for. `last_progress`: when the newest
     report came. Both by this host's clock: those of the ranks' hosts may be wrong.
     `elastic`: gives the part of `/status` that only an elastic job has; `data`: that of one with data workers.
-    `metrics`: what the page draws, under the lock of `reports`.
+    `metrics`, `machines`: what the page draws, under the lock of `reports`.
     `shipping`: copies the logs to the job's object store, if it has one.
     `started_from`: step and path of the checkpoint that training went on from; path empty: from none.
     """
@@ -55,6 +56,7 @@ class Snapshot:
     last_progress: float | None = None
     started_from: tuple[int, str] | None = None
     metrics: Metrics = field(default_factory=Metrics)
+    machines: Machines = field(default_factory=Machines)
     verdict: Verdict | None = None
     elastic: Callable[[], dict[str, Any]] | None = None
     data: Callable[[], dict[str, Any]] | None = None
@@ -88,7 +90,9 @@ class Snapshot:
         view = self.gang.view()
         with self.reports as reports:
             ranks = [self._rank_json(reports, state) for state in view.ranks]
-        return {**self._job_json(view, self._data_json()), "workers": self._workers_json(view), "ranks": ranks}
+            seen = [sample.document() for _, sample in sorted(self.machines.latest.items())]
+        job = self._job_json(view, self._data_json())
+        return {**job, "workers": self._workers_json(view), "ranks": ranks, "machines": seen}
 
     def brief_status(self) -> dict[str, Any]:
         """The same without `ranks`, and with workers that are alike in one entry: for who asks again and again."""

@@ -13,6 +13,8 @@ class AttemptFiles:
         self.job_log: Final = directory / "job.log"
         # Report lines, with rank and attempt added.
         self.metrics: Final = directory / "metrics.jsonl"
+        # What agents see of their machines: see `logs/samples.py`.
+        self.machine: Final = directory / "machine.jsonl"
         # How far the files above are good: see `logs/journal.py`.
         self.journal: Final = directory / ".journal"
         # The termination message, once the attempt is over.
@@ -35,7 +37,7 @@ class AttemptFiles:
 
     def downloads(self) -> list[str]:
         """Names of the files that a page offers beside it."""
-        offered = (self.job_log, self.events, self.metrics, self.timeline)
+        offered = (self.job_log, self.events, self.metrics, self.machine, self.timeline)
         return [path.name for path in offered if path.is_file()]
 
     def rank_log(self, rank: int) -> Path:

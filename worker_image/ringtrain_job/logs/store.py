@@ -4,7 +4,7 @@ import json
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,7 @@ from ringtrain_job.logs.journal import Entry, Stream
 from ringtrain_job.logs.layout import AttemptFiles
 from ringtrain_job.logs.records import TAIL_BYTES, last_lines, prefixed, rank_of_line, skip_records
 from ringtrain_job.logs.reports import BadReport, parse_report
+from ringtrain_job.logs.samples import Sample, read_samples
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +40,8 @@ class LogStore:
     """The files of one attempt, open for appending. Safe to call from many threads.
 
     `on_merged` is called with what was added to `job.log`, `on_report` with (rank, report) for every report row
-    that was added: in order, after the write. What they raise is logged, once, and stops nothing.
+    that was added, `on_machine` with what an agent has seen of its machine: in order, after the write. What they
+    raise is logged, once, and stops nothing.
     """
 
     def __init__(self, files: AttemptFiles, uid: str, attempt: int, most_open: int = MOST_OPEN) -> None:
@@ -55,6 +57,7 @@ class LogStore:
         self._listener_failed = False
         self.on_merged: Callable[[bytes], None] = lambda _: None
         self.on_report: Callable[[int, dict[str, Any]], None] = lambda *_: None
+        self.on_machine: Callable[[Sample], None] = lambda _: None
         self.resumed = self._recover(uid)
         self._merged = _count_merged(files.job_log)
         self.refused = ""  # why the last lines that came are not in the files
@@ -118,7 +121,8 @@ class LogStore:
         if not self._lock.acquire(timeout=_LOCK_S):
             raise TimeoutError(f"a write in {self.files.directory} has not ended for {_LOCK_S:g} s")
         try:
-            found = (self.files.job_log, self.files.metrics, *self.files.directory.glob("rank-*.log"))
+            shared = (self.files.job_log, self.files.metrics, self.files.machine)
+            found = (*shared, *self.files.directory.glob("rank-*.log"))
             return {path: path.stat().st_size for path in found if path.exists()}
         finally:
             self._lock.release()
@@ -134,6 +138,10 @@ class LogStore:
                 ):  # what a crash of the machine left of it
                     report = parse_report(row)
                     yield int(json.loads(row)["rank"]), report
+
+    def samples(self) -> Iterator[Sample]:
+        """What agents have told of their machines so far."""
+        return read_samples(self.files.machine)
 
     def tail(self, rank: int) -> tuple[str, ...]:
         """The last lines of a rank's log."""
@@ -164,7 +172,9 @@ class LogStore:
 
     def _append_reports(self, rank: int, newest: int, data: bytes) -> None:
         metrics = self._file(self.files.metrics)
-        reports = list(self._reports(rank, data))
+        every = list(self._reports(rank, data))
+        samples = [sample for report in every if (sample := report.get("machine"))]
+        reports = [report for report in every if not report.get("machine")]
         rows = ({**report, "rank": rank, "attempt": self._attempt} for report in reports)
         text = b"".join(json.dumps(row).encode() + b"\n" for row in rows)
         job_size = self._file(self.files.job_log).tell()
@@ -173,6 +183,17 @@ class LogStore:
         self._last[Stream.REPORT, rank] = newest
         for report in reports:
             self._tell(self.on_report, rank, report)
+        self._keep_samples(samples)
+
+    def _keep_samples(self, samples: Sequence[Sample]) -> None:
+        """Not in the journal: after a launcher was killed the last one may be there twice, or not at all."""
+        if samples:
+            with suppress(OSError):  # of a full disk the next report tells
+                text = "".join(f"{json.dumps(sample.document())}\n" for sample in samples)
+                with self.files.machine.open("ab") as file:
+                    file.write(text.encode())
+        for sample in samples:
+            self._tell(self.on_machine, sample)
 
     def _tell(self, listener: Callable[..., None], *what: Any) -> None:
         """Call `listener`: whatever it makes of this line, the next ones are written and told."""

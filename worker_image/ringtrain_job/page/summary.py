@@ -10,8 +10,10 @@ from typing import Any
 from ringtrain_job.logs.events import read_events
 from ringtrain_job.logs.layout import AttemptFiles
 from ringtrain_job.logs.reading import read_from, read_members, read_outcome, tail_position
+from ringtrain_job.logs.samples import read_samples
 from ringtrain_job.page.document import page
 from ringtrain_job.page.log_window import shown
+from ringtrain_job.page.machine import Machines
 from ringtrain_job.page.metrics import Metrics
 
 LOG_LINES = 5000
@@ -33,6 +35,9 @@ def summarize(files: AttemptFiles, metrics: Metrics | None = None) -> dict[str, 
     members, outcome = read_members(files), read_outcome(files)
     if members:
         metrics.keep(members)
+    machines = Machines()
+    for sample in read_samples(files.machine):
+        machines.add(sample)
     return {
         "job": files.directory.parent.name,
         "namespace": files.directory.parent.parent.name,
@@ -49,6 +54,7 @@ def summarize(files: AttemptFiles, metrics: Metrics | None = None) -> dict[str, 
         "totalSteps": metrics.total_steps,
         "curves": metrics.curves(),
         "leftOut": metrics.left_out,
+        "machine": machines.document(),
         "ranks": _ranks(files, metrics, outcome, members),
         "straggler": straggler_json(metrics),
         "events": read_events(files),

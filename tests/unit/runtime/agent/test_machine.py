@@ -1,0 +1,175 @@
+"""What an agent sees of its machine."""
+
+import os
+import signal
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+
+from ringtrain_job.agent.gpus import Gpus
+from ringtrain_job.agent.machine import Machine, MachineThread
+from ringtrain_job.agent.memory import Memory
+from ringtrain_job.agent.ranks import Ranks
+from ringtrain_job.logs.samples import GpuUse, RankUse, Sample, read_sample
+
+GIB = 1 << 30
+FILES = {
+    "v2": {
+        "memory.max": "max",
+        "memory.current": f"{8 * GIB}",
+        "memory.peak": f"{8 * GIB}",
+        "memory.stat": f"anon 1\ninactive_file {GIB}",
+        "memory.events": "oom 0\noom_kill 0",
+    },
+    "v1": {
+        "memory.limit_in_bytes": str(2**63 - 4096),
+        "memory.usage_in_bytes": f"{8 * GIB}",
+        "memory.max_usage_in_bytes": f"{8 * GIB}",
+        "memory.stat": f"cache 1\ntotal_inactive_file {GIB}",
+        "memory.oom_control": "under_oom 0\noom_kill 0",
+    },
+}
+SAMPLE = Sample(0, 1.0, 7 * GIB, 8 * GIB, 0, 0, None, {3: RankUse(1, 6 * GIB)})
+# Eats memory, and processor time in a child.
+EATS = """
+import subprocess, sys
+held = bytearray(b"x") * (64 << 20)
+subprocess.Popen([sys.executable, "-c", "while True: pass"])
+while True: sys.stdin.read()
+"""
+
+
+def memory(root: Path, version: str) -> Memory:
+    """In a container of 8 GiB within a pod without a limit, of which 7 GiB are in use and 1 GiB is page cache."""
+    mount = root / "memory" if version == "v1" else root
+    pod, container = mount / "pod", mount / "pod/container"
+    container.mkdir(parents=True)
+    for folder in (pod, container):
+        for name, text in FILES[version].items():
+            (folder / name).write_text(text)
+    next(container.glob("memory.[lm]*i*t_in_bytes"), container / "memory.max").write_text(str(8 * GIB))
+    controller = "4:memory" if version == "v1" else "0:"
+    (root / "own").write_text(f"{controller}:/pod/container\n")
+    return Memory(root, root / "own")
+
+
+@pytest.mark.parametrize("version", FILES)
+def test_memory_is_that_of_the_tightest_group(
+    version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In both versions of cgroups, without the cache that the kernel gives back first."""
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=64 * GIB))
+    found = memory(tmp_path, version)
+    assert (found.limit, found.used(), found.peak(), found.kills()) == (8 * GIB, 7 * GIB, 8 * GIB, 0)
+
+
+def test_without_groups_memory_is_the_machines(tmp_path: Path) -> None:
+    """Nothing is mounted there."""
+    found = Memory(tmp_path, tmp_path / "own")
+    assert found.limit == psutil.virtual_memory().total
+    assert 0 < found.used() < found.limit
+    assert found.peak() is None
+
+
+@pytest.mark.parametrize(
+    ("counted", "code", "says"),
+    [
+        (
+            1,
+            -9,
+            "was killed by SIGKILL: memory 8.0 of 8.0 GiB, 6.0 GiB of it the rank's when last seen; the kernel ",
+        ),
+        (0, -9, ""),  # somebody else has killed it
+        (1, 1, "exited with 1 after the kernel had killed a process for want of memory: 8.0 of 8.0 GiB"),
+        (0, 1, ""),
+    ],
+)
+def test_a_rank_that_ended_for_want_of_memory(
+    counted: int, code: int, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its message says how much there was, if the kernel counted a kill: of the rank, or of a process of it."""
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=64 * GIB))
+    ranks = Ranks(3, 1)
+    machine = Machine(0, ranks.pids, memory(tmp_path, "v2"))
+    machine.note(replace(SAMPLE, memory=6 * GIB))
+    ranks.why_ended = machine.why_ended
+    ends = "import os, sys; os.kill(os.getpid(), 9) if sys.argv[1] == '-9' else sys.exit(1)"
+    (tmp_path / "pod/container/memory.events").write_text(f"oom {counted}\noom_kill {counted}\n")
+    ranks.start([sys.executable, "-c", ends, str(code)], lambda _: dict(os.environ))
+    while not ranks.all_ended:
+        ranks.reap()
+    message = ranks.state(3).message
+    assert message.startswith(f"rank 3 {says}") if says else message == ""
+
+
+def test_nearly_all_memory_in_use_explains_a_kill_that_nobody_counts(tmp_path: Path) -> None:
+    """As where the runtime does not show the container its own group."""
+    machine = Machine(0, dict, memory(tmp_path, "v2"))
+    machine.note(replace(SAMPLE, memory=7.9 * GIB))
+    assert machine.why_ended(4, -9) == "rank 4 was killed by SIGKILL: memory 7.9 of 8.0 GiB"
+    assert machine.why_ended(4, 1) == ""
+
+
+def test_a_look_counts_all_processes_of_a_rank_and_costs_little() -> None:
+    """A thread that looks as often as it may takes less than 0.5 % of a core."""
+    ranks = Ranks(0, 1)
+    ranks.start([sys.executable, "-c", EATS], lambda _: dict(os.environ))
+    seen, enough = [], threading.Event()
+
+    def tell(sample: Sample) -> None:
+        seen.append(sample)
+        if sample.ranks[0].cpu > 0.1 and sample.ranks[0].rss > 64 << 20:
+            enough.set()
+
+    machine = Machine(0, ranks.pids)
+    spent, looks = time.thread_time(), 20
+    for _ in range(looks):
+        machine.look()
+    cost = (time.thread_time() - spent) / looks
+    thread = MachineThread(machine, tell)
+    thread.start()
+    try:
+        assert enough.wait(60)
+    finally:
+        thread.close()
+        ranks.stop(signal.SIGKILL)
+        ranks.sweep()
+    assert read_sample(seen[-1].document()) == seen[-1]
+    assert thread.pause_after(cost, 0.0) >= cost / 0.005
+
+
+class Driver(SimpleNamespace):
+    """NVML's functions, of a driver with one GPU."""
+
+    def __getattr__(self, name: str) -> Any:
+        answers: dict[str, Any] = {
+            "nvmlInit": None,
+            "nvmlDeviceGetCount": 1,
+            "nvmlDeviceGetHandleByIndex": "gpu",
+            "nvmlDeviceGetMemoryInfo": SimpleNamespace(used=3 * GIB, total=80 * GIB),
+            "nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=75),
+        }
+        return lambda *_: answers[name]
+
+
+def test_gpus_are_asked_by_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in for the driver; without package or driver there are none."""
+    assert Gpus().look() == ()
+    monkeypatch.setitem(sys.modules, "pynvml", Driver())
+    assert Gpus().look() == (GpuUse(0.75, 3 * GIB, 80 * GIB),)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [None, {}, {"worker": 0}, {**SAMPLE.document(), "memory": float("inf")}, {**SAMPLE.document(), "ranks": 3}],
+)
+def test_what_is_no_sample(wrong: object) -> None:
+    """Ranks may write anything to their pipe."""
+    assert read_sample(wrong) is None

@@ -1,0 +1,194 @@
+"""What the ranks of this worker use of their machine: one thread that looks now and then, and is cheap."""
+
+import signal
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from ringtrain_job.agent.gpus import Gpus
+from ringtrain_job.agent.memory import Memory
+from ringtrain_job.logs.samples import RankUse, Sample, in_bytes
+
+# Every second in the first minute, then less and less often: a short run is seen, and a long one fills no disk.
+_SHORTEST_S, _LONGEST_S, _SLOWER = 1.0, 10.0, 60.0
+# A look is followed by so many times the processor time that it took: 0.4 % of a core, whatever there is to see.
+_REST = 250
+# Of its limit a worker used so much at the last look: a kill that nobody counts was for memory.
+_NEARLY_ALL = 0.9
+_PRESSURE = Path("/proc/pressure/io")
+
+
+@dataclass(frozen=True)
+class _Counters:
+    """What grows: bytes over the network, seconds of waiting for disks, processor seconds by process."""
+
+    at: float
+    received: int
+    sent: int
+    waited: float | None
+    cpu: Mapping[int, float]
+
+
+class Machine:
+    """Looks at the processes below `ranks()`, pids by rank. Safe to call from many threads."""
+
+    def __init__(self, worker: int, ranks: Callable[[], Mapping[int, int]], memory: Memory | None = None) -> None:
+        self._worker = worker
+        self._ranks = ranks
+        self._memory = memory or Memory()
+        self._gpus = Gpus()
+        self._kills = self._memory.kills()
+        self._lock = threading.Lock()
+        self._before: _Counters | None = None
+        self._last: Sample | None = None
+
+    def look(self) -> Sample | None:
+        """What is used now, rates since the look before; None without ranks, and at the first look."""
+        pids = self._ranks()
+        if not pids:
+            return None
+        trees = _trees(pids)
+        network = [found for name, found in psutil.net_io_counters(pernic=True).items() if name != "lo"]
+        now = _Counters(
+            at=time.monotonic(),
+            received=sum(found.bytes_recv for found in network),
+            sent=sum(found.bytes_sent for found in network),
+            waited=_disk_wait_s(),
+            cpu={pid: cpu for tree in trees.values() for pid, (cpu, _) in tree.items()},
+        )
+        before, self._before = self._before, now
+        if before is None or now.at <= before.at:
+            return None
+        sample = self._sample(before, now, trees)
+        self.note(sample)
+        return sample
+
+    def note(self, sample: Sample) -> None:
+        """By this sample a kill is explained."""
+        with self._lock:
+            self._last = sample
+
+    def why_ended(self, rank: int, code: int) -> str:
+        """What memory has to do with the end of a rank by `code`, negative for a signal; empty: nothing, it seems.
+
+        Besides the rank itself the kernel may have killed a process of it, such as a loader, without which the
+        rank has failed then.
+        """
+        kills, limit = self._memory.kills(), self._memory.limit
+        with self._lock:
+            last, counted = self._last, kills > self._kills
+            if code == -signal.SIGKILL:
+                self._kills = kills  # one kill explains one rank
+        used = last.memory if last else 0.0
+        if not counted and (code != -signal.SIGKILL or used < _NEARLY_ALL * limit):
+            return ""
+        used = min(limit, max(used, self._memory.peak() or 0)) if counted else used
+        own = last.ranks.get(rank) if last else None
+        of_rank = f", {in_bytes(own.rss)} of it the rank's when last seen" if own else ""
+        if code == -signal.SIGKILL:
+            by = "; the kernel killed it for want of memory" if counted else ""
+            return f"rank {rank} was killed by SIGKILL: memory {_of(used, limit)}{of_rank}{by}"
+        how = f"was killed by signal {-code}" if code < 0 else f"exited with {code}"
+        return f"rank {rank} {how} after the kernel had killed a process for want of memory: {_of(used, limit)}"
+
+    def _sample(
+        self, before: _Counters, now: _Counters, trees: Mapping[int, dict[int, tuple[float, int]]]
+    ) -> Sample:
+        seconds = now.at - before.at
+
+        def use(tree: dict[int, tuple[float, int]]) -> RankUse:
+            used = sum(max(0.0, cpu - before.cpu.get(pid, 0.0)) for pid, (cpu, _) in tree.items())
+            return RankUse(round(used / seconds, 3), sum(rss for _, rss in tree.values()))
+
+        waited = None if now.waited is None or before.waited is None else (now.waited - before.waited) / seconds
+        return Sample(
+            worker=self._worker,
+            time=round(time.time(), 2),
+            memory=self._memory.used(),
+            limit=self._memory.limit,
+            received=round(max(0, now.received - before.received) / seconds),
+            sent=round(max(0, now.sent - before.sent) / seconds),
+            disk_wait=None if waited is None else round(min(1.0, max(0.0, waited)), 3),
+            ranks={rank: use(tree) for rank, tree in trees.items() if tree},
+            gpus=self._gpus.look(),
+        )
+
+
+class MachineThread:
+    """Gives what `machine` sees to `tell`, until it is closed."""
+
+    def __init__(self, machine: Machine, tell: Callable[[Sample], None]) -> None:
+        self._machine = machine
+        self._tell = tell
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="ringtrain-machine", daemon=True)
+
+    def start(self) -> None:
+        """Begin to look."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Look no more."""
+        self._closed.set()
+
+    def _run(self) -> None:
+        began, pause = time.monotonic(), 0.0
+        while not self._closed.wait(pause):
+            spent = time.thread_time()
+            if (sample := self._machine.look()) is not None:
+                self._tell(sample)
+            pause = self.pause_after(time.thread_time() - spent, time.monotonic() - began)
+
+    @staticmethod
+    def pause_after(cost_s: float, running_s: float) -> float:
+        """Seconds until the next look, after one that took `cost_s` of a processor."""
+        return max(min(_LONGEST_S, max(_SHORTEST_S, running_s / _SLOWER)), _REST * cost_s)
+
+
+def _trees(pids: Mapping[int, int]) -> dict[int, dict[int, tuple[float, int]]]:
+    """Processor seconds and resident bytes of each process of each rank."""
+    found: dict[int, dict[int, tuple[float, int]]] = {rank: {} for rank in pids}
+    every, children = {}, defaultdict(list)
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):  # it has just ended
+            every[process.pid] = process
+            children[process.ppid()].append(process.pid)
+    for rank, root in pids.items():
+        for pid in _tree(root, children):
+            with suppress(psutil.Error, KeyError):
+                if (used := _use(every[pid]))[1]:  # a process that has ended has no memory any more
+                    found[rank][pid] = used
+    return found
+
+
+def _tree(root: int, children: Mapping[int, Sequence[int]]) -> Iterator[int]:
+    yield root
+    for pid in children.get(root, ()):
+        yield from _tree(pid, children)
+
+
+def _use(process: psutil.Process) -> tuple[float, int]:
+    with process.oneshot():
+        times = process.cpu_times()
+        return times.user + times.system, process.memory_info().rss
+
+
+def _disk_wait_s() -> float | None:
+    """Seconds in which at least one task waited for a disk, since some moment; the whole machine's."""
+    try:
+        first = _PRESSURE.read_text().splitlines()[0]
+        return int(first.rpartition("total=")[2]) / 1e6
+    except (OSError, ValueError, IndexError):  # a kernel without pressure stall information
+        return None
+
+
+def _of(used: float, limit: float) -> str:
+    """`7.9 of 8.0 GiB`: the unit once, if it is the same."""
+    (number, unit), whole = in_bytes(used).split(), in_bytes(limit)
+    return f"{number} of {whole}" if whole.endswith(unit) else f"{number} {unit} of {whole}"

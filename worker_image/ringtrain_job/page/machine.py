@@ -1,0 +1,71 @@
+"""What a page shows of the machines of one attempt, in bounded memory, from agents' samples."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from ringtrain_job.logs.samples import RankUse, Sample
+from ringtrain_job.page.curves import Curve
+
+# Of more workers those with the fullest memory are listed.
+_MOST_WORKERS = 64
+# Totals go over all workers: not for each sample of each.
+_EVERY_S = 1.0
+
+
+@dataclass
+class Machines:
+    """`latest`: sample by worker; `most`: the most memory that each has used. `ranks`: cores that each rank used
+    last, and the most bytes that it had resident."""
+
+    latest: dict[int, Sample] = field(default_factory=dict)
+    most: dict[int, float] = field(default_factory=dict)
+    ranks: dict[int, RankUse] = field(default_factory=dict)
+    first: float | None = None
+    added: float = 0.0
+    _curves: dict[str, Curve] = field(default_factory=dict)
+
+    def add(self, sample: Sample) -> None:
+        """Take in one sample."""
+        self.first = sample.time if self.first is None else self.first
+        self.latest[sample.worker] = sample
+        self.most[sample.worker] = max(sample.memory, self.most.get(sample.worker, 0.0))
+        for rank, use in sample.ranks.items():
+            before = self.ranks.get(rank, use)
+            self.ranks[rank] = RankUse(use.cpu, max(use.rss, before.rss))
+        if sample.time - self.added < _EVERY_S:
+            return
+        self.added = sample.time
+        for name, value in self.totals().items():
+            self._curves.setdefault(name, Curve()).add(max(0.0, sample.time - self.first), value)
+
+    def totals(self) -> dict[str, float]:
+        """Figures of the whole job by the newest samples: what adds up is a sum, of the rest the worst counts."""
+        all_ = list(self.latest.values())
+        if not all_:
+            return {}
+        found = {
+            "CPU, cores": sum(use.cpu for one in all_ for use in one.ranks.values()),
+            "memory, % of limit": 100 * max(one.memory / one.limit if one.limit else 0.0 for one in all_),
+            "network, MB/s": sum(one.received + one.sent for one in all_) / 1e6,
+        }
+        waits = [one.disk_wait for one in all_ if one.disk_wait is not None]
+        gpus = [gpu for one in all_ for gpu in one.gpus]
+        if waits:
+            found["disk wait, %"] = 100 * max(waits)
+        if gpus:
+            found["GPU busy, %"] = 100 * sum(gpu.busy for gpu in gpus) / len(gpus)
+            found["GPU memory, %"] = 100 * max(gpu.memory / gpu.limit if gpu.limit else 0.0 for gpu in gpus)
+        return found
+
+    def document(self) -> dict[str, Any] | None:
+        """What the page draws; None without a sample."""
+        if not self.latest:
+            return None
+        drawn = [(name, curve.means()) for name, curve in self._curves.items()]
+        fullest = sorted(self.latest.values(), key=lambda one: one.memory / (one.limit or 1.0), reverse=True)
+        listed = sorted(fullest[:_MOST_WORKERS], key=lambda one: one.worker)
+        return {
+            "curves": [{"name": name, "of": "s", "points": points} for name, points in drawn if len(points) > 1],
+            "ranks": {rank: vars(use) for rank, use in self.ranks.items()},
+            "workers": [{**one.document(), "most": self.most[one.worker]} for one in listed],
+        }
