@@ -102,6 +102,13 @@ def test_a_launcher_is_told_to_fail_on_nan(tmp_path: Path) -> None:
     assert LauncherConfig.from_env(environment(pod, tmp_path)).fail_on_nan
 
 
+def test_a_launcher_knows_the_image_of_the_workers(tmp_path: Path) -> None:
+    """For the page."""
+    job = parsed()
+    image = job.spec.worker.template["spec"]["containers"][0]["image"]
+    assert LauncherConfig.from_env(environment(build.build_launcher_pod(job, 1), tmp_path)).image == image
+
+
 def test_a_launcher_is_asked_for_a_report(tmp_path: Path) -> None:
     """From spec.logs.report."""
     pod = build.build_launcher_pod(parsed(logs={"report": True}), 1)

@@ -64,6 +64,7 @@ from ringtrain.errors import (
 )
 from ringtrain.local_ranks import run
 from ringtrain.report import report
+from ringtrain.run_config import report_config
 
 __all__ = [
     "Adasum",
@@ -128,6 +129,7 @@ __all__ = [
     "reducescatter_async",
     "remove_process_set",
     "report",
+    "report_config",
     "run",
     "shutdown",
     "size",

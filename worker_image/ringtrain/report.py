@@ -61,13 +61,13 @@ def report(
     }
     document |= _numbers(loss, metrics or {})
     parts = measured.take()
-    if not _send({name: value for name, value in {**document, **parts}.items() if value is not None}):
+    if not send({name: value for name, value in {**document, **parts}.items() if value is not None}):
         measured.give_back(parts)  # for the next report
 
 
 def report_start(step: int, path: str) -> None:
     """Report that training goes on from the checkpoint of `step` at `path`, or (empty) from none."""
-    _send({"step": step, "time": time.time(), "startedFrom": path[-_PATH_CHARS:]})
+    send({"step": step, "time": time.time(), "startedFrom": path[-_PATH_CHARS:]})
 
 
 def report_joined() -> None:
@@ -127,8 +127,8 @@ def _finite(name: str, value: SupportsFloat) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _send(document: dict[str, object]) -> bool:
-    """Write a report line; False where it was dropped."""
+def send(document: dict[str, object]) -> bool:
+    """Write a report line; False where it was dropped. Of several KiB it is a ConfigurationError."""
     if _dropped:
         document["dropped"] = _dropped
     line = json.dumps(document).encode() + b"\n"

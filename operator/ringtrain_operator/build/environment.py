@@ -57,11 +57,17 @@ def launcher_environment(job: Job, attempt: int, status_token: str, formation: i
             contract.ENV_LOG_DIR: contract.LOG_DIR,
             **({contract.ENV_LOG_REPORT: "1"} if job.spec.logs.report else {}),
             **({contract.ENV_FAIL_ON_NAN: "1"} if job.spec.run_policy.fail_on_nan else {}),
+            **_image(job),
             **_log_uri(job),
             ENV_NVIDIA_VISIBLE_DEVICES: "void",
             **_bounds(job, formation),
         }
     )
+
+
+def _image(job: Job) -> dict[str, str]:
+    image = job.spec.worker.template["spec"]["containers"][0].get("image")
+    return {contract.ENV_WORKER_IMAGE: str(image)} if image else {}
 
 
 def data_worker_environment(

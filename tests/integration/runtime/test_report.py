@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import re
 import subprocess
 import sys
@@ -10,6 +11,8 @@ from pathlib import Path
 import pytest
 from support.browser import Tab, open_browser
 from support.gang import DEADLINE_S
+
+import ringtrain as rt
 
 TRAIN = """
 import sys, ringtrain as rt
@@ -26,6 +29,7 @@ rt.barrier()
 EATS = """
 import json, pathlib, time, ringtrain as rt
 rt.init()
+rt.report_config({"lr": 0.1, "optimizer": {"name": "sgd"}, "api_key": "s3cr3t", "rank": rt.rank()})
 held = bytearray(b"x") * (200 << 20 if rt.rank() == 1 else 1)
 kept, step, end, seen = pathlib.Path("local/eats/1/machine.jsonl"), 0, time.monotonic() + 60, 0
 while seen < 2 and time.monotonic() < end:
@@ -151,10 +155,22 @@ async def test_a_page_is_used_by_keyboard(runs: Path, tmp_path: Path) -> None:
         assert tab.complaints == []
 
 
-async def test_what_ranks_use_of_their_machine(tmp_path: Path) -> None:
-    """Agents look while ranks run, and the launcher keeps it: on the page the worker's memory, and each rank's."""
+async def test_what_ran_and_what_it_used_of_its_machine(tmp_path: Path) -> None:
+    """Agents look while ranks run, and the launcher keeps it: on the page the worker's memory, and each
+    rank's. Command, versions and configuration are there, without secrets, which are in no file of the run."""
     (tmp_path / "train.py").write_text(EATS)
-    command = ["run", "-np", "2", "--log-dir", str(tmp_path), "--name", "eats", sys.executable, "train.py"]
+    command = [
+        "run",
+        "-np",
+        "2",
+        "--log-dir",
+        str(tmp_path),
+        "--name",
+        "eats",
+        sys.executable,
+        "train.py",
+        *("--token", "s3cr3t"),
+    ]
     done = _ringtrain(*command, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     rows = (tmp_path / "local/eats/1/machine.jsonl").read_text().splitlines()
@@ -162,10 +178,19 @@ async def test_what_ranks_use_of_their_machine(tmp_path: Path) -> None:
     assert 150 << 20 < most["1"] - most["0"] < 250 << 20
     reports = (tmp_path / "local/eats/1/metrics.jsonl").read_text().splitlines()
     assert not any("machine" in json.loads(report) for report in reports)
+    kept = [path for path in (tmp_path / "local").rglob("*") if path.is_file() and b"s3cr3t" in path.read_bytes()]
+    assert kept == []
     async with open_browser(tmp_path / "browser") as tab:
         await tab.open(_report(tmp_path, "eats"), width=390)
         assert await tab.value("document.querySelectorAll('#machine figure').length") >= 3
         assert re.search(r"[\d.]+ GiB of [\d.]+ GiB", await _text(tab, "#machine tbody"))
+        rows = await tab.value(
+            "[...document.querySelectorAll('#about tr')].map(row => row.innerText.split('\\t'))"
+        )
+        assert rows[0] == ["command", f"{sys.executable} train.py --token '***'"]
+        assert [row[0] for row in rows[1:3]] == ["directory", "versions"]
+        assert f"python {platform.python_version()}, ringtrain {rt.__version__}, numpy " in rows[2][1]
+        assert rows[3:] == [["lr", "0.1"], ["optimizer.name", "sgd"], ["api_key", "***"], ["rank", "0"]]
         shown = await tab.value(
             "[...document.querySelectorAll('.ranks .use')].map(e => parseInt(e.innerText.split(', ')[1]))"
         )
@@ -219,7 +244,13 @@ async def test_a_page_shows_where_the_time_goes_and_who_is_waited_for(
         assert re.fullmatch(pattern, await _text(tab, "#steps output"))
         assert re.search(r"samples/s\n[\d.]+ ± [\d.]+\n", await _text(tab, "#facts"))
         links = await tab.value("[...document.querySelectorAll('#files a')].map(a => a.getAttribute('href'))")
-        assert set(links) - {"machine.jsonl"} == {"job.log", "events.jsonl", "metrics.jsonl", "timeline.json"}
+        assert set(links) - {"machine.jsonl"} == {
+            "job.log",
+            "events.jsonl",
+            "metrics.jsonl",
+            "run.json",
+            "timeline.json",
+        }
         assert tab.complaints == []
 
 

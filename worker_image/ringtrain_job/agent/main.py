@@ -2,25 +2,30 @@
 
 import json
 import logging
+import os
 import queue
 import signal
 import sys
 import tempfile
+import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from ringtrain.errors import ConfigurationError
 from ringtrain.shared import contract
 from ringtrain.shared.address import own_address
 from ringtrain.shared.data_members import MembersFile
 from ringtrain.shared.gen import coordinator_pb2_grpc
+from ringtrain.shared.masking import shown_command
 from ringtrain.shared.ports import HeldPorts
 from ringtrain.shared.processes import RankProcess, become_subreaper, signal_handler
 from ringtrain.shared.rpc import Peer, dial, serve
 from ringtrain_job.agent.collector import Collector
+from ringtrain_job.agent.commit import commit_of
 from ringtrain_job.agent.config import AgentConfig
 from ringtrain_job.agent.contact import Contact
 from ringtrain_job.agent.coordinator import CoordinatorClient
@@ -154,6 +159,8 @@ class _Pod:
         stack.callback(self.coordinator.close)
         log.info("worker %d dials the launcher at %s", config.index, config.launcher_address)
         self._shipper.start()
+        if config.index == 0:
+            self._tell({"about": _about(program.command)})
         self._machine.start()
         self.coordinator.start()
 
@@ -224,7 +231,11 @@ class _Pod:
         self._spool.put(Stream.LOG, slot, f"{line}\n".encode(errors="replace"))
 
     def _tell_machine(self, sample: Sample) -> None:
-        report = {"step": 0, "time": sample.time, "machine": sample.document()}
+        self._tell({"machine": sample.document()})
+
+    def _tell(self, what: dict[str, Any]) -> None:
+        """Send `what` with the reports of the first rank."""
+        report = {"step": 0, "time": time.time(), **what}
         self._spool.put(Stream.REPORT, self._config.first_rank, f"{json.dumps(report)}\n".encode())
 
     def changed(self) -> None:
@@ -353,6 +364,12 @@ class _Pod:
         )
         stack.callback(server.close, 0.5)
         return server.port
+
+
+def _about(command: Sequence[str]) -> dict[str, Any]:
+    """What this agent runs, and where."""
+    told = {"command": list(shown_command(command)), "directory": os.getcwd(), "commit": commit_of(Path.cwd())}
+    return {name: value for name, value in told.items() if value}
 
 
 def _make_directory(path: str) -> None:

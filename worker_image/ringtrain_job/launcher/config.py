@@ -48,6 +48,7 @@ class LauncherConfig(PodSettings):
     data_workers: int = 0
     data_kind: str = contract.DATA_KINDS[0]
     otel: tuple[str, ...] = ()
+    image: str = ""
     pod_grace_s: float = 0.0
 
     @property
@@ -154,6 +155,7 @@ class LauncherConfig(PodSettings):
             data_workers=read.integer(contract.ENV_DATA_WORKERS, 0, low=0, high=100_000),
             data_kind=read.choice(contract.ENV_DATA_KIND, contract.DATA_KINDS, contract.DATA_KINDS[0]),
             otel=_read_otel(read),
+            image=read.optional(contract.ENV_WORKER_IMAGE) or "",
             pod_grace_s=read.delay(contract.ENV_GRACE_PERIOD, 0),
         )
 

@@ -78,6 +78,7 @@ class LivePage:
             "curves": curves,
             "leftOut": left_out,
             "machine": machine,
+            "about": snapshot.about.document if snapshot.about else {},
             "ranks": ranks,
             "slowest": slowest,
             "straggler": None if straggler is None else vars(straggler),

@@ -16,6 +16,7 @@ from ringtrain.errors import ConfigurationError, some_of
 from ringtrain.shared import contract
 from ringtrain.shared.data_members import DATA_SERVICE
 from ringtrain.shared.gen import coordinator_pb2_grpc
+from ringtrain.shared.masking import shown_command
 from ringtrain.shared.processes import signal_handler
 from ringtrain.shared.rpc import Peer
 from ringtrain_job.control.async_server import AsyncServer
@@ -39,6 +40,7 @@ from ringtrain_job.launcher.service import CoordinatorService, DataWorkersServic
 from ringtrain_job.launcher.status import Reports, Snapshot
 from ringtrain_job.launcher.telemetry import Telemetry, open_telemetry
 from ringtrain_job.launcher.verdict import GangView, Patience, decide, with_warning
+from ringtrain_job.logs.about import About
 from ringtrain_job.logs.events import Events
 from ringtrain_job.logs.layout import AttemptFiles
 from ringtrain_job.logs.shipping import LogShipping, Unshipped
@@ -78,6 +80,7 @@ def run_launcher(config: LauncherConfig, command: Sequence[str] = ()) -> int:
             launcher.elastic = _prepare_elastic(config, config.elastic, snapshot, mpi, stack)
         console = Console(sys.stdout.fileno(), person=not config.node)
         stack.callback(console.close, 5.0)
+        snapshot.about = About(files, _told(config, command))
         follow_reports(snapshot, console)
         launcher.telemetry = telemetry = open_telemetry(config, store)
         if telemetry is not None:
@@ -105,6 +108,12 @@ def run_launcher(config: LauncherConfig, command: Sequence[str] = ()) -> int:
         if left := launcher.ship_rest(shipping, stop):
             write_termination_message(config.termination, _message(config, snapshot, verdict, left))
     return verdict.exit_code
+
+
+def _told(config: LauncherConfig, command: Sequence[str]) -> dict[str, Any]:
+    """What the launcher itself knows of what runs."""
+    run = {"command": list(shown_command(command)), "image": config.image}
+    return {name: value for name, value in run.items() if value}
 
 
 def _repeat(config: LauncherConfig, store: LogStore) -> int:

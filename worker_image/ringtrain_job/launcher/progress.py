@@ -48,6 +48,8 @@ def follow_reports(snapshot: Snapshot, console: Console) -> None:
     snapshot.store.on_merged = console.show
     snapshot.store.on_report = on_report
     snapshot.store.on_machine = on_machine
+    if snapshot.about is not None:
+        snapshot.store.on_about = snapshot.about.add
 
 
 def _notes_start(snapshot: Snapshot, report: dict[str, Any]) -> bool:

@@ -14,6 +14,7 @@ from ringtrain_job.launcher.gang import Gang
 from ringtrain_job.launcher.metrics import MOST_RANKS
 from ringtrain_job.launcher.throughput import Progress, Throughput
 from ringtrain_job.launcher.verdict import GangView
+from ringtrain_job.logs.about import About
 from ringtrain_job.logs.shipping import LogShipping
 from ringtrain_job.logs.store import LogStore
 from ringtrain_job.page.machine import Machines
@@ -43,6 +44,7 @@ class Snapshot:
     report came. Both by this host's clock: those of the ranks' hosts may be wrong.
     `elastic`: gives the part of `/status` that only an elastic job has; `data`: that of one with data workers.
     `metrics`, `machines`: what the page draws, under the lock of `reports`.
+    `about`: what runs, as far as anybody has said.
     `shipping`: copies the logs to the job's object store, if it has one.
     `started_from`: step and path of the checkpoint that training went on from; path empty: from none.
     """
@@ -56,6 +58,7 @@ class Snapshot:
     last_progress: float | None = None
     started_from: tuple[int, str] | None = None
     metrics: Metrics = field(default_factory=Metrics)
+    about: About | None = None
     machines: Machines = field(default_factory=Machines)
     verdict: Verdict | None = None
     elastic: Callable[[], dict[str, Any]] | None = None

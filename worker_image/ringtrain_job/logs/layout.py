@@ -15,6 +15,8 @@ class AttemptFiles:
         self.metrics: Final = directory / "metrics.jsonl"
         # What agents see of their machines: see `logs/samples.py`.
         self.machine: Final = directory / "machine.jsonl"
+        # What ran: command, versions, configuration: see `logs/about.py`.
+        self.run: Final = directory / "run.json"
         # How far the files above are good: see `logs/journal.py`.
         self.journal: Final = directory / ".journal"
         # The termination message, once the attempt is over.
@@ -37,7 +39,7 @@ class AttemptFiles:
 
     def downloads(self) -> list[str]:
         """Names of the files that a page offers beside it."""
-        offered = (self.job_log, self.events, self.metrics, self.machine, self.timeline)
+        offered = (self.job_log, self.events, self.metrics, self.machine, self.run, self.timeline)
         return [path.name for path in offered if path.is_file()]
 
     def rank_log(self, rank: int) -> Path:

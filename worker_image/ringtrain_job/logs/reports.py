@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from ringtrain.errors import RingtrainError
+from ringtrain_job.logs.about import read_about
 from ringtrain_job.logs.samples import read_sample
 
 # What a status of Kubernetes can hold: int64, and times up to the year 9999.
@@ -126,5 +127,6 @@ _FIELDS: dict[str, tuple[Callable[[object], Any], str]] = {
     "updateTime": (partial(_number_to, _MOST), "seconds"),
     "dropped": (_whole, "a whole number from 0 on"),
     "startedFrom": (_path, "a path"),
+    "about": (read_about, "what a rank or an agent says of what runs"),
     "machine": (read_sample, "what an agent sees of its machine"),
 }

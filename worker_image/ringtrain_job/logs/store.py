@@ -40,7 +40,8 @@ class LogStore:
     """The files of one attempt, open for appending. Safe to call from many threads.
 
     `on_merged` is called with what was added to `job.log`, `on_report` with (rank, report) for every report row
-    that was added, `on_machine` with what an agent has seen of its machine: in order, after the write. What they
+    that was added, `on_machine` with what an agent has seen of its machine,
+    `on_about` with (rank, what it says of what runs): in order, after the write. What they
     raise is logged, once, and stops nothing.
     """
 
@@ -58,6 +59,7 @@ class LogStore:
         self.on_merged: Callable[[bytes], None] = lambda _: None
         self.on_report: Callable[[int, dict[str, Any]], None] = lambda *_: None
         self.on_machine: Callable[[Sample], None] = lambda _: None
+        self.on_about: Callable[[int, dict[str, Any]], None] = lambda *_: None
         self.resumed = self._recover(uid)
         self._merged = _count_merged(files.job_log)
         self.refused = ""  # why the last lines that came are not in the files
@@ -174,7 +176,7 @@ class LogStore:
         metrics = self._file(self.files.metrics)
         every = list(self._reports(rank, data))
         samples = [sample for report in every if (sample := report.get("machine"))]
-        reports = [report for report in every if not report.get("machine")]
+        reports = [report for report in every if not (report.get("machine") or report.get("about"))]
         rows = ({**report, "rank": rank, "attempt": self._attempt} for report in reports)
         text = b"".join(json.dumps(row).encode() + b"\n" for row in rows)
         job_size = self._file(self.files.job_log).tell()
@@ -183,6 +185,8 @@ class LogStore:
         self._last[Stream.REPORT, rank] = newest
         for report in reports:
             self._tell(self.on_report, rank, report)
+        for about in filter(None, (report.get("about") for report in every)):
+            self._tell(self.on_about, rank, about)
         self._keep_samples(samples)
 
     def _keep_samples(self, samples: Sequence[Sample]) -> None:

@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from ringtrain_job.logs.about import kept_about
 from ringtrain_job.logs.events import read_events
 from ringtrain_job.logs.layout import AttemptFiles
 from ringtrain_job.logs.reading import read_from, read_members, read_outcome, tail_position
@@ -55,6 +56,7 @@ def summarize(files: AttemptFiles, metrics: Metrics | None = None) -> dict[str, 
         "curves": metrics.curves(),
         "leftOut": metrics.left_out,
         "machine": machines.document(),
+        "about": kept_about(files),
         "ranks": _ranks(files, metrics, outcome, members),
         "straggler": straggler_json(metrics),
         "events": read_events(files),

@@ -21,6 +21,7 @@ from ringtrain._core.world.agent_socket import AgentSocket
 from ringtrain._core.world.config import WorkerConfig
 from ringtrain.errors import ConfigurationError, NotInitializedError, PeerLost
 from ringtrain.report import report_joined
+from ringtrain.run_config import report_versions
 from ringtrain.shared import contract
 from ringtrain.shared.environment import LONGEST_TIMEOUT_S
 
@@ -79,6 +80,8 @@ def init(
         _context = _met(agent, lambda: _timed(config or _own_config(agent, tf_config), timeout), segment_bytes)
         found = _context.config
         atexit.register(shutdown)
+        if config is None:
+            report_versions()
         if config is None and found.size > 1:
             os.environ[_RANK_PROCESS] = f"{os.getpid()} {found.rank} {_place(os.environ)}"
             if agent is None:

@@ -1,0 +1,139 @@
+"""What ran: what ranks and agents say of it, and what is kept."""
+
+import contextlib
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ringtrain.errors import ConfigurationError
+from ringtrain.run_config import report_config
+from ringtrain.shared.masking import shown_command
+from ringtrain_job.agent.commit import commit_of
+from ringtrain_job.logs.about import About, kept_about, read_about
+from ringtrain_job.logs.layout import AttemptFiles
+
+
+@pytest.fixture
+def pipe(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """The read end of this rank's report pipe."""
+    read, write = os.pipe()
+    monkeypatch.setenv("RINGTRAIN_REPORT_FD", str(write))
+    yield read
+    os.close(read)
+    os.close(write)
+
+
+def reported(pipe: int) -> dict[str, Any]:
+    """The configuration in the lines that are there."""
+    found: dict[str, Any] = {}
+    with contextlib.suppress(BlockingIOError):
+        os.set_blocking(pipe, False)
+        for line in os.read(pipe, 1 << 20).splitlines():
+            found |= json.loads(line)["about"].get("config", {})
+    return found
+
+
+def test_a_configuration_is_flat_and_without_secrets(pipe: int) -> None:
+    """Nested names get dots; scalars of numpy and paths are plain; what names a secret is masked if it is text."""
+    report_config(
+        {
+            "lr": np.float64(0.1), "steps": np.int64(3), "data": Path("/data"), "none": None, "on": True,
+            "optimizer": {"name": "sgd", "betas": (0.9, 0.99)}, "layers": [{"size": 3}, {"size": 4}],
+            "best": float("inf"), "tokenizer": "gpt2", "max_tokens": 512, "key_dim": 64,
+            "hf_token": "x1", "apiKey": "x2", "db": {"password": "x3"}, "AWS_SECRET_ACCESS_KEY": "x4",
+            "store": "https://user:x5@host/path",
+        }
+    )  # fmt: skip
+    assert reported(pipe) == {
+        "lr": 0.1, "steps": 3, "data": "/data", "none": None, "on": True, "optimizer.name": "sgd",
+        "optimizer.betas": "[0.9, 0.99]", "layers.0.size": 3, "layers.1.size": 4, "best": "inf",
+        "tokenizer": "gpt2", "max_tokens": 512, "key_dim": 64, "hf_token": "***", "apiKey": "***",
+        "db.password": "***", "AWS_SECRET_ACCESS_KEY": "***", "store": "https://user:***@host/path",
+    }  # fmt: skip
+
+
+def test_a_large_configuration_comes_in_parts(pipe: int) -> None:
+    """A pipe takes 4 KiB at once."""
+    many = {f"layer{index}": "x" * 100 for index in range(200)}
+    report_config(many)
+    assert reported(pipe) == many
+
+
+LOOP: dict[str, Any] = {}
+LOOP["again"] = LOOP
+WRONG = {
+    "no-dict": ([1], "expected a dict, got list"),
+    "object": ({"a": {"b": object()}}, "a.b is a object; expected a number, string"),
+    "array": ({"a": np.zeros(2)}, "a is a ndarray; expected a number, string"),
+    "large": ({"a": {str(index): "x" * 300 for index in range(200)}}, "bytes as JSON; expected at most 32768"),
+    "loop": (LOOP, "dicts that do not hold themselves"),
+}
+
+
+@pytest.mark.parametrize(("config", "says"), WRONG.values(), ids=WRONG)
+def test_what_is_no_configuration(config: Any, says: str, pipe: int) -> None:
+    """The error names what is wrong, and where."""
+    with pytest.raises(ConfigurationError, match=says):
+        report_config(config)
+
+
+def test_a_command_is_shown_without_secrets() -> None:
+    """In each way in which a secret is given on a command line; other words stay."""
+    given = "env HF_TOKEN=a train.py --api-key b --token=c --key-file --lr 0.1 --tokenizer gpt2 s3://u:d@h"
+    shown = "env HF_TOKEN=*** train.py --api-key *** --token=*** --key-file --lr 0.1 --tokenizer gpt2 s3://u:***@h"
+    assert " ".join(shown_command(given.split())) == shown
+    assert list(shown_command(["sh", "-c", "PASSWORD='a b' run"])) == ["sh", "-c", "PASSWORD=*** run"]
+
+
+def test_the_commit_is_read_from_gits_files(tmp_path: Path) -> None:
+    """Of a branch, packed or not, of a commit itself, of a linked worktree; empty where there is none."""
+
+    def git(*words: str) -> str:
+        own = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}
+        who = ("-c", "user.name=a", "-c", "user.email=a@b")
+        done = subprocess.run(
+            ["git", *who, *words],
+            cwd=tmp_path,
+            env={**os.environ, **own},
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        return done.stdout.strip()
+
+    assert commit_of(tmp_path) == ""
+    git("init", "-q")
+    assert commit_of(tmp_path) == ""
+    git("commit", "-q", "--allow-empty", "-m", "one")
+    head = git("rev-parse", "HEAD")
+    git("worktree", "add", "-q", "linked")
+    (tmp_path / "inner").mkdir()
+    assert {commit_of(tmp_path / "inner"), commit_of(tmp_path / "linked")} == {head}
+    git("pack-refs", "--all")
+    assert {commit_of(tmp_path), commit_of(tmp_path / "linked")} == {head}
+    git("checkout", "-q", "--detach")
+    assert commit_of(tmp_path) == head
+
+
+def test_of_several_ranks_the_lowest_counts(tmp_path: Path) -> None:
+    """Whoever comes first, and what it says later adds to it; another launcher goes on with what is kept."""
+    files = AttemptFiles(tmp_path)
+    about = About(files, {"image": "train:1"})
+    about.add(3, {"config": {"lr": 3}})
+    about.add(1, {"config": {"lr": 1}})
+    about.add(2, {"config": {"lr": 2}})
+    about.add(1, {"config": {"seed": 7}})
+    assert kept_about(files) == {"image": "train:1", "config": {"lr": 1, "seed": 7}}
+    assert About(files, {}).document == about.document
+
+
+@pytest.mark.parametrize("wrong", [None, 3, {}, {"command": "x"}, {"config": [1]}, {"directory": 4}])
+def test_what_says_nothing(wrong: object) -> None:
+    """Ranks may write anything to their pipe."""
+    assert read_about(wrong) is None

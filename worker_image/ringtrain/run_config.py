@@ -1,0 +1,104 @@
+"""What a run is made of, for who compares runs later: `ringtrain.report_config(...)`, and packages' versions."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import platform
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import Any, Final, cast
+
+from ringtrain.errors import ConfigurationError
+from ringtrain.report import send
+from ringtrain.shared.masking import MASK, names_secret, without_secrets
+
+log = logging.getLogger(__name__)
+
+# Of which the version is told, where the program has imported them.
+PACKAGES: Final = ("ringtrain", "numpy", "torch", "tensorflow", "keras", "jax", "transformers", "lightning")
+# A report line fits into a pipe's atomic write (4096 bytes), and a config into the pipe (64 KiB).
+_PART_BYTES, _VALUE_BYTES, _MOST_BYTES = 3000, 400, 32 << 10
+
+Scalar = str | int | float | bool | None
+
+
+def report_config(config: Mapping[str, Any]) -> None:
+    """Report what this run is to be known by, such as its hyperparameters: shown on its page, kept in `run.json`.
+
+    `config`: a dict of numbers, strings, booleans, None, paths, and of dicts and lists of these, up to 32 KiB as
+    JSON. Dicts in dicts become names with dots: `optimizer.lr`. A string whose name has a word such as token,
+    secret, password or key is shown as `***`, and so is a password in an address: it does not leave this process.
+    A later call adds to an earlier one. Of ranks that differ the lowest counts.
+
+    Does nothing outside a job. Raises ConfigurationError for what is none of these.
+    """
+    if not isinstance(config, Mapping):
+        what = type(config).__name__
+        raise ConfigurationError(f"report_config: expected a dict, got {what}; vars(args) makes one of arguments")
+    try:
+        flat = dict(_flat("", config))
+    except RecursionError:
+        raise ConfigurationError("report_config: expected dicts that do not hold themselves") from None
+    if (size := len(json.dumps(flat))) > _MOST_BYTES:
+        raise ConfigurationError(f"report_config: {size} bytes as JSON; expected at most {_MOST_BYTES}")
+    report_versions()
+    for part in _parts(flat):
+        if not _send({"config": part}):
+            log.warning("report_config: the agent was too busy to take %s; call it again", ", ".join(part))
+
+
+def report_versions() -> None:
+    """Report the versions of Python and of the packages that this process has imported so far."""
+    found = {name: getattr(sys.modules.get(name), "__version__", None) for name in PACKAGES}
+    versions = {name: str(version) for name, version in found.items() if version is not None}
+    _send({"versions": {"python": platform.python_version(), **versions}})
+
+
+def _send(about: dict[str, Any]) -> bool:
+    return send({"step": 0, "time": time.time(), "about": about})
+
+
+def _parts(flat: dict[str, Scalar]) -> Iterator[dict[str, Scalar]]:
+    part: dict[str, Scalar] = {}
+    for name, value in flat.items():
+        if part and len(json.dumps({**part, name: value})) > _PART_BYTES:
+            yield part
+            part = {}
+        part[name] = value
+    if part:
+        yield part
+
+
+def _flat(path: str, value: object) -> Iterator[tuple[str, Scalar]]:
+    """`value` as names with dots and what has these names. A list of scalars is one value."""
+    nested = isinstance(value, list | tuple) and any(isinstance(one, Mapping | list | tuple) for one in value)
+    if isinstance(value, Mapping) or nested:
+        pairs = value.items() if isinstance(value, Mapping) else enumerate(cast("list[object]", value))
+        for name, inner in pairs:
+            yield from _flat(f"{path}.{name}" if path else str(name), inner)
+    elif isinstance(value, list | tuple):
+        yield path, json.dumps([_scalar(path, one) for one in value])[:_VALUE_BYTES]
+    else:
+        yield path, _scalar(path, value)
+
+
+def _scalar(path: str, value: object) -> Scalar:
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    elif callable(item := getattr(value, "item", None)):
+        with suppress(ValueError, RuntimeError, TypeError):  # numpy's scalars, and tensors of one number
+            value = item()
+    if isinstance(value, str):
+        is_secret = any(map(names_secret, path.split(".")))
+        return MASK if is_secret and value else without_secrets(value)[:_VALUE_BYTES]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    expected = "a number, string, boolean, None, path, or a dict or list of these"
+    raise ConfigurationError(f"report_config: {path} is a {type(value).__name__}; expected {expected}")

@@ -1,0 +1,83 @@
+"""What ran: command, versions, the user's configuration, in `run.json` beside the attempt's logs."""
+
+import json
+import logging
+import os
+from collections.abc import Mapping
+from typing import Any, Final
+
+from ringtrain_job.logs.layout import AttemptFiles
+
+log = logging.getLogger(__name__)
+
+# Of a value and of a name; and names, for ranks may write anything to their pipe.
+_CHARACTERS: Final = 4000
+_MOST_NAMES: Final = 2000
+_TEXTS = ("directory", "commit", "image")
+Found = dict[str, Any]
+
+
+def read_about(value: object) -> Found | None:
+    """What a report line says of what runs: of the known fields those that are sound; None: nothing."""
+    if not isinstance(value, dict):
+        return None
+    found: Found = {name: text for name in _TEXTS if (text := _text(value.get(name)))}
+    if isinstance(command := value.get("command"), list):
+        found["command"] = [_text(word) or "" for word in command[:_MOST_NAMES]]
+    for name in ("versions", "config"):
+        if isinstance(inner := value.get(name), dict):
+            known = {str(key)[:_CHARACTERS]: _scalar(each) for key, each in list(inner.items())[:_MOST_NAMES]}
+            found[name] = known
+    return found or None
+
+
+def _text(value: object) -> str | None:
+    return value.encode(errors="replace").decode()[:_CHARACTERS] if isinstance(value, str) else None
+
+
+def _scalar(value: object) -> object:
+    return value if value is None or isinstance(value, bool | int | float) else _text(value) or ""
+
+
+class About:
+    """Takes in what agents and ranks say, and keeps it in the attempt's folder. `told`: by the launcher."""
+
+    def __init__(self, files: AttemptFiles, told: Found) -> None:
+        self._path = files.run
+        self._by: dict[str, int] = {}
+        self.document: Found = {**kept_about(files), **told}
+        if told:
+            self._write()
+
+    def add(self, rank: int, found: Mapping[str, Any]) -> None:
+        """`rank`: whose word it is. Of several ranks the lowest counts; what it says later adds to it."""
+        before = self.document
+        for name, value in found.items():
+            known, by = self.document.get(name), self._by.get(name, rank)
+            if known is not None and rank > by:
+                continue
+            adds = rank == by and isinstance(value, dict) and isinstance(known, dict)
+            self._by[name] = rank
+            self.document = {**self.document, name: _bounded({**known, **value}) if adds and known else value}
+        if self.document != before:
+            self._write()
+
+    def _write(self) -> None:
+        draft = self._path.with_suffix(".tmp")
+        try:
+            draft.write_text(json.dumps(self.document, indent=1) + "\n", encoding="utf-8")
+            os.replace(draft, self._path)
+        except OSError as exc:  # the job goes on, whether or not the disk is full
+            log.debug("%s cannot be written: %s", self._path, exc)
+
+
+def _bounded(values: Found) -> Found:
+    return dict(list(values.items())[:_MOST_NAMES])
+
+
+def kept_about(files: AttemptFiles) -> Found:
+    """What `run.json` has; empty where there is none that can be read."""
+    try:
+        return read_about(json.loads(files.run.read_text(encoding="utf-8"))) or {}
+    except (OSError, ValueError):
+        return {}
