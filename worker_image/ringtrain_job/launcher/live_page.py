@@ -28,7 +28,7 @@ class LivePage:
         job, verdict = snapshot.config.job, snapshot.verdict
         with snapshot.reports as reports:
             progress, speed, metrics = reports.progress(), reports.speed(), snapshot.metrics
-            curves, left_out = metrics.curves(), metrics.left_out
+            curves, axes, left_out = metrics.curves(), metrics.axes(), metrics.left_out
             states = snapshot.gang.view().ranks
             running = [state.rank for state in states if state.phase is RankPhase.RUNNING]
             slowest = reports.held_up_by(running)
@@ -76,6 +76,7 @@ class LivePage:
             "totalSteps": progress.total_steps if progress else None,
             "speed": None if speed is None else vars(speed),
             "curves": curves,
+            "axes": axes,
             "leftOut": left_out,
             "machine": machine,
             "about": snapshot.about.document if snapshot.about else {},

@@ -17,11 +17,15 @@ MOST_OWN: Final = 30
 
 @dataclass
 class Metrics:
-    """Curves, and where each rank is. `times`: where ranks' time goes. `reported`: when each rank reported last,
-    and how often. `left_out`: names of metrics beyond `MOST_OWN`, of which no curve is kept."""
+    """Curves, and where each rank is. `seconds`, `epochs`: when each step was reported, and in which epoch; `bad`:
+    by name the steps at which a value was not finite. `times`: where ranks' time goes. `reported`: when each rank
+    reported last, and how often. `left_out`: names of metrics beyond `MOST_OWN`, of which no curve is kept."""
 
     loss: Curve = field(default_factory=Curve)
     samples: Curve = field(default_factory=lambda: Curve(width=0.01))
+    seconds: Curve = field(default_factory=Curve)
+    epochs: Curve = field(default_factory=Curve)
+    bad: dict[str, Curve] = field(default_factory=dict)
     own: dict[str, Curve] = field(default_factory=dict)
     steps: dict[int, int] = field(default_factory=dict)
     times: StepTimes = field(default_factory=StepTimes)
@@ -46,7 +50,12 @@ class Metrics:
         self.begin = step if self.begin is None else min(self.begin, step)
         self.unit = report.get("unit") or self.unit
         self.total_steps = report.get("totalSteps") or self.total_steps
+        self.seconds.add(step, max(0.0, time - self.first))
+        self.epochs.add(step, report.get("epoch"))
         self.loss.add(step, report.get("loss"))
+        for name in report.get("notFinite") or ():
+            if name in self.bad or len(self.bad) < MOST_OWN:
+                self.bad.setdefault(name, Curve()).add(step, 1.0)
         for name, value in (report.get("metrics") or {}).items():
             if name in self.own or len(self.own) < MOST_OWN:
                 self.own.setdefault(name, Curve()).add(step, value)
@@ -76,4 +85,12 @@ class Metrics:
             (f"{self.unit}/s", "s", self.samples.rates(parts, seconds) if parts > 1 else []),
             *((name, "step", curve.means()) for name, curve in sorted(self.own.items())),
         ]
-        return [{"name": name, "of": of, "points": points} for name, of, points in drawn if len(points) > 1]
+        return [
+            {"name": name, "of": of, "points": points, "bad": self.bad[name].means() if name in self.bad else []}
+            for name, of, points in drawn
+            if len(points) > 1
+        ]
+
+    def axes(self) -> dict[str, list[list[float]]]:
+        """For each step when it was reported, in seconds from the first report on, and its epoch."""
+        return {"s": self.seconds.means(), "epoch": self.epochs.means()}
