@@ -98,6 +98,10 @@ async def test_a_page_follows_a_run_to_its_end(tmp_path: Path) -> None:
             )
             shown = await tab.value("[...document.querySelectorAll('#curves strong')].map(e => e.innerText)")
             assert {"loss", "accuracy"} <= set(shown)
+            links = await tab.value("[...document.querySelectorAll('#files a')].map(link => link.pathname)")
+            assert {"/page/files/metrics.jsonl", "/page/files/run.json"} <= set(links)
+            got = f"Promise.all({links}.map(link => fetch(link).then(answer => answer.status)))"
+            assert await tab.value(got) == [200] * len(links)
             assert await tab.value("document.querySelectorAll('.ranks .Running').length") == 3
             assert await tab.value("document.documentElement.scrollWidth") <= 360
 

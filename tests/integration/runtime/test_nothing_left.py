@@ -57,7 +57,7 @@ def test_threads_and_descriptors(gang: Callable[..., GangProcesses]) -> None:
     assert _files(job.directory) == {
         *(f"{name}.{kind}" for name in ("job-launcher", "job-worker-0") for kind in ("out", "err", "message")),
         *(f"logs/default/job/1/{name}" for name in ("job.log", "rank-0000.log", "rank-0001.log", "events.jsonl")),
-        *(f"logs/default/job/1/{name}" for name in (".journal", ".outcome.json")),
+        *(f"logs/default/job/1/{name}" for name in (".journal", ".outcome.json", "run.json")),
     }
 
 

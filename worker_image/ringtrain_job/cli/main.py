@@ -11,9 +11,11 @@ import click
 _COMMANDS = {
     "agent": "ringtrain_job.cli.pods:agent",
     "bench": "ringtrain_job.cli.bench:bench",
+    "compare": "ringtrain_job.cli.listing:compare_runs",
     "completion": "ringtrain_job.cli.completion:completion",
     "data-worker": "ringtrain_job.cli.pods:data_worker",
     "launcher": "ringtrain_job.cli.pods:launcher",
+    "list": "ringtrain_job.cli.listing:list_runs",
     "logs": "ringtrain_job.cli.logs:logs",
     "remote-agent": "ringtrain_job.cli.remote_agent:remote_agent",
     "report": "ringtrain_job.cli.report:report",

@@ -21,7 +21,7 @@ _MOST_AT_ONCE: Final = 12
 _EVERY_S: Final = 1.0
 # Documents with many curves or ranks come less often, so that an open page costs at most this.
 _BYTES_PER_S: Final = 200_000
-_NAMES: Final = re.compile(r"job\.log|metrics\.jsonl|events\.jsonl|timeline\.json|rank-\d{4,9}\.log")
+_NAMES: Final = re.compile(r"job\.log|(metrics|machine|events)\.jsonl|(run|timeline)\.json|rank-\d{4,9}\.log")
 _HEADERS: Final = {
     "Cache-Control": "no-store",
     "Referrer-Policy": "no-referrer",
@@ -143,7 +143,7 @@ class PageServer:
                 request,
                 404,
                 "text/plain",
-                b"files here are job.log, rank-0000.log, metrics.jsonl, events.jsonl, timeline.json\n",
+                b"files here are job.log, rank-0000.log, {metrics,machine,events}.jsonl, {run,timeline}.json\n",
             )
             return
         left = path.stat().st_size

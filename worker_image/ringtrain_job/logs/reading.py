@@ -31,10 +31,14 @@ def find_log(files: AttemptFiles, rank: int | None) -> Path:
     raise LogMissing(f"{path.name} is not there: ranks that have written something are {in_ranges(ranks)}")
 
 
+def find_logs(where: Path) -> list[Path]:
+    """The merged logs in `where` or some levels below it."""
+    return [log for depth in range(_DEEPEST + 1) for log in where.glob("*/" * depth + "job.log")]
+
+
 def find_attempt(where: Path, attempt: int | None) -> AttemptFiles:
     """The newest attempt in `where` or some levels below it, or the newest of that number. Raises LogMissing."""
-    logs = [log for depth in range(_DEEPEST + 1) for log in where.glob("*/" * depth + "job.log")]
-    found = [log for log in logs if attempt is None or log.parent.name == str(attempt)]
+    found = [log for log in find_logs(where) if attempt is None or log.parent.name == str(attempt)]
     if not found:
         which = "" if attempt is None else f" of attempt {attempt}"
         raise LogMissing(f"{where.absolute()} has no job.log{which} in it or below; give a directory of runs")

@@ -1,5 +1,6 @@
 """The log store: chunks of records in, files out, every record once and in order."""
 
+import fcntl
 import json
 import logging
 import threading
@@ -65,6 +66,8 @@ class LogStore:
         self.refused = ""  # why the last lines that came are not in the files
         self._journal: BinaryIO = files.journal.open("ab", buffering=0)
         self._journal.seek(0, 2)
+        with suppress(OSError):  # whoever lists runs sees by it that this one goes on; a file system may have none
+            fcntl.flock(self._journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if not self.resumed:
             self._journal.write(journal.header(uid))
         files.job_log.touch()  # there also when ranks write nothing
@@ -173,15 +176,17 @@ class LogStore:
         self._tell(self.on_merged, merged)
 
     def _append_reports(self, rank: int, newest: int, data: bytes) -> None:
-        metrics = self._file(self.files.metrics)
         every = list(self._reports(rank, data))
         samples = [sample for report in every if (sample := report.get("machine"))]
         reports = [report for report in every if not (report.get("machine") or report.get("about"))]
         rows = ({**report, "rank": rank, "attempt": self._attempt} for report in reports)
         text = b"".join(json.dumps(row).encode() + b"\n" for row in rows)
-        job_size = self._file(self.files.job_log).tell()
-        entry = Entry(Stream.REPORT, rank, newest, metrics.tell() + len(text), job_size)
-        _write_together((metrics, text), (self._journal, journal.encode(entry)))
+        written = []
+        if reports or self.files.metrics.exists():  # no file of a job that reports nothing
+            written.append((self._file(self.files.metrics), text))
+        size = sum(file.tell() + len(added) for file, added in written)
+        entry = Entry(Stream.REPORT, rank, newest, size, self._file(self.files.job_log).tell())
+        _write_together(*written, (self._journal, journal.encode(entry)))
         self._last[Stream.REPORT, rank] = newest
         for report in reports:
             self._tell(self.on_report, rank, report)

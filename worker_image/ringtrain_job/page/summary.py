@@ -45,7 +45,7 @@ def summarize(files: AttemptFiles, metrics: Metrics | None = None) -> dict[str, 
         "directory": str(files.directory),
         "files": files.downloads(),
         "attempt": int(files.directory.name),
-        "attempts": [*other_attempts(files), _attempt(files)],
+        "attempts": [*other_attempts(files), brief_attempt(files)],
         "outcome": outcome,
         "began": metrics.first,
         "ended": metrics.last,
@@ -102,10 +102,11 @@ def other_attempts(files: AttemptFiles) -> list[dict[str, Any]]:
     found = sorted(
         (path for path in folders if int(path.name) < int(files.directory.name)), key=lambda p: int(p.name)
     )
-    return [_attempt(AttemptFiles(path)) for path in found]
+    return [brief_attempt(AttemptFiles(path)) for path in found]
 
 
-def _attempt(files: AttemptFiles) -> dict[str, Any]:
+def brief_attempt(files: AttemptFiles) -> dict[str, Any]:
+    """Of one attempt its number, outcome, times and last step; `last`: its last report."""
     first, last = _ends(files.metrics)
     outcome, times = read_outcome(files), [event["time"] for event in read_events(files)]
     if outcome is None or not times:  # its launcher did not see the end
@@ -116,6 +117,7 @@ def _attempt(files: AttemptFiles) -> dict[str, Any]:
         "began": min(times, default=None),
         "ended": max(times, default=None),
         "step": last.get("step"),
+        "last": last,
     }
 
 

@@ -1,0 +1,160 @@
+"""Runs below a folder, side by side: what each was, and in what they differ."""
+
+import fcntl
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from ringtrain_job.logs.about import kept_about
+from ringtrain_job.logs.layout import AttemptFiles
+from ringtrain_job.logs.reading import LogMissing, find_attempt, find_logs
+from ringtrain_job.page.summary import brief_attempt, summarize
+
+# Colours of the page.
+MOST_COMPARED: Final = 4
+
+
+@dataclass(frozen=True)
+class Run:
+    """The newest attempt of a job. `state`: its outcome, `Running`, or `Killed` where no launcher lives to tell.
+
+    `began`, `ended`: seconds since the epoch, as far as they are known; of a run that goes on its last sign.
+    """
+
+    name: str
+    files: AttemptFiles
+    state: str
+    ranks: int | None
+    step: int | None
+    total_steps: int | None
+    loss: str
+    began: float | None
+    ended: float | None
+
+    @property
+    def took_s(self) -> float | None:
+        """Seconds from the beginning to the end."""
+        return None if self.began is None or self.ended is None else self.ended - self.began
+
+
+def find_runs(where: Path) -> list[Run]:
+    """All runs in `where` or some levels below it, the newest first."""
+    newest: dict[Path, Path] = {}
+    for log in find_logs(where):
+        attempt = log.parent
+        if attempt.name.isdecimal():
+            known = newest.get(attempt.parent)
+            newest[attempt.parent] = max(attempt, known or attempt, key=lambda path: int(path.name))
+    found = [_run(AttemptFiles(attempt), _name(job, where)) for job, attempt in newest.items()]
+    return sorted(found, key=lambda run: run.began or 0.0, reverse=True)
+
+
+def find_run(name: str, where: Path) -> Run:
+    """The run of that name below `where`, or in the folder of that name. Raises LogMissing."""
+    if (
+        named := next((run for run in find_runs(where) if name in (run.name, Path(run.name).name)), None)
+    ) is not None:
+        return named
+    if Path(name).is_dir():
+        files = find_attempt(Path(name), None)
+        return _run(files, files.directory.parent.name)
+    known = ", ".join(run.name for run in find_runs(where)[:5]) or "none"
+    raise LogMissing(f"{name} is neither a folder nor a run below {where}; the newest runs there: {known}")
+
+
+def _name(job: Path, where: Path) -> str:
+    inside = job.relative_to(where).as_posix() if job != where else job.name
+    return inside.removeprefix("local/")
+
+
+def _run(files: AttemptFiles, name: str) -> Run:
+    brief = brief_attempt(files)
+    outcome, last = brief["outcome"], brief["last"]
+    progress = (outcome or {}).get("progress") or last
+    return Run(
+        name=name,
+        files=files,
+        state=str(outcome["outcome"]) if outcome else "Running" if _is_held(files) else "Killed",
+        ranks=(outcome or {}).get("worldSize"),
+        step=brief["step"],
+        total_steps=progress.get("totalSteps"),
+        loss=_loss(progress),
+        began=brief["began"],
+        ended=brief["ended"],
+    )
+
+
+def _loss(progress: dict[str, Any]) -> str:
+    found = (progress.get("notFinite") or {}).get("loss")
+    if found:
+        return str(found["value"] if isinstance(found, dict) else found)
+    loss = progress.get("loss")
+    return f"{loss:.4g}" if isinstance(loss, int | float) else ""
+
+
+def _is_held(files: AttemptFiles) -> bool:
+    """Whether a launcher has the journal open: it holds a lock for as long as it lives."""
+    with suppress(OSError), files.journal.open("rb") as journal:
+        try:
+            fcntl.flock(journal, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def compare(runs: Sequence[Run]) -> dict[str, Any]:
+    """What the page shows of several runs: facts and differences by row, curves with a line for each run."""
+    documents = [summarize(run.files) for run in runs]
+    abouts = [_flat(kept_about(run.files)) for run in runs]
+    names = list(dict.fromkeys(name for about in abouts for name in about))
+    rows = [(name, [about.get(name, "") for about in abouts]) for name in names]
+    curves: dict[str, dict[str, Any]] = {}
+    for run, document in zip(runs, documents, strict=True):
+        for curve in document["curves"]:
+            into = curves.setdefault(curve["name"], {"name": curve["name"], "of": curve["of"], "series": []})
+            line = {"name": run.name, "points": curve["points"], "bad": curve["bad"], "axes": document["axes"]}
+            into["series"].append(line)
+    return {
+        "runs": [run.name for run in runs],
+        "facts": [(name, [fact(run) for run in runs]) for name, fact in FACTS.items()],
+        "differences": [(name, values) for name, values in rows if len(set(values)) > 1],
+        "curves": list(curves.values()),
+    }
+
+
+def _flat(about: dict[str, Any]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    found |= {name: str(about[name]) for name in ("image", "directory", "commit") if name in about}
+    found |= {"command": " ".join(about["command"])} if "command" in about else {}
+    for part, prefix in (("versions", "version of "), ("config", "")):
+        found |= {f"{prefix}{name}": str(value) for name, value in about.get(part, {}).items()}
+    return found
+
+
+def shown_steps(run: Run) -> str:
+    """`40/300`."""
+    return "" if run.step is None else f"{run.step}/{run.total_steps}" if run.total_steps else str(run.step)
+
+
+def shown_time(seconds: float | None) -> str:
+    """`48 s`, `12 min`, `3.4 h`."""
+    if seconds is None:
+        return ""
+    return (
+        f"{seconds:.0f} s"
+        if seconds < 90
+        else f"{seconds / 60:.0f} min"
+        if seconds < 5400
+        else f"{seconds / 3600:.1f} h"
+    )
+
+
+FACTS: Final[dict[str, Callable[[Run], str]]] = {
+    "state": lambda run: run.state,
+    "ranks": lambda run: "" if run.ranks is None else str(run.ranks),
+    "steps": shown_steps,
+    "loss": lambda run: run.loss,
+    "took": lambda run: shown_time(run.took_s),
+}
