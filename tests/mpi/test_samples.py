@@ -97,6 +97,7 @@ def test_pi_with_mpi4py(place: Path) -> None:
     assert all(f"rank {rank} of 4 on " in printed for rank in range(4))
 
 
+@pytest.mark.sampled(one_in=3)
 def test_digits_over_mpi(place: Path) -> None:
     """The same script as everywhere, its gradients carried by MPI; here for fewer epochs than the sample says."""
     sample = yaml.safe_load((SAMPLES / "digits-mpi.yaml").read_text())

@@ -233,6 +233,7 @@ def compressed_steps(compression: str) -> bytes:
     return b"".join(weights.tobytes() for weights in optimizer.weights.values())
 
 
+@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize("transport", ["grpc", "auto"])
 @pytest.mark.parametrize("compression", ["bf16", "int8"])
 def test_ranks_that_compress_hold_the_same_weights(compression: str, transport: str) -> None:

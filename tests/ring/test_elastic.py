@@ -196,6 +196,7 @@ def test_a_newcomer_keeps_nothing_of_a_state_that_it_got_in_part() -> None:
         assert slots.results() == {1: [4, 4, [4.0, 4.0, 4.0]]}
 
 
+@pytest.mark.sampled(one_in=3)
 def test_a_stopped_rank_that_wakes_up_is_refused() -> None:
     """After its fence a member of an old formation that goes on reaches nobody: the others end with their sums."""
     with started_slots(add_up_steps, 3, 4, (2,), env={"RINGTRAIN_TRANSPORT": "grpc"}) as slots:

@@ -32,6 +32,7 @@ def _hold_the_interpreter() -> float:
     return float(rt.allreduce(1.0, rt.Sum))
 
 
+@pytest.mark.sampled(one_in=3)
 @OVER
 def test_a_rank_that_holds_the_interpreter_is_waited_for(transport: str) -> None:
     """For twice the timeout only gRPC's own threads answer, and nobody takes the rank for lost."""
@@ -53,6 +54,7 @@ def _wait_for_the_stopped() -> tuple[str, float] | None:
     return None
 
 
+@pytest.mark.sampled(one_in=3)
 @OVER
 def test_a_stopped_rank_is_lost_within_the_timeout(transport: str) -> None:
     """SIGSTOP: nothing of the process answers, and the stall timeout of ten minutes does not matter."""

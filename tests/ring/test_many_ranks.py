@@ -102,6 +102,7 @@ def _leave_early(leavers: tuple[int, ...], silent: tuple[int, ...]) -> str:
     return _error_of_barrier()
 
 
+@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize("leavers", [(7,), (6, 7, 8, 9)], ids=["one", "neighbours"])
 def test_a_rank_that_left_in_good_order_is_told_from_a_lost_one(leavers: tuple[int, ...]) -> None:
     """Also by ranks that do not watch it, and where those that watched it have left as well. Nobody fails before
@@ -150,6 +151,7 @@ def _hear_of_a_broken_watch(leaver: int) -> str:
     return _error_of_barrier()
 
 
+@pytest.mark.sampled(one_in=3)
 def test_a_watch_that_broke_before_the_farewell_came_fails_nobody() -> None:
     """Those that got the farewell are asked: it is the barrier that then lacks a rank."""
     for message in _errors_without(7, _hear_of_a_broken_watch):
@@ -204,6 +206,7 @@ def _wait_for_a_late_one(leaver: int) -> str:
     return _error_of_barrier()
 
 
+@pytest.mark.sampled(one_in=3)
 def test_who_waits_for_late_ranks_looks_for_those_that_have_left() -> None:
     """Rank 0 is alone in the barrier, needs rank 4 as well, and does not watch it."""
     for message in _errors_without(4, _wait_for_a_late_one):
@@ -222,6 +225,7 @@ def _wait_in_a_barrier() -> tuple[str, float]:
     return _error_of_barrier(), time.monotonic()
 
 
+@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
 def test_who_waits_for_late_ranks_hears_of_the_dead_that_it_only_reads_from(number: signal.Signals) -> None:
     """Within the timeout, from those that watch it: its own stream to it is not read before the late ones come."""
@@ -249,6 +253,7 @@ def _come_to_a_barrier() -> str:
     return _error_of_barrier()
 
 
+@pytest.mark.sampled(one_in=3)
 def test_who_waits_for_late_ranks_hears_of_one_that_left_when_they_come() -> None:
     """Of a rank from which it only reads, and which shut down in good order."""
     staying = [rank for rank in range(SIZE) if rank != ONLY_READ]
@@ -290,6 +295,7 @@ def _fail_and_meet_again(rounds: int) -> list[str]:
     return told
 
 
+@pytest.mark.sampled(one_in=3)
 def test_a_verdict_does_not_end_the_next_world() -> None:
     """A verdict still goes round when the first ranks that heard it meet again: the world of the same processes,
     addresses and token that follows is not ended by it."""
@@ -297,6 +303,7 @@ def test_a_verdict_does_not_end_the_next_world() -> None:
     assert told == [["MismatchError"] * 3 + [f"{SIZE}.0"]] * SIZE
 
 
+@pytest.mark.sampled(one_in=3)
 def test_ranks_that_encrypt_hear_of_the_dead_as_well(tmp_path: Path) -> None:
     """Connections to those that pass a verdict on are made when it has to be: with certificates."""
     dead = LOST["two-adjacent"]

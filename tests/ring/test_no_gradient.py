@@ -116,6 +116,7 @@ def test_each_parameter_moves_as_if_it_were_alone(size: int, transport: str) -> 
     _check(run_ranks(_trained, size, RUNS, env={"RINGTRAIN_TRANSPORT": transport}), size)
 
 
+@pytest.mark.sampled(one_in=3)
 def test_it_is_agreed_between_pods() -> None:
     """Ranks that share memory with some ranks, and reach the others over a network, agree alike."""
     _check(run_ranks(_trained, 4, RUNS, env_of=Pods(2)), 4)

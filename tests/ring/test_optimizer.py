@@ -112,6 +112,7 @@ def test_ranks_end_with_the_weights_of_one_process(size: int) -> None:
             assert np.abs(weights - alone[name]).max() <= tolerance * np.abs(alone[name]).max(), f"{run}, {name}"
 
 
+@pytest.mark.sampled(one_in=3)
 def test_how_it_is_done_changes_no_bit_on_the_ring() -> None:
     """Sharded or not, in small buckets or one: three real ranks end with the same bits, clipped or not."""
     runs = [

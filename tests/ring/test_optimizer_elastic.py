@@ -538,6 +538,7 @@ def test_a_bit_that_flips_between_two_updates_is_found_on_its_rank(where: str) -
             assert "memory of the optimizer on ranks [1] changed after update" in str(error)
 
 
+@pytest.mark.sampled(one_in=3)
 def test_a_bit_that_flipped_unseen_is_found_by_its_two_homes() -> None:
     """Which of the two is wrong is not claimed."""
     case = CASES["lamb-half-clip"]
@@ -574,6 +575,7 @@ def test_a_state_that_is_loaded_or_rolled_back_to_is_no_corruption() -> None:
         assert world.run(run) == [EVERY + 1] * SIZE
 
 
+@pytest.mark.sampled(one_in=3)
 def test_copies_are_alike_after_many_updates() -> None:
     """Whatever the rule and the way of the gradients."""
     for name in ("lamb-half-clip", "int8-clip"):

@@ -138,6 +138,7 @@ def _trained_long(fuses: bool) -> tuple[int, list[bytes]]:
     return group.updates, [weights.tobytes() for weights in opt.weights.values()]
 
 
+@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize("pods", [2, 3])
 def test_segments_follow_each_other_through_the_pods(pods: int) -> None:
     apart = run_ranks(_trained_long, 2 * pods, False, env_of=Pods(pods))
@@ -164,6 +165,7 @@ def test_gradients_that_are_made_where_they_are_reduced_are_those_that_are_copie
         assert copied[0] == copied[1] == in_place[0] == in_place[1]
 
 
+@pytest.mark.sampled(one_in=3)
 def test_what_needs_more_than_one_pass_takes_it() -> None:
     """A norm over all gradients, a layer's norm, and state that every rank has whole."""
     several = [(SGD(0.1), {"clip_norm": 1.0}), (SGD(0.1), {"sharded": False}), (LAMB(), {})]

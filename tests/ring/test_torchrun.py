@@ -48,6 +48,7 @@ def _ended(started: list["subprocess.Popen[str]"]) -> list[str]:
     return sorted("".join(out for out, _ in ends).splitlines())
 
 
+@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize("more", [[], ["--standalone"]], ids=["static", "standalone"])
 def test_ranks_of_one_torchrun_meet(more: list[str], tmp_path: Path) -> None:
     """`torchrun --nproc-per-node 2 script.py`, and the script may leave its world and enter the next one."""
