@@ -1,7 +1,7 @@
 """Every error the operator raises on purpose.
 
 OperatorError
-├── SpecInvalid      the user's DistributedTrainingJob cannot be run as written; lists every problem
+├── Invalid          the user's DistributedTrainingJob cannot be run as written; lists every problem
 ├── ManifestUnreadable  a file is not there, is not YAML, or does not hold what it should
 ├── LocalUnsupported  a pod asks for what one machine cannot give (dtj local)
 ├── SchemaUnsupported  a model uses something the CRD converter does not understand (a defect of ours)
@@ -30,7 +30,7 @@ class Problem:
         return f"{self.path}: {self.message}" if self.path else self.message
 
 
-class SpecInvalid(OperatorError):
+class Invalid(OperatorError):
     """The job cannot be run as written. `problems` holds all of them, not only the first."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:

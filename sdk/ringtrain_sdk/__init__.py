@@ -17,8 +17,8 @@ from ringtrain_operator.client.local_backend import LocalBackend
 from ringtrain_operator.client.runs import AsyncClient, AsyncRun, Options
 from ringtrain_operator.client.views import Snapshot, Why
 from ringtrain_operator.cluster.api.errors import AlreadyExists, ApiError, Forbidden, NotFound, Unreachable
+from ringtrain_operator.errors import Invalid as Invalid
 from ringtrain_operator.errors import OperatorError as RingtrainError
-from ringtrain_operator.errors import SpecInvalid as Invalid
 from ringtrain_operator.status.model import Failure, JobStatus, Progress
 
 __all__ = [

@@ -21,7 +21,7 @@ from ringtrain_operator.client.backends import Backend, ClusterBackend
 from ringtrain_operator.client.blocking import Client, Run
 from ringtrain_operator.client.runs import Options
 from ringtrain_operator.cluster.api.errors import NotFound
-from ringtrain_operator.errors import Problem, SpecInvalid
+from ringtrain_operator.errors import Invalid, Problem
 from ringtrain_operator.spec.parse import parse_job
 from ringtrain_operator.spec.times import parse_time
 
@@ -158,7 +158,7 @@ class TrainerClient:
         self.get_runtime(str(getattr(runtime, "name", runtime or RUNTIMES[0])))
         if trainer is None or not callable(getattr(trainer, "func", None)):
             message = f"is {type(trainer).__name__}, expected a CustomTrainer with a function"
-            raise SpecInvalid([Problem("trainer", message)])
+            raise Invalid([Problem("trainer", message)])
         _refuse("trainer.packages_to_install", trainer.packages_to_install, "build them into the image")
         found: Options = {
             "image": trainer.image or "",
@@ -187,7 +187,7 @@ class TrainerClient:
         run = self._client.get(name)
         number = step.removeprefix("node-")
         if not number.isdecimal():
-            raise SpecInvalid([Problem("step", f"is {step!r}, expected node-0, node-1, ...")])
+            raise Invalid([Problem("step", f"is {step!r}, expected node-0, node-1, ...")])
         slots = parse_job(run.job(), templates=False).spec.slots
         ranks = range(int(number) * slots, (int(number) + 1) * slots)
         return lines_of(run, ranks, follow=bool(follow))
@@ -237,7 +237,7 @@ class TrainerClient:
     def get_runtime(self, name: str) -> Runtime:
         """The runtime of this name. Raises Invalid."""
         if name not in RUNTIMES:
-            raise SpecInvalid([Problem("runtime", f"is {name!r}, expected one of {', '.join(RUNTIMES)}")])
+            raise Invalid([Problem("runtime", f"is {name!r}, expected one of {', '.join(RUNTIMES)}")])
         return _runtime(name)
 
     def get_runtime_packages(self, runtime: Runtime) -> None:
@@ -264,7 +264,7 @@ def _backend(config: Any) -> Backend | None:
         return found
     if type(config).__name__ != "KubernetesBackendConfig":
         message = f"is {type(config).__name__}, expected KubernetesBackendConfig or a backend of ringtrain_sdk"
-        raise SpecInvalid([Problem("backend_config", message)])
+        raise Invalid([Problem("backend_config", message)])
     _refuse("backend_config.client_configuration", config.client_configuration, "write a kubeconfig")
     kubeconfig, context = config.config_file or "", config.context or ""
     return ClusterBackend(config.namespace or "", context=context, kubeconfig=kubeconfig)
@@ -272,7 +272,7 @@ def _backend(config: Any) -> Backend | None:
 
 def _refuse(name: str, value: object, way_out: str) -> None:
     if value:
-        raise SpecInvalid([Problem(name, f"has no counterpart here; {way_out}")])
+        raise Invalid([Problem(name, f"has no counterpart here; {way_out}")])
 
 
 def _resources(per_node: dict[str, Any]) -> dict[str, Any]:
@@ -298,7 +298,7 @@ def _train_job(run: Run) -> TrainJob:
     try:
         parsed = parse_job(stored, templates=False)
         workers, amounts = parsed.num_workers, parsed.worker_devices
-    except SpecInvalid:  # the API server takes more than the operator runs, and has it among the others
+    except Invalid:  # the API server takes more than the operator runs, and has it among the others
         workers, amounts = stored["spec"]["worker"].get("replicas", 1), {}
     state = _STATES.get(str((stored.get("status") or {}).get("state")), "Created")
     devices = next(iter(amounts.items()), (UNKNOWN, UNKNOWN))

@@ -25,7 +25,7 @@ from ringtrain_operator.client.local_backend import LocalBackend
 from ringtrain_operator.client.manifest import Training, fresh_name, manifest_of
 from ringtrain_operator.cluster.api.errors import NotFound
 from ringtrain_operator.convert.torchrun import read_torchrun
-from ringtrain_operator.errors import Problem, SpecInvalid
+from ringtrain_operator.errors import Invalid, Problem
 from ringtrain_operator.spec.parse import parse_job
 
 from .kubeflow import lines_of
@@ -133,9 +133,9 @@ class RingtrainScheduler(Scheduler):
 
 
 def job_of(app: AppDef) -> Json:
-    """The DistributedTrainingJob of an app. Raises SpecInvalid with what has no counterpart."""
+    """The DistributedTrainingJob of an app. Raises Invalid with what has no counterpart."""
     if len(app.roles) != 1:
-        raise SpecInvalid([Problem("roles", f"has {len(app.roles)}, expected one: its replicas are the workers")])
+        raise Invalid([Problem("roles", f"has {len(app.roles)}, expected one: its replicas are the workers")])
     name = fresh_name(app.name)
     values = macros.Values(
         img_root="", app_id=name, replica_id="$(RINGTRAIN_WORKER_INDEX)", rank0_env="MASTER_ADDR"
@@ -176,7 +176,7 @@ def _with_volumes(job: Json, role: Role) -> Json:
     for index, mount in enumerate(role.mounts):
         if not isinstance(mount, VolumeMount):
             kind = type(mount).__name__
-            raise SpecInvalid([Problem(f"mounts[{index}]", f"is a {kind}, expected a volume: a claim's name")])
+            raise Invalid([Problem(f"mounts[{index}]", f"is a {kind}, expected a volume: a claim's name")])
         name = f"volume-{index}"
         claim = {"claimName": mount.src, "readOnly": mount.read_only}
         pod.setdefault("volumes", []).append({"name": name, "persistentVolumeClaim": claim})

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from contract.spec_cases import ACCEPTED, REJECTED, TEMPLATES, UNKNOWN_FIELDS, UPDATES, Case, Update, manifest
 
-from ringtrain_operator.errors import SpecInvalid
+from ringtrain_operator.errors import Invalid
 from ringtrain_operator.spec.parse import parse_job, update_problems
 
 
@@ -20,7 +20,7 @@ def test_accepted(case: Case) -> None:
 @pytest.mark.parametrize("case", REJECTED + UNKNOWN_FIELDS + TEMPLATES, ids=lambda c: c.id)
 def test_rejected(case: Case) -> None:
     """Exactly one problem is told, with the field's path and the way out."""
-    with pytest.raises(SpecInvalid) as refusal:
+    with pytest.raises(Invalid) as refusal:
         parse_job(case.manifest)
     (problem,) = refusal.value.problems
     assert case.path in problem.path

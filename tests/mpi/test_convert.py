@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from ringtrain_operator.build.pods import build_launcher_pod, build_worker_pod
 from ringtrain_operator.cli.main import main
 from ringtrain_operator.convert.mpijob import convert_mpijob
-from ringtrain_operator.errors import SpecInvalid
+from ringtrain_operator.errors import Invalid
 from ringtrain_operator.spec.parse import parse_job
 
 MPIJOB = yaml.safe_load("""
@@ -119,7 +119,7 @@ def test_a_job_without_workers_is_refused() -> None:
     """With none (beside a launcher that has ranks) it became a job with one."""
     obj = changed(runLauncherAsWorker=True)
     obj["spec"]["mpiReplicaSpecs"]["Worker"]["replicas"] = 0
-    with pytest.raises(SpecInvalid, match=r"worker\.replicas: is 0"):
+    with pytest.raises(Invalid, match=r"worker\.replicas: is 0"):
         convert_mpijob(obj)
 
 
@@ -155,7 +155,7 @@ def test_the_launcher_as_worker_and_mpich() -> None:
 )
 def test_what_cannot_be_converted_is_refused(obj: dict[str, Any], message: str) -> None:
     """With the MPIJob's own path, and the way out."""
-    with pytest.raises(SpecInvalid, match=message):
+    with pytest.raises(Invalid, match=message):
         convert_mpijob(obj)
 
 
@@ -195,7 +195,7 @@ def test_a_field_that_makes_no_sense_is_named(role: str, field: str, value: obje
     (replica if field in ("slotsPerWorker", "replicas") else replica["template"]["spec"]["containers"][0])[
         field
     ] = value
-    with pytest.raises(SpecInvalid) as refused:
+    with pytest.raises(Invalid) as refused:
         convert_mpijob(obj)
     assert problem in str(refused.value)
 

@@ -7,12 +7,12 @@ from contextlib import contextmanager
 
 import click
 
-from ..errors import ManifestUnreadable, OperatorError, SpecInvalid
+from ..errors import Invalid, ManifestUnreadable, OperatorError
 
 
 def problem_lines(error: OperatorError) -> list[str]:
     """An error as lines for a person: a problem each."""
-    if isinstance(error, SpecInvalid):
+    if isinstance(error, Invalid):
         return [str(problem) for problem in error.problems]
     return [str(error)]
 

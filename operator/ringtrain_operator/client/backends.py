@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ..cluster.api.client import ApiClient
 from ..cluster.api.connection import Connection
-from ..cluster.api.errors import AlreadyExists, ApiError, Forbidden, Invalid, NotFound
+from ..cluster.api.errors import AlreadyExists, ApiError, Forbidden, NotFound, Unprocessable
 from ..cluster.api.resources import CONFIG_MAPS, JOBS
 from ..cluster.templates import whole_job
-from ..errors import OperatorError, Problem, SpecInvalid
+from ..errors import Invalid, OperatorError, Problem
 from ..spec.parse import parse_job
 from ..spec.pod_schema import PodSchema, packaged_schema
 from .causes import causes_of
@@ -33,7 +33,7 @@ SCRIPT_VOLUME = "script"
 
 
 class Backend(Protocol):
-    """Runs jobs. Errors are OperatorErrors: NotFound, AlreadyExists, Forbidden, SpecInvalid among them."""
+    """Runs jobs. Errors are OperatorErrors: NotFound, AlreadyExists, Forbidden, Invalid among them."""
 
     async def place_of(self) -> str:
         """The namespace that jobs are in."""
@@ -45,7 +45,7 @@ class Backend(Protocol):
         """What starts a script in a rank's container."""
 
     async def check(self, job: Json) -> None:
-        """Raises SpecInvalid with all that is wrong with the job."""
+        """Raises Invalid with all that is wrong with the job."""
 
     async def create(self, job: Json, script: Script | None = None) -> Json:
         """Create a job, whose ranks find `script` where `command_of` says; the answer is the job as stored."""
@@ -133,7 +133,7 @@ class ClusterBackend:
         return self._schema
 
     async def check(self, job: Json) -> None:
-        """Raises SpecInvalid with all that is wrong with the job, also by the cluster's own schema of pods."""
+        """Raises Invalid with all that is wrong with the job, also by the cluster's own schema of pods."""
         session = await self.session()
         meta = {"namespace": session.namespace, **job["metadata"]}
         whole = await whole_job(session.api, {**job, "metadata": meta})
@@ -174,7 +174,7 @@ class ClusterBackend:
         session = await self.session()
         try:
             return await session.api.patch(JOBS, session.namespace, name, {"spec": dict(spec)})
-        except Invalid as exc:
+        except Unprocessable as exc:
             raise _with_fields(exc) from exc
 
     async def delete(self, name: str) -> None:
@@ -216,13 +216,13 @@ async def _created(api: ApiClient, namespace: str, job: Json) -> Json:
         ) from exc
     except NotFound as exc:
         raise NotFound(f"{exc}: is the operator installed, and the namespace {namespace} there?") from exc
-    except Invalid as exc:
+    except Unprocessable as exc:
         raise _with_fields(exc) from exc
 
 
-def _with_fields(exc: Invalid) -> OperatorError:
+def _with_fields(exc: Unprocessable) -> OperatorError:
     """What the API server says of fields, as this package says it; the error itself where it names none."""
-    return SpecInvalid([Problem(path, message) for path, message in exc.fields]) if exc.fields else exc
+    return Invalid([Problem(path, message) for path, message in exc.fields]) if exc.fields else exc
 
 
 def _script_map(name: str) -> str:

@@ -10,7 +10,7 @@ from .. import contract
 from ..cluster.api.errors import ApiError, Forbidden
 from ..cluster.api.resources import EVENTS, JOBS, PODS
 from ..cluster.templates import read_named
-from ..errors import SpecInvalid
+from ..errors import Invalid
 from ..observe.pods import main_container, view_pod
 from ..spec.job import is_ours
 from ..status.counts import counted
@@ -47,7 +47,7 @@ async def _of_template(session: Session, job: Json) -> list[str]:
     try:
         found = await read_named(session.api, job["metadata"]["namespace"], kept["kind"], kept["name"])
         change = "" if found.hash == kept["hash"] else "has changed"
-    except SpecInvalid as exc:
+    except Invalid as exc:
         change = "" if isinstance(exc.__cause__, Forbidden) else "is gone, or none any more"
     if not change:
         return []

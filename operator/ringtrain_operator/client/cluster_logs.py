@@ -11,7 +11,7 @@ from typing import Literal
 from ..cluster.api.errors import Forbidden, NotFound, ServerError, TooManyRequests, Unreachable
 from ..cluster.api.execute import execute
 from ..cluster.api.resources import JOBS, PODS
-from ..errors import OperatorError, SpecInvalid
+from ..errors import Invalid, OperatorError
 from ..observe.pods import main_container
 from ..spec.parse import parse_job
 from ..status.counts import counted
@@ -61,7 +61,7 @@ async def _check_rank(session: Session, wanted: Wanted) -> int:
     status = job.get("status") or {}
     try:
         parsed = parse_job(job, templates=False)
-    except SpecInvalid:
+    except Invalid:
         return int(status.get("attempt") or 0)
     made_with = parse_status(status).ledger.attempt_workers or parsed.num_workers
     workers = made_with + parsed.num_agents - parsed.num_workers

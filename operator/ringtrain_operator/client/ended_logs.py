@@ -9,7 +9,7 @@ from typing import IO
 
 from .. import contract
 from ..build.log_reader import CONTAINER
-from ..cluster.api.errors import ApiError, Forbidden, Invalid
+from ..cluster.api.errors import ApiError, Forbidden, Unprocessable
 from ..cluster.api.execute import execute
 from ..cluster.api.resources import PODS
 from ..errors import OperatorError
@@ -93,7 +93,7 @@ def _is_short(missing: Missing | None) -> bool:
 
 def _is_of_reader(exc: OperatorError) -> bool:
     """Whether this says that no pod can read the store here, and nothing of the store."""
-    return isinstance(exc, ReaderNotStarted | Forbidden | Invalid)
+    return isinstance(exc, ReaderNotStarted | Forbidden | Unprocessable)
 
 
 async def _keep_output(

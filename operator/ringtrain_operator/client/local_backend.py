@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ..cluster.api.errors import AlreadyExists, NotFound
-from ..errors import OperatorError, SpecInvalid
+from ..errors import Invalid, OperatorError
 from ..local.detached import MANIFEST_FILE, driver_of, start_driver, write_manifest
 from ..local.manifest import as_stored
 from ..local.past_runs import JOB_FILE, NoSuchRun, PastRun, newest_run, past_runs, write_job
@@ -65,7 +65,7 @@ class LocalBackend:
         return ["python", str(script.path)] if script.path is not None else ["python", script.name]
 
     async def check(self, job: Json) -> None:
-        """Raises SpecInvalid with all that is wrong with the job."""
+        """Raises Invalid with all that is wrong with the job."""
         parse_job(self._templates.laid_over(job))
 
     async def create(self, job: Json, script: Script | None = None) -> Json:
@@ -110,7 +110,7 @@ class LocalBackend:
         changed = {**job, "spec": merged(job["spec"], spec)}
         problems = update_problems(parse_job(changed).spec, parse_job(job).spec, run.job.get("status"))
         if problems:
-            raise SpecInvalid(problems)
+            raise Invalid(problems)
         write_manifest(run.directory, changed)
         return {**run.job, "spec": changed["spec"]}
 

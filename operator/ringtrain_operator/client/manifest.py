@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..contract import API_VERSION, KIND
-from ..errors import Problem, SpecInvalid, shown
+from ..errors import Invalid, Problem, shown
 
 Json = dict[str, Any]
 CONTAINER = "train"
@@ -82,7 +82,7 @@ def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> Json:
 
 def _text(name: str, value: object) -> str:
     if not isinstance(value, str):
-        raise SpecInvalid([Problem(f"env[{name}]", f"is {shown(value)}, expected a text")])
+        raise Invalid([Problem(f"env[{name}]", f"is {shown(value)}, expected a text")])
     return value
 
 

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Self, TypedDict, Unpack
 
 from ..cluster.api.errors import NotFound
-from ..errors import ManifestUnreadable, Problem, SpecInvalid, did_you_mean, shown
+from ..errors import Invalid, ManifestUnreadable, Problem, did_you_mean, shown
 from ..local.manifest import load_objects
 from ..spec.parse import parse_job
 from ..spec.training_template import named_template
@@ -218,7 +218,7 @@ class AsyncClient:
         if not image and not template:
             if not isinstance(self.backend, LocalBackend):
                 message = "is missing; on a cluster ranks run in an image, with Python and what the code imports"
-                raise SpecInvalid([Problem("image", message)])
+                raise Invalid([Problem("image", message)])
             image = NO_IMAGE
         script, command = self._command(code, options)
         training = Training(

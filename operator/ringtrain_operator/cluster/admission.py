@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
 from ..build import never_as_root
-from .api.errors import Forbidden, Invalid
+from .api.errors import Forbidden, Unprocessable
 
 Stored = TypeVar("Stored")
 Pod = Mapping[str, Any]
@@ -18,7 +18,7 @@ async def create_admitted(create: Callable[[Pod], Awaitable[Stored]], pod: Pod) 
     whether that was so. Raises ApiError, of the stricter pod where that is refused, too."""
     try:
         return await create(pod), False
-    except (Forbidden, Invalid) as refused:
+    except (Forbidden, Unprocessable) as refused:
         stricter = never_as_root(pod)
         if _ASKED_FOR not in refused.message or stricter == pod:
             raise

@@ -12,7 +12,7 @@ from ..build.names import ObjectRef
 from ..observe.model import Foreign, Refusal
 from ..plan import Deletion, Plan
 from .admission import create_admitted
-from .api.errors import AlreadyExists, Conflict, Forbidden, Invalid, NotFound, ServerError
+from .api.errors import AlreadyExists, Conflict, Forbidden, NotFound, ServerError, Unprocessable
 from .api.resources import PODS, SECRETS, SERVICE_ACCOUNTS, Resource, resource_of
 from .memory import Memory
 from .observe import find_owner
@@ -91,7 +91,7 @@ async def _create(work: _Work, obj: Mapping[str, Any]) -> Outcome:
         version = await _stored(work, resource, obj)
     except AlreadyExists:
         return await _explain_taken(work, resource, ref)
-    except (Forbidden, Invalid, NotFound, ServerError) as refused:
+    except (Forbidden, Unprocessable, NotFound, ServerError) as refused:
         if isinstance(refused, ServerError) and _WEBHOOK_FAILED not in refused.message:
             raise
         log.info(

@@ -11,7 +11,7 @@ from ..placement.kueue.workload import KUEUE_GROUP, PRIORITY_LABEL, workload_nam
 from ..plan.result import WorkloadChange
 from ..spec.job import kueue_queue
 from .api.client import ApiClient
-from .api.errors import AlreadyExists, Conflict, Forbidden, Invalid, NotFound
+from .api.errors import AlreadyExists, Conflict, Forbidden, NotFound, Unprocessable
 from .api.resources import Resource
 from .memory import Memory
 
@@ -95,7 +95,7 @@ class Kueue:
         except Conflict:
             if change.verb != "delete":
                 raise
-        except (Forbidden, Invalid) as exc:
+        except (Forbidden, Unprocessable) as exc:
             refused = f"the API refused its Workload: {exc.message}"
             log.warning("%s", refused, extra={"job": f"{namespace}/{job['metadata']['name']}"})
         memory.workload_refused = refused

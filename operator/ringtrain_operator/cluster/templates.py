@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import Problem, SpecInvalid
+from ..errors import Invalid, Problem
 from ..spec.job import CLUSTER
 from ..spec.training_template import (
     Template,
@@ -26,7 +26,7 @@ class Whole:
 
     job: Json
     template: Template | None = None
-    problem: SpecInvalid | None = None
+    problem: Invalid | None = None
 
 
 async def whole_job(api: ApiClient, job: Json) -> Whole:
@@ -37,7 +37,7 @@ async def whole_job(api: ApiClient, job: Json) -> Whole:
             return Whole(job)
         template = kept_template(job) or await read_named(api, job["metadata"].get("namespace") or "", *named)
         return Whole(resolved(job, template), template)
-    except SpecInvalid as exc:
+    except Invalid as exc:
         last = last_template(job) if (job["spec"].get("runPolicy") or {}).get("suspend") else None
         if last is not None:  # its pods may have to go still; the other template has time until it is resumed
             return Whole(resolved(job, last), last)
@@ -45,15 +45,15 @@ async def whole_job(api: ApiClient, job: Json) -> Whole:
 
 
 async def read_named(api: ApiClient, namespace: str, kind: str, name: str) -> Template:
-    """The template as it is now. Raises SpecInvalid where it is not there, or is none; ApiError."""
+    """The template as it is now. Raises Invalid where it is not there, or is none; ApiError."""
     where = "" if kind == CLUSTER else f" in namespace {namespace}"
     try:
         found = await api.get(TEMPLATES[kind], namespace, name)
         return read_template(found)
     except NotFound as exc:
         message = f"there is no {kind} {name}{where}; dtj templates lists those that there are"
-        raise SpecInvalid([Problem("spec.templateRef.name", message)]) from exc
+        raise Invalid([Problem("spec.templateRef.name", message)]) from exc
     except Forbidden as exc:
-        raise SpecInvalid([Problem("spec.templateRef", f"{kind} {name} can't be read: {exc}")]) from exc
-    except SpecInvalid as exc:
-        raise SpecInvalid([Problem("spec.templateRef", f"{kind} {name}: {exc}")]) from exc
+        raise Invalid([Problem("spec.templateRef", f"{kind} {name} can't be read: {exc}")]) from exc
+    except Invalid as exc:
+        raise Invalid([Problem("spec.templateRef", f"{kind} {name}: {exc}")]) from exc

@@ -15,7 +15,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from ..contract import API_VERSION, KIND
-from ..errors import Problem, SpecInvalid, did_you_mean, shown
+from ..errors import Invalid, Problem, did_you_mean, shown
 from ..spec.parse import parse_job
 from ..spec.template import shape_problems, template_devices
 from .metadata import carried_metadata, carry_to_pods, leave_suspension_to_queue
@@ -99,17 +99,17 @@ def is_mpijob(obj: Mapping[str, Any]) -> bool:
 def convert_mpijob(obj: Mapping[str, Any]) -> Converted:
     """The DistributedTrainingJob that does what the MPIJob `obj` does.
 
-    Raises SpecInvalid, with the MPIJob's own paths, where there is none; or with those of the result, should that
+    Raises Invalid, with the MPIJob's own paths, where there is none; or with those of the result, should that
     not be valid.
     """
     spec = obj.get("spec")
     if not isinstance(spec, Mapping):
-        raise SpecInvalid([Problem("spec", f"must be a mapping, is {shown(spec)}")])
+        raise Invalid([Problem("spec", f"must be a mapping, is {shown(spec)}")])
     if not spec.get("mpiReplicaSpecs") and obj.get("apiVersion") not in _VERSIONS:  # v1alpha2 has it, too
         message = f"is {obj.get('apiVersion')}; expected {_API_GROUP}v1 or v2beta1, with spec.mpiReplicaSpecs"
-        raise SpecInvalid([Problem("apiVersion", message)])
+        raise Invalid([Problem("apiVersion", message)])
     if problems := shape_problems(obj, "", _SHAPE):
-        raise SpecInvalid(problems)
+        raise Invalid(problems)
     notes = ["the image stays as it is: the operator brings the agent, and neither sshd nor keys are needed"]
     worker, launcher = _replica(spec, "Worker"), _replica(spec, "Launcher")
     all_workers = bool(spec.get("runLauncherAsWorker") and template_devices(launcher["template"]))
@@ -157,19 +157,19 @@ def _replica(spec: Mapping[str, Any], role: str) -> dict[str, Any]:
     path = f"spec.mpiReplicaSpecs.{role}"
     if replica is None:
         hint = "; a job without workers is the launcher's: run it with a plain Job" if role == "Worker" else ""
-        raise SpecInvalid([Problem(path, f"is missing{hint}")])
+        raise Invalid([Problem(path, f"is missing{hint}")])
     if problems := shape_problems(replica.get("template") or {}, f"{path}.template"):
-        raise SpecInvalid(problems)
+        raise Invalid(problems)
     containers = ((replica.get("template") or {}).get("spec") or {}).get("containers")
     if not containers:
-        raise SpecInvalid([Problem(f"{path}.template.spec.containers", "is empty")])
+        raise Invalid([Problem(f"{path}.template.spec.containers", "is empty")])
     return dict(replica)
 
 
 def whole(value: object, path: str) -> int:
     """`value` as a number; YAML and the API both let it be quoted."""
     if isinstance(value, bool) or not str(value).isdecimal() or len(str(value)) > _DIGITS:
-        raise SpecInvalid([Problem(path, f"is {shown(value)}, expected a whole number")])
+        raise Invalid([Problem(path, f"is {shown(value)}, expected a whole number")])
     return int(str(value))
 
 
@@ -186,7 +186,7 @@ def _mpi(spec: Mapping[str, Any], launcher_as_worker: bool) -> dict[str, Any]:
             f"is {implementation}, allowed: {', '.join(_IMPLEMENTATIONS)}; programs built for Intel MPI "
             "run with MPICH's mpirun and library, which have the same ABI"
         )
-        raise SpecInvalid([Problem("spec.mpiImplementation", message)])
+        raise Invalid([Problem("spec.mpiImplementation", message)])
     as_worker = {"runLauncherAsWorker": True} if launcher_as_worker and spec.get("runLauncherAsWorker") else {}
     return {"implementation": implementation, **as_worker}
 
@@ -214,7 +214,7 @@ def _launcher_template(replica: Mapping[str, Any], spec: Mapping[str, Any], note
         if not arguments or PurePosixPath(arguments[0]).name not in _MPIRUNS:
             path = "spec.mpiReplicaSpecs.Launcher.template.spec.containers[0].command"
             message = "is missing; the image's entrypoint cannot be seen from here: write it out, with its mpirun"
-            raise SpecInvalid([Problem(path, message)])
+            raise Invalid([Problem(path, message)])
         main["command"] = arguments
     notes += command_notes([*main["command"], *(main.get("args") or [])])
     return template

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..contract import API_VERSION
-from ..errors import SpecInvalid
+from ..errors import Invalid
 from ..spec.job import CLUSTER
 from ..spec.template import containers_of
 from ..spec.training_template import Template, merged_spec, read_template
@@ -23,7 +23,7 @@ _BY_NAME = ("env", "volumes", "volumeMounts")
 
 
 def convert_runtime(runtime: Mapping[str, Any]) -> Converted:
-    """The template that says what the runtime does. Raises SpecInvalid, with paths of the runtime."""
+    """The template that says what the runtime does. Raises Invalid, with paths of the runtime."""
     made, trainer = _of_a_job(runtime)
     spec, meta = made.manifest["spec"], runtime.get("metadata") or {}
     del spec["worker"]["replicas"]
@@ -51,7 +51,7 @@ def _of_a_job(runtime: Mapping[str, Any]) -> tuple[Converted, Json]:
         job = {"apiVersion": f"{GROUP}/{VERSION}", "kind": "TrainJob", "metadata": {"name": "any"}, "spec": spec}
         try:
             return convert_trainjob(job, runtime), trainer
-        except SpecInvalid as exc:
+        except Invalid as exc:
             asked = {problem.path.rpartition(".")[2] for problem in exc.problems}
             if not asked or asked - (_SAID_BY_JOBS.keys() - trainer.keys()):
                 raise

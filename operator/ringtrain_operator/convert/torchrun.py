@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
-from ..errors import Problem, SpecInvalid, shown
+from ..errors import Invalid, Problem, shown
 from .variables import TORCHRUN, give, quoted
 
 # Options without a value.
@@ -147,4 +147,4 @@ def _ranks(wanted: str, devices: Mapping[str, int]) -> int:
     if devices and wanted in ("auto", "gpu"):
         return max(devices.values())
     why = "one process for each CPU of the node, which can't be seen from here"
-    raise SpecInvalid([Problem("spec.nprocPerNode", f"is {shown(wanted)}: {why}; write the number")])
+    raise Invalid([Problem("spec.nprocPerNode", f"is {shown(wanted)}: {why}; write the number")])

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import Problem, SpecInvalid, shown
+from ..errors import Invalid, Problem, shown
 from .torchrun import read_torchrun
 from .variables import TORCHRUN, expanded_by_kubernetes, give
 
@@ -43,23 +43,23 @@ class Node:
 
 
 def source_of(policy: Mapping[str, Any]) -> str:
-    """The source of an mlPolicy without MPI; empty: plain. Raises SpecInvalid for one that is not known here."""
+    """The source of an mlPolicy without MPI; empty: plain. Raises Invalid for one that is not known here."""
     found = [name for name, value in policy.items() if isinstance(value, Mapping)]
     for name in found:
         if name not in SOURCES:
             message = (
                 f"is not known here, expected one of {', '.join(SOURCES)}, mpi; or none, with a plain command"
             )
-            raise SpecInvalid([Problem(f"runtime.spec.mlPolicy.{name}", message)])
+            raise Invalid([Problem(f"runtime.spec.mlPolicy.{name}", message)])
     return found[0] if found else ""
 
 
 def processes(source: str, node: Node, notes: list[str]) -> tuple[list[str], int]:
     """The command of a rank, and how many ranks a node has: as many processes as Trainer starts there, or as its
-    torchrun does. Raises SpecInvalid for what can't be had here."""
+    torchrun does. Raises Invalid for what can't be had here."""
     if list(node.command[:2]) == ["tune", "run"] and source == "torch":
         message = "is torchtune's, whose arguments Trainer completes: write the whole command"
-        raise SpecInvalid([Problem("spec.trainer.command", message)])
+        raise Invalid([Problem("spec.trainer.command", message)])
     if source == "torch" and (found := read_torchrun(node.command)):
         notes.append(f"{' '.join(found.own)} is left out: the agent starts every rank")
         return list(found.program), _ranks(found.per_node or node.wanted or "auto", node)
@@ -75,7 +75,7 @@ def processes(source: str, node: Node, notes: list[str]) -> tuple[list[str], int
         )
     if given and (name := expanded_by_kubernetes({"command": list(node.command)}, list(given))):
         message = f"has {name}, which Kubernetes expands before ranks are known: read it in the program"
-        raise SpecInvalid([Problem("spec.trainer.command", message)])
+        raise Invalid([Problem("spec.trainer.command", message)])
     return give(node.command, given, notes), 1
 
 
@@ -85,7 +85,7 @@ def _ranks(wanted: object, node: Node) -> int:
     if word.isdecimal():
         return int(word[:19])
     if word not in ("auto", "cpu", "gpu"):
-        raise SpecInvalid([Problem(_WANTED, f"is {shown(wanted)}, expected a number, auto, cpu or gpu")])
+        raise Invalid([Problem(_WANTED, f"is {shown(wanted)}, expected a number, auto, cpu or gpu")])
     if node.devices and word != "cpu":
         return max(node.devices.values())
     if node.resources is not None and word != "gpu":
@@ -93,7 +93,7 @@ def _ranks(wanted: object, node: Node) -> int:
         cpus = (limits or {}).get("cpu") or (requests or {}).get("cpu")
         return _whole_cpus(str(cpus)) if cpus is not None else 1
     what = "as many processes as the node has GPUs" if word == "gpu" else "one process for each CPU of the node"
-    raise SpecInvalid([Problem(_WANTED, f"is {word}: {what}, which can't be seen from here; write the number")])
+    raise Invalid([Problem(_WANTED, f"is {word}: {what}, which can't be seen from here; write the number")])
 
 
 def _whole_cpus(amount: str) -> int:
@@ -103,4 +103,4 @@ def _whole_cpus(amount: str) -> int:
         return max(1, math.ceil(float(amount[:-1]) / 1000 if thousandths else float(amount)))
     except (ValueError, OverflowError) as exc:
         problem = Problem("spec.trainer.resourcesPerNode", f"has cpu: {shown(amount)}, expected an amount of CPUs")
-        raise SpecInvalid([problem]) from exc
+        raise Invalid([problem]) from exc

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..contract import API_VERSION, KIND
-from ..errors import Problem, SpecInvalid, did_you_mean
+from ..errors import Invalid, Problem, did_you_mean
 from ..spec.parse import parse_job
 from ..spec.template import shape_problems
 from .metadata import carried_metadata, carry_to_pods, leave_suspension_to_queue
@@ -92,11 +92,11 @@ def is_trainingjob(obj: Mapping[str, Any]) -> bool:
 def convert_trainingjob(obj: Mapping[str, Any]) -> Converted:
     """The DistributedTrainingJob that does what `obj` does.
 
-    Raises SpecInvalid, with the paths of `obj`, where there is none; or with those of the result.
+    Raises Invalid, with the paths of `obj`, where there is none; or with those of the result.
     """
     kind, spec = _KINDS[obj["kind"]], obj.get("spec")
     if obj.get("apiVersion") != _VERSION:
-        raise SpecInvalid([Problem("apiVersion", f"is {obj.get('apiVersion')}, expected {_VERSION}")])
+        raise Invalid([Problem("apiVersion", f"is {obj.get('apiVersion')}, expected {_VERSION}")])
     notes = ["the image stays as it is: the operator brings the agent", *kind.notes]
     replicas = _replicas(obj, kind)
     assert isinstance(spec, Mapping)
@@ -107,14 +107,14 @@ def convert_trainingjob(obj: Mapping[str, Any]) -> Converted:
     path = f"spec.{kind.replicas}.{next(iter(replicas))}.template.spec.containers[0]"
     if not command:
         message = "is missing; the image's entrypoint cannot be seen from here: write it out"
-        raise SpecInvalid([Problem(f"{path}.command", message)])
+        raise Invalid([Problem(f"{path}.command", message)])
     slots = 1
     if obj["kind"] == "PyTorchJob":
         command, slots = torch_ranks(command, spec, devices, notes)
     main["command"] = give(command, kind.given, notes)
     if found := expanded_by_kubernetes(main, [*_INJECTED, *TORCHRUN, *kind.given]):
         message = f"has {found}, which Kubernetes expands before ranks are known: read it in the program"
-        raise SpecInvalid([Problem(path, message)])
+        raise Invalid([Problem(path, message)])
     notes += _names_of_services(obj, main)
     made = {
         "agent": "Inject",
@@ -139,7 +139,7 @@ def _replicas(obj: Mapping[str, Any], kind: _Kind) -> dict[str, dict[str, Any]]:
         "spec": {"runPolicy": {}, "elasticPolicy": {}, kind.replicas: {}},
     }
     if problems := shape_problems(obj, "", shape):
-        raise SpecInvalid(problems)
+        raise Invalid(problems)
     given = (obj.get("spec") or {}).get(kind.replicas) or {}
     known = {role.lower(): role for role in (*kind.roles, "Evaluator", "PS")}
     found: dict[str, dict[str, Any]] = {}
@@ -165,12 +165,12 @@ def _replicas(obj: Mapping[str, Any], kind: _Kind) -> dict[str, dict[str, Any]]:
     if not problems and not any(role in kind.roles for role in found):
         problems = [Problem(f"spec.{kind.replicas}", f"has no pods, expected some of {', '.join(kind.roles)}")]
     if problems:
-        raise SpecInvalid(problems)
+        raise Invalid(problems)
     return {role: found[role] for role in (*kind.roles, "Evaluator") if role in found}
 
 
 def _gang(kind: _Kind, replicas: Mapping[str, Any], notes: list[str]) -> tuple[int, dict[str, Any]]:
-    """How many pods train, and the template of all of them. Raises SpecInvalid where roles' differ."""
+    """How many pods train, and the template of all of them. Raises Invalid where roles' differ."""
     roles = [role for role in kind.roles if role in replicas]
     templates = {role: _template(kind, role, replicas[role], notes) for role in roles}
     first = templates[roles[0]]
@@ -181,7 +181,7 @@ def _gang(kind: _Kind, replicas: Mapping[str, Any], notes: list[str]) -> tuple[i
                 f"differs from {roles[0]}'s: {', '.join(differing)}; workers have one template here: make them "
                 "equal, and let the program tell rank 0 by RANK"
             )
-            raise SpecInvalid([Problem(f"spec.{kind.replicas}.{role}", message)])
+            raise Invalid([Problem(f"spec.{kind.replicas}.{role}", message)])
         if first.get("metadata") != templates[role].get("metadata"):
             notes.append(f"spec.{kind.replicas}.{role}.template.metadata is left out where {roles[0]}'s differs")
     if len(roles) > 1:
@@ -228,7 +228,7 @@ def _evaluator(replicas: Mapping[str, Any], kind: _Kind, notes: list[str]) -> di
         return {}
     if replica["replicas"] != 1:
         path = f"spec.{kind.replicas}.Evaluator.replicas"
-        raise SpecInvalid([Problem(path, f"is {replica['replicas']}, expected 1: a job has one evaluator")])
+        raise Invalid([Problem(path, f"is {replica['replicas']}, expected 1: a job has one evaluator")])
     template = _template(kind, "Evaluator", replica, notes)
     devices = take_devices(template["spec"]["containers"][0])
     return {"evaluator": {**({"devices": devices} if devices else {}), "template": template}}

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..contract import API_VERSION, KIND
-from ..errors import Problem, SpecInvalid, shown
+from ..errors import Invalid, Problem, shown
 from ..spec.parse import parse_job
 from ..spec.template import shape_problems
 from .metadata import carried_metadata, carry_to_pods, leave_suspension_to_queue
@@ -77,7 +77,7 @@ def is_runtime(obj: Mapping[str, Any]) -> bool:
 
 
 def runtime_of(obj: Mapping[str, Any]) -> tuple[str, str]:
-    """Kind and name of the runtime that a TrainJob refers to. Raises SpecInvalid."""
+    """Kind and name of the runtime that a TrainJob refers to. Raises Invalid."""
     problems = shape_problems(obj, "", _SHAPE)
     reference = {} if problems else (obj.get("spec") or {}).get("runtimeRef") or {}
     kind, name = reference.get("kind") or "ClusterTrainingRuntime", reference.get("name")
@@ -85,7 +85,7 @@ def runtime_of(obj: Mapping[str, Any]) -> tuple[str, str]:
         message = f"is {shown(dict(reference))}, expected a name and one of {', '.join(RUNTIMES)}"
         problems = [Problem("spec.runtimeRef", message)]
     if problems:
-        raise SpecInvalid(problems)
+        raise Invalid(problems)
     return kind, str(name)
 
 
@@ -108,12 +108,12 @@ class _Reader:
 def convert_trainjob(obj: Mapping[str, Any], runtime: Mapping[str, Any]) -> Converted:
     """The DistributedTrainingJob that does what the TrainJob `obj` does with its `runtime`.
 
-    Raises SpecInvalid with paths of the TrainJob, of the runtime (`runtime.spec...`), or of the result.
+    Raises Invalid with paths of the TrainJob, of the runtime (`runtime.spec...`), or of the result.
     """
     runtime_of(obj)
     problems = shape_problems(runtime, "runtime", _RUNTIME_SHAPE)
     if problems:
-        raise SpecInvalid(problems)
+        raise Invalid(problems)
     reader = _Reader(copy.deepcopy(dict(obj["spec"])), copy.deepcopy(dict(runtime.get("spec") or {})))
     reader.job.pop("runtimeRef")
     reader.notes += apply_patches(reader.job, reader.runtime)
@@ -165,7 +165,7 @@ def _spec(reader: _Reader) -> dict[str, Any]:
         command = [*(main.get("command") or []), *(main.pop("args", None) or [])]
         if not command:
             message = "is missing, as in the runtime; the image's entrypoint cannot be seen here"
-            raise SpecInvalid([Problem("spec.trainer.command", message)])
+            raise Invalid([Problem("spec.trainer.command", message)])
         source = source_of(policy)
         nodes = Node(command, slots, devices, resources)
         main["command"], slots = processes(source, nodes, reader.notes)
@@ -204,7 +204,7 @@ def _template(jobs: Iterable[dict[str, Any]], role: str, reader: _Reader) -> dic
     path = "runtime.spec.template.spec.replicatedJobs"
     job = next((job for job in jobs if _role(job) == role), None)
     if job is None:
-        raise SpecInvalid([Problem(path, f"has no job {role!r}, whose pods would be the {role}'s")])
+        raise Invalid([Problem(path, f"has no job {role!r}, whose pods would be the {role}'s")])
     of_job = job["template"].get("metadata") or {}
     inner = job["template"].get("spec") or {}
     template: dict[str, Any] = inner.pop("template", None) or {}
@@ -213,7 +213,7 @@ def _template(jobs: Iterable[dict[str, Any]], role: str, reader: _Reader) -> dic
     if not problems and not (template.get("spec") or {}).get("containers"):
         problems = [Problem(f"{where}.spec.containers", "is empty")]
     if problems:
-        raise SpecInvalid(problems)
+        raise Invalid(problems)
     carry_to_pods(template, of_job, path=where, notes=reader.notes)
     pod = template["spec"]
     pod["containers"].sort(key=lambda container: container.get("name") != _NODE)

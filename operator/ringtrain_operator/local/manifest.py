@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..contract import KIND
-from ..errors import ManifestUnreadable, Problem, SpecInvalid
+from ..errors import Invalid, ManifestUnreadable, Problem
 from ..spec.job import is_ours
 from ..spec.parse import parse_job, update_problems
 from ..status.model import format_time
@@ -37,7 +37,7 @@ def jobs_among(documents: list[Any], path: Path) -> list[dict[str, Any]]:
 
 def load_whole(path: Path, templates: Templates) -> list[dict[str, Any]]:
     """Every job in the file, laid over the template that it names: one of the file, or of `templates`, which gets
-    those of the file. Raises ManifestUnreadable or SpecInvalid."""
+    those of the file. Raises ManifestUnreadable or Invalid."""
     documents = read_documents(path)
     templates.take(documents)
     return [templates.laid_over(job) for job in jobs_among(documents, path)]
@@ -45,7 +45,7 @@ def load_whole(path: Path, templates: Templates) -> list[dict[str, Any]]:
 
 def load_job(path: Path, templates: Templates | None = None) -> dict[str, Any]:
     """The file's one job as an API server would hold it, its template in its spec. Raises ManifestUnreadable or
-    SpecInvalid."""
+    Invalid."""
     jobs = load_whole(path, templates or Templates())
     if len(jobs) > 1:
         names = ", ".join(str((job.get("metadata") or {}).get("name")) for job in jobs)
@@ -54,11 +54,11 @@ def load_job(path: Path, templates: Templates | None = None) -> dict[str, Any]:
 
 
 def as_stored(job: dict[str, Any]) -> dict[str, Any]:
-    """The job of a manifest as an API server would hold it. Raises SpecInvalid."""
+    """The job of a manifest as an API server would hold it. Raises Invalid."""
     parsed = parse_job(job)
     if not is_ours(parsed.spec.managed_by):
         message = f"is {parsed.spec.managed_by!r}, a controller that is not on this machine; remove it"
-        raise SpecInvalid([Problem("spec.managedBy", message)])
+        raise Invalid([Problem("spec.managedBy", message)])
     metadata = {
         **job["metadata"],
         "name": parsed.name,
@@ -95,7 +95,7 @@ class ManifestFile:
         try:
             new = self.templates.laid_over(load_objects(self.path)[0])
             problems = update_problems(parse_job(new).spec, parse_job(job).spec, job.get("status"))
-        except (ManifestUnreadable, SpecInvalid) as exc:
+        except (ManifestUnreadable, Invalid) as exc:
             # Half-saved or wrong: read again next time, and then it is wrong.
             self.complaint = str(exc) if now == self._unreadable else ""
             self._unreadable = now

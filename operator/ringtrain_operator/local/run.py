@@ -39,7 +39,7 @@ def run_local(
 
     `plain`: lines are shown meanwhile, no panel. `output`: what the ranks write is shown, too.
     `ui`: the link to the job's page is shown first. `templates`: beside those of the file. Raises
-    ManifestUnreadable or SpecInvalid before anything is started.
+    ManifestUnreadable or Invalid before anything is started.
     """
     templates = templates or Templates()
     job = load_job(manifest, templates)

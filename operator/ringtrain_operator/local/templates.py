@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..errors import ManifestUnreadable, Problem, SpecInvalid
+from ..errors import Invalid, ManifestUnreadable, Problem
 from ..spec.training_template import Template, is_template, named_template, read_template, resolved
 from .documents import read_documents
 
@@ -23,7 +23,7 @@ class Templates:
 
     @classmethod
     def of_files(cls, files: Iterable[Path], ask: Callable[[Json], Template] | None = None) -> Templates:
-        """All of these files. Raises ManifestUnreadable, also for a file that holds none, and SpecInvalid."""
+        """All of these files. Raises ManifestUnreadable, also for a file that holds none, and Invalid."""
         made = cls(ask=ask)
         for path in files:
             if not made.take(read_documents(path)):
@@ -31,15 +31,15 @@ class Templates:
         return made
 
     def take(self, documents: Iterable[Any]) -> list[Template]:
-        """Add those among the documents, which are returned. Raises SpecInvalid, which names the template."""
+        """Add those among the documents, which are returned. Raises Invalid, which names the template."""
         found = [_read(document) for document in documents if is_template(document)]
         for template in found:
             if self.known.setdefault(template.key, template).spec != template.spec:
-                raise SpecInvalid([Problem(str(template), "is given twice, and not as the same; keep one")])
+                raise Invalid([Problem(str(template), "is given twice, and not as the same; keep one")])
         return found
 
     def laid_over(self, job: Json) -> Json:
-        """The job laid over the template that it names, if it names one. Raises SpecInvalid."""
+        """The job laid over the template that it names, if it names one. Raises Invalid."""
         named = named_template(job)
         if named is None:
             return job
@@ -47,15 +47,13 @@ class Templates:
             self.known[named] = self.ask(job)
         if named not in self.known:
             message = f"{' '.join(named)} is in none of the files; put it beside the job, name its file with "
-            raise SpecInvalid(
-                [Problem("spec.templateRef.name", f"{message}--templates, or ask a cluster: --server")]
-            )
+            raise Invalid([Problem("spec.templateRef.name", f"{message}--templates, or ask a cluster: --server")])
         return resolved(job, self.known[named])
 
 
 def _read(document: Json) -> Template:
     try:
         return read_template(document)
-    except SpecInvalid as exc:
+    except Invalid as exc:
         name = f"{document['kind']} {(document.get('metadata') or {}).get('name')}"
-        raise SpecInvalid([Problem(f"{name}: {p.path}", p.message) for p in exc.problems]) from exc
+        raise Invalid([Problem(f"{name}: {p.path}", p.message) for p in exc.problems]) from exc

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from ..build.names import ObjectRef
-from ..errors import SpecInvalid
+from ..errors import Invalid
 from ..placement.gangs import GangsView
 from ..placement.kueue.view import KueueView
 from ..placement.line import Contention, NodeDevices
@@ -155,7 +155,7 @@ class Observed:
     nodes: NodeDevices | None = None
     nodes_ready: Mapping[str, bool] = field(default_factory=dict)
     template: Template | None = None
-    template_problem: SpecInvalid | None = None
+    template_problem: Invalid | None = None
 
     @cached_property
     def gang_pods(self) -> tuple[PodView, ...]:

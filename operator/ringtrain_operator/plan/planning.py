@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from ..build import Settings
-from ..errors import SpecInvalid
+from ..errors import Invalid
 from ..observe.model import Observed
 from ..spec.job import Job, is_ours
 from ..spec.parse import parse_job
@@ -47,7 +47,7 @@ def plan_object(
         resumes = status.is_true("Suspended") and not _winds_down(obj, observed)
         begins = status.attempt == 0 or resumes or _is_corrected(obj, status)
         job = parse_job(obj, schema=settings.pod_schema, templates=begins)
-    except SpecInvalid as exc:
+    except Invalid as exc:
         if (obj.get("metadata") or {}).get("deletionTimestamp") or not _is_told_here(obj):
             return Plan()
         generation = int((obj.get("metadata") or {}).get("generation") or 1)

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from ..contract import API_VERSION, KIND
-from ..errors import Problem, SpecInvalid, did_you_mean, shown
+from ..errors import Invalid, Problem, did_you_mean, shown
 from .base import MAX_DEPTH, Rule, depth_of
 from .job import KUEUE_PROVISIONS, QUEUE_LABEL, Job, JobSpec
 from .launcher_words import MPI, launcher_in
@@ -40,7 +40,7 @@ _OPTIONAL = {
 
 
 def parse_job(obj: Mapping[str, Any], *, schema: PodSchema | None = None, templates: bool = True) -> Job:
-    """The job that `obj` describes. Raises SpecInvalid with every problem: path, value, what is allowed.
+    """The job that `obj` describes. Raises Invalid with every problem: path, value, what is allowed.
 
     One that names a template is read with the template that its status keeps, and is not whole without.
     Pod templates are held against `schema`, Kubernetes' own; None: the one of this package. With `templates=False`
@@ -48,15 +48,15 @@ def parse_job(obj: Mapping[str, Any], *, schema: PodSchema | None = None, templa
     """
     metadata = obj.get("metadata")
     if not isinstance(metadata, Mapping):
-        raise SpecInvalid([Problem("metadata", f"must be a mapping with a name, is {shown(metadata)}")])
+        raise Invalid([Problem("metadata", f"must be a mapping with a name, is {shown(metadata)}")])
     obj = resolved(obj)
     problems = list(_identity_problems(obj, metadata))
     spec = obj.get("spec")
     if not isinstance(spec, Mapping):
-        raise SpecInvalid([*problems, Problem("spec", f"must be a mapping, is {shown(spec)}")])
+        raise Invalid([*problems, Problem("spec", f"must be a mapping, is {shown(spec)}")])
     if depth_of(spec) > MAX_DEPTH:
         message = f"is nested more than {MAX_DEPTH} levels deep; no field of a job or of a pod template is"
-        raise SpecInvalid([*problems, Problem("spec", message)])
+        raise Invalid([*problems, Problem("spec", message)])
     parsed, spec_problems = _parse_spec(spec, (schema or packaged_schema()) if templates else None)
     problems += spec_problems
     if parsed is not None and parsed.template_ref is not None:
@@ -64,11 +64,11 @@ def parse_job(obj: Mapping[str, Any], *, schema: PodSchema | None = None, templa
         message = f"{reference.kind} {reference.name} is not known here, and the job is no whole without it"
         problems.append(Problem("spec.templateRef", message))
     if problems or parsed is None:
-        raise SpecInvalid(problems)
+        raise Invalid(problems)
     job = _job(metadata, parsed)
     # A label may come at any time; a job that runs waits in no queue for it.
     if templates and parsed.scheduling.provisioning is not None and job.queue:
-        raise SpecInvalid([Problem(f"metadata.labels[{QUEUE_LABEL}]", KUEUE_PROVISIONS)])
+        raise Invalid([Problem(f"metadata.labels[{QUEUE_LABEL}]", KUEUE_PROVISIONS)])
     return job
 
 

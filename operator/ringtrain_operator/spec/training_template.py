@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from ..contract import GROUP
-from ..errors import Problem, SpecInvalid, shown
+from ..errors import Invalid, Problem, shown
 from .base import MAX_DEPTH, depth_of
 from .job import CLUSTER, TEMPLATE_KINDS, JobSpec
 
@@ -57,7 +57,7 @@ def is_template(obj: object) -> bool:
 
 
 def read_template(obj: Mapping[str, Any]) -> Template:
-    """The template that an object is. Raises SpecInvalid, with paths of the template."""
+    """The template that an object is. Raises Invalid, with paths of the template."""
     metadata, spec = obj.get("metadata"), obj.get("spec")
     name = metadata.get("name") if isinstance(metadata, Mapping) else None
     said = spec if isinstance(spec, Mapping) else {}
@@ -74,7 +74,7 @@ def read_template(obj: Mapping[str, Any]) -> Template:
     if unknown := sorted(said.keys() - {"job", "description"}):
         problems.append(Problem(f"spec.{unknown[0]}", "is not a field here; allowed: description, job"))
     if problems:
-        raise SpecInvalid(problems)
+        raise Invalid(problems)
     return Template(str(obj.get("kind")), str(name), _without_nulls(job), str(description))
 
 
@@ -102,7 +102,7 @@ def _unfit(job: Mapping[str, Any]) -> list[Problem]:
 
 
 def named_template(obj: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Kind and name of the template that a job names; None: it names none. Raises SpecInvalid."""
+    """Kind and name of the template that a job names; None: it names none. Raises Invalid."""
     spec = obj.get("spec")
     reference = spec.get("templateRef") if isinstance(spec, Mapping) else None
     if reference is None:
@@ -111,7 +111,7 @@ def named_template(obj: Mapping[str, Any]) -> tuple[str, str] | None:
     kind, name = fields.get("kind") or CLUSTER, fields.get("name")
     if kind not in TEMPLATE_KINDS or not isinstance(name, str) or not name or fields.keys() - {"kind", "name"}:
         message = f"is {shown(reference)}; expected a name, and a kind of {' or '.join(TEMPLATE_KINDS)}"
-        raise SpecInvalid([Problem("spec.templateRef", message)])
+        raise Invalid([Problem("spec.templateRef", message)])
     return kind, name
 
 
@@ -133,7 +133,7 @@ def last_template(obj: Mapping[str, Any]) -> Template | None:
 def resolved(obj: Mapping[str, Any], template: Template | None = None) -> Json:
     """The job with its template (None: the one that it keeps) in its spec, and templateRef no more.
 
-    A job that names no template, or keeps none, comes back as it is. Raises SpecInvalid.
+    A job that names no template, or keeps none, comes back as it is. Raises Invalid.
     """
     template = template or (kept_template(obj) if named_template(obj) else None)
     if template is None:
@@ -145,10 +145,10 @@ def merged_spec(spec: Mapping[str, Any], template: Mapping[str, Any]) -> Json:
     """A job's `spec` laid over a template's: mappings are merged key by key, and null removes a key; containers of
     one name are merged, of variables, volumes and mounts of one name the job's count; another list, or value, of
     the job's replaces the template's. What of the job's own fields is left out, null, or at its default says
-    nothing: the API server fills defaults in. Raises SpecInvalid where `spec` is deeper than any spec is.
+    nothing: the API server fills defaults in. Raises Invalid where `spec` is deeper than any spec is.
     """
     if depth_of(spec) > MAX_DEPTH:
-        raise SpecInvalid([Problem("spec", f"is nested more than {MAX_DEPTH} levels deep; no field of a job is")])
+        raise Invalid([Problem("spec", f"is nested more than {MAX_DEPTH} levels deep; no field of a job is")])
     found: Json = _laid_over(template, _said(spec, JobSpec))
     found.pop("templateRef", None)
     return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime
 
-from ..errors import SpecInvalid
+from ..errors import Invalid
 from ..spec.training_template import Template
 from .counts import counts
 from .data_workers import input_stalled, lasting_fields
@@ -61,7 +61,7 @@ def _waits_its_turn(s: Situation, status: JobStatus) -> bool:
 
 
 def rejected(
-    previous: JobStatus, error: SpecInvalid, template: Template | None, generation: int, now: datetime
+    previous: JobStatus, error: Invalid, template: Template | None, generation: int, now: datetime
 ) -> JobStatus:
     """The status of a job whose spec cannot be run, with every problem in the message."""
     if previous.finished:

@@ -12,7 +12,7 @@ from support.objects import CUSTOM_RESOURCE_DEFINITIONS
 from support.operating import running_operator
 
 from ringtrain_operator.cluster.api.client import ApiClient
-from ringtrain_operator.cluster.api.errors import Invalid
+from ringtrain_operator.cluster.api.errors import Unprocessable
 from ringtrain_operator.cluster.api.resources import JOBS
 
 pytestmark = pytest.mark.apiserver
@@ -30,7 +30,7 @@ async def why_refused(api: ApiClient, namespace: str, obj: dict[str, Any]) -> st
     """The API server's words, empty if it admitted the object."""
     try:
         await api.create(JOBS, namespace, obj)
-    except Invalid as refused:
+    except Unprocessable as refused:
         return refused.message
     return ""
 
@@ -83,7 +83,7 @@ async def test_what_may_change_may_change(control_plane: ControlPlane) -> None:
             try:
                 await c.api.replace(JOBS, ns, new)
                 reason = ""
-            except Invalid as refused:
+            except Unprocessable as refused:
                 reason = refused.message
             leaf = case.path.split(".")[-1]
             if bool(reason) != bool(case.path) or leaf not in reason:
@@ -106,7 +106,7 @@ async def test_a_job_that_never_ran_may_be_corrected(control_plane: ControlPlane
                 try:
                     await c.api.replace(JOBS, ns, new)
                     admitted = True
-                except Invalid:
+                except Unprocessable:
                     admitted = False
                 if admitted is (status is ended or case.path == "spec.managedBy"):
                     wrong[f"{case.id} {status}"] = admitted
@@ -121,7 +121,7 @@ async def test_a_world_with_a_dispatcher_for_each_rank_keeps_its_size(control_pl
         await c.api.create(JOBS, ns, job(workers=2, dataWorkers=tensorflow))
         for subresource in (None, "scale"):
             wanted = {"replicas": 3} if subresource else {"worker": {"replicas": 3}}
-            with pytest.raises(Invalid, match=r"set runPolicy\.suspend: true first"):
+            with pytest.raises(Unprocessable, match=r"set runPolicy\.suspend: true first"):
                 await c.api.patch(JOBS, ns, "digits", {"spec": wanted}, subresource=subresource)
         await c.api.patch(JOBS, ns, "digits", {"spec": {"runPolicy": {"suspend": True}}})
         await c.api.patch(JOBS, ns, "digits", {"spec": {"worker": {"replicas": 3}}})

@@ -8,7 +8,14 @@ import pytest
 from support.cluster import OpenCluster
 from support.objects import CONFIG_MAPS, Json, config_map, pod
 
-from ringtrain_operator.cluster.api.errors import AlreadyExists, Conflict, Gone, Invalid, NotFound, VersionAhead
+from ringtrain_operator.cluster.api.errors import (
+    AlreadyExists,
+    Conflict,
+    Gone,
+    NotFound,
+    Unprocessable,
+    VersionAhead,
+)
 from ringtrain_operator.cluster.api.resources import JOBS, LEASES, PODS, SECRETS, Resource
 from ringtrain_operator.cluster.versions import Versions
 
@@ -129,7 +136,7 @@ async def test_a_write_that_changes_nothing_makes_no_version(open_cluster: OpenC
 
 
 async def test_merge_patch_removes_by_null_and_json_patch_tests(open_cluster: OpenCluster) -> None:
-    """Null removes a member; a JSON patch whose `test` fails changes nothing and is Invalid."""
+    """Null removes a member; a JSON patch whose `test` fails changes nothing and is Unprocessable."""
     async with open_cluster() as c:
         ns = await c.new_namespace()
         await c.api.create(CONFIG_MAPS, ns, config_map("a", k="1", gone="x"))
@@ -137,7 +144,7 @@ async def test_merge_patch_removes_by_null_and_json_patch_tests(open_cluster: Op
         assert patched["data"] == {"k": "1", "new": "y"}
         replace = {"op": "replace", "path": "/data/k", "value": "2"}
         test = {"op": "test", "path": "/data/k", "value": "other"}
-        with pytest.raises(Invalid):
+        with pytest.raises(Unprocessable):
             await c.api.patch(CONFIG_MAPS, ns, "a", [test, replace], kind="json")
         patched = await c.api.patch(CONFIG_MAPS, ns, "a", [replace], kind="json")
         assert patched["data"]["k"] == "2"
@@ -245,7 +252,7 @@ async def test_what_breaks_a_rule_is_invalid(
     """The refusal names the field."""
     async with open_cluster() as c:
         ns = await c.new_namespace()
-        with pytest.raises(Invalid) as refused:
+        with pytest.raises(Unprocessable) as refused:
             await c.api.create(resource, ns, obj)
         assert part in refused.value.message
 

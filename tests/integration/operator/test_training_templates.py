@@ -17,9 +17,9 @@ from ringtrain_operator.client.backends import ClusterBackend
 from ringtrain_operator.client.causes import causes_of
 from ringtrain_operator.client.runs import AsyncClient
 from ringtrain_operator.client.session import Session
-from ringtrain_operator.cluster.api.errors import Invalid
+from ringtrain_operator.cluster.api.errors import Unprocessable
 from ringtrain_operator.cluster.api.resources import JOBS, PODS, TEMPLATES
-from ringtrain_operator.errors import SpecInvalid
+from ringtrain_operator.errors import Invalid
 from ringtrain_operator.plan import planning
 
 Json = dict[str, Any]
@@ -150,9 +150,9 @@ async def test_what_the_api_server_fills_in_says_nothing(control_plane: ControlP
             {"templateRef": {}},
             {"worker": {"replicas": 2}},
         ):
-            with pytest.raises(Invalid, match="templateRef"):
+            with pytest.raises(Unprocessable, match="templateRef"):
                 await c.api.create(JOBS, ns, {**job("wrong"), "spec": wrong})
-        with pytest.raises(Invalid, match=r"spec\.job\.backend"):
+        with pytest.raises(Unprocessable, match=r"spec\.job\.backend"):
             await c.api.create(OF_NAMESPACE, ns, template("wrong", backend="nccl"))
 
 
@@ -174,7 +174,7 @@ async def test_the_cluster_is_asked_for_templates(open_cluster: OpenCluster, tmp
             named = {"kind": "TrainingTemplate", "name": "small"}
             run = await client.train(tmp_path / "train.py", template=named, workers=4, name="mine")
             assert (await run.job())["spec"]["templateRef"] == named
-            with pytest.raises(SpecInvalid, match=r"spec.templateRef.name: there is no ClusterTrainingTempl"):
+            with pytest.raises(Invalid, match=r"spec.templateRef.name: there is no ClusterTrainingTempl"):
                 await client.train(tmp_path / "train.py", template="small")
         async with running_operator(c.operator_connection, namespaces=(ns,)):
             pod = (await c.until_exists(PODS, ns, "mine-worker-3"))["spec"]["containers"][0]

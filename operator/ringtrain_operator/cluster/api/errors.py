@@ -10,7 +10,7 @@ ApiError
 ├── AlreadyExists     409 on a create
 ├── Conflict          409 on a stale resource version or precondition
 ├── Gone              410
-├── Invalid           400, 422
+├── Unprocessable     400, 422
 ├── TooManyRequests   429
 └── ServerError       5xx
     └── VersionAhead  504: history has not reached that resource version
@@ -74,7 +74,7 @@ class Gone(ApiError):
     """History does not reach back to that resource version."""
 
 
-class Invalid(ApiError):
+class Unprocessable(ApiError):
     """The object or the request breaks a rule of its kind."""
 
 
@@ -91,13 +91,13 @@ class VersionAhead(ServerError):
 
 
 _BY_CODE: Mapping[int, type[ApiError]] = {
-    400: Invalid,
+    400: Unprocessable,
     401: Unauthorized,
     403: Forbidden,
     404: NotFound,
     409: Conflict,
     410: Gone,
-    422: Invalid,
+    422: Unprocessable,
     429: TooManyRequests,
 }
 

@@ -13,7 +13,7 @@ from support.jobs import job
 
 from ringtrain_operator import build, contract
 from ringtrain_operator.build.network import OPERATOR_LABELS
-from ringtrain_operator.errors import SpecInvalid
+from ringtrain_operator.errors import Invalid
 from ringtrain_operator.observe.pods import status_token
 from ringtrain_operator.spec.job import Job
 from ringtrain_operator.spec.parse import parse_job
@@ -57,7 +57,7 @@ def test_no_job_looks_like_the_operator() -> None:
     for pod in pods:
         assert not OPERATOR_LABELS.items() <= pod["metadata"]["labels"].items()
     manifest["spec"]["worker"]["template"]["metadata"] = {"labels": dict(OPERATOR_LABELS)}
-    with pytest.raises(SpecInvalid, match="is set by the operator"):
+    with pytest.raises(Invalid, match="is set by the operator"):
         parse_job(manifest)
 
 

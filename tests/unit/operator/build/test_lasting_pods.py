@@ -12,7 +12,7 @@ from support.jobs import job
 from ringtrain_operator import contract
 from ringtrain_operator.build import build_data_worker_pod, build_evaluator_pod, build_network_policy
 from ringtrain_operator.build.settings import Settings
-from ringtrain_operator.errors import SpecInvalid
+from ringtrain_operator.errors import Invalid
 from ringtrain_operator.spec.job import Job
 from ringtrain_operator.spec.parse import parse_job
 
@@ -133,7 +133,7 @@ def test_an_evaluator_without_any_program_is_refused() -> None:
     manifest = job(backend="mpi", evaluator={})
     manifest["spec"]["worker"]["template"]["spec"]["containers"][0].pop("command")
     manifest["spec"]["launcher"] = {"template": {"spec": {"containers": [{"command": ["mpirun", "train"]}]}}}
-    with pytest.raises(SpecInvalid, match=r"spec.evaluator.template.spec.containers\[0\].command: is missing"):
+    with pytest.raises(Invalid, match=r"spec.evaluator.template.spec.containers\[0\].command: is missing"):
         parse_job(manifest)
 
 

@@ -19,7 +19,7 @@ from ringtrain_operator.build import (
     build_worker_pod,
     never_as_root,
 )
-from ringtrain_operator.errors import SpecInvalid
+from ringtrain_operator.errors import Invalid
 from ringtrain_operator.spec.job import Job
 from ringtrain_operator.spec.parse import parse_job
 
@@ -419,7 +419,7 @@ metadata = st.dictionaries(st.sampled_from(["labels", "annotations", "name"]), j
     st.booleans(),
 )
 def test_any_template_is_built_or_refused(container: Json, pod: Json, meta: Json, on_launcher: bool) -> None:
-    """Whatever is in a template, there is a pod or a SpecInvalid, never another exception."""
+    """Whatever is in a template, there is a pod or a Invalid, never another exception."""
     template = {
         "spec": {"containers": [{"name": "c", "image": "i", "command": ["x"], **container}], **pod},
         "metadata": meta,
@@ -431,7 +431,7 @@ def test_any_template_is_built_or_refused(container: Json, pod: Json, meta: Json
         manifest["spec"]["worker"]["template"] = template
     try:
         given_job = parse_job(manifest)
-    except SpecInvalid:
+    except Invalid:
         return
     assert build_worker_pod(given_job, 1, 0)["spec"]["restartPolicy"] == "Never"
     assert build_launcher_pod(given_job, 1)["spec"]["restartPolicy"] == "Never"

@@ -12,7 +12,7 @@ from support.source_rules import TRAINING_OPERATOR
 
 from ringtrain_operator.cli.main import main
 from ringtrain_operator.convert.trainingjob import convert_trainingjob
-from ringtrain_operator.errors import SpecInvalid
+from ringtrain_operator.errors import Invalid
 
 # kubeflow/training-operator's pkg/apis/kubeflow.org/v1: default names of containers, and restart policies.
 CONTAINERS = {"PyTorchJob": "pytorch", "TFJob": "tensorflow", "JAXJob": "jax", "XGBoostJob": "xgboost"}
@@ -44,7 +44,7 @@ def main_container(manifest: dict[str, Any]) -> dict[str, Any]:
 
 def refusal(obj: dict[str, Any]) -> str:
     """Why the job is refused."""
-    with pytest.raises(SpecInvalid) as refused:
+    with pytest.raises(Invalid) as refused:
         convert_trainingjob(obj)
     return str(refused.value)
 

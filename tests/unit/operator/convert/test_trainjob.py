@@ -13,7 +13,7 @@ from support.source_rules import TRAINER
 from ringtrain_operator.cli.main import main
 from ringtrain_operator.convert.mpijob import Converted
 from ringtrain_operator.convert.trainjob import convert_trainjob
-from ringtrain_operator.errors import SpecInvalid
+from ringtrain_operator.errors import Invalid
 from ringtrain_operator.local.manifest import is_job
 from ringtrain_operator.local.templates import Templates
 from ringtrain_operator.spec.parse import name_of, parse_job
@@ -249,7 +249,7 @@ def test_a_plain_runtime_starts_one_process_on_a_node() -> None:
 )
 def test_what_trainer_gives_and_we_can_not(policy: dict[str, Any], command: list[str], expected: str) -> None:
     """It is refused, with the way out."""
-    with pytest.raises(SpecInvalid) as refused:
+    with pytest.raises(Invalid) as refused:
         of_source(policy, command)
     assert expected in str(refused.value)
 
@@ -301,7 +301,7 @@ def test_what_is_wrong_is_told_by_field(patch: dict[str, Any], expected: str) ->
     """With the TrainJob's own paths."""
     job, runtime = documents()
     job["spec"] |= patch
-    with pytest.raises(SpecInvalid) as refused:
+    with pytest.raises(Invalid) as refused:
         convert_trainjob(job, runtime)
     assert expected in str(refused.value)
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from support.jobs import job
 from support.planworld import World
 
-from ringtrain_operator.errors import SpecInvalid
+from ringtrain_operator.errors import Invalid
 from ringtrain_operator.local.cluster import LocalCluster
 from ringtrain_operator.local.driver import Driver, View
 from ringtrain_operator.local.live import render
@@ -194,7 +194,7 @@ def test_a_job_of_another_controller_is_refused(tmp_path: Path) -> None:
     """None is on this machine, and the operator's plan leaves it alone: nothing would ever happen."""
     path = tmp_path / "job.yaml"
     path.write_text(yaml.safe_dump(job(managedBy="kueue.x-k8s.io/multikueue")))
-    with pytest.raises(SpecInvalid, match=r"spec\.managedBy: is 'kueue\.x-k8s\.io/multikueue'.*; remove it"):
+    with pytest.raises(Invalid, match=r"spec\.managedBy: is 'kueue\.x-k8s\.io/multikueue'.*; remove it"):
         load_job(path)
 
 

@@ -8,7 +8,7 @@ import pytest
 from support.jobs import job
 from support.planworld import World, condition
 
-from ringtrain_operator.errors import SpecInvalid
+from ringtrain_operator.errors import Invalid
 from ringtrain_operator.placement.provisioning import ASK_AGAIN_S, ProvisioningView
 from ringtrain_operator.spec.parse import parse_job
 
@@ -179,7 +179,7 @@ def test_a_job_in_a_queue_of_kueue_does_not_ask_itself(place: str) -> None:
         described["spec"]["scheduling"]["queue"] = "research"
     else:
         described["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "research"}
-    with pytest.raises(SpecInvalid, match="admission check of kueue") as refused:
+    with pytest.raises(Invalid, match="admission check of kueue") as refused:
         parse_job(described)
     assert ("scheduling.provisioning" if place == "field" else "queue-name") in str(refused.value)
 

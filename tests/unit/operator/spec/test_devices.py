@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from support.jobs import job
 
-from ringtrain_operator.errors import SpecInvalid
+from ringtrain_operator.errors import Invalid
 from ringtrain_operator.spec.parse import parse_job
 
 
@@ -56,7 +56,7 @@ def test_ranks_of_a_job(workers: int, slots: int, elastic: dict[str, int], field
     if field is None:
         assert parse_job(made).spec.slots == slots
     else:
-        with pytest.raises(SpecInvalid, match=f"{field}.*expected at most 262,144"):
+        with pytest.raises(Invalid, match=f"{field}.*expected at most 262,144"):
             parse_job(made)
 
 
@@ -75,6 +75,6 @@ def test_ranks_of_a_job(workers: int, slots: int, elastic: dict[str, int], field
 )
 def test_devices_that_do_not_say_it(made: dict[str, Any], message: str) -> None:
     """Refused with the field and the way out: one rank without a word would leave devices idle."""
-    with pytest.raises(SpecInvalid, match="resources") as caught:
+    with pytest.raises(Invalid, match="resources") as caught:
         parse_job(made)
     assert message in str(caught.value)

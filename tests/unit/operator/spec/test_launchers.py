@@ -6,7 +6,7 @@ import pytest
 from support.jobs import job
 from support.launchers import LAUNCHERS, OTHERS
 
-from ringtrain_operator.errors import SpecInvalid
+from ringtrain_operator.errors import Invalid
 from ringtrain_operator.spec.parse import parse_job
 
 
@@ -28,7 +28,7 @@ def split(command: list[str]) -> dict[str, Any]:
 def test_a_launcher_is_refused(command: list[str], named: str) -> None:
     """The message names the launcher and the way out; arguments count as the command's."""
     for made in (running(command), split(command)):
-        with pytest.raises(SpecInvalid) as refused:
+        with pytest.raises(Invalid) as refused:
             parse_job(made)
         assert f"starts {named}" in str(refused.value)
         assert ("set spec.backend: mpi" in str(refused.value)) == (named in ("mpirun", "horovodrun"))

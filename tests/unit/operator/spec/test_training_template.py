@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from ringtrain_operator.errors import SpecInvalid
+from ringtrain_operator.errors import Invalid
 from ringtrain_operator.spec.parse import parse_job
 from ringtrain_operator.spec.training_template import (
     MAX_BYTES,
@@ -127,11 +127,11 @@ def test_a_job_and_its_template_are_one() -> None:
     """What is missing in both, or does not fit together, is told as of any job."""
     known = read_template(template({**train(image="i", command=["python"]), "elastic": {"maxReplicas": 2}}))
     assert parse_job(resolved(job(worker={"replicas": 2}), known)).spec.worker.replicas == 2
-    with pytest.raises(SpecInvalid, match=r"spec.worker.replicas: .* greater than elastic.maxReplicas"):
+    with pytest.raises(Invalid, match=r"spec.worker.replicas: .* greater than elastic.maxReplicas"):
         parse_job(resolved(job(worker={"replicas": 3}), known))
-    with pytest.raises(SpecInvalid, match=r"containers\[0\].image: is missing"):
+    with pytest.raises(Invalid, match=r"containers\[0\].image: is missing"):
         parse_job(resolved(job(worker={"replicas": 3}), read_template(template(train(command=["a"])))))
-    with pytest.raises(SpecInvalid, match=r"spec.templateRef: ClusterTrainingTemplate t is not known here"):
+    with pytest.raises(Invalid, match=r"spec.templateRef: ClusterTrainingTemplate t is not known here"):
         parse_job(job(**train(image="i", command=["python"])))
 
 
@@ -162,7 +162,7 @@ def test_the_template_that_a_job_keeps() -> None:
 )
 def test_templates_that_are_none(spec: Json, path: str) -> None:
     """Refused with the field."""
-    with pytest.raises(SpecInvalid) as refused:
+    with pytest.raises(Invalid) as refused:
         read_template({**template({}), "spec": spec})
     assert [problem.path for problem in refused.value.problems] == [path]
 
@@ -170,7 +170,7 @@ def test_templates_that_are_none(spec: Json, path: str) -> None:
 @pytest.mark.parametrize("reference", ["t", {}, {"name": 1}, {"name": "t", "kind": "Pod"}, {"name": "t", "x": 1}])
 def test_references_that_are_none(reference: Any) -> None:
     """Refused with the field and what it may be."""
-    with pytest.raises(SpecInvalid, match=r"spec.templateRef: is .*expected a name, and a kind of Cluster"):
+    with pytest.raises(Invalid, match=r"spec.templateRef: is .*expected a name, and a kind of Cluster"):
         named_template(job(templateRef=reference))
 
 
@@ -179,7 +179,7 @@ def test_a_job_that_is_too_deep() -> None:
     deep: Any = {}
     for _ in range(10_000):
         deep = {"a": deep}
-    with pytest.raises(SpecInvalid, match="levels deep"):
+    with pytest.raises(Invalid, match="levels deep"):
         merged_spec({"launcher": {"template": deep}}, {})
-    with pytest.raises(SpecInvalid, match="levels deep"):
+    with pytest.raises(Invalid, match="levels deep"):
         read_template(template(deep))
