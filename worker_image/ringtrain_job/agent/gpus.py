@@ -11,22 +11,23 @@ class Gpus:
 
     def __init__(self) -> None:
         self._library: Any = None
-        self._devices: list[Any] = []
-        try:
-            self._library = importlib.import_module("pynvml")
-            self._library.nvmlInit()
-            count = self._library.nvmlDeviceGetCount()
-            self._devices = [self._library.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
-        except Exception:  # its errors have no common class where its import fails
-            self._devices = []
+        self._devices: list[Any] | None = None
 
     def look(self) -> tuple[GpuUse, ...]:
-        """What each GPU is doing; a driver that has failed is asked no more."""
+        """What each GPU is doing. The first look may take the driver a second; one that fails is asked no more."""
         try:
+            if self._devices is None:
+                self._devices = self._find()
             return tuple(self._use(device) for device in self._devices)
-        except Exception:  # as above: a GPU that is lost must not end the thread
+        except Exception:  # its errors have no common class where its import fails
             self._devices = []
             return ()
+
+    def _find(self) -> list[Any]:
+        self._library = importlib.import_module("pynvml")
+        self._library.nvmlInit()
+        count = self._library.nvmlDeviceGetCount()
+        return [self._library.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
 
     def _use(self, device: Any) -> GpuUse:
         memory = self._library.nvmlDeviceGetMemoryInfo(device)
