@@ -1,5 +1,6 @@
 """What the ranks of this worker use of their machine: one thread that looks now and then, and is cheap."""
 
+import logging
 import signal
 import threading
 import time
@@ -14,6 +15,8 @@ import psutil
 from ringtrain_job.agent.gpus import Gpus
 from ringtrain_job.agent.memory import Memory
 from ringtrain_job.logs.samples import RankUse, Sample, in_bytes
+
+log = logging.getLogger(__name__)
 
 # Every second in the first minute, then less and less often: a short run is seen, and a long one fills no disk.
 _SHORTEST_S, _LONGEST_S, _SLOWER = 1.0, 10.0, 60.0
@@ -83,8 +86,8 @@ class Machine:
         kills, limit = self._memory.kills(), self._memory.limit
         with self._lock:
             last, counted = self._last, kills > self._kills
-            if code == -signal.SIGKILL:
-                self._kills = kills  # one kill explains one rank
+            if counted:  # one kill explains one rank; of a process of a rank, all that there were
+                self._kills = self._kills + 1 if code == -signal.SIGKILL else kills
         used = last.memory if last else 0.0
         if not counted and (code != -signal.SIGKILL or used < _NEARLY_ALL * limit):
             return ""
@@ -141,7 +144,12 @@ class MachineThread:
         began, pause = time.monotonic(), 0.0
         while not self._closed.wait(pause):
             spent = time.thread_time()
-            if (sample := self._machine.look()) is not None:
+            try:
+                sample = self._machine.look()
+            except Exception as exc:  # a sandbox's /proc may lack anything; no training ends for this
+                log.info("what ranks use of the machine is not looked at any more: %r", exc)
+                return
+            if sample is not None:
                 self._tell(sample)
             pause = self.pause_after(time.thread_time() - spent, time.monotonic() - began)
 

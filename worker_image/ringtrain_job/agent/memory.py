@@ -1,5 +1,6 @@
 """How much memory this worker's container uses, may use, and whether the kernel has killed for it."""
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +38,7 @@ class Memory:
     """
 
     def __init__(self, root: Path = _ROOT, own: Path = _OWN) -> None:
-        self.limit = psutil.virtual_memory().total
+        self.limit = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         self._names, self._tightest, self._own = _V2, Path(), Path()
         for names, folder in _groups(root, own):
             self._own = folder if self._own == Path() else self._own
