@@ -1,6 +1,7 @@
 """Make the pictures of page and report: `python docs/images/page.py`. Trains a little, and needs chromium."""
 
 import asyncio
+import os
 import re
 import shutil
 import subprocess
@@ -48,10 +49,11 @@ def _run(folder: Path, *words: str) -> tuple[subprocess.Popen[bytes], str]:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     (folder / "train.py").write_text(TRAIN)
-    command = [sys.executable, "-m", "ringtrain", "run", "-np", "8", "--ui", "--name", "digits", sys.executable]
+    command = [sys.executable, "-m", "ringtrain", "run", "-np", "8", "--ui", "--name", "digits", "python"]
+    env = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     with (folder / "err").open("wb") as err:
         process = subprocess.Popen(
-            [*command, "train.py", *words], cwd=folder, stdout=subprocess.DEVNULL, stderr=err
+            [*command, "train.py", *words], cwd=folder, stdout=subprocess.DEVNULL, stderr=err, env=env
         )
     deadline = time.monotonic() + 60
     while not (found := re.search(r"page: (\S+)\n", (folder / "err").read_text())):
