@@ -33,7 +33,7 @@ def list_jobs(all_namespaces: bool, output: str, cluster: ClusterOptions | None)
         for job in jobs:
             click.echo(job["metadata"]["name"])
     else:
-        _print_table(jobs, all_namespaces, output == "wide")
+        print_jobs(jobs, all_namespaces, output == "wide")
 
 
 def _print_data(data: Any, form: str) -> None:
@@ -42,7 +42,8 @@ def _print_data(data: Any, form: str) -> None:
     )
 
 
-def _print_table(jobs: list[Json], with_namespace: bool, is_wide: bool) -> None:
+def print_jobs(jobs: list[Json], with_namespace: bool = False, is_wide: bool = False) -> None:
+    """Print a table with a line for each of `jobs`."""
     from rich.table import Table
 
     if not jobs:

@@ -127,3 +127,8 @@ def complete_job(ctx: click.Context, _param: click.Parameter, incomplete: str) -
 def job_argument(command: Command) -> Command:
     """Give a command the argument JOB."""
     return click.argument("name", metavar="JOB", shell_complete=complete_job)(command)
+
+
+def optional_job_argument(command: Command) -> Command:
+    """Give a command the argument [JOB]."""
+    return click.argument("name", metavar="[JOB]", required=False, shell_complete=complete_job)(command)

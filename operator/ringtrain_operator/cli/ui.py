@@ -1,4 +1,4 @@
-"""`dtj ui JOB`: the job's page in a browser."""
+"""`dtj ui [JOB]`: the job's page in a browser, or the jobs that there are."""
 
 from __future__ import annotations
 
@@ -10,23 +10,36 @@ from ..client.page import serving_page
 from ..errors import OperatorError
 from ..local.past_runs import newest_run
 from .failures import errors_reported
-from .session import RUNS, ClusterOptions, Session, job_argument, local_or_cluster_options, with_session
+from .listing import print_jobs
+from .session import (
+    RUNS,
+    ClusterOptions,
+    Session,
+    local_or_cluster_options,
+    optional_job_argument,
+    with_client,
+    with_session,
+)
 
 
 @click.command()
-@job_argument
+@optional_job_argument
 @click.option(
     "--port", type=click.IntRange(0, 65535), default=0, help="Port of this machine [default: a free one]."
 )
 @click.option("--open", "opens", is_flag=True, help="Open the link in a browser, too.")
 @local_or_cluster_options
-def ui(name: str, port: int, opens: bool, cluster: ClusterOptions | None) -> None:
+def ui(name: str | None, port: int, opens: bool, cluster: ClusterOptions | None) -> None:
     """Print the link to the job's page, and hold the connection to its launcher until Ctrl-C.
 
     The link works on this machine, for who has it, and as long as this command runs; it shows the attempts that
     follow, too. Needs the right to pods/portforward, which Kubernetes' roles edit and admin have. Of a job that
-    `dtj local` has run it is the report of its last attempt.
+    `dtj local` has run it is the report of its last attempt. Without JOB the jobs are listed.
     """
+    if name is None:
+        print_jobs(with_client(cluster, lambda client: client.backend.select(everywhere=False)))
+        click.echo("dtj ui JOB opens the page of one", err=True)
+        return
     if cluster is None:
         with errors_reported():
             link = newest_run(RUNS, name).report().resolve().as_uri()

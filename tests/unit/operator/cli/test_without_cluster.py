@@ -72,6 +72,8 @@ def test_a_run_that_has_ended_is_opened(folder: Path) -> None:
     report = folder / "runs/digits-20260101-020000/logs/default/digits/1/report.html"
     report.write_text("<html>")
     assert dtj("ui", "digits").stdout == f"{report.resolve().as_uri()}\n"
+    listed = dtj("ui")
+    assert [line.split()[0] for line in listed.stdout.splitlines()] == ["NAME", "digits", "digits"]
 
 
 def test_a_list_on_a_narrow_terminal(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
