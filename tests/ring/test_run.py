@@ -2,17 +2,22 @@
 
 import inspect
 import os
+import signal
+import subprocess
 import sys
+import uuid
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from support.gang import DEADLINE_S, until
 
 import ringtrain as rt
 from ring import functions
 from ringtrain import horovod_run
 from ringtrain.errors import ConfigurationError, RankFailed
+from ringtrain.shared.processes import marked_processes
 
 
 def test_results_come_in_rank_order() -> None:
@@ -122,3 +127,35 @@ def test_a_number_of_ranks_that_makes_no_sense(np_: Any) -> None:
     """The error names the value and the bounds."""
     with pytest.raises(ConfigurationError, match="expected a number of ranks from 1 to 1024"):
         rt.run(functions.summed, (1.0,), np=np_)
+
+
+LEAVES = """
+import os, subprocess, sys, time
+import ringtrain as rt
+
+def work(stays):
+    rt.init()
+    subprocess.Popen(["sleep", "600"], start_new_session=True)
+    open(f"begun-{rt.rank()}", "w").close()
+    while stays:
+        time.sleep(0.05)
+
+if __name__ == "__main__":
+    rt.run(work, args=(sys.argv[1:] == ["stays"],), np=2)
+"""
+
+
+@pytest.mark.parametrize("how", ["stays", "ends"])
+def test_what_ranks_have_started_ends_with_them(how: str, tmp_path: Path) -> None:
+    """Where the process that called run() is killed, too, and the folder with the run's secret."""
+    mark = str(uuid.uuid4())
+    (tmp_path / "script.py").write_text(LEAVES)
+    (tmp_path / "tmp").mkdir()
+    env = {**os.environ, "MARK": mark, "TMPDIR": str(tmp_path / "tmp")}
+    process = subprocess.Popen([sys.executable, "script.py", how], cwd=tmp_path, env=env)
+    until("both ranks", lambda: len(list(tmp_path.glob("begun-*"))) == 2)
+    if how == "stays":
+        process.kill()
+    assert process.wait(DEADLINE_S) == (-signal.SIGKILL if how == "stays" else 0)
+    until("the end of all processes", lambda: not marked_processes(mark, "MARK"))
+    until("the end of the folder", lambda: not list((tmp_path / "tmp").glob("ringtrain-*")))

@@ -86,11 +86,14 @@ def run(
     installed, which takes lambdas and functions of a notebook. As with `multiprocessing`, a script guards its own
     start with `if __name__ == "__main__":`.
 
+    What ranks have started ends with them, also where this process is killed.
+
     Raises RankFailed for the rank that failed first, with its traceback; all other ranks have ended then. Raises
     ConfigurationError for arguments that make no sense.
     """
     import multiprocessing
-    import tempfile
+
+    from ringtrain.shared.run_folder import run_folder
 
     horovod_run.say_no_meaning(locals())
     size = horovod_run.ranks_on_this_machine(num_proc if np is None else np, hosts, hostfile)
@@ -103,9 +106,9 @@ def run(
     if executable is not None:
         context.set_executable(executable)
     ranks: list[_Rank] = []
-    with tempfile.TemporaryDirectory(prefix="ringtrain-") as directory:
+    with run_folder() as directory:
         try:
-            for own, output in zip(_environments(size, Path(directory), env), outputs, strict=True):
+            for own, output in zip(_environments(size, directory, env), outputs, strict=True):
                 ours, theirs = context.Pipe(duplex=False)
                 arguments = (os.getpid(), theirs, own, work, output)
                 process = context.Process(target=_rank_main, args=arguments, daemon=False)
@@ -137,6 +140,7 @@ def _environments(size: int, directory: Path, env: Mapping[str, str]) -> list[di
     return [
         {
             **env,
+            contract.ENV_RUN_FOLDER: str(directory),
             contract.ENV_RANK: str(rank),
             contract.ENV_SIZE: str(size),
             contract.ENV_LOCAL_RANK: str(rank),

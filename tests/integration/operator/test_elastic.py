@@ -12,7 +12,7 @@ from support.jobs import condition
 from support.scenario import Scenario, open_scenario
 
 from ringtrain_operator import contract
-from ringtrain_operator.cluster.api.errors import Invalid
+from ringtrain_operator.cluster.api.errors import Unprocessable
 from ringtrain_operator.cluster.api.resources import JOBS, PODS
 
 ELASTIC = {"minReplicas": 1, "maxReplicas": 4}
@@ -105,7 +105,7 @@ async def test_scaled_through_the_scale_subresource(control_plane: ControlPlane,
             await until_told(s, answer, 4)
             await until_seen(s, 4)
             for beyond in (0, 5):
-                with pytest.raises(Invalid, match=r"elastic|replicas"):
+                with pytest.raises(Unprocessable, match=r"elastic|replicas"):
                     await scale(beyond)
             await scale(1)
             await until_told(s, answer, 1)

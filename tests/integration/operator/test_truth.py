@@ -9,7 +9,7 @@ from support.kubelet.volumes import CONFIG_MAPS
 from support.objects import pod
 from support.scenario import Scenario, open_scenario
 
-from ringtrain_operator.cluster.api.errors import Invalid
+from ringtrain_operator.cluster.api.errors import Unprocessable
 from ringtrain_operator.cluster.api.resources import EVENTS, PODS, SECRETS, SERVICES
 from ringtrain_operator.observe.pods import owned_by
 
@@ -40,7 +40,7 @@ async def test_a_job_that_never_ran_can_be_corrected(open_cluster: OpenCluster, 
         assert (job["status"]["restarts"], job["status"]["disruptions"]) == (0, 0)
         if s.cluster.operator_connection.server.startswith("https"):  # the fake server has no rules on changes
             template["spec"]["containers"][0]["image"] = "train:2"
-            with pytest.raises(Invalid, match="while the job is suspended, or before it has run"):
+            with pytest.raises(Unprocessable, match="while the job is suspended, or before it has run"):
                 await s.change({"worker": {"template": template}})
 
 

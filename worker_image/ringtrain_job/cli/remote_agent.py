@@ -25,9 +25,9 @@ from ringtrain.errors import ConfigurationError
 from ringtrain.shared import contract
 from ringtrain.shared.address import interface_addresses
 from ringtrain.shared.processes import become_subreaper, kill_descendants, signal_handler, start_child
+from ringtrain.shared.run_folder import run_folder
 from ringtrain_job.agent.config import LEAVE_S, AgentConfig
 from ringtrain_job.cli.certificates import SECRET_FILES
-from ringtrain_job.cli.run_folder import run_folder
 from ringtrain_job.cli.run_processes import lost_lines
 
 # Before a shell runs a command it may print things of its own: the line that counts begins with this.

@@ -15,6 +15,7 @@ import click
 
 from ringtrain.shared import contract
 from ringtrain.shared.ports import HeldPorts
+from ringtrain.shared.run_folder import run_folder
 from ringtrain_job.agent.config import AgentConfig
 from ringtrain_job.cli.checks import check_command, check_launcher, check_log_dir, check_name
 from ringtrain_job.cli.data_workers import start_data_workers
@@ -25,7 +26,6 @@ from ringtrain_job.cli.horovod_values import HorovodValues, horovod_options
 from ringtrain_job.cli.hosts import Host, find_hosts
 from ringtrain_job.cli.live_page import page_settings, say_link, without_token
 from ringtrain_job.cli.main import log_to_stderr
-from ringtrain_job.cli.run_folder import run_folder
 from ringtrain_job.cli.run_processes import (
     AGENT_S,
     forward_signals,

@@ -14,13 +14,13 @@ from ringtrain.errors import ConfigurationError
 from ringtrain.shared import contract
 from ringtrain.shared.address import host_port
 from ringtrain.shared.ports import HeldPorts
+from ringtrain.shared.run_folder import run_folder
 from ringtrain_job.agent.config import AgentConfig
 from ringtrain_job.cli.certificates import SECRET_FILES, write_secrets
 from ringtrain_job.cli.ending import say
 from ringtrain_job.cli.hosts import Host
 from ringtrain_job.cli.live_page import say_link, without_token
 from ringtrain_job.cli.remote_agent import Greeting, Order, first_address
-from ringtrain_job.cli.run_folder import run_folder
 from ringtrain_job.cli.run_processes import (
     AGENT_S,
     forward_signals,
