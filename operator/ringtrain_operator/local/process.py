@@ -21,7 +21,7 @@ from ..errors import LocalUnsupported
 from ..spec.job import DEFAULT_GRACE_S
 from ..status.model import format_time
 from .contents import Contents
-from .orphans import adopt_orphans, die_with_parent, end_orphans
+from .orphans import Watcher, adopt_orphans, die_with_parent, end_orphans
 from .places import Places, Pod
 from .sandbox import Command, command_of
 
@@ -69,6 +69,7 @@ class ProcessRunner:
         self._scratch = Path(tempfile.mkdtemp(prefix="dtj-"))
         self._places = Places(run_dir.resolve(), claims_dir.resolve())
         self._pods: dict[str, _LocalPod] = {}
+        self._watcher = Watcher(self._scratch)
         adopt_orphans()
 
     def start(self, pod: Pod, contents: Contents) -> None:
@@ -83,7 +84,7 @@ class ProcessRunner:
         self._pods[pod["metadata"]["name"]] = local
         try:
             local.command = command_of(pod, self._places, local.directory, contents)
-            local.process = _spawn(local.command, uid)
+            local.process = self._spawn(local.command, uid)
         except (LocalUnsupported, OSError) as exc:
             attempt = pod["metadata"]["labels"].get(contract.LABEL_ATTEMPT)
             if attempt == "1" and isinstance(exc, LocalUnsupported):
@@ -137,6 +138,7 @@ class ProcessRunner:
             self.pods()
             time.sleep(0.05)
         self._places.close()
+        self._watcher.close()
         shutil.rmtree(self._scratch, ignore_errors=True)
 
     def _look_after(self, local: _LocalPod) -> None:
@@ -172,24 +174,23 @@ class ProcessRunner:
         assert local.command is not None
         local.restart_at, local.restarts = None, local.restarts + 1
         local.command.termination_path.unlink(missing_ok=True)
-        local.process = _spawn(local.command, local.pod["metadata"]["uid"])
+        local.process = self._spawn(local.command, local.pod["metadata"]["uid"])
         running = {"running": {"startedAt": format_time(datetime.now(UTC))}}
         local.status = _status(local.pod, "Running", running, local.restarts, local.ended)
 
-
-def _spawn(command: Command, uid: str) -> subprocess.Popen[bytes]:
-    command.log_path.parent.mkdir(parents=True, exist_ok=True)
-    with command.log_path.open("ab") as log:
-        return subprocess.Popen(
-            command.argv,
-            env={**command.env, MARKER: uid},
-            cwd=command.cwd,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            preexec_fn=die_with_parent,
-        )
+    def _spawn(self, command: Command, uid: str) -> subprocess.Popen[bytes]:
+        command.log_path.parent.mkdir(parents=True, exist_ok=True)
+        with command.log_path.open("ab") as log:
+            return subprocess.Popen(
+                command.argv,
+                env={**command.env, **self._watcher.variables(), MARKER: uid},
+                cwd=command.cwd,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=die_with_parent,
+            )
 
 
 def _status(

@@ -102,9 +102,10 @@ def test_suspend_and_resume(start: Start) -> None:
 
 
 def test_pods_die_with_dtj(start: Start) -> None:
-    """A dtj that is killed outright takes its pods and their ranks with it."""
-    local = start("sleep", "3600")
+    """A dtj that is killed outright takes its pods, their ranks, and what these have started, with it."""
+    local = start("sh", "-c", "setsid sleep 3600 & exec sleep 3600")
     until(lambda: local.rank(0))
+    until(lambda: sum(process.name() == "sleep" for process in local.processes()) == 4)
     local.process.kill()
     local.process.wait()
     until(lambda: not local.processes())
