@@ -32,6 +32,7 @@ from ringtrain_operator.contract import KIND
 from ringtrain_operator.local.documents import read_documents
 from ringtrain_operator.spec.parse import parse_job
 from ringtrain_operator.spec.reserved import VOLUME_AGENT
+from ringtrain_operator.spec.training_template import is_template, named_template, read_template, resolved
 
 pytestmark = pytest.mark.apiserver
 QUOTAS = Resource("v1", "ResourceQuota", "resourcequotas")
@@ -250,18 +251,17 @@ async def _until_pods_are_refused(s: Scenario) -> None:
 
 async def test_the_strictest_namespace_takes_every_sample(control_plane: ControlPlane) -> None:
     """All pods of an attempt, as they are made: what the API server has against one names its field."""
-    jobs = [
-        document
-        for path in sorted(SAMPLES.glob("*.yaml"))
-        for document in read_documents(path)
-        if document["kind"] == KIND
-    ]
+    documents = [document for path in sorted(SAMPLES.glob("*.yaml")) for document in read_documents(path)]
+    jobs = [document for document in documents if document["kind"] == KIND]
+    templates = {found.name: found for found in map(read_template, filter(is_template, documents))}
     async with real_cluster(control_plane) as c:
         for manifest in jobs:
             namespace = await c.new_namespace()
             await c.api.patch(NAMESPACES, None, namespace, RESTRICTED)
             await c.api.create(SERVICE_ACCOUNTS, namespace, {"metadata": {"name": manifest["metadata"]["name"]}})
-            parsed = parse_job(await c.api.create(JOBS, namespace, manifest))
+            made = await c.api.create(JOBS, namespace, manifest)
+            named = named_template(made)
+            parsed = parse_job(resolved(made, templates[named[1]] if named else None))
             for pod in (obj for obj in rendered(parsed) if obj["kind"] == "Pod"):
                 await c.api.create(PODS, namespace, never_as_root(pod))
     assert len(jobs) > 15

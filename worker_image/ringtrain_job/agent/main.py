@@ -236,7 +236,7 @@ class _Pod:
     def _tell(self, what: dict[str, Any]) -> None:
         """Send `what` with the reports of the first rank."""
         report = {"step": 0, "time": time.time(), **what}
-        self._spool.put(Stream.REPORT, self._config.first_rank, f"{json.dumps(report)}\n".encode())
+        self._spool.offer(Stream.REPORT, self._config.first_rank, f"{json.dumps(report)}\n".encode())
 
     def changed(self) -> None:
         """The launcher is to be told the state of the ranks now."""

@@ -57,6 +57,15 @@ class Spool:
                     self._dropped[rank] += lines
             self._changed.notify_all()
 
+    def offer(self, stream: Stream, rank: int, data: bytes) -> None:
+        """Take in a record that is not the rank's own, and that nobody misses: where it has no place it is dropped
+        without a word.
+        """
+        with self._changed:
+            if not self._unsaid[stream, rank]:
+                self._store(stream, rank, count_records(data), data)
+            self._changed.notify_all()
+
     def go_on(self, stream: Stream, rank: int, last: int) -> None:
         """The next record of a rank that has had none here comes after `last`, an earlier agent's."""
         with self._changed:

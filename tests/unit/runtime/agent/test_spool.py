@@ -83,6 +83,19 @@ def test_what_is_dropped_is_said(stream: Stream) -> None:
     assert later == b"later"
 
 
+def test_what_nobody_misses_is_dropped_without_a_word() -> None:
+    """What an agent itself adds to a rank's reports is no report of the rank's."""
+    spool = Spool(memory_bytes=250, disk_bytes=0)
+    spool.put(Stream.LOG, 0, b"a" * 40 + b"\n")
+    spool.offer(Stream.REPORT, 0, b"{}\n")
+    (chunk,) = spool.take(1 << 20, 0.0)
+    assert spool.done({(Stream.LOG, 0): chunk.first})
+    spool.finish(0)
+    assert (spool.empty, spool.dropped()) == (True, {})
+    spool.offer(Stream.REPORT, 0, b"{}\n")
+    assert not spool.empty
+
+
 def test_what_is_dropped_last_is_said_at_the_end() -> None:
     """A rank that ends says what was dropped of it even when the spool is still full."""
     spool = Spool(memory_bytes=300, disk_bytes=0)
