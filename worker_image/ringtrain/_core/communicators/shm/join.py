@@ -42,7 +42,7 @@ def share_memory(member: Membership, process_set: int, network: Communicator, ho
     refusal = None if native_library() is not None else "ringtrain was installed without a C compiler"
     by_host: dict[str, list[int]] = {}
     refusals: list[str | None] = []
-    for position, (name, reported) in enumerate(_exchange(network, "shared memory?", [host, refusal])):
+    for position, (name, reported) in enumerate(_exchange(network, "init: who is on which host", [host, refusal])):
         by_host.setdefault(name, []).append(position)
         refusals.append(reported)
     if len(by_host) == len(refusals):
@@ -95,13 +95,13 @@ def _map_segment(
             path = segment.path
     except OSError as error:
         refusal = str(error)
-    path = _exchange(network, "shared memory at", path)[creator]
+    path = _exchange(network, "init: where shared memory is", path)[creator]
     try:
         if network.position != creator and path:
             segment = Segment.open(path, length)
     except OSError as error:
         refusal = str(error)
-    refusals = _exchange(network, "shared memory mapped?", refusal)
+    refusals = _exchange(network, "init: whether shared memory is mapped", refusal)
     if segment is not None and any(refusals):
         segment.close()
         segment = None
