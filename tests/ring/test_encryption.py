@@ -1,9 +1,12 @@
 """RINGTRAIN_ENCRYPT=tensors: what goes between ranks is unreadable, and nobody but ranks of the job takes part."""
 
 import contextlib
+import select
 import socket
 import ssl
+import struct
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -18,9 +21,12 @@ from support.ports import free_addresses
 import ringtrain as rt
 from ring.leftovers import leftovers
 from ringtrain._core.process_groups.rank_context import RankContext
+from ringtrain._core.transport.http2.channel import Channel
 from ringtrain._core.world.config import WorkerConfig
 from ringtrain.errors import ConfigurationError, RingtrainError
 from ringtrain.shared.address import split_address
+from ringtrain.shared.connection_errors import ConnectionLost
+from ringtrain.shared.tls import Tls
 
 UID = "uid-1"
 DEADLINE_S = 60.0
@@ -130,6 +136,22 @@ def test_both_ports_ask_for_a_certificate(secrets: Directories, port: str) -> No
                 _assert_launcher_is_refused(secrets, first.addresses[0])
         finally:
             list(pool.map(RankContext.close, contexts))
+
+
+def test_who_has_gone_before_the_handshake_is_a_lost_connection(secrets: Directories) -> None:
+    """With bytes that nobody has read, and a reset: Python's own error ended the thread with a traceback."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        stranger = socket.create_connection(server.getsockname())
+        accepted, _ = server.accept()
+        stranger.sendall(b"PRI")
+        stranger.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        stranger.close()
+        with contextlib.closing(Channel(accepted, DEADLINE_S)) as channel:
+            poll = select.poll()
+            poll.register(channel.fileno(), select.POLLERR | select.POLLHUP)
+            assert poll.poll(DEADLINE_S * 1000)
+            with pytest.raises(ConnectionLost):
+                channel.secure(Tls.load(secrets.rank, "name"), False, time.monotonic() + DEADLINE_S)
 
 
 def _assert_closed_out(host: str, port: int) -> None:

@@ -283,7 +283,7 @@ def timeless(status: dict[str, Any]) -> dict[str, Any]:
     return kept
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize(
     ("course", "pods", "step"),

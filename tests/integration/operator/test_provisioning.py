@@ -146,7 +146,7 @@ async def test_nothing_is_left_that_asks_for_nodes(server: Any, tmp_path: Path) 
         await until_asked(s, None)
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(1)
 async def test_the_end_is_the_same_wherever_the_operator_died(server: Any, tmp_path: Path, sample: Sample) -> None:
     """Its writes end at the nth, as a killed process's do; the next goes on, and nothing is left behind."""
     for at in sample.of(range(1, 16), 3, "nodes asked for"):

@@ -55,7 +55,10 @@ class Channel:
     def secure(self, tls: Tls, is_client: bool, deadline: float) -> None:
         """Go on with TLS; before anything is read or sent. Raises ConnectionLost."""
         assert isinstance(self._sock, socket.socket)
-        wrapped = self._sock = tls.wrap(self._sock, is_client)
+        try:
+            wrapped = self._sock = tls.wrap(self._sock, is_client)
+        except OSError as error:  # the peer has gone in this moment
+            raise ConnectionLost(error.strerror or str(error)) from error
         wrapped.shake_hands(TICK_S, deadline)
 
     @property
