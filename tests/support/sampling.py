@@ -27,7 +27,10 @@ MARK = (
     "so many values of `of`; with `each` so many for each value of that, or for one in so many values"
 )
 # Parameters whose values are implementations that the same cases hold for, and whether one can run here.
-SEAMS: dict[str, Callable[[Any], bool]] = {"open_cluster": can_open, "transport": lambda value: True}
+SEAMS: dict[str, Callable[[Any], bool]] = {
+    **dict.fromkeys(["open_cluster", "server"], can_open),
+    "transport": lambda value: True,
+}
 # In the place of a parameter's name in `each`: all others of the test.
 _OTHERS = "others"
 
