@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -100,11 +101,8 @@ def test_a_rank_that_ended_for_want_of_memory(
     machine = Machine(0, ranks.pids, memory(tmp_path, "v2"))
     machine.note(replace(SAMPLE, memory=6 * GIB))
     ranks.why_ended = machine.why_ended
-    ends = "import os, sys; os.kill(os.getpid(), 9) if sys.argv[1] == '-9' else sys.exit(1)"
     (tmp_path / "pod/container/memory.events").write_text(f"oom {counted}\noom_kill {counted}\n")
-    ranks.start([sys.executable, "-c", ends, str(code)], lambda _: dict(os.environ))
-    while not ranks.all_ended:
-        ranks.reap()
+    ranks.note_exit(3, code)
     message = ranks.state(3).message
     assert message.startswith(f"rank 3 {says}") if says else message == ""
 
@@ -119,8 +117,7 @@ def test_nearly_all_memory_in_use_explains_a_kill_that_nobody_counts(tmp_path: P
 
 def test_a_look_counts_all_processes_of_a_rank_and_costs_little() -> None:
     """A thread that looks as often as it may takes less than 0.5 % of a core."""
-    ranks = Ranks(0, 1)
-    ranks.start([sys.executable, "-c", EATS], lambda _: dict(os.environ))
+    rank = subprocess.Popen([sys.executable, "-c", EATS], start_new_session=True)
     seen, enough = [], threading.Event()
 
     def tell(sample: Sample) -> None:
@@ -128,7 +125,7 @@ def test_a_look_counts_all_processes_of_a_rank_and_costs_little() -> None:
         if sample.ranks[0].cpu > 0.1 and sample.ranks[0].rss > 64 << 20:
             enough.set()
 
-    machine = Machine(0, ranks.pids)
+    machine = Machine(0, lambda: {0: rank.pid})
     spent, looks = time.thread_time(), 20
     for _ in range(looks):
         machine.look()
@@ -139,8 +136,8 @@ def test_a_look_counts_all_processes_of_a_rank_and_costs_little() -> None:
         assert enough.wait(60)
     finally:
         thread.close()
-        ranks.stop(signal.SIGKILL)
-        ranks.sweep()
+        os.killpg(rank.pid, signal.SIGKILL)
+        rank.wait()
     assert read_sample(seen[-1].document()) == seen[-1]
     assert thread.pause_after(cost, 0.0) >= cost / 0.005
 
