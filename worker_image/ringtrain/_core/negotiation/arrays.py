@@ -123,13 +123,19 @@ def allgather(arrays: Sequence[Array], process_set: ProcessSet, name: str | None
 
 
 def allgather_gradient(
-    grads: Sequence[Array], rows: Sequence[int], process_set: ProcessSet, name: str | None = None
+    grads: Sequence[Array],
+    rows: Sequence[int],
+    process_set: ProcessSet,
+    name: str | None = None,
+    op: str = "Average",
 ) -> list[Array]:
-    """Return the gradients of this rank's rows (`rows` of each array): the mean of every rank's, as in Horovod."""
-    means = allreduce(grads, Reduction("Average", process_set), name, "allgather_gradient")
+    """Return the gradients of this rank's rows (`rows` of each array): the mean of every rank's, as in Horovod, or
+    their Sum.
+    """
+    reduced = allreduce(grads, Reduction(op, process_set), name, "allgather_gradient")
     (everyone,) = allgather([np.array([rows], np.int64)], process_set, _part(name, "rows"))
     before = everyone[: process_set.rank() or 0].sum(axis=0)
-    return [grad[start : start + own] for grad, start, own in zip(means, before, rows, strict=True)]
+    return [grad[start : start + own] for grad, start, own in zip(reduced, before, rows, strict=True)]
 
 
 def broadcast(arrays: Sequence[Array], root: int, process_set: ProcessSet, name: str | None = None) -> list[Array]:

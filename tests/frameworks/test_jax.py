@@ -1,0 +1,18 @@
+"""ringtrain.jax does what one process does on the inputs of all ranks, in worlds of one to three ranks."""
+
+import pytest
+from frameworks.harness import Checks
+
+pytest.importorskip("jax")
+pytest.importorskip("optax")
+
+# What takes longest here is compiling.
+QUICKLY = (("XLA_FLAGS", "--xla_backend_optimization_level=0"),)
+CHECKS = Checks("optax", ("jax_collectives", "jax_training"), QUICKLY)
+
+
+@pytest.mark.sampled(1, of="size", each="check", one_in=3, can_run=lambda size: size > 1)
+@pytest.mark.parametrize("check", CHECKS.names())
+@pytest.mark.parametrize("size", [1, 2, 3], ids=lambda size: f"ranks-{size}")
+def test_jax(check, size, among):
+    assert not CHECKS.failure(check, size, among)

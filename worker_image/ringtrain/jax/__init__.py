@@ -1,0 +1,36 @@
+"""Train a JAX model on many ranks, with the names of the other adapters: `import ringtrain.jax as hvd`.
+
+Maturity: Experimental. Seen on CPUs.
+"""
+
+from ringtrain._core.requirements import missing
+
+if reason := missing("jax"):
+    raise ModuleNotFoundError(reason, name="jax")
+
+from ringtrain._core.negotiation.queues import barrier
+from ringtrain.common import basics
+from ringtrain.common.basics import *  # noqa: F403
+from ringtrain.jax.collectives import allgather, allreduce, alltoall, broadcast, join, reducescatter
+from ringtrain.jax.gradients import grad, value_and_grad
+from ringtrain.jax.objects import allgather_object, broadcast_object, broadcast_parameters
+
+__all__ = [
+    *basics.__all__,
+    "allgather",
+    "allgather_object",
+    "allreduce",
+    "alltoall",
+    "barrier",
+    "broadcast",
+    "broadcast_object",
+    "broadcast_parameters",
+    "grad",
+    "join",
+    "reducescatter",
+    "value_and_grad",
+]
+
+
+def __dir__() -> list[str]:
+    return __all__

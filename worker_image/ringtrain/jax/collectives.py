@@ -1,0 +1,247 @@
+"""Collectives on pytrees, eagerly and under `jit`, with gradients.
+
+Gradients are those of the sum of all ranks' results: what one process on all ranks' inputs has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ringtrain._core.collectives.tensors import Array
+from ringtrain._core.negotiation import arrays, queues
+from ringtrain._core.negotiation.arrays import Reduction
+from ringtrain._core.negotiation.queues import queue_of
+from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set, members
+from ringtrain._core.reduction.ops import Average
+from ringtrain.errors import ConfigurationError
+from ringtrain.jax.calls import differentiable, host_call, is_traced
+
+
+def allreduce(
+    tree: Any,
+    op: Any = None,
+    name: str | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Return `tree` with each leaf reduced over the ranks of `process_set`.
+
+    `tree`: a pytree of arrays, of the same structure, shapes and dtypes on all ranks. `op`: Average (default),
+    Sum, Adasum, Min, Max or Product; averages of integers are rounded towards zero. `name`: pairs this call with
+    the other ranks' (default: a counter when it runs). The factors multiply before and after. Raises
+    ConfigurationError for wrong arguments and MismatchError where ranks disagree; under `jit` JAX raises its
+    JaxRuntimeError with that in its text.
+    """
+    how = Reduction.of(op, None, prescale_factor, postscale_factor, process_set)
+
+    def run(*given: Array) -> list[Array]:
+        return _by_dtype(given, name, lambda part, own, _: arrays.allreduce(part, how, own))
+
+    def forward(given: Sequence[Any]) -> tuple[list[Any], Sequence[Any]]:
+        outputs = host_call("allreduce", run, given, lambda: _shapes(given), _dtypes(given))
+        return outputs, [*given, *outputs] if how.op in ("Min", "Max", "Product") else ()
+
+    def run_backward(*given: Array) -> list[Array]:
+        count = len(given) // 3 if how.op in ("Min", "Max", "Product") else len(given)
+        inputs, outputs = given[count : 2 * count], given[2 * count :]
+
+        def reduced(part: Sequence[Array], own: str | None, places: Sequence[int]) -> list[Array]:
+            before, after = ([kept[place] for place in places if kept] for kept in (inputs, outputs))
+            return arrays.allreduce_gradient(part, before, after, how, own)
+
+        return _by_dtype(given[:count], name, reduced)
+
+    def backward(saved: Sequence[Any], grads: Sequence[Any]) -> list[Any]:
+        return host_call("allreduce", run_backward, [*grads, *saved], lambda: _shapes(grads), _dtypes(grads))
+
+    return _on_leaves(forward, backward, tree)
+
+
+def allgather(tree: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
+    """Return `tree` with the rows of every rank in each leaf, in rank order.
+
+    The number of rows may differ between ranks, but not under `jit`. The gradient of this rank's rows is the sum
+    of what the ranks hold for them.
+    """
+
+    def run(*given: Array) -> list[Array]:
+        return arrays.allgather(given, process_set, name)
+
+    def forward(given: Sequence[Any]) -> tuple[list[Any], Sequence[Any]]:
+        size = members(process_set)
+        return host_call("allgather", run, given, lambda: _rows_times(size, given), _dtypes(given)), ()
+
+    def backward(_: Sequence[Any], grads: Sequence[Any]) -> list[Any]:
+        rows = [leaf.shape[0] for leaf in leaves]
+
+        def reduced(part: Sequence[Array], own: str | None, places: Sequence[int]) -> list[Array]:
+            return arrays.allgather_gradient(part, [rows[i] for i in places], process_set, own, "Sum")
+
+        def run_backward(*given: Array) -> list[Array]:
+            return _by_dtype(given, name, reduced)
+
+        return host_call("allgather", run_backward, grads, lambda: _shapes(leaves), _dtypes(grads))
+
+    leaves = _leaves(tree)
+    return _on_leaves(forward, backward, tree)
+
+
+def broadcast(
+    tree: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Any:
+    """Return the `tree` of `root_rank` (a rank of the world), to which the sum of all ranks' gradients flows back.
+
+    `tree`: of the same structure, shapes and dtypes on all ranks.
+    """
+
+    def run(*given: Array) -> list[Array]:
+        return arrays.broadcast(given, root_rank, process_set, name)
+
+    def forward(given: Sequence[Any]) -> tuple[list[Any], Sequence[Any]]:
+        return host_call("broadcast", run, given, lambda: _shapes(given), _dtypes(given)), ()
+
+    def reduced(part: Sequence[Array], own: str | None, _: Sequence[int]) -> list[Array]:
+        total = arrays.allreduce(part, Reduction("Sum", process_set), own, "broadcast_gradient")
+        return total if queue_of(process_set).rank == root_rank else [np.zeros_like(grad) for grad in total]
+
+    def run_backward(*given: Array) -> list[Array]:
+        return _by_dtype(given, name, reduced)
+
+    def backward(_: Sequence[Any], grads: Sequence[Any]) -> list[Any]:
+        return host_call("broadcast", run_backward, grads, lambda: _shapes(grads), _dtypes(grads))
+
+    return _on_leaves(forward, backward, tree)
+
+
+def alltoall(
+    tree: Any, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Any:
+    """Send `splits[i]` rows of each leaf to rank i of the set (default: equal parts), and return the rows
+    received, in rank order; with `splits`, which `jit` does not take, also how many came from each rank. Gradients
+    flow back the way that the rows came.
+    """
+    cut = None if splits is None else tuple(np.asarray(splits).tolist())
+
+    def exchanged(given: Sequence[Array], parts: Sequence[float] | None) -> tuple[list[Array], Array]:
+        done = [
+            arrays.alltoall(array, parts, process_set, None if name is None else f"{name}.{index}")
+            for index, array in enumerate(given)
+        ]
+        return [rows for rows, _ in done], done[0][1]
+
+    def run(*given: Array) -> list[Array]:
+        received, counts = exchanged(given, cut)
+        return received if cut is None else [*received, counts]
+
+    def forward(given: Sequence[Any]) -> tuple[list[Any], Sequence[Any]]:
+        if cut is not None and is_traced(given):
+            raise ConfigurationError(
+                f"alltoall: splits is {list(cut)} under jit, where the rows that come are not known; expected "
+                "None, or call it outside of jit"
+            )
+        dtypes = _dtypes(given) if cut is None else [*_dtypes(given), np.int32]
+        outputs = host_call("alltoall", run, given, lambda: _shapes(given), dtypes)
+        return outputs, outputs[len(given) :]
+
+    def run_backward(*given: Array) -> list[Array]:
+        grads, counts = given[: len(leaves)], given[len(leaves) :]
+        return exchanged(grads, counts[0].tolist() if counts else None)[0]
+
+    def backward(saved: Sequence[Any], grads: Sequence[Any]) -> list[Any]:
+        own = [*grads[: len(leaves)], *saved]
+        return host_call("alltoall", run_backward, own, lambda: _shapes(leaves), _dtypes(grads[: len(leaves)]))
+
+    leaves, structure = _leaves(tree), jax.tree.structure(tree)
+    results = differentiable(forward, backward, leaves) if leaves else []
+    received = jax.tree.unflatten(structure, results[: len(leaves)])
+    return received if cut is None else (received, results[-1] if results else np.array(cut, np.int32))
+
+
+def reducescatter(
+    tree: Any,
+    op: Any = Average,
+    name: str | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Return `tree` with this rank's rows of each reduced leaf (`op`: Average or Sum); the first ranks have one
+    more row where rows do not divide. The gradient is every rank's, gathered.
+    """
+    how = Reduction.of_sums("reducescatter", op, prescale_factor, postscale_factor, process_set)
+
+    def run(*given: Array) -> list[Array]:
+        return arrays.reducescatter(given, how, name)
+
+    def forward(given: Sequence[Any]) -> tuple[list[Any], Sequence[Any]]:
+        return host_call("reducescatter", run, given, lambda: _own_rows(process_set, given), _dtypes(given)), ()
+
+    def run_backward(*given: Array) -> list[Array]:
+        factor = how.prescale * how.postscale / (members(process_set) if how.op == "Average" else 1)
+        gathered = arrays.allgather(given, process_set, None if name is None else f"{name}.gradient")
+        return [np.asarray(grad * factor, grad.dtype) for grad in gathered]
+
+    def backward(_: Sequence[Any], grads: Sequence[Any]) -> list[Any]:
+        return host_call("reducescatter", run_backward, grads, lambda: _shapes(leaves), _dtypes(grads))
+
+    leaves = _leaves(tree)
+    return _on_leaves(forward, backward, tree)
+
+
+def join() -> int:
+    """Say that this rank has no more data, and wait until all have said so; return the last rank to join.
+    Meanwhile it contributes zeros to what the others sum or average, eagerly or under `jit`."""
+    jax.effects_barrier()
+    return queues.join()
+
+
+def _on_leaves(forward: Any, backward: Any, tree: Any) -> Any:
+    leaves = _leaves(tree)
+    return jax.tree.unflatten(
+        jax.tree.structure(tree), differentiable(forward, backward, leaves) if leaves else []
+    )
+
+
+def _leaves(tree: Any) -> list[Any]:
+    return [jnp.asarray(leaf) for leaf in jax.tree.leaves(tree)]
+
+
+def _by_dtype(
+    given: Sequence[Array],
+    name: str | None,
+    function: Callable[[Sequence[Array], str | None, Sequence[int]], Sequence[Array]],
+) -> list[Array]:
+    """Return `function(those of one dtype, their name, their places)` for each dtype, in the order of `given`: a
+    reduction has one."""
+    places: dict[str, list[int]] = {}
+    for place, array in enumerate(given):
+        places.setdefault(array.dtype.name, []).append(place)
+    results: list[Array] = list(given)
+    for dtype, own in places.items():
+        own_name = name if name is None or len(places) == 1 else f"{name}.{dtype}"
+        for place, result in zip(own, function([given[i] for i in own], own_name, own), strict=True):
+            results[place] = result
+    return results
+
+
+def _shapes(given: Sequence[Any]) -> list[tuple[int, ...]]:
+    return [tuple(array.shape) for array in given]
+
+
+def _dtypes(given: Sequence[Any]) -> list[Any]:
+    return [array.dtype for array in given]
+
+
+def _rows_times(size: int, given: Sequence[Any]) -> list[tuple[int, ...]]:
+    return [(shape[0] * size, *shape[1:]) if shape else () for shape in _shapes(given)]
+
+
+def _own_rows(process_set: ProcessSet, given: Sequence[Any]) -> list[tuple[int, ...]]:
+    size, rank = members(process_set), process_set.rank() or 0
+    return [(shape[0] // size + (rank < shape[0] % size), *shape[1:]) if shape else () for shape in _shapes(given)]

@@ -1,0 +1,166 @@
+"""Gradients of a function, averaged over all ranks while the backward pass runs.
+
+Each parameter passes through an identity whose gradient rule hands the cotangent over to the named queue of its
+process set and does not wait; what waits for all of them comes behind the backward pass. What is handed over is an
+unordered callback that runs as soon as JAX has the cotangent; what begins and ends a call are ordered ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ringtrain._core.collectives.tensors import Array
+from ringtrain._core.negotiation import arrays
+from ringtrain._core.negotiation.arrays import Reduction
+from ringtrain._core.process_groups import context
+from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set, number_of
+from ringtrain.errors import ConfigurationError
+from ringtrain.jax.calls import host_call, is_traced
+
+
+def value_and_grad(
+    fun: Callable[..., Any],
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    op: Any = None,
+    process_set: ProcessSet = global_process_set,
+) -> Callable[..., Any]:
+    """Return `jax.value_and_grad(fun, argnums, has_aux)` whose gradients are averaged over the ranks.
+
+        @jax.jit
+        def step(params, state, batch):
+            loss, grads = hvd.value_and_grad(loss_of)(params, batch)
+            updates, state = optimizer.update(grads, state, params)
+            return optax.apply_updates(params, updates), state, loss
+
+    Within `jit` each gradient leaves as soon as the backward pass has it, while the pass goes on; the value is
+    this rank's own. Without `jit`, or of a function that is compiled by itself, gradients leave when the backward
+    pass is done. A parameter that this rank's `fun` does not use has zeros. `op`: Average (default) or Sum. Every
+    rank makes the calls of a process set in the same order, with parameters of the same structure.
+    """
+    how = Reduction.of_sums("value_and_grad", op, 1.0, 1.0, process_set)
+    places = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+
+    def run(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        trained = [args[place] for place in places]
+        paths, structure = jax.tree_util.tree_flatten_with_path(trained)
+        names = [jax.tree_util.keystr(path) for path, _ in paths]
+        (number,) = host_call("value_and_grad", lambda: [_begin(process_set)], [], lambda: [()], [np.int32])
+
+        def hooked(leaves: Sequence[Any]) -> Any:
+            passed = [_leaving(leaf, number, name, how) for leaf, name in zip(leaves, names, strict=True)]
+            given = list(args)
+            for place, value in zip(places, jax.tree.unflatten(structure, passed), strict=True):
+                given[place] = value
+            return fun(*given, **kwargs)
+
+        leaves = [leaf for _, leaf in paths]
+        try:
+            value, marks = jax.value_and_grad(hooked, has_aux=has_aux)(leaves)
+        except BaseException:
+            _give_up(number, process_set)
+            raise
+        reduced = jax.tree.unflatten(structure, _reduced(marks, names, number, how))
+        return value, reduced[0] if isinstance(argnums, int) else tuple(reduced)
+
+    return run
+
+
+def grad(
+    fun: Callable[..., Any],
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    op: Any = None,
+    process_set: ProcessSet = global_process_set,
+) -> Callable[..., Any]:
+    """Return `jax.grad(fun, argnums, has_aux)` whose gradients are averaged over the ranks: `value_and_grad`
+    without the value."""
+    both = value_and_grad(fun, argnums, has_aux, op, process_set)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        value, grads = both(*args, **kwargs)
+        return (grads, value[1]) if has_aux else grads
+
+    return run
+
+
+@dataclass
+class _GradientCalls:
+    """Calls of this world that have begun: by process set and number, what has left, by name."""
+
+    begun: dict[tuple[int, int], dict[str, Any]] = field(default_factory=dict)
+
+
+def _calls() -> _GradientCalls:
+    return context.current().attached(_GradientCalls, _GradientCalls)
+
+
+def _begin(process_set: ProcessSet) -> Array:
+    """Return the first number that no call has which is under way: the same on all ranks, as such calls run in one
+    order. Numbers come back, so that ranks know the names of the next step."""
+    begun, set_number = _calls().begun, number_of(process_set)
+    number = next(number for number in range(len(begun) + 1) if (set_number, number) not in begun)
+    begun[set_number, number] = {}
+    return np.asarray(number, np.int32)
+
+
+def _give_up(number: Any, process_set: ProcessSet) -> None:
+    """Give the number of a call back that has failed on every rank before anything left."""
+    key = (number_of(process_set), -1 if is_traced([number]) else int(number))
+    if not _calls().begun.get(key, True):
+        del _calls().begun[key]
+
+
+def _submit(number: int, name: str, gradient: Array, how: Reduction) -> None:
+    handles = _calls().begun[number_of(how.process_set), number]
+    if name in handles:
+        raise ConfigurationError(
+            f"value_and_grad: the gradient of {name} came twice in one call; expected no vmap around it: make the "
+            "loss a mean over the batch"
+        )
+    handles[name] = arrays.begin(how.request(f"gradient{number}{name}"), [gradient], how.process_set)
+
+
+def _leaving(leaf: Any, number: Any, name: str, how: Reduction) -> Any:
+    """Return `leaf`. Its cotangent is handed over, and in its place goes on a mark of the same shape."""
+
+    def submit(own_number: Array, gradient: Array) -> list[Array]:
+        # JAX's memory is another's after the callback.
+        _submit(int(own_number), name, np.array(gradient), how)
+        return [np.zeros((), gradient.dtype)]
+
+    @jax.custom_vjp
+    def passed(value: Any, _: Any) -> Any:
+        return value
+
+    def backward(own_number: Any, gradient: Any) -> tuple[Any, None]:
+        if not gradient.size:
+            return gradient, None
+        given = [own_number, gradient]
+        (mark,) = host_call("value_and_grad", submit, given, lambda: [()], [gradient.dtype], ordered=False)
+        return jnp.broadcast_to(mark, gradient.shape), None
+
+    passed.defvjp(lambda value, own_number: (value, own_number), backward)
+    return passed(leaf, number)
+
+
+def _reduced(marks: Sequence[Any], names: Sequence[str], number: Any, how: Reduction) -> list[Any]:
+    """Wait for the gradients, of which `marks` have left; one without a mark is zeros."""
+    shapes, dtypes = [mark.shape for mark in marks], [mark.dtype for mark in marks]
+
+    def wait(own_number: Array, *_: Array) -> list[Array]:
+        key = (number_of(how.process_set), int(own_number))
+        for name, shape, dtype in zip(names, shapes, dtypes, strict=True):
+            if name not in _calls().begun[key]:
+                _submit(key[1], name, np.zeros(shape, dtype), how)
+        handles = _calls().begun.pop(key)
+        return [arrays.result_of(handles[name])[0] for name in names]
+
+    left = [mark.reshape(-1)[0] for mark in marks if mark.size]
+    return host_call("value_and_grad", wait, [number, *left], lambda: shapes, dtypes)

@@ -1,0 +1,89 @@
+"""Broadcast and gather Python objects, and start every rank from the same parameters."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ringtrain._core.negotiation import arrays, objects
+from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set
+from ringtrain._core.wire.values import Foreign, decode_value, encode_value
+from ringtrain.errors import ConfigurationError, kind_of
+
+
+def broadcast_object(
+    obj: Any,
+    root_rank: int = 0,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    allow_pickle: bool = False,
+) -> Any:
+    """Return the object of `root_rank` on every rank.
+
+    Numbers, strings, bytes, None, containers of them, named tuples, dataclasses, arrays of numpy and JAX and keys
+    of `jax.random` travel as data that cannot run code; anything else needs `allow_pickle=True` on every rank.
+    Raises ConfigurationError on every rank where the root's object can't be sent.
+    """
+    return objects.broadcast_object(obj, root_rank, name, process_set, allow_pickle, JAX_VALUES)
+
+
+def allgather_object(
+    obj: Any,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    allow_pickle: bool = False,
+) -> list[Any]:
+    """Return every rank's object, in rank order. What may be sent: as for `broadcast_object`."""
+    return objects.allgather_object(obj, name, process_set, allow_pickle, JAX_VALUES)
+
+
+def broadcast_parameters(params: Any, root_rank: int = 0, process_set: ProcessSet = global_process_set) -> Any:
+    """Return the pytree `params` of `root_rank`: parameters, the state of an optimizer of optax, keys of
+    `jax.random`.
+
+    `params`: of the same structure, shapes and dtypes on all ranks; leaves become JAX's arrays. Not under `jit`.
+    """
+    paths, structure = jax.tree_util.tree_flatten_with_path(params)
+    begun = []
+    for path, leaf in paths:
+        name = f"parameters{jax.tree_util.keystr(path)}"
+        if isinstance(leaf, jax.core.Tracer):
+            raise ConfigurationError(
+                f"broadcast_parameters: {name} is traced; call it before jit, once, or broadcast() within it"
+            )
+        begun.append((leaf, arrays.begin_broadcast([_plain(leaf)], root_rank, process_set, name)))
+    received = [_like(leaf, arrays.result_of(promise)[0]) for leaf, promise in begun]
+    return jax.tree.unflatten(structure, received)
+
+
+def _is_key(value: Any) -> bool:
+    return isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
+
+
+def _plain(leaf: Any) -> Any:
+    return np.asarray(jax.random.key_data(leaf) if _is_key(leaf) else jnp.asarray(leaf))
+
+
+def _like(leaf: Any, array: Any) -> Any:
+    values = jnp.array(array)
+    return jax.random.wrap_key_data(values, impl=jax.random.key_impl(leaf)) if _is_key(leaf) else values
+
+
+def _packed(value: Any) -> bytes:
+    """Return the bytes of an array of JAX. Raises ConfigurationError for others."""
+    if not isinstance(value, jax.Array) or isinstance(value, jax.core.Tracer):
+        raise ConfigurationError(f"{kind_of(value)} is no array that has a value")
+    kind = str(jax.random.key_impl(value)) if _is_key(value) else ""
+    return encode_value((kind, _plain(value)))
+
+
+def _unpacked(data: bytes) -> Any:
+    kind, array = decode_value(data)
+    values = jnp.array(array)
+    return jax.random.wrap_key_data(values, impl=kind) if kind else values
+
+
+JAX_VALUES: Final = Foreign(_packed, _unpacked)
