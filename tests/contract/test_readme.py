@@ -81,14 +81,21 @@ def test_files_on_the_readmes_command_lines_are_there() -> None:
 
 @pytest.mark.slow
 def test_the_readmes_run_works_as_it_is_written(tmp_path: Path) -> None:
-    """`ringtrain run …` trains; only where the logs go is added."""
+    """`ringtrain run …` trains, with nothing of the environment in PATH."""
     (line,) = [line for block in blocks(README, "") for line in block.splitlines() if "ringtrain run" in line]
     program, run, *words = shlex.split(line)
     assert (program, run) == (".venv/bin/ringtrain", "run")
-    env = {**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
-    command = [str(BIN / "ringtrain"), run, "--log-dir", str(tmp_path), *words]
+    (tmp_path / ".venv").symlink_to(BIN.parent)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    env = {"PATH": os.defpath, "HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=DEADLINE_S, check=False
+        [program, run, *words],
+        cwd=tmp_path,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"test accuracy: 0\.9[6-9]", done.stdout)
