@@ -28,7 +28,7 @@ def list_jobs(all_namespaces: bool, output: str, cluster: ClusterOptions | None)
     """List jobs with their state and progress."""
     jobs = with_client(cluster, lambda client: client.backend.select(everywhere=all_namespaces))
     if output in ("json", "yaml"):
-        _print_data(jobs, output)
+        print_data(jobs, output)
     elif output == "name":
         for job in jobs:
             click.echo(job["metadata"]["name"])
@@ -36,7 +36,8 @@ def list_jobs(all_namespaces: bool, output: str, cluster: ClusterOptions | None)
         print_jobs(jobs, all_namespaces, output == "wide")
 
 
-def _print_data(data: Any, form: str) -> None:
+def print_data(data: Any, form: str) -> None:
+    """Print `data` as `form`: json or yaml."""
     click.echo(
         json.dumps(data, indent=2) if form == "json" else yaml.safe_dump(data, sort_keys=False), nl=form == "json"
     )
@@ -107,7 +108,7 @@ def why(name: str, output: str, cluster: ClusterOptions | None) -> None:
     """Say why the job is in the state it is in: its conditions, its pods, the last warnings, the last failure."""
     found = with_client(cluster, lambda client: client.backend.causes(name))
     if output != "text":
-        _print_data(found, output)
+        print_data(found, output)
         return
     console = Console()
     for line in found:

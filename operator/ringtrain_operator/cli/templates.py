@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import click
 from ..local.templates import Templates
 from ..spec.training_template import Template, named_template
 from .failures import errors_reported
+from .listing import print_data
 from .session import ClusterOptions, Json, Session, cluster_options, with_session
 
 template_files = click.option(
@@ -54,13 +54,19 @@ def _ask(cluster: ClusterOptions, job: Json) -> Template:
 
 
 @click.command()
-@click.option("--output", "-o", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@click.option(
+    *("--output", "-o"), type=click.Choice(["table", "json", "yaml", "name"]), default="table", show_default=True
+)
 @cluster_options
 def templates(output: str, cluster: ClusterOptions) -> None:
     """List the templates that jobs can name: the cluster's, and the namespace's. Maturity: Experimental."""
     found = with_session(cluster, _listed)
-    if output == "json":
-        click.echo(json.dumps(found, indent=2))
+    if output in ("json", "yaml"):
+        print_data(found, output)
+        return
+    if output == "name":
+        for o in found:
+            click.echo(o["metadata"]["name"])
         return
     rows = [(o["metadata"]["name"], o["kind"], (o["spec"].get("description") or "-").strip()) for o in found]
     rows = [("NAME", "KIND", "DESCRIPTION"), *rows]

@@ -43,17 +43,13 @@ def ui(name: str | None, port: int, opens: bool, cluster: ClusterOptions | None)
     if cluster is None:
         with errors_reported():
             link = newest_run(RUNS, name).report().resolve().as_uri()
-        click.echo(link)
-        if opens:
-            click.launch(link)
+        _show(link, opens)
         return
 
     async def hold(session: Session) -> None:
         try:
             async with serving_page(session, name, port) as link:
-                click.echo(link)
-                if opens:
-                    click.launch(link)
+                _show(link, opens)
                 await asyncio.Event().wait()
         except OSError as exc:
             raise OperatorError(f"--port {port} cannot be listened on: {exc.strerror or exc}") from exc
@@ -62,3 +58,9 @@ def ui(name: str | None, port: int, opens: bool, cluster: ClusterOptions | None)
         with_session(cluster, hold)
     except KeyboardInterrupt:
         click.echo("the page is no longer forwarded", err=True)
+
+
+def _show(link: str, opens: bool) -> None:
+    click.echo(link)
+    if opens:
+        click.launch(link)

@@ -166,6 +166,8 @@ async def test_the_cluster_is_asked_for_templates(open_cluster: OpenCluster, tmp
         listed = await asyncio.to_thread(CliRunner().invoke, main, ["templates", *at])
         rows = [line.split(maxsplit=2) for line in listed.output.splitlines()]
         assert (rows[0], rows[-1]) == (["NAME", "KIND", "DESCRIPTION"], ["small", "TrainingTemplate", "of tests"])
+        names = await asyncio.to_thread(CliRunner().invoke, main, ["templates", "-o", "name", *at])
+        assert names.output.splitlines()[-1] == "small"  # after those of the cluster
         command = ["render", str(tmp_path / "job.yaml"), "--server", *at]
         rendered = await asyncio.to_thread(CliRunner().invoke, main, command)
         assert "digits-worker-1" in rendered.output
