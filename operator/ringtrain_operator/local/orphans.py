@@ -51,6 +51,8 @@ class Watcher:
         )
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-c", program],
+            # Not one of the processes of a run that this one may be a part of: it outlives that by a moment.
+            env={name: value for name, value in os.environ.items() if name != self._VARIABLE},
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
