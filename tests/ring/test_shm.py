@@ -1,6 +1,7 @@
 """Shared memory: what ranks of one host do differently. What all transports have in common is tested elsewhere."""
 
 import contextvars
+import gc
 import os
 import signal
 import time
@@ -246,10 +247,12 @@ def test_a_broadcast_of_many_rounds_arrives() -> None:
 
 def test_nothing_stays_mapped() -> None:
     """After shutdown, neither memory nor file descriptors."""
+    gc.collect()  # errors of tests before, whose tracebacks hold ranks
+    before = set(mapped_segments())
     with world_of(2, "shm") as world:
         world.run(lambda rank: rt.allreduce(np.ones(10)))
-        assert mapped_segments()
-    assert mapped_segments() == []
+        assert set(mapped_segments()) - before
+    assert set(mapped_segments()) <= before
 
 
 @pytest.mark.parametrize("length", [10, 500_000], ids=["small", "large"])
