@@ -1,16 +1,21 @@
 """Which hosts a run has, and how many ranks each of them gets."""
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
 
+from ringtrain.errors import ConfigurationError
+from ringtrain.shared.slurm import node_names, tasks_of_nodes
 from ringtrain_job.launcher.discovery import own_names
 
 _LINE = re.compile(r"(?P<host>\S+)(?:\s+slots\s*=\s*(?P<slots>\S+))?(?:\s+max_slots\s*=\s*\S+)?")
 # A name that begins with a dash would be an option of ssh.
 _HOST = re.compile(r"[A-Za-z0-9_:][A-Za-z0-9_.@%:-]*")
+# From here on, ids of steps are those that SLURM gives its own: the script of a job, the shell of salloc.
+_OWN_STEPS = 0xFFFF_FF00
 
 
 @dataclass(frozen=True)
@@ -26,15 +31,49 @@ class Host:
         return self.name in own_names()
 
 
-def find_hosts(text: str, hostfile: str | None, ranks: int) -> list[Host]:
-    """The hosts of `ranks` ranks with as many slots as each gets ranks, from `-H text` or a hostfile; without
-    either it is this machine. Raises a usage error."""
+def find_hosts(text: str, hostfile: str | None, ranks: int, allocated: Sequence[Host] = ()) -> list[Host]:
+    """The hosts of `ranks` ranks with as many slots as each gets ranks, from `-H text`, a hostfile, or what is
+    `allocated`; without any of them it is this machine. Raises a usage error."""
     if text and hostfile:
         raise click.UsageError(f"-H {text} and --hostfile {hostfile}: both say where ranks are; leave one out")
     if hostfile:
         return place_ranks(read_hostfile(hostfile, ranks), ranks, f"--hostfile {hostfile}")
     hosts = parse_hosts(text, ranks)
-    return place_ranks(hosts, ranks, f"-H {text}") if hosts else [Host("localhost", ranks)]
+    if hosts:
+        return place_ranks(hosts, ranks, f"-H {text}")
+    if allocated:
+        return place_ranks(
+            list(allocated), ranks, "SLURM's job has " + ",".join(f"{h.name}:{h.slots}" for h in allocated)
+        )
+    return [Host("localhost", ranks)]
+
+
+def allocated_hosts(env: Mapping[str, str]) -> list[Host]:
+    """The nodes that SLURM has given the job, with a slot for each task; none outside of a job, or in a step that
+    srun has started: that one has its place. Raises a usage error."""
+    if not env.get("SLURM_JOB_NODELIST") or _is_task(env):
+        return []
+    try:
+        tasks = tasks_of_nodes("SLURM_TASKS_PER_NODE", env)
+        return [Host(*place) for place in zip(node_names("SLURM_JOB_NODELIST", env), tasks, strict=False)]
+    except ConfigurationError as exc:
+        raise click.UsageError(f"{exc}; or say with -np and -H where ranks are") from exc
+
+
+def note_on_tasks(env: Mapping[str, str]) -> list[str]:
+    """A line where srun has started this command several times."""
+    tasks = env.get("SLURM_STEP_NUM_TASKS", "1")
+    if tasks == "1" or not _is_task(env):
+        return []
+    return [
+        f"srun has started this command {tasks} times, and each is a run of its own; without srun, in the job's "
+        "script, ringtrain run starts ranks on all nodes of the job"
+    ]
+
+
+def _is_task(env: Mapping[str, str]) -> bool:
+    step = env.get("SLURM_STEP_ID", "")
+    return step.isdecimal() and int(step) < _OWN_STEPS
 
 
 def parse_hosts(text: str, ranks: int) -> list[Host]:

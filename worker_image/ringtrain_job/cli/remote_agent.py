@@ -1,4 +1,4 @@
-"""`ringtrain remote-agent`: what `ringtrain run` starts on another host over ssh.
+"""`ringtrain remote-agent`: what `ringtrain run` starts on another host over ssh, or on a node by srun.
 
 It says on stdout who it is, reads its order from stdin, and runs an agent for as long as stdin is open: when the
 connection of ssh or the run goes, the agent ends, and nothing is left on this host.
@@ -64,7 +64,9 @@ class Order:
 @click.command("remote-agent", hidden=True)
 def remote_agent() -> None:
     """Run one agent of a `ringtrain run` on another host; it tells what to do on stdin."""
-    run_address = os.environ.get("SSH_CONNECTION", "").partition(" ")[0]
+    # A job that somebody submitted over ssh may have the variable of that connection.
+    by_ssh = os.environ.get("SSH_CONNECTION", "").partition(" ")[0]
+    run_address = os.environ.get("SLURM_LAUNCH_NODE_IPADDR") or by_ssh
     print(GREETING + json.dumps(asdict(Greeting(version("ringtrain"), run_address))), flush=True)
     order = _read_order()
     if order is None:  # another host could not be reached, or the run has ended

@@ -23,7 +23,7 @@ from ringtrain_job.cli.elastic import ElasticOptions, ElasticRun, elastic_option
 from ringtrain_job.cli.ending import say, say_end
 from ringtrain_job.cli.failures import exit_code_of
 from ringtrain_job.cli.horovod_values import HorovodValues, horovod_options
-from ringtrain_job.cli.hosts import Host, find_hosts
+from ringtrain_job.cli.hosts import Host, allocated_hosts, find_hosts, note_on_tasks
 from ringtrain_job.cli.live_page import page_settings, say_link, without_token
 from ringtrain_job.cli.main import log_to_stderr
 from ringtrain_job.cli.run_processes import (
@@ -38,6 +38,7 @@ from ringtrain_job.cli.run_processes import (
     with_lost_lines,
 )
 from ringtrain_job.cli.several_hosts import run_on_hosts
+from ringtrain_job.cli.ssh import SrunOptions
 from ringtrain_job.launcher.config import LauncherConfig
 from ringtrain_job.logs.layout import AttemptFiles
 from ringtrain_job.logs.reading import read_outcome
@@ -50,14 +51,13 @@ NAMESPACE = "local"
 @click.option(
     *("-np", "-n", "--np", "--num-proc", "ranks"),
     type=click.IntRange(1, 1024),
-    required=True,
-    help="How many ranks to start.",
+    help="How many ranks to start [in a job of SLURM: its tasks].",
 )
 @click.option(
     *("-H", "--hosts"),
     default="",
     metavar="HOST:N,...",
-    help="Where; other hosts over ssh [default: here]. Maturity: Beta for other hosts.",
+    help="Where; others over ssh [default: here, or SLURM's nodes]. Maturity: Beta for other hosts.",
 )
 @horovod_options
 @elastic_options
@@ -79,7 +79,7 @@ NAMESPACE = "local"
 @click.option("--quiet", "-q", is_flag=True, help="Print what ranks write and why the job failed, nothing else.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(
-    ranks: int,
+    ranks: int | None,
     hosts: str,
     horovod: HorovodValues,
     elastic: ElasticOptions,
@@ -102,16 +102,20 @@ def run(
     --on-loss Restart. Lines of an elastic run begin with the rank's slot, which stays, where its rank may change.
 
     Hosts of -H that are not this machine are reached by ssh, which asks nothing; they need Python, ringtrain and
-    this directory at the same paths.
+    this directory at the same paths. In the script of a job of SLURM, ranks are on its nodes, reached by srun.
 
     Options stand before COMMAND; those behind it are COMMAND's own. Ends with the exit status of the first rank
     that failed, else 0; with 74 where none did and lines of the log could not be written.
     """
     hostfile = horovod.of("hostfile")
     given = f"-H {hosts}" if hosts else f"--hostfile {hostfile}" if hostfile else ""
+    allocated = [] if given or elastic.given else allocated_hosts(os.environ)
+    if ranks is None and not allocated:
+        raise click.UsageError("Missing option '-np': how many ranks to start, as -np 2")
+    ranks = ranks or sum(host.slots for host in allocated)
     world = elastic_run(ranks, given, elastic)
     slots = ranks if world is None else world.slots
-    placed = find_hosts(hosts, hostfile, slots)
+    placed = find_hosts(hosts, hostfile, slots, allocated if len(allocated) > 1 else ())
     _check_elastic(placed, world)
     _check_data_workers(placed, data_workers)
     check_name(name)
@@ -123,7 +127,7 @@ def run(
     job = name or f"{_program(command)}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     files = AttemptFiles.of(log_dir.resolve(), NAMESPACE, job, 1)
     horovod.link_outputs(files, slots)
-    for note in () if quiet else [*horovod.notes, _starting(slots, len(placed))]:
+    for note in () if quiet else [*horovod.notes, *note_on_tasks(os.environ), _starting(slots, len(placed))]:
         say(note)
     started = time.monotonic()
     settings = horovod.variables | ({} if world is None else world.variables)
@@ -133,7 +137,8 @@ def run(
     if all(host.is_here for host in placed):
         code = exit_code_of(lambda: _run(ranks, place, command, verbose))
     else:
-        code = exit_code_of(lambda: run_on_hosts(placed, horovod.ssh, place, command, verbose))
+        reach = SrunOptions(horovod.ssh.interfaces) if allocated else horovod.ssh
+        code = exit_code_of(lambda: run_on_hosts(placed, reach, place, command, verbose))
     outcome = read_outcome(files)
     if code or not quiet or (outcome or {}).get("warning"):
         with suppress(OSError):  # the terminal was closed

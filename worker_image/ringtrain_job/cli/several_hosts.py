@@ -32,7 +32,7 @@ from ringtrain_job.cli.run_processes import (
     wait_for,
     with_lost_lines,
 )
-from ringtrain_job.cli.ssh import HostDeadlines, RemoteAgent, SshOptions, connect, portable
+from ringtrain_job.cli.ssh import HostDeadlines, RemoteAgent, SrunOptions, SshOptions, connect, portable
 from ringtrain_job.launcher.config import LauncherConfig
 
 # Set anew on each host: where its secrets are, and its own address.
@@ -76,7 +76,11 @@ class _Run:
 
 
 def run_on_hosts(
-    hosts: Sequence[Host], options: SshOptions, settings: Mapping[str, str], command: Sequence[str], verbose: bool
+    hosts: Sequence[Host],
+    options: SshOptions | SrunOptions,
+    settings: Mapping[str, str],
+    command: Sequence[str],
+    verbose: bool,
 ) -> int:
     """Run `command` on all `hosts`, with the launcher in this process's care; returns the run's exit code.
 

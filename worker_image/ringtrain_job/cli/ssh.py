@@ -1,4 +1,4 @@
-"""Agents on other hosts, which the system's ssh starts and keeps."""
+"""Agents on other hosts, which the system's ssh starts and keeps, or srun on the nodes of SLURM's job."""
 
 import json
 import os
@@ -26,6 +26,7 @@ _POLL_S: Final = 0.1
 _LINES_KEPT: Final = 20
 _EXIT_SSH: Final = 255
 _EXITS_SHELL: Final = (126, 127)
+_AGENT: Final = (sys.executable, "-m", "ringtrain", "remote-agent")
 # What belongs to a host or to a login, and must not be taken to another one.
 _OF_A_HOST: Final = frozenset(
     [
@@ -40,6 +41,12 @@ _OF_A_HOST: Final = frozenset(
         "PWD",
         "SHELL",
         "SHLVL",
+        "SLURMD_NODENAME",
+        "SLURM_GTIDS",
+        "SLURM_LOCALID",
+        "SLURM_NODEID",
+        "SLURM_PROCID",
+        "SLURM_TASK_PID",
         "TERM",
         "TMPDIR",
         "USER",
@@ -47,6 +54,19 @@ _OF_A_HOST: Final = frozenset(
     ]
 )
 _OF_A_LOGIN: Final = ("SSH_", "XDG_", "BASH_FUNC_")
+
+
+@dataclass(frozen=True)
+class SrunOptions:
+    """How nodes of SLURM's job are reached. `interfaces`: which of a node's networks ranks use."""
+
+    interfaces: Sequence[str] = ()
+
+    def command(self, host: str, deadlines: "HostDeadlines") -> list[str]:
+        """srun on the node, beside what the job has there; it runs the Python that runs here."""
+        place = ["--nodes=1", "--ntasks=1", "--ntasks-per-node=1", f"--nodelist={host}", "--overlap", "--mem=0"]
+        words = ["srun", *place, "--mpi=none", "--cpu-bind=none", "--export=ALL", "--quiet", "--unbuffered"]
+        return [*words, *_AGENT]
 
 
 @dataclass(frozen=True)
@@ -68,8 +88,7 @@ class SshOptions:
         options = [word for name, value in limits.items() for word in ("-o", f"{name}={value}")]
         options += ["-p", str(self.port)] if self.port else []
         options += ["-i", self.identity_file] if self.identity_file else []
-        remote = shlex.join([sys.executable, "-m", "ringtrain", "remote-agent"])
-        return ["ssh", "-T", *options, "--", host, f"exec {remote}"]
+        return ["ssh", "-T", *options, "--", host, f"exec {shlex.join(_AGENT)}"]
 
 
 @dataclass(frozen=True)
@@ -82,19 +101,20 @@ class HostDeadlines:
 
 
 class RemoteAgent:
-    """An agent on another host. `process` is its ssh, whose exit status is the agent's."""
+    """An agent on another host. `process` is its ssh or srun, whose exit status is the agent's."""
 
-    def __init__(self, host: Host, options: SshOptions, deadlines: HostDeadlines) -> None:
-        """Raises ConfigurationError if there is no ssh."""
+    def __init__(self, host: Host, options: SshOptions | SrunOptions, deadlines: HostDeadlines) -> None:
+        """Raises ConfigurationError if there is no ssh, or no srun."""
         self.host = host
         self._deadlines = deadlines
         self._greeting: Greeting | None = None
         self._started = False
         self._lost = 0
         self._said: list[str] = []
+        words = options.command(host.name, deadlines)
         try:
             self.process = start_child(
-                options.command(host.name, deadlines),
+                words,
                 _environment(),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -102,8 +122,8 @@ class RemoteAgent:
             )
         except FileNotFoundError as exc:
             raise ConfigurationError(
-                f"-H names {host.name}, another host, which needs ssh here: PATH has no program of this name; "
-                "install it (apt install openssh-client)"
+                f"{host.name} is another host, which needs {words[0]} here: PATH has no program of this name"
+                + ("; install it (apt install openssh-client)" if words[0] == "ssh" else "")
             ) from exc
         self._readers = [
             threading.Thread(target=read, args=(stream,), daemon=True)
@@ -220,7 +240,7 @@ def _hint(host: str, said: str) -> str:
 
 
 def connect(
-    stack: ExitStack, hosts: Sequence[Host], options: SshOptions, deadlines: HostDeadlines
+    stack: ExitStack, hosts: Sequence[Host], options: SshOptions | SrunOptions, deadlines: HostDeadlines
 ) -> list[tuple[RemoteAgent, Greeting]]:
     """Reach all `hosts` at once; `stack` lets them go.
 

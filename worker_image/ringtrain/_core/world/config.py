@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from ringtrain._core.world.mpi_environment import mpi_rank
+from ringtrain._core.world.slurm import meet_on_first_node, slurm_rank
 from ringtrain._core.world.tf_config import parse_tf_config
 from ringtrain._core.world.topology import Topology, check_addresses, same_address, topology_of
 from ringtrain._core.world.torchrun import meet_beside_master, torchrun_rank
@@ -39,7 +40,7 @@ class WorkerConfig:
     """What a rank knows about itself before it talks to anyone.
 
     `role`: `chief`, `worker`, or `evaluator`, which stands outside the ring in a world of one.
-    `source`: where the world was found: `ringtrain`, `tf_config`, `mpi`, `torchrun` or `single`.
+    `source`: where the world was found: `ringtrain`, `tf_config`, `slurm`, `mpi`, `torchrun` or `single`.
     `transport`: one of `TRANSPORTS`. `data_path`: one of `DATA_PATHS`.
     `encrypt`: one of `contract.ENCRYPTION`, with the certificates in `secret_dir`, which are of the job `job_uid`.
     `token_text`: the token where there is no `token_file`. `formation`: the number of the world within the attempt
@@ -88,7 +89,7 @@ class WorkerConfig:
 
     @staticmethod
     def from_env(env: Mapping[str, str]) -> "WorkerConfig":
-        """Find the world: `RINGTRAIN_*`, then `TF_CONFIG`, MPI's variables, torchrun's, else a world of one.
+        """Find the world: `RINGTRAIN_*`, then `TF_CONFIG`, SLURM's, MPI's, torchrun's, else a world of one.
 
         Where one of ours is not set, its counterpart of Horovod's counts (`horovod_variables.COUNTERPARTS`).
         Raises ConfigurationError naming the variable, its value and what was expected.
@@ -98,6 +99,7 @@ class WorkerConfig:
         world = (
             _from_ringtrain(env)
             or _from_tf_config(env)
+            or _from_slurm(env)
             or _from_mpi(env)
             or _from_torchrun(env)
             or _alone("single", "worker")
@@ -197,6 +199,17 @@ def _from_tf_config(env: Mapping[str, str]) -> _DiscoveredWorld | None:
         return _alone("tf_config", task.type)
     topology = topology_of(task.addresses, task.rank)
     return _DiscoveredWorld("tf_config", task.type, task.rank, task.addresses, topology)
+
+
+def _from_slurm(env: Mapping[str, str]) -> _DiscoveredWorld | None:
+    found = slurm_rank(env)
+    if found is None:
+        return None
+    addresses = _ALONE if found.size == 1 else _ring_addresses(env, found.size)
+    if addresses is None:
+        token = _token(_path(env, contract.ENV_TOKEN_FILE), env.get(contract.ENV_TOKEN))
+        addresses = meet_on_first_node(found, env, token, Environment(env).seconds(contract.ENV_TIMEOUT, 60.0))
+    return _DiscoveredWorld("slurm", "worker", found.rank, addresses, topology_of(addresses, found.rank))
 
 
 def _from_mpi(env: Mapping[str, str]) -> _DiscoveredWorld | None:

@@ -23,14 +23,27 @@ _AGAIN_S: Final = 0.1
 _TICK_S: Final = 0.5
 
 
+@dataclass(frozen=True)
+class Meeting:
+    """Where rank 0 listens, and words for what is wrong there.
+
+    `size_name`: the variable with the world's size. `start`: how all ranks are started. `port_taken`: the way out.
+    """
+
+    where: tuple[str, int]
+    size_name: str = "WORLD_SIZE"
+    start: str = "start every rank, with the same MASTER_ADDR and MASTER_PORT"
+    port_taken: str = "choose another MASTER_PORT, or set RINGTRAIN_RING_ADDRESSES"
+
+
 def gather_addresses(
-    rank: int, size: int, where: tuple[str, int], own: str, token: bytes | None, timeout_s: float
+    rank: int, size: int, meeting: Meeting, own: str, token: bytes | None, timeout_s: float
 ) -> tuple[str, ...]:
-    """The addresses of all ranks, by rank. Rank 0 listens at `where`. Raises ConfigurationError."""
+    """The addresses of all ranks, by rank. Raises ConfigurationError."""
     end = time.monotonic() + timeout_s
     if rank == 0:
-        return _Gathering(size, own, token, timeout_s).run(where, end)
-    return _ask(rank, size, where, own, token, end, timeout_s)
+        return _Gathering(size, own, token, meeting, timeout_s).run(end)
+    return _ask(rank, size, meeting, own, token, end, timeout_s)
 
 
 @dataclass(eq=False)
@@ -47,16 +60,17 @@ class _Caller:
 class _Gathering:
     """Rank 0's side: one thread, a bounded number of callers that have not said who they are."""
 
-    def __init__(self, size: int, own: str, token: bytes | None, timeout_s: float) -> None:
+    def __init__(self, size: int, own: str, token: bytes | None, meeting: Meeting, timeout_s: float) -> None:
         self._size = size
         self._token = token
+        self._meeting = meeting
         self._timeout_s = timeout_s
         self._addresses = {0: own}
         self._selector = selectors.DefaultSelector()
         self._callers: dict[_Caller, None] = {}  # oldest first
 
-    def run(self, where: tuple[str, int], end: float) -> tuple[str, ...]:
-        with closing(self._selector), closing(_listener(where)) as listener:
+    def run(self, end: float) -> tuple[str, ...]:
+        with closing(self._selector), closing(_listener(self._meeting)) as listener:
             self._selector.register(listener, selectors.EVENT_READ)
             try:
                 while len(self._addresses) < self._size:
@@ -72,8 +86,7 @@ class _Gathering:
             missing = [rank for rank in range(self._size) if rank not in self._addresses]
             raise ConfigurationError(
                 f"rank(s) {in_ranges(missing)} of {self._size} have not called ringtrain.init() within "
-                f"{self._timeout_s:g} s (waited for by rank 0); start every rank, with the same MASTER_ADDR and "
-                f"MASTER_PORT"
+                f"{self._timeout_s:g} s (waited for by rank 0); {self._meeting.start}"
             )
         for key, _ in self._selector.select(min(end - now, _TICK_S)):
             if key.fileobj is listener:
@@ -117,7 +130,7 @@ class _Gathering:
             refusal = f"rank {rank} does not have the token of rank 0; check RINGTRAIN_TOKEN_FILE on both"
         elif said["size"] != self._size:
             sizes = f"rank 0 counts a world of {self._size}, rank {rank} of {said['size']}"
-            refusal = f"{sizes} ranks; give every rank the same WORLD_SIZE"
+            refusal = f"{sizes} ranks; give every rank the same {self._meeting.size_name}"
         elif not 0 < rank < self._size or self._addresses.get(rank, address) != address:
             refusal = f"two processes say that they are rank {rank}; start each rank once"
         else:
@@ -144,8 +157,8 @@ class _Gathering:
         caller.sock.close()
 
 
-def _listener(where: tuple[str, int]) -> socket.socket:
-    host, port = where
+def _listener(meeting: Meeting) -> socket.socket:
+    host, port = meeting.where
     address = listening_address(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
     bound, _ = split_address(address)
     dual = bound == "::" and socket.has_dualstack_ipv6()
@@ -156,18 +169,17 @@ def _listener(where: tuple[str, int]) -> socket.socket:
         return socket.create_server((bound, port), family=family, dualstack_ipv6=dual)
     except OSError as error:
         raise ConfigurationError(
-            f"rank 0 can't listen on port {port}, where ranks meet that know only MASTER_ADDR and MASTER_PORT "
-            f"({error.strerror}); choose another MASTER_PORT, or set RINGTRAIN_RING_ADDRESSES"
+            f"rank 0 can't listen on port {port}, where the ranks meet ({error.strerror}); {meeting.port_taken}"
         ) from error
 
 
 def _ask(
-    rank: int, size: int, where: tuple[str, int], own: str, token: bytes | None, end: float, timeout_s: float
+    rank: int, size: int, meeting: Meeting, own: str, token: bytes | None, end: float, timeout_s: float
 ) -> tuple[str, ...]:
     while True:
         said: dict[str, Any] = {"rank": rank, "size": size, "address": own, "nonce": secrets.token_hex(16)}
         said["proof"] = _caller_proof(token, said)
-        reply = _exchanged(where, _line(said), end)
+        reply = _exchanged(meeting.where, _line(said), end)
         answer = _parsed(reply, addresses=list, proof=str)
         refused = _parsed(reply, refused=str)
         if refused is not None:
@@ -180,9 +192,9 @@ def _ask(
                 f"rank 0 does not have the token of rank {rank}; check RINGTRAIN_TOKEN_FILE on both"
             )
         if time.monotonic() >= end:
-            host, port = where
+            host, port = meeting.where
             raise ConfigurationError(
-                f"rank {rank} has not met rank 0 at {host}:{port} (beside MASTER_PORT) within {timeout_s:g} s; is "
+                f"rank {rank} has not met rank 0 at {host}:{port} within {timeout_s:g} s; is "
                 f"rank 0 started, and does it call ringtrain.init()?"
             )
         time.sleep(_AGAIN_S)

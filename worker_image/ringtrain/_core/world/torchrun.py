@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
 
-from ringtrain._core.world.gathering import gather_addresses
+from ringtrain._core.world.gathering import Meeting, gather_addresses
 from ringtrain._core.world.topology import Topology, topology_of
 from ringtrain.errors import ConfigurationError, in_ranges, shown
 from ringtrain.shared import authentication
@@ -88,9 +88,14 @@ def meet_beside_master(
         held.release()
 
 
-def _beside(master: str) -> tuple[str, int]:
+def _beside(master: str) -> Meeting:
     host, port = split_address(master)
-    return host, port + _BESIDE if port + _BESIDE <= _HIGHEST_PORT else port - _BESIDE
+    return Meeting((host, beside(port)))
+
+
+def beside(port: int) -> int:
+    """The port where ranks meet whose MASTER_PORT is `port`."""
+    return port + _BESIDE if port + _BESIDE <= _HIGHEST_PORT else port - _BESIDE
 
 
 def _own_address(master: str) -> str:

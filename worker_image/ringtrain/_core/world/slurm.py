@@ -1,0 +1,95 @@
+"""What `srun` tells a task about its world, and how ranks learn each other's addresses from it.
+
+SLURM names the nodes and says nothing of ports. Task 0 runs on the first node of the step, and listens on a port
+that follows from the numbers of job and step, or 1000 beyond MASTER_PORT where that is set.
+"""
+
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from ringtrain._core.world.gathering import Meeting, gather_addresses
+from ringtrain._core.world.torchrun import beside
+from ringtrain.errors import ConfigurationError
+from ringtrain.shared.address import host_port, is_loopback, own_address, reachable_address
+from ringtrain.shared.environment import Environment
+from ringtrain.shared.ports import HeldPorts
+from ringtrain.shared.slurm import node_names
+
+# Below the ports that Linux gives to connections.
+_PORTS: Final = range(10_000, 30_000)
+_WAY_OUT: Final = "export another MASTER_PORT in the job's script, or set RINGTRAIN_RING_ADDRESSES"
+
+
+@dataclass(frozen=True)
+class SlurmRank:
+    """Place of a process that `srun` started. `step`: job and step, which no other world has at this time."""
+
+    rank: int
+    size: int
+    step: str
+
+
+def slurm_rank(env: Mapping[str, str]) -> SlurmRank | None:
+    """Return what the task's environment says; None where srun started none, or a launcher of ranks in its place.
+
+    The script of `sbatch` is no task: SLURM_PROCID is 0 there, and there is no step. Raises ConfigurationError.
+    """
+    if not all(env.get(name) for name in ("SLURM_PROCID", "SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS")):
+        return None
+    step = f"{env.get('SLURM_JOB_ID', '')}.{env['SLURM_STEP_ID']}"
+    if _is_of_another_launcher(env, step):
+        return None
+    read = Environment(env)
+    size = read.integer("SLURM_STEP_NUM_TASKS", low=1)
+    return SlurmRank(read.integer("SLURM_PROCID", low=0, high=size - 1), size, step)
+
+
+def _is_of_another_launcher(env: Mapping[str, str], step: str) -> bool:
+    """Whether the task is mpirun's daemon or torchrun, and this process one of those that it started."""
+    if env.get("RANK") and env.get("WORLD_SIZE"):
+        return True
+    if "PMI_RANK" in env:
+        return env.get("PMI_JOBID") != step
+    if "PMIX_RANK" in env:
+        return not env.get("PMIX_NAMESPACE", "").startswith("slurm.")
+    return "OMPI_COMM_WORLD_RANK" in env
+
+
+def meet_on_first_node(
+    found: SlurmRank, env: Mapping[str, str], token: bytes | None, timeout_s: float
+) -> tuple[str, ...]:
+    """The addresses of all ranks, by rank; this rank's port is free for it to listen on.
+
+    Raises ConfigurationError: no way to meet, or not all ranks came within `timeout_s`.
+    """
+    nodes = node_names("SLURM_STEP_NODELIST", env)
+    port = _PORTS[zlib.crc32(found.step.encode()) % len(_PORTS)]
+    if env.get("MASTER_PORT"):
+        port = beside(Environment(env).integer("MASTER_PORT", low=1, high=65_535))
+    own = "127.0.0.1" if len(nodes) == 1 else env.get("RINGTRAIN_POD_IP") or _own_address(nodes[0], port)
+    first = own if found.rank == 0 or len(nodes) == 1 else nodes[0]
+    meeting = Meeting(
+        (first, port), "SLURM_STEP_NUM_TASKS", "start one task for each rank (srun --ntasks)", _WAY_OUT
+    )
+    held = HeldPorts()
+    try:
+        (listens,) = held.take(0, 1)
+        # Without a token, ranks of two jobs whose ports are the same must not take each other for their own.
+        proof = token or found.step.encode()
+        return gather_addresses(found.rank, found.size, meeting, host_port(own, listens), proof, timeout_s)
+    finally:
+        held.release()
+
+
+def _own_address(node: str, port: int) -> str:
+    """This node's address for the others, though its own name may be one of loopback here."""
+    try:
+        own = own_address(host_port(node, port))
+    except OSError as error:
+        raise ConfigurationError(
+            f'the first node of SLURM_STEP_NODELIST, "{node}", can\'t be resolved or reached: '
+            f"{error.strerror or error}; make its name known on all nodes, or set RINGTRAIN_RING_ADDRESSES"
+        ) from error
+    return reachable_address() if is_loopback(host_port(own, port)) else own

@@ -1,0 +1,49 @@
+"""What SLURM tells the processes of a job: its nodes, and how many tasks each of them has."""
+
+import re
+from collections.abc import Iterator, Mapping
+
+from ringtrain.errors import ConfigurationError, shown
+
+_ENTRY = re.compile(r"(?:[^,\[]|\[[^\]]*\])+")
+_RANGES = re.compile(r"\[([^\]]*)\]")
+_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
+_TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
+
+
+def node_names(variable: str, env: Mapping[str, str]) -> list[str]:
+    """The nodes of a list in SLURM's short form: `gpu[01-03,7],login` are gpu01, gpu02, gpu03, gpu7, login.
+
+    Raises ConfigurationError, which names `variable`.
+    """
+    text = env.get(variable, "")
+    names = [name for entry in _ENTRY.findall(text) for name in _expanded(entry, variable, text)]
+    if not names:
+        raise ConfigurationError(f'{variable} is "{shown(text)}"; expected names of nodes, as gpu[01-04]')
+    return names
+
+
+def tasks_of_nodes(variable: str, env: Mapping[str, str]) -> list[int]:
+    """The numbers of tasks in SLURM's short form: `2(x3),1` is 2, 2, 2, 1. Raises ConfigurationError."""
+    counts: list[int] = []
+    for entry in env.get(variable, "").split(","):
+        if not (found := _TASKS.fullmatch(entry)):
+            text = shown(env.get(variable, ""))
+            raise ConfigurationError(f'{variable} is "{text}"; expected tasks of nodes, as 2(x3),1')
+        counts += [int(found[1])] * int(found[2] or 1)
+    return counts
+
+
+def _expanded(entry: str, variable: str, text: str) -> Iterator[str]:
+    if not (bracket := _RANGES.search(entry)):
+        yield entry
+        return
+    for part in bracket[1].split(","):
+        if not (found := _RANGE.fullmatch(part)):
+            raise ConfigurationError(
+                f'{variable} is "{shown(text)}", where "{shown(part)}" is no range of numbers'
+            )
+        first, last = found[1], found[2] or found[1]
+        for number in range(int(first), int(last) + 1):
+            rest = f"{entry[: bracket.start()]}{number:0{len(first)}d}{entry[bracket.end() :]}"
+            yield from _expanded(rest, variable, text)
