@@ -9,6 +9,8 @@ _SECRET = r"(?:token|secret|passw(?:or)?d|passphrase|credential|auth|key)s?"
 # The end of a word of a name: hf_token, apiKey, OPENAI_API_KEY; not tokenizer, keypoints.
 _NAME = re.compile(rf"{_SECRET}(?![a-z])", re.IGNORECASE)
 _ASSIGNED = re.compile(rf"(?i)([\w.-]*{_SECRET}(?![a-z0-9])[\w.-]*\s*[=:]\s*)(\"[^\"]*\"|'[^']*'|[^\s,;&]+)")
+# Numbers of tokens and of keys are no secrets: max_tokens=512.
+_COUNT = re.compile(r"(?i)[\w.-]*(?:tokens|keys)\s*[=:]\s*\d{1,9}")
 _IN_ADDRESS = re.compile(r"(://[^/\s:@]*:)[^/\s@]+@")
 
 
@@ -20,12 +22,18 @@ def names_secret(name: str) -> bool:
 
 def without_secrets(text: str) -> str:
     """`text` with `***` for passwords in addresses, and for what is assigned to the name of a secret."""
-    return _IN_ADDRESS.sub(rf"\1{MASK}@", _ASSIGNED.sub(rf"\1{MASK}", text))
+    return _IN_ADDRESS.sub(rf"\1{MASK}@", _ASSIGNED.sub(_masked, text))
+
+
+def _masked(assigned: re.Match[str]) -> str:
+    return assigned[0] if _COUNT.fullmatch(assigned[0]) else assigned[1] + MASK
 
 
 def shown_command(words: Sequence[str]) -> Iterator[str]:
     """The words of a command, without secrets in `--token=x`, `--token x`, `TOKEN=x`, and in addresses."""
-    names = False
+    name = ""
     for word in words:
-        yield MASK if names and not word.startswith("-") else without_secrets(word)
-        names = word.startswith("-") and "=" not in word and " " not in word and names_secret(word)
+        is_secret = name and not word.startswith("-") and not _COUNT.fullmatch(f"{name}={word}")
+        yield MASK if is_secret else without_secrets(word)
+        is_name = word.startswith("-") and "=" not in word and " " not in word and names_secret(word)
+        name = word if is_name else ""

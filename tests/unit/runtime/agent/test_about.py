@@ -88,6 +88,12 @@ def test_a_command_is_shown_without_secrets() -> None:
     given = "env HF_TOKEN=a train.py --api-key b --token=c --key-file --lr 0.1 --tokenizer gpt2 s3://u:d@h"
     shown = "env HF_TOKEN=*** train.py --api-key *** --token=*** --key-file --lr 0.1 --tokenizer gpt2 s3://u:***@h"
     assert " ".join(shown_command(given.split())) == shown
+    counts = "--max_tokens=512 --num-tokens 1024 keys=3"
+    assert " ".join(shown_command(counts.split())) == counts
+    assert (
+        " ".join(shown_command(["--token", "512", "--tokens", "a1", "--api-keys=x"]))
+        == "--token *** --tokens *** --api-keys=***"
+    )
     assert list(shown_command(["sh", "-c", "PASSWORD='a b' run"])) == ["sh", "-c", "PASSWORD=*** run"]
 
 
