@@ -19,7 +19,7 @@ from ring.leftovers import leftovers
 
 import ringtrain.spark
 from ringtrain.errors import ConfigurationError, RankFailed, RingtrainError
-from ringtrain.spark.plan import SparkPlace, Task, places
+from ringtrain.tasks.plan import Task, TaskPlace, places
 
 # As a cluster has them: two executors, each a JVM of its own.
 CLUSTER = "local-cluster[2,1,1024]"
@@ -146,9 +146,9 @@ def test_ranks_of_a_host_follow_each_other() -> None:
     hosts = ["a", "b", "a", "b", "a"]
     found = places([Task(partition, host, "10.0.0.1") for partition, host in reversed(list(enumerate(hosts)))])
     assert found == {
-        0: SparkPlace(0, 5, 0, 3, 0, 2),
-        2: SparkPlace(1, 5, 1, 3, 0, 2),
-        4: SparkPlace(2, 5, 2, 3, 0, 1),
-        1: SparkPlace(3, 5, 0, 2, 1, 2),
-        3: SparkPlace(4, 5, 1, 2, 1, 2),
+        0: TaskPlace(0, 5, 0, 3, 0, 2),
+        2: TaskPlace(1, 5, 1, 3, 0, 2),
+        4: TaskPlace(2, 5, 2, 3, 0, 1),
+        1: TaskPlace(3, 5, 0, 2, 1, 2),
+        3: TaskPlace(4, 5, 1, 2, 1, 2),
     }

@@ -1,25 +1,24 @@
-"""A rank in a Spark task: `python -m ringtrain.spark.rank FOLDER` runs the function that FOLDER has."""
+"""A rank in a task: `python -m ringtrain.tasks.rank FOLDER PICKLER` runs the function that FOLDER has."""
 
 import json
 import os
 import pickle
 import sys
+from importlib import import_module
 from pathlib import Path
 
-from ringtrain.spark.task import PLACE, RESULT, WORK
+from ringtrain.tasks.agent import PLACE, RESULT, WORK
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, pickler: str) -> None:
     """Run the function and leave what it returned. An error of the function's is this process's."""
-    from pyspark import cloudpickle
-
     os.environ.update(json.loads((folder / PLACE).read_text()))
     function, args, kwargs = pickle.loads((folder / WORK).read_bytes())
-    result = cloudpickle.dumps(function(*args, **kwargs))
+    result = import_module(pickler).dumps(function(*args, **kwargs))
     part = folder / f"{RESULT}.part"
     part.write_bytes(result)
     part.rename(folder / RESULT)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2])

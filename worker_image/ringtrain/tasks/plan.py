@@ -9,15 +9,18 @@ from ringtrain.shared import contract
 
 
 @dataclass(frozen=True)
-class SparkRun:
-    """One run. `secrets`: the files that an agent proves itself with, by name. `work`: function and arguments,
-    pickled. `env`: variables that ranks get on top of their task's."""
+class TaskRun:
+    """One run. `scheduler`: whose tasks they are, such as Spark. `secrets`: the files that an agent proves itself
+    with, by name. `work`: function and arguments, pickled by the module `pickler`. `env`: variables that ranks get
+    on top of their task's."""
 
+    scheduler: str
     name: str
     size: int
     launcher: str
     secrets: Mapping[str, bytes] = field(repr=False)
     work: bytes = field(repr=False)
+    pickler: str
     env: Mapping[str, str]
     executable: str | None
     start_timeout_s: float
@@ -34,7 +37,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class SparkPlace:
+class TaskPlace:
     """Where a rank is in the world, and among the ranks of its host."""
 
     rank: int
@@ -58,16 +61,16 @@ class SparkPlace:
         return {name: str(value) for name, value in values.items()}
 
 
-def places(tasks: Sequence[Task]) -> dict[int, SparkPlace]:
+def places(tasks: Sequence[Task]) -> dict[int, TaskPlace]:
     """The place of each task, by partition: ranks of one host follow each other, that of partition 0 is 0."""
     hosts: dict[str, list[int]] = {}
     for task in sorted(tasks, key=lambda task: task.partition):
         hosts.setdefault(task.host, []).append(task.partition)
-    found: dict[int, SparkPlace] = {}
+    found: dict[int, TaskPlace] = {}
     for partitions in hosts.values():
         for local_rank, partition in enumerate(partitions):
             column = [others[local_rank] for others in hosts.values() if len(others) > local_rank]
-            found[partition] = SparkPlace(
+            found[partition] = TaskPlace(
                 rank=len(found),
                 size=len(tasks),
                 local_rank=local_rank,

@@ -1,0 +1,81 @@
+"""In a task: describe it to the others, and run an agent with the task's rank."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+from ringtrain.shared import contract
+from ringtrain.shared.address import own_address
+from ringtrain.shared.processes import start_child
+from ringtrain.tasks.plan import Task, TaskPlace, TaskRun
+
+WORK, RESULT, PLACE, SECRETS = "work", "result", "place.json", "secrets"
+
+
+def describe(run_launcher: str, partition: int) -> Task:
+    """This process as the task `partition` of a run whose launcher is at `run_launcher`. Raises OSError."""
+    return Task(partition, _host(), own_address(run_launcher))
+
+
+def run_agent(run: TaskRun, task: Task, place: TaskPlace) -> bytes | None:
+    """Run the rank under an agent, which ships its output; returns its pickled result, None where it has none."""
+    with tempfile.TemporaryDirectory(prefix="ringtrain-") as folder:
+        return _run_in(Path(folder), run, task, place)
+
+
+def _run_in(folder: Path, run: TaskRun, task: Task, place: TaskPlace) -> bytes | None:
+    (folder / WORK).write_bytes(run.work)
+    (folder / PLACE).write_text(json.dumps(place.variables()))
+    (folder / SECRETS).mkdir()
+    for name, content in run.secrets.items():
+        (folder / SECRETS / name).write_bytes(content)
+    python = run.executable or sys.executable
+    agent = [python, "-m", "ringtrain", "agent", "--log-level", run.level, "--"]
+    rank = [python, "-m", "ringtrain.tasks.rank", str(folder), run.pickler]
+    start_child([*agent, *rank], _variables(run, task, place, folder)).wait()
+    with suppress(FileNotFoundError):
+        return (folder / RESULT).read_bytes()
+    return None
+
+
+def _variables(run: TaskRun, task: Task, place: TaskPlace, folder: Path) -> dict[str, str]:
+    """What an agent is told: it is one of as many workers as there are ranks, with one slot."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("RINGTRAIN_")}
+    return {
+        **inherited,
+        # Files that were sent with the job (--py-files) are on the task's path, and not in its environment.
+        "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry),
+        **run.env,
+        contract.ENV_ROLE: contract.ROLE_WORKER,
+        contract.ENV_JOB_NAME: run.name,
+        contract.ENV_JOB_NAMESPACE: run.scheduler.lower(),
+        contract.ENV_JOB_UID: run.name,
+        contract.ENV_ATTEMPT: "1",
+        contract.ENV_BACKEND: "ring",
+        contract.ENV_NUM_WORKERS: str(run.size),
+        contract.ENV_SLOTS_PER_WORKER: "1",
+        contract.ENV_WORKER_INDEX: str(place.rank),
+        contract.ENV_LAUNCHER_ADDRESS: run.launcher,
+        contract.ENV_SECRET_DIR: str(folder / SECRETS),
+        contract.ENV_START_TIMEOUT: f"{run.start_timeout_s:g}",
+        contract.ENV_AGENT_PORT: "0",
+        contract.ENV_RING_PORT_BASE: "0",
+        contract.ENV_MASTER_PORT: "0",
+        contract.ENV_TF_PORT_BASE: "0",
+        contract.ENV_POD_NAME: f"task-{task.partition}",
+        contract.ENV_POD_IP: task.address,
+        contract.ENV_TERMINATION_MESSAGE_PATH: os.devnull,
+    }
+
+
+def _host() -> str:
+    """The same for processes that share this machine's memory: containers of one machine need not."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    spaces = [os.readlink(f"/proc/self/ns/{name}") for name in ("ipc", "mnt", "net")]
+    return " ".join([socket.gethostname(), boot, *spaces])

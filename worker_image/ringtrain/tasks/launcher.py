@@ -1,0 +1,256 @@
+"""A run in tasks that another system schedules, from its driver: the launcher beside it, and results by rank."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, TextIO
+
+from ringtrain.errors import RankFailed, RingtrainError
+from ringtrain.shared import contract
+from ringtrain.shared.address import host_port
+from ringtrain.shared.ports import HeldPorts
+from ringtrain.shared.processes import start_child
+from ringtrain.tasks.plan import TaskRun
+from ringtrain_job.cli.certificates import write_secrets
+from ringtrain_job.logs.layout import AttemptFiles
+from ringtrain_job.logs.reading import read_outcome
+
+_POLL_S: Final = 0.1
+_END_S: Final = 30.0
+# What ranks have returned, after the last one has ended.
+_DELIVERY_S: Final = 3600.0
+_runs = itertools.count(1)
+
+Results = list[tuple[int, bytes | None]]
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """One run as its driver starts it. `scheduler`: whose tasks they are, such as Spark. `host`: the driver's
+    address for tasks. `work`: function, positional and keyword arguments, pickled by the module `pickler`."""
+
+    scheduler: str
+    size: int
+    host: str
+    work: bytes = field(repr=False)
+    pickler: str
+    env: Mapping[str, str]
+    executable: str | None
+    start_timeout_s: float
+    level: str
+    log_dir: Path
+    stdout: TextIO
+    stderr: TextIO
+
+
+@dataclass(frozen=True)
+class Tasks:
+    """What a scheduler does for a run. `run` starts the tasks and returns (rank, pickled result) of each, None for
+    a rank that failed; `cancel` ends them. `partition_of`: that of the task whose death an error of `run` says,
+    None where it says none. `said`: the error's text for users."""
+
+    run: Callable[[TaskRun], Results]
+    cancel: Callable[[], None]
+    partition_of: Callable[[BaseException], int | None]
+    said: Callable[[BaseException], str] = str
+
+
+def run_in_tasks(options: RunOptions, tasks: Tasks) -> list[Any]:
+    """Return what the function returned on each rank, by rank. Raises RankFailed for the one that failed first."""
+    name = f"{options.scheduler.lower()}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{next(_runs)}"
+    with ExitStack() as stack:
+        launcher = _RunLauncher.start(stack, options, name)
+        task_run = TaskRun(
+            options.scheduler,
+            name,
+            options.size,
+            host_port(options.host, launcher.port),
+            launcher.secrets,
+            options.work,
+            options.pickler,
+            dict(options.env),
+            options.executable,
+            options.start_timeout_s,
+            options.level,
+        )
+        return _results(launcher, _RunningTasks.start(stack, tasks, task_run), options.size)
+
+
+@dataclass(frozen=True)
+class _RunLauncher:
+    """The launcher of a run, a child of the driver: it brings the ranks together and keeps their logs."""
+
+    process: subprocess.Popen[bytes]
+    port: int
+    status_port: int
+    secrets: dict[str, bytes]
+    files: AttemptFiles
+    scheduler: str
+
+    @staticmethod
+    def start(stack: ExitStack, run: RunOptions, name: str) -> _RunLauncher:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ringtrain-")))
+        write_secrets(folder, name)
+        held = HeldPorts()
+        stack.callback(held.release)
+        port, status_port = held.take(0, 2)
+        held.share()
+        command = [sys.executable, "-m", "ringtrain", "launcher", "--log-level", run.level]
+        variables = _launcher_variables(run, name, folder, port, status_port)
+        process = start_child(command, variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        stack.callback(_end, process)
+        for source, target in ((process.stdout, run.stdout), (process.stderr, run.stderr)):
+            copier = threading.Thread(target=_copy, args=(source, target), daemon=True)
+            copier.start()
+            stack.callback(copier.join, _END_S)
+        stack.callback(process.terminate)
+        files = AttemptFiles.of(run.log_dir, run.scheduler.lower(), name, 1)
+        own = {file.name: file.read_bytes() for file in (folder / contract.ROLE_WORKER).iterdir()}
+        return _RunLauncher(process, port, status_port, own, files, run.scheduler)
+
+    def rank_of(self, partition: int) -> int | None:
+        """The rank of a task's agent, as the launcher knows it; None before it has registered."""
+        request = urllib.request.Request(f"http://127.0.0.1:{self.status_port}/status")
+        request.add_header("Authorization", f"Bearer {self.secrets['token'].decode()}")
+        with suppress(OSError, ValueError), urllib.request.urlopen(request, timeout=_END_S) as answer:
+            for worker in json.load(answer)["workers"]:
+                if worker["pod"] == f"task-{partition}":
+                    return int(worker["index"])
+        return None
+
+
+def _launcher_variables(run: RunOptions, name: str, folder: Path, port: int, status_port: int) -> dict[str, str]:
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("RINGTRAIN_")}
+    kept = {name: os.environ[name] for name in (contract.ENV_TIMEOUT,) if name in os.environ}
+    return {
+        **inherited,
+        **kept,
+        contract.ENV_ROLE: contract.ROLE_LAUNCHER,
+        contract.ENV_JOB_NAME: name,
+        contract.ENV_JOB_NAMESPACE: run.scheduler.lower(),
+        contract.ENV_JOB_UID: name,
+        contract.ENV_ATTEMPT: "1",
+        contract.ENV_BACKEND: "ring",
+        contract.ENV_NUM_WORKERS: str(run.size),
+        contract.ENV_SLOTS_PER_WORKER: "1",
+        contract.ENV_SECRET_DIR: str(folder / contract.ROLE_LAUNCHER),
+        contract.ENV_LAUNCHER_PORT: str(port),
+        contract.ENV_STATUS_PORT: str(status_port),
+        contract.ENV_PORTS_HELD: "1",
+        contract.ENV_LOG_DIR: str(run.log_dir),
+        contract.ENV_START_TIMEOUT: f"{run.start_timeout_s:g}",
+        contract.ENV_TERMINATION_MESSAGE_PATH: os.devnull,
+    }
+
+
+def _copy(source: Any, target: TextIO) -> None:
+    for line in source:
+        with suppress(ValueError, OSError):  # whoever gave the stream has closed it
+            target.write(line.decode(errors="replace"))
+            target.flush()
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    try:
+        process.wait(_END_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+@dataclass
+class _RunningTasks:
+    """The tasks, which a thread of the driver waits for."""
+
+    tasks: Tasks
+    thread: threading.Thread | None = None
+    results: Results = field(default_factory=list)
+    error: BaseException | None = None
+
+    @staticmethod
+    def start(stack: ExitStack, tasks: Tasks, task_run: TaskRun) -> _RunningTasks:
+        running = _RunningTasks(tasks)
+        running.thread = threading.Thread(target=running._work, args=(task_run,), daemon=True)
+
+        def cancel() -> None:
+            if running.is_running():
+                tasks.cancel()
+                running.join(_END_S)
+
+        stack.callback(cancel)
+        running.thread.start()
+        return running
+
+    def _work(self, task_run: TaskRun) -> None:
+        try:
+            self.results = self.tasks.run(task_run)
+        except BaseException as error:
+            self.error = error
+
+    def is_running(self) -> bool:
+        return self.thread is not None and self.thread.is_alive()
+
+    def join(self, timeout_s: float | None) -> None:
+        if self.thread is not None:
+            self.thread.join(timeout_s)
+
+
+def _results(launcher: _RunLauncher, running: _RunningTasks, size: int) -> list[Any]:
+    """Wait for the launcher's verdict, or for the scheduler to say that a task died."""
+    while launcher.process.poll() is None:
+        if not running.is_running() and running.error is not None:
+            raise _of_a_dead_task(launcher, running.tasks, running.error) from running.error
+        time.sleep(_POLL_S)
+    # What ranks have returned may be large, and is on its way only now.
+    running.join(_END_S if launcher.process.returncode else _DELIVERY_S)
+    outcome = read_outcome(launcher.files)
+    if launcher.process.returncode:
+        raise _of_a_verdict(launcher, outcome, running.error)
+    if running.is_running() or running.error is not None:
+        why = f"within {_DELIVERY_S:g} s" if running.error is None else f"({running.tasks.said(running.error)})"
+        raise RingtrainError(
+            f"run: all ranks have succeeded, and {launcher.scheduler} did not deliver what they returned {why}; "
+            f"logs: {launcher.files.directory}"
+        ) from running.error
+    found = dict(running.results)
+    missing = [rank for rank in range(size) if found.get(rank) is None]
+    if missing:
+        raise RankFailed(
+            missing[0], f"run: rank {missing[0]} has ended and left no result; logs: {launcher.files.directory}"
+        )
+    return [pickle.loads(found[rank] or b"") for rank in range(size)]
+
+
+def _of_a_dead_task(launcher: _RunLauncher, tasks: Tasks, error: BaseException) -> RingtrainError:
+    text, partition = tasks.said(error), tasks.partition_of(error)
+    rank = None if partition is None else launcher.rank_of(partition)
+    launcher.process.send_signal(signal.SIGTERM)
+    if rank is None:
+        return RingtrainError(f"run: {launcher.scheduler}'s tasks of the ranks failed: {text}")
+    who = f"the {launcher.scheduler} task of rank {rank} (partition {partition})"
+    return RankFailed(rank, f"run: {who} died; logs: {launcher.files.directory}\n\n{text}")
+
+
+def _of_a_verdict(launcher: _RunLauncher, outcome: Any, error: BaseException | None) -> RingtrainError:
+    failure = (outcome or {}).get("failure") or {}
+    rank = failure.get("rank")
+    said = "\n".join(failure.get("logTail") or ())
+    why = failure.get("message") or f"its launcher ended with exit code {launcher.process.returncode}"
+    text = f"run: {why}; logs: {launcher.files.directory}\n\n{said}"
+    if rank is None and error is not None:
+        text += f"\n\n{launcher.scheduler}: {error}"
+    return RankFailed(rank, text)
