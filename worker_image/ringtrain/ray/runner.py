@@ -1,0 +1,233 @@
+"""`run`: a function as ranks in the actors of a placement group of Ray, under a launcher beside the driver."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final, TextIO
+
+import ray
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from ringtrain.errors import ConfigurationError, RingtrainError
+from ringtrain.tasks.agent import describe, run_agent
+from ringtrain.tasks.launcher import Results, RunOptions, Tasks, run_in_tasks
+from ringtrain.tasks.plan import Task, TaskPlace, TaskRun, places
+
+log = logging.getLogger("ringtrain.ray")
+PLACEMENTS: Final = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
+_START_TIMEOUT_S: Final = 600.0
+# How long workers may wait for their places before a line says so.
+_PATIENCE_S: Final = 5.0
+_DEVICES: Final = "CUDA_VISIBLE_DEVICES"
+
+
+def run(
+    fn: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    num_workers: int,
+    resources_per_worker: Mapping[str, float] | None = None,
+    workers_per_node: int | None = None,
+    placement: str | PlacementGroup = "PACK",
+    start_timeout: float | None = None,
+    env: Mapping[str, str] | None = None,
+    stdout: TextIO | None = None,
+    stderr: TextIO | None = None,
+    verbose: int = 1,
+    executable: str | None = None,
+    log_dir: str | os.PathLike[str] = "runs",
+) -> list[Any]:
+    """Return what `fn(*args, **kwargs)` returned on each of `num_workers` ranks, by rank.
+
+    Every rank is a process beside an actor of its own. All actors belong to one placement group, so all of them
+    get their places or none does. Ranks on one node follow each other, and see the devices of all of them: a
+    rank's own is the one of its local rank.
+
+    `resources_per_worker`: as Ray names them, `{"CPU": 1}` by default, such as `{"CPU": 4, "GPU": 1}`.
+    `workers_per_node`: exactly that many ranks on each of as many nodes as it takes. `placement`: Ray's strategy,
+    one of PACK, SPREAD, STRICT_PACK and STRICT_SPREAD, or a placement group with a bundle for each rank.
+    `start_timeout`: seconds that ranks get to be placed and to come together, 600 by default. `env`: variables
+    that ranks get. `stdout`: gets ranks' lines, `stderr` what Ringtrain says; by default those of this process.
+    `verbose`: 2 says what launcher and agents do. `executable`: the Python of ranks. `log_dir`: where every rank's
+    output is kept, on the driver's machine.
+
+    Raises RankFailed for the rank that failed first, also for one whose actor died; all others have ended then.
+    Raises ConfigurationError for arguments that make no sense, and when the cluster has no places in time.
+    """
+    resources = _checked(num_workers, resources_per_worker, workers_per_node, placement)
+    limit_s = _START_TIMEOUT_S if start_timeout is None else float(start_timeout)
+    work = _pickled((fn, tuple(args), dict(kwargs or {})))
+    if not ray.is_initialized():
+        ray.init()
+    with ExitStack() as stack:
+        per_bundle = workers_per_node or 1
+        if isinstance(placement, PlacementGroup):
+            group = placement
+        else:
+            bundle = {name: amount * per_bundle for name, amount in resources.items()}
+            strategy = "STRICT_SPREAD" if workers_per_node else placement
+            group = placement_group([bundle] * (num_workers // per_bundle), strategy=strategy)
+            stack.callback(remove_placement_group, group)
+        _await_places(group, num_workers, resources, limit_s)
+        actors = _Actors(group, num_workers, per_bundle, resources)
+        return run_in_tasks(
+            RunOptions(
+                scheduler="Ray",
+                size=num_workers,
+                host=ray.util.get_node_ip_address(),
+                work=work,
+                pickler="ray.cloudpickle",
+                env=env or {},
+                executable=executable,
+                start_timeout_s=limit_s,
+                level="info" if verbose >= 2 else "warning",
+                log_dir=Path(log_dir).resolve(),
+                stdout=stdout or sys.stdout,
+                stderr=stderr or sys.stderr,
+            ),
+            Tasks(actors.run, actors.cancel, lambda error: getattr(error, "partition", None)),
+        )
+
+
+def _checked(
+    num_workers: Any, resources: Mapping[str, float] | None, per_node: Any, placement: Any
+) -> dict[str, float]:
+    for name, count in (("num_workers", num_workers), ("workers_per_node", 1 if per_node is None else per_node)):
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise ConfigurationError(f"run: {name} is {count!r}; expected a number of ranks of at least 1")
+    if per_node and num_workers % per_node:
+        raise ConfigurationError(
+            f"run: num_workers is {num_workers}, which is no multiple of workers_per_node, {per_node}"
+        )
+    if per_node and placement != "PACK":
+        raise ConfigurationError("run: workers_per_node and placement both say where ranks are; leave one out")
+    if not isinstance(placement, PlacementGroup) and placement not in PLACEMENTS:
+        expected = f"{', '.join(PLACEMENTS)}, or a placement group of Ray"
+        raise ConfigurationError(f"run: placement is {placement!r}; expected {expected}")
+    for name, amount in (resources or {}).items():
+        if isinstance(amount, bool) or not isinstance(amount, int | float) or not 0 <= amount < math.inf:
+            raise ConfigurationError(f"run: resources_per_worker has {name}: {amount!r}; expected a number from 0")
+    return {name: amount for name, amount in {"CPU": 1, **(resources or {})}.items() if amount}
+
+
+def _pickled(work: Any) -> bytes:
+    from ray import cloudpickle
+
+    try:
+        return bytes(cloudpickle.dumps(work))
+    except Exception as error:
+        raise ConfigurationError(
+            f"run: the function or its arguments can't be pickled ({type(error).__name__}: {error})"
+        ) from error
+
+
+def _await_places(group: PlacementGroup, size: int, resources: Mapping[str, float], limit_s: float) -> None:
+    """Raise ConfigurationError unless the group has its places in time, and enough of them."""
+    if len(group.bundle_specs) > size:
+        raise ConfigurationError(
+            f"run: the placement group has {len(group.bundle_specs)} bundles for {size} ranks; give as many"
+        )
+    end = time.monotonic() + limit_s
+    if group.wait(min(_PATIENCE_S, limit_s)):
+        return
+    log.warning("%d workers of %s wait for places; Ray's nodes have %s in all", size, dict(resources), _whole())
+    if not group.wait(max(0.0, end - time.monotonic())):
+        raise ConfigurationError(
+            f"run: {size} workers of {dict(resources)} got no places within {limit_s:g} s; Ray's nodes have "
+            f"{_whole()} in all. Ask for fewer, or for a larger cluster"
+        )
+
+
+def _whole() -> dict[str, float]:
+    return {name: amount for name, amount in ray.cluster_resources().items() if name in ("CPU", "GPU")}
+
+
+class ActorDied(RingtrainError):
+    """An actor ended with its process. `partition`: its number in the run."""
+
+    def __init__(self, partition: int, error: BaseException) -> None:
+        super().__init__(str(error))
+        self.partition = partition
+
+
+class RankActor:
+    """What runs in Ray: one rank, under an agent."""
+
+    def __init__(self, run: TaskRun, partition: int) -> None:
+        self._run, self._task = run, describe(run.launcher, partition)
+
+    def describe(self) -> tuple[Task, str]:
+        """This task, and the devices that Ray has given it."""
+        return self._task, os.environ.get(_DEVICES, "")
+
+    def work(self, place: TaskPlace, devices: str) -> tuple[int, bytes | None]:
+        """Return the rank and its pickled result, None for a rank that failed. `devices`: of all ranks here."""
+        env = {_DEVICES: devices, **self._run.env} if devices else self._run.env
+        return place.rank, run_agent(replace(self._run, env=env), self._task, place)
+
+
+@dataclass
+class _Actors:
+    """`size` actors in bundles of `group`, `per_bundle` in each."""
+
+    group: PlacementGroup
+    size: int
+    per_bundle: int
+    resources: Mapping[str, float]
+    started: list[Any] = field(default_factory=list)
+
+    def run(self, task_run: TaskRun) -> Results:
+        others = {name: amount for name, amount in self.resources.items() if name not in ("CPU", "GPU")}
+        for partition in range(self.size):
+            options = {
+                "num_cpus": self.resources.get("CPU", 0),
+                "num_gpus": self.resources.get("GPU", 0),
+                "resources": others,
+                "max_restarts": 0,
+                "scheduling_strategy": PlacementGroupSchedulingStrategy(
+                    self.group, placement_group_bundle_index=partition // self.per_bundle
+                ),
+            }
+            self.started.append(ray.remote(RankActor).options(**options).remote(task_run, partition))
+        try:
+            described = _each([actor.describe.remote() for actor in self.started])
+            found = places([task for task, _ in described])
+            devices = [_devices_of(task, described, found) for task, _ in described]
+            return _each([actor.work.remote(found[i], devices[i]) for i, actor in enumerate(self.started)])
+        finally:
+            self.cancel()
+
+    def cancel(self) -> None:
+        for actor in self.started:
+            with suppress(Exception):  # it has ended, or Ray has
+                ray.kill(actor)
+
+
+def _each(futures: list[Any]) -> list[Any]:
+    """The results, by partition. Raises ActorDied as soon as one has none, whichever it is."""
+    results: dict[int, Any] = {}
+    left = {future: partition for partition, future in enumerate(futures)}
+    while left:
+        (ready,), _ = ray.wait(list(left), num_returns=1)
+        partition = left.pop(ready)
+        try:
+            results[partition] = ray.get(ready)
+        except ray.exceptions.RayError as error:
+            raise ActorDied(partition, error) from error
+    return [results[partition] for partition in range(len(futures))]
+
+
+def _devices_of(task: Task, described: Sequence[tuple[Task, str]], found: Mapping[int, TaskPlace]) -> str:
+    """The devices of all ranks on the task's host, by local rank; empty where one has none."""
+    here = [(found[other.partition].local_rank, given) for other, given in described if other.host == task.host]
+    return ",".join(given for _, given in sorted(here)) if all(given for _, given in here) else ""
