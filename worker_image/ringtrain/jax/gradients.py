@@ -53,8 +53,11 @@ def value_and_grad(
         names = [jax.tree_util.keystr(path) for path, _ in paths]
         (number,) = host_call("value_and_grad", lambda: [_begin(process_set)], [], lambda: [()], [np.int32])
 
+        def submit(own_number: int, name: str, gradient: Array) -> None:
+            _submit(own_number, name, np.array(gradient), how)  # JAX's memory is another's after the callback
+
         def hooked(leaves: Sequence[Any]) -> Any:
-            passed = [_leaving(leaf, number, name, how) for leaf, name in zip(leaves, names, strict=True)]
+            passed = [leaving(leaf, number, name, submit) for leaf, name in zip(leaves, names, strict=True)]
             given = list(args)
             for place, value in zip(places, jax.tree.unflatten(structure, passed), strict=True):
                 given[place] = value
@@ -127,12 +130,12 @@ def _submit(number: int, name: str, gradient: Array, how: Reduction) -> None:
     handles[name] = arrays.begin(how.request(f"gradient{number}{name}"), [gradient], how.process_set)
 
 
-def _leaving(leaf: Any, number: Any, name: str, how: Reduction) -> Any:
-    """Return `leaf`. Its cotangent is handed over, and in its place goes on a mark of the same shape."""
+def leaving(leaf: Any, number: Any, name: str, submit: Callable[[int, str, Array], None]) -> Any:
+    """Return `leaf`. `submit(number, name, gradient)` gets its cotangent as soon as JAX has it, in memory that is
+    another's afterwards; a mark of the same shape goes on in the cotangent's place."""
 
-    def submit(own_number: Array, gradient: Array) -> list[Array]:
-        # JAX's memory is another's after the callback.
-        _submit(int(own_number), name, np.array(gradient), how)
+    def hand_over(own_number: Array, gradient: Array) -> list[Array]:
+        submit(int(own_number), name, gradient)
         return [np.zeros((), gradient.dtype)]
 
     @jax.custom_vjp
@@ -143,7 +146,7 @@ def _leaving(leaf: Any, number: Any, name: str, how: Reduction) -> Any:
         if not gradient.size:
             return gradient, None
         given = [own_number, gradient]
-        (mark,) = host_call("value_and_grad", submit, given, lambda: [()], [gradient.dtype], ordered=False)
+        (mark,) = host_call("value_and_grad", hand_over, given, lambda: [()], [gradient.dtype], ordered=False)
         return jnp.broadcast_to(mark, gradient.shape), None
 
     passed.defvjp(lambda value, own_number: (value, own_number), backward)
@@ -162,5 +165,9 @@ def _reduced(marks: Sequence[Any], names: Sequence[str], number: Any, how: Reduc
         handles = _calls().begun.pop(key)
         return [arrays.result_of(handles[name])[0] for name in names]
 
-    left = [mark.reshape(-1)[0] for mark in marks if mark.size]
-    return host_call("value_and_grad", wait, [number, *left], lambda: shapes, dtypes)
+    return host_call("value_and_grad", wait, [number, *left(marks)], lambda: shapes, dtypes)
+
+
+def left(marks: Sequence[Any]) -> list[Any]:
+    """What is there when all gradients of `marks` have left."""
+    return [mark.reshape(-1)[0] for mark in marks if mark.size]

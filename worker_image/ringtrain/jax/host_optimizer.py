@@ -1,0 +1,243 @@
+"""An optimizer in the shape of optax's, whose state lives in host memory, spread over the ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ringtrain._core.collectives.tensors import Array
+from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set, open_group
+from ringtrain.errors import ConfigurationError, RingtrainError
+from ringtrain.jax.calls import host_call
+from ringtrain.jax.gradients import leaving, left
+from ringtrain.optim import HostOptimizer as ArrayOptimizer
+from ringtrain.optim.host import BUCKET_BYTES
+from ringtrain.optim.rules import Rule
+from ringtrain.optim.schedules import Schedule
+
+
+class Submitted(NamedTuple):
+    """Gradients that are on the host: marks in their place, which nothing can be made of."""
+
+    marks: tuple[Any, ...]
+
+
+class Updates(NamedTuple):
+    """The new weights, for `apply_updates` of the same optimizer."""
+
+    weights: tuple[Any, ...]
+
+
+class HostOptimizer:
+    """Average gradients over all ranks and update the weights in host memory while the backward pass goes on.
+
+        optimizer = hvd.HostOptimizer(AdamW(lr=1e-3), clip_norm=1.0)
+        state = optimizer.init(params)
+
+        @jax.jit
+        def step(params, state, batch):
+            loss, grads = optimizer.value_and_grad(loss_of)(params, batch)
+            updates, state = optimizer.update(grads, state)
+            return optimizer.apply_updates(params, updates), state, loss
+
+    `rule`: of `ringtrain.optim`. `groups`: pairs of a rule and of a function that says of a parameter's path, such
+    as `['layer']['b']`, whether it has that rule in the place of `rule`: the first pair that does counts. The
+    other arguments are those of `ringtrain.optim.HostOptimizer`; with `accumulate`, weights are new after that
+    many updates. Each rank of `process_set` keeps the state of 1/size of the elements.
+
+    The weights of the host count. `value_and_grad` looks whether the parameters it is given are those, and takes
+    over what a program has made of them in between: at the price of one pass over them.
+    """
+
+    def __init__(
+        self,
+        rule: Rule,
+        *,
+        groups: Sequence[tuple[Rule, Callable[[str], bool]]] = (),
+        bucket_bytes: int = BUCKET_BYTES,
+        sharded: bool = True,
+        accumulate: int = 1,
+        clip_norm: float | None = None,
+        schedule: Schedule | None = None,
+        check_finite: bool = False,
+        compression: str | None = None,
+        process_set: ProcessSet = global_process_set,
+    ) -> None:
+        self._rule, self._groups, self._process_set = rule, tuple(groups), process_set
+        self._settings: dict[str, Any] = {
+            "bucket_bytes": bucket_bytes, "sharded": sharded, "accumulate": accumulate, "clip_norm": clip_norm,
+            "schedule": schedule, "check_finite": check_finite, "compression": compression,
+        }  # fmt: skip
+        self._made: ArrayOptimizer | None = None
+        self._names: list[str] = []
+        self._structure: Any = None
+        self._left: set[str] | None = None  # whose gradients are here, of a call that has begun
+
+    def init(self, params: Any) -> Any:
+        """Begin to train the pytree `params` of floating-point arrays from rank 0's values, which `params()` has.
+        Return the state, a count of updates: int32, of shape (). Collective, outside of `jit`.
+
+        Raises ConfigurationError for what can't be trained, MismatchError where ranks differ.
+        """
+        paths, self._structure = jax.tree_util.tree_flatten_with_path(params)
+        arrays = {jax.tree_util.keystr(path): np.array(leaf) for path, leaf in paths}
+        taken: set[str] = set()
+        groups = []
+        for rule, has in self._groups:
+            names = [name for name in arrays if name not in taken and has(name)]
+            taken.update(names)
+            groups.append((rule, names))
+        group = open_group(self._process_set)
+        self._made = ArrayOptimizer(arrays, self._rule, groups=groups, group=group, **self._settings)
+        self._names, self._left = list(arrays), None
+        return jnp.asarray(0, jnp.int32)
+
+    def value_and_grad(self, fun: Callable[..., Any], has_aux: bool = False) -> Callable[..., Any]:
+        """Return `jax.value_and_grad(fun, has_aux=has_aux)` of the first argument, whose gradients go to the host
+        as soon as the backward pass has them. What stands in their place is for `update` alone. The value is this
+        rank's own. A parameter that `fun` does not use has zeros."""
+
+        def run(params: Any, *args: Any, **kwargs: Any) -> tuple[Any, Submitted]:
+            leaves = self._leaves(params, "params")
+            (number,) = host_call("value_and_grad", self._begin, leaves, lambda: [()], [np.int32])
+
+            def hooked(given: Sequence[Any]) -> Any:
+                passed = [
+                    leaving(leaf, number, name, self._submit)
+                    for leaf, name in zip(given, self._names, strict=True)
+                ]
+                return fun(jax.tree.unflatten(self._structure, passed), *args, **kwargs)
+
+            value, marks = jax.value_and_grad(hooked, has_aux=has_aux)(leaves)
+            return value, Submitted(tuple(marks))
+
+        return run
+
+    def update(self, grads: Any, state: Any, params: Any = None) -> tuple[Updates, Any]:
+        """Return what `apply_updates` takes, and the new state. `grads`: what `value_and_grad` gave, or a pytree
+        of this rank's gradients, which leave now; with these, `params` counts as it does for `value_and_grad`."""
+        if not isinstance(grads, Submitted):
+            leaves = self._leaves(grads, "grads")
+            known = [] if params is None else self._leaves(params, "params")
+            (number,) = host_call("update", self._begin, known, lambda: [()], [np.int32])
+
+            def submit(_: Array, *gradients: Array) -> list[Array]:
+                for name, gradient in zip(self._names, gradients, strict=True):
+                    self._submit(0, name, gradient)
+                return [np.zeros((), np.int32)]
+
+            (mark,) = host_call("update", submit, [number, *leaves], lambda: [()], [np.int32])
+            grads = Submitted((mark,))
+        weights = [self._host.weights[name] for name in self._names]
+        shapes, dtypes = [(), *(one.shape for one in weights)], [np.int32, *(one.dtype for one in weights)]
+        new_state, *new = host_call("update", self._finish, [state, *left(grads.marks)], lambda: shapes, dtypes)
+        return Updates(tuple(new)), new_state
+
+    def apply_updates(self, params: Any, updates: Updates) -> Any:
+        """Return the new weights in the structure of `params`."""
+        if not isinstance(updates, Updates):
+            raise ConfigurationError(
+                f"apply_updates: expected what update() of a HostOptimizer gave, got {type(updates).__name__}"
+            )
+        self._leaves(params, "params")
+        return jax.tree.unflatten(self._structure, updates.weights)
+
+    def params(self) -> Any:
+        """The weights as they are on the host, as a pytree. Between updates, outside of `jit`."""
+        return jax.tree.unflatten(self._structure, [jnp.array(self._host.weights[name]) for name in self._names])
+
+    def state(self) -> Any:
+        """The state that goes with `params()`."""
+        return jnp.asarray(self._host.updates, jnp.int32)
+
+    @property
+    def updates(self) -> int:
+        """Updates done so far."""
+        return self._host.updates
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of optimizer state that this rank holds in host memory."""
+        return self._host.state_bytes
+
+    def state_dict(self, root: int | None = None, error_feedback: bool = True) -> dict[str, Any]:
+        """Gather weights and state of all ranks, by path. Collective, between updates; as of
+        `ringtrain.optim.HostOptimizer.state_dict`."""
+        jax.effects_barrier()
+        return self._host.state_dict(root, error_feedback)
+
+    def shard_dict(self, error_feedback: bool = True) -> dict[str, Any]:
+        """Copy this rank's part of that, for `ShardedCheckpoints`. Not collective."""
+        jax.effects_barrier()
+        return self._host.shard_dict(error_feedback)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Set weights and state from what `state_dict` or `shard_dict` gave at any number of ranks; go on with
+        `params()` and `state()`. Not collective: every rank loads the same, after `init`."""
+        jax.effects_barrier()
+        self._host.load_state_dict(state)
+
+    @property
+    def _host(self) -> ArrayOptimizer:
+        if self._made is None:
+            raise ConfigurationError("the HostOptimizer has no parameters yet; call init(params) first")
+        return self._made
+
+    def _leaves(self, tree: Any, what: str) -> list[Any]:
+        leaves, structure = jax.tree.flatten(tree)
+        if self._host and structure != self._structure:
+            raise ConfigurationError(f"{what} is a {structure}; expected what init() was given, {self._structure}")
+        return leaves
+
+    def _begin(self, *params: Array) -> list[Array]:
+        """Begin the gradients of an update from `params`, the weights as a program has them now; none: as here."""
+        if self._left:
+            raise RingtrainError(
+                f"gradients of {min(self._left)} and others are on the host, and update() was not called with "
+                "them before the next ones: call it after each value_and_grad; where the call between failed, go "
+                "on from the last checkpoint, in a new world"
+            )
+        host, written = self._host, False
+        for name, value in zip(self._names, params, strict=False):
+            if not _same_bits(host.weights[name], value):
+                host.weights[name][...] = value
+                written = True
+        if written:
+            host.take_weights()
+        self._left = set()
+        return [np.asarray(host.updates, np.int32)]
+
+    def _submit(self, _: int, name: str, gradient: Array) -> None:
+        if self._left is None or name in self._left:
+            raise ConfigurationError(
+                f"value_and_grad: the gradient of {name} came twice in one call; expected no vmap around it: make "
+                "the loss a mean over the batch"
+            )
+        self._left.add(name)
+        self._host.submit(name, gradient)
+
+    def _finish(self, *_: Array) -> list[Array]:
+        """The count of updates and the new weights, copied: JAX may take an array's memory for a value's."""
+        host = self._host
+        if self._left is None:
+            raise ConfigurationError("update() was called twice with the same gradients")
+        for name in self._names:
+            if name not in self._left:
+                self._submit(0, name, np.zeros_like(host.weights[name]))
+        self._left = None
+        host.step()
+        return [np.asarray(host.updates, np.int32), *(host.weights[name].copy() for name in self._names)]
+
+
+def _same_bits(one: Array, other: Array) -> bool:
+    """Whether values are the same ones; a NaN equals itself here."""
+    if one.shape != other.shape or one.dtype != other.dtype:
+        raise ConfigurationError(
+            f"params has {other.dtype}{list(other.shape)} where init() was given {one.dtype}{list(one.shape)}"
+        )
+    kind = f"u{one.itemsize}"
+    return np.array_equal(np.ascontiguousarray(one).view(kind), np.ascontiguousarray(other).view(kind))
