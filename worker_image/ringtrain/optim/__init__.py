@@ -2,11 +2,13 @@
 
 A gradient enters in `inbox`, is reduced and becomes an update in `pipeline`, through `rules` and `kernels`;
 weights and state lie in `arenas` as `layout` decided; `host` is what a trainer holds. `cut` is all of that in one
-world; `undo`, `mirror` and `reform` are for worlds that change.
+world; `undo`, `mirror` and `reform` are for worlds that change. `diloco` averages what many steps have changed, by
+host optimizers of its `fragments`.
 """
 
+from ringtrain.optim.diloco import DiLoCo
 from ringtrain.optim.host import HostOptimizer
-from ringtrain.optim.rules import LAMB, SGD, Adam, AdamW, Rule
+from ringtrain.optim.rules import LAMB, SGD, Adam, AdamW, Nesterov, Rule
 from ringtrain.optim.schedules import Constant, Cosine, Schedule, StepDecay, Warmup
 
 __all__ = [
@@ -16,7 +18,9 @@ __all__ = [
     "AdamW",
     "Constant",
     "Cosine",
+    "DiLoCo",
     "HostOptimizer",
+    "Nesterov",
     "Rule",
     "Schedule",
     "StepDecay",

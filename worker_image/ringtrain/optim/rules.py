@@ -71,11 +71,12 @@ class SGD:
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
-        _require("SGD", "lr", self.lr, self.lr >= 0, ">= 0")
-        _require("SGD", "momentum", self.momentum, 0 <= self.momentum < 1, "in [0, 1)")
-        _require("SGD", "weight_decay", self.weight_decay, self.weight_decay >= 0, ">= 0")
+        who = type(self).__name__
+        _require(who, "lr", self.lr, self.lr >= 0, ">= 0")
+        _require(who, "momentum", self.momentum, 0 <= self.momentum < 1, "in [0, 1)")
+        _require(who, "weight_decay", self.weight_decay, self.weight_decay >= 0, ">= 0")
         if self.nesterov and not self.momentum:
-            raise ConfigurationError("SGD: nesterov needs a momentum above 0; it is 0: set momentum=0.9")
+            raise ConfigurationError(f"{who}: nesterov needs a momentum above 0; it is 0: set momentum=0.9")
 
     @property
     def state_names(self) -> tuple[str, ...]:
@@ -89,6 +90,15 @@ class SGD:
     def update(self, part: Part, step: StepValues, kernels: Kernels) -> None:
         """Change the weights and the state of `part` in place."""
         kernels.sgd(part, self.terms(step))
+
+
+@dataclass(frozen=True)
+class Nesterov(SGD):
+    """`SGD` with Nesterov's momentum and the numbers of DiLoCo's outer optimizer. Douillard et al. 2023."""
+
+    lr: float = 0.7
+    momentum: float = 0.9
+    nesterov: bool = True
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,345 @@
+"""Training over thin lines: ranks train alone for many steps, and average what those steps have changed.
+
+A pseudo-gradient is the outer weights, which all ranks have alike, minus this rank's own. The outer step is a
+`HostOptimizer`'s whose gradient that is: averaged over the ring, compressed, sharded and updated in host memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from types import MappingProxyType
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from ringtrain._core.process_groups.context import current, drain_before_leaving
+from ringtrain._core.process_groups.group import Flat, Group, ProcessGroup
+from ringtrain._core.process_groups.process_sets import global_process_set, open_group
+from ringtrain.errors import ConfigurationError, MismatchError, kind_of
+from ringtrain.optim.arguments import check_rule, described
+from ringtrain.optim.fragments import Exchange, Fragment, FragmentSchedule, fragment_bounds
+from ringtrain.optim.host import BUCKET_BYTES, HostOptimizer
+from ringtrain.optim.layout import Layout, ParamSpec
+from ringtrain.optim.rules import Nesterov, Rule
+from ringtrain.optim.state import check_same_model
+from ringtrain.step_time import REDUCTION
+
+# Bytes on the wire for each float32, the int8's scales included; other types travel as they are.
+_WIRE_BYTES = {"bf16": 2.0, "fp16": 2.0, "int8": 1 + 4 / 512}
+
+
+@runtime_checkable
+class LocalWeights(Protocol):
+    """This rank's own weights, which its inner optimizer changes: in host memory, or on a device."""
+
+    def read(self, names: Sequence[str]) -> Sequence[Flat]:
+        """Return the weights `names` as arrays of the host, to be read before the next inner step."""
+
+    def write(self, name: str, values: Flat) -> None:
+        """Set the weight `name`, in place."""
+
+
+class _Arrays:
+    """Weights that are arrays of the caller's."""
+
+    def __init__(self, params: Mapping[str, Flat]) -> None:
+        self._params = params
+
+    def read(self, names: Sequence[str]) -> Sequence[Flat]:
+        return [self._params[name] for name in names]
+
+    def write(self, name: str, values: Flat) -> None:
+        self._params[name][...] = values
+
+
+class DiLoCo:
+    """Average over all ranks what many inner steps have changed, and step an outer optimizer by that.
+
+        diloco = DiLoCo(params, outer=Nesterov(lr=0.7, momentum=0.9), sync_every=100)
+        for batch in batches:
+            inner_step(params, batch)       # changes `params` in place, by an optimizer of your own
+            diloco.step()                   # after each inner step, on all ranks as often
+        diloco.finish()                     # all ranks have the same weights
+
+    `params`: this rank's weights by name, arrays of float16, bfloat16, float32 or float64 that are changed in
+    place, or `LocalWeights`, which say where else they are, with their values at the start in `initial`. Rank 0's
+    values are sent to all ranks. The outer weights and the room for pseudo-gradients take twice their memory on
+    the host, the outer optimizer's state 1/size of what its rule keeps.
+    `outer`: a rule of `ringtrain.optim`; its gradient is the mean over ranks of the outer weights minus the local
+    ones. `SGD(lr=1)` is Local SGD: the outer weights become the mean of the local ones.
+    `sync_every`: H, inner steps from one synchronization of a parameter to its next. `fragments`: parameters are
+    cut in so many groups, in their order and of about as many bytes, which are synchronized in turns.
+    `overlap_steps`: a synchronization runs beside the next so many inner steps, and its outer weights are taken
+    then; less than `sync_every // fragments`.
+    `mix`: a rank takes `outer + mix * (local - outer)`: 0, the outer weights; more, that part of its own inner
+    steps stays. With more than 0, ranks' weights are their own until `finish()`; `outer_weights` are always equal.
+    `compression`: "bf16", "fp16" or "int8", of float32 parameters, with error feedback, as of `HostOptimizer`.
+
+    With H = 1, one fragment, `SGD(lr=1)` outside and SGD(lr) inside this is synchronous SGD(lr): to the bit where
+    weights, `lr` times gradients, and their sums are numbers that the dtype holds; elsewhere a weight `w` is off
+    by the rounding of `w - (w - lr * g)`, half of the last bit of `w`.
+
+    Collective: all ranks make it with the same arguments, else MismatchError with both values; and take as many
+    inner steps, else MismatchError with both numbers at the next synchronization. Not for elastic jobs. A wrong
+    argument is a ConfigurationError that names it.
+
+    DiLoCo: Douillard et al. 2023; fragments, overlap and mix: Douillard et al. 2025 (Streaming DiLoCo, algorithm
+    2). Local SGD: Stich 2019.
+    """
+
+    def __init__(
+        self,
+        params: Mapping[str, Flat] | LocalWeights,
+        *,
+        outer: Rule = Nesterov(),  # noqa: B008  frozen
+        sync_every: int = 100,
+        fragments: int = 1,
+        overlap_steps: int = 0,
+        mix: float = 0.0,
+        compression: str | None = None,
+        bucket_bytes: int = BUCKET_BYTES,
+        group: Group | None = None,
+        initial: Mapping[str, Flat] | None = None,
+    ) -> None:
+        initial, self._local = _given(params, initial)
+        self._schedule = FragmentSchedule(sync_every, fragments, overlap_steps, mix)
+        self._schedule.check(len(initial))
+        check_rule(outer)
+        self._opened = _own_group() if group is None else None
+        self._group: Group = self._opened or group  # type: ignore[assignment]
+        specs = tuple(ParamSpec(name, array.shape, array.dtype) for name, array in initial.items())
+        settings = {name: described(value) for name, value in (vars(self._schedule) | {"outer": outer}).items()}
+        check_same_model(self._group, Layout(specs, ()), settings)
+        self._fragments = []
+        for index, (first, end) in enumerate(pairwise(fragment_bounds([s.nbytes for s in specs], fragments))):
+            names = tuple(spec.name for spec in specs[first:end])
+            # Infinity clips nothing: it is how an update is asked for its norm.
+            host = HostOptimizer(
+                {name: initial[name] for name in names},
+                outer,
+                bucket_bytes=bucket_bytes,
+                clip_norm=math.inf,
+                compression=compression,
+                group=self._group,
+            )
+            self._fragments.append(Fragment(index, names, host))
+        self._steps = self._synchronizations = 0
+        self._exchange: Exchange | None = None
+        self._norm: float | None = None
+        self._exchanged_s = self._waited_s = 0.0
+        wire = _WIRE_BYTES.get(compression or "", 4.0)
+        sent = sum(s.size * wire if s.dtype == np.float32 else s.nbytes for s in specs)
+        self._sync_bytes = round(2 * sent * (self._group.size - 1) / self._group.size)
+        self._take_outer()
+
+    def step(self) -> bool:
+        """Count an inner step that was just taken; synchronize what is due. True: local weights were changed.
+
+        With `overlap_steps` it begins an exchange and returns. Raises PeerLost when the ring failed, MismatchError
+        where ranks took other numbers of steps.
+        """
+        self._steps += 1
+        overlap = self._schedule.overlap_steps
+        landed = self._exchange is not None and self._steps >= self._exchange.step + overlap
+        if landed:
+            self._land()
+        index = self._schedule.due(self._steps)
+        if index is None:
+            return landed
+        self._begin(self._fragments[index], overlaps=overlap > 0)
+        if not overlap:
+            self._land()
+        return landed or not overlap
+
+    def finish(self) -> None:
+        """Synchronize all that inner steps have changed since; all ranks have the outer weights then. Collective.
+
+        At the end of training, or before an evaluation or a checkpoint of weights alone. The schedule goes on as
+        it was. Raises MismatchError where ranks took other numbers of steps.
+        """
+        if self._exchange is not None:
+            self._land()
+        with REDUCTION:
+            self._agree("finish()")
+        for fragment in self._fragments:
+            if fragment.sent < self._steps:
+                self._begin(fragment, overlaps=False)
+                self._land()
+        self._take_outer()
+
+    @property
+    def steps(self) -> int:
+        """Inner steps so far."""
+        return self._steps
+
+    @property
+    def outer_weights(self) -> Mapping[str, Flat]:
+        """The outer weights by name, the same on all ranks: views, to be read before the next `step()`. An
+        exchange that is under way is waited for."""
+        if self._exchange is not None:
+            self._exchange.wait()
+        views = {name: fragment.outer.weights[name] for fragment in self._fragments for name in fragment.names}
+        return MappingProxyType(views)
+
+    @property
+    def synchronizations(self) -> int:
+        """Synchronizations of a fragment that have ended on this rank since it was made."""
+        return self._synchronizations
+
+    @property
+    def pseudo_gradient_norm(self) -> float | None:
+        """L2 norm of the mean pseudo-gradient of the fragment that was synchronized last; None before."""
+        return self._norm
+
+    @property
+    def sync_bytes(self) -> int:
+        """Bytes that this rank sends for one synchronization of all fragments in a ring, headers not counted."""
+        return self._sync_bytes
+
+    @property
+    def hidden_share(self) -> float:
+        """Which part of the seconds of all exchanges so far was hidden behind inner steps, 0 to 1."""
+        return 1 - min(1.0, self._waited_s / self._exchanged_s) if self._exchanged_s else 0.0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what this rank needs to go on to the bit: its own weights, and what all ranks have of the outer
+        optimizer. Every rank saves its own. Collective; an exchange that is under way is waited for.
+
+        Returns `{"steps", "rank", "size", "sent", "landing", "weights": {name: array}, "outer": [...]}`, the last
+        with the `HostOptimizer.state_dict()` of each fragment.
+        """
+        if self._exchange is not None:
+            self._exchange.wait()
+        with REDUCTION:
+            self._agree("state_dict()")
+        names = [name for fragment in self._fragments for name in fragment.names]
+        weights = {name: np.array(array) for name, array in zip(names, self._local.read(names), strict=True)}
+        return {
+            "steps": self._steps,
+            "rank": self._group.rank,
+            "size": self._group.size,
+            "sent": [fragment.sent for fragment in self._fragments],
+            "landing": None if self._exchange is None else self._exchange.fragment.index,
+            "weights": weights,
+            "outer": [fragment.outer.state_dict() for fragment in self._fragments],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what this rank's `state_dict()` gave, to the bit. Not collective.
+
+        Raises ConfigurationError for a state of another rank, size, number of fragments, rule or model.
+        """
+        own = {"rank": self._group.rank, "size": self._group.size, "fragments": len(self._fragments)}
+        saved = {"rank": state.get("rank"), "size": state.get("size"), "fragments": len(state.get("outer", ()))}
+        if saved != own:
+            raise ConfigurationError(
+                f"DiLoCo: the saved state is of {saved} and this is {own}; load each rank's own, or train on from "
+                "weights that were saved after finish()"
+            )
+        if self._exchange is not None:
+            self._exchange.wait()
+        for fragment, outer, sent in zip(self._fragments, state["outer"], state["sent"], strict=True):
+            fragment.outer.load_state_dict(outer)
+            fragment.sent = sent
+        for name, values in state["weights"].items():
+            self._local.write(name, values)
+        self._steps, landing = state["steps"], state["landing"]
+        self._exchange = None
+        if landing is not None:
+            self._exchange = Exchange(self._fragments[landing], self._fragments[landing].sent)
+
+    def close(self) -> None:
+        """Give memory and descriptors back, after an exchange that is under way. Local weights stay."""
+        self.drain()
+        for fragment in self._fragments:
+            fragment.outer.close()
+        if self._opened is not None:
+            self._opened.close()
+
+    def drain(self) -> None:
+        """Return when an exchange that is under way has ended, however it ended."""
+        if self._exchange is not None:
+            self._exchange.join()
+
+    def _begin(self, fragment: Fragment, overlaps: bool) -> None:
+        """Take the pseudo-gradient of `fragment` as it is now, and begin its outer step."""
+        outer = fragment.outer
+        for name, local in zip(fragment.names, self._local.read(fragment.names), strict=True):
+            np.subtract(outer.weights[name], local, out=outer.gradient(name))
+        fragment.sent = self._steps
+        what = f"the synchronization of fragment {fragment.index}"
+
+        def work() -> None:
+            self._agree(what, fragment.sent)
+            for name in fragment.names:
+                outer.submit(name, outer.gradient(name))
+            outer.step()
+
+        self._exchange = Exchange(fragment, self._steps, work)
+        if overlaps:
+            drain_before_leaving(self)
+        self._exchange.begin(overlaps)
+
+    def _land(self) -> None:
+        """Wait for the exchange that is under way, and take its outer weights."""
+        assert self._exchange is not None
+        exchange, mix = self._exchange, self._schedule.mix
+        exchange.wait()
+        outer, names = exchange.fragment.outer, exchange.fragment.names
+        if mix == 0:
+            self._take_outer(exchange.fragment)
+        elif mix < 1:
+            for name, local in zip(names, self._local.read(names), strict=True):
+                weights = outer.weights[name]
+                self._local.write(name, weights + weights.dtype.type(mix) * (local - weights))
+        self._norm = outer.gradient_norm
+        self._exchanged_s += exchange.seconds
+        self._waited_s += exchange.waited
+        self._synchronizations += 1
+        self._exchange = None
+
+    def _take_outer(self, *fragments: Fragment) -> None:
+        """Have the outer weights of these fragments, or of all, as local ones."""
+        for fragment in fragments or self._fragments:
+            for name in fragment.names:
+                self._local.write(name, fragment.outer.weights[name])
+
+    def _agree(self, what: str, step: int | None = None) -> None:
+        """Raise MismatchError on all ranks unless all do this after as many inner steps. Collective."""
+        own = [what, self._steps if step is None else step]
+        told = self._group.allgather_object(own, "DiLoCo")
+        for rank, other in enumerate(told):
+            if other != told[0]:
+                raise MismatchError(
+                    f"DiLoCo: rank {rank} begins {other[0]} after inner step {other[1]}, and rank 0 {told[0][0]} "
+                    f"after inner step {told[0][1]}; every rank takes as many inner steps: give all ranks as many "
+                    "batches"
+                )
+
+
+def _given(params: Any, initial: Mapping[str, Flat] | None) -> tuple[dict[str, Flat], LocalWeights]:
+    if isinstance(params, LocalWeights) and initial is not None:
+        return dict(initial), params
+    arrays = params if isinstance(params, Mapping) else {}
+    wrong = [name for name, one in arrays.items() if not (isinstance(one, np.ndarray) and one.flags.writeable)]
+    if not arrays or wrong:
+        found = f"params is {kind_of(params)}"
+        if wrong:
+            found = f'parameter "{wrong[0]}" is {kind_of(arrays[wrong[0]])}'
+        raise ConfigurationError(
+            f"DiLoCo: {found}; expected arrays of numpy by name, at least one, that can be written to; a PyTorch "
+            "model is trained by ringtrain.torch.DiLoCo"
+        )
+    return dict(arrays), _Arrays(arrays)
+
+
+def _own_group() -> ProcessGroup:
+    """A group of all ranks whose collectives need not wait for the script's."""
+    if current().config.formation:
+        raise ConfigurationError(
+            "DiLoCo was made in an elastic job, and ranks' own weights can't be carried from world to world; take "
+            "elastic out of the job, or train with HostOptimizer(elastic=True)"
+        )
+    return open_group(global_process_set)

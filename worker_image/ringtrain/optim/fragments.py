@@ -1,0 +1,124 @@
+"""What DiLoCo synchronizes together, when it does, and one such exchange."""
+
+from __future__ import annotations
+
+import contextvars
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ringtrain import timeline
+from ringtrain.errors import ConfigurationError
+from ringtrain.optim.host import HostOptimizer
+from ringtrain.step_time import REDUCTION, beside_training
+
+
+@dataclass(frozen=True)
+class FragmentSchedule:
+    """When fragments are synchronized: fragment f after each inner step t with t mod `sync_every` = (f + 1) *
+    `sync_every` // `fragments`, or 0; its outer weights arrive `overlap_steps` later. `mix`: see `DiLoCo`."""
+
+    sync_every: int
+    fragments: int
+    overlap_steps: int
+    mix: float
+
+    def check(self, parameters: int) -> None:
+        """Raise ConfigurationError that names the argument that is wrong."""
+        if self.sync_every < 1:
+            raise ConfigurationError(f"DiLoCo: sync_every is {self.sync_every}; expected at least 1 inner step")
+        most = min(parameters, self.sync_every)
+        if not 1 <= self.fragments <= most:
+            raise ConfigurationError(
+                f"DiLoCo: fragments is {self.fragments}; expected 1 to {most}: no more than there are parameters "
+                f"({parameters}) and steps in sync_every ({self.sync_every})"
+            )
+        interval = self.sync_every // self.fragments
+        if not 0 <= self.overlap_steps < interval:
+            raise ConfigurationError(
+                f"DiLoCo: overlap_steps is {self.overlap_steps}; expected 0 to {interval - 1}: the next of "
+                f"{self.fragments} fragments is due {interval} steps later (sync_every={self.sync_every})"
+            )
+        if not 0 <= self.mix <= 1:
+            raise ConfigurationError(
+                f"DiLoCo: mix is {self.mix}; expected 0 (take the outer weights) to 1 (keep this rank's own)"
+            )
+
+    def due(self, step: int) -> int | None:
+        """The fragment that is synchronized after inner step `step`, if one is."""
+        at = [(fragment + 1) * self.sync_every // self.fragments for fragment in range(self.fragments)]
+        place = step % self.sync_every or self.sync_every
+        return at.index(place) if place in at else None
+
+
+@dataclass
+class Fragment:
+    """Parameters that are synchronized together. `sent`: the inner step of their last pseudo-gradient."""
+
+    index: int
+    names: tuple[str, ...]
+    outer: HostOptimizer
+    sent: int = 0
+
+
+@dataclass
+class Exchange:
+    """The outer step of `fragment` from inner step `step` on: `work`, on a thread of its own if it may overlap."""
+
+    fragment: Fragment
+    step: int
+    work: Callable[[], None] = lambda: None
+    seconds: float = 0.0
+    waited: float = 0.0
+    _error: BaseException | None = None
+    _thread: threading.Thread | None = field(default=None, repr=False)
+
+    def begin(self, overlaps: bool) -> None:
+        if not overlaps:
+            self._run()
+            self.waited = self.seconds
+            return
+        run = contextvars.copy_context().run  # where a process holds several ranks: which one this is
+        self._thread = threading.Thread(target=run, args=(self._beside,), name="ringtrain-diloco", daemon=True)
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Return when the outer weights are new. Raises what made that fail."""
+        if self._thread is not None:
+            began = time.perf_counter()
+            with REDUCTION:
+                self._thread.join()
+            self.waited += time.perf_counter() - began
+        if self._error is not None:
+            raise self._error
+
+    def join(self) -> None:
+        if self._thread is not None:
+            self._thread.join()
+
+    def _beside(self) -> None:
+        beside_training()
+        self._run()
+
+    def _run(self) -> None:
+        began, began_ns = time.perf_counter(), time.perf_counter_ns()
+        try:
+            with REDUCTION:
+                self.work()
+        except BaseException as error:
+            self._error = error
+        self.seconds = time.perf_counter() - began
+        timeline.record_since(began_ns, f"synchronize fragment {self.fragment.index}", "reduction")
+
+
+def fragment_bounds(nbytes: Sequence[int], fragments: int) -> list[int]:
+    """Cut parameters of so many bytes, in their order, into `fragments` groups of about as many bytes, none of
+    them empty: `fragments` + 1 indices."""
+    ends, bounds = np.cumsum(nbytes), [0]
+    for fragment in range(1, fragments):
+        nearest = int(np.argmin(np.abs(ends - ends[-1] * fragment / fragments))) + 1
+        bounds.append(min(max(nearest, bounds[-1] + 1), len(nbytes) - fragments + fragment))
+    return [*bounds, len(nbytes)]
