@@ -38,7 +38,7 @@ FOREIGN = {
     "_version",  # torch: what autograd itself compares
 }
 # Pairs that users import: the same thing for arrays and for a framework.
-SHARED = {"HostOptimizer", "DistributedOptimizer"}
+SHARED = {"HostOptimizer", "DistributedOptimizer", "DiLoCo"}
 
 
 @functools.cache

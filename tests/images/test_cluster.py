@@ -38,6 +38,7 @@ ARGUMENTS = {
     "digits-mpi": ["--epochs", "3"],
     "torch-mnist": ["--epochs", "1"],
     "torch-lm": ["--steps", "5"],
+    "torch-diloco": ["--steps", "25"],
     "torch-resnet": ["--model=resnet14", "--image-size=64", "--batch-size=2", "--iterations=1", "--batches=1"],
     "tensorflow-mnist": ["--epochs", "1"],
     "keras-mnist": ["--epochs", "1"],

@@ -293,7 +293,7 @@ class DiLoCo:
         elif mix < 1:
             for name, local in zip(names, self._local.read(names), strict=True):
                 weights = outer.weights[name]
-                self._local.write(name, weights + weights.dtype.type(mix) * (local - weights))
+                self._local.write(name, np.asarray(weights + weights.dtype.type(mix) * (local - weights)))
         self._norm = outer.gradient_norm
         self._exchanged_s += exchange.seconds
         self._waited_s += exchange.waited

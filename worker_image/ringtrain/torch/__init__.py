@@ -8,6 +8,7 @@ if reason := missing("torch"):
 from ringtrain.common.basics import *  # noqa: F403
 from ringtrain.common.util import check_extension, split_list
 from ringtrain.torch import elastic, mpi_ops
+from ringtrain.torch.diloco import DiLoCo
 from ringtrain.torch.host_optimizer import HostOptimizer
 from ringtrain.torch.mpi_ops import *  # noqa: F403
 from ringtrain.torch.objects import allgather_object, broadcast_object
@@ -18,6 +19,7 @@ from ringtrain.torch.training_state import RandomGenerators, TrainingState
 
 __all__ = [
     *mpi_ops.__all__,
+    "DiLoCo",
     "DistributedOptimizer",
     "HostOptimizer",
     "RandomGenerators",

@@ -75,6 +75,6 @@ def named(groups: Sequence[Mapping[str, Any]], model: torch.nn.Module | None) ->
 def check_devices(params: Mapping[str, Any]) -> None:
     devices = {str(param.device) for param in params.values()}
     if len(devices) > 1:
-        raise ConfigurationError(f"HostOptimizer: parameters are on {sorted(devices)}; expected one device")
+        raise ConfigurationError(f"parameters are on {sorted(devices)}; expected one device")
     if torch.device(devices.pop()).type == "meta":
-        raise ConfigurationError("HostOptimizer: parameters are on the meta device; move the model to a real one")
+        raise ConfigurationError("parameters are on the meta device; move the model to a real one")
