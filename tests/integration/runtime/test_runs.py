@@ -67,7 +67,8 @@ def test_runs_are_listed_the_newest_first(folder: Path) -> None:
     """Also one that goes on, and one whose launcher was killed."""
     run = _run(folder, "endless", "0.5")
     try:
-        until("it has reported", lambda: _listed(folder)[1][:4] == ["endless", "Running", "20/20", "4.54e-05"])
+        goes_on = ["endless", "Running", "1", "20/20", "4.54e-05"]
+        until("it has reported", lambda: _listed(folder)[1][:5] == goes_on)
     finally:
         os.killpg(run.pid, signal.SIGKILL)
         run.wait(DEADLINE_S)

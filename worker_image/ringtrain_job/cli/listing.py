@@ -1,8 +1,10 @@
 """`ringtrain list` and `ringtrain compare`: runs side by side."""
 
+import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -15,11 +17,25 @@ _RUNS = click.Path(exists=True, file_okay=False, path_type=Path)
 
 @click.command("list")
 @click.argument("directory", default=Path("runs"), type=_RUNS)
-def list_runs(directory: Path) -> None:
+@click.option(
+    *("--output", "-o"),
+    type=click.Choice(["table", "json", "yaml", "name"]),
+    default="table",
+    show_default=True,
+    help="Format.",
+)
+def list_runs(directory: Path, output: str) -> None:
     """List the runs in DIRECTORY, or below it, the newest first [default: runs]."""
     runs = find_runs(directory)
+    if output in ("json", "yaml"):
+        _print_data([run.document() for run in runs], output)
+        return
     if not runs:
         raise click.ClickException(f"{directory.absolute()} has no runs in it or below; give a directory of runs")
+    if output == "name":
+        for run in runs:
+            click.echo(run.name)
+        return
     head = ["name", *FACTS, "when"]
     _table([head, *([run.name, *(fact(run) for fact in FACTS.values()), _when(run)] for run in runs)])
 
@@ -48,6 +64,19 @@ def compare_runs(runs: tuple[str, ...], directory: Path, html: Path | None) -> N
         except OSError as exc:
             raise click.ClickException(f"{html} cannot be written ({exc.strerror}); name another") from exc
         click.echo(html)
+
+
+def _print_data(data: list[dict[str, Any]], form: str) -> None:
+    """Print `data`, objects of plain values, as `form`: json or yaml."""
+    if form == "json":
+        click.echo(json.dumps(data, indent=2))
+        return
+    # A value that JSON writes is one that YAML reads, and so this needs no library for YAML.
+    for entry in data:
+        for at, (name, value) in enumerate(entry.items()):
+            click.echo(f"{'  ' if at else '- '}{name}: {json.dumps(value)}")
+    if not data:
+        click.echo("[]")
 
 
 def _when(run: Run) -> str:

@@ -23,6 +23,7 @@ _COMMANDS = {
     "rsh": "ringtrain_job.cli.pods:rsh",
     "tensorboard": "ringtrain_job.cli.tensorboard:tensorboard",
     "timeline": "ringtrain_job.cli.timeline:timeline",
+    "ui": "ringtrain_job.cli.ui:ui",
 }
 
 

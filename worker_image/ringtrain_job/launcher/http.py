@@ -1,4 +1,4 @@
-"""The launcher's HTTP port: `/status`, `/metrics`, `/healthz`, and the page."""
+"""HTTP for programs and people: the launcher's `/status`, `/metrics`, `/healthz`, and pages."""
 
 import contextlib
 import hmac
@@ -10,7 +10,7 @@ import socket
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO, ClassVar, Final, Protocol
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
@@ -20,7 +20,6 @@ from ringtrain.shared.address import listening_socket
 from ringtrain.shared.ports import PortTaken
 from ringtrain.shared.strangers import Stranger, Strangers
 from ringtrain_job.launcher.metrics import StatusCollector
-from ringtrain_job.launcher.page_server import PageServer
 
 # Anyone may ask here. A request is some hundred bytes, and an answer is taken within moments.
 _MOST_REQUEST_BYTES: Final = 64 << 10  # the operator names up to 4096 workers whose pods have ended
@@ -40,18 +39,73 @@ AskWorkers = Callable[[int, dict[int, int]], None]
 Answer = tuple[int, str, bytes]
 
 
-class StatusServer:
-    """Serves HTTP in threads until it is closed. `healthy` decides what `/healthz` says.
+class Pages(Protocol):
+    """What people see: answers GET requests for its own paths, each in its own thread."""
+
+    def serves(self, path: str) -> bool:
+        """Whether `path` is one of its own."""
+
+    def get(self, request: BaseHTTPRequestHandler, admitted: Callable[[], None]) -> None:
+        """Answer one request; `admitted` is called once it has shown a token, and may take its time."""
+
+    def close(self, timeout_s: float) -> None:
+        """Have open pages show the last state, for at most `timeout_s`."""
+
+
+class HttpServer:
+    """Serves HTTP in threads until it is closed.
+
+    `answer`: what GET of a path that is none of `page` gets, by path with query and Authorization; `put`: the same
+    for PUT, with the body. `everywhere`: on all addresses of this host instead of loopback only. On loopback a
+    request must be for this host: a page that a browser shows has another one's name in its `Host`.
+    `is_held`: another process holds `port` and shares it. Raises PortTaken.
+    """
+
+    called: ClassVar = "port"
+
+    def __init__(
+        self,
+        port: int,
+        answer: Callable[[str, str], Answer],
+        put: Callable[[str, str, bytes], Answer],
+        page: Pages | None,
+        *,
+        everywhere: bool = False,
+        is_held: bool = False,
+    ) -> None:
+        try:
+            listening = listening_socket("" if everywhere else "127.0.0.1", port, is_held)
+        except OSError as exc:
+            raise PortTaken(f"{self.called} {port} cannot be listened on: {exc}") from exc
+        self._server = _Server(listening, _handler(answer, put, page, is_local=not everywhere))
+        self._page = page
+        self.port: int = listening.getsockname()[1]
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, kwargs={"poll_interval": 0.2}, name="ringtrain-http", daemon=True
+        )
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop serving; open pages have seen the last state, if their readers took it."""
+        if self._page is not None:
+            self._page.close(_LAST_STATE_S)
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+        self._server.strangers.close()
+
+
+class StatusServer(HttpServer):
+    """The launcher's. `healthy` decides what `/healthz` says.
 
     `status`: what `/status` answers with; `brief_status`: `/status?brief`.
-    `everywhere`: on all addresses of this host instead of loopback only. With `tokens`, `/status` is for who shows
-    one of them as a bearer token; `/metrics` and `/healthz`, which hold nothing but figures, are for everyone.
-    `change_tokens`: what `PUT /workers` asks for. Where `/status` is for everyone, who shows none of them gets no
-    line that a rank wrote: any user of this machine may ask. On loopback a request must be for this host: a page
-    that a browser shows has another one's name in its `Host`.
+    With `tokens`, `/status` is for who shows one of them as a bearer token; `/metrics` and `/healthz`, which hold
+    nothing but figures, are for everyone. `change_tokens`: what `PUT /workers` asks for. Where `/status` is for
+    everyone, who shows none of them gets no line that a rank wrote: any user of this machine may ask.
     `ask_workers`: of an elastic job, takes what `PUT /workers` says.
-    `is_held`: another process holds `port` and shares it. `page`: answers for its own paths.
     """
+
+    called = "the status port"
 
     def __init__(
         self,
@@ -65,7 +119,7 @@ class StatusServer:
         change_tokens: tuple[str, ...] = (),
         ask_workers: AskWorkers | None = None,
         is_held: bool = False,
-        page: PageServer | None = None,
+        page: Pages | None = None,
     ) -> None:
         registry = CollectorRegistry()
         registry.register(StatusCollector(status))
@@ -94,26 +148,7 @@ class StatusServer:
                 return 409, "text/plain", b"this job is not elastic: its number of workers does not change\n"
             return _ask_workers(body, ask_workers)
 
-        try:
-            listening = listening_socket("" if everywhere else "127.0.0.1", port, is_held)
-        except OSError as exc:
-            raise PortTaken(f"the status port {port} cannot be listened on: {exc}") from exc
-        self._server = _Server(listening, _handler(answer, put, page, is_local=not everywhere))
-        self._page = page
-        self.port: int = listening.getsockname()[1]
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, kwargs={"poll_interval": 0.2}, name="ringtrain-http", daemon=True
-        )
-        self._thread.start()
-
-    def close(self) -> None:
-        """Stop serving; open pages have seen the last state, if their readers took it."""
-        if self._page is not None:
-            self._page.close(_LAST_STATE_S)
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
-        self._server.strangers.close()
+        super().__init__(port, answer, put, page, everywhere=everywhere, is_held=is_held)
 
 
 def _shows_one(authorization: str, tokens: tuple[str, ...]) -> bool:
@@ -238,7 +273,7 @@ class _Beginning:
 def _handler(
     answer: Callable[[str, str], Answer],
     put: Callable[[str, str, bytes], Answer],
-    page: PageServer | None,
+    page: Pages | None,
     *,
     is_local: bool,
 ) -> type[BaseHTTPRequestHandler]:

@@ -34,7 +34,7 @@ from ringtrain_job.launcher.mpi.job import MpiJob
 from ringtrain_job.launcher.mpi.verdict import decide_mpi
 from ringtrain_job.launcher.not_finite import verdict_on_loss
 from ringtrain_job.launcher.outcome import keep_timeline, leave_report, repeat_outcome, write_outcome
-from ringtrain_job.launcher.page_server import PageServer
+from ringtrain_job.launcher.page_server import PageServer, RunPage
 from ringtrain_job.launcher.progress import follow_reports, say_total
 from ringtrain_job.launcher.service import CoordinatorService, DataWorkersService
 from ringtrain_job.launcher.status import Reports, Snapshot
@@ -45,7 +45,7 @@ from ringtrain_job.logs.events import Events
 from ringtrain_job.logs.layout import AttemptFiles
 from ringtrain_job.logs.shipping import LogShipping, Unshipped
 from ringtrain_job.logs.store import LogStore
-from ringtrain_job.page.access import Access
+from ringtrain_job.page.access import Access, keep_page, page_token
 
 log = logging.getLogger(__name__)
 
@@ -437,6 +437,10 @@ def _open_ports(
         page=_page(config, snapshot),
     )
     stack.callback(http.close)
+    if config.ports_held and config.page_secrets:  # a run of this machine: not in pods
+        link = f"http://127.0.0.1:{http.port}/?token={page_token(config.page_secrets[0])}"
+        keep_page(snapshot.store.files, link, None if config.elastic else config.world_size)
+        stack.callback(snapshot.store.files.page.unlink, missing_ok=True)
     data = DataMembers(config, time.monotonic)
     snapshot.data = data.status if config.data_workers else None
 
@@ -464,7 +468,7 @@ def _page(config: LauncherConfig, snapshot: Snapshot) -> PageServer | None:
     if not config.page_secrets:
         return None
     access = Access(config.page_secrets, config.job.uid)
-    return PageServer(access, LivePage(snapshot), snapshot.store.files, config.timeline)
+    return PageServer(access, RunPage(LivePage(snapshot), snapshot.store.files, config.timeline))
 
 
 def _say_verdict(verdict: Verdict) -> None:

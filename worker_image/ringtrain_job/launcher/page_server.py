@@ -1,4 +1,4 @@
-"""The routes of a launcher's page, `/` and `/page/...`: nothing is served without its token."""
+"""Pages in a browser: nothing is served without their token. The page of a launcher: `/` and `/page/...`."""
 
 import json
 import re
@@ -30,7 +30,8 @@ _HEADERS: Final = {
     "Cross-Origin-Resource-Policy": "same-origin",
 }
 _REFUSED: Final = (
-    b"this page asks for the token in its link: dtj ui JOB, or --ui of the command that runs it, prints it\n"
+    b"this page asks for the token in its link: dtj ui JOB, ringtrain ui, or --ui of the command that runs it, "
+    b"prints it\n"
 )
 
 
@@ -41,22 +42,65 @@ class Source(Protocol):
         """The document without the log, as JSON in one line."""
 
 
-class PageServer:
-    """Answers GET requests of the page, each in its own thread. Read-only."""
+class Routes(Protocol):
+    """What a page server shows to who has shown the token."""
 
-    def __init__(self, access: Access, source: Source, files: AttemptFiles, timeline: Path | None = None) -> None:
-        """`timeline`: where ranks of this machine write theirs, until it is among `files`."""
+    def serves(self, path: str) -> bool:
+        """Whether `path` is one of these."""
+
+    def route(self, request: BaseHTTPRequestHandler, path: str, query: dict[str, list[str]]) -> None:
+        """Answer one request."""
+
+    def close(self, timeout_s: float) -> None:
+        """Have open pages show the last state, for at most `timeout_s`."""
+
+
+class PageServer:
+    """Answers GET requests for `routes`, each in its own thread. Read-only."""
+
+    def __init__(self, access: Access, routes: Routes) -> None:
         self._access = access
+        self._routes = routes
+        self._room = threading.BoundedSemaphore(_MOST_AT_ONCE)
+        self.serves = routes.serves
+        self.close = routes.close
+
+    def get(self, request: BaseHTTPRequestHandler, admitted: Callable[[], None]) -> None:
+        """Answer one request; `admitted` is called once it has shown the token."""
+        url = urlsplit(request.path)
+        query = parse_qs(url.query)
+        token = query.get("token", [""])[0]
+        if url.path.endswith("/") and token and self._access.has(token):
+            # The token leaves the address, and with it the history and what is copied from there.
+            begin(request, 303, "text/plain", {"Location": url.path, "Set-Cookie": self._access.set_cookie(token)})
+            return
+        headers = request.headers
+        if not self._access.admits(headers.get("Authorization") or "", headers.get("Cookie") or ""):
+            answer(request, 401, "text/plain", _REFUSED)
+            return
+        if not self._room.acquire(blocking=False):
+            answer(request, 503, "text/plain", b"enough pages are open; close one\n")
+            return
+        try:
+            admitted()
+            self._routes.route(request, url.path, query)
+        finally:
+            self._room.release()
+
+
+class RunPage:
+    """The page of a run that goes on."""
+
+    def __init__(self, source: Source, files: AttemptFiles, timeline: Path | None = None) -> None:
+        """`timeline`: where ranks of this machine write theirs, until it is among `files`."""
         self._source = source
         self._files = files
         self._timeline = timeline
-        self._room = threading.BoundedSemaphore(_MOST_AT_ONCE)
         self._closing = threading.Event()
         self._open = 0
         self._changed = threading.Condition()
 
-    @staticmethod
-    def serves(path: str) -> bool:
+    def serves(self, path: str) -> bool:
         """Whether `path` is one of the page's."""
         return path == "/" or path.startswith("/page/")
 
@@ -66,38 +110,17 @@ class PageServer:
         with self._changed:
             self._changed.wait_for(lambda: self._open == 0, timeout_s)
 
-    def get(self, request: BaseHTTPRequestHandler, admitted: Callable[[], None]) -> None:
-        """Answer one request; `admitted` is called once it has shown the token."""
-        url = urlsplit(request.path)
-        query = parse_qs(url.query)
-        token = query.get("token", [""])[0]
-        if url.path == "/" and token and self._access.has(token):
-            # The token leaves the address, and with it the history and what is copied from there.
-            _begin(request, 303, "text/plain", {"Location": "/", "Set-Cookie": self._access.set_cookie(token)})
-            return
-        headers = request.headers
-        if not self._access.admits(headers.get("Authorization") or "", headers.get("Cookie") or ""):
-            _answer(request, 401, "text/plain", _REFUSED)
-            return
-        if not self._room.acquire(blocking=False):
-            _answer(request, 503, "text/plain", b"this launcher has enough pages open; close one\n")
-            return
-        try:
-            admitted()
-            self._route(request, url.path, query)
-        finally:
-            self._room.release()
-
-    def _route(self, request: BaseHTTPRequestHandler, path: str, query: dict[str, list[str]]) -> None:
+    def route(self, request: BaseHTTPRequestHandler, path: str, query: dict[str, list[str]]) -> None:
+        """Answer one request."""
         if path == "/":
-            _answer(request, 200, "text/html; charset=utf-8", live_page().encode())
+            answer(request, 200, "text/html; charset=utf-8", live_page().encode())
         elif path == "/page/events":
             self._stream(request, _wanted(query))
         elif path == "/page/log":
             before = query.get("before", [""])[0]
             end = int(before) if before.isdecimal() else None
             found = window_before(self._files.job_log, _wanted(query), end)
-            _answer(request, 200, "application/json", json.dumps(found.json()).encode())
+            answer(request, 200, "application/json", json.dumps(found.json()).encode())
         else:
             self._download(request, path.removeprefix("/page/files/"))
 
@@ -105,7 +128,7 @@ class PageServer:
         with self._changed:
             self._open += 1
         try:
-            _begin(request, 200, "text/event-stream; charset=utf-8")
+            begin(request, 200, "text/event-stream; charset=utf-8")
             for name, data in self._events(wanted):
                 request.wfile.write(b"event: %s\ndata: %s\n\n" % (name, data))
         finally:
@@ -139,7 +162,7 @@ class PageServer:
         if path == self._files.timeline and self._timeline is not None and not path.exists():
             path = self._timeline
         if not _NAMES.fullmatch(name) or not path.is_file():
-            _answer(
+            answer(
                 request,
                 404,
                 "text/plain",
@@ -149,7 +172,7 @@ class PageServer:
         left = path.stat().st_size
         disposition = f'attachment; filename="{self._files.directory.parent.name}-{name}"'
         more = {"Content-Disposition": disposition, "Content-Length": str(left)}
-        _begin(request, 200, "text/plain; charset=utf-8", more)
+        begin(request, 200, "text/plain; charset=utf-8", more)
         for chunk in read_from(path, 0):
             request.wfile.write(chunk[:left])
             left -= min(left, len(chunk))
@@ -166,13 +189,15 @@ def _json(window: Window, *, reset: bool = False) -> bytes:
     return json.dumps({**window.json(), "reset": reset}).encode()
 
 
-def _begin(request: BaseHTTPRequestHandler, code: int, kind: str, more: dict[str, str] | None = None) -> None:
+def begin(request: BaseHTTPRequestHandler, code: int, kind: str, more: dict[str, str] | None = None) -> None:
+    """Send the status and the headers, `more` among them; nothing is stored, framed or told to others."""
     request.send_response(code)
     for name, value in {"Content-Type": kind, **_HEADERS, **(more or {})}.items():
         request.send_header(name, value)
     request.end_headers()
 
 
-def _answer(request: BaseHTTPRequestHandler, code: int, kind: str, body: bytes) -> None:
-    _begin(request, code, kind, {"Content-Length": str(len(body))})
+def answer(request: BaseHTTPRequestHandler, code: int, kind: str, body: bytes) -> None:
+    """Send a whole answer."""
+    begin(request, code, kind, {"Content-Length": str(len(body))})
     request.wfile.write(body)

@@ -27,6 +27,8 @@ class AttemptFiles:
         self.timeline: Final = directory / "timeline.json"
         # The attempt as one page.
         self.report: Final = directory / "report.html"
+        # Of a run of this machine that goes on, where its launcher serves its page: see `page/access.py`.
+        self.page: Final = directory / ".page.json"
         # Where in an object store these files are copied to: see `logs/shipping.py`.
         self.shipping: Final = directory / ".shipping.json"
         # Who is in the world of an elastic job: see `launcher/elastic.py`.

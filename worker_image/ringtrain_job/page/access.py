@@ -2,7 +2,14 @@
 
 import hashlib
 import hmac
+import json
+import os
+import socket
 from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from ringtrain_job.logs.layout import AttemptFiles
 
 
 def page_token(secret: str) -> str:
@@ -39,3 +46,24 @@ class Access:
     def set_cookie(self, token: str) -> str:
         """The header Set-Cookie for who has shown `token`. Lax: a link elsewhere can be followed."""
         return f"{self._cookie}={token}; HttpOnly; SameSite=Lax; Path=/"
+
+
+def keep_page(files: AttemptFiles, link: str, ranks: int | None) -> None:
+    """Leave for `ringtrain ui`, readable by this user alone, where the page of a run that goes on is.
+
+    `ranks`: how many it has; None: that changes.
+    """
+    with suppress(OSError):  # the run goes on, whether or not the disk is full
+        files.page.unlink(missing_ok=True)
+        opened = os.open(files.page, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+        with os.fdopen(opened, "w") as file:
+            json.dump({"host": socket.gethostname(), "link": link, "worldSize": ranks}, file)
+
+
+def kept_page(files: AttemptFiles) -> dict[str, Any]:
+    """What was left, `link` and `worldSize`; empty where there is nothing, or the launcher is another host's."""
+    try:
+        found = json.loads(files.page.read_text())
+        return found if found["host"] == socket.gethostname() else {}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}

@@ -11,7 +11,16 @@ _ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028",
 
 def live_page() -> str:
     """The same document without data: the launcher that serves it sends them."""
-    return page({"live": True}).replace("connect-src 'none'", "connect-src 'self'", 1)
+    return _connected({"live": True})
+
+
+def runs_page(directory: str) -> str:
+    """The document that lists runs below `directory`, without data: it asks for them, again and again."""
+    return _connected({"list": directory})
+
+
+def _connected(run: dict[str, Any]) -> str:
+    return page(run).replace("connect-src 'none'", "connect-src 'self'", 1)
 
 
 def page(run: dict[str, Any]) -> str:

@@ -10,16 +10,20 @@ from typing import Any, Final
 from ringtrain_job.logs.about import kept_about
 from ringtrain_job.logs.layout import AttemptFiles
 from ringtrain_job.logs.reading import LogMissing, find_attempt, find_logs
+from ringtrain_job.page.access import kept_page
 from ringtrain_job.page.summary import brief_attempt, summarize
 
 # Colours of the page.
 MOST_COMPARED: Final = 4
+# A state that no outcome has: a launcher has the run's folder.
+RUNNING: Final = "Running"
 
 
 @dataclass(frozen=True)
 class Run:
     """The newest attempt of a job. `state`: its outcome, `Running`, or `Killed` where no launcher lives to tell.
 
+    `loss`: a word where it is not finite. `speed`: samples, or what `unit` says, per second.
     `began`, `ended`: seconds since the epoch, as far as they are known; of a run that goes on its last sign.
     """
 
@@ -29,9 +33,27 @@ class Run:
     ranks: int | None
     step: int | None
     total_steps: int | None
-    loss: str
+    loss: float | str | None
+    speed: float | None
+    unit: str
     began: float | None
     ended: float | None
+
+    def document(self) -> dict[str, Any]:
+        """As JSON: for programs, and for the page of runs."""
+        return {
+            "name": self.name,
+            "state": self.state,
+            "ranks": self.ranks,
+            "step": self.step,
+            "totalSteps": self.total_steps,
+            "loss": self.loss,
+            "speed": self.speed,
+            "unit": self.unit,
+            "began": self.began,
+            "seconds": self.took_s,
+            "directory": str(self.files.directory),
+        }
 
     @property
     def took_s(self) -> float | None:
@@ -76,22 +98,27 @@ def _run(files: AttemptFiles, name: str) -> Run:
     return Run(
         name=name,
         files=files,
-        state=str(outcome["outcome"]) if outcome else "Running" if _is_held(files) else "Killed",
-        ranks=(outcome or {}).get("worldSize"),
+        state=str(outcome["outcome"]) if outcome else RUNNING if _is_held(files) else "Killed",
+        ranks=(outcome or kept_page(files)).get("worldSize"),
         step=brief["step"],
         total_steps=progress.get("totalSteps"),
         loss=_loss(progress),
+        speed=_number(progress.get("samplesPerSecond")),
+        unit=str(progress.get("unit") or "samples"),
         began=brief["began"],
         ended=brief["ended"],
     )
 
 
-def _loss(progress: dict[str, Any]) -> str:
+def _loss(progress: dict[str, Any]) -> float | str | None:
     found = (progress.get("notFinite") or {}).get("loss")
     if found:
         return str(found["value"] if isinstance(found, dict) else found)
-    loss = progress.get("loss")
-    return f"{loss:.4g}" if isinstance(loss, int | float) else ""
+    return _number(progress.get("loss"))
+
+
+def _number(value: object) -> float | None:
+    return value if isinstance(value, int | float) else None
 
 
 def _is_held(files: AttemptFiles) -> bool:
@@ -133,6 +160,11 @@ def _flat(about: dict[str, Any]) -> dict[str, str]:
     return found
 
 
+def shown_loss(run: Run) -> str:
+    """`0.4123`, `NaN`."""
+    return "" if run.loss is None else run.loss if isinstance(run.loss, str) else f"{run.loss:.4g}"
+
+
 def shown_steps(run: Run) -> str:
     """`40/300`."""
     return "" if run.step is None else f"{run.step}/{run.total_steps}" if run.total_steps else str(run.step)
@@ -155,6 +187,6 @@ FACTS: Final[dict[str, Callable[[Run], str]]] = {
     "state": lambda run: run.state,
     "ranks": lambda run: "" if run.ranks is None else str(run.ranks),
     "steps": shown_steps,
-    "loss": lambda run: run.loss,
+    "loss": shown_loss,
     "took": lambda run: shown_time(run.took_s),
 }

@@ -1,0 +1,127 @@
+"""`ringtrain ui [RUN]`: runs below a folder as pages in a browser."""
+
+import json
+import secrets
+import signal
+import threading
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import Final
+from urllib.parse import quote, unquote
+
+import click
+
+from ringtrain.shared.ports import PortTaken
+from ringtrain_job.launcher.http import HttpServer
+from ringtrain_job.launcher.page_server import PageServer, answer, begin
+from ringtrain_job.logs.reading import LogMissing
+from ringtrain_job.page.access import Access, kept_page, page_token
+from ringtrain_job.page.document import page, runs_page
+from ringtrain_job.page.runs import RUNNING, Run, find_run, find_runs
+from ringtrain_job.page.summary import summarize
+
+_HTML: Final = "text/html; charset=utf-8"
+_PREFIX: Final = "/runs/"
+
+
+@click.command()
+@click.argument("run", required=False)
+@click.option(
+    "--dir",
+    "directory",
+    default=Path("runs"),
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    show_default=True,
+    help="Where runs are.",
+)
+@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port [default: a free one].")
+@click.option("--open", "opens", is_flag=True, help="Open the link in a browser, too.")
+def ui(run: str | None, directory: Path, port: int, opens: bool) -> None:
+    """Print the link to a page of all runs below --dir, or to that of RUN, and serve it until Ctrl-C.
+
+    RUN is a name that `ringtrain list` prints, or a folder. While a run of this machine goes on, its own launcher
+    shows it, live; of any other run the page shows what its files hold. The link works on this machine, for who
+    has it.
+    """
+    try:
+        shown = None if run is None else find_run(run, directory)
+    except LogMissing as exc:
+        raise click.ClickException(str(exc)) from exc
+    if shown is not None and shown.files.directory.resolve() not in _folders(directory):
+        directory = shown.files.directory.parent  # a folder elsewhere
+    secret = secrets.token_hex(32)
+    pages = PageServer(Access([secret], secret), RunsPages(directory))
+    try:
+        server = HttpServer(port, _refuse, _refuse_change, pages)
+    except PortTaken as exc:
+        raise click.ClickException(f"--port: {exc}; leave it out for a free one") from exc
+    try:
+        path = "/" if shown is None else _path(_folders(directory)[shown.files.directory.resolve()])
+        link = f"http://127.0.0.1:{server.port}{path}?token={page_token(secret)}"
+        click.echo(link)
+        if opens:
+            click.launch(link)
+        _wait_to_be_asked()
+    finally:
+        server.close()
+    click.echo("the page is no longer served", err=True)
+
+
+def _wait_to_be_asked() -> None:
+    """Return at Ctrl-C, SIGTERM or SIGHUP."""
+    asked = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: asked.set())
+    asked.wait()
+
+
+def _refuse(*_: str) -> tuple[int, str, bytes]:
+    return 404, "text/plain", b"/ lists the runs; /runs/NAME/ is one\n"
+
+
+def _refuse_change(*_: object) -> tuple[int, str, bytes]:
+    return 405, "text/plain", b"nothing here can be changed\n"
+
+
+def _folders(directory: Path) -> dict[Path, Run]:
+    return {run.files.directory.resolve(): run for run in find_runs(directory)}
+
+
+def _path(run: Run) -> str:
+    return f"{_PREFIX}{quote(run.name)}/"
+
+
+class RunsPages:
+    """The list of the runs below `directory`, and each one: `/`, `/runs.json`, `/runs/NAME/`."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def serves(self, path: str) -> bool:
+        """Whether `path` is one of these."""
+        return path in ("/", "/runs.json") or path.startswith(_PREFIX)
+
+    def close(self, timeout_s: float) -> None:
+        """No page holds a connection open."""
+
+    def route(self, request: BaseHTTPRequestHandler, path: str, query: dict[str, list[str]]) -> None:
+        """Answer one request."""
+        if path == "/":
+            answer(request, 200, _HTML, runs_page(str(self._directory.absolute())).encode(errors="replace"))
+            return
+        runs = find_runs(self._directory)
+        if path == "/runs.json":
+            told = json.dumps([{**run.document(), "link": _path(run)} for run in runs])
+            answer(request, 200, "application/json", told.encode())
+            return
+        name = unquote(path.removeprefix(_PREFIX).removesuffix("/"))
+        found = next((run for run in runs if run.name == name), None)
+        if found is None:
+            answer(request, 404, "text/plain", b"there is no run of this name; / lists the runs\n")
+        elif found.state == RUNNING and (link := kept_page(found.files).get("link")):
+            begin(request, 303, "text/plain", {"Location": link})
+        else:
+            kept = summarize(found.files)
+            if found.state == RUNNING:  # on another host: what its files hold now
+                kept["outcome"] = {"outcome": RUNNING}
+            answer(request, 200, _HTML, page({**kept, "up": "/"}).encode(errors="replace"))
