@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import aclosing, suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 
 from .. import contract
@@ -11,12 +12,13 @@ from ..cluster.api.errors import ApiError, Forbidden
 from ..cluster.api.resources import EVENTS, JOBS, PODS
 from ..cluster.templates import read_named
 from ..errors import Invalid
-from ..observe.pods import main_container, view_pod
+from ..observe.pods import main_container, pull_of, view_pod
 from ..spec.job import is_ours
 from ..status.counts import counted
 from ..status.incarnations import avoided_because, avoided_nodes
 from ..status.lasting import EndedPod
-from ..status.model import Incarnations, format_time
+from ..status.model import Incarnations, format_time, parse_status
+from ..status.start import last_started, parts_of, start_of
 from .following import ENDED, state_of
 from .queue_place import place_in_queue
 from .session import Json, Session
@@ -103,9 +105,26 @@ def explain(
     yield from (f"    {line}" for line in (*_first_of(list(_pods(pods))), *unreached))
     if started := (status.get("progress") or {}).get("startedFrom"):
         yield f"  training last went on from {started}"
-    yield from (f"  {line}" for line in (*_losses(status), *_beside(status)))
+    yield from (f"  {line}" for line in (*_start(status, pods, events), *_losses(status), *_beside(status)))
     yield from _failure(status, "".join(conditions))
     yield from (f"  {line}" for line in _warnings(events))
+
+
+def _start(status: Json, pods: list[Json], events: list[Json]) -> Iterator[str]:
+    """Where the start of the present attempt went, or of one that has not begun so far."""
+    parsed = parse_status({name: status[name] for name in ("attempt", "start", "ledger") if name in status})
+    start = parsed.start
+    if start is None or start.attempt != parsed.attempt:
+        views = [view for view in map(view_pod, pods) if view.attempt == parsed.attempt]
+        if (last := last_started(views)) is not None:
+            about = [e for e in events if (e.get("involvedObject") or {}).get("uid") == last.uid]
+            pulling, pulled = pull_of(about, last.container)
+            views = [replace(v, pulling_at=pulling, pulled_at=pulled) if v is last else v for v in views]
+        start = start_of(parsed, views)
+    parts = ", ".join(f"{name} {seconds:g} s" for name, seconds in parts_of(start))
+    if parts:
+        where = f" (the last pod to start was {start.pod}" + (f" on {start.node})" if start.node else ")")
+        yield f"start{'' if start.first_step else ' so far'}: {parts}{where if start.pod else ''}"
 
 
 def _unlooked(job: Json) -> Iterator[str]:

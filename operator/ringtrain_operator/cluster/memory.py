@@ -7,7 +7,7 @@ from typing import Any, Generic, TypeVar
 
 from ..build.names import ObjectRef
 from ..observe.model import Foreign, PodView, Refusal
-from ..observe.pods import view_pod
+from ..observe.pods import Pull, view_pod
 from ..placement.gangs import GroupView
 from ..placement.provisioning import ProvisioningView
 
@@ -53,7 +53,8 @@ class Memory:
     because the operator may not read Secrets. `gone`: by worker of an elastic job, the newest incarnation of which
     no container runs any more; `ending`: by uid, pods that were being deleted at the last look. `workload`:
     Kueue's, None: there is none. `groups`: of gang schedulers. `provisioning`: what an autoscaler was asked for.
-    `views`: by name, pods of a large job as they were read, and what was seen in them.
+    `views`: by name, pods of a large job as they were read, and what was seen in them. `pulls`: by uid, when a pod
+    pulled its image.
     """
 
     owned: set[ObjectRef] = field(default_factory=set)
@@ -71,6 +72,7 @@ class Memory:
     ending: dict[str, Ending] = field(default_factory=dict)
     gone: dict[int, int] = field(default_factory=dict)
     views: dict[str, tuple[Json, PodView]] = field(default_factory=dict)
+    pulls: dict[str, Pull] = field(default_factory=dict)
 
     def outdate(self, kind: str) -> bool:
         """An object of this kind is another by now, or gone. Returns whether the next look reads the kind anew."""

@@ -14,11 +14,13 @@ from ..observe.model import Foreign, Observed
 from ..observe.pods import owned_by, owner_name
 from ..placement.line import NodeDevices
 from ..spec.times import parse_time
+from ..status.model import parse_status
+from ..status.start import is_start_over
 from .api.client import ApiClient
 from .api.errors import ApiError, Forbidden, NotFound
 from .api.resources import COMPANIONS, NODES, PODS, Resource
 from .memory import Memory
-from .mounts import with_events
+from .pod_events import with_pull, with_warnings
 from .poll import Answer
 from .queue import Key
 from .versions import Versions
@@ -62,7 +64,9 @@ async def read_surroundings(
     silent = await _readiness_since_silent(api, status)
     views = memory.views_of(ours, nodes, keep=versions.known_pods.has(key))
     memory.note_gone(views, now)
-    views = await with_events(api, meta["namespace"], views, now)
+    views = await with_warnings(api, meta["namespace"], views, now)
+    if began and is_start_over(parse_status(status), answer.report):
+        views = await with_pull(api, meta["namespace"], views, int(status["attempt"]), memory.pulls)
     observed = Observed(
         pods=views,
         objects=frozenset(memory.owned),

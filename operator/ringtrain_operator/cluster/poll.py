@@ -1,6 +1,7 @@
 """What launchers say about progress: their /status, asked rarely, in bounded number, with a deadline.
 
-An elastic job's launcher is told beside it how many workers are wanted, and which of their pods are gone.
+A launcher is told beside it what Kubernetes knows of its pods; that of an elastic job also how many workers are
+wanted, and which of their pods are gone.
 """
 
 import asyncio
@@ -82,10 +83,9 @@ class Endpoint:
         """What shows the token."""
         return {"Authorization": f"Bearer {self.token}"} if self.token else {}
 
-    @property
-    def workers_url(self) -> str:
-        """Where an elastic job's launcher is told how many workers are wanted."""
-        return f"{self.url.removesuffix('/status')}/workers"
+    def url_of(self, path: str) -> str:
+        """Where the launcher is told something: `/workers` in an elastic job, `/pods` in any."""
+        return f"{self.url.removesuffix('/status')}{path}"
 
 
 @dataclass(frozen=True)
@@ -102,6 +102,16 @@ class Wish:
         return {"workers": self.workers, "gone": {str(index): number for index, number in self.gone.items()}}
 
 
+# What a launcher is told at one path; and by path all that it is to know.
+Document = Mapping[str, object]
+Told = Mapping[str, Document]
+
+
+def _short(document: Document) -> str:
+    workers = document.get("workers")
+    return f"that {workers} workers are wanted" if workers is not None else "what became of its pods"
+
+
 class LauncherPoller:
     """Polls the launchers it was told about and calls `changed(key)` when one says something new.
 
@@ -114,22 +124,24 @@ class LauncherPoller:
         self._slots = asyncio.Semaphore(self._times.at_once)
         self._tasks: dict[Key, tuple[Endpoint, asyncio.Task[None]]] = {}
         self._answers: dict[Key, Answer] = {}
-        self._wishes: dict[Key, Wish] = {}
+        # What each launcher is to know, by the path to which it is put.
+        self._news_of: dict[Key, Told] = {}
         self._news: dict[Key, asyncio.Event] = {}
         # What a launcher was told last, and when its process began: one that came back has to be told again.
-        self._told: dict[Key, tuple[Wish, datetime | None]] = {}
+        self._told: dict[Key, dict[str, tuple[Document, datetime | None]]] = {}
         self._session: aiohttp.ClientSession | None = None
 
-    def watch(self, key: Key, endpoint: Endpoint, wish: Wish | None = None) -> None:
+    def watch(self, key: Key, endpoint: Endpoint, wish: Wish | None = None, pods: Document | None = None) -> None:
         """Poll the launcher at `endpoint` from now on; a new one (a new pod) replaces the old one.
 
-        `wish`: what to tell it, at once if it is another than before; None: it is not elastic.
+        `wish`: what to tell it, at once if it is another than before; None: it is not elastic. `pods`: what to
+        tell it of its pods.
         """
         known = self._tasks.get(key)
-        if wish is None:
-            self._wishes.pop(key, None)
-        elif self._wishes.get(key) != wish:
-            self._wishes[key] = wish
+        told = {"/workers": wish.document if wish is not None else None, "/pods": pods}
+        news = {path: document for path, document in told.items() if document}
+        if self._news_of.get(key, {}) != news:
+            self._news_of[key] = news
             self._news.setdefault(key, asyncio.Event()).set()
         if known is not None and known[0] == endpoint and not known[1].done():
             return
@@ -138,7 +150,7 @@ class LauncherPoller:
 
     def forget(self, key: Key) -> None:
         """Stop polling; what was said is dropped."""
-        self._wishes.pop(key, None)
+        self._news_of.pop(key, None)
         self._news.pop(key, None)
         self._stop(key)
 
@@ -179,27 +191,38 @@ class LauncherPoller:
                 since = time.monotonic()
 
     async def _tell(self, key: Key, endpoint: Endpoint, report: LauncherReport | None) -> str:
-        """Say how many workers are wanted, unless this launcher knows. What fails is tried again after a poll.
+        """Tell the launcher what is new to it. What fails is tried again after a poll.
 
-        Returns why the launcher would not have it; empty if it took it, or could not be asked.
+        Returns why it would not have the number of workers; empty if it took it, or could not be asked.
         """
-        wish = self._wishes.get(key)
-        if wish is None or report is None or self._told.get(key) == (wish, report.start_time):
+        if report is None:
             return ""
-        url, said = endpoint.workers_url, wish.document
+        refused, known = "", self._told.setdefault(key, {})
+        for path, document in self._news_of.get(key, {}).items():
+            news = (document, report.start_time)
+            if known.get(path) == news:
+                continue
+            why, has_answered = await self._put(endpoint, path, document)
+            if not why or (has_answered and path == "/pods"):  # a launcher of an earlier version has no such path
+                known[path] = news
+                continue
+            refused = why if has_answered else refused
+            url = endpoint.url_of(path)
+            log.warning("%s was not told %s; it %s", url, _short(document), why, extra={"job": str(key)})
+        return refused
+
+    async def _put(self, endpoint: Endpoint, path: str, document: Document) -> tuple[str, bool]:
+        """Why the launcher did not take `document`, empty if it did, and whether it answered."""
         try:
-            asked = self._client().put(url, json=said, headers=endpoint.headers, allow_redirects=False)
+            asked = self._client().put(
+                endpoint.url_of(path), json=document, headers=endpoint.headers, allow_redirects=False
+            )
             async with asked as response:
                 if response.status < 300:
-                    self._told[key] = (wish, report.start_time)
-                    return ""
-                why = refused = f"answered {response.status}: {(await response.text())[:200].strip()}"
+                    return "", True
+                return f"answered {response.status}: {(await response.text())[:200].strip()}", True
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as exc:
-            why, refused = f"did not answer: {str(exc) or type(exc).__name__}", ""
-        log.warning(
-            "%s was not told that %d workers are wanted; it %s", url, wish.workers, why, extra={"job": str(key)}
-        )
-        return refused
+            return f"did not answer: {str(exc) or type(exc).__name__}", False
 
     async def _pause(self, key: Key, seconds: float) -> None:
         """Return after `seconds`, or when there is news to tell."""

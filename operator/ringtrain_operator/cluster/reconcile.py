@@ -13,6 +13,8 @@ from ..build.names import ObjectRef
 from ..observe.model import Observed
 from ..observe.pods import main_container, status_token
 from ..plan import Plan, plan_object
+from ..status.model import parse_status
+from ..status.start import told_of_pods
 from .api.errors import NotFound
 from .api.resources import JOBS
 from .apply import apply_plan
@@ -157,7 +159,9 @@ class Reconciler:
         endpoint = launcher_endpoint(reading)
         if endpoint is not None and not _finished(job):
             workers = wanted_workers(job)
-            self._poller.watch(key, endpoint, Wish(workers, dict(memory.gone)) if workers is not None else None)
+            wish = Wish(workers, dict(memory.gone)) if workers is not None else None
+            told = told_of_pods(parse_status(job.get("status")), reading.observed.pods)
+            self._poller.watch(key, endpoint, wish, told)
         else:
             self._poller.forget(key)
         if plan.requeue_after_s is not None:

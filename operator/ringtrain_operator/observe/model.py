@@ -48,7 +48,11 @@ class PodView:
 
     `failed_beside`: the container besides the main one that ended it, if one did. `side_failure`: what became of a
     container beside the main one, while that one runs on. `unschedulable_since`, `scheduled_at`: since when the
-    scheduler has found no node for it, or when it found one.
+    scheduler has found no node for it, or when it found one. `started_at`: when its main container was started;
+    `container`: that one's name.
+    `pulling_at`, `pulled_at`: when the kubelet began and ended to pull that container's image, as far as Events of
+    it were read; there is no beginning where the image was on the node. `image`, `image_id`: of that container, as
+    the kubelet words them. `disrupted_at`: when `disruption` was said.
     """
 
     name: str
@@ -75,6 +79,14 @@ class PodView:
     side_failure: str = ""
     unschedulable_since: datetime | None = None
     scheduled_at: datetime | None = None
+    created_at: datetime | None = None
+    started_at: datetime | None = None
+    pulling_at: datetime | None = None
+    pulled_at: datetime | None = None
+    disrupted_at: datetime | None = None
+    image: str = ""
+    image_id: str = ""
+    container: str = ""
     secret: str = ""
 
     @cached_property
@@ -119,6 +131,7 @@ class LauncherReport:
     elastic: dict[str, Any] | None = None
     data: dict[str, Any] | None = None
     start_time: datetime | None = None
+    first_step_time: datetime | None = None
 
 
 @dataclass(frozen=True)

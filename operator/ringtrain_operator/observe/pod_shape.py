@@ -3,7 +3,7 @@
 A name that is missing here is missing in the pods that the operator lists; a test asks every reader.
 """
 
-from typing import Any, TypedDict
+from typing import TypedDict
 
 
 class PodOwner(TypedDict, total=False):
@@ -23,6 +23,7 @@ class PodMetadata(TypedDict, total=False):
     uid: str
     resourceVersion: str
     labels: dict[str, str]
+    creationTimestamp: str
     deletionTimestamp: str
     ownerReferences: list[PodOwner]
 
@@ -69,19 +70,26 @@ class WaitingState(TypedDict, total=False):
     message: str
 
 
+class RunningState(TypedDict, total=False):
+    """A container's state."""
+
+    startedAt: str | None
+
+
 class TerminatedState(TypedDict, total=False):
     """A container's state."""
 
     exitCode: int
     reason: str
     message: str
+    startedAt: str | None
     finishedAt: str | None
 
 
 class ContainerState(TypedDict, total=False):
     """Of a container; of three there is one."""
 
-    running: dict[str, Any]
+    running: RunningState
     waiting: WaitingState
     terminated: TerminatedState
 
@@ -90,6 +98,8 @@ class ContainerStatus(TypedDict, total=False):
     """What the kubelet says of a container."""
 
     name: str
+    image: str
+    imageID: str
     ready: bool
     state: ContainerState
     lastState: ContainerState

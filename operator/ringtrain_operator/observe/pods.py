@@ -25,6 +25,8 @@ _ROLES: dict[Any, Role] = {
     contract.ROLE_EVALUATOR: "evaluator",
 }
 _FIELDS: dict[Role, str] = {"data": "dataWorkers"}
+# When an image's pull began and ended.
+Pull = tuple[datetime | None, datetime | None]
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -60,6 +62,7 @@ def view_pod(pod: Mapping[str, Any], nodes: Mapping[str, bool] | None = None) ->
     placing: Mapping[str, Any] = next(
         (c for c in status.get("conditions") or () if c.get("type") == "PodScheduled"), {}
     )
+    disrupted = _disruption(status)
     unschedulable = placing.get("status") == "False" and placing.get("reason") == "Unschedulable"
     return PodView(
         name=str(meta.get("name")),
@@ -75,7 +78,7 @@ def view_pod(pod: Mapping[str, Any], nodes: Mapping[str, bool] | None = None) ->
         deletion_time=parse_time(meta.get("deletionTimestamp")),
         reason=str(status.get("reason") or ""),
         message=str(status.get("message") or ""),
-        disruption=_disruption(status),
+        disruption=str(disrupted.get("reason") or "DisruptionTarget") if disrupted else "",
         waiting=waiting_reason,
         waiting_message=waiting_message + _way_out(waiting_message, role),
         exit_code=ended.get("exitCode"),
@@ -86,8 +89,33 @@ def view_pod(pod: Mapping[str, Any], nodes: Mapping[str, bool] | None = None) ->
         side_failure=_side_failure(status, name),
         unschedulable_since=parse_time(placing.get("lastTransitionTime")) if unschedulable else None,
         scheduled_at=parse_time(placing.get("lastTransitionTime")) if placing.get("status") == "True" else None,
+        created_at=parse_time(meta.get("creationTimestamp")),
+        started_at=parse_time(_begun(main).get("startedAt")),
+        disrupted_at=parse_time(disrupted.get("lastTransitionTime")),
+        image=str(main.get("image") or ""),
+        image_id=str(main.get("imageID") or ""),
+        container=name,
         secret=_secret(spec),
     )
+
+
+def pull_of(events: Iterable[Mapping[str, Any]], container: str) -> Pull:
+    """When a kubelet began and ended to pull the image of one container of a pod, by `events` of that pod.
+
+    There is no beginning where the node had the image.
+    """
+    field, told = f"spec.containers{{{container}}}", dict[str, datetime]()
+    for event in events:
+        if (event.get("involvedObject") or {}).get("fieldPath") != field:
+            continue
+        series = event.get("series") or {}
+        first = event.get("eventTime") or event.get("firstTimestamp")
+        last = series.get("lastObservedTime") or event.get("lastTimestamp")
+        # of a pull that was tried again the first attempt
+        time = parse_time(first or last if event.get("reason") == "Pulling" else last or first)
+        if time is not None:
+            told[str(event.get("reason"))] = time
+    return told.get("Pulling"), told.get("Pulled")
 
 
 def termination_of(pod: PodView, attempt: int) -> dict[str, Any]:
@@ -183,6 +211,7 @@ def _report(raw: Mapping[str, Any]) -> LauncherReport:
         elastic=elastic if isinstance(elastic := raw.get("elastic"), dict) else None,
         data=data if isinstance(data := raw.get("data"), dict) else None,
         start_time=_epoch(raw.get("startTime")),
+        first_step_time=_epoch(raw.get("firstStepTime")),
     )
 
 
@@ -204,6 +233,13 @@ def _container(statuses: Iterable[Mapping[str, Any]] | None, name: str) -> Mappi
 def _ended(container: Mapping[str, Any], state: Literal["state", "lastState"] = "state") -> Mapping[str, Any]:
     """How a container ended; `lastState`: the last time that one did which is started again and again."""
     found = (container.get(state) or {}).get("terminated")
+    return found if isinstance(found, Mapping) else {}
+
+
+def _begun(container: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The state of a container that runs or has ended; empty for one that waits."""
+    state = container.get("state") or {}
+    found = state.get("running") or state.get("terminated")
     return found if isinstance(found, Mapping) else {}
 
 
@@ -271,12 +307,13 @@ def _way_out(message: str, role: Role) -> str:
     )
 
 
-def _disruption(status: Mapping[str, Any]) -> str:
-    """What Kubernetes says took the pod away (DisruptionTarget), or empty."""
+def _disruption(status: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What Kubernetes says took the pod away (the condition DisruptionTarget), or empty."""
     for condition in status.get("conditions") or ():
         if condition.get("type") == "DisruptionTarget" and condition.get("status") == "True":
-            return str(condition.get("reason") or "DisruptionTarget")
-    return ""
+            found: Mapping[str, Any] = condition
+            return found
+    return {}
 
 
 def _integer(text: object) -> int:

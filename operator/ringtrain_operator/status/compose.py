@@ -14,6 +14,7 @@ from .incarnations import new_losses
 from .model import Condition, ConditionChange, ConditionType, JobStatus, State, with_conditions
 from .progress import logs_not_shipped, progress_fields
 from .situation import Situation
+from .start import start_fields
 from .waiting import queued_because, running_or_why_not
 
 # Said of a gang that runs.
@@ -45,6 +46,7 @@ def compose(s: Situation, decided: ConditionChange | None, seen: Situation) -> J
         workers = [loss for loss in new_losses(seen.status, s.status) if loss.worker is not None]
         fields.update(elastic_fields(s, len(workers)))
     fields.update(lasting_fields(replace(s, status=status), seen, status.finished))
+    fields.update(start_fields(seen))
     return status.model_copy(update={**fields, **progress_fields(seen, status.is_true("Succeeded"))})
 
 

@@ -75,6 +75,29 @@ class Progress(StatusModel):
     )
 
 
+class StartStatus(StatusModel):
+    """Where the start of an attempt went: when each part of it ended, as far as that is known.
+
+    Times of pods are Kubernetes' own, `formed` and `firstStep` are the launcher's.
+    """
+
+    attempt: int = Field(description="Attempt whose start this is.")
+    queued: Time | None = Field(
+        default=None, description="When the attempt was asked for; absent where it followed another one."
+    )
+    created: Time | None = Field(default=None, description="When the last of its pods was made.")
+    scheduled: Time | None = Field(default=None, description="When the last of its pods had found a node.")
+    pulling: Time | None = Field(
+        default=None, description="When the pod that started last began to pull its image; absent: it was there."
+    )
+    pulled: Time | None = Field(default=None, description="When that pod had its image.")
+    started: Time | None = Field(default=None, description="When the last of its pods' main containers started.")
+    pod: str | None = Field(default=None, description="The pod that started last.")
+    node: str | None = Field(default=None, description="Its node.")
+    formed: Time | None = Field(default=None, description="When the launcher started the ranks.")
+    first_step: Time | None = Field(default=None, description="When the first report of a step came.")
+
+
 class Failure(StatusModel):
     """The first rank that failed in the last attempt that did. It outlives its pod."""
 
@@ -247,6 +270,9 @@ class JobStatus(StatusModel):
     evaluator: EvaluatorStatus | None = Field(default=None, description="The evaluator.")
     progress: Progress | None = Field(default=None, description="How far training is, as the launcher last told.")
     progress_summary: str = Field(default="", description="The same in a few characters.")
+    start: StartStatus | None = Field(
+        default=None, description="Where the start of an attempt went: the last one's that began."
+    )
     failure: Failure | None = Field(
         default=None, description="First failure of the last attempt that failed. It outlives its pod."
     )

@@ -98,6 +98,8 @@ async def test_one_link_shows_all_attempts(control_plane: ControlPlane, tmp_path
                 await tab.until("document.getElementById('state').innerText === '✗ Failed'")
                 await tab.until("document.getElementById('lines').innerText.includes('[1] in attempt 2')")
                 await tab.until("document.getElementById('attempts').innerText.includes('rank 1 exited with 3')")
+                told = "attempt 1 ended: rank 1 exited with 3"
+                await tab.until(f"document.querySelector('#time .events').innerText.includes({told!r})")
                 (tmp_path / "go-on-2").touch()
                 await tab.until("document.getElementById('state').innerText === '✓ Succeeded'")
             await c.until(JOBS, ns, "seen", lambda j: state(j) == "Succeeded")

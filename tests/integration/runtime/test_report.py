@@ -110,6 +110,8 @@ async def test_a_page_shows_the_run(runs: Path, tmp_path: Path) -> None:
         await tab.open(_report(runs, "good"), width=360, dark=True)
         assert await _text(tab, "#state") == "✓ Succeeded"
         assert "40 of 40" in await _text(tab, "#facts")
+        start = await _text(tab, "#start")
+        assert re.fullmatch(r"Start: joined [\d.]+ s, formed [\d.]+ s, first step [\d.]+ s", start), start
         assert await tab.value(
             "[...document.querySelectorAll('#curves figcaption strong')].map(e => e.innerText)"
         ) == [

@@ -30,7 +30,7 @@ class Kubelet:
     `capacity` is what each node has of extended resources; a pod that asks for more stays unschedulable.
     `namespace`: only its pods (None: all). `log_keeps`: how many bytes of a container's output it serves, as a
     kubelet's containerLogMaxSize. `schedules`: whether it finds nodes for pods; without, a scheduler does.
-    `clock`: by which it says when a container ended.
+    `clock`: by which it says when a container ended. `pull_s`: how long each pod takes to pull its image.
     """
 
     def __init__(
@@ -45,8 +45,10 @@ class Kubelet:
         log_keeps: int = 10 << 20,
         schedules: bool = True,
         clock: Clock = utc_now,
+        pull_s: float | None = None,
     ) -> None:
         self._clock = clock
+        self._pull_s = pull_s
         self._schedules = schedules
         self._api = api
         self._runtime = runtime
@@ -221,7 +223,7 @@ class Kubelet:
         address = self._address(meta["namespace"], meta["name"])
         self._point_at_launcher(pod)
         folder = self._folder / meta["namespace"] / f"{meta['name']}-{meta['uid'][:8]}"
-        life = PodLife(self._api, self._runtime, pod, address, folder, self._clock)
+        life = PodLife(self._api, self._runtime, pod, address, folder, self._clock, self._pull_s)
         life.follow(pod)
         self._names[(meta["namespace"], meta["name"])] = meta["uid"]
         if pod.get("status", {}).get("phase") in ("Succeeded", "Failed"):

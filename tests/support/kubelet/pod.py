@@ -1,6 +1,7 @@
 """One pod's life on a node: start, status, exit, deletion."""
 
 import asyncio
+import hashlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -22,6 +23,11 @@ SERVED_PORTS = {"RINGTRAIN_LAUNCHER_PORT": 7350, "RINGTRAIN_STATUS_PORT": 7351}
 MISSING_IMAGE = "missing"  # an image whose name (its registry apart) begins so cannot be pulled
 ROOT_IMAGE = "root"  # and one whose name begins so has root as its user
 RESTARTED_AFTER_S = 1.0  # a container that ended, where the pod's policy restarts it
+
+
+def image_id(image: str) -> str:
+    """What a kubelet says that an image is: its digest in its repository."""
+    return f"{image.partition(':')[0]}@sha256:{hashlib.sha256(image.encode()).hexdigest()}"
 
 
 Clock = Callable[[], datetime]
@@ -48,14 +54,23 @@ def _is_refused_root(spec: Json) -> bool:
 class PodLife:
     """Runs one bound pod until it ends or is deleted; `lost` nodes stop speaking in the middle of it.
 
-    `clock` tells when a container ended.
+    `clock` tells when a container ended. `pull_s`: how long it takes to pull an image, which Events tell of; None:
+    the image is there, and nothing is said.
     """
 
     def __init__(
-        self, api: ApiClient, runtime: Runtime, pod: Json, address: str, folder: Path, clock: Clock = utc_now
+        self,
+        api: ApiClient,
+        runtime: Runtime,
+        pod: Json,
+        address: str,
+        folder: Path,
+        clock: Clock = utc_now,
+        pull_s: float | None = None,
     ) -> None:
         self._api = api
         self._clock = clock
+        self._pull_s = pull_s
         self._runtime = runtime
         self.pod = pod
         self.address = address
@@ -126,6 +141,7 @@ class PodLife:
         sandbox = await self._sandbox()
         if sandbox is None:
             return None
+        await self._pull(image)
         while True:
             how = await self._run_once(sandbox)
             if self._deleted.is_set() or not self._starts_again(how):
@@ -196,15 +212,26 @@ class PodLife:
                     await asyncio.wait_for(self._deleted.wait(), 0.1)
         return None
 
-    async def _post_event(self, reason: str, message: str) -> None:
+    async def _pull(self, image: str) -> None:
+        if self._pull_s is None:
+            return
+        await self._post_event("Pulling", f'Pulling image "{image}"', "Normal")
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._deleted.wait(), self._pull_s)
+        await self._post_event("Pulled", f'Successfully pulled image "{image}"', "Normal")
+
+    async def _post_event(self, reason: str, message: str, kind: str = "Warning") -> None:
         meta = self.pod["metadata"]
         about = {"apiVersion": "v1", "kind": "Pod", **{k: meta[k] for k in ("namespace", "name", "uid")}}
+        if kind == "Normal":
+            about["fieldPath"] = f"spec.containers{{{self.pod['spec']['containers'][0]['name']}}}"
         event = {
             "metadata": {"name": f"{meta['name']}.{meta['uid']}.{reason.lower()}", "namespace": meta["namespace"]},
             "involvedObject": about,
-            "type": "Warning",
+            "type": kind,
             "reason": reason,
             "message": message,
+            "firstTimestamp": now_text(self._clock),
             "lastTimestamp": now_text(self._clock),
             "source": {"component": "kubelet"},
         }
@@ -265,7 +292,7 @@ class PodLife:
                 {
                     "name": container["name"],
                     "image": container["image"],
-                    "imageID": "",
+                    "imageID": image_id(container["image"]) if "waiting" not in state else "",
                     "ready": ready,
                     "restartCount": self._restarts,
                     "state": state,

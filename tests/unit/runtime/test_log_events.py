@@ -4,6 +4,8 @@ from pathlib import Path
 
 from ringtrain_job.logs.events import Events, read_events
 from ringtrain_job.logs.layout import AttemptFiles
+from ringtrain_job.page.start import start_parts
+from ringtrain_job.page.summary import brief_attempt
 
 
 def test_each_change_is_noted_once(tmp_path: Path) -> None:
@@ -61,3 +63,40 @@ def test_a_launcher_that_is_started_again_notes_what_is_new(tmp_path: Path) -> N
         ("Formation", "formation 3: 2 ranks"),
         ("Succeeded", ""),
     ]
+
+
+def test_what_kubernetes_says_is_noted_once_and_in_its_time(tmp_path: Path) -> None:
+    """However often it is told, by the next launcher, too; the attempt begins with its launcher all the same."""
+    files = AttemptFiles(tmp_path / "1")
+    files.directory.mkdir()
+    said = [{"time": 10.0, "kind": "Queued", "text": "asked"}, {"time": 13.0, "kind": "Created", "text": "made"}]
+    more = {"time": 14.0, "kind": "Waiting", "text": "job-worker-1: ImagePullBackOff"}
+    events = Events(files)
+    events.hear(said)
+    events.hear([*said, more])
+    Events(files).hear([*said, more])
+    assert [event["text"] for event in read_events(files)] == [
+        "asked",
+        "made",
+        "job-worker-1: ImagePullBackOff",
+        "the launcher started",
+        "the launcher was restarted",
+    ]
+    assert brief_attempt(files)["began"] == read_events(files)[3]["time"]
+
+
+def test_parts_of_a_start(tmp_path: Path) -> None:
+    """Each from the event before it that is known: on a cluster, on one machine, in a world that begins small."""
+    times = {"Queued": 0, "Created": 3, "Scheduled": 3, "Pulling": 4, "Pulled": 44, "Launcher": 5, "Started": 45}
+    later = {"Joined": 46, "Running": 47, "Step": 52}
+
+    def events(**found: float) -> list[dict[str, object]]:
+        return [{"time": float(time), "kind": kind, "text": ""} for kind, time in found.items()]
+
+    assert start_parts(events(**times, **later)) == [
+        ("queued", 3.0), ("scheduled", 0.0), ("prepared", 1.0), ("pulled", 40.0), ("started", 1.0),
+        ("joined", 1.0), ("formed", 1.0), ("first step", 5.0),
+    ]  # fmt: skip
+    assert start_parts(events(Launcher=1, **later)) == [("joined", 45.0), ("formed", 1.0), ("first step", 5.0)]
+    assert start_parts(events(Launcher=1, Running=3, Joined=9)) == [("formed", 2.0)]
+    assert start_parts(events(**times, Joined=46)) == []

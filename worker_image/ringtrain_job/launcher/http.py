@@ -23,6 +23,9 @@ from ringtrain_job.launcher.metrics import StatusCollector
 
 # Anyone may ask here. A request is some hundred bytes, and an answer is taken within moments.
 _MOST_REQUEST_BYTES: Final = 64 << 10  # the operator names up to 4096 workers whose pods have ended
+# Of one event, and of what is said of an image.
+_MOST_WORD: Final = 40
+_MOST_TEXT: Final = 1000
 _MOST_CONNECTIONS: Final = 64
 _CONNECTION_S: Final = 10.0
 _LAST_STATE_S: Final = 2.0
@@ -37,6 +40,8 @@ _SEND_BUFFER: Final = 64 << 10
 # Takes the number of workers that are wanted and, by index, incarnations of pods that are gone.
 AskWorkers = Callable[[int, dict[int, int]], None]
 Answer = tuple[int, str, bytes]
+# Takes events of the job's pods ({"time", "kind", "text"}), and texts about their image by name.
+HearPods = Callable[[list[dict[str, Any]], dict[str, str]], None]
 
 
 class Pages(Protocol):
@@ -102,7 +107,7 @@ class StatusServer(HttpServer):
     With `tokens`, `/status` is for who shows one of them as a bearer token; `/metrics` and `/healthz`, which hold
     nothing but figures, are for everyone. `change_tokens`: what `PUT /workers` asks for. Where `/status` is for
     everyone, who shows none of them gets no line that a rank wrote: any user of this machine may ask.
-    `ask_workers`: of an elastic job, takes what `PUT /workers` says.
+    `ask_workers`: of an elastic job, takes what `PUT /workers` says. `hear_pods`: takes what `PUT /pods` says.
     """
 
     called = "the status port"
@@ -118,6 +123,7 @@ class StatusServer(HttpServer):
         tokens: tuple[str, ...] = (),
         change_tokens: tuple[str, ...] = (),
         ask_workers: AskWorkers | None = None,
+        hear_pods: HearPods | None = None,
         is_held: bool = False,
         page: Pages | None = None,
     ) -> None:
@@ -140,10 +146,13 @@ class StatusServer(HttpServer):
             return 404, "text/plain", b"/status, /metrics and /healthz are here\n"
 
         def put(path: str, authorization: str, body: bytes) -> Answer:
-            if path != "/workers":
-                return 404, "text/plain", b"what can be put is /workers\n"
+            if path not in ("/workers", "/pods"):
+                return 404, "text/plain", b"what can be put is /workers and /pods\n"
             if (change_tokens or tokens) and not _shows_one(authorization, change_tokens or tokens):
-                return 401, "text/plain", b"/workers asks for the job's token: Authorization: Bearer ...\n"
+                text = f"{path} asks for the job's token: Authorization: Bearer ...\n"
+                return 401, "text/plain", text.encode()
+            if path == "/pods":
+                return _hear_pods(body, hear_pods)
             if ask_workers is None:
                 return 409, "text/plain", b"this job is not elastic: its number of workers does not change\n"
             return _ask_workers(body, ask_workers)
@@ -174,6 +183,31 @@ def _ask_workers(body: bytes, ask: AskWorkers) -> Answer:
     except ConfigurationError as exc:
         return 422, "text/plain", f"{exc}\n".encode()
     return 204, "text/plain", b""
+
+
+def _hear_pods(body: bytes, hear: HearPods | None) -> Answer:
+    expected = (
+        'expected {"events": [{"time": seconds, "kind": word, "text": text}], "image": text, "imageID": text}'
+    )
+    try:
+        said = json.loads(body)
+        events = [
+            {"time": event["time"], "kind": event["kind"][:_MOST_WORD], "text": event["text"][:_MOST_TEXT]}
+            for event in said["events"]
+        ]
+        about = {name: said[name][:_MOST_TEXT] for name in ("image", "imageID") if name in said}
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return 422, "text/plain", f"{body[:200]!r} says nothing of pods; {expected}\n".encode()
+    texts = [event["kind"] for event in events] + [event["text"] for event in events] + list(about.values())
+    if not all(map(_is_time, (event["time"] for event in events))) or not all(isinstance(t, str) for t in texts):
+        return 422, "text/plain", f"{body[:200]!r} has a time or a text that is none; {expected}\n".encode()
+    if hear is not None:
+        hear(events, about)
+    return 204, "text/plain", b""
+
+
+def _is_time(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _is_whole(value: object) -> bool:

@@ -9,6 +9,7 @@ from ringtrain_job.control.model import RankPhase
 from ringtrain_job.control.termination import failure_json
 from ringtrain_job.launcher.status import Snapshot
 from ringtrain_job.logs.events import read_events
+from ringtrain_job.page.start import start_parts
 from ringtrain_job.page.summary import other_attempts
 
 # What the page calls a rank, by what the launcher calls it.
@@ -85,7 +86,8 @@ class LivePage:
             "straggler": None if straggler is None else vars(straggler),
             "elastic": None if snapshot.elastic is None else snapshot.elastic(),
             "logs": {"lines": snapshot.store.lines, "dropped": snapshot.store.dropped},
-            "events": read_events(snapshot.store.files),
+            "events": (events := read_events(snapshot.store.files)),
+            "start": start_parts(events),
         }
 
     def _files(self) -> list[str]:

@@ -186,7 +186,7 @@ class _Launcher:
         self._snapshot = snapshot
         self._ticked = time.monotonic()
         self._waited_s = 0.0
-        self._events = Events(snapshot.store.files)
+        self.events = Events(snapshot.store.files)
         self.elastic: ElasticWorld | None = None
         self.telemetry: Telemetry | None = None
 
@@ -348,7 +348,12 @@ class _Launcher:
         snapshot = self._snapshot
         failure = snapshot.verdict.failure if snapshot.verdict else None
         elastic = snapshot.elastic() if snapshot.elastic else None
-        self._events.see(snapshot.phase, elastic, failure.message if failure else "")
+        registered = self._gang.registered
+        if registered >= self._config.workers:
+            self.events.once("Joined", f"all workers have registered: {registered}")
+        self.events.see(snapshot.phase, elastic, failure.message if failure else "")
+        if snapshot.first_progress is not None:
+            self.events.once("Step", "the first step was reported", snapshot.first_progress)
 
 
 class StopFlag:
@@ -424,6 +429,11 @@ def _prepare_elastic(
 def _open_ports(
     config: LauncherConfig, gang: Gang, snapshot: Snapshot, launcher: _Launcher, stack: ExitStack
 ) -> None:
+    def hear_pods(events: list[dict[str, Any]], about: dict[str, str]) -> None:
+        launcher.events.hear(events)
+        if snapshot.about is not None:
+            snapshot.about.tell(about)
+
     http = StatusServer(
         config.status_port,
         snapshot.status,
@@ -433,6 +443,7 @@ def _open_ports(
         tokens=config.status_tokens,
         change_tokens=config.change_tokens,
         ask_workers=launcher.elastic.ask if launcher.elastic else None,
+        hear_pods=hear_pods,
         is_held=config.ports_held,
         page=_page(config, snapshot),
     )

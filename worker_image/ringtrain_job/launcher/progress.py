@@ -21,6 +21,7 @@ def follow_reports(snapshot: Snapshot, console: Console) -> None:
             console.show(f"training goes on from {snapshot.start_text()}\n".encode())
             return
         snapshot.last_progress = time.time()
+        snapshot.first_progress = snapshot.first_progress or snapshot.last_progress
         with snapshot.reports as reports:
             snapshot.metrics.add(rank, report)
             closed, last = reports.add(rank, report), reports.last_report_time or 0.0
@@ -45,6 +46,7 @@ def follow_reports(snapshot: Snapshot, console: Console) -> None:
             reports.add(rank, report)
             snapshot.metrics.add(rank, report)
             snapshot.last_progress = time.time()
+        snapshot.first_progress = snapshot.metrics.first
     snapshot.store.on_merged = console.show
     snapshot.store.on_report = on_report
     snapshot.store.on_machine = on_machine

@@ -41,7 +41,7 @@ class Snapshot:
     """Where `/status`, `/metrics` and `/healthz` take everything from.
 
     `running_since`: when the gang was complete; None while agents are waited for. `last_progress`: when the newest
-    report came. Both by this host's clock: those of the ranks' hosts may be wrong.
+    report came; `first_progress`: the first one. All by this host's clock: those of the ranks' hosts may be wrong.
     `elastic`: gives the part of `/status` that only an elastic job has; `data`: that of one with data workers.
     `metrics`, `machines`: what the page draws, under the lock of `reports`.
     `about`: what runs, as far as anybody has said.
@@ -56,6 +56,7 @@ class Snapshot:
     start_time: float = field(default_factory=time.time)
     running_since: float | None = None
     last_progress: float | None = None
+    first_progress: float | None = None
     started_from: tuple[int, str] | None = None
     metrics: Metrics = field(default_factory=Metrics)
     about: About | None = None
@@ -136,6 +137,7 @@ class Snapshot:
             "stepTime": times,
             "longestWork": None if longest is None else vars(longest),
             "lastProgressTime": self.last_progress,
+            "firstStepTime": self.first_progress,
             "startTime": self.start_time,
             "runningSince": self.running_since,
             "slowest": None if slowest is None else self._slowest_json(view, slowest, step),

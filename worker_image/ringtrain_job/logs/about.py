@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import threading
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -13,7 +14,7 @@ log = logging.getLogger(__name__)
 # Of a value and of a name; and names, for ranks may write anything to their pipe.
 _CHARACTERS: Final = 4000
 _MOST_NAMES: Final = 2000
-_TEXTS = ("directory", "commit", "image")
+_TEXTS = ("directory", "commit", "image", "imageID")
 Found = dict[str, Any]
 
 
@@ -45,21 +46,33 @@ class About:
     def __init__(self, files: AttemptFiles, told: Found) -> None:
         self._path = files.run
         self._by: dict[str, int] = {}
+        self._lock = threading.Lock()
         self.document: Found = {**kept_about(files), **told}
         if told:
             self._write()
 
+    def tell(self, found: Mapping[str, str]) -> None:
+        """Take in what the operator says: no rank knows better."""
+        with self._lock:
+            self._by.update(dict.fromkeys(found, -1))
+            self._keep({**self.document, **found})
+
     def add(self, rank: int, found: Mapping[str, Any]) -> None:
         """`rank`: whose word it is. Of several ranks the lowest counts; what it says later adds to it."""
-        before = self.document
-        for name, value in found.items():
-            known, by = self.document.get(name), self._by.get(name, rank)
-            if known is not None and rank > by:
-                continue
-            adds = rank == by and isinstance(value, dict) and isinstance(known, dict)
-            self._by[name] = rank
-            self.document = {**self.document, name: _bounded({**known, **value}) if adds and known else value}
-        if self.document != before:
+        with self._lock:
+            document = self.document
+            for name, value in found.items():
+                known, by = document.get(name), self._by.get(name, rank)
+                if known is not None and rank > by:
+                    continue
+                adds = rank == by and isinstance(value, dict) and isinstance(known, dict)
+                self._by[name] = rank
+                document = {**document, name: _bounded({**known, **value}) if adds and known else value}
+            self._keep(document)
+
+    def _keep(self, document: Found) -> None:
+        if document != self.document:
+            self.document = document
             self._write()
 
     def _write(self) -> None:

@@ -2,8 +2,9 @@
 
 import json
 import logging
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from ringtrain_job.logs.layout import AttemptFiles
@@ -12,12 +13,15 @@ log = logging.getLogger(__name__)
 
 # A world that changes all day leaves no endless file.
 _MOST: Final = 1000
+# What the operator has said of the attempt's pods is marked, for it may be older than the attempt's launcher.
+KUBERNETES: Final = "Kubernetes"
 
 
 class Events:
     """Notes changes of an attempt in `events.jsonl`: {"time", "kind", "text"}, a line each. Never raises.
 
-    `see` is called with how things are, as often as one likes, from one thread.
+    `see` is called with how things are, as often as one likes, from one thread; `hear` and `once` from any.
+    What came from elsewhere has "source" beside it.
     """
 
     def __init__(self, files: AttemptFiles) -> None:
@@ -27,6 +31,9 @@ class Events:
         # A launcher that goes on finds a world that the one before it has noted.
         self._elastic: Mapping[str, Any] | None = None if before else {}
         self._count = len(before)
+        self._lock = threading.Lock()
+        self._heard = {_identity(event) for event in before if event.get("source") == KUBERNETES}
+        self._kinds = {str(event.get("kind")) for event in before}
         self._note("Launcher", "the launcher was restarted" if before else "the launcher started")
 
     def see(self, phase: str, elastic: Mapping[str, Any] | None, why: str = "") -> None:
@@ -46,19 +53,40 @@ class Events:
             self._phase = phase
         self._elastic = now
 
-    def _note(self, kind: str, text: str) -> None:
-        self._count += 1
-        if self._count > _MOST and kind not in ("Succeeded", "Failed"):
-            return
-        try:
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"time": time.time(), "kind": kind, "text": text}) + "\n")
-        except OSError as exc:  # the attempt goes on, whether or not the disk is full
-            log.debug("%s is not in %s: %s", kind, self._path, exc)
+    def once(self, kind: str, text: str, when: float | None = None) -> None:
+        """Note the first event of a kind; `when`: seconds since the epoch, default now."""
+        if kind not in self._kinds:
+            self._note(kind, text, when)
+
+    def hear(self, events: Iterable[Mapping[str, Any]]) -> None:
+        """Note what the operator says of the attempt's pods ({"time", "kind", "text"}), each once."""
+        for event in events:
+            with self._lock:
+                is_new = _identity(event) not in self._heard
+                self._heard.add(_identity(event))
+            if is_new:
+                self._note(event["kind"], event["text"], event["time"], source=KUBERNETES)
+
+    def _note(self, kind: str, text: str, when: float | None = None, **more: str) -> None:
+        event = {"time": time.time() if when is None else when, "kind": kind, "text": text, **more}
+        with self._lock:
+            self._count += 1
+            self._kinds.add(kind)
+            if self._count > _MOST and kind not in ("Succeeded", "Failed"):
+                return
+            try:
+                with self._path.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(event) + "\n")
+            except OSError as exc:  # the attempt goes on, whether or not the disk is full
+                log.debug("%s is not in %s: %s", kind, self._path, exc)
+
+
+def _identity(event: Mapping[str, Any]) -> tuple[Any, ...]:
+    return event.get("time"), event.get("kind"), event.get("text")
 
 
 def read_events(files: AttemptFiles) -> list[dict[str, Any]]:
-    """What is noted of an attempt, without a last line that was cut short."""
+    """What is noted of an attempt in the order of time, without a last line that was cut short."""
     found = []
     try:
         lines = files.events.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -71,4 +99,4 @@ def read_events(files: AttemptFiles) -> list[dict[str, Any]]:
             continue
         if isinstance(event, dict) and isinstance(event.get("time"), int | float):
             found.append(event)
-    return found
+    return sorted(found, key=lambda event: event["time"])

@@ -153,7 +153,7 @@ def compare(runs: Sequence[Run]) -> dict[str, Any]:
 
 def _flat(about: dict[str, Any]) -> dict[str, str]:
     found: dict[str, str] = {}
-    found |= {name: str(about[name]) for name in ("image", "directory", "commit") if name in about}
+    found |= {name: str(about[name]) for name in ("image", "imageID", "directory", "commit") if name in about}
     found |= {"command": " ".join(about["command"])} if "command" in about else {}
     for part, prefix in (("versions", "version of "), ("config", "")):
         found |= {f"{prefix}{name}": str(value) for name, value in about.get(part, {}).items()}

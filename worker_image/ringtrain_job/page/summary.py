@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ringtrain_job.logs.about import kept_about
-from ringtrain_job.logs.events import read_events
+from ringtrain_job.logs.events import KUBERNETES, read_events
 from ringtrain_job.logs.layout import AttemptFiles
 from ringtrain_job.logs.reading import read_from, read_members, read_outcome, tail_position
 from ringtrain_job.logs.samples import read_samples
@@ -16,6 +16,7 @@ from ringtrain_job.page.document import page
 from ringtrain_job.page.log_window import shown
 from ringtrain_job.page.machine import Machines
 from ringtrain_job.page.metrics import Metrics
+from ringtrain_job.page.start import start_parts
 
 LOG_LINES = 5000
 
@@ -60,7 +61,8 @@ def summarize(files: AttemptFiles, metrics: Metrics | None = None) -> dict[str, 
         "about": kept_about(files),
         "ranks": _ranks(files, metrics, outcome, members),
         "straggler": straggler_json(metrics),
-        "events": read_events(files),
+        "events": (events := read_events(files)),
+        "start": start_parts(events),
         "log": _log(files),
     }
 
@@ -108,7 +110,8 @@ def other_attempts(files: AttemptFiles) -> list[dict[str, Any]]:
 def brief_attempt(files: AttemptFiles) -> dict[str, Any]:
     """Of one attempt its number, outcome, times and last step; `last`: its last report."""
     first, last = _ends(files.metrics)
-    outcome, times = read_outcome(files), [event["time"] for event in read_events(files)]
+    own = (event for event in read_events(files) if event.get("source") != KUBERNETES)
+    outcome, times = read_outcome(files), [event["time"] for event in own]
     if outcome is None or not times:  # its launcher did not see the end
         times += [report["time"] for report in (first, last) if "time" in report]
     return {

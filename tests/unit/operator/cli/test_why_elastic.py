@@ -73,4 +73,4 @@ def test_an_elastic_jobs_launcher_is_told_and_no_other() -> None:
     assert wanted_workers(w.job) == 3
     del w.job["spec"]["elastic"]
     assert wanted_workers(w.job) is None
-    assert Endpoint("http://10.0.0.7:7351/status").workers_url == "http://10.0.0.7:7351/workers"
+    assert Endpoint("http://10.0.0.7:7351/status").url_of("/workers") == "http://10.0.0.7:7351/workers"

@@ -72,6 +72,7 @@ def pod(role: str = "worker", *, owner: str = "uid-1", **status: Any) -> dict[st
             "namespace": "default",
             "uid": "u",
             "resourceVersion": "7",
+            "creationTimestamp": TIME,
             "labels": {contract.LABEL_ROLE: role, contract.LABEL_ATTEMPT: "1"},
             "ownerReferences": [owned],
             "managedFields": [{"manager": "m", "fieldsV1": {"f:spec": {}}}],
@@ -87,7 +88,7 @@ def pod(role: str = "worker", *, owner: str = "uid-1", **status: Any) -> dict[st
 
 def container(name: str, **state: Any) -> dict[str, Any]:
     """A container's status with this state."""
-    return {"name": name, "image": "i", "ready": False, "state": state, "lastState": {}}
+    return {"name": name, "image": "i", "imageID": "i@sha256:1", "ready": False, "state": state, "lastState": {}}
 
 
 PODS = [

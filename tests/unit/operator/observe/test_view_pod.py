@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ringtrain_operator.observe.model import PodView
-from ringtrain_operator.observe.pods import owned_by, owner_name, read_report, termination_of, view_pod
+from ringtrain_operator.observe.pods import owned_by, owner_name, pull_of, read_report, termination_of, view_pod
 
 
 def view(**status: Any) -> PodView:
@@ -161,3 +161,40 @@ def test_a_report_that_is_none(raw: dict[str, Any]) -> None:
     """What is not the contract's /status raises what the docstring says."""
     with pytest.raises(ValueError):
         read_report(raw)
+
+
+def test_the_image_is_that_of_the_container_of_ours() -> None:
+    """Whatever a webhook has put in front of it, in the spec and in what the kubelet says."""
+    main = {"name": "train", "image": "reg/train:1", "imageID": "reg/train@sha256:aa", "state": {"running": {}}}
+    main["state"] = {"running": {"startedAt": "2026-01-01T00:00:07Z"}}
+    side = {"name": "side", "image": "reg/side:1", "imageID": "reg/side@sha256:bb", "state": main["state"]}
+    pod = {
+        "metadata": {"name": "digits-worker-1", "creationTimestamp": "2026-01-01T00:00:01Z"},
+        "spec": {"containers": [{"name": "side"}, {"name": "train", "env": [{"name": "RINGTRAIN_ROLE"}]}]},
+        "status": {"phase": "Running", "containerStatuses": [side, main]},
+    }
+    seen = view_pod(pod)
+    assert (seen.container, seen.image, seen.image_id) == ("train", "reg/train:1", "reg/train@sha256:aa")
+    assert seen.created_at is not None
+    assert seen.started_at is not None
+    assert (seen.started_at - seen.created_at).total_seconds() == 6
+
+
+def event(reason: str, container: str, at: int, **more: Any) -> dict[str, Any]:
+    """An Event of a kubelet about one container of a pod."""
+    time = f"2026-01-01T00:00:{at:02}Z"
+    field = f"spec.containers{{{container}}}"
+    about = {"involvedObject": {"fieldPath": field}, "reason": reason, "type": "Normal"}
+    return {**about, "firstTimestamp": time, "lastTimestamp": time, **more}
+
+
+def test_a_pull_is_that_of_one_container() -> None:
+    """From the first try to the last word; an image that was on the node has no beginning."""
+    events = [
+        event("Pulling", "train", 2, lastTimestamp="2026-01-01T00:00:30Z", count=2),
+        event("Pulled", "side", 3),
+        event("Pulled", "train", 42),
+    ]
+    assert [t and t.second for t in pull_of(events, "train")] == [2, 42]
+    assert [t and t.second for t in pull_of(events, "side")] == [None, 3]
+    assert pull_of(events, "other") == (None, None)

@@ -139,6 +139,17 @@ def test_of_several_ranks_the_lowest_counts(tmp_path: Path) -> None:
     assert About(files, {}).document == about.document
 
 
+def test_no_rank_knows_the_image_better_than_the_kubelet(tmp_path: Path) -> None:
+    """What the operator has told stays, whoever comes before it or after it; it is kept for the next launcher."""
+    files = AttemptFiles(tmp_path)
+    about = About(files, {"image": "train:1"})
+    about.add(0, {"imageID": "train@sha256:aa", "commit": "c"})
+    about.tell({"image": "reg/train:1", "imageID": "reg/train@sha256:bb"})
+    about.add(0, {"imageID": "train@sha256:cc"})
+    expected = {"image": "reg/train:1", "imageID": "reg/train@sha256:bb", "commit": "c"}
+    assert kept_about(files) == about.document == expected
+
+
 @pytest.mark.parametrize("wrong", [None, 3, {}, {"command": "x"}, {"config": [1]}, {"directory": 4}])
 def test_what_says_nothing(wrong: object) -> None:
     """Ranks may write anything to their pipe."""

@@ -289,3 +289,46 @@ def test_a_client_that_takes_its_time_gets_all(monkeypatch: pytest.MonkeyPatch) 
             assert taken > len(text)
     finally:
         server.close()
+
+
+def _put(server: StatusServer, body: object, token: str = "t") -> tuple[int, str]:
+    data, headers = json.dumps(body).encode(), {"Authorization": f"Bearer {token}"}
+    asked = urllib.request.Request(
+        f"http://127.0.0.1:{server.port}/pods", data=data, headers=headers, method="PUT"
+    )
+    try:
+        with urllib.request.urlopen(asked, timeout=60) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def test_what_became_of_pods_is_put() -> None:
+    """By who shows the token; what is no event is refused whole, and texts are bounded."""
+    heard: list[Any] = []
+    server = StatusServer(
+        0, lambda: STATUS, lambda: BRIEF, lambda: True, everywhere=False, tokens=("t",),
+        hear_pods=lambda events, about: heard.append((events, about)),
+    )  # fmt: skip
+    event = {"time": 5.5, "kind": "Scheduled", "text": "all pods have a node"}
+    try:
+        assert _put(server, {"events": [event]}, token="other")[0] == 401
+        assert _put(server, {"events": [event], "imageID": "i@sha256:1", "more": 1}) == (204, "")
+        assert heard == [([event], {"imageID": "i@sha256:1"})]
+        wrong = [
+            [],
+            {"events": [{**event, "time": "now"}]},
+            {"events": [{**event, "time": True}]},
+            {"events": [{**event, "kind": ["list"]}]},
+            {"events": [{"time": 1}]},
+            {"events": [event], "image": 7},
+        ]
+        for body in wrong:
+            code, text = _put(server, body)
+            assert code == 422, body
+            assert "expected" in text
+        assert len(heard) == 1
+        assert _put(server, {"events": [{**event, "text": "x" * 5000}]})[0] == 204
+        assert len(heard[1][0][0]["text"]) == 1000
+    finally:
+        server.close()

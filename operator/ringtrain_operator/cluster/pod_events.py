@@ -1,4 +1,7 @@
-"""Why a pod waits whose volumes are not there: a kubelet says it in Events alone. Of few pods they are read."""
+"""What a kubelet says in Events alone: why a pod waits whose volumes are not there, and when it pulled an image.
+
+Of few pods they are read.
+"""
 
 import asyncio
 import logging
@@ -7,6 +10,8 @@ from datetime import datetime
 from typing import Any
 
 from ..observe.model import PodView
+from ..observe.pods import Pull, pull_of
+from ..status.start import last_started
 from .api.client import ApiClient
 from .api.errors import ApiError
 from .api.resources import EVENTS
@@ -15,7 +20,7 @@ log = logging.getLogger(__name__)
 Json = dict[str, Any]
 
 
-async def with_events(
+async def with_warnings(
     api: ApiClient, namespace: str, pods: tuple[PodView, ...], now: datetime
 ) -> tuple[PodView, ...]:
     """The pods; the first of each role that should have begun, with its newest Event if that is a warning.
@@ -35,13 +40,34 @@ async def with_events(
     return tuple(told.get(pod.uid, pod) for pod in pods)
 
 
+async def with_pull(
+    api: ApiClient, namespace: str, pods: tuple[PodView, ...], attempt: int, known: dict[str, Pull]
+) -> tuple[PodView, ...]:
+    """The pods; the one of the gang that started last with when it pulled its image.
+
+    `known`: by uid, what was read before.
+    """
+    last = last_started(pod for pod in pods if pod.attempt == attempt and not pod.outlives_attempts)
+    if last is None:
+        return pods
+    if last.uid not in known:
+        known.clear()
+        known[last.uid] = pull_of(await _about(api, namespace, last), last.container)
+    pulling, pulled = known[last.uid]
+    told = replace(last, pulling_at=pulling, pulled_at=pulled)
+    return tuple(told if pod is last else pod for pod in pods)
+
+
 async def _newest(api: ApiClient, namespace: str, pod: PodView) -> Json:
+    return max(await _about(api, namespace, pod), key=_told_at, default={})
+
+
+async def _about(api: ApiClient, namespace: str, pod: PodView) -> list[Json]:
     try:
-        events = await api.select(EVENTS, namespace, fields=f"involvedObject.uid={pod.uid}")
+        return await api.select(EVENTS, namespace, fields=f"involvedObject.uid={pod.uid}")
     except ApiError as exc:  # it waits without words, as before
         log.warning("events of pod %s/%s could not be read: %s", namespace, pod.name, exc)
-        return {}
-    return max(events, key=_told_at, default={})
+        return []
 
 
 def _told_at(event: Json) -> str:

@@ -1,0 +1,129 @@
+"""Where the start of an attempt went: what the status says of it, and what its launcher is told."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import timedelta
+
+from support.jobs import job
+from support.planworld import World, elastic, format_time
+
+from ringtrain_operator.client.causes import explain
+from ringtrain_operator.observe.pods import view_pod
+from ringtrain_operator.status.start import MOST_EVENTS, parts_of, start_of, told_of_pods
+
+
+def stamp(world: World, name: str, scheduled: int, started: int | None, image_id: str = "") -> None:
+    """Kubelet and scheduler have said, so many seconds from now, when the pod found a node and began."""
+    pod = world.pods[name]
+    pod["metadata"]["creationTimestamp"] = format_time(world.now)
+    time = format_time(world.now + timedelta(seconds=scheduled))
+    placed = {"type": "PodScheduled", "status": "True", "lastTransitionTime": time}
+    pod["status"] = {**pod.get("status", {}), "phase": "Pending", "conditions": [placed]}
+    if started is not None:
+        begun = format_time(world.now + timedelta(seconds=started))
+        container = {"name": pod["spec"]["containers"][0]["name"], "image": "train:1", "imageID": image_id}
+        pod["status"]["containerStatuses"] = [{**container, "state": {"running": {"startedAt": begun}}}]
+        pod["status"]["phase"] = "Running"
+
+
+def begun() -> World:
+    """A job of two workers, 3 s after it was asked for, whose worker 1 started last."""
+    w = World(job("digits", workers=2))
+    w.now += timedelta(seconds=3)
+    w.settle()
+    stamp(w, "digits-launcher", 0, 1)
+    stamp(w, "digits-worker-0", 1, 4, "train@sha256:aa")
+    stamp(w, "digits-worker-1", 2, 9, "train@sha256:aa")
+    return w
+
+
+def test_a_start_is_written_once_its_ranks_run() -> None:
+    """With the slowest pod; the first step follows, and a launcher that came back changes nothing."""
+    w = begun()
+    w.settle()
+    assert w.status.start is None
+    made = w.now
+    w.launcher_says("Running", 0)
+    assert w.report is not None
+    w.report.update(runningSince=(made + timedelta(seconds=11)).timestamp(), firstStepTime=None)
+    w.settle()
+    start = w.status.start
+    assert start is not None
+    assert (start.attempt, start.pod, start.node) == (1, "digits-worker-1", "node-of-digits-worker-1")
+    assert parts_of(start) == [("queued", 3.0), ("scheduled", 2.0), ("started", 7.0), ("formed", 2.0)]
+    w.report.update(runningSince=w.now.timestamp() + 500, firstStepTime=(made + timedelta(seconds=16)).timestamp())
+    w.settle()
+    assert w.status.start is not None
+    assert parts_of(w.status.start)[-2:] == [("formed", 2.0), ("first step", 5.0)]
+    told = "\n".join(explain(json.loads(json.dumps(w.job)), [], []))
+    assert "start: queued 3 s, scheduled 2 s, started 7 s, formed 2 s, first step 5 s (the last pod" in told
+
+
+def test_a_start_that_is_under_way_is_explained() -> None:
+    """As far as pods and Events tell; of a pull that goes on its beginning."""
+    w = begun()
+    w.pods["digits-worker-1"]["status"].pop("containerStatuses")
+    told = "\n".join(explain(w.job, list(w.pods.values()), []))
+    assert "start so far: queued 3 s, scheduled 2 s\n" in told + "\n"
+    stamp(w, "digits-worker-1", 2, 9)
+    uid = w.pods["digits-worker-1"]["metadata"]["uid"]
+    about = {"uid": uid, "kind": "Pod", "name": "digits-worker-1", "fieldPath": "spec.containers{train}"}
+    pulls = [
+        {"involvedObject": about, "reason": reason, "lastTimestamp": format_time(w.now + timedelta(seconds=at))}
+        for reason, at in (("Pulling", 3), ("Pulled", 8))
+    ]
+    told = "\n".join(explain(w.job, list(w.pods.values()), pulls))
+    assert "start so far: queued 3 s, scheduled 2 s, prepared 1 s, pulled 5 s, started 1 s (the last" in told
+
+
+def test_a_restart_was_not_asked_for() -> None:
+    """The next attempt's start begins with its pods, and the former one's stays until then."""
+    w = begun()
+    w.launcher_says("Running", 1)
+    w.settle()
+    first = w.status.start
+    w.launcher_ends(1, reason="RankFailed", rank=1, message="rank 1 exited with 1")
+    w.run(seconds=5)
+    w.run(seconds=5)
+    assert w.status.attempt == 2
+    assert w.status.start == first
+    assert start_of(w.status, [view_pod(pod) for pod in w.pods.values()]).queued is None
+
+
+def test_a_launcher_is_told_of_its_pods() -> None:
+    """The same of the start before and after it is in the status; what waits or was evicted; one image."""
+    w = begun()
+    views = [view_pod(pod) for pod in w.pods.values()]
+    told = told_of_pods(w.status, views)
+    assert [event["kind"] for event in told["events"]] == ["Queued", "Created", "Scheduled", "Started"]
+    assert told["imageID"] == "train@sha256:aa"
+    w.launcher_says("Running", 1)
+    w.settle()
+    assert told_of_pods(w.status, views) == told
+    waits = replace(views[1], index=5, waiting="ImagePullBackOff", waiting_message="secret words", image_id="")
+    gone = replace(views[2], disruption="EvictionByEvictionAPI", disrupted_at=w.now, image_id="train@sha256:bb")
+    said = told_of_pods(w.status, [*views, waits, gone])
+    texts = {event["kind"]: event["text"] for event in said["events"]}
+    assert texts["Waiting"] == "digits-worker-0 on node-of-digits-worker-0: ImagePullBackOff"
+    assert texts["Evicted"] == "digits-worker-1 on node-of-digits-worker-1: EvictionByEvictionAPI"
+    assert said["imageID"].startswith(
+        "not the same in all workers: train@sha256:aa (digits-worker-0), train@sha256:bb"
+    )
+
+
+def test_replacements_are_told_one_by_one() -> None:
+    """Of an elastic job, after its start; and of pods without end the first ones."""
+    w = elastic()
+    w.evict("digits-worker-1")
+    w.settle()
+    later = w.now + timedelta(seconds=60)
+    views = [view_pod(pod) for pod in w.pods.values()]
+    start = start_of(w.status, views, has_begun=True).model_copy(update={"started": w.now, "created": w.now})
+    status = w.status.model_copy(update={"start": start})
+    new = replace(views[0], role="worker", created_at=later, scheduled_at=later, started_at=later, node="n")
+    told = told_of_pods(status, [new])["events"]
+    assert [e["text"] for e in told][-2:] == [f"{new.name} on n, as a replacement"] * 2
+    many = [replace(new, name=f"p{index}", waiting="CreateContainerError") for index in range(200)]
+    assert len(told_of_pods(status, many)["events"]) == MOST_EVENTS
