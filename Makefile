@@ -54,6 +54,16 @@ $(VENV)/.others: $(VENV)/.installed Makefile
 		echo "kubeflow and torchx could not be installed: tests that need them are skipped"
 	@touch $@
 
+# MLflow with its server, and W&B: some hundred MB that no other test needs, in a folder that is not on the path.
+SINKS := mlflow==3.17.2 mlflow-skinny==3.17.2 mlflow-tracing==3.17.2 GitPython gitdb smmap cachetools databricks-sdk \
+	fastapi starlette uvicorn 'importlib-metadata<9' zipp sqlparse SQLAlchemy alembic Mako graphene graphql-core \
+	graphql-relay gunicorn huey pandas wandb==0.31.0 distro httpcore httpx sniffio xxhash \
+	opentelemetry-exporter-http-transport opentelemetry-exporter-otlp-proto-http
+$(VENV)/.sinks: $(VENV)/.installed Makefile
+	@$(BIN)/pip install -qq --no-deps --target $(VENV)/sinks --upgrade $(SINKS) || \
+		echo "MLflow and W&B could not be installed: tests that need them are skipped"
+	@touch $@
+
 venv: $(VENV)/.installed  ## make the virtual environment with both distributions
 
 demo: $(VENV)/.installed  ## train on handwritten digits: 2 workers x 2 slots on this machine
@@ -61,7 +71,7 @@ demo: $(VENV)/.installed  ## train on handwritten digits: 2 workers x 2 slots on
 
 # Two at a time: much of a test is waiting. A file's tests stay together, as they share what is dear to start.
 PYTEST := $(BIN)/pytest -q -n 2 --dist loadfile --no-loadscope-reorder
-FOR_TESTS := $(VENV)/.frameworks $(VENV)/.system $(VENV)/.mpi4py-tests $(VENV)/.openmpi5 $(VENV)/.others
+FOR_TESTS := $(VENV)/.frameworks $(VENV)/.system $(VENV)/.mpi4py-tests $(VENV)/.openmpi5 $(VENV)/.others $(VENV)/.sinks
 for-tests: $(FOR_TESTS)
 fast: lint  ## lint, and the tests that take seconds: what a bare pytest runs
 	$(PYTEST)

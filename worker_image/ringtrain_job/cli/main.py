@@ -14,6 +14,7 @@ _COMMANDS = {
     "compare": "ringtrain_job.cli.listing:compare_runs",
     "completion": "ringtrain_job.cli.completion:completion",
     "data-worker": "ringtrain_job.cli.pods:data_worker",
+    "export": "ringtrain_job.cli.export:export",
     "launcher": "ringtrain_job.cli.pods:launcher",
     "list": "ringtrain_job.cli.listing:list_runs",
     "logs": "ringtrain_job.cli.logs:logs",

@@ -11,6 +11,7 @@ from ringtrain_job.control.model import FORMATIONS, Registration
 from ringtrain_job.control.settings import PodSettings, read_pod
 from ringtrain_job.launcher.formation import Rules
 from ringtrain_job.mpi.settings import MpiSettings, read_mpi
+from ringtrain_job.sinks.base import check_sink
 
 # Of all agents together: 70 cost a launcher less than a tenth of a core, see bench/scale/README.md.
 _HEARTBEATS_PER_S = 70
@@ -48,6 +49,7 @@ class LauncherConfig(PodSettings):
     data_workers: int = 0
     data_kind: str = contract.DATA_KINDS[0]
     otel: tuple[str, ...] = ()
+    sinks: tuple[str, ...] = ()
     image: str = ""
     pod_grace_s: float = 0.0
 
@@ -155,6 +157,7 @@ class LauncherConfig(PodSettings):
             data_workers=read.integer(contract.ENV_DATA_WORKERS, 0, low=0, high=100_000),
             data_kind=read.choice(contract.ENV_DATA_KIND, contract.DATA_KINDS, contract.DATA_KINDS[0]),
             otel=_read_otel(read),
+            sinks=_read_sinks(read),
             image=read.optional(contract.ENV_WORKER_IMAGE) or "",
             pod_grace_s=read.delay(contract.ENV_GRACE_PERIOD, 0),
         )
@@ -191,4 +194,13 @@ def _read_otel(read: Environment) -> tuple[str, ...]:
     protocol = read.optional(_OTLP_PROTOCOL) or "grpc"
     if asked and protocol != "grpc":
         raise ConfigurationError(f"{_OTLP_PROTOCOL}={protocol!r}: launchers send OTLP by grpc alone; leave it out")
+    return asked
+
+
+def _read_sinks(read: Environment) -> tuple[str, ...]:
+    """Where reports go beside the attempt's files, by name."""
+    text = read.optional(contract.ENV_SINKS) or ""
+    asked = tuple(dict.fromkeys(filter(None, (word.strip() for word in text.split(",")))))
+    for name in asked:
+        check_sink(name, f"{contract.ENV_SINKS}={quoted(text)}")
     return asked

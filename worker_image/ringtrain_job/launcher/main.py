@@ -46,6 +46,7 @@ from ringtrain_job.logs.layout import AttemptFiles
 from ringtrain_job.logs.shipping import LogShipping, Unshipped
 from ringtrain_job.logs.store import LogStore
 from ringtrain_job.page.access import Access, keep_page, page_token
+from ringtrain_job.sinks.process import SinkProcesses
 
 log = logging.getLogger(__name__)
 
@@ -85,6 +86,8 @@ def run_launcher(config: LauncherConfig, command: Sequence[str] = ()) -> int:
         launcher.telemetry = telemetry = open_telemetry(config, store)
         if telemetry is not None:
             stack.callback(telemetry.close)
+        sinks = SinkProcesses(config.sinks, files, config.world_size, os.environ)
+        stack.callback(sinks.close)
         stop = StopFlag()
         stack.enter_context(signal_handler(stop, signal.SIGTERM, signal.SIGINT))
         shipping = snapshot.shipping = _ship_logs(config, store, stop, stack)

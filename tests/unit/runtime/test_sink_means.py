@@ -1,0 +1,40 @@
+"""One point a step of all ranks' reports."""
+
+from ringtrain_job.sinks.means import StepMeans
+
+
+def report(step: int, time: float, **more: object) -> dict[str, object]:
+    return {"step": step, "time": time, **more}
+
+
+def test_a_step_is_the_mean_of_its_ranks() -> None:
+    """When all have reported; speeds are added up; names have no letters that a service refuses."""
+    means = StepMeans(2)
+    assert list(means.add(0, report(1, 10.0, loss=1.0, samples=8))) == []
+    (first,) = means.add(1, report(1, 10.5, loss=3.0, samples=8))
+    assert (first.step, first.time, first.values) == (1, 10.0, {"loss": 2.0})
+    assert list(means.add(0, report(2, 12.0, loss=1.0, samples=8, metrics={"top(1)": 0.5}))) == []
+    (second,) = means.add(1, report(2, 12.5, loss=None, samples=8, notFinite={"loss": "nan"}))
+    assert second.values["samples_per_second"] == 8.0
+    assert second.values["top_1_"] == 0.5
+    assert second.values["loss"] != second.values["loss"]
+
+
+def test_a_step_waits_for_a_while() -> None:
+    """A rank that is gone holds up nothing for ever, and a step that is done again counts once."""
+    means = StepMeans(2)
+    assert list(means.add(0, report(1, 10.0, loss=1.0))) == []
+    assert list(means.add(0, report(2, 40.0, loss=2.0))) == []
+    (late,) = means.add(0, report(3, 40.5, loss=3.0))
+    assert (late.step, late.values["loss"]) == (1, 1.0)
+    assert list(means.add(1, report(1, 41.0, loss=9.0))) == []
+    assert [(point.step, point.values["loss"]) for point in means.rest()] == [(2, 2.0), (3, 3.0)]
+    assert list(means.rest()) == []
+
+
+def test_what_is_no_step_is_left_out() -> None:
+    """Where training went on from; a report without a value."""
+    means = StepMeans(1)
+    assert list(means.add(0, report(0, 1.0, startedFrom="a checkpoint"))) == []
+    assert list(means.add(0, report(1, 2.0))) == []
+    assert list(means.rest()) == []

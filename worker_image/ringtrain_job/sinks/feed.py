@@ -1,0 +1,95 @@
+"""An attempt's files read into a sink, once or while they grow. A sink that fails costs a line, and seconds."""
+
+import json
+import logging
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from ringtrain_job.logs.about import kept_about
+from ringtrain_job.logs.events import KUBERNETES, read_events
+from ringtrain_job.logs.layout import AttemptFiles
+from ringtrain_job.logs.reading import follow, read_outcome
+from ringtrain_job.logs.reports import BadReport, parse_report
+from ringtrain_job.sinks.base import Attempt, Sink
+
+log = logging.getLogger(__name__)
+
+# What was reported is sent so often; a service that failed is asked again after longer.
+_EVERY_S: Final = 1.0
+_AGAIN_S: Final = 5.0
+# How long the end of an attempt is tried to be told.
+END_S: Final = 10.0
+
+
+def attempt_of(files: AttemptFiles, ranks: int = 0) -> Attempt:
+    """The attempt whose files these are; `ranks`: of its world, if that is known."""
+    own = (event["time"] for event in read_events(files) if event.get("source") != KUBERNETES)
+    job = files.directory.parent
+    known = ranks or int((read_outcome(files) or {}).get("worldSize") or 0)
+    return Attempt(job.parent.name, job.name, int(files.directory.name), files.directory, next(own, 0.0), known)
+
+
+class Feed:
+    """Reads the reports of `files` into `sink`. `name`: of the sink, in what is said."""
+
+    def __init__(self, name: str, sink: Sink, files: AttemptFiles) -> None:
+        self._name = name
+        self._sink = sink
+        self._files = files
+        self._next = 0.0
+        self._problem = ""
+
+    def run(self, is_over: Callable[[], bool]) -> str:
+        """Feed until `is_over()` and all is sent; returns why it was not, empty where it was."""
+        rest = b""
+        for chunk in follow(self._files.metrics, 0, is_over):
+            *lines, rest = (rest + chunk).split(b"\n")
+            for line in lines:
+                with suppress(BadReport, KeyError, TypeError, ValueError):
+                    report = parse_report(line)
+                    self._sink.report(int(json.loads(line)["rank"]), report)
+            if time.monotonic() >= self._next:
+                self._try(lambda: self._sink.flush(kept_about(self._files)))
+        return self._end()
+
+    def _end(self) -> str:
+        outcome = read_outcome(self._files) or {}
+        failure = (outcome.get("failure") or {}).get("message") or ""
+
+        def tell() -> None:
+            self._sink.flush(kept_about(self._files))
+            self._sink.end(str(outcome.get("outcome") or "Unknown"), str(failure))
+
+        deadline = time.monotonic() + END_S
+        while not self._try(tell):
+            if time.monotonic() + _EVERY_S > deadline:
+                return f"{self._name}: {self._sink.pending} points and the end did not arrive: {self._problem}"
+            time.sleep(_EVERY_S)
+        return ""
+
+    def _try(self, send: Callable[[], None]) -> bool:
+        """Send; of a service that does not take it, say so once until it does."""
+        try:
+            send()
+        except Exception as exc:  # whatever the service's library raises: training has nothing to do with it
+            problem = f"{type(exc).__name__}: {str(exc).strip()}".splitlines()[0][:300]
+            if not self._problem:
+                log.warning(
+                    "%s: reports do not arrive (%s); the run goes on, and they are sent again", self._name, problem
+                )
+            self._problem = problem
+            self._next = time.monotonic() + _AGAIN_S
+            return False
+        if self._problem:
+            log.info("%s: reports arrive again", self._name)
+        self._problem = ""
+        self._next = time.monotonic() + _EVERY_S
+        return True
+
+
+def is_ended(files: AttemptFiles) -> bool:
+    """Whether the attempt's launcher has left how it ended."""
+    return Path(files.outcome).exists()

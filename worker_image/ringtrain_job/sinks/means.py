@@ -1,0 +1,84 @@
+"""Of all ranks' reports of a step one point: for services that know a run, and no ranks."""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+# A step of which a rank's report is missing for so long, by the ranks' clocks, goes without it.
+_PATIENCE_S: Final = 30.0
+_ODD: Final = re.compile(r"[^A-Za-z0-9_\-. :/]")
+
+
+@dataclass(frozen=True)
+class Point:
+    """Means over ranks at one step; `time`: of the first report of it, in seconds since the epoch."""
+
+    step: int
+    time: float
+    values: dict[str, float]
+
+
+@dataclass
+class _Sums:
+    time: float
+    ranks: set[int] = field(default_factory=set)
+    sums: dict[str, tuple[float, int]] = field(default_factory=dict)
+
+
+class StepMeans:
+    """Means of loss, epoch and metrics over the ranks that have reported a step, and the sum of their samples/s.
+
+    `ranks`: of the world; a step is complete with so many reports, or when it has waited long enough. Steps come
+    in their order: a report of one that is over, such as a step that is done again, counts nowhere.
+    """
+
+    def __init__(self, ranks: int) -> None:
+        self._ranks = ranks
+        self._steps: dict[int, _Sums] = {}
+        self._last: dict[int, float] = {}
+        self._over = -1
+
+    def add(self, rank: int, report: Mapping[str, Any]) -> Iterator[Point]:
+        """Take in one report; the points that are complete by it."""
+        step, time = int(report["step"]), float(report["time"])
+        before = self._last.get(rank)
+        self._last[rank] = time
+        if report.get("startedFrom") is not None or step <= self._over:
+            return
+        entry = self._steps.setdefault(step, _Sums(time))
+        entry.ranks.add(rank)
+        values = {"loss": report.get("loss"), "epoch": report.get("epoch"), **(report.get("metrics") or {})}
+        values |= report.get("notFinite") or {}
+        for name, value in values.items():
+            if value is not None:
+                total, count = entry.sums.get(plain_name(name), (0.0, 0))
+                entry.sums[plain_name(name)] = total + float(value), count + 1
+        if before is not None and time > before and report.get("samples") is not None:
+            name = f"{plain_name(report.get('unit') or 'samples')}_per_second"
+            total, _ = entry.sums.get(name, (0.0, 1))
+            entry.sums[name] = total + report["samples"] / (time - before), 1
+        yield from self._complete(time)
+
+    def _complete(self, now: float) -> Iterator[Point]:
+        ready = [step for step, entry in self._steps.items() if self._ranks and len(entry.ranks) >= self._ranks]
+        ready += [step for step, entry in self._steps.items() if now - entry.time > _PATIENCE_S]
+        if ready:
+            yield from self._until(max(ready))
+
+    def rest(self) -> Iterator[Point]:
+        """The points of all steps that are left."""
+        if self._steps:
+            yield from self._until(max(self._steps))
+
+    def _until(self, last: int) -> Iterator[Point]:
+        for step in sorted(step for step in self._steps if step <= last):
+            entry = self._steps.pop(step)
+            self._over = step
+            if entry.sums:
+                yield Point(step, entry.time, {name: total / n for name, (total, n) in entry.sums.items()})
+
+
+def plain_name(name: str) -> str:
+    """`name` in letters that every service takes."""
+    return _ODD.sub("_", name)[:250]

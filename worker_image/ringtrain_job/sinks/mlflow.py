@@ -1,0 +1,116 @@
+"""MLflow, by its own client: a run for each attempt. MLFLOW_* variables say which server, and as whom."""
+
+import logging
+import os
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, Final
+
+from mlflow.entities import Metric, Param, RunTag
+from mlflow.tracking import MlflowClient
+
+from ringtrain_job.sinks.base import Attempt
+from ringtrain_job.sinks.means import Point, StepMeans, plain_name
+
+# So many values, parameters and tags a request, as its REST API allows, and steps that are held for a server.
+_MOST_METRICS: Final = 1000
+_MOST_OTHERS: Final = 100
+_MOST_HELD: Final = 20_000
+_LONGEST: Final = 5000
+# Its retries hold up nothing but this process, and an end that has ten seconds.
+_DEFAULTS: Final = {
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "5",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+}
+_KEY: Final = "ringtrain.run"
+_STATES: Final = {"Succeeded": "FINISHED", "Failed": "FAILED"}
+
+
+def open_sink(attempt: Attempt) -> "Mlflow":
+    """The attempt as a run of the experiment that MLFLOW_EXPERIMENT_NAME names, default ringtrain."""
+    for name, value in _DEFAULTS.items():
+        os.environ.setdefault(name, value)
+    for library in ("urllib3", "mlflow", "alembic"):  # what fails is said once, by who feeds
+        logging.getLogger(library).setLevel(logging.ERROR)
+    return Mlflow(attempt)
+
+
+class Mlflow:
+    """Means over ranks as metrics, what `rt.report_config` was given as parameters, the outcome as status."""
+
+    def __init__(self, attempt: Attempt) -> None:
+        self._attempt = attempt
+        self._means = StepMeans(attempt.ranks)
+        self._points: deque[Point] = deque(maxlen=_MOST_HELD)
+        self._told: dict[str, str] = {}
+        self._run = ""
+
+    @property
+    def pending(self) -> int:
+        """How many steps were not sent."""
+        return len(self._points)
+
+    def report(self, rank: int, report: Mapping[str, Any]) -> None:
+        """Take in one report."""
+        self._points.extend(self._means.add(rank, report))
+
+    def flush(self, about: Mapping[str, Any]) -> None:
+        """Send what is complete, in batches."""
+        client, run = MlflowClient(), self._run_id()
+        self._tell_about(client, run, about)
+        while self._points:
+            metrics, steps = list[Metric](), 0
+            for point in self._points:
+                if steps and len(metrics) + len(point.values) > _MOST_METRICS:
+                    break
+                at = int(point.time * 1000)
+                metrics += [Metric(name, value, at, point.step) for name, value in point.values.items()]
+                steps += 1
+            client.log_batch(run, metrics=metrics[:_MOST_METRICS])
+            for _ in range(steps):
+                self._points.popleft()
+
+    def _tell_about(self, client: MlflowClient, run: str, about: Mapping[str, Any]) -> None:
+        """Parameters, which MLflow never changes, and tags, as far as they are new."""
+        config = about.get("config") or {}
+        params = {plain_name(name): str(value)[:_LONGEST] for name, value in config.items()}
+        new = {name: value for name, value in params.items() if f"param {name}" not in self._told}
+        tags = {f"ringtrain.{name}": str(about[name]) for name in ("image", "imageID", "commit") if name in about}
+        if "command" in about:
+            tags["ringtrain.command"] = " ".join(about["command"])
+        others = {name: text[:_LONGEST] for name, text in tags.items() if self._told.get(name) != text}
+        items = list(new.items())
+        for begin in range(0, len(items), _MOST_OTHERS):
+            client.log_batch(run, params=[Param(*pair) for pair in items[begin : begin + _MOST_OTHERS]])
+        if others:
+            client.log_batch(run, tags=[RunTag(*pair) for pair in others.items()])
+        self._told |= {f"param {name}": value for name, value in new.items()} | tags
+
+    def _run_id(self) -> str:
+        """The attempt's run: one that an earlier launcher of it has begun, or a new one."""
+        if self._run:
+            return self._run
+        client, attempt = MlflowClient(), self._attempt
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or "ringtrain"
+        experiment = client.get_experiment_by_name(name)
+        where = experiment.experiment_id if experiment is not None else client.create_experiment(name)
+        found = client.search_runs([where], f"tags.`{_KEY}` = '{attempt.key}'", max_results=1)
+        if not found:
+            tags = {_KEY: attempt.key, "ringtrain.job": f"{attempt.namespace}/{attempt.job}"}
+            tags |= {"ringtrain.attempt": str(attempt.number)}
+            began = int(attempt.began * 1000) or None
+            title = f"{attempt.job} {attempt.number}"
+            found = [client.create_run(where, start_time=began, tags=tags, run_name=title)]
+        self._run = str(found[0].info.run_id)
+        return self._run
+
+    def end(self, outcome: str, failure: str) -> None:
+        """Send the steps that are left, and the status; an outcome that nobody knows leaves the run RUNNING."""
+        self._points.extend(self._means.rest())
+        self.flush({})
+        client, run = MlflowClient(), self._run_id()
+        if failure:
+            client.set_tag(run, "ringtrain.failure", failure[:_LONGEST])
+        if outcome != "Unknown":
+            client.set_terminated(run, _STATES.get(outcome, "KILLED"))

@@ -1,0 +1,121 @@
+"""TensorBoard, by its own record writer: event files, one for each rank."""
+
+import json
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+from ringtrain_job.logs.reports import BadReport, parse_report
+from ringtrain_job.sinks.base import Attempt
+
+# A run of TensorBoard for each rank, up to so many; those of a larger world show the first ranks.
+MOST_RANKS: Final = 64
+# Reports that are held for a disk that takes nothing.
+_MOST_HELD: Final = 20_000
+_OURS: Final = "ringtrain"
+
+
+def open_sink(attempt: Attempt) -> "EventFiles":
+    """The attempt in `tensorboard/` beside its logs. Raises OSError."""
+    return EventFiles(attempt.directory / "tensorboard")
+
+
+class EventFiles:
+    """Event files below a directory, one for each rank. What an earlier call has left of ours is replaced."""
+
+    def __init__(self, place: Path) -> None:
+        """Raises OSError if `place` can't be written."""
+        place.mkdir(parents=True, exist_ok=True)
+        for path in place.glob(f"rank-*/events.out.tfevents.*.{_OURS}"):
+            path.unlink()
+        self._place = place
+        self._writers: dict[int, _EventFile] = {}
+        self._last: dict[int, float] = {}
+        self._taken: deque[tuple[int, Mapping[str, Any]]] = deque(maxlen=_MOST_HELD)
+
+    def add_all(self, chunks: Iterator[bytes]) -> None:
+        """Write what the chunks of a `metrics.jsonl` hold; a line that is no report is left out."""
+        rest = b""
+        for chunk in chunks:
+            *lines, rest = (rest + chunk).split(b"\n")
+            for line in lines:
+                with suppress(BadReport, KeyError, TypeError, ValueError):
+                    report = parse_report(line)
+                    self.add(int(json.loads(line)["rank"]), report)
+            for writer in self._writers.values():
+                writer.flush()
+
+    def add(self, rank: int, report: Mapping[str, Any]) -> None:
+        """Write one report."""
+        if rank >= MOST_RANKS or report.get("startedFrom") is not None:
+            return
+        writer = self._writers.get(rank)
+        if writer is None:
+            writer = self._writers[rank] = _EventFile(self._place / f"rank-{rank:04d}", report["time"])
+        values = {"loss": report.get("loss"), "epoch": report.get("epoch"), **(report.get("metrics") or {})}
+        seconds = report["time"] - self._last.get(rank, report["time"])
+        self._last[rank] = report["time"]
+        if seconds > 0 and report.get("samples") is not None:
+            values[f"{report.get('unit') or 'samples'}_per_second"] = report["samples"] / seconds
+        values |= report.get("notFinite") or {}
+        known = {name: float(value) for name, value in values.items() if value is not None}
+        if known:
+            writer.scalars(report["step"], report["time"], known)
+
+    @property
+    def pending(self) -> int:
+        """How many reports were not written."""
+        return len(self._taken)
+
+    def report(self, rank: int, report: Mapping[str, Any]) -> None:
+        """Take in one report, to be written by the next `flush`."""
+        self._taken.append((rank, report))
+
+    def flush(self, about: Mapping[str, Any]) -> None:
+        """Write what was taken in. Raises OSError. TensorBoard has no place for `about`."""
+        while self._taken:
+            self.add(*self._taken[0])
+            self._taken.popleft()
+        for writer in self._writers.values():
+            writer.flush()
+
+    def end(self, outcome: str, failure: str) -> None:
+        """Write what is left, and close the files."""
+        self.flush({})
+        self.close()
+
+    def close(self) -> None:
+        """Close the files."""
+        for writer in self._writers.values():
+            writer.close()
+
+
+class _EventFile:
+    """One event file, by TensorBoard's own record writer."""
+
+    def __init__(self, folder: Path, began: float) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        self._event, self._summary = Event, Summary
+        folder.mkdir(exist_ok=True)
+        self._file = (folder / f"events.out.tfevents.{time.time_ns()}.{_OURS}").open("wb")
+        self._records = RecordWriter(self._file)
+        self._write(Event(wall_time=began, file_version="brain.Event:2"))
+
+    def scalars(self, step: int, wall_time: float, values: dict[str, float]) -> None:
+        summary = self._summary(value=[self._summary.Value(tag=tag, simple_value=v) for tag, v in values.items()])
+        self._write(self._event(wall_time=wall_time, step=step, summary=summary))
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _write(self, event: Any) -> None:
+        self._records.write(event.SerializeToString())

@@ -1,0 +1,74 @@
+"""Weights & Biases, by its own package, as files: nothing leaves this machine until somebody runs `wandb sync`."""
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any, Final
+
+import wandb
+
+from ringtrain_job.sinks.base import Attempt
+from ringtrain_job.sinks.means import Point, StepMeans
+
+_TEXTS: Final = ("image", "imageID", "commit")
+
+
+def open_sink(attempt: Attempt) -> "Wandb":
+    """The attempt as an offline run in `wandb/` beside its logs."""
+    return Wandb(attempt)
+
+
+class Wandb:
+    """Means over ranks as the run's history, what `rt.report_config` was given as its config."""
+
+    def __init__(self, attempt: Attempt) -> None:
+        self._means = StepMeans(attempt.ranks)
+        self._points: list[Point] = []
+        self._attempt = attempt
+        self._run: Any = None
+
+    @property
+    def pending(self) -> int:
+        """How many steps were not written."""
+        return len(self._points)
+
+    def report(self, rank: int, report: Mapping[str, Any]) -> None:
+        """Take in one report."""
+        self._points.extend(self._means.add(rank, report))
+
+    def flush(self, about: Mapping[str, Any]) -> None:
+        """Write what is complete."""
+        run = self._begun()
+        config = dict(about.get("config") or {})
+        known = {f"ringtrain.{name}": about[name] for name in _TEXTS if name in about}
+        if config or known:
+            run.config.update({**config, **known}, allow_val_change=True)
+        while self._points:
+            point = self._points[0]
+            run.log({**point.values, "_timestamp": point.time}, step=point.step)
+            del self._points[0]
+
+    def _begun(self) -> Any:
+        if self._run is None:
+            attempt = self._attempt
+            settings = wandb.Settings(
+                console="off", silent=True, disable_git=True, save_code=False, x_disable_stats=True,
+                x_disable_machine_info=True,
+            )  # fmt: skip
+            self._run = wandb.init(
+                mode="offline",
+                dir=str(attempt.directory),
+                id=hashlib.sha256(attempt.key.encode()).hexdigest()[:16],
+                name=f"{attempt.job} {attempt.number}",
+                group=f"{attempt.namespace}/{attempt.job}",
+                settings=settings,
+            )
+        return self._run
+
+    def end(self, outcome: str, failure: str) -> None:
+        """Write the steps that are left, and how the attempt ended, and close the file."""
+        self._points.extend(self._means.rest())
+        self.flush({})
+        self._run.summary.update(
+            {"ringtrain.outcome": outcome, **({"ringtrain.failure": failure} if failure else {})}
+        )
+        self._run.finish(exit_code=0 if outcome == "Succeeded" else 1)
