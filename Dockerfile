@@ -2,7 +2,7 @@
 #   docker build --target worker   -t ghcr.io/ringtrain/worker:0.1.0 .
 #   docker build --target agent    -t ghcr.io/ringtrain/agent:0.1.0 .
 #   docker build --target operator -t ghcr.io/ringtrain/operator:0.1.0 .
-# worker-torch and worker-tensorflow are the worker and a framework. All run as user 65532 (or any other) with a
+# worker-torch, worker-tensorflow and worker-jax are the worker and a framework. All run as user 65532 (or any other) with a
 # read-only root file system; none has a compiler, pip, an ssh server or a file that gives rights away. docs/images.md.
 ARG BASE=debian:trixie-slim
 
@@ -124,4 +124,14 @@ USER root
 RUN --mount=type=bind,from=build,source=/opt/pip,target=/opt/pip \
     --mount=type=bind,from=build,source=/etc/ssl/certs,target=/etc/ssl/certs \
     /opt/pip/bin/pip --python /opt/venv/bin/python install --no-cache-dir ${TENSORFLOW_PIP_OPTIONS} "${TENSORFLOW}" "keras>=3.11"
+USER 65532:65532
+
+FROM worker AS worker-jax
+ARG JAX="jax>=0.10"
+ARG JAX_PIP_OPTIONS=""
+LABEL org.opencontainers.image.title="ringtrain-worker-jax"
+USER root
+RUN --mount=type=bind,from=build,source=/opt/pip,target=/opt/pip \
+    --mount=type=bind,from=build,source=/etc/ssl/certs,target=/etc/ssl/certs \
+    /opt/pip/bin/pip --python /opt/venv/bin/python install --no-cache-dir ${JAX_PIP_OPTIONS} "${JAX}" optax
 USER 65532:65532

@@ -94,7 +94,7 @@ e2e-local: $(VENV)/.installed  ## the same tests on a real API server here, with
 # The engine that answers; `make images ENGINE=podman` picks one. BUILD_FLAGS go to its build command, for example
 # --build-arg (docs/images.md) or --volume for an own certificate.
 ENGINE = $(shell for e in docker podman; do $$e images -q >/dev/null 2>&1 && echo $$e && break; done)
-IMAGES := operator agent worker worker-torch worker-tensorflow
+IMAGES := operator agent worker worker-torch worker-tensorflow worker-jax
 REGISTRY = ghcr.io
 VERSION = $(shell sed -n 's/^appVersion: "\(.*\)"/\1/p' charts/ringtrain-operator/Chart.yaml)
 

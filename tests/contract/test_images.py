@@ -33,5 +33,5 @@ def test_final_stages_run_as_a_number() -> None:
     stages = re.split(r"^FROM ", DOCKERFILE, flags=re.MULTILINE)[1:]
     for stage in stages:
         name = stage.splitlines()[0].split(" AS ")[1]
-        if name in ("operator", "worker", "worker-torch", "worker-tensorflow"):
+        if name in ("operator", "worker", "worker-torch", "worker-tensorflow", "worker-jax"):
             assert re.findall(r"^USER (\S+)$", stage, re.MULTILINE)[-1] == "65532:65532", name

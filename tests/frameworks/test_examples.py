@@ -63,7 +63,7 @@ def score(output: str) -> float:
 
 
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize("job", ["torch-mnist", "torch-ddp", "tensorflow-mnist", "keras-mnist"])
+@pytest.mark.parametrize("job", ["torch-mnist", "torch-ddp", "tensorflow-mnist", "keras-mnist", "jax-mnist"])
 def test_digits_as_a_job_evaluates_learns_and_resumes(job, tmp_path):
     """The second job, which says so, goes on where the first one ended, from what rank 0 saved."""
     first = as_job(job, "--epochs", "2", tmp_path=tmp_path, run_name="first")

@@ -42,6 +42,7 @@ ARGUMENTS = {
     "torch-resnet": ["--model=resnet14", "--image-size=64", "--batch-size=2", "--iterations=1", "--batches=1"],
     "tensorflow-mnist": ["--epochs", "1"],
     "keras-mnist": ["--epochs", "1"],
+    "jax-mnist": ["--epochs", "1"],
 }
 # GPUs; volumes from a provisioner; Kueue; a bucket
 NEEDS_MORE = {"gpu", "digits-pvc", "digits-queued", "digits-s3"}

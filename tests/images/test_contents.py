@@ -10,7 +10,14 @@ from support.images import USER, Engine
 
 PROBE = (Path(__file__).parent / "probe.py").read_text()
 # MB on disk with Debian trixie, amd64. A build that passes these has got something that it did not have.
-LARGEST_MB = {"operator": 230, "agent": 210, "worker": 320, "worker-torch": 7000, "worker-tensorflow": 2500}
+LARGEST_MB = {
+    "operator": 230,
+    "agent": 210,
+    "worker": 320,
+    "worker-torch": 7000,
+    "worker-tensorflow": 2500,
+    "worker-jax": 1000,
+}
 
 Json = dict[str, Any]
 

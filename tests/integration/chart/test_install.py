@@ -95,7 +95,7 @@ def test_a_release_from_its_first_day_to_its_last(admin: Admin, older_chart: Pat
 
     admin.helm("upgrade", *where, str(CHART), "--set=replicas=2", "--set=templates.enabled=true")
     templates = admin.get("clustertrainingtemplates")["items"]
-    assert {template["metadata"]["name"] for template in templates} == {"torch", "tensorflow", "mpi"}
+    assert {template["metadata"]["name"] for template in templates} == {"torch", "tensorflow", "jax", "mpi"}
     assert "progressDeadlineSeconds" in policy_of(admin.get("crd", CRD))
     assert admin.get("dtj", "digits")["metadata"]["name"] == "digits"
     (budget,) = admin.get("pdb", "--namespace=other")["items"]

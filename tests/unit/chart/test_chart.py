@@ -301,7 +301,7 @@ def test_the_charts_templates_need_only_a_command() -> None:
     chosen = ("templates.enabled=true", "image.registry=registry.test/", "namespaces={a}")
     objects = render(*chosen, "aggregateRoles=false", serves=served)
     made = of_kind(objects, "ClusterTrainingTemplate")
-    assert {name_of(obj) for obj in made} == {"torch", "tensorflow", "mpi"}
+    assert {name_of(obj) for obj in made} == {"torch", "tensorflow", "jax", "mpi"}
     for obj in made:
         spec: Json = {
             "templateRef": {"name": name_of(obj)},
