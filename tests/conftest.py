@@ -31,6 +31,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="SEED",
         help="run some of the cases of tests marked `sampled`: those of a number, or, with `any`, of a new one",
     )
+    parser.addoption("--after-fast", action="store_true", help="leave out what a bare pytest runs")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -77,6 +78,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left_out = Sample(config.option.sample).left_out(items)
     if config.option.fast:
         left_out |= {item for item in items if item.get_closest_marker("slow")}
+    if config.option.after_fast:
+        fast = [config.rootpath / path for path in config.getini("testpaths")]
+        left_out |= {
+            item
+            for item in items
+            if any(item.path.is_relative_to(path) for path in fast) and not item.get_closest_marker("slow")
+        }
     config.hook.pytest_deselected(items=[item for item in items if item in left_out])
     items[:] = [item for item in items if item not in left_out]
 

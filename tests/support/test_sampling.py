@@ -87,6 +87,20 @@ def test_a_case_runs_on_one_implementation_of_a_seam_and_a_long_test_in_some_run
     assert 0 < sum("ran long" in printed for printed in runs) < 4
 
 
+def test_what_fast_leaves_out_is_what_comes_after_it() -> None:
+    """Together they are all tests of the folder, each once."""
+    folder = str(MPI.parents[1] / "unit/runtime/cli")
+
+    def collected(*options: str) -> set[str]:
+        printed = _run_pytest("--collect-only", "-q", *options, folder)
+        return {line for line in printed.splitlines() if "::" in line}
+
+    after, both = collected("--after-fast"), collected()
+    assert 0 < len(after) < len(both)
+    slow = collected("-m", "slow and not kueue")
+    assert after == slow
+
+
 def _run(test: Path, *options: str) -> str:
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "conftest", *options, str(test)],
