@@ -127,7 +127,7 @@ RUN --mount=type=bind,from=build,source=/opt/pip,target=/opt/pip \
 USER 65532:65532
 
 FROM worker AS worker-jax
-ARG JAX="jax>=0.10"
+ARG JAX="jax==0.10.2"
 ARG JAX_PIP_OPTIONS=""
 LABEL org.opencontainers.image.title="ringtrain-worker-jax"
 USER root
