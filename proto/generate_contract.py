@@ -14,7 +14,10 @@ MODULES = {
     "runtime": "worker_image/ringtrain/shared/contract.py",
 }
 # Modules of the runtime that the operator has as they are, by the path of its copy.
-COPIES = {"operator/ringtrain_operator/spec/launcher_words.py": "worker_image/ringtrain_job/cli/launchers.py"}
+COPIES = {
+    "operator/ringtrain_operator/spec/launcher_words.py": "worker_image/ringtrain_job/cli/launchers.py",
+    "operator/ringtrain_operator/spec/metrics_rule.py": "worker_image/ringtrain_job/logs/metrics_rule.py",
+}
 COPIED = "# Generated from {}: operator and runtime never import each other.\n"
 PAGE = "docs/contract.md"
 _RUNTIME = Path(__file__).parents[1] / "worker_image" / "pyproject.toml"

@@ -116,6 +116,8 @@ ACCEPTED = [
     Case(
         "logs-in-a-store", manifest(logs={"uri": "s3://bucket/logs", "secretRef": {"name": "s3"}, "emptyDir": {}})
     ),
+    Case("metrics-by-a-rule", manifest(logs={"metrics": r"step (?P<step>\d+)"})),
+    Case("no-metrics", manifest(logs={"metrics": "none"})),
     Case("logs-on-a-claim", manifest(logs={"persistentVolumeClaim": {"claimName": "logs"}})),
     Case("logs-in-an-emptydir", manifest(logs={"emptyDir": {"sizeLimit": "1Gi"}})),
     Case("checkpoint", manifest(checkpoint={"persistentVolumeClaim": {"claimName": "c"}, "mountPath": "/data/c"})),
@@ -279,6 +281,14 @@ REJECTED = [
         manifest(logs={"emptyDir": {}, "persistentVolumeClaim": {"claimName": "c"}}),
         "spec.logs",
         "both",
+    ),
+    Case("metrics-unnamed", manifest(logs={"metrics": r"step (\d+)"}), "logs.metrics", "named group"),
+    Case(
+        "metrics-no-rule",
+        manifest(logs={"metrics": "(?P<step>"}),
+        "spec.logs.metrics",
+        "is no regular expression",
+        at_admission=False,
     ),
     Case("logs-secret-without-a-store", manifest(logs={"secretRef": {"name": "s3"}}), "secretRef", "is for uri"),
     Case("checkpoint-nowhere", manifest(checkpoint={"mountPath": "/data"}), "uri", "uri or both"),

@@ -102,6 +102,17 @@ def test_a_launcher_is_told_to_fail_on_nan(tmp_path: Path) -> None:
     assert LauncherConfig.from_env(environment(pod, tmp_path)).fail_on_nan
 
 
+def test_an_agent_is_told_the_rule_for_metrics(tmp_path: Path) -> None:
+    """From spec.logs.metrics; a kubelet makes `$` of `$$`."""
+    rule = r"step (?P<step>\d+)$"
+    found = environment(build.build_worker_pod(parsed(logs={"metrics": rule}), 1, 0), tmp_path)
+    assert found["RINGTRAIN_METRICS"] == rule.replace("$", "$$")
+    config = AgentConfig.from_env(found | {"RINGTRAIN_METRICS": rule})
+    assert config.metrics_rule == rule
+    with pytest.raises(ConfigurationError, match="RINGTRAIN_METRICS='step' has no named group"):
+        AgentConfig.from_env(found | {"RINGTRAIN_METRICS": "step"})
+
+
 def test_a_launcher_knows_the_image_of_the_workers(tmp_path: Path) -> None:
     """For the page."""
     job = parsed()

@@ -40,9 +40,11 @@ def test_the_reference_is_up_to_date() -> None:
 
 def test_the_contract_is_up_to_date(tmp_path: Path) -> None:
     """Both contract modules and the page's tables are what `make generate` writes from proto/contract.toml."""
-    operator = ["operator/ringtrain_operator/contract.py", "operator/ringtrain_operator/spec/launcher_words.py"]
+    copies = {"launcher_words.py": "cli/launchers.py", "metrics_rule.py": "logs/metrics_rule.py"}
+    specs = [f"operator/ringtrain_operator/spec/{name}" for name in copies]
+    operator = ["operator/ringtrain_operator/contract.py", *specs]
     files = [*operator, "worker_image/ringtrain/shared/contract.py", "docs/contract.md"]
-    for name in [*files, "proto/contract.toml", "worker_image/ringtrain_job/cli/launchers.py"]:
+    for name in [*files, "proto/contract.toml", *(f"worker_image/ringtrain_job/{one}" for one in copies.values())]:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
     subprocess.run([sys.executable, ROOT / "proto/generate_contract.py", tmp_path], check=True)

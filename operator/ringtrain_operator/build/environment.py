@@ -143,6 +143,8 @@ def _common(job: Job, role: str, attempt: int) -> dict[str, str]:
         variables[contract.ENV_ELASTIC] = job.spec.elastic.on_loss
     if job.spec.networking.encryption != "none":
         variables[contract.ENV_ENCRYPT] = job.spec.networking.encryption
+    if job.spec.logs.metrics:  # $$: Kubernetes reads $(NAME) as another variable
+        variables[contract.ENV_METRICS] = job.spec.logs.metrics.replace("$", "$$")
     data = job.spec.data_workers
     if data is not None:
         variables |= {contract.ENV_DATA_WORKERS: str(data.replicas), contract.ENV_DATA_KIND: data.kind}

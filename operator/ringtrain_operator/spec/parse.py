@@ -15,6 +15,7 @@ from ..errors import Invalid, Problem, did_you_mean, shown
 from .base import MAX_DEPTH, Rule, depth_of
 from .job import KUEUE_PROVISIONS, QUEUE_LABEL, Job, JobSpec
 from .launcher_words import MPI, launcher_in
+from .metrics_rule import rule_problem
 from .pod_schema import PodSchema, packaged_schema
 from .reserved import clashes, dangling
 from .template import containers_of, partial_template_problems, shape_problems, worker_template_problems
@@ -138,6 +139,8 @@ def _parse_spec(raw: Mapping[str, Any], schema: PodSchema | None) -> tuple[JobSp
         problems = [_problem(error) for error in exc.errors(include_url=False)]
         return None, [*problems, *_template_problems(pruned, {p.path for p in problems}, schema)]
     problems = [Problem(f"{path}.{rule.path}", rule.message) for path, rule in _broken_rules(spec, "spec")]
+    if spec.logs.metrics and (problem := rule_problem(spec.logs.metrics)):
+        problems.append(Problem("spec.logs.metrics", problem))
     problems += _template_problems(pruned, set(), schema)
     if schema is not None and not problems:
         problems += _launcher_problems(spec)

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from ..contract import CHECKPOINT_DIR
 from .base import ObjectName, Rule, Schema, SpecModel
+from .metrics_rule import MOST_CHARACTERS, NONE
 
 EmptyDir = Annotated[dict[str, Any], Schema({"type": "object", "x-kubernetes-preserve-unknown-fields": True})]
 
@@ -54,7 +55,23 @@ class Logs(SpecModel):
         "AWS_ACCESS_KEY_ID. Unset: the identity of the pod's service account.",
     )
 
+    metrics: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=MOST_CHARACTERS,
+        description="Regular expression (Python's) with named groups, which says what a line that a rank prints "
+        "reports: step, total (steps), epoch, loss, samples, rate (samples a second), any other a metric of that "
+        "name. It takes the place of the forms that agents know (tqdm, Keras, images/sec); none: no line is read. "
+        "What ranks report by rt.report comes first. Maturity: Beta.",
+    )
+
     RULES = (
+        # For the models spec/parse.py says it, with what is wrong.
+        Rule(
+            cel=f"!has(self.metrics) || self.metrics == '{NONE}' || self.metrics.contains('(?P<')",
+            message="metrics needs a named group, such as (?P<loss>\\S+)",
+            path="metrics",
+        ),
         Rule(
             cel="!(has(self.persistentVolumeClaim) && has(self.emptyDir))",
             message="give persistentVolumeClaim or emptyDir, not both",

@@ -10,6 +10,7 @@ from ringtrain.shared import contract
 from ringtrain.shared.processes import RankProcess
 from ringtrain_job.agent.spool import Spool
 from ringtrain_job.logs.journal import Stream
+from ringtrain_job.logs.printed import PrintedReports
 from ringtrain_job.logs.records import TAIL_BYTES, RecordSplitter, last_lines
 
 _READ_BYTES = 256 << 10
@@ -35,7 +36,8 @@ class _Source:
 
 class Collector:
     """Reads the ranks' pipes until all have ended. `on_closed(rank)`: a rank's output is complete. `on_joined`: a
-    rank has said that it met the others, which comes before its output is complete."""
+    rank has said that it met the others, which comes before its output is complete. `printed`: finds reports in
+    what ranks print."""
 
     def __init__(
         self,
@@ -43,8 +45,10 @@ class Collector:
         ranks: Sequence[RankProcess],
         on_closed: Callable[[int], None],
         on_joined: Callable[[], None],
+        printed: PrintedReports,
     ) -> None:
         self._spool = spool
+        self._printed = printed
         self._on_closed = on_closed
         self._on_joined = on_joined
         self._selector = selectors.DefaultSelector()
@@ -118,6 +122,7 @@ class Collector:
         source.fd = -1
         self._open[source.rank] -= 1
         if self.complete(source.rank):
+            self._printed.ended(source.rank)
             self._spool.finish(source.rank)
             self._on_closed(source.rank)
 
@@ -128,3 +133,7 @@ class Collector:
             data = data.replace(_JOINED, b"")
             self._on_joined()
         self._spool.put(source.stream, source.rank, data)
+        if source.stream is Stream.REPORT:
+            self._printed.see_reports(data)
+        elif reports := self._printed.read(source.rank, data):
+            self._spool.offer(Stream.REPORT, source.rank, reports)

@@ -5,10 +5,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ringtrain.errors import ConfigurationError
+from ringtrain.errors import ConfigurationError, quoted
 from ringtrain.shared import contract
 from ringtrain.shared.environment import Environment
 from ringtrain_job.control.settings import PodSettings, read_pod
+from ringtrain_job.logs.metrics_rule import rule_problem
 
 # After the pod was asked to stop and its ranks have ended: how long to try to hand over the last lines.
 LEAVE_S = 5.0
@@ -26,7 +27,8 @@ class Ports:
 
 @dataclass(frozen=True)
 class AgentConfig(PodSettings):
-    """What an agent is told. `data_file`: where it tells its ranks of data workers, if the job has any."""
+    """What an agent is told. `data_file`: where it tells its ranks of data workers, if the job has any.
+    `metrics_rule`: for lines that ranks print, see `logs/printed.py`."""
 
     index: int
     launcher_address: str
@@ -48,6 +50,7 @@ class AgentConfig(PodSettings):
     mpi_launcher_first: bool = False
     data_workers: int = 0
     data_file: Path | None = None
+    metrics_rule: str = ""
 
     @property
     def elastic(self) -> bool:
@@ -148,8 +151,16 @@ class AgentConfig(PodSettings):
             mpi_needs_init=read.flag(contract.ENV_MPI_REQUIRE_INIT, "1"),
             mpi_launcher_first=read.flag(contract.ENV_MPI_LAUNCHER_AS_WORKER, "0"),
             data_workers=read.integer(contract.ENV_DATA_WORKERS, 0, low=0, high=100_000),
+            metrics_rule=_read_metrics_rule(read),
             mpi_directory=read.optional(contract.ENV_MPI_REGISTRY_DIRECTORY) or "",
         )
+
+
+def _read_metrics_rule(read: Environment) -> str:
+    rule = read.optional(contract.ENV_METRICS) or ""
+    if rule and (problem := rule_problem(rule)):
+        raise ConfigurationError(f"{contract.ENV_METRICS}={quoted(rule)} {problem}")
+    return rule
 
 
 def _read_on_loss(read: Environment) -> str:

@@ -53,6 +53,7 @@ from ringtrain_job.control.model import (
 )
 from ringtrain_job.control.termination import termination_message, write_termination_message
 from ringtrain_job.logs.journal import Stream
+from ringtrain_job.logs.printed import PrintedReports
 from ringtrain_job.logs.records import prefixed
 from ringtrain_job.logs.samples import Sample
 from ringtrain_job.logs.store import Chunk
@@ -113,6 +114,7 @@ class _Pod:
         self._instance = uuid.uuid4().hex
         self._collectors: dict[int, Collector] = {}
         self._spool = Spool()
+        self._printed = PrintedReports(config.metrics_rule, config.world_size, elastic=config.elastic)
         self.ranks = Ranks(config.first_rank, 0 if config.mpi else config.slots)
         machine = Machine(config.index, self.ranks.pids)
         self.ranks.why_ended = machine.why_ended
@@ -289,7 +291,9 @@ class _Pod:
             self.ranks.note_joined()
 
     def _collect(self, processes: Sequence[RankProcess]) -> None:
-        collector = Collector(self._spool, processes, lambda _: self.coordinator.changed(), self._joined)
+        collector = Collector(
+            self._spool, processes, lambda _: self.coordinator.changed(), self._joined, self._printed
+        )
         self._collectors.update((process.rank, collector) for process in processes)
         collector.start()
 

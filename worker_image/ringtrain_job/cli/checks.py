@@ -13,6 +13,7 @@ from pathlib import Path
 import click
 
 from ringtrain_job.cli.launchers import launcher_in
+from ringtrain_job.logs.metrics_rule import rule_problem
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
@@ -24,6 +25,12 @@ def check_name(name: str | None) -> None:
             f"--name {name!r}: expected letters, digits, '-', '_' and '.', at most 200, the first a letter or "
             "digit; --log-dir says where the directory of that name is made"
         )
+
+
+def check_metrics(rule: str | None) -> None:
+    """Raise a usage error unless `rule` can be a rule for lines that report something."""
+    if rule is not None and (problem := rule_problem(rule)):
+        raise click.UsageError(f"--metrics {rule!r} {problem}")
 
 
 def check_log_dir(log_dir: Path) -> None:

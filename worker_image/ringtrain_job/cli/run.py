@@ -17,7 +17,7 @@ from ringtrain.shared import contract
 from ringtrain.shared.ports import HeldPorts
 from ringtrain.shared.run_folder import run_folder
 from ringtrain_job.agent.config import AgentConfig
-from ringtrain_job.cli.checks import check_command, check_launcher, check_log_dir, check_name
+from ringtrain_job.cli.checks import check_command, check_launcher, check_log_dir, check_metrics, check_name
 from ringtrain_job.cli.data_workers import start_data_workers
 from ringtrain_job.cli.elastic import ElasticOptions, ElasticRun, elastic_options, elastic_run
 from ringtrain_job.cli.ending import say, say_end
@@ -74,6 +74,12 @@ NAMESPACE = "local"
 @click.option(
     "--fail-on-nan", is_flag=True, help="End the run when a rank reports a loss that is not finite (rt.report)."
 )
+@click.option(
+    "--metrics",
+    metavar="REGEX",
+    help="Read steps, loss and metrics from printed lines that match, by named groups, in place of the forms that "
+    "are known (tqdm, Keras, images/sec); none: from no line. rt.report comes first. Maturity: Beta.",
+)
 @click.option("--ui", is_flag=True, help="Serve the run as a page while it runs, and print its link.")
 @click.option("--verbose", "-v", is_flag=True, help="Say what launcher and agent do, too.")
 @click.option("--quiet", "-q", is_flag=True, help="Print what ranks write and why the job failed, nothing else.")
@@ -87,6 +93,7 @@ def run(
     name: str | None,
     data_workers: int,
     fail_on_nan: bool,
+    metrics: str | None,
     ui: bool,
     verbose: bool,
     quiet: bool,
@@ -119,6 +126,7 @@ def run(
     _check_elastic(placed, world)
     _check_data_workers(placed, data_workers)
     check_name(name)
+    check_metrics(metrics)
     check_launcher(slots, command)
     if any(host.is_here for host in placed):
         check_command(command[0], os.environ.get("PATH", os.defpath))
@@ -133,6 +141,7 @@ def run(
     settings = horovod.variables | ({} if world is None else world.variables)
     settings |= {contract.ENV_DATA_WORKERS: str(data_workers), **page_settings(ui)}
     settings |= {contract.ENV_FAIL_ON_NAN: "1"} if fail_on_nan else {}
+    settings |= {contract.ENV_METRICS: metrics} if metrics else {}
     place = _environment(slots, log_dir.resolve(), job, settings)
     if all(host.is_here for host in placed):
         code = exit_code_of(lambda: _run(ranks, place, command, verbose))

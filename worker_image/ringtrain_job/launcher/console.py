@@ -51,10 +51,14 @@ class Console:
                 self._left_out = 0
             self._queue(text)
 
-    def show_progress(self, text: bytes) -> None:
-        """As `show`; on a terminal, `text` takes the place of the line of progress before it."""
+    def show_progress(self, text: bytes, *, is_known: bool = False) -> None:
+        """As `show`; on a terminal, `text` takes the place of the line of progress before it.
+
+        `is_known`: the ranks' own lines say the same, and no further line does.
+        """
         if not self._terminal:
-            self.show(text)
+            if not is_known:
+                self.show(text)
             return
         with self._changed:
             self._progress = text.rstrip()

@@ -188,6 +188,7 @@ class ElasticWorld:
             members = frozenset(process.slot for process in self._state.members)
             with self._snapshot.reports as reports:
                 reports.keep(members)
+                self._snapshot.reports.voice.keep(members)
                 self._snapshot.metrics.keep(members)
 
     def _say(self, before: FormationState, after: FormationState, view: View, gang: GangView) -> None:

@@ -1,6 +1,5 @@
 """What the launcher makes of reports while they arrive: progress, throughput, and lines that people read."""
 
-import time
 from typing import Any
 
 from ringtrain_job.launcher.console import Console
@@ -20,17 +19,17 @@ def follow_reports(snapshot: Snapshot, console: Console) -> None:
         if _notes_start(snapshot, report):
             console.show(f"training goes on from {snapshot.start_text()}\n".encode())
             return
-        snapshot.last_progress = time.time()
-        snapshot.first_progress = snapshot.first_progress or snapshot.last_progress
+        closed = snapshot.hear(rank, report)
+        if not closed:
+            return
         with snapshot.reports as reports:
-            snapshot.metrics.add(rank, report)
-            closed, last = reports.add(rank, report), reports.last_report_time or 0.0
-            is_last_step = bool(closed) and closed[-1] == report.get("totalSteps")
-            if not closed or (last - printed_at < _STEP_LINE_EVERY_S and not is_last_step):
+            last = reports.last_report_time or 0.0
+            if last - printed_at < _STEP_LINE_EVERY_S and closed[-1] != report.get("totalSteps"):
                 return
             printed_at, progress = last, reports.progress()
             if progress is not None:
-                console.show_progress(step_line(progress, reports.speed()).encode() + b"\n")
+                line = step_line(progress, reports.speed()).encode() + b"\n"
+                console.show_progress(line, is_known="printed" in report)
 
     def on_machine(sample: Sample) -> None:
         if sample.worker < snapshot.config.workers:
@@ -39,14 +38,10 @@ def follow_reports(snapshot: Snapshot, console: Console) -> None:
 
     for sample in snapshot.store.samples():
         on_machine(sample)
-    with snapshot.reports as reports:
-        for rank, report in snapshot.store.rows():
-            if _notes_start(snapshot, report):
-                continue
-            reports.add(rank, report)
-            snapshot.metrics.add(rank, report)
-            snapshot.last_progress = time.time()
-        snapshot.first_progress = snapshot.metrics.first
+    for rank, report in snapshot.store.rows():
+        if not _notes_start(snapshot, report):
+            snapshot.hear(rank, report)
+    snapshot.first_progress = snapshot.metrics.first
     snapshot.store.on_merged = console.show
     snapshot.store.on_report = on_report
     snapshot.store.on_machine = on_machine
@@ -67,5 +62,7 @@ def say_total(snapshot: Snapshot, console: Console) -> None:
     """Print the last line of a benchmark, if anything was measured."""
     with snapshot.reports as reports:
         progress, total = reports.progress(), reports.total()
+    if progress is not None and progress.printed:
+        return  # whoever looks has seen it
     if progress and total and progress.samples_per_s:
         console.show(total_line(progress.unit, total).encode() + b"\n")

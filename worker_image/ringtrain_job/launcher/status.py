@@ -15,6 +15,7 @@ from ringtrain_job.launcher.metrics import MOST_RANKS
 from ringtrain_job.launcher.throughput import Progress, Throughput
 from ringtrain_job.launcher.verdict import GangView
 from ringtrain_job.logs.about import About
+from ringtrain_job.logs.printed import Voice
 from ringtrain_job.logs.shipping import LogShipping
 from ringtrain_job.logs.store import LogStore
 from ringtrain_job.page.machine import Machines
@@ -26,6 +27,11 @@ class Reports:
 
     def __init__(self, world_size: int) -> None:
         self._lock = threading.Lock()
+        self._throughput = Throughput(world_size)
+        self.voice = Voice()
+
+    def start_over(self, world_size: int) -> None:
+        """Forget what was reported; so many ranks will report. Who calls it holds the lock."""
         self._throughput = Throughput(world_size)
 
     def __enter__(self) -> Throughput:
@@ -70,6 +76,21 @@ class Snapshot:
     def world_size(self) -> int:
         """Ranks of the gang; in an elastic job those of the formation that was made last."""
         return self.config.world_size if self.elastic is None else int(self.elastic()["ranks"])
+
+    def hear(self, rank: int, report: dict[str, Any]) -> list[int] | None:
+        """Take in a report; returns the steps that are complete by it, None where it does not count."""
+        with self.reports:
+            counts, is_first = self.reports.voice.hear(rank, report)
+            if not counts:
+                return None
+            if is_first:
+                self.metrics = Metrics()
+                self.reports.start_over(1 if "printed" in report else self.config.world_size)
+        self.last_progress = time.time()
+        self.first_progress = self.first_progress or self.last_progress
+        with self.reports as reports:
+            self.metrics.add(rank, report)
+            return reports.add(rank, report)
 
     def reported_step(self) -> int:
         """The step that all ranks have reported; 0 before."""

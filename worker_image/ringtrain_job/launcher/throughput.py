@@ -49,7 +49,7 @@ class Speed:
 
 @dataclass(frozen=True)
 class Progress:
-    """Where the gang is: `step` is the lowest of any rank that has reported."""
+    """Where the gang is: `step` is the lowest of any rank that has reported. `printed`: read from its lines."""
 
     step: int
     total_steps: int | None
@@ -62,6 +62,7 @@ class Progress:
     straggler: Straggler | None = None
     samples: float = 0.0
     not_finite: Mapping[str, NotFinite] = field(default_factory=dict)
+    printed: bool = False
 
 
 @dataclass
@@ -205,6 +206,7 @@ class Throughput:
             straggler=self.times.straggler(),
             samples=self._samples,
             not_finite=not_finite,
+            printed="printed" in report,
         )
 
     @property

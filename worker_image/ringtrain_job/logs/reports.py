@@ -126,6 +126,7 @@ _FIELDS: dict[str, tuple[Callable[[object], Any], str]] = {
     "reductionWait": (partial(_number_to, _MOST), "seconds"),
     "updateTime": (partial(_number_to, _MOST), "seconds"),
     "dropped": (_whole, "a whole number from 0 on"),
+    "printed": (_whole, "a whole number from 0 on"),
     "startedFrom": (_path, "a path"),
     "about": (read_about, "what a rank or an agent says of what runs"),
     "machine": (read_sample, "what an agent sees of its machine"),

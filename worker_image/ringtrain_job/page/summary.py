@@ -10,6 +10,7 @@ from typing import Any
 from ringtrain_job.logs.about import kept_about
 from ringtrain_job.logs.events import KUBERNETES, read_events
 from ringtrain_job.logs.layout import AttemptFiles
+from ringtrain_job.logs.printed import Voice
 from ringtrain_job.logs.reading import read_from, read_members, read_outcome, tail_position
 from ringtrain_job.logs.samples import read_samples
 from ringtrain_job.page.document import page
@@ -134,10 +135,13 @@ def _ends(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _read_metrics(files: AttemptFiles) -> Metrics:
-    metrics = Metrics()
+    metrics, voice = Metrics(), Voice()
     for report in _reports(files.metrics, 0):
         with suppress(KeyError, TypeError, ValueError):  # a line that was cut off when the disk was full
-            metrics.add(int(report["rank"]), report)
+            counts, is_first = voice.hear(rank := int(report["rank"]), report)
+            metrics = Metrics() if is_first else metrics
+            if counts:
+                metrics.add(rank, report)
     return metrics
 
 

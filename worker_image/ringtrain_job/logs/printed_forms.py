@@ -1,0 +1,217 @@
+"""Forms in which scripts print their progress, and what a line of each says.
+
+The lines of the TensorFlow benchmarks and of Horovod's synthetic ones, Keras' and tqdm's progress, or what a
+user's rule matches.
+"""
+
+import logging
+import math
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from ringtrain.errors import ConfigurationError
+from ringtrain_job.logs.metrics_rule import rule_problem
+
+log = logging.getLogger(__name__)
+
+# A rule that takes longer for one line is off from then on: the thread that reads ranks' pipes waits for it.
+_SLOW_S: Final = 0.1
+_NUMBER: Final = r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|nan|inf)"
+_VALUES: Final = re.compile(rf"([A-Za-z_][\w./@-]*)\s?[=:]\s?({_NUMBER})(?![\w.])", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a line says. `rate`: samples a second, of all ranks; without one, `step` says how many were done.
+
+    `step`: None, one more than before, or, of a line that only sums up (`sums_up`), the same. `anew`: what came
+    before was another loop's.
+    """
+
+    step: int | None = None
+    total: int | None = None
+    epoch: int | None = None
+    unit: str = ""
+    rate: float | None = None
+    samples: float | None = None
+    values: Mapping[str, float] = field(default_factory=dict)
+    sums_up: bool = False
+    anew: bool = False
+
+
+class LineForm(Protocol):
+    """One way to print progress, with what it remembers of one rank's lines."""
+
+    def read(self, line: str) -> Found | None:
+        """What the line says; None: it is of another form, or says nothing of the loop that trains."""
+
+
+class Benchmark:
+    """`10  images/sec: 57.0 +/- 0.1 (jitter = 0.3)  7.412` and `total images/sec: 227.9` of tf_cnn_benchmarks;
+    `Iter #3: 12.3 img/sec per CPU`, `Img/sec per CPU: 12.3 +-0.2` and `Total img/sec on 4 CPU(s): 49.1 +-0.8` of
+    Horovod's synthetic benchmarks. Each but the totals counts one rank's images: `ranks` times that is the speed.
+    """
+
+    _STEP = re.compile(
+        rf"(?:(\d+)\s+)?(\w+)/sec: ({_NUMBER})(?: \+/- {_NUMBER})?(?: \(jitter = {_NUMBER}\))?"
+        rf"(?:\s+({_NUMBER}))?\s*"
+    )
+    _ITERATION = re.compile(rf"Iter #(\d+): ({_NUMBER}) (\w+)/sec per \w+\s*")
+    _TOTAL = re.compile(
+        rf"(total (\w+)/sec|(\w+)/sec per \w+|total (\w+)/sec on \d+ \w+\(s\)): ({_NUMBER})(?: \+-{_NUMBER})?\s*",
+        re.IGNORECASE,
+    )
+
+    def __init__(self, ranks: int) -> None:
+        self._ranks = ranks
+
+    def read(self, line: str) -> Found | None:
+        """What the line says."""
+        if "/sec" not in line:
+            return None
+        if found := self._TOTAL.fullmatch(line):
+            return Found(values={found[1].lower(): float(found[5])}, sums_up=True)
+        if found := self._STEP.fullmatch(line):
+            values = {} if found[4] is None else {"loss": float(found[4])}
+            step = None if found[1] is None else int(found[1])
+            return Found(step, unit=found[2], rate=self._ranks * float(found[3]), values=values)
+        if found := self._ITERATION.fullmatch(line):
+            return Found(int(found[1]) + 1, unit=found[3], rate=self._ranks * float(found[2]))
+        return None
+
+
+class Keras:
+    """`Epoch 2/5` and then `450/1000 ━━━━ 5s 12ms/step - accuracy: 0.91 - loss: 0.31`, with or without the bar, as
+    `fit` prints them; without an epoch before it such a line is of `evaluate` or `predict`."""
+
+    _EPOCH = re.compile(r"Epoch (\d+)/(\d+)\s*")
+    _STEP = re.compile(
+        r"\s*(\d+)/(\d+|Unknown) (?:\S* )?\s*(?:- )?(?:ETA: )?[\d:hms]+ (?:- )?[\d.hmnuµs:]+/step(.*)"
+    )
+
+    def __init__(self) -> None:
+        self._epoch = self._epochs = 0
+        # Steps before this call of `fit`, before this epoch, and in it.
+        self._first = self._before = self._step = 0
+        self._over = True
+
+    def read(self, line: str) -> Found | None:
+        """What the line says."""
+        if found := self._EPOCH.fullmatch(line):
+            self._epoch, self._epochs = int(found[1]), int(found[2])
+            self._before += self._step
+            self._first = self._before if self._epoch == 1 else self._first
+            self._step, self._over = 0, False
+            return None
+        if not self._epoch or "/step" not in line or not (found := self._STEP.fullmatch(line)):
+            return None
+        step, total, values = int(found[1]), found[2], _values(found[3])
+        if step < self._step or (self._over and not any(name.startswith("val_") for name in values)):
+            return None
+        known = None if total == "Unknown" else int(total)
+        self._step, self._over = step, step == known
+        whole = None if known is None else self._first + known * self._epochs
+        return Found(self._before + step, whole, self._epoch, "steps", values=values)
+
+
+class Tqdm:
+    """`train: 45%|####  | 450/1000 [00:10<00:12, 45.2it/s, loss=0.31]`, and `450it [00:10, 45.2it/s]`.
+
+    Of several bars the longest counts; one that begins again is its next epoch. Bars in bytes, files or examples,
+    and those that are called loading, evaluating and the like, are none of training.
+    """
+
+    _BAR = re.compile(
+        r"(?:(.*?):)?\s*(?:\d+%\|[^|]*\| )?(\d+)(?:/(\d+)|[A-Za-z]+) \[[\d:]+(?:<[\d:?]+)?, *"
+        r"(?:\?|[\d.]+)(?:([A-Za-z]+)/s|s/([A-Za-z]+))(?:, (.*))?\]\s*"
+    )
+    _EPOCH = re.compile(r"\bepoch\D{0,3}(\d+)(?:\s*(?:/|of)\s*(\d+))?", re.IGNORECASE)
+    _OTHER_UNITS = frozenset({"B", "iB", "file", "files", "example", "examples"})
+    _OTHER_BARS = re.compile(
+        r"(?:down|up)?load|eval|valid|test|predict|map|filter|token|generat|fetch|pars|read|sav|writ",
+        re.IGNORECASE,
+    )
+
+    def __init__(self) -> None:
+        self._total = -1
+        self._before = self._step = 0
+
+    def read(self, line: str) -> Found | None:
+        """What the line says."""
+        if "[" not in line or not (found := self._BAR.fullmatch(line)):
+            return None
+        title, step, total = found[1] or "", int(found[2]), int(found[3] or 0)
+        unit = found[4] or found[5]
+        if not step or unit in self._OTHER_UNITS or self._OTHER_BARS.match(title) or total < self._total:
+            return None
+        anew = total > self._total >= 0
+        if total > self._total:
+            self._total, self._before = total, 0
+        elif step < self._step:
+            self._before += self._step
+        self._step = step
+        epoch = self._EPOCH.search(title)
+        epochs = int(epoch[2]) if epoch and epoch[2] else 0
+        whole = max(total * epochs, self._before + total) if total else None
+        return Found(
+            self._before + step, whole, int(epoch[1]) if epoch else None, unit, values=_values(found[6]), anew=anew
+        )
+
+
+class Rule:
+    """What a user's regular expression finds anywhere in a line.
+
+    Groups with a meaning of their own: `step` (one that begins again is the next epoch's), `total` (steps),
+    `epoch`, `loss`, `samples` (since the line before), `rate` (samples a second, of all ranks). Any other is a
+    metric of that name. Raises ConfigurationError for a rule that is none.
+    """
+
+    def __init__(self, text: str) -> None:
+        if problem := rule_problem(text):
+            raise ConfigurationError(f"the rule for metrics {text!r} {problem}")
+        self._rule: re.Pattern[str] | None = re.compile(text)
+        self._before = self._step = 0
+
+    def read(self, line: str) -> Found | None:
+        """What the line says."""
+        if self._rule is None:
+            return None
+        began = time.perf_counter()
+        found = self._rule.search(line)
+        if time.perf_counter() - began > _SLOW_S:
+            log.warning("metrics are no longer read: %r took more than %g s", self._rule.pattern, _SLOW_S)
+            self._rule = None
+        groups = (found.groupdict() if found else {}).items()
+        values = {name: number for name, text in groups if (number := _number(text)) is not None}
+        if not values:
+            return None
+        step, total, epoch = (_whole(values.pop(name, None)) for name in ("step", "total", "epoch"))
+        rate, samples = (_positive(values.pop(name, None)) for name in ("rate", "samples"))
+        if step is not None:  # one that begins again is the next epoch's
+            self._before += self._step if step < self._step else 0
+            self._step, step = step, self._before + step
+        total = None if total is None else self._before + total
+        unit = "steps" if rate is None and samples is None else "samples"
+        return Found(step, total, epoch, unit, rate, samples, values)
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        return float((text or "").strip(" \t,;%"))
+    except ValueError:
+        return None
+
+
+def _whole(value: float | None) -> int | None:
+    return int(value) if value is not None and 0 <= value < 2**53 else None
+
+
+def _positive(value: float | None) -> float | None:
+    return value if value is not None and 0 <= value < math.inf else None
+
+
+def _values(text: str | None) -> dict[str, float]:
+    return {name: float(number) for name, number in _VALUES.findall(text or "")}
