@@ -219,6 +219,63 @@ def test_a_launcher_that_ends_before_its_agent_has_reached_it(
     assert "has not been reached" not in err
 
 
+def _failing(tmp_path: Path, *options: str) -> list[str]:
+    """A run whose rank reports eight steps of twelve, each once there is a file `step-N`, and then fails."""
+    script = (
+        "import pathlib, sys, time, ringtrain as rt\n"
+        "for step in range(1, 9):\n"
+        " end = time.monotonic() + 120\n"
+        " time.sleep(0.15)  # longer than between two bars\n"
+        " while not pathlib.Path(f'step-{step}').exists() and time.monotonic() < end:\n"
+        "  time.sleep(0.02)\n"
+        " print('at', step, '.' * 90); rt.report(step=step, samples=8, total_steps=12, loss=0.5)\n"
+        "sys.exit(3)\n"
+    )
+    (tmp_path / "train.py").write_text(script)
+    run = [sys.executable, "-m", "ringtrain", "run", "-np", "1", "--name", "t"]
+    return [*run, *options, sys.executable, "-u", "train.py"]
+
+
+def test_the_bar_of_a_run_that_fails(tmp_path: Path) -> None:
+    """Below all lines are the steps, in percents and as a bar, the time left and the speed; 100 % are never there,
+    nothing is at the end, and each line of the log is whole, also one that the terminal has to break."""
+    terminal = Terminal(_failing(tmp_path), tmp_path, columns=80)
+    try:
+        (tmp_path / "step-1").touch()
+        terminal.until(r"\nStep 1/12  8 %  \[#+-+\]  loss: 0.500$")
+        for step in range(2, 8):
+            (tmp_path / f"step-{step}").touch()
+            terminal.until(
+                rf"\nStep {step}/12  {100 * step // 12} %  \[#+-+\]  \d+ s left  \d+.\d samples/sec  loss:"
+            )
+            assert sum(line.startswith("Step ") for line in terminal.lines()) == 1
+        lines = terminal.lines()[1:-1]
+        assert "".join(lines) == "".join(f"[0] at {step} {'.' * 90}" for step in range(1, 8))
+        (tmp_path / "step-8").touch()
+        assert terminal.end() == 3
+        lines = terminal.lines()
+    finally:
+        terminal.close()
+    assert not any(line.startswith("Step ") or "100 %" in line for line in lines)
+    assert any(line.startswith("steps  8/12, loss 0.5") for line in lines)
+
+
+def test_no_bar_where_nobody_wants_one(tmp_path: Path) -> None:
+    """With -q the terminal has the ranks' lines alone; a pipe has lines, and no bar among them."""
+    for step in range(1, 9):
+        (tmp_path / f"step-{step}").touch()
+    terminal = Terminal(_failing(tmp_path, "-q"), tmp_path, columns=120)
+    try:
+        assert terminal.end() == 3
+        assert terminal.lines()[:8] == [f"[0] at {step} {'.' * 90}" for step in range(1, 9)]
+        assert not any("Step" in line for line in terminal.lines())
+    finally:
+        terminal.close()
+    done = subprocess.run(_failing(tmp_path, "--name", "u"), cwd=tmp_path, capture_output=True, timeout=DEADLINE_S)
+    assert b"Step 1/12  loss: 0.500\n" in done.stdout
+    assert not any(sign in done.stdout + done.stderr for sign in (b"\r", b"\x1b", b" left", b" %"))
+
+
 def test_on_a_terminal(tmp_path: Path) -> None:
     """Progress is one line that stays below all others and is gone at the end; nothing is broken within a word."""
     script = (
@@ -231,7 +288,7 @@ def test_on_a_terminal(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "ringtrain", "run", "-np", "1", sys.executable, "-u", "train.py"]
     terminal = Terminal(words, tmp_path, columns=40)
     try:
-        terminal.until(r"at 11\nStep 11/11 .*…$")
+        terminal.until(r"at 11\nStep 11/11  100 %  ending( .*)?$")
         assert [line for line in terminal.lines()[:-1] if line.startswith("Step")] == []
         terminal.type("\x03")
         assert terminal.end() == 130

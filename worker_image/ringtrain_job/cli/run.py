@@ -101,8 +101,9 @@ def run(
 ) -> None:
     """Run COMMAND as N ranks, with one merged log.
 
-    Lines of progress name the speed of all ranks together, its standard error (+/-), and how far the speeds of
-    single steps scatter around their median (jitter).
+    On a terminal the last line has the steps done, the time left and the speed of all ranks together. In a pipe,
+    lines of progress name the speed, its standard error (+/-), and how far the speeds of single steps scatter
+    around their median (jitter).
 
     With --min-np, --max-np or --host-discovery-script the run is elastic: a lost rank is replaced, and the number
     of ranks may change while the others go on. The program uses ringtrain.elastic for that; any other needs
@@ -141,6 +142,7 @@ def run(
     settings = horovod.variables | ({} if world is None else world.variables)
     settings |= {contract.ENV_DATA_WORKERS: str(data_workers), **page_settings(ui)}
     settings |= {contract.ENV_FAIL_ON_NAN: "1"} if fail_on_nan else {}
+    settings |= {contract.ENV_QUIET: "1" if quiet else ""}  # said in any case: a run within a run has its own
     settings |= {contract.ENV_METRICS: metrics} if metrics else {}
     place = _environment(slots, log_dir.resolve(), job, settings)
     if all(host.is_here for host in placed):

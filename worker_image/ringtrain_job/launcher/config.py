@@ -43,6 +43,7 @@ class LauncherConfig(PodSettings):
     status_token: str = ""
     writes_report: bool = False
     fail_on_nan: bool = False
+    quiet: bool = False
     timeline: Path | None = None
     elastic: ElasticSettings | None = None
     log_uri: str = ""
@@ -146,6 +147,7 @@ class LauncherConfig(PodSettings):
             ports_held=read.optional(contract.ENV_PORTS_HELD) == "1",
             status_token=read.optional(contract.ENV_STATUS_TOKEN) or "",
             writes_report=read.optional(contract.ENV_LOG_REPORT) == "1",
+            quiet=read.optional(contract.ENV_QUIET) == "1",
             fail_on_nan=read.optional(contract.ENV_FAIL_ON_NAN) == "1",
             timeline=Path(found).absolute() if (found := read.optional(contract.ENV_TIMELINE)) else None,
             log_root=Path(read.text(contract.ENV_LOG_DIR, contract.LOG_DIR)),

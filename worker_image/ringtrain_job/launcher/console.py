@@ -7,9 +7,10 @@ others.
 
 import os
 import re
-import textwrap
 import threading
 from collections import deque
+
+from ringtrain_job.launcher.progress_bar import ProgressBar
 
 _BOUND = 64 << 20
 _CLEAR_LINE = b"\r\x1b[K"
@@ -33,7 +34,7 @@ class Console:
         self._gone = False
         self._closed = False
         self._terminal = person and os.isatty(fd)
-        self._progress = b""
+        self._progress: ProgressBar | None = None
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="ringtrain-console", daemon=True)
         self._thread.start()
@@ -51,17 +52,18 @@ class Console:
                 self._left_out = 0
             self._queue(text)
 
-    def show_progress(self, text: bytes, *, is_known: bool = False) -> None:
-        """As `show`; on a terminal, `text` takes the place of the line of progress before it.
+    @property
+    def progress_every_s(self) -> float:
+        """Seconds from one line of progress to the next: a terminal has one, and a pipe has them all."""
+        return 0.1 if self._terminal else 1.0
 
-        `is_known`: the ranks' own lines say the same, and no further line does.
-        """
+    def show_progress(self, bar: ProgressBar | None, text: str) -> None:
+        """Show `text`, a line or nothing; on a terminal `bar` in its place and in that of the bar before it."""
         if not self._terminal:
-            if not is_known:
-                self.show(text)
+            self.show(text.encode())
             return
         with self._changed:
-            self._progress = text.rstrip()
+            self._progress = bar
             self._queue(b"")
 
     def close(self, timeout_s: float) -> None:
@@ -69,7 +71,7 @@ class Console:
         with self._changed:
             if self._left_out:
                 self._queue(b"[ringtrain] %d lines were not shown here; they are in job.log\n" % self._left_out)
-            self._closed, self._progress = True, b""
+            self._closed, self._progress = True, None
             self._queue(b"")
         self._thread.join(timeout_s)
 
@@ -81,7 +83,7 @@ class Console:
     def _above_progress(self, text: bytes) -> bytes:
         """`text` in place of the line of progress, and below it that line, shortened: one that wraps stays."""
         columns = _columns(self._fd) - len("^C")
-        line = textwrap.shorten(self._progress.decode(), max(columns, 1), placeholder="…").encode()
+        line = b"" if self._progress is None else self._progress.line(columns).encode()
         return _CLEAR_LINE + _RANK.sub(_CYAN + rb"\g<0>" + _PLAIN, text) + _CYAN + line + _PLAIN
 
     def _run(self) -> None:

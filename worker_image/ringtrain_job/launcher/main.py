@@ -94,6 +94,7 @@ def run_launcher(config: LauncherConfig, command: Sequence[str] = ()) -> int:
         _open_ports(config, gang, snapshot, launcher, stack)
         verdict = launcher.supervise(stop)
         if verdict is not None:
+            console.show_progress(None, "")
             launcher.drain(verdict, stop)
             verdict = _with_refused_lines(launcher.conclude(verdict), store)
         if telemetry is not None:

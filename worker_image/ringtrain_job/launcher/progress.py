@@ -1,18 +1,18 @@
 """What the launcher makes of reports while they arrive: progress, throughput, and lines that people read."""
 
+import math
 from typing import Any
 
 from ringtrain_job.launcher.console import Console
+from ringtrain_job.launcher.progress_bar import ProgressBar
 from ringtrain_job.launcher.status import Snapshot
 from ringtrain_job.launcher.throughput import step_line, total_line
 from ringtrain_job.logs.samples import Sample
 
-_STEP_LINE_EVERY_S = 1.0
-
 
 def follow_reports(snapshot: Snapshot, console: Console) -> None:
-    """Feed report lines into the throughput, and print progress at most once a second of report time."""
-    printed_at = -_STEP_LINE_EVERY_S
+    """Feed report lines into the throughput, and print progress as often as the console wants it."""
+    printed_at = -math.inf
 
     def on_report(rank: int, report: dict[str, Any]) -> None:
         nonlocal printed_at
@@ -20,16 +20,18 @@ def follow_reports(snapshot: Snapshot, console: Console) -> None:
             console.show(f"training goes on from {snapshot.start_text()}\n".encode())
             return
         closed = snapshot.hear(rank, report)
-        if not closed:
+        if not closed or snapshot.config.quiet:
             return
         with snapshot.reports as reports:
             last = reports.last_report_time or 0.0
-            if last - printed_at < _STEP_LINE_EVERY_S and closed[-1] != report.get("totalSteps"):
+            if last - printed_at < console.progress_every_s and closed[-1] != report.get("totalSteps"):
                 return
             printed_at, progress = last, reports.progress()
             if progress is not None:
-                line = step_line(progress, reports.speed()).encode() + b"\n"
-                console.show_progress(line, is_known="printed" in report)
+                speed = reports.speed()
+                bar = ProgressBar(progress, speed, snapshot.metrics.left_s(progress.step))
+                # Who reads a pipe has the ranks' own lines, which say the same.
+                console.show_progress(bar, "" if progress.printed else f"{step_line(progress, speed)}\n")
 
     def on_machine(sample: Sample) -> None:
         if sample.worker < snapshot.config.workers:
@@ -62,7 +64,7 @@ def say_total(snapshot: Snapshot, console: Console) -> None:
     """Print the last line of a benchmark, if anything was measured."""
     with snapshot.reports as reports:
         progress, total = reports.progress(), reports.total()
-    if progress is not None and progress.printed:
-        return  # whoever looks has seen it
+    if snapshot.config.quiet or (progress is not None and progress.printed):
+        return  # whoever looks has seen what was printed
     if progress and total and progress.samples_per_s:
         console.show(total_line(progress.unit, total).encode() + b"\n")

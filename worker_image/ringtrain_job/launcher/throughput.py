@@ -256,20 +256,40 @@ def step_line(progress: Progress, speed: Speed | None) -> str:
     """One line of progress: `Step 40/300  images/sec: 5120.3 +/- 31.2 (jitter = 12.4)  loss: 0.412`."""
     parts = [f"Step {progress.step}" + (f"/{progress.total_steps}" if progress.total_steps else "")]
     if speed is not None:
-        form = ".1f" if speed.mean >= 1 else ".3g"  # a large model may take minutes for a sample
+        form = _rate_form(speed.mean)
         numbers = f"{speed.mean:{form}} +/- {speed.uncertainty:{form}} (jitter = {speed.jitter:{form}})"
         parts.append(f"{progress.unit}/sec: {numbers}")
+    return "  ".join(part for part in (*parts, shown_loss(progress), *warnings(progress)) if part)
+
+
+def _rate_form(rate: float) -> str:
+    return ".1f" if rate >= 1 else ".3g"  # a large model may take minutes for a sample
+
+
+def shown_rate(rate: float) -> str:
+    """`5120.3`."""
+    return f"{rate:{_rate_form(rate)}}"
+
+
+def shown_loss(progress: Progress) -> str:
+    """`loss: 0.412`; empty where there is none."""
     if "loss" in progress.not_finite:
-        parts.append(f"loss: {progress.not_finite['loss']}")
-    elif progress.loss is not None:
-        form = ".3f" if 0.01 <= abs(progress.loss) < 1e9 or not progress.loss else ".3e"
-        parts.append(f"loss: {progress.loss:{form}}")
+        return f"loss: {progress.not_finite['loss']}"
+    if progress.loss is None:
+        return ""
+    form = ".3f" if 0.01 <= abs(progress.loss) < 1e9 or not progress.loss else ".3e"
+    return f"loss: {progress.loss:{form}}"
+
+
+def warnings(progress: Progress) -> list[str]:
+    """What slows training down, if something does."""
+    found = []
     if progress.input_wait is not None and progress.input_wait > _INPUT_BOUND:
-        parts.append(f"input-bound {progress.input_wait:.0%}".replace("%", " %"))
+        found.append(f"input-bound {progress.input_wait:.0%}".replace("%", " %"))
     if progress.straggler is not None:
         straggler = progress.straggler
-        parts.append(f"rank {straggler.rank} holds others up {straggler.part:.0%}".replace("%", " %"))
-    return "  ".join(parts)
+        found.append(f"rank {straggler.rank} holds others up {straggler.part:.0%}".replace("%", " %"))
+    return found
 
 
 def total_line(unit: str, total: float) -> str:

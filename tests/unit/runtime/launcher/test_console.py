@@ -5,6 +5,8 @@ import pty
 from pathlib import Path
 
 from ringtrain_job.launcher.console import Console
+from ringtrain_job.launcher.progress_bar import ProgressBar
+from ringtrain_job.launcher.throughput import Progress
 
 
 def test_a_terminal_that_no_longer_tells_its_width(tmp_path: Path) -> None:
@@ -13,7 +15,7 @@ def test_a_terminal_that_no_longer_tells_its_width(tmp_path: Path) -> None:
     console = Console(theirs, person=True)
     with (tmp_path / "shown").open("wb") as file:
         os.dup2(file.fileno(), theirs)
-    console.show_progress(b"step 1\n")
+    console.show_progress(ProgressBar(Progress(1, None, None, None, "samples", None, {}), None, None), "")
     console.show(b"a line\n")
     console.close(timeout_s=60)
     os.close(ours)
