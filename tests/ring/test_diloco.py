@@ -1,6 +1,7 @@
 """Ranks that train alone and average what they changed, as a plain computation of all ranks does."""
 
 import itertools
+import signal
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from support.memory_group import MemoryGroup, Table, run_threads
-from support.ranks import Outcome, ranks_ended, run_ranks
+from support.ranks import Outcome, ask, ranks_ended, run_ranks, started_ranks, tell
 
 import ringtrain as rt
 from ringtrain._core.process_groups.group import Group
@@ -155,12 +156,14 @@ def _exactly(weights: dict[str, Array]) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize(
-    ("size", "runs"), [(1, RUNS), (2, RUNS), (4, RUNS[::5])], ids=["one", "two", "four-ranks"]
+    ("size", "runs", "transport"),
+    [(1, RUNS, "auto"), (2, RUNS, "auto"), (2, RUNS[::5], "grpc"), (4, RUNS[::5], "auto")],
+    ids=["one", "two", "two-over-grpc", "four"],
 )
-def test_every_step_has_the_weights_of_a_plain_computation(size: int, runs: list[Run]) -> None:
+def test_every_step_has_the_weights_of_a_plain_computation(size: int, runs: list[Run], transport: str) -> None:
     """To the bit on all ranks, after every inner step, after finish(), and the outer ones: for H of 1 to 7, 1 to 3
     fragments, an overlap of 0 to 2 steps, and what mix has of them."""
-    by_rank = run_ranks(_all_trained, size, runs)
+    by_rank = run_ranks(_all_trained, size, runs, env={"RINGTRAIN_TRANSPORT": transport})
     for index, run in enumerate(runs):
         for rank, expected in enumerate(_reference(run, size)):
             found = by_rank[rank][index]
@@ -250,6 +253,26 @@ def test_ranks_that_took_other_numbers_of_steps_are_named(overlap_steps: int, st
         assert "MismatchError: DiLoCo: rank 1 begins" in (outcome.error or ""), outcome
         assert f"after inner step {steps[0]};" in (outcome.error or "")
         assert f"after inner step {steps[1]}, and rank 0" in (outcome.error or "")
+
+
+def _training_until_a_rank_is_gone() -> None:
+    rt.init()
+    diloco = DiLoCo(_start(0), sync_every=2, overlap_steps=1)
+    for step in range(4):
+        if rt.rank() == 1 and step == 1:
+            tell("before its first exchange")
+            ask()
+        diloco.step()
+
+
+def test_a_rank_that_is_lost_during_an_exchange_is_named() -> None:
+    """By the step that would take the outer weights."""
+    with started_ranks(_training_until_a_rank_is_gone, 2) as ranks:
+        ranks.message(1)
+        ranks.signal(1, signal.SIGKILL)
+        (outcome,) = ranks.outcomes(ranks=[0])
+    assert (outcome.error or "").startswith("PeerLost"), outcome
+    assert "rank 1" in (outcome.error or "")
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,8 @@ class DiLoCo:
     then; less than `sync_every // fragments`.
     `mix`: a rank takes `outer + mix * (local - outer)`: 0, the outer weights; more, that part of its own inner
     steps stays. With more than 0, ranks' weights are their own until `finish()`; `outer_weights` are always equal.
-    `compression`: "bf16", "fp16" or "int8", of float32 parameters, with error feedback, as of `HostOptimizer`.
+    `compression`: "bf16", "fp16" or "int8", of float32 parameters, with error feedback. It and
+    `bucket_bytes` are as of `HostOptimizer`.
 
     With H = 1, one fragment, `SGD(lr=1)` outside and SGD(lr) inside this is synchronous SGD(lr): to the bit where
     weights, `lr` times gradients, and their sums are numbers that the dtype holds; elsewhere a weight `w` is off
@@ -86,7 +87,7 @@ class DiLoCo:
     argument is a ConfigurationError that names it.
 
     DiLoCo: Douillard et al. 2023; fragments, overlap and mix: Douillard et al. 2025 (Streaming DiLoCo, algorithm
-    2). Local SGD: Stich 2019.
+    2). Local SGD: Stich 2019. Maturity: Experimental.
     """
 
     def __init__(

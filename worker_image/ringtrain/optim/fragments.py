@@ -111,7 +111,7 @@ class Exchange:
         except BaseException as error:
             self._error = error
         self.seconds = time.perf_counter() - began
-        timeline.record_since(began_ns, f"synchronize fragment {self.fragment.index}", "reduction")
+        timeline.record_since(began_ns, f"synchronize fragment {self.fragment.index}", "exchange")
 
 
 def fragment_bounds(nbytes: Sequence[int], fragments: int) -> list[int]:

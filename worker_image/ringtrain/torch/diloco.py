@@ -57,7 +57,7 @@ class DiLoCo(torch.optim.Optimizer):
     place: `scaler.step(inner)`, `scaler.update()`, `optimizer.count_step()`.
 
     Collective: every rank makes it of the same model with the same arguments, else MismatchError, and takes as
-    many steps. Refused in elastic jobs, with ConfigurationError.
+    many steps. Refused in elastic jobs, with ConfigurationError. Maturity: Experimental.
     """
 
     def __init__(self, model: torch.nn.Module, *, inner: torch.optim.Optimizer, **options: Any) -> None:
