@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
+from bench.delayed_line import delayed_line
+
 Command = tuple[list[str], dict[str, str]]
 
 
@@ -127,16 +129,35 @@ def namespaces(hosts: int, rate: str | None, ranks_each: int = 1) -> Iterator[Na
             _ip(f"netns add rtb{host}")
             _ip(f"link add rtv{host} type veth peer name eth0 netns rtb{host}")
             _ip(f"link set rtv{host} master rtbridge up")
-            _ip(f"-n rtb{host} addr add 10.77.0.{host + 1}/24 dev eth0")
-            _ip(f"-n rtb{host} link set lo up")
-            _ip(f"-n rtb{host} link set eth0 up")
-            if rate is not None:
-                # A queue of 50 ms: with much less TCP does not reach the rate, and much more hides it.
-                limit = f"qdisc add dev eth0 root tbf rate {rate} burst 256kb latency 50ms"
-                subprocess.run(["tc", "-n", f"rtb{host}", *limit.split()], check=True)
+            _bring_up(host, rate)
         yield Namespaces(hosts, ranks_each)
     finally:
         _delete(hosts)
+
+
+@contextlib.contextmanager
+def two_sites(rate: str, one_way_s: float) -> Iterator[Namespaces]:
+    """Make two namespaces of a rank each, on a line of this rate with a delay. All is gone afterwards."""
+    _delete(2)
+    try:
+        for host in range(2):
+            _ip(f"netns add rtb{host}")
+        with delayed_line(("rtb0", "rtb1"), one_way_s):
+            for host in range(2):
+                _bring_up(host, rate)
+            yield Namespaces(2, 1)
+    finally:
+        _delete(2)
+
+
+def _bring_up(host: int, rate: str | None) -> None:
+    _ip(f"-n rtb{host} addr add 10.77.0.{host + 1}/24 dev eth0")
+    _ip(f"-n rtb{host} link set lo up")
+    _ip(f"-n rtb{host} link set eth0 up")
+    if rate is not None:
+        # A queue of 50 ms: with much less TCP does not reach the rate, and much more hides it.
+        limit = f"qdisc add dev eth0 root tbf rate {rate} burst 256kb latency 50ms"
+        subprocess.run(["tc", "-n", f"rtb{host}", *limit.split()], check=True)
 
 
 def rank_env(rank: int, addresses: list[str]) -> dict[str, str]:

@@ -1,0 +1,240 @@
+"""Seconds until a small language model has the loss of a synchronous training, at 100 Mbit/s and 40 ms.
+
+    python -m bench.thin_lines [--steps 80] [--only WORD] [--output FILE]
+
+Two sites of one rank with one thread each, as network namespaces (needs root); characters of this project's
+decisions; a transformer of 3.2 million parameters, whose gradients are 13 MB a step. Every contender starts from
+the same weights and draws the same batches. The synchronous ones take `--steps` steps, and the loss on held-out
+text that `HostOptimizer` ends with is the target; the others take twice as many. Forward and backward pass take
+0.3 s, of which a third is work and the rest a pause, as on a device with a processor of its own. Gradients that
+left travel meanwhile. Contenders run one after the other; torchft where it can be imported.
+"""
+
+import argparse
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from bench.hosts import Namespaces, two_sites
+from bench.machine import machine
+
+ROOT = Path(__file__).parents[1]
+RESULTS = Path(__file__).parent / "results" / "thin_lines.json"
+WIDTH, LAYERS, CONTEXT, BATCH = 256, 4, 64, 2
+RATE, ONE_WAY_S = "100mbit", 0.02
+SYNC_EVERY, LOOK_EVERY = 20, 10
+PACE_S = 0.3
+OUTER = {"lr": 0.7, "momentum": 0.9}
+DEADLINE_S = 420.0
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """What a contender makes of a model: `forward`, `step` after a backward pass, and at the end `finish`, which
+    returns what it has to tell."""
+
+    forward: Callable[[Any], Any]
+    step: Callable[[], Any]
+    finish: Callable[[], dict[str, float]] = dict
+
+
+def _host_optimizer(model: Any, inner: Any, compression: str | None = None) -> Trainer:
+    import ringtrain.torch as hvd
+
+    hvd.init()
+    return Trainer(model, hvd.HostOptimizer(inner, model, compression=compression).step)
+
+
+def _ddp(model: Any, inner: Any) -> Trainer:
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    dist.init_process_group("gloo")
+    return Trainer(DistributedDataParallel(model, gradient_as_bucket_view=True), inner.step)
+
+
+def _diloco(model: Any, inner: Any, **options: Any) -> Trainer:
+    import ringtrain.torch as hvd
+    from ringtrain.optim import Nesterov
+
+    hvd.init()
+    optimizer = hvd.DiLoCo(model, inner=inner, outer=Nesterov(**OUTER), sync_every=SYNC_EVERY, **options)
+
+    def finish() -> dict[str, float]:
+        optimizer.finish()
+        return {"hidden_share": optimizer.outer.hidden_share, "sync_bytes": optimizer.outer.sync_bytes}
+
+    return Trainer(model, optimizer.step, finish)
+
+
+def _torchft(model: Any, inner: Any) -> Trainer:
+    import torch
+    import torch.distributed as dist
+    from torchft import Manager, ProcessGroupGloo
+    from torchft.coordination import LighthouseServer
+    from torchft.local_sgd import DiLoCo
+
+    rank, own = int(os.environ["RANK"]), f"10.77.0.{int(os.environ['RANK']) + 1}"
+    alive: list[Any] = [LighthouseServer("10.77.0.1:29510", min_replicas=2)] if rank == 0 else []
+    store = dist.TCPStore(own, 29511, is_master=True, wait_for_workers=False)
+    manager = Manager(
+        ProcessGroupGloo(), None, None, 2, False, rank=0, world_size=1, store_addr=own, store_port=29511,
+        lighthouse_addr="http://10.77.0.1:29510", replica_id=f"site{rank}", hostname=own, init_sync=False,
+    )  # fmt: skip
+    alive += [store, manager]
+    outer = torch.optim.SGD(model.parameters(), **OUTER, nesterov=True)
+    DiLoCo(manager, [model], inner, outer, SYNC_EVERY, use_bucketization=True, bucket_cap_mb=32).__enter__()
+
+    def finish() -> dict[str, float]:
+        manager.shutdown(wait=False)
+        alive.clear()
+        return {}
+
+    return Trainer(model, inner.step, finish)
+
+
+CONTENDERS: dict[str, Callable[[Any, Any], Trainer]] = {
+    "HostOptimizer": _host_optimizer,
+    "DDP, gloo": _ddp,
+    "HostOptimizer, int8": partial(_host_optimizer, compression="int8"),
+    "DiLoCo": _diloco,
+    "DiLoCo, int8": partial(_diloco, compression="int8"),
+    "Streaming DiLoCo, int8": partial(_diloco, fragments=2, overlap_steps=3, mix=0.5, compression="int8"),
+    "torchft's DiLoCo": _torchft,
+}
+SYNCHRONOUS = 3
+
+
+def rank_main(contender: str, steps: int, output: Path) -> None:
+    """One rank: train, and write what it saw."""
+    import torch
+    from torch.nn import functional
+
+    sys.path.insert(0, str(ROOT / "examples" / "frameworks"))
+    from torch_lm import LanguageModel, batch_of
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    content = "".join(path.read_text() for path in sorted((ROOT / "docs" / "decisions").glob("0*.md")))
+    alphabet = {character: index for index, character in enumerate(sorted(set(content)))}
+    text = torch.tensor([alphabet[character] for character in content])
+    held_out = text[-len(text) // 10 :]
+    unseen = batch_of(held_out, CONTEXT, 32, torch.Generator().manual_seed(7))
+    model = LanguageModel(len(alphabet), WIDTH, LAYERS, CONTEXT)
+    inner = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(inner, lambda done: min(1.0, (done + 1) / 20))
+    trainer = CONTENDERS[contender](model, inner)
+    batches = torch.Generator().manual_seed(1000 + int(os.environ["RANK"]))
+
+    def look(step: int) -> None:
+        with torch.no_grad():
+            loss = functional.cross_entropy(model(unseen[0]).flatten(0, 1), unseen[1].flatten())
+        seen.append((step, time.perf_counter() - began, loss.item()))
+
+    seen: list[tuple[int, float, float]] = []
+    began = time.perf_counter()
+    for step in range(1, steps + 1):
+        paced = time.perf_counter() + PACE_S
+        inputs, targets = batch_of(text[: -len(held_out)], CONTEXT, BATCH, batches)
+        functional.cross_entropy(trainer.forward(inputs).flatten(0, 1), targets.flatten()).backward()
+        time.sleep(max(0.0, paced - time.perf_counter()))
+        trainer.step()
+        inner.zero_grad()
+        scheduler.step()
+        if step % LOOK_EVERY == 0:
+            look(step)
+    told = trainer.finish()
+    look(steps)
+    size = sum(p.numel() for p in model.parameters())
+    output.write_text(json.dumps({"seen": seen, "parameters": size, **told}))
+    sys.stdout.flush()
+    os._exit(0)  # peers' libraries take their time to tear down
+
+
+def measure(contender: str, steps: int, hosts: Namespaces) -> dict[str, Any]:
+    """Train on both sites. The losses are means over the ranks, the seconds those of the slower one."""
+    with tempfile.TemporaryDirectory() as folder:
+        outputs = [Path(folder) / f"rank{rank}" for rank in range(hosts.ranks)]
+        commands = hosts.commands(contender, [sys.executable, "-m", "bench.thin_lines", "--rank", contender])
+        before, cpu = hosts.sent_bytes(), os.times()
+        processes = [
+            subprocess.Popen(
+                [*command, "--steps", str(steps), "--output", str(out)], cwd=ROOT, env=os.environ | env
+            )
+            for (command, env), out in zip(commands, outputs, strict=True)
+        ]
+        try:
+            for process in processes:
+                process.wait(DEADLINE_S)
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
+        ended = os.times()
+        told = [json.loads(output.read_text()) for output in outputs]
+    curve = [
+        {"step": a[0], "seconds": max(a[1], b[1]), "loss": (a[2] + b[2]) / 2}
+        for a, b in zip(*(one.pop("seen") for one in told), strict=True)
+    ]
+    spent = ended.children_user + ended.children_system - cpu.children_user - cpu.children_system
+    return {**told[0], "curve": curve, "sent_mb": (hosts.sent_bytes() - before) / 1e6, "cpu_s": spent}
+
+
+def seconds_to(curve: list[dict[str, float]], target: float) -> tuple[float, int] | None:
+    """When the loss was first no more than `target`, in seconds and steps."""
+    return next(((at["seconds"], int(at["step"])) for at in curve if at["loss"] <= target), None)
+
+
+def table(results: dict[str, dict[str, Any]], target: float) -> str:
+    """What was measured, in Markdown."""
+    lines = [
+        "| | seconds to the target | steps | seconds a step | MB sent a step, a rank | loss at the end | hidden |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for contender, found in results.items():
+        reached, last = seconds_to(found["curve"], target), found["curve"][-1]
+        when = "not reached" if reached is None else f"{reached[0]:.0f}"
+        after = f"of {last['step']}" if reached is None else str(reached[1])
+        seconds, sent = last["seconds"] / last["step"], found["sent_mb"] / 2 / last["step"]
+        hidden = f"{found['hidden_share']:.0%}" if "hidden_share" in found else ""
+        loss = f"{last['loss']:.3f}"
+        lines.append(f"| {contender} | {when} | {after} | {seconds:.2f} | {sent:.2f} | {loss} | {hidden} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=80)
+    parser.add_argument("--only", default="", help="contenders with this in their name, and HostOptimizer")
+    parser.add_argument("--output", type=Path, default=RESULTS)
+    parser.add_argument("--rank", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.rank:
+        rank_main(options.rank, options.steps, options.output)
+    results: dict[str, dict[str, Any]] = {}
+    for place, contender in enumerate(CONTENDERS):
+        if place and options.only not in contender:
+            continue
+        if contender.startswith("torchft") and importlib.util.find_spec("torchft") is None:
+            print("torchft is not installed, and left out", file=sys.stderr)
+            continue
+        steps = options.steps if place < SYNCHRONOUS else 2 * options.steps
+        with two_sites(RATE, ONE_WAY_S) as hosts:
+            results[contender] = measure(contender, steps, hosts)
+        target = results["HostOptimizer"]["curve"][-1]["loss"]
+        about = {"machine": machine(), "target": target, "rate": RATE, "one_way_s": ONE_WAY_S}
+        options.output.write_text(json.dumps({**about, "contenders": results}, indent=1) + "\n")
+        print(f"target: a held-out loss of {target:.3f}\n{table(results, target)}\n", flush=True)
+
+
+if __name__ == "__main__":
+    main()
