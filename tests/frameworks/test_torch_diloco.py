@@ -1,13 +1,46 @@
-"""ringtrain.torch.DiLoCo does what torch does in one process that simulates all ranks."""
+"""ringtrain.torch.DiLoCo does what torch does in one process that simulates all ranks; its page's program runs."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
-from frameworks.harness import Checks
+from frameworks.harness import ENV, Checks
 
 CHECKS = Checks("torch", ("torch_diloco",))
+PAGE = (Path(__file__).parents[2] / "docs/thin-lines.md").read_text()
+RINGTRAIN = Path(sys.executable).with_name("ringtrain")
+# Added to the page's program: weights of all ranks, and the loss on data that no rank has seen.
+LOOK = """
+weights = hvd.allgather_object([p.tolist() for p in model.parameters()])
+assert len(weights) == 2 and weights[0] == weights[1], "ranks have other weights"
+x = torch.randn(500, 8, generator=torch.Generator().manual_seed(9))
+loss = torch.nn.functional.mse_loss(model(x), x.sum(1, keepdim=True)).item()
+assert loss < 1, loss  # without training it is about 8
+"""
 
 
 @pytest.mark.parametrize("check", CHECKS.names())
 @pytest.mark.parametrize("size", [1, 2, 3], ids=lambda size: f"ranks-{size}")
-def test_torch_diloco(check, size):
+def test_torch_diloco(check: str, size: int) -> None:
     """The check holds on every rank."""
     assert not CHECKS.failure(check, size)
+
+
+def test_the_program_of_the_page(tmp_path: Path) -> None:
+    """Two ranks learn, end with the same weights, and rank 0 has saved them."""
+    (program,) = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    (tmp_path / "train.py").write_text(program + LOOK)
+    done = subprocess.run(
+        [RINGTRAIN, "run", "-np", "2", "--log-dir", "logs", sys.executable, "train.py"],
+        cwd=tmp_path,
+        env={**os.environ, **ENV},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "model.pt").exists()
