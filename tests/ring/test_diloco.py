@@ -424,6 +424,26 @@ def test_an_exchange_that_ends_during_inner_steps_is_hidden() -> None:
     assert min(run_ranks(_hidden, 2)) > 0.8
 
 
+def _reduced_meanwhile() -> list[float]:
+    rt.init()
+    diloco = DiLoCo(_start(0), sync_every=2, overlap_steps=1)
+    sums = []
+    for step in range(8):
+        diloco.step()
+        if rt.rank() == 0:
+            diloco.drain()  # the other rank's collective comes while this one is in the exchange
+        sums.append(float(rt.allreduce(np.full(1, step + rt.rank(), np.float32), op=rt.Sum)[0]))
+    diloco.finish()
+    return sums
+
+
+@pytest.mark.parametrize("transport", ["auto", "grpc"])
+def test_a_script_may_reduce_what_it_likes_during_an_exchange(transport: str) -> None:
+    """The exchange has a group of its own: what a script reduces needs no place among its collectives."""
+    env = {"RINGTRAIN_TRANSPORT": transport}
+    assert run_ranks(_reduced_meanwhile, 2, env=env) == [[2 * step + 1 for step in range(8)]] * 2
+
+
 @pytest.mark.parametrize(
     ("nbytes", "fragments", "bounds"),
     [
