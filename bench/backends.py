@@ -93,6 +93,11 @@ class Ringtrain:
         tensorflow_steps.one_thread(pacing=True)
         return tensorflow_steps.overlapping_step(api, backward_s)
 
+    def _jax(self, api: str) -> Work:
+        from bench import jax_steps
+
+        return jax_steps.our_step(api)
+
     def ask(self, kind: str, **what: Any) -> Any:
         """`state`: bytes of optimizer state, this rank's and the whole. `named_queue`: where steps spend time."""
         return {"state": steps.state_bytes, "named_queue": named_queue.measure}[kind](**what)
@@ -164,6 +169,27 @@ class TensorFlow:
         pass
 
 
+class Jax:
+    """JAX's own collectives over gloo."""
+
+    def __init__(self) -> None:
+        from bench import jax_steps
+
+        master, port, ranks = (os.environ[name] for name in ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE"))
+        self.rank = int(os.environ["RANK"])
+        jax_steps.own_world(f"{master}:{port}", int(ranks), self.rank)
+        self._steps, self._meet = jax_steps, jax_steps.meeting()
+
+    def prepare(self, kind: str, api: str) -> Work:
+        return self._steps.own_step()
+
+    def barrier(self) -> None:
+        self._meet()
+
+    def close(self) -> None:
+        pass
+
+
 class Mpi:
     """Open MPI through mpi4py, buffers in place; shared memory or TCP as mpirun was told."""
 
@@ -215,7 +241,7 @@ def backend(contender: str) -> Backend:
         from bench.neighbour_ring import NeighbourRing
 
         return NeighbourRing()
-    kinds = {"ringtrain": Ringtrain, "gloo": Gloo, "mpi": Mpi, "copy": Copy, "tensorflow": TensorFlow}
+    kinds = {"ringtrain": Ringtrain, "gloo": Gloo, "mpi": Mpi, "copy": Copy, "tensorflow": TensorFlow, "jax": Jax}
     return kinds[contender.partition("-")[0]]()
 
 

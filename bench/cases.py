@@ -62,7 +62,7 @@ class Case:
 
     def takes_part(self, contender: str, what: What) -> bool:
         """Not everyone can do everything."""
-        if what["kind"] in ("allreduce", "tensorflow"):
+        if what["kind"] in ("allreduce", "tensorflow", "jax"):
             return True
         if what["kind"] in ("step", "four_steps", "pytorch") and "compression" not in what:
             return contender.startswith(("ringtrain", "gloo")) and contender != "ringtrain-neighbour"
@@ -117,6 +117,14 @@ def _tensorflow(api: str, ranks: int) -> Case:
     return Case(f"TensorFlow, {api}", ranks, lambda: nullcontext(Loopback(ranks)), contenders, work)
 
 
+def _jax(api: str, ranks: int) -> Case:
+    """A case for each way in, beside JAX's own collectives."""
+    single = {"XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false", **MALLOC}
+    contenders = {"ringtrain-shm": single, "ringtrain-grpc": GRPC | single, "jax": single}
+    work: list[tuple[What, Rounds]] = [({"kind": "jax", "api": api}, Rounds(16, 5, 3, 4))]
+    return Case(f"JAX, {api}", ranks, lambda: nullcontext(Loopback(ranks)), contenders, work)
+
+
 def _tensorflow_overlap() -> Case:
     """A backward pass as long as the wire needs: what is reduced during it does not count."""
     work: list[tuple[What, Rounds]] = [(overlap_of(api), Rounds(8, 2, 2)) for api in OVERLAP_APIS]
@@ -164,3 +172,4 @@ CASES = [_loopback(2), _loopback(4), _gigabit(2), _gigabit(4), _pods(), _encrypt
 CASES += [_pytorch(optimizer, ranks) for optimizer in TORCH_OPTIMIZERS for ranks in (2, 4)]
 CASES += [_tensorflow_overlap()]
 CASES += [_tensorflow(api, ranks) for api in ("tape", "keras", "keras-host") for ranks in (2, 4)]
+CASES += [_jax(api, ranks) for api in ("grad", "host") for ranks in (2, 4)]

@@ -167,6 +167,12 @@ def _steps(look: _Lookup) -> list[Row]:
                 ratio = look.faster(case, ranks, f"ringtrain-{transport}", "tensorflow", **what)
                 row = f"TensorFlow, {name}, 161 parameters, {where}, {ranks} ranks, over its own strategy"
                 rows.append(Row(row, ratio, None, 1.0))
+    for api, name in (("grad", "value_and_grad"), ("host", "HostOptimizer")):
+        for where, transport in (("one pod", "shm"), ("gRPC", "grpc")):
+            for ranks in (2, 4):
+                ratio = look.faster(f"JAX, {api}", ranks, f"ringtrain-{transport}", "jax", kind="jax", api=api)
+                row = f"JAX, {name}, 161 parameters, {where}, {ranks} ranks, over jax.distributed with gloo"
+                rows.append(Row(row, ratio, None, 1.0))
     for api, name in zip(OVERLAP_APIS, ("tape", "Keras 2", "HostStrategy", "tf.compat.v1"), strict=True):
         what = overlap_of(api)
         paced = look.time(TENSORFLOW_LINE, 2, "ringtrain-grpc", **what)
