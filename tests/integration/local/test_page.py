@@ -1,12 +1,15 @@
 """`dtj local --ui`: the page of a job on this machine."""
 
 import http.cookiejar
+import json
 import re
+import signal
 import subprocess
 import sys
 import urllib.error
 import urllib.request
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
@@ -49,5 +52,43 @@ def test_the_link_opens_the_page_while_the_job_runs(tmp_path: Path) -> None:
             urllib.request.urlopen(base, timeout=60)
         until(lambda: opener.open(base + "page/log", timeout=60).read().count(b"in attempt") == 2)
     finally:
+        done.touch()
+        assert process.wait(120) == 0, (tmp_path / "out").read_text()
+
+
+def test_ringtrain_ui_leads_to_the_page_of_a_job_that_runs(tmp_path: Path) -> None:
+    """Also of one that was started without `--ui`; when the job has ended, its page is made of its files."""
+    manifest, done = tmp_path / "job.yaml", tmp_path / "done"
+    wanted = job("t")
+    wanted["spec"]["worker"]["template"]["spec"]["containers"][0]["command"] = ["python", "-c", PROGRAM, str(done)]
+    manifest.write_text(yaml.safe_dump(wanted))
+    words = [sys.executable, "-m", "ringtrain_operator.cli", "local", "--plain", str(manifest)]
+    with (tmp_path / "out").open("w") as out:
+        process = subprocess.Popen(words, cwd=tmp_path, stdout=out, stderr=out)
+    (tmp_path / "runs").mkdir(exist_ok=True)
+    shown = [sys.executable, "-m", "ringtrain", "ui"]
+    served = subprocess.Popen(shown, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+    try:
+        until(lambda: list((tmp_path / "runs").glob("*/logs/default/t/1/.page.json")))
+        assert served.stdout is not None
+        opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(http.cookiejar.CookieJar()))
+        link = served.stdout.readline().strip()
+        opener.open(link, timeout=60)
+        base = link.partition("?")[0]
+        (run,) = json.loads(opener.open(f"{base}runs.json", timeout=60).read())
+        assert (run["state"], run["ranks"]) == ("Running", 2)
+        with opener.open(base.rstrip("/") + run["link"], timeout=60) as answer:
+            assert urlsplit(answer.url).netloc != urlsplit(link).netloc
+            assert b'{"live":true}' in answer.read()
+        done.touch()
+        assert process.wait(120) == 0
+        with opener.open(base.rstrip("/") + run["link"], timeout=60) as answer:
+            assert urlsplit(answer.url).netloc == urlsplit(link).netloc
+            assert b'"outcome":"Succeeded"' in answer.read()
+        served.send_signal(signal.SIGINT)
+        assert served.wait(60) == 0
+    finally:
+        served.kill()
+        served.wait()
         done.touch()
         assert process.wait(120) == 0, (tmp_path / "out").read_text()
