@@ -1,5 +1,5 @@
-"""What an open page costs: `python -m bench.page` feeds a real launcher the lines of an hour of 64 ranks, as fast
-as it takes them, with the page open in a real Chromium, and writes results/page.json. Needs chromium.
+"""What an open page costs: `python -m bench.page` feeds a real launcher what an hour of 64 ranks writes and
+reports, as fast as it takes that, with the page open in a real Chromium, and writes results/page.json.
 """
 
 import argparse
@@ -10,7 +10,6 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -27,25 +26,33 @@ from support.gang import GangProcesses, until  # noqa: E402
 from ringtrain.shared.gen import coordinator_pb2 as pb  # noqa: E402
 from ringtrain.shared.gen import coordinator_pb2_grpc  # noqa: E402
 from ringtrain_job.logs.journal import Stream  # noqa: E402
+from ringtrain_job.logs.layout import AttemptFiles  # noqa: E402
 from ringtrain_job.page.access import page_token  # noqa: E402
+from ringtrain_job.page.summary import write_report  # noqa: E402
 
 LINES_PER_S = 10
 SECRET = "secret-of-the-bench"
 
 
-class Worker:
-    """One worker with all ranks, as its agent speaks to the launcher, but for the ranks."""
+# A loss, or all that a page draws: curves of 30 metrics, parts of each rank's steps, what agents see of machines.
+METRICS = {"plain": 1, "full": 30}
 
-    def __init__(self, stub: Any, ranks: int, seconds: int) -> None:
-        self._stub, self._ranks, self._seconds = stub, ranks, seconds
+
+class Worker:
+    """One worker with its ranks, as its agent speaks to the launcher, but for the ranks."""
+
+    def __init__(self, stub: Any, index: int, slots: int, seconds: int, kind: str) -> None:
+        self._stub, self._index, self._slots, self._seconds = stub, index, slots, seconds
+        self._metrics, self._is_full = METRICS[kind], kind == "full"
         self._start = time.time() - seconds
         self.done = False
 
     def begin(self) -> None:
-        ports = list(range(1, self._ranks + 1))
+        ports = list(range(1, self._slots + 1))
         request = pb.RegisterRequest(
-            job_uid="uid-1", attempt=1, worker_index=0, slots=self._ranks, instance="one", pod="job-worker-0",
-            address="127.0.0.1", agent_port=1, ring_ports=ports, tf_ports=ports, master_port=1,
+            job_uid="uid-1", attempt=1, worker_index=self._index, slots=self._slots, instance="one",
+            pod=f"job-worker-{self._index}", address="127.0.0.1", agent_port=1, ring_ports=ports, tf_ports=ports,
+            master_port=1,
         )  # fmt: skip
         reply = self._stub.Register(request)
         assert reply.accepted, reply.reason
@@ -53,26 +60,23 @@ class Worker:
 
     def _beat(self) -> None:
         threading.Thread(target=self._hear_orders, daemon=True).start()
-        ranks = [pb.RankState(rank=rank, phase="Running") for rank in range(self._ranks)]
+        ranks = [pb.RankState(rank=rank, phase="Running") for rank in self._ranks()]
         while not self.done:
-            self._stub.Sync(pb.SyncRequest(worker_index=0, instance="one", ranks=ranks))
+            self._stub.Sync(pb.SyncRequest(worker_index=self._index, instance="one", ranks=ranks))
             time.sleep(1.0)
 
     def _hear_orders(self) -> None:
         with suppress(grpc.RpcError):  # the launcher's end ends the stream
-            for _ in self._stub.Orders(pb.OrdersRequest(worker_index=0, instance="one")):
+            for _ in self._stub.Orders(pb.OrdersRequest(worker_index=self._index, instance="one")):
                 pass
 
-    def feed(self) -> None:
-        """Every line and one report a second of each rank, in the order of time, a minute of all ranks a call."""
-        for first in range(0, self._seconds, 10):
-            for request in self._requests(first, min(10, self._seconds - first)):
-                self._stub.Append(request, timeout=60)
-        self.done = True
+    def _ranks(self) -> range:
+        return range(self._index * self._slots, (self._index + 1) * self._slots)
 
-    def _requests(self, first: int, seconds: int) -> Iterator[Any]:
+    def feed(self, first: int, seconds: int) -> None:
+        """Every line and one report a second of each rank."""
         chunks = []
-        for rank in range(self._ranks):
+        for rank in self._ranks():
             lines = [
                 f"step {second} batch {part}: loss {4 / (second + 1):.6f}, learning rate 0.001, norm 1.234567\n"
                 for second in range(first, first + seconds)
@@ -80,15 +84,45 @@ class Worker:
             ]
             chunks.append(_chunk(Stream.LOG, rank, first * LINES_PER_S, lines))
             reports = [json.dumps(self._report(second)) + "\n" for second in range(first, first + seconds)]
-            chunks.append(_chunk(Stream.REPORT, rank, first, reports))
+            before = first
+            if self._is_full and rank == self._ranks()[0]:
+                reports += [json.dumps(self._sample(second)) + "\n" for second in _looks(first, seconds)]
+                before += len(_looks(0, first))
+            chunks.append(_chunk(Stream.REPORT, rank, before, reports))
         for begin in range(0, len(chunks), 32):
-            yield pb.AppendRequest(attempt=1, worker_index=0, chunks=chunks[begin : begin + 32])
+            part = chunks[begin : begin + 32]
+            self._stub.Append(pb.AppendRequest(attempt=1, worker_index=self._index, chunks=part), timeout=60)
 
     def _report(self, second: int) -> dict[str, Any]:
+        waits = {"reductionWait": 0.3, "updateWait": 0.05} if self._is_full else {}
+        metrics = {f"metric {number}": second / self._seconds + number for number in range(self._metrics)}
         return {
             "step": second, "totalSteps": self._seconds, "samples": 32, "loss": 4 / (second + 1), "unit": "images",
-            "metrics": {"accuracy": second / self._seconds}, "time": self._start + second, "inputWait": 0.1,
+            "metrics": metrics, "time": self._start + second, "inputWait": 0.1, **waits,
         }  # fmt: skip
+
+    def _sample(self, second: int) -> dict[str, Any]:
+        use = {str(rank): {"cpu": 1.0 + rank / 100, "rss": 2e9 + second} for rank in self._ranks()}
+        machine = {
+            "worker": self._index, "time": self._start + second, "memory": 2e10 + second, "limit": 6e10,
+            "received": 1e8, "sent": 1e8, "disk_wait": 0.01, "ranks": use,
+            "gpus": [{"busy": 0.9, "memory": 6e10, "limit": 8e10}] * self._slots,
+        }  # fmt: skip
+        return {"step": 0, "time": self._start + second, "machine": machine}
+
+
+def _looks(first: int, seconds: int) -> list[int]:
+    """When an agent looks at its machine: once a second at first, every ten seconds after ten minutes."""
+    return [second for second in range(first, first + seconds) if second < 600 or second % 10 == 0]
+
+
+def _feed(workers: list[Worker], seconds: int) -> None:
+    """All workers in the order of time, ten seconds a turn."""
+    for first in range(0, seconds, 10):
+        for worker in workers:
+            worker.feed(first, min(10, seconds - first))
+    for worker in workers:
+        worker.done = True
 
 
 def _chunk(stream: Stream, rank: int, before: int, lines: list[str]) -> Any:
@@ -96,9 +130,9 @@ def _chunk(stream: Stream, rank: int, before: int, lines: list[str]) -> Any:
     return pb.Chunk(kind=int(stream), rank=rank, first=before + 1, lines=len(lines), data=data)
 
 
-async def _watch(tab: Tab, worker: Worker, pid: int) -> dict[str, Any]:
+async def _watch(tab: Tab, workers: list[Worker], pid: int) -> dict[str, Any]:
     heap, launcher, page = 0, 0, 0
-    while not worker.done:
+    while not workers[-1].done:
         heap = max(heap, await _heap(tab))
         launcher = max(launcher, psutil.Process(pid).memory_info().rss)
         page = max(page, _page_bytes())
@@ -109,6 +143,7 @@ async def _watch(tab: Tab, worker: Worker, pid: int) -> dict[str, Any]:
         "page_heap_most_mb": round(heap / 1e6, 1),
         "page_heap_at_end_mb": round(await _heap(tab) / 1e6, 1),
         "page_process_most_mb": round(page / 1e6, 1),
+        "page_process_at_end_mb": round(_page_bytes() / 1e6, 1),
         "launcher_rss_most_mib": round(_high_water(pid) / 2**20, 1),
     }
 
@@ -130,24 +165,39 @@ def _high_water(pid: int) -> int:
     return int(found[1]) * 1024
 
 
-async def measure(ranks: int, seconds: int, folder: Path) -> dict[str, Any]:
-    """Feed, look, and say what it took."""
-    job = GangProcesses(folder, 1, ranks, RINGTRAIN_STATUS_TOKEN=SECRET, RINGTRAIN_TIMEOUT="600")
+async def _look_at_report(tab: Tab, job: GangProcesses) -> dict[str, Any]:
+    """The same as one file."""
+    report = AttemptFiles(job.logs).report
+    write_report(AttemptFiles(job.logs))
+    await tab.open(report)
+    await tab.until("document.querySelectorAll('.ranks button').length > 0")
+    return {
+        "report_mb": round(report.stat().st_size / 1e6, 1),
+        "report_heap_mb": round(await _heap(tab) / 1e6, 1),
+        "report_process_mb": round(_page_bytes() / 1e6, 1),
+    }
+
+
+async def measure(kind: str, ranks: int, seconds: int, folder: Path) -> dict[str, Any]:
+    """Feed, look, and say what it took. `ranks`: eight a worker."""
+    count = max(1, ranks // 8)
+    job = GangProcesses(folder, count, ranks // count, RINGTRAIN_STATUS_TOKEN=SECRET, RINGTRAIN_TIMEOUT="600")
     try:
         launcher = job.launcher()
         until("it listens", lambda: "status on port" in launcher.err())
         before = psutil.Process(launcher.pid).memory_info().rss
         stub = coordinator_pb2_grpc.CoordinatorStub(grpc.insecure_channel(f"127.0.0.1:{job.control_port}"))
-        worker = Worker(stub, ranks, seconds)
-        worker.begin()
+        workers = [Worker(stub, index, ranks // count, seconds, kind) for index in range(count)]
+        for worker in workers:
+            worker.begin()
         base = f"http://127.0.0.1:{job.status_port}/"
-        async with open_browser(folder / "browser") as tab:
+        async with open_browser(folder / "browser", within_s=600) as tab:
             await tab.ask("Performance.enable")
             await tab.visit(f"{base}?token={page_token(SECRET)}", ends_at=base)
             await tab.until("document.getElementById('link').innerText === '● live'")
             begun = time.monotonic()
-            feeding = asyncio.create_task(asyncio.to_thread(worker.feed))
-            found = await _watch(tab, worker, launcher.pid)
+            feeding = asyncio.create_task(asyncio.to_thread(_feed, workers, seconds))
+            found = await _watch(tab, workers, launcher.pid)
             await feeding
             took = time.monotonic() - begun
             looked = time.monotonic()
@@ -156,16 +206,23 @@ async def measure(ranks: int, seconds: int, folder: Path) -> dict[str, Any]:
             )
             await tab.value(query)
             searched = time.monotonic() - looked
+            live_complaints = list(tab.complaints)
+            report = await _look_at_report(tab, job)
             return {
+                "kind": kind,
                 "ranks": ranks,
                 "seconds_of_lines": seconds,
                 "lines": ranks * seconds * LINES_PER_S,
+                "reports": ranks * seconds,
+                "metrics": METRICS[kind],
+                "samples_of_machines": count * len(_looks(0, seconds)) if kind == "full" else 0,
                 "job_log_mb": round((job.logs / "job.log").stat().st_size / 1e6, 1),
                 "took_s": round(took, 1),
                 "launcher_rss_before_mib": round(before / 2**20, 1),
                 **found,
+                **report,
                 "search_of_16_mib_s": round(searched, 2),
-                "console_errors": tab.complaints,
+                "console_errors": live_complaints,
             }
     finally:
         job.close()
@@ -177,8 +234,10 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=64)
     parser.add_argument("--seconds", type=int, default=3600)
     asked = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        found = asyncio.run(measure(asked.ranks, asked.seconds, Path(folder)))
+    found = []
+    for kind in METRICS:
+        with tempfile.TemporaryDirectory() as folder:
+            found.append(asyncio.run(measure(kind, asked.ranks, asked.seconds, Path(folder))))
     text = json.dumps(found, indent=1) + "\n"
     (Path(__file__).parent / "results" / "page.json").write_text(text)
     print(text, end="")

@@ -89,8 +89,8 @@ class Tab:
 
 
 @asynccontextmanager
-async def open_browser(folder: Path) -> AsyncIterator[Tab]:
-    """A tab of a new browser, which keeps its files in `folder`. Skips the test where there is no Chromium."""
+async def open_browser(folder: Path, within_s: float = DEADLINE_S) -> AsyncIterator[Tab]:
+    """A tab of a new browser, which keeps its files in `folder`, for so long. Skips where there is no Chromium."""
     program = shutil.which("chromium")
     if program is None:
         pytest.skip("chromium is not installed: `make test` installs it where apt-get can")
@@ -101,7 +101,7 @@ async def open_browser(folder: Path) -> AsyncIterator[Tab]:
         program, *options, f"--user-data-dir={folder}", "about:blank", stdout=quiet, stderr=quiet
     )
     try:
-        async with asyncio.timeout(DEADLINE_S), aiohttp.ClientSession() as session:
+        async with asyncio.timeout(within_s), aiohttp.ClientSession() as session:
             port = await _port(folder / "DevToolsActivePort", process)
             async with session.get(f"http://127.0.0.1:{port}/json") as answer:
                 (page,) = [found for found in await answer.json() if found["type"] == "page"]

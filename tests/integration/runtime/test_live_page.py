@@ -24,6 +24,7 @@ TRAIN = """
 import os, pathlib, sys, time, ringtrain as rt
 rt.init()
 here = pathlib.Path(sys.argv[1])
+more = lambda step: {f"metric {n:02}": step for n in range(int(sys.argv[2]))}
 if rt.rank() == 0:
     print("\\n".join(f"filler {number}." for number in range(1500)), flush=True)
 (here / f"pid-{rt.rank()}").write_text(str(os.getpid()))
@@ -31,7 +32,7 @@ end = time.monotonic() + 120
 for step in range(1, 7):
     while step > 2 and not (here / f"step-{step}").exists() and time.monotonic() < end:
         time.sleep(0.02)
-    rt.report(step=step, total_steps=6, samples=8, loss=4 / step, metrics={"accuracy": step / 6})
+    rt.report(step=step, total_steps=6, samples=8, loss=4 / step, metrics={"accuracy": step / 6, **more(step)})
     print(f"rank {rt.rank()} has done step {step} <b>&amp;", flush=True)
 """
 TOKEN = "a-secret-of-the-launcher"
@@ -55,10 +56,22 @@ class Run:
 
 
 @contextmanager
-def _run(directory: Path) -> Iterator[Run]:
+def _run(directory: Path, metrics: int = 0) -> Iterator[Run]:
+    """`metrics`: so many more than accuracy, each the step itself."""
     directory.mkdir()
     (directory / "train.py").write_text(TRAIN)
-    words = ["run", "-np", "3", "--ui", "--name", "shown", sys.executable, "train.py", str(directory)]
+    words = [
+        "run",
+        "-np",
+        "3",
+        "--ui",
+        "--name",
+        "shown",
+        sys.executable,
+        "train.py",
+        str(directory),
+        str(metrics),
+    ]
     with (directory / "err").open("w") as err:
         process = subprocess.Popen(
             [sys.executable, "-m", "ringtrain", *words],
@@ -118,6 +131,23 @@ async def test_a_page_follows_a_run_to_its_end(tmp_path: Path) -> None:
             await tab.until("document.getElementById('state').innerText === '✓ Succeeded'")
             await tab.until("document.getElementById('link').innerText.includes('The launcher has ended')")
             assert "6 of 6" in await tab.value("document.getElementById('facts').innerText")
+
+
+async def test_curves_that_are_not_on_the_screen_are_drawn_when_they_come_there(tmp_path: Path) -> None:
+    """Until then they are as they were: thirty curves that are drawn each second cost memory for nothing."""
+    with _run(tmp_path / "run", metrics=25) as run:
+        async with open_browser(tmp_path / "browser") as tab:
+            await _see(tab, run, width=360)
+            first = "document.querySelector('#curves svg').getAttribute('aria-label')"
+            last = "[...document.querySelectorAll('#curves svg')].at(-1)"
+            await tab.until(f"{last}?.getAttribute('aria-label').includes('metric 24 by step: from 1 to 2,')")
+            run.go(3, 4)
+            await tab.until(f"{first}.includes('loss by step: from 4 to 1,')")
+            shown = await tab.value(f"{last}.getAttribute('aria-label')")
+            await tab.value(f"{last}.scrollIntoView()")
+            await tab.until(f"{last}.getAttribute('aria-label').includes('from 1 to 4,')")
+            assert "from 1 to 2," in shown
+            assert tab.complaints == []
 
 
 async def test_older_lines_come_on_demand(tmp_path: Path) -> None:
