@@ -92,3 +92,37 @@ def test_ringtrain_ui_leads_to_the_page_of_a_job_that_runs(tmp_path: Path) -> No
         served.wait()
         done.touch()
         assert process.wait(120) == 0, (tmp_path / "out").read_text()
+
+
+REPORTS = """
+import pathlib, sys, time
+import ringtrain as rt
+rt.report(step=1, loss=1.0)
+end = time.monotonic() + 120
+while not pathlib.Path(sys.argv[1]).exists() and time.monotonic() < end:
+    time.sleep(0.05)
+"""
+
+
+def test_where_the_start_went_is_told(tmp_path: Path) -> None:
+    """By `dtj why --local`, while the job runs and when it is over: there is no scheduler and no pull."""
+    manifest, done = tmp_path / "job.yaml", tmp_path / "done"
+    wanted = job("t")
+    wanted["spec"]["worker"]["template"]["spec"]["containers"][0]["command"] = ["python", "-c", REPORTS, str(done)]
+    manifest.write_text(yaml.safe_dump(wanted))
+    dtj = [sys.executable, "-m", "ringtrain_operator.cli"]
+    with (tmp_path / "out").open("w") as out:
+        process = subprocess.Popen([*dtj, "local", "--plain", str(manifest)], cwd=tmp_path, stdout=out, stderr=out)
+
+    def why() -> str:
+        asked = [*dtj, "why", "t", "--local"]
+        return subprocess.run(asked, cwd=tmp_path, capture_output=True, text=True, timeout=60).stdout
+
+    pattern = re.compile(r"start: queued \d+ s, started \d+ s, formed \d+ s, first step \d+ s")
+    try:
+        told = until(lambda: pattern.search(why()))
+    finally:
+        done.touch()
+        assert process.wait(120) == 0, (tmp_path / "out").read_text()
+    assert told is not None
+    assert told[0] in why()
