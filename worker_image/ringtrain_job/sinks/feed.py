@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from ringtrain.shared.masking import without_secrets
 from ringtrain_job.logs.about import kept_about
 from ringtrain_job.logs.events import KUBERNETES, read_events
 from ringtrain_job.logs.layout import AttemptFiles
@@ -22,6 +23,8 @@ _EVERY_S: Final = 1.0
 _AGAIN_S: Final = 5.0
 # How long the end of an attempt is tried to be told.
 END_S: Final = 10.0
+# Of what a service's library says.
+_MOST_SAID: Final = 200
 
 
 def attempt_of(files: AttemptFiles, ranks: int = 0) -> Attempt:
@@ -75,7 +78,8 @@ class Feed:
         try:
             send()
         except Exception as exc:  # whatever the service's library raises: training has nothing to do with it
-            problem = f"{type(exc).__name__}: {str(exc).strip()}".splitlines()[0][:300]
+            first = f"{type(exc).__name__}: {str(exc).strip()}".splitlines()[0]
+            problem = without_secrets(first)[:_MOST_SAID]  # a server's address may have a password in it
             if not self._problem:
                 log.warning(
                     "%s: reports do not arrive (%s); the run goes on, and they are sent again", self._name, problem
