@@ -54,7 +54,7 @@ class Memory:
     no container runs any more; `ending`: by uid, pods that were being deleted at the last look. `workload`:
     Kueue's, None: there is none. `groups`: of gang schedulers. `provisioning`: what an autoscaler was asked for.
     `views`: by name, pods of a large job as they were read, and what was seen in them. `pulls`: by uid, when a pod
-    pulled its image.
+    pulled its image. `told`: an attempt, and which events of its pods its launcher was told.
     """
 
     owned: set[ObjectRef] = field(default_factory=set)
@@ -73,6 +73,7 @@ class Memory:
     gone: dict[int, int] = field(default_factory=dict)
     views: dict[str, tuple[Json, PodView]] = field(default_factory=dict)
     pulls: dict[str, Pull] = field(default_factory=dict)
+    told: tuple[int, tuple[Json, ...]] = (0, ())
 
     def outdate(self, kind: str) -> bool:
         """An object of this kind is another by now, or gone. Returns whether the next look reads the kind anew."""

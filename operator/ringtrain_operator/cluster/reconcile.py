@@ -160,7 +160,10 @@ class Reconciler:
         if endpoint is not None and not _finished(job):
             workers = wanted_workers(job)
             wish = Wish(workers, dict(memory.gone)) if workers is not None else None
-            told = told_of_pods(parse_status(job.get("status")), reading.observed.pods)
+            status = parse_status(job.get("status"))
+            before = memory.told[1] if memory.told[0] == status.attempt else ()
+            told = told_of_pods(status, reading.observed.pods, before)
+            memory.told = status.attempt, tuple(told["events"])
             self._poller.watch(key, endpoint, wish, told)
         else:
             self._poller.forget(key)

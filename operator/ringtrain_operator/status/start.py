@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
@@ -12,6 +12,7 @@ from .situation import Situation
 
 # What a launcher is told of its pods at a time: of a thousand pods that all fail the first ones say why.
 MOST_EVENTS: Final = 100
+LONGEST_TEXT: Final = 250
 # Each part of a start ends at this time; in their order.
 _PARTS: Final = (
     ("queued", "created"),
@@ -112,15 +113,25 @@ def parts_of(start: StartStatus) -> list[tuple[str, float]]:
     return found
 
 
-def told_of_pods(status: JobStatus, pods: Sequence[PodView]) -> dict[str, Any]:
-    """What the attempt's launcher is told of its pods, all of it each time: `PUT /pods` of docs/contract.md."""
+def told_of_pods(
+    status: JobStatus, pods: Sequence[PodView], before: Iterable[Mapping[str, Any]] = ()
+) -> dict[str, Any]:
+    """What the attempt's launcher is told of its pods, all of it each time: `PUT /pods` of docs/contract.md.
+
+    `before`: the events of the last time, for a pod may be gone before anybody was told what became of it.
+    """
     known = status.start
     if known is None or known.attempt != status.attempt:
         known = start_of(status, pods)
     gang = [pod for pod in pods if pod.attempt == status.attempt and not pod.outlives_attempts]
     events = [*_of_start(known), *(event for pod in gang for event in _of_pod(pod, known))]
     events.sort(key=lambda event: event[0])
-    told = [{"time": time.timestamp(), "kind": kind, "text": text} for time, kind, text in events[:MOST_EVENTS]]
+    now = [
+        {"time": time.timestamp(), "kind": kind, "text": text[:LONGEST_TEXT]}
+        for time, kind, text in events[:MOST_EVENTS]
+    ]
+    past = [dict(event) for event in before if event not in now][-MOST_EVENTS:]
+    told = sorted([*past, *now], key=lambda event: event["time"])
     return {"events": told, **_images([pod for pod in gang if pod.role == "worker"])}
 
 
@@ -144,10 +155,11 @@ def _of_pod(pod: PodView, start: StartStatus) -> Iterator[Event]:
     """What became of one pod: of those that came after the start its own, too."""
     where = f"{pod.name}" + (f" on {pod.node}" if pod.node else "")
     if start.started is not None and pod.created_at is not None and pod.created_at > start.started:
+        which = f"{where}, in the place of one before it" if pod.incarnation > 1 else f"{where}, which was added"
         if pod.scheduled_at is not None:
-            yield pod.scheduled_at, "Scheduled", f"{where}, as a replacement"
+            yield pod.scheduled_at, "Scheduled", which
         if pod.started_at is not None:
-            yield pod.started_at, "Started", f"{where}, as a replacement"
+            yield pod.started_at, "Started", which
     since = pod.unschedulable_since or pod.scheduled_at or pod.created_at
     if pod.waiting and since is not None:
         yield since, "Waiting", f"{where}: {pod.waiting}"

@@ -1,5 +1,6 @@
 """An elastic job with the real runtime in its containers: scaled, drained, a node lost, and ended well."""
 
+import json
 import os
 import re
 import sys
@@ -116,3 +117,10 @@ async def test_workers_come_and_go(open_cluster: OpenCluster, tmp_path: Path, ve
             assert state(done) == "Succeeded", f"{done['status']}\n{log}"
             assert (done["status"]["attempt"], done["status"]["elastic"]["lostWorkers"]) == (1, 2)
             assert len({m[2] for m in ENTERED.finditer(log) if m[1] == "0"}) == 1
+            kept = [path.read_text().splitlines() for path in (tmp_path / "nodes").rglob("events.jsonl")]
+            events = [json.loads(line) for lines in kept for line in lines]
+            told = "\n".join(f"{event['kind']} {event['text']}" for event in events)
+            assert re.search(r"Started digits-worker-2 on node-., which was added", told), told
+            assert re.search(r"Evicted digits-worker-1 on node-.: EvictionByEvictionAPI", told), told
+            assert re.search(r"Started digits-worker-1 on node-., in the place of one before it", told), told
+            assert re.search(r"Evicted digits-worker-2 on node-.: DeletionByTaintManager", told), told

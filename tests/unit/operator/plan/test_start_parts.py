@@ -123,7 +123,10 @@ def test_replacements_are_told_one_by_one() -> None:
     start = start_of(w.status, views, has_begun=True).model_copy(update={"started": w.now, "created": w.now})
     status = w.status.model_copy(update={"start": start})
     new = replace(views[0], role="worker", created_at=later, scheduled_at=later, started_at=later, node="n")
-    told = told_of_pods(status, [new])["events"]
-    assert [e["text"] for e in told][-2:] == [f"{new.name} on n, as a replacement"] * 2
+    for incarnation, words in ((1, "which was added"), (2, "in the place of one before it")):
+        told = told_of_pods(status, [replace(new, incarnation=incarnation)])["events"]
+        assert [e["text"] for e in told][-2:] == [f"{new.name} on n, {words}"] * 2
+    later_told = told_of_pods(status, [], told)["events"]
+    assert [e["text"] for e in later_told][-2:] == [e["text"] for e in told][-2:], "the pod is gone since"
     many = [replace(new, name=f"p{index}", waiting="CreateContainerError") for index in range(200)]
     assert len(told_of_pods(status, many)["events"]) == MOST_EVENTS
