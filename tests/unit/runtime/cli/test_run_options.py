@@ -68,7 +68,19 @@ def test_help_names_commands_for_people() -> None:
     result = CliRunner().invoke(main, ["-h"])
     assert result.exit_code == 0
     listed = [line.split()[0] for line in result.output.partition("Commands:")[2].splitlines() if line.strip()]
-    people = ["bench", "compare", "completion", "list", "logs", "report", "run", "tensorboard", "timeline", "ui"]
+    people = [
+        "bench",
+        "compare",
+        "completion",
+        "export",
+        "list",
+        "logs",
+        "report",
+        "run",
+        "tensorboard",
+        "timeline",
+        "ui",
+    ]
     assert listed == people
     assert CliRunner().invoke(main, ["agent", "--help"]).exit_code == 0
     assert "Did you mean 'run'?" in CliRunner().invoke(main, ["rum"]).output
