@@ -94,6 +94,7 @@ def test_ranks_see_the_devices_of_their_host(tmp_path: Path) -> None:
     assert {frozenset(devices.split(",")) for _, devices in seen} == {frozenset("01")}
 
 
+@pytest.mark.sampled(one_in=3)
 def test_a_rank_that_raises_is_named(tmp_path: Path) -> None:
     """With the end of its output, where the traceback is; and its place is free for the next run."""
     with pytest.raises(RankFailed, match="ValueError: no such file") as caught:
@@ -103,6 +104,7 @@ def test_a_rank_that_raises_is_named(tmp_path: Path) -> None:
     assert [result[1] for result in again] == [10.0] * 4
 
 
+@pytest.mark.sampled(one_in=3)
 def test_an_actor_that_dies_is_named(tmp_path: Path) -> None:
     """By its rank: its process is killed, and the others end."""
     with pytest.raises(RankFailed, match="the Ray task of rank 1 ") as caught:
@@ -143,6 +145,7 @@ def test_a_function_that_cannot_travel() -> None:
         ringtrain.ray.run(lambda: lock.locked(), num_workers=1)
 
 
+@pytest.mark.sampled(one_in=3)
 def test_a_group_of_ones_own(tmp_path: Path) -> None:
     """Its bundles are the ranks' places, and it stays."""
     group = placement_group([{"CPU": 1}] * 2, strategy="SPREAD")
@@ -156,6 +159,7 @@ def test_a_group_of_ones_own(tmp_path: Path) -> None:
     ray.util.remove_placement_group(group)
 
 
+@pytest.mark.sampled(one_in=3)
 def test_horovods_executor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its program, with the import changed."""
     monkeypatch.chdir(tmp_path)

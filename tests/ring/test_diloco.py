@@ -155,6 +155,7 @@ def _exactly(weights: dict[str, Array]) -> dict[str, bytes]:
     return _bits(narrow)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("size", "runs", "transport"),
     [(1, RUNS, "auto"), (2, RUNS, "auto"), (2, RUNS[::5], "grpc"), (4, RUNS[::5], "auto")],

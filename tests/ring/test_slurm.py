@@ -99,6 +99,7 @@ def test_tasks_that_get_the_variables_of_an_mpi_meet(slurm: Cluster, script: str
     assert _lines(done) == sorted(2 * ["0 [0, 2, 0, 1, 0, 2] sum 3.0", "1 [1, 2, 0, 1, 1, 2] sum 3.0"])
 
 
+@pytest.mark.sampled(one_in=3)
 def test_two_steps_of_a_batch_job_are_two_worlds(slurm: Cluster, script: str, tmp_path: Path) -> None:
     """The script of `sbatch` itself is no task, though SLURM_PROCID is 0 and SLURM_NTASKS is 2 there."""
     batch = tmp_path / "job.sh"
@@ -130,6 +131,7 @@ def test_ranks_that_a_task_starts_are_not_tasks(slurm: Cluster, script: str) -> 
     assert lines == [f"[{rank}] 0 [{rank}, 2, {rank}, 2, 0, 1] sum 3.0" for rank in (0, 0, 1, 1)]
 
 
+@pytest.mark.sampled(one_in=3)
 def test_a_run_in_a_jobs_script_is_on_the_jobs_nodes(slurm: Cluster, script: str, tmp_path: Path) -> None:
     """`sbatch` with `ringtrain run` and no -np: as many ranks as tasks, by srun, with one merged log."""
     batch = tmp_path / "job.sh"

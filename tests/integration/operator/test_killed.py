@@ -278,6 +278,8 @@ def timeless(status: dict[str, Any]) -> dict[str, Any]:
     )
     kept["ledger"] = {k: v for k, v in status["ledger"].items() if k not in changing}
     kept["conditions"] = [{k: v for k, v in c.items() if k != "lastTransitionTime"} for c in status["conditions"]]
+    if "start" in kept:
+        kept["start"] = {"attempt": kept["start"]["attempt"], "known": sorted(kept["start"])}
     if "failure" in kept:
         kept["failure"] = {k: v for k, v in kept["failure"].items() if k != "time"}
     return kept

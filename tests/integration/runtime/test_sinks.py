@@ -180,6 +180,7 @@ def test_a_run_that_is_over_is_sent_once(gang: MakeGang, server: str) -> None:
     assert history(server, kept["info"]["run_id"], "loss") == MEANS
 
 
+@pytest.mark.sampled(one_in=3)
 def test_a_server_that_comes_back_gets_all(gang: MakeGang, tmp_path: Path) -> None:
     """It is away when training begins; training goes on, and one line says so until it is there."""
     (port,) = free_ports(1)
@@ -202,6 +203,7 @@ def test_a_server_that_comes_back_gets_all(gang: MakeGang, tmp_path: Path) -> No
     assert launcher.err().count("do not arrive") == 1
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", ["refuses", "is-silent"])
 def test_a_server_that_takes_nothing_costs_seconds(gang: MakeGang, kind: str) -> None:
     """The job ends as it would have, with all its files; the launcher names the sink and the loss."""
@@ -284,6 +286,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.sampled(one_in=3)
 def test_tensorboard_has_the_run_while_it_goes_on(gang: MakeGang) -> None:
     """Event files of each rank, by TensorBoard's own reader."""
     pytest.importorskip("tensorboard")
