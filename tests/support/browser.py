@@ -58,11 +58,20 @@ class Tab:
         """Wait until a JavaScript expression is true."""
         try:
             async with asyncio.timeout(DEADLINE_S):
-                while await self.value(f"Boolean({expression})") is not True:
+                while not await self._is_true(expression):
                     await asyncio.sleep(0.02)
         except TimeoutError:
             text = await self.value("document.body.innerText")
             raise AssertionError(f"not within {DEADLINE_S:g} s: {expression}; the page shows {text}") from None
+
+    async def _is_true(self, expression: str) -> bool:
+        """Whether it is; not on a page that is just being left."""
+        try:
+            return await self.value(f"Boolean({expression})") is True
+        except AssertionError as error:
+            if "navigated" not in str(error):
+                raise
+            return False
 
     async def picture(self, path: Path, height: int = 900) -> None:
         """Write what the tab shows, from its top, as a PNG."""
