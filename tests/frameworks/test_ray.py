@@ -154,8 +154,9 @@ def test_a_group_of_ones_own(tmp_path: Path) -> None:
             *(trains(), (1.0,)), num_workers=2, placement=group, stdout=io.StringIO(), log_dir=tmp_path
         )
         assert [result[1] for result in results] == [3.0, 3.0]
-    with pytest.raises(ConfigurationError, match="has 2 bundles for 1 ranks"):
-        ringtrain.ray.run(trains(), num_workers=1, placement=group)
+    for ranks in (1, 3):
+        with pytest.raises(ConfigurationError, match=f"has 2 bundles for {ranks} ranks"):
+            ringtrain.ray.run(trains(), num_workers=ranks, placement=group)
     ray.util.remove_placement_group(group)
 
 

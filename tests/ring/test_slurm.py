@@ -5,6 +5,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 from support.slurm import Cluster, cluster, why_not
 
@@ -12,6 +13,7 @@ from ringtrain._core.world.config import WorkerConfig
 from ringtrain._core.world.slurm import slurm_rank
 from ringtrain.errors import ConfigurationError
 from ringtrain.shared.slurm import node_names, tasks_of_nodes
+from ringtrain_job.cli.hosts import allocated_hosts
 
 SUM = """
 import os, socket
@@ -104,8 +106,10 @@ def test_two_steps_of_a_batch_job_are_two_worlds(slurm: Cluster, script: str, tm
     """The script of `sbatch` itself is no task, though SLURM_PROCID is 0 and SLURM_NTASKS is 2 there."""
     batch = tmp_path / "job.sh"
     batch.write_text(IN_A_BATCH.format(script=script) + f"srun -n1 -N1 python3 {script}\n")
-    done = slurm.run("sbatch", "-W", "-N2", "-n2", "-o", str(tmp_path / "out"), str(batch))
-    assert done.returncode == 0, (tmp_path / "out").read_text()
+    # srun says on stderr when it has to wait for the end of the step before.
+    streams = ["-o", str(tmp_path / "out"), "-e", str(tmp_path / "err")]
+    done = slurm.run("sbatch", "-W", "-N2", "-n2", *streams, str(batch))
+    assert done.returncode == 0, (tmp_path / "out").read_text() + (tmp_path / "err").read_text()
     assert sorted((tmp_path / "out").read_text().splitlines()) == [
         *2 * ["0 [0, 1, 0, 1, 0, 1] sum 1.0"],
         *2 * ["0: 0 [0, 2, 0, 1, 0, 2] sum 3.0"],
@@ -186,6 +190,12 @@ def test_tasks_of_nodes() -> None:
     for text in ("", "2(x", "a", "1,,2"):
         with pytest.raises(ConfigurationError, match=re.escape(f'T is "{text}";')):
             tasks_of_nodes("T", {"T": text})
+
+
+def test_nodes_and_tasks_that_do_not_fit_together_are_said() -> None:
+    """No node is left out in silence."""
+    with pytest.raises(click.UsageError, match=r"SLURM_TASKS_PER_NODE is 2 for 2 nodes; or say with -np and -H"):
+        allocated_hosts({"SLURM_JOB_NODELIST": "a[0-1]", "SLURM_TASKS_PER_NODE": "2"})
 
 
 TASK = {

@@ -19,11 +19,12 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from ringtrain.errors import ConfigurationError, RingtrainError
 from ringtrain.tasks.agent import describe, run_agent
-from ringtrain.tasks.launcher import Results, RunOptions, Tasks, run_in_tasks
+from ringtrain.tasks.launcher import Results, RunOptions, Tasks, pickled_by, run_in_tasks
 from ringtrain.tasks.plan import Task, TaskPlace, TaskRun, places
 
 log = logging.getLogger("ringtrain.ray")
 PLACEMENTS: Final = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
+_PICKLER: Final = "ray.cloudpickle"
 _START_TIMEOUT_S: Final = 600.0
 # How long workers may wait for their places before a line says so.
 _PATIENCE_S: Final = 5.0
@@ -66,13 +67,17 @@ def run(
     """
     resources = _checked(num_workers, resources_per_worker, workers_per_node, placement)
     limit_s = _START_TIMEOUT_S if start_timeout is None else float(start_timeout)
-    work = _pickled((fn, tuple(args), dict(kwargs or {})))
+    work = pickled_by(_PICKLER, fn, args, kwargs)
     if not ray.is_initialized():
         ray.init()
     with ExitStack() as stack:
         per_bundle = workers_per_node or 1
         if isinstance(placement, PlacementGroup):
             group = placement
+            if (bundles := len(group.bundle_specs)) != num_workers:
+                raise ConfigurationError(
+                    f"run: the placement group has {bundles} bundles for {num_workers} ranks; give as many"
+                )
         else:
             bundle = {name: amount * per_bundle for name, amount in resources.items()}
             strategy = "STRICT_SPREAD" if workers_per_node else placement
@@ -86,7 +91,7 @@ def run(
                 size=num_workers,
                 host=ray.util.get_node_ip_address(),
                 work=work,
-                pickler="ray.cloudpickle",
+                pickler=_PICKLER,
                 env=env or {},
                 executable=executable,
                 start_timeout_s=limit_s,
@@ -120,23 +125,8 @@ def _checked(
     return {name: amount for name, amount in {"CPU": 1, **(resources or {})}.items() if amount}
 
 
-def _pickled(work: Any) -> bytes:
-    from ray import cloudpickle
-
-    try:
-        return bytes(cloudpickle.dumps(work))
-    except Exception as error:
-        raise ConfigurationError(
-            f"run: the function or its arguments can't be pickled ({type(error).__name__}: {error})"
-        ) from error
-
-
 def _await_places(group: PlacementGroup, size: int, resources: Mapping[str, float], limit_s: float) -> None:
-    """Raise ConfigurationError unless the group has its places in time, and enough of them."""
-    if len(group.bundle_specs) > size:
-        raise ConfigurationError(
-            f"run: the placement group has {len(group.bundle_specs)} bundles for {size} ranks; give as many"
-        )
+    """Raise ConfigurationError unless the group has its places in time."""
     end = time.monotonic() + limit_s
     if group.wait(min(_PATIENCE_S, limit_s)):
         return
@@ -187,25 +177,27 @@ class _Actors:
     started: list[Any] = field(default_factory=list)
 
     def run(self, task_run: TaskRun) -> Results:
-        others = {name: amount for name, amount in self.resources.items() if name not in ("CPU", "GPU")}
-        for partition in range(self.size):
-            options = {
-                "num_cpus": self.resources.get("CPU", 0),
-                "num_gpus": self.resources.get("GPU", 0),
-                "resources": others,
-                "max_restarts": 0,
-                "scheduling_strategy": PlacementGroupSchedulingStrategy(
-                    self.group, placement_group_bundle_index=partition // self.per_bundle
-                ),
-            }
-            self.started.append(ray.remote(RankActor).options(**options).remote(task_run, partition))
         try:
+            self.started += [self._start(task_run, partition) for partition in range(self.size)]
             described = _each([actor.describe.remote() for actor in self.started])
             found = places([task for task, _ in described])
             devices = [_devices_of(task, described, found) for task, _ in described]
             return _each([actor.work.remote(found[i], devices[i]) for i, actor in enumerate(self.started)])
         finally:
             self.cancel()
+
+    def _start(self, task_run: TaskRun, partition: int) -> Any:
+        place = PlacementGroupSchedulingStrategy(
+            self.group, placement_group_bundle_index=partition // self.per_bundle
+        )
+        actor = ray.remote(RankActor).options(
+            num_cpus=self.resources.get("CPU", 0),
+            num_gpus=self.resources.get("GPU", 0),
+            resources={name: amount for name, amount in self.resources.items() if name not in ("CPU", "GPU")},
+            max_restarts=0,
+            scheduling_strategy=place,
+        )
+        return actor.remote(task_run, partition)
 
     def cancel(self) -> None:
         for actor in self.started:

@@ -15,10 +15,11 @@ from typing import Any, Final, TextIO
 
 from ringtrain.errors import ConfigurationError
 from ringtrain.spark.task import rank_of
-from ringtrain.tasks.launcher import Results, RunOptions, Tasks, run_in_tasks
+from ringtrain.tasks.launcher import Results, RunOptions, Tasks, pickled_by, run_in_tasks
 from ringtrain.tasks.plan import TaskRun
 
 log = logging.getLogger("ringtrain.spark")
+_PICKLER: Final = "pyspark.cloudpickle"
 _START_TIMEOUT_S: Final = 600.0
 # Executors of a cluster that has just been asked for come one after the other.
 _SLOTS_S: Final = 30.0
@@ -78,8 +79,8 @@ def run(
             scheduler="Spark",
             size=size,
             host=context.getConf().get("spark.driver.host", "127.0.0.1"),
-            work=_pickled((fn, tuple(args), dict(kwargs or {}))),
-            pickler="pyspark.cloudpickle",
+            work=pickled_by(_PICKLER, fn, args, kwargs),
+            pickler=_PICKLER,
             env=env or {},
             executable=executable,
             start_timeout_s=limit_s,
@@ -127,17 +128,6 @@ def _say_no_effect(arguments: Mapping[str, Any]) -> None:
     for name, reason in _NO_EFFECT.items():
         if arguments[name]:
             log.warning("%s has no effect: %s", name, reason)
-
-
-def _pickled(work: Any) -> bytes:
-    from pyspark import cloudpickle
-
-    try:
-        return bytes(cloudpickle.dumps(work))
-    except Exception as error:
-        raise ConfigurationError(
-            f"run: the function or its arguments can't be pickled ({type(error).__name__}: {error})"
-        ) from error
 
 
 @dataclass(frozen=True)

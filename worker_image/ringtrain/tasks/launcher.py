@@ -13,13 +13,14 @@ import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, TextIO
 
-from ringtrain.errors import RankFailed, RingtrainError
+from ringtrain.errors import ConfigurationError, RankFailed, RingtrainError
 from ringtrain.shared import contract
 from ringtrain.shared.address import host_port
 from ringtrain.shared.ports import HeldPorts
@@ -41,7 +42,7 @@ Results = list[tuple[int, bytes | None]]
 @dataclass(frozen=True)
 class RunOptions:
     """One run as its driver starts it. `scheduler`: whose tasks they are, such as Spark. `host`: the driver's
-    address for tasks. `work`: function, positional and keyword arguments, pickled by the module `pickler`."""
+    address for tasks. `work`: as `pickled_by` made it with the module `pickler`."""
 
     scheduler: str
     size: int
@@ -67,6 +68,16 @@ class Tasks:
     cancel: Callable[[], None]
     partition_of: Callable[[BaseException], int | None]
     said: Callable[[BaseException], str] = str
+
+
+def pickled_by(pickler: str, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> bytes:
+    """A function and its arguments for ranks. Raises ConfigurationError with what `pickler` says."""
+    try:
+        return bytes(import_module(pickler).dumps((fn, tuple(args), dict(kwargs or {}))))
+    except Exception as error:
+        raise ConfigurationError(
+            f"run: the function or its arguments can't be pickled ({type(error).__name__}: {error})"
+        ) from error
 
 
 def run_in_tasks(options: RunOptions, tasks: Tasks) -> list[Any]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from ringtrain.errors import ConfigurationError
+from ringtrain.errors import ConfigurationError, shown
 from ringtrain.shared.slurm import node_names, tasks_of_nodes
 from ringtrain_job.launcher.discovery import own_names
 
@@ -54,8 +54,12 @@ def allocated_hosts(env: Mapping[str, str]) -> list[Host]:
     if not env.get("SLURM_JOB_NODELIST") or _is_task(env):
         return []
     try:
-        tasks = tasks_of_nodes("SLURM_TASKS_PER_NODE", env)
-        return [Host(*place) for place in zip(node_names("SLURM_JOB_NODELIST", env), tasks, strict=False)]
+        nodes, tasks = node_names("SLURM_JOB_NODELIST", env), tasks_of_nodes("SLURM_TASKS_PER_NODE", env)
+        if len(nodes) != len(tasks):
+            raise ConfigurationError(
+                f"SLURM_TASKS_PER_NODE is {shown(env['SLURM_TASKS_PER_NODE'])} for {len(nodes)} nodes"
+            )
+        return [Host(*place) for place in zip(nodes, tasks, strict=True)]
     except ConfigurationError as exc:
         raise click.UsageError(f"{exc}; or say with -np and -H where ranks are") from exc
 
