@@ -27,8 +27,9 @@ from ringtrain.optim.arenas import WEIGHTS, Arenas
 from ringtrain.optim.layout import Bucket, Layout
 from ringtrain.optim.mirror import Mirror, Replay, Tools
 
-# "replay" is what the optimizer does. "sent": over the network also where ranks map each other's memory.
-WAYS = ("none", "undo", "replay", "sent", "state")
+# "replay" is what the optimizer does, "two" with `redundancy=2`. "sent": over the network also where ranks map
+# each other's memory.
+WAYS = ("none", "undo", "replay", "two", "sent", "state")
 
 
 class SentMirror(Mirror):
@@ -65,15 +66,15 @@ class Variant(HostOptimizer):
     """A host optimizer that keeps of an elastic one what `way` says."""
 
     def __init__(self, params: dict[str, Flat], way: str) -> None:
-        super().__init__(params, AdamW(lr=1e-3), elastic=way != "none")
+        super().__init__(params, AdamW(lr=1e-3), elastic=way != "none", redundancy=2 if way == "two" else 1)
         context = self._cut.context
         if way == "undo":
-            self._cut = replace(self._cut, context=replace(context, mirror=None))
-        if way in ("sent", "state") and context.mirror is not None:
-            given = (context.layout, context.mirror.homes, context.lane or context.group)
+            self._cut = replace(self._cut, context=replace(context, mirrors=()))
+        if way in ("sent", "state") and context.mirrors:
+            given = (context.layout, context.mirrors[0].homes, context.lane or context.group)
             tools = Tools(context.state_names, context.kernels, None)
             mirror = SentMirror(*given, tools) if way == "sent" else StateMirror(*given, tools, context.arenas)
-            self._cut = replace(self._cut, context=replace(context, mirror=mirror))
+            self._cut = replace(self._cut, context=replace(context, mirrors=(mirror,)))
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,14 @@ import functools
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from random import Random
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ringtrain._core.process_groups.context import current
 from ringtrain._core.process_groups.formations import Former
@@ -57,6 +60,7 @@ CASES = {
     "bf16": Case(options={"compression": "bf16"}),
     "int8-clip": Case(options={"compression": "int8", "clip_norm": 0.5}),
     "unsharded": Case(local=["own"], options={"sharded": False}),
+    "two-copies": Case(options={"redundancy": 2}),
 }
 SHAPES = {"own": (5, 7), "a": (40, 33), "b": (1001,), "c": (0, 3), "d": (9,), "last": (3,)}
 
@@ -482,11 +486,82 @@ def test_a_loaded_state_has_a_second_home() -> None:
         ([0, 0, 2, 2], [2, 3, 0, 1]),
         ([0, 0, 0], [1, 2, 0]),
         ([0, 0, 2, 3], [2, 3, 0, 1]),
-        ([0, 0, 0, 3], [3, 0, 1, 2]),
+        ([0, 0, 0, 3], [1, 2, 3, 0]),
     ],
 )
 def test_a_second_home_is_in_another_pod_where_there_is_one(pods: list[int], homes: list[int]) -> None:
-    assert list(second_homes(pods)) == homes
+    assert second_homes(pods) == [tuple(homes)]
+
+
+@given(st.lists(st.integers(1, 4), min_size=2, max_size=6).flatmap(st.permutations), st.randoms())
+def test_two_second_homes_are_in_two_other_pods_where_there_are_two(sizes: list[int], random: Random) -> None:
+    """Every rank has one shard of each copy; no pod has a shard twice if none has over a third of the ranks."""
+    pods = [pod for pod, ranks in enumerate(sizes) for _ in range(ranks)]
+    random.shuffle(pods)
+    copies = second_homes(pods, 2)
+    assert len(copies) == min(2, len(pods) - 1)
+    for copy in copies:
+        assert sorted(copy) == list(range(len(pods)))
+    for homes in zip(range(len(pods)), *copies, strict=True):
+        assert len(set(homes)) == len(homes)
+        if 3 * max(sizes) <= len(pods):
+            assert len({pods[home] for home in homes}) == 3
+
+
+TWO_COPIES = {"redundancy": 2}
+
+
+@pytest.mark.parametrize("name", ["fused", "fused-half", "lamb-half-clip", "accumulate", "bf16", "int8-clip"])
+def test_any_two_ranks_may_be_lost_at_once_where_shards_have_two_copies(name: str) -> None:
+    """Whichever two: those who go on have the bits of a world that was not disturbed. Three are said on all."""
+    case = Case(CASES[name].rule, CASES[name].dtype, options=CASES[name].options | TWO_COPIES)
+    owed = {LOST} if "compression" in case.options else set()  # by each rank itself, as decision 22 says
+    with _undisturbed(case, "memory", 4) as expected:
+        for lost in itertools.combinations(range(4), 2):
+            with world_of(4) as world:
+                opts = world.run(lambda rank: _trained_there(case))
+            former = [None if rank in lost else rank for rank in range(4)]
+            with world_of(4) as world:
+                for bits, end in world.run(functools.partial(_goes_on, case, opts, former)):
+                    assert _differing(bits, expected[DISTURBED]) <= owed, lost
+                    assert owed or end == expected[LAST], lost
+    with world_of(4) as world:
+        opts = world.run(lambda rank: _trained_there(case))
+    with world_of(2) as world:
+        for error in world.errors(lambda rank: _goes_on(case, opts, [0, None], rank)):
+            assert isinstance(error, StateLost)
+            assert error.ranks == (1,)
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("transport", ["memory", "grpc", "shm", "pods"])
+@pytest.mark.parametrize("name", ["fused", "lamb", "clip"])
+def test_two_ranks_that_are_lost_in_an_update_cost_no_more_than_that(name: str, transport: str) -> None:
+    """Wherever one leaves, with any other one, newcomers get the bits of the last update that the others have
+    done, also where an owner is lost with the second home that had its gradient first."""
+    case = Case(CASES[name].rule, options=CASES[name].options | TWO_COPIES)
+    with _undisturbed(case, transport, 4) as expected:
+        for fails_at in range(1, 9) if transport == "memory" else (3, 5):
+            victim = fails_at % 4
+            with world_of(4, transport, timeout_s=10) as world:
+                opts, done, _ = _fail_at(world, case, victim, fails_at)
+            lost = {victim, (victim + 1 + fails_at // 4 % 3) % 4}
+            agreed = min(updates for rank, updates in enumerate(done) if rank not in lost)
+            former = [None if rank in lost else rank for rank in range(4)]
+            with world_of(4, transport) as world:
+                for rank in set(range(4)) - lost:
+                    opts[rank].rollback(agreed)
+                for rank, bits in enumerate(world.run(functools.partial(_goes_on, case, opts, former))):
+                    assert bits == [expected[agreed], expected[LAST]], (fails_at, rank)
+
+
+@pytest.mark.parametrize(("elastic", "sharded"), [(False, True), (True, False)])
+def test_copies_are_of_shards_that_may_move(elastic: bool, sharded: bool) -> None:
+    with pytest.raises(ConfigurationError, match="redundancy is 2 with elastic="):
+        HostOptimizer({"w": np.zeros(3)}, SGD(0.1), elastic=elastic, sharded=sharded, redundancy=2)
+    for redundancy in (0, True, 1.5):
+        with pytest.raises(ConfigurationError, match="expected a whole number of copies of each shard"):
+            HostOptimizer({"w": np.zeros(3)}, SGD(0.1), elastic=True, redundancy=redundancy)  # type: ignore[arg-type]
 
 
 class SendingGroup(ProcessGroup):
@@ -519,10 +594,10 @@ def _flip(values: Any) -> None:
     values.view(np.uint8)[5] ^= 16
 
 
-@pytest.mark.parametrize("where", ["state", "copy", "weights"])
+@pytest.mark.parametrize("where", ["state", "copy", "copy 2", "weights"])
 def test_a_bit_that_flips_between_two_updates_is_found_on_its_rank(where: str) -> None:
-    """StateCorrupt on all ranks names the one whose memory it was: the owner, or the second home."""
-    case = CASES["fused"]
+    """StateCorrupt on all ranks names the one whose memory it was: the owner, or a second home."""
+    case = CASES["two-copies" if where == "copy 2" else "fused"]
     with world_of(SIZE) as world:
 
         def run(rank: int) -> None:
@@ -555,6 +630,25 @@ def test_a_bit_that_flipped_unseen_is_found_by_its_two_homes() -> None:
             assert isinstance(error, StateCorrupt)
             assert error.ranks == (2, 0)
             assert "rank 2 and rank 0, the second home of its state, hold different bits of it" in str(error)
+
+
+@pytest.mark.sampled(one_in=3)
+@pytest.mark.parametrize(("where", "wrong"), [("state", 2), ("copy", 2), ("copy 2", 2)])
+def test_of_three_copies_the_odd_one_is_named(where: str, wrong: int) -> None:
+    case = CASES["two-copies"]
+    with world_of(SIZE) as world:
+
+        def run(rank: int) -> None:
+            opt = _Opened(_made(case, group_of()))
+            _train(opt.optimizer, case, PARTS - 1)  # the last part is looked at, and the first bucket is not in it
+            if rank == wrong:
+                _flip(opt.memory(where))
+            _train(opt.optimizer, case, 2 * PARTS + EVERY)
+
+        for error in world.errors(run):
+            assert isinstance(error, StateCorrupt)
+            assert error.ranks == (wrong,)
+            assert f"of them rank {wrong} differs from the others: its memory" in str(error)
 
 
 def test_a_state_that_is_loaded_or_rolled_back_to_is_no_corruption() -> None:
@@ -593,9 +687,9 @@ class _Opened:
 
     def memory(self, where: str) -> Any:
         context = vars(self.optimizer)["_cut"].context
-        bucket = context.mirror.buckets[0]
-        if where == "copy":
-            return context.mirror.values(bucket)["mean"]
+        bucket = context.mirrors[0].buckets[0]
+        if where.startswith("copy"):
+            return context.mirrors[where == "copy 2"].values(bucket)["mean"]
         return context.arenas.own_values(bucket)["mean" if where == "state" else "weights"]
 
 

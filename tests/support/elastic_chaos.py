@@ -98,9 +98,9 @@ def _takes_state(shape: Shape, struck: set[int], slots: dict[int, int]) -> bool:
     """Whether a part of the state is gone when `struck` are lost of a world with these slots by rank."""
     if set(slots.values()) <= struck:
         return True
-    homes = second_homes([slots[rank] // shape.slots for rank in sorted(slots)])
-    pairs = [(slots[rank], slots[home]) for rank, home in enumerate(homes)]
-    return shape.sharded and any({owner, home} <= struck for owner, home in pairs)
+    copies = second_homes([slots[rank] // shape.slots for rank in sorted(slots)], shape.copies)
+    homes = [{slots[home] for home in (rank, *(copy[rank] for copy in copies))} for rank in sorted(slots)]
+    return shape.sharded and any(shard <= struck for shard in homes)
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,8 @@ class Fault:
 
 @dataclass(frozen=True)
 class Shape:
-    """The job of a block. `patient`: a silent process is not lost before a minute; else after `timeout_s`."""
+    """The job of a block. `patient`: a silent process is not lost before a minute; else after `timeout_s`.
+    `copies`: of each shard, beside its owner's."""
 
     pods: int
     slots: int
@@ -41,6 +42,7 @@ class Shape:
     on_loss: str
     sharded: bool
     patient: bool
+    copies: int = 1
 
     @property
     def ranks(self) -> int:
@@ -71,7 +73,9 @@ def shape_of(block: int) -> Shape:
     chance = random.Random(f"shape {block}")
     patient = chance.random() < 0.75
     pods, slots, transport = chance.choice(_PATIENT if patient else _SILENT)
-    return Shape(pods, slots, transport, chance.choice(["Replace", "Shrink"]), chance.random() < 0.8, patient)
+    on_loss, sharded = chance.choice(["Replace", "Shrink"]), chance.random() < 0.8
+    copies = 2 if sharded and random.Random(f"copies {block}").random() < 0.4 else 1
+    return Shape(pods, slots, transport, on_loss, sharded, patient, copies)
 
 
 def faults_of(seed: int, shape: Shape) -> tuple[Fault, ...]:

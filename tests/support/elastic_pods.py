@@ -84,6 +84,7 @@ class _Playing:
             SLOTS=str(shape.ranks),
             WINDOWS=str(len(plans)),
             SHARDED=str(int(shape.sharded)),
+            COPIES=str(shape.copies),
             PYTHONPATH=os.pathsep.join(
                 filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")])
             ),

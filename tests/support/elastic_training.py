@@ -46,6 +46,7 @@ SLOT = int(os.environ.get("RINGTRAIN_SLOT", "0"))
 SLOTS = int(os.environ.get("SLOTS", "1"))
 WINDOWS = int(os.environ.get("WINDOWS", "1"))
 SHARDED = os.environ.get("SHARDED", "1") == "1"
+COPIES = int(os.environ.get("COPIES", "1"))
 
 
 class Faults:
@@ -195,7 +196,7 @@ def main() -> None:
     rt.init()
     weights = {"one": np.full(700, 0.5, np.float32), "two": np.zeros(1300, np.float32)}
     optimizer = rt.optim.HostOptimizer(
-        weights, rt.optim.Adam(lr=0.01), bucket_bytes=4096, sharded=SHARDED, elastic=True
+        weights, rt.optim.Adam(lr=0.01), bucket_bytes=4096, sharded=SHARDED, elastic=True, redundancy=COPIES
     )
     shard = elastic.shard(SAMPLES, elastic.FixedGlobal(BATCH), seed=SEED)
     values = {"step": 0, "windows": 0, "ledger": []}

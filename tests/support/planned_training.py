@@ -41,10 +41,10 @@ def _start() -> dict[str, np.ndarray[Any, Any]]:
 
 
 class OnHost:
-    """Ringtrain's own optimizer, sharded. `local`: parameters that each rank trains by itself."""
+    """Ringtrain's own optimizer. `local`: parameters that each rank trains by itself. `copies`: of shards."""
 
-    def __init__(self, local: Sequence[str] = ()) -> None:
-        options: dict[str, Any] = {"bucket_bytes": 4096, "local": local, "elastic": True}
+    def __init__(self, local: Sequence[str] = (), copies: int = 1) -> None:
+        options: dict[str, Any] = {"bucket_bytes": 4096, "local": local, "elastic": True, "redundancy": copies}
         optimizer = rt.optim.HostOptimizer(_start(), rt.optim.Adam(lr=0.01), **options)
         self.values = {"optimizer": optimizer}
 
@@ -144,6 +144,7 @@ class InKeras:
 KINDS = {
     "host-local": lambda: OnHost(local=["two"]),
     "host": OnHost,
+    "host-two-copies": lambda: OnHost(copies=2),
     "arrays": OnArrays,
     "torch-host": lambda: InTorch(host=True),
     "torch": lambda: InTorch(host=False),

@@ -66,7 +66,7 @@ class NotRestored(StateLost):
 class StateCorrupt(RingtrainError):
     """Copies of the optimizer's state differ, or memory changed by itself.
 
-    `ranks`: whose; an owner and its second home where it is not known which of them is wrong.
+    `ranks`: whose; an owner and its second homes where it is not known which of them is wrong.
     """
 
     def __init__(self, ranks: tuple[int, ...], message: str) -> None:

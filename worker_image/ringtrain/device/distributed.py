@@ -31,6 +31,7 @@ class Options:
     clip_norm: float | None = None
     schedule: Callable[[int], float] | None = None
     elastic: bool = False
+    redundancy: int = 1
     process_set: ProcessSet = global_process_set
 
 
@@ -63,6 +64,7 @@ class DistributedOptimizer(OnHost):
             clip_norm=chosen.clip_norm,
             schedule=chosen.schedule,
             elastic=chosen.elastic,
+            redundancy=chosen.redundancy,
             group=first_group(chosen.elastic, self._open_group),
         )
         self._left = set(session.parameters)

@@ -72,6 +72,19 @@ def check_passes(passes: int, what: str) -> None:
         raise ConfigurationError(f"{what} is {passes}; expected at least 1")
 
 
+def check_redundancy(redundancy: int, elastic: bool, sharded: bool) -> None:
+    """How many copies there are of each shard."""
+    if type(redundancy) is not int or redundancy < 1:
+        raise ConfigurationError(
+            f"redundancy is {redundancy!r}; expected a whole number of copies of each shard, at least 1"
+        )
+    if redundancy > 1 and not (elastic and sharded):
+        raise ConfigurationError(
+            f"redundancy is {redundancy} with elastic={elastic}, sharded={sharded}; expected elastic=True and "
+            "sharded=True: only there shards have copies"
+        )
+
+
 def check_rule(rule: Any) -> None:
     if isinstance(rule, type) or not isinstance(rule, Rule):
         raise ConfigurationError(

@@ -36,7 +36,7 @@ class Model:
     """What an optimizer is in every world: parameters in their order, rules, and how to update.
 
     `rules`: those that it began with, one for each group of parameters. `group_of`: each parameter's, by name.
-    `elastic`: updates can be undone, and the state outlives the loss of a rank.
+    `elastic`: updates can be undone, and the state outlives the loss of a rank, or of as many as `redundancy`.
     """
 
     specs: tuple[ParamSpec, ...]
@@ -47,6 +47,7 @@ class Model:
     sharded: bool
     compression: str | None
     elastic: bool
+    redundancy: int = 1
 
     def layout(self, size: int) -> Layout:
         """Where everything lies in a world of `size` ranks."""
@@ -59,6 +60,7 @@ class Model:
             "bucket_bytes": self.bucket_bytes, "sharded": self.sharded,
             "accumulate": settings.accumulate, "compression": self.compression,
             "clip_norm": settings.clip_norm, "schedule": settings.schedule, "elastic": self.elastic,
+            "redundancy": self.redundancy,
         }  # fmt: skip
         named = {name: described(value) for name, value in compared.items()}
         if len(self.rules) == 1:
@@ -98,9 +100,9 @@ class Cut:
         self.context.missed.counts = dict(missed)
         if self.context.undo is not None:
             self.context.undo.begin_at(updates)
-        if self.context.mirror is not None:
-            self.context.mirror.begin_at(updates)
-            self.context.mirror.missed.counts = dict(missed)
+        for mirror in self.context.mirrors:
+            mirror.begin_at(updates)
+            mirror.missed.counts = dict(missed)
         if self.check is not None:
             self.check.begin()
         if self.replicas is not None:
@@ -127,7 +129,7 @@ def make_cut(model: Model, group: Group, devices: DeviceReducer | None = None) -
     lane = group.beside() if group.size > 1 and devices is None else None  # devices keep to one order
     wire = None if model.compression is None else _wire((group, lane or group), layout, arenas, model.compression)
     undo = _undo(layout, arenas, wire) if model.elastic else None
-    mirror = _mirror(model, layout, (group, lane or group), Tools(model.state_names, kernels, wire))
+    mirrors = _mirrors(model, layout, (group, lane or group), Tools(model.state_names, kernels, wire))
     context = UpdateContext(
         group,
         layout,
@@ -143,11 +145,11 @@ def make_cut(model: Model, group: Group, devices: DeviceReducer | None = None) -
         wire,
         lane,
         undo,
-        mirror,
-        devices,
+        mirrors,
+        devices=devices,
     )
     inbox = Inbox(layout, arenas, group.rank, model.settings)
-    check = None if mirror is None else MemoryCheck(context, mirror)
+    check = MemoryCheck(context) if mirrors else None
     replicas = None
     if group.size > 1 and devices is None:
         replicas = ReplicaCheck(context, model.sharded or not any(map(rule_is_whole, model.rules)))
@@ -178,14 +180,15 @@ def _wire(groups: tuple[Group, Group], layout: Layout, arenas: Arenas, compressi
     return HalfWire(*groups, layout, arenas, compression)
 
 
-def _mirror(model: Model, layout: Layout, groups: tuple[Group, Group], tools: Tools) -> Mirror | None:
+def _mirrors(model: Model, layout: Layout, groups: tuple[Group, Group], tools: Tools) -> tuple[Mirror, ...]:
     """None where each rank has the whole state, or there is no other rank. Collective."""
     group, lane = groups
     if not model.elastic or not model.sharded or group.size == 1:
-        return None
+        return ()
     context = current_or_none()
     pod = group.rank if context is None else context.config.pod
-    return Mirror(layout, second_homes(group.allgather_object(pod, "optimizer pods")), lane, tools)
+    copies = second_homes(group.allgather_object(pod, "optimizer pods"), model.redundancy)
+    return tuple(Mirror(layout, homes, lane, tools, maps=copy == 0) for copy, homes in enumerate(copies))
 
 
 def _undo(layout: Layout, arenas: Arenas, wire: Wire | None) -> Undo:

@@ -70,8 +70,8 @@ class FusedUpdate:
             if before is not None and is_early and not is_last and self._m.group.finish_updates():
                 self.arrivals.arrived(before)
                 before = None
-            if is_early and met and self._m.mirror is not None:
-                self._m.mirror.catch_up_until(self._inbox.is_complete, bucket, self.number)
+            if is_early and met:
+                self._m.catch_up_until_complete(self._inbox, bucket, self.number)
             if not self._inbox.wait_complete(bucket.index):
                 raise Abandoned
             if bucket.local or not bucket.size:
@@ -91,10 +91,10 @@ class FusedUpdate:
 
     def _update(self, bucket: Bucket) -> list[Pending]:
         """Return what is under way to second homes."""
-        arenas, mirror, undo, spans = self._m.arenas, self._m.mirror, self._m.undo, self._spans[bucket.index]
+        arenas, mirrors, undo, spans = self._m.arenas, self._m.mirrors, self._m.undo, self._spans[bucket.index]
         own = arenas.gradients(bucket)[arenas.owned(bucket)]
         state = arenas.state[bucket.index]
-        room = None if mirror is None else mirror.room(bucket, self.number)
+        room = mirrors[0].room(bucket, self.number) if mirrors else None
         scale = self._m.mean_scale(bucket, self._inbox.micro_steps)
         change = ChunkUpdate(
             spans.rule(self._rules, self._m.missed, scale),
@@ -102,13 +102,13 @@ class FusedUpdate:
             tuple(state[name] for name in self._m.state_names),
             state.get(MASTER),
             last=bucket is self._last,
-            reduced=own if mirror is not None and room is None else room,
+            reduced=own if mirrors and room is None else room,
             kept=None if undo is None else undo.room(bucket.index, self.number),
         )
         with timeline.span(f"reduce and update bucket {bucket.index}", "bucket"):
             self._m.group.update(arenas.gradients(bucket), bucket.bounds, Average if bucket.half else Sum, change)
         spans.note(self.number, self._m.missed)
-        return [] if mirror is None else mirror.exchange(bucket, own, Replay(self._rules, scale))
+        return self._m.exchange_copies(bucket, own if room is None else room, Replay(self._rules, scale))
 
     def _update_alone(self, bucket: Bucket) -> None:
         began_ns = time.perf_counter_ns()

@@ -1,10 +1,10 @@
 """What ranks that leave by plan give to those that stay, before their world ends.
 
-A shard is on its owner and on its second home. Where both leave, the owner gives it to a rank that stays, which
-brings it into the next world as a second home would.
+A shard is on its owner and on its second homes. Where all of them leave, the owner gives it to a rank that stays,
+which brings it into the next world as a second home would.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
@@ -14,23 +14,26 @@ from ringtrain.optim.mirror import KeptShard
 from ringtrain.optim.pipeline import UpdateContext
 
 
-def takers(homes: Collection[int], leaving: Collection[int]) -> dict[int, int]:
-    """By rank of `leaving` whose second home leaves as well, the rank that takes its shard: each in turn."""
-    staying = [rank for rank in range(len(homes)) if rank not in leaving]
-    orphans = [rank for rank, home in enumerate(homes) if rank in leaving and home in leaving]
+def takers(size: int, homes: Sequence[Sequence[int]], leaving: Collection[int]) -> dict[int, int]:
+    """By rank of `leaving` whose second homes all leave as well, the rank that takes its shard: each in turn.
+
+    `homes`: of each copy, the rank that has it of each of `size` ranks' shards.
+    """
+    staying = [rank for rank in range(size) if rank not in leaving]
+    orphans = [rank for rank in leaving if all(copy[rank] in leaving for copy in homes)]
     return {rank: staying[place % len(staying)] for place, rank in enumerate(orphans)} if staying else {}
 
 
 def hand_over(context: UpdateContext, updates: int, leaving: Collection[int]) -> None:
     """Have a rank that stays keep each shard that only ranks of `leaving` have. Collective, after update `updates`
     on all ranks of the world."""
-    mirror, group = context.mirror, context.group
-    if mirror is None or not (taken := takers(mirror.homes, leaving)):
+    group, homes = context.group, [mirror.homes for mirror in context.mirrors]
+    if not homes or not (taken := takers(group.size, homes, sorted(leaving))):
         return
     own = [owner for owner, taker in taken.items() if taker == group.rank]
     missed = group.allgather_object({name: n for name, n in context.missed.counts.items() if n}, "missed")
     kept = {owner: KeptShard(updates, {}, missed[owner]) for owner in own}
-    for bucket in mirror.buckets:
+    for bucket in context.mirrors[0].buckets:
         slots = context.slots(bucket)
         message = np.concatenate([np.empty(0, np.uint8), *(slots[name].view(np.uint8) for name in slots)])
         nothing = np.empty(0, np.uint8)
@@ -40,7 +43,8 @@ def hand_over(context: UpdateContext, updates: int, leaving: Collection[int]) ->
         received = group.all_to_all(parts, origins).wait()
         for owner in own:
             kept[owner].values[bucket.index] = _unpacked(bucket, owner, slots, received[owner])
-    mirror.kept = kept
+    context.kept.clear()
+    context.kept.update(kept)
 
 
 def _unpacked(bucket: Bucket, owner: int, like: Mapping[str, Flat], received: Flat) -> dict[str, Flat]:

@@ -24,6 +24,7 @@ from ringtrain.optim.arguments import (
     as_arrays,
     check_arguments,
     check_passes,
+    check_redundancy,
     check_rule,
     grouped_rules,
 )
@@ -68,6 +69,8 @@ class HostOptimizer:
     `compression`: "bf16", "fp16" or "int8": float32 gradients and changes of weights travel in half or a quarter
     of the bytes, and what rounding takes away is added the next time. Needs `sharded`.
     `elastic`: its world may change: `rollback` undoes a step that failed, and `reform` goes on in another world.
+    `redundancy`: of an elastic one's shards, how many other ranks have a copy, each in a pod of its own as far as
+    there are pods: so many ranks, or pods, may be lost at once. Each costs its memory, and a gradient on the wire.
 
     Collective: all ranks construct it with the same arguments, else MismatchError. After an error in a step the
     weights may be half new; the optimizer refuses further use until `rollback`. Without `elastic` the job starts
@@ -92,6 +95,7 @@ class HostOptimizer:
         check_finite: bool = False,
         compression: str | None = None,
         elastic: bool = False,
+        redundancy: int = 1,
         group: Group | None = None,
         devices: DeviceReducer | None = None,
     ) -> None:
@@ -103,8 +107,11 @@ class HostOptimizer:
             raise ConfigurationError(
                 f'compression is "{compression}" with sharded=False; compression needs shards'
             )
+        check_redundancy(redundancy, elastic, sharded)
         specs = tuple(ParamSpec(name, array.shape, array.dtype, name in local) for name, array in arrays.items())
-        self._model = Model(specs, rules, places, settings, bucket_bytes, sharded, compression, elastic)
+        self._model = Model(
+            specs, rules, places, settings, bucket_bytes, sharded, compression, elastic, redundancy
+        )
         self._rules = self._committed = rules
         self._cut = make_cut(self._model, group or first_group(elastic, group_of), devices)
         self._prepared: Own | None = None
@@ -127,8 +134,8 @@ class HostOptimizer:
             for arena in context.arenas.synced_arenas():
                 context.group.broadcast(arena)
         context.arenas.refresh_masters(context.layout.buckets)
-        if context.mirror is not None:
-            context.mirror.take_weights(context.arenas)
+        for mirror in context.mirrors:
+            mirror.take_weights(context.arenas)
 
     @property
     def weights(self) -> Mapping[str, Flat]:
@@ -447,7 +454,7 @@ class HostOptimizer:
             return
         self._require_idle("take_weights")
         missed = self._cut.context.missed.counts
-        if (mirror := self._cut.context.mirror) is not None:
+        for mirror in self._cut.context.mirrors:
             mirror.settle(self._updates)
             mirror.take_weights(self._cut.context.arenas)
             missed = merged_missed([missed, mirror.missed.counts])
@@ -481,7 +488,7 @@ class HostOptimizer:
             raise ConfigurationError(f"rollback: to is {to}; expected {done}, the updates done, or one less")
         restored = undo.restore(chosen)
         self._cut.context.missed.undo(chosen)
-        if (mirror := self._cut.context.mirror) is not None:
+        for mirror in self._cut.context.mirrors:
             if chosen < done:
                 mirror.settle(chosen)
             else:  # whether the others have done that update is not known: it may have to be undone as well

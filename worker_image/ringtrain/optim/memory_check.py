@@ -1,9 +1,9 @@
 """Finds memory that has changed by itself: each update checks another part of what a rank holds.
 
 Between two updates nothing may change. So a rank whose digest of a part is another before an update than it was
-after the one before is the one whose memory is wrong. Owner and second home also compare their digests of each
-part of a shard. Where these differ and no rank's memory was seen to change, one of the two is wrong since earlier,
-or has computed wrongly; which, two copies can't tell.
+after the one before is the one whose memory is wrong. Owner and second homes also compare their digests of each
+part of a shard. Where these differ and no rank's memory was seen to change, one of them is wrong since earlier, or
+has computed wrongly. Which, two can't tell; of three it is the one that differs from two that are alike.
 """
 
 from collections.abc import Iterable, Sequence
@@ -26,22 +26,28 @@ EVERY: Final = 20
 
 @dataclass(frozen=True)
 class _Noted:
-    """Digests of the part that was looked at after update `number`. `version`: the update that the copy was of."""
+    """Digests of the part that was looked at after update `number`. `version`: the update that the copies were of.
+    `copies`, `gradients`: of the shards that are copied here, and of what waits to be applied to them."""
 
     number: int
     version: int
-    digests: tuple[int, int, int]
+    own: int
+    copies: tuple[int, ...]
+    gradients: tuple[int, ...]
 
 
 class MemoryCheck:
     """The checks of one rank. Every rank makes them at the same updates."""
 
-    def __init__(self, context: UpdateContext, mirror: Mirror) -> None:
+    def __init__(self, context: UpdateContext) -> None:
+        """`context` has mirrors."""
         self._context = context
-        self._mirror = mirror
-        self._own_parts = cut_in_parts(_shard(context, mirror))
-        self._copy_parts = cut_in_parts(mirror.all_values())
-        self._gradient_parts = [cut_in_parts(mirror.gradients(number)) for number in (0, 1)]
+        self._mirrors = context.mirrors
+        self._own_parts = cut_in_parts(_shard(context, self._mirrors[0]))
+        self._copy_parts = [cut_in_parts(mirror.all_values()) for mirror in self._mirrors]
+        self._gradient_parts = [
+            [cut_in_parts(mirror.gradients(number)) for number in (0, 1)] for mirror in self._mirrors
+        ]
         self.begin()
 
     def begin(self) -> None:
@@ -49,12 +55,13 @@ class MemoryCheck:
         self._noted: _Noted | None = None
         self._changed_after: int | None = None  # the first update after which memory here was seen to change
         self._own: dict[int, int] = {}  # by update, the digest of a part of the own shard
-        self._copy: dict[int, int] = {}  # the same of the ward's, by the update that the copy was of
+        # The same of the shards that are copied here, by the update that the copies were of.
+        self._copies: dict[int, tuple[int, ...]] = {}
 
     def after(self, number: int) -> None:
         """Update `number` is done, and nothing changes until the next one begins."""
-        self._noted = noted = _Noted(number, self._mirror.version, self._digests(number))
-        self._own[number], self._copy[noted.version], _ = noted.digests
+        self._noted = noted = self._look(number)
+        self._own[number], self._copies[noted.version] = noted.own, noted.copies
 
     def before(self, number: int) -> None:
         """Update `number` is about to begin. Collective after each `EVERY` updates.
@@ -62,16 +69,16 @@ class MemoryCheck:
         Raises StateCorrupt, on every rank.
         """
         done, noted = number - 1, self._noted
-        if noted is not None and (noted.number, noted.version) != (done, self._mirror.version):
+        if noted is not None and (noted.number, noted.version) != (done, self._version):
             noted = None  # rolled back meanwhile
-        if noted is not None and noted.digests != self._digests(done) and self._changed_after is None:
+        if noted is not None and noted != self._look(done) and self._changed_after is None:
             self._changed_after = done
         if done and done % EVERY == 0:
             self._compare(done)
 
     def _compare(self, done: int) -> None:
         """Tell all ranks what this one has seen since the last time, and judge it."""
-        seen = [self._changed_after, sorted(self._own.items()), sorted(self._copy.items())]
+        seen = [self._changed_after, sorted(self._own.items()), sorted(self._copies.items())]
         told: list[Any] = self._context.group.allgather_object(seen, "memory check")
         wrong = {rank: one[0] for rank, one in enumerate(told) if one[0] is not None}
         if wrong:
@@ -81,30 +88,48 @@ class MemoryCheck:
                 "before the next one, when nothing may write to it: replace their nodes, or look for a program "
                 "that writes to weights",
             )
-        for rank, home in enumerate(self._mirror.homes):
-            own, copy = dict(told[rank][1]), dict(told[home][2])
-            differing = [number for number in own if number in copy and own[number] != copy[number]]
-            if differing:
-                raise StateCorrupt(
-                    (rank, home),
-                    f"after update {differing[0]} rank {rank} and rank {home}, the second home of its state, hold "
-                    f"different bits of it: the memory or the arithmetic of one of them is wrong, or a program "
-                    f"wrote to weights. Load a checkpoint from before update {max(0, differing[0] - PARTS)}, and "
-                    "test both nodes",
-                )
+        for rank in range(len(told)):
+            homes = [mirror.homes[rank] for mirror in self._mirrors]
+            copies = [dict(told[home][2]) for home in homes]
+            for number, own in told[rank][1]:
+                digests = [own, *(of[number][copy] for copy, of in enumerate(copies) if number in of)]
+                if len(digests) == len(homes) + 1 and len(set(digests)) > 1:
+                    raise _differs(number, (rank, *homes), digests)
         self._own = {number: digest for number, digest in self._own.items() if number == done}
-        self._copy.clear()
+        self._copies.clear()
 
-    def _digests(self, number: int) -> tuple[int, int, int]:
-        """Of a part of all that stays between updates: own shard, copy, and the gradient that waits for it.
+    @property
+    def _version(self) -> int:
+        return self._mirrors[0].version
 
-        The copy is one update behind: its part is the one of the owner's shard that was looked at then.
+    def _look(self, number: int) -> _Noted:
+        """At a part of all that stays between updates: own shard, copies, and the gradients that wait for these.
+
+        Copies are one update behind: their part is the one of the owner's shard that was looked at then.
         """
-        part, part_of_copy = number % PARTS, self._mirror.version % PARTS
-        gradients = self._gradient_parts[number % 2]
-        return (
-            digest_of(self._own_parts[part]), digest_of(self._copy_parts[part_of_copy]), digest_of(gradients[part])
-        )  # fmt: skip
+        part, part_of_copy = number % PARTS, self._version % PARTS
+        return _Noted(
+            number,
+            self._version,
+            digest_of(self._own_parts[part]),
+            tuple(digest_of(parts[part_of_copy]) for parts in self._copy_parts),
+            tuple(digest_of(parts[number % 2][part]) for parts in self._gradient_parts),
+        )
+
+
+def _differs(number: int, homes: Sequence[int], digests: Sequence[int]) -> StateCorrupt:
+    """The error where `homes`, the first of them the owner, have these `digests` of one shard after an update."""
+    common = max(digests, key=digests.count)
+    odd = [home for home, digest in zip(homes, digests, strict=True) if digest != common]
+    is_known = digests.count(common) > 1
+    ranks = ", ".join(f"rank {rank}" for rank in homes[1:])
+    said = f"of them rank {', '.join(map(str, odd))} differs from the others: its" if is_known else "one's"
+    return StateCorrupt(
+        tuple(odd if is_known else homes),
+        f"after update {number} rank {homes[0]} and {ranks}, the second home of its state, hold different bits of "
+        f"it, {said} memory or arithmetic is wrong, or a program wrote to weights. Load a checkpoint from before "
+        f"update {max(0, number - PARTS)}, and test {'that node' if is_known else 'both nodes'}",
+    )
 
 
 def _shard(context: UpdateContext, mirror: Mirror) -> list[Flat]:

@@ -1,4 +1,5 @@
-"""The second home of another rank's shard: a copy in another pod, from which a lost shard is rebuilt.
+"""The second home of another rank's shard: a copy in another pod, from which a lost shard is rebuilt. With
+`redundancy=2` each shard has two of them, in two pods: a `Mirror` each.
 
 An update is deterministic to the bit. So the owner sends the reduced gradient of its shard, and the second home
 applies the same rule to its copy. It does so one update later, when it knows that all ranks have done that one:
@@ -26,17 +27,26 @@ _GENERATIONS: Final = 2
 _ALIGNED: Final = 64  # a cache line: two owners never write to the same one
 
 
-def second_homes(pods: Sequence[int]) -> tuple[int, ...]:
-    """Return the rank that is the second home of each rank's shard: one of another pod where there is one.
+def second_homes(pods: Sequence[int], copies: int = 1) -> list[tuple[int, ...]]:
+    """Return, for each copy, the rank that has it of each rank's shard: one of yet another pod where there is one.
 
-    `pods`: what identifies each rank's pod. Every rank is the second home of one. Where a pod has more than half
-    of the ranks, some of its shards have both homes in it.
+    `pods`: what identifies each rank's pod. `copies`: how many; there are fewer in a world of fewer than that many
+    other ranks. Every rank has one shard of each copy. With one copy, only shards of a pod that has more than half
+    of the ranks may have both homes in it; two copies are in two other pods if no pod has more than a third.
     """
     order = sorted(range(len(pods)), key=lambda rank: (pods.index(pods[rank]), rank))
-    largest = max(list(pods).count(pod) for pod in pods)
-    shift = largest if largest < len(pods) else 1
-    homes = {rank: order[(place + shift) % len(order)] for place, rank in enumerate(order)}
-    return tuple(homes[rank] for rank in range(len(pods)))
+    pod = np.array([pods.index(pods[rank]) for rank in order])
+    shifts: list[int] = []
+    for _ in range(min(copies, len(pods) - 1)):
+        taken = [pod, *(np.roll(pod, -shift) for shift in shifts)]
+        shifts.append(
+            min(
+                (shift for shift in range(1, len(pods)) if shift not in shifts),
+                key=lambda shift: sum(int(np.sum(np.roll(pod, -shift) == homes)) for homes in taken),
+            )
+        )
+    place = {rank: at for at, rank in enumerate(order)}
+    return [tuple(order[(place[rank] + shift) % len(order)] for rank in range(len(pods))) for shift in shifts]
 
 
 @dataclass(frozen=True)
@@ -65,7 +75,7 @@ class Tools:
 
 @dataclass(frozen=True)
 class KeptShard:
-    """A shard whose owner and second home both leave, as it is after `updates`: by bucket, what `slots` has.
+    """A shard whose owner and second homes all leave, as it is after `updates`: by bucket, what `slots` has.
     `missed`: how many updates its parameters had no gradient in."""
 
     updates: int
@@ -74,9 +84,15 @@ class KeptShard:
 
 
 class Mirror:
-    """This rank's copy of the shard of rank `ward`; that of this rank is on `home`."""
+    """This rank's copy of the shard of rank `ward`; that of this rank is on `home`.
 
-    def __init__(self, layout: Layout, homes: Sequence[int], group: Group, tools: Tools) -> None:
+    `maps`: the owner may write gradients where its second home has them, if ranks map each other's memory. That is
+    for one copy: compiled code writes a gradient once, before any rank has new weights.
+    """
+
+    def __init__(
+        self, layout: Layout, homes: Sequence[int], group: Group, tools: Tools, *, maps: bool = True
+    ) -> None:
         self.homes = tuple(homes)
         self.home, self.ward = homes[group.rank], self.homes.index(group.rank)
         self._tools = tools
@@ -87,13 +103,12 @@ class Mirror:
         # Where the gradients come over the network, the second is never touched, and takes no memory.
         memory = group.allocate(_GENERATIONS * sum(map(_room, self.buckets)), np.uint8)
         self._gradients = self._cut_up(memory, self.ward)
-        there = group.memory_of(self.home, memory)
+        there = group.memory_of(self.home, memory) if maps else None
         self._gradients_there = None if there is None else self._cut_up(there, group.rank)
         self._versions = dict.fromkeys(self._values, 0)  # after which update the values are
         self._replays: dict[int, Replay] = {}  # what is to be done to them next
         self._spans = {bucket.index: spans_of(bucket, self.shard(bucket)) for bucket in self.buckets}
         self.missed = Missed()  # of the parameters of the ward's shard
-        self.kept: dict[int, KeptShard] = {}  # shards of ranks that leave, by rank
 
     def values(self, bucket: Bucket) -> dict[str, Flat]:
         """The copy, by name: weights in the precision in which they are updated, and state."""
@@ -111,15 +126,6 @@ class Mirror:
     def version(self) -> int:
         """The update that the copy is of, between two updates."""
         return min(self._versions.values(), default=0)
-
-    def kept_after(self, updates: int) -> list[int]:
-        """The ranks whose shards are kept here as they are after `updates`."""
-        return sorted(rank for rank, kept in self.kept.items() if kept.updates == updates)
-
-    def copies(self, bucket: Bucket) -> list[tuple[int, dict[str, Flat]]]:
-        """Whose shards of `bucket` are copied here, and what there is of them."""
-        kept = [(rank, one.values[bucket.index]) for rank, one in self.kept.items() if bucket.index in one.values]
-        return [(self.ward, self.values(bucket)), *kept]
 
     def shard(self, bucket: Bucket) -> slice:
         """The elements of `bucket` that are copied here."""

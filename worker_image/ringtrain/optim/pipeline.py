@@ -14,7 +14,7 @@ import queue
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -28,7 +28,7 @@ from ringtrain.optim.arguments import Settings
 from ringtrain.optim.inbox import Inbox
 from ringtrain.optim.kernels import Kernels, Part, Sums
 from ringtrain.optim.layout import Bucket, Layout
-from ringtrain.optim.mirror import Mirror, Replay, descend
+from ringtrain.optim.mirror import KeptShard, Mirror, Replay, descend
 from ringtrain.optim.norms import Norms, squares_by_parameter
 from ringtrain.optim.order import BucketOrder
 from ringtrain.optim.rules import LayerRule
@@ -60,8 +60,9 @@ class UpdateContext:
 
     `order`: of buckets in an update.
     `wire`: sends the buckets that it carries in fewer bytes. `lane`: gathers beside the group's reductions.
-    `undo`: gets what is about to be changed. `mirror`: the second home of another rank's shard. `devices`: has the
-    gradients, in place of the arena.
+    `undo`: gets what is about to be changed. `mirrors`: this rank as the second home of other ranks' shards, one
+    for each copy that every shard has. `kept`: shards of ranks that leave, by rank. `devices`: has the gradients,
+    in place of the arena.
     """
 
     group: Group
@@ -78,7 +79,8 @@ class UpdateContext:
     wire: Wire | None = None
     lane: Group | None = None
     undo: Undo | None = None
-    mirror: Mirror | None = None
+    mirrors: tuple[Mirror, ...] = ()
+    kept: dict[int, KeptShard] = field(default_factory=dict)
     devices: DeviceReducer | None = None
 
     def stays_here(self, bucket: Bucket) -> bool:
@@ -97,6 +99,24 @@ class UpdateContext:
         if self.wire is not None and self.wire.carries(bucket):
             state[LOST_CHANGE] = self.wire.lost_change(bucket)
         return state
+
+    def kept_after(self, updates: int) -> list[int]:
+        """The ranks whose shards are kept here as they are after `updates`."""
+        return sorted(rank for rank, kept in self.kept.items() if kept.updates == updates)
+
+    def copies(self, bucket: Bucket) -> list[tuple[int, dict[str, Flat]]]:
+        """Whose shards of `bucket` are copied here, and what there is of them."""
+        kept = [(rank, one.values[bucket.index]) for rank, one in self.kept.items() if bucket.index in one.values]
+        return [*((mirror.ward, mirror.values(bucket)) for mirror in self.mirrors), *kept]
+
+    def catch_up_until_complete(self, inbox: Inbox, awaited: Bucket, number: int) -> None:
+        """Use the time until the gradients of `awaited` are complete: bring the copies up to update `number`."""
+        for mirror in self.mirrors:
+            mirror.catch_up_until(inbox.is_complete, awaited, number)
+
+    def exchange_copies(self, bucket: Bucket, reduced: Flat, replay: Replay) -> list[Pending]:
+        """Send the own shard's `reduced` gradient to its second homes. Collective; see `Mirror.exchange`."""
+        return [sent for mirror in self.mirrors for sent in mirror.exchange(bucket, reduced, replay)]
 
     def mean_scale(self, bucket: Bucket, micro_steps: int) -> float:
         """What turns the sum over ranks and all micro-steps into the mean."""
@@ -191,8 +211,8 @@ class Update:
         gathers: list[list[Pending]] = []
         met = False
         for place, bucket in enumerate(buckets):
-            if met and self._m.mirror is not None:
-                self._m.mirror.catch_up_until(self._inbox.is_complete, bucket, self.number)
+            if met:
+                self._m.catch_up_until_complete(self._inbox, bucket, self.number)
             self._reduce_through(place)
             self._wait_reduced(bucket)
             if not self._late:
@@ -202,8 +222,8 @@ class Update:
                 self._reduce_next_if_complete(place)
             reduced, replay = self._change(bucket, clip)
             gathers.append(self._gather(bucket))
-            if self._m.mirror is not None and reduced is not None:
-                gathers[-1] += self._m.mirror.exchange(bucket, reduced, replay)
+            if reduced is not None:
+                gathers[-1] += self._m.exchange_copies(bucket, reduced, replay)
         for bucket, pending in zip(buckets, gathers, strict=True):
             for gather in pending:
                 gather.wait()
@@ -268,10 +288,10 @@ class Update:
 
     def _kept_for_mirror(self, bucket: Bucket) -> Flat | None:
         """The reduced gradient of the own shard, which the rule consumes."""
-        if self._m.mirror is None or self._m.stays_here(bucket):
+        if not self._m.mirrors or self._m.stays_here(bucket):
             return None
         own = self._m.arenas.gradients(bucket)[self._m.arenas.owned(bucket)]
-        kept = self._m.mirror.room(bucket, self.number)
+        kept = self._m.mirrors[0].room(bucket, self.number)
         if kept is None:
             return own.copy()
         kept[:] = own

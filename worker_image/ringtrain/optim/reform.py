@@ -38,14 +38,14 @@ class Own:
 class Members:
     """Who comes from where.
 
-    `former`: by rank, its rank in the former world, None for a newcomer. `size`: of the former world, `homes`: the
-    second homes of its shards. `kept`: by rank, the former ranks whose shards it keeps beside these. `torn`: by
-    rank, the buckets whose weights are not whole there. `updates`: done.
+    `former`: by rank, its rank in the former world, None for a newcomer. `size`: of the former world, `homes`: of
+    each copy, who had it of each of its shards. `kept`: by rank, the former ranks whose shards it keeps beside
+    these. `torn`: by rank, the buckets whose weights are not whole there. `updates`: done.
     """
 
     former: tuple[int | None, ...]
     size: int
-    homes: tuple[int, ...]
+    homes: tuple[tuple[int, ...], ...]
     kept: tuple[tuple[int, ...], ...]
     torn: tuple[frozenset[int], ...]
     updates: int
@@ -104,8 +104,9 @@ def move_into(model: Model, group: Group, former: Sequence[int | None], own: Own
     where ranks are at different updates or have other models.
     """
     members = _meet(group, former, own)
-    if own.cut.context.mirror is not None and members.former[group.rank] is not None:
-        own.cut.context.mirror.settle(own.updates)
+    if members.former[group.rank] is not None:
+        for mirror in own.cut.context.mirrors:
+            mirror.settle(own.updates)
     missed = _missed(group, members, own)
     new = make_cut(model, group)
     _check_all_held(model, members)
@@ -117,8 +118,8 @@ def move_into(model: Model, group: Group, former: Sequence[int | None], own: Own
             transfer.run()
     if not members.updates:
         new.context.arenas.refresh_masters(new.context.layout.buckets)
-    if new.context.mirror is not None:
-        new.context.mirror.take_weights(new.context.arenas, masters=not members.updates)
+    for mirror in new.context.mirrors:
+        mirror.take_weights(new.context.arenas, masters=not members.updates)
     new.begin_at(members.updates, missed)
     return Own(new, members.updates, frozenset())
 
@@ -129,8 +130,7 @@ def _meet(group: Group, former: Sequence[int | None], own: Own) -> Members:
     brought = {
         "updates": own.updates, "size": context.group.size, "rank": context.group.rank, "joined": own.joined,
         "torn": sorted(own.torn), "former": list(former),
-        "homes": [] if context.mirror is None else list(context.mirror.homes),
-        "kept": [] if context.mirror is None else context.mirror.kept_after(own.updates),
+        "homes": [list(mirror.homes) for mirror in context.mirrors], "kept": context.kept_after(own.updates),
     }  # fmt: skip
     reported = group.allgather_object(brought, "reform")
     if len(former) != group.size:
@@ -150,16 +150,15 @@ def _meet(group: Group, former: Sequence[int | None], own: Own) -> Members:
         () if before is None else tuple(other["kept"]) for before, other in zip(former, reported, strict=True)
     )
     there = reported[first]
-    return Members(tuple(former), there["size"], tuple(there["homes"]), kept, torn, there["updates"])
+    return Members(tuple(former), there["size"], tuple(map(tuple, there["homes"])), kept, torn, there["updates"])
 
 
 def _missed(group: Group, members: Members, own: Own) -> dict[str, int]:
     """How many updates each parameter had no gradient in, from the owners of its elements and their second
     homes."""
     context = own.cut.context
-    known = [context.missed.counts]
-    if (mirror := context.mirror) is not None:
-        known += [mirror.missed.counts, *(mirror.kept[rank].missed for rank in mirror.kept_after(own.updates))]
+    known = [context.missed.counts, *(mirror.missed.counts for mirror in context.mirrors)]
+    known += [context.kept[rank].missed for rank in context.kept_after(own.updates)]
     told = group.allgather_object({name: n for name, n in merged_missed(known).items() if n}, "reform missed")
     return merged_missed(told[rank] for rank in members.survivors)
 
@@ -192,7 +191,7 @@ def _check_all_held(model: Model, members: Members) -> None:
     gone = [
         rank
         for rank in members.lost
-        if rank not in kept and (not members.homes or members.homes[rank] in members.lost)
+        if rank not in kept and all(copy[rank] in members.lost for copy in members.homes)
     ]
     if gone and model.sharded:
         raise StateLost(
@@ -239,7 +238,8 @@ class _Transfer:
         if members.size == 1 or not self.model.sharded:
             return [Held(rank, 0, size) for rank in members.survivors]
         bounds = self.model.layout(members.size).buckets[self.bucket.index].bounds
-        shards = [*enumerate(pairwise(bounds)), *zip(members.homes, pairwise(bounds), strict=bool(members.homes))]
+        shards = [*enumerate(pairwise(bounds))]
+        shards += [held for copy in members.homes for held in zip(copy, pairwise(bounds), strict=True)]
         holders = [(members.rank_now(rank), *edges) for rank, edges in shards]
         edges_of = list(pairwise(bounds))
         holders += [(rank, *edges_of[owner]) for rank, owners in enumerate(members.kept) for owner in owners]
@@ -260,9 +260,8 @@ class _Transfer:
         """Which elements' state `rank` keeps from now on."""
         if not self.model.sharded:
             return [(0, self.bucket.size)]
-        mirror = self.new.context.mirror
-        shards = [self.bucket.shard(rank)]
-        shards += [] if mirror is None else [self.bucket.shard(mirror.homes.index(rank))]
+        wards = [mirror.homes.index(rank) for mirror in self.new.context.mirrors]
+        shards = [self.bucket.shard(one) for one in (rank, *wards)]
         return [(shard.start, shard.stop) for shard in shards if shard.start < shard.stop]
 
     def _message(self, moves: Iterable[tuple[str, Move]], taker: int) -> Flat:
@@ -283,7 +282,7 @@ class _Transfer:
 
     def _source(self, slot: str, move: Move) -> Flat:
         context, bucket = self.old.context, self._old_bucket
-        if slot == WEIGHTS and not self._is_of(context.mirror, bucket, move):
+        if slot == WEIGHTS and not any(self._is_of(mirror, bucket, move) for mirror in context.mirrors):
             return context.arenas.weights(bucket)[move.start : move.stop]
         found = self._part(context, bucket, MASTER if slot == WEIGHTS and bucket.half else slot, move)
         return found.astype(bucket.dtype) if slot == WEIGHTS else found
@@ -296,7 +295,7 @@ class _Transfer:
     def _part(self, context: UpdateContext, bucket: Bucket, slot: str, move: Move) -> Flat:
         """What a rank keeps of `slot`, as the owner of the moved elements or as their second home."""
         values, start = context.slots(bucket), context.arenas.owned(bucket).start
-        for owner, copied in [] if context.mirror is None else context.mirror.copies(bucket):
+        for owner, copied in context.copies(bucket):
             shard = bucket.shard(owner)
             if shard.start <= move.start and move.stop <= shard.stop:
                 values, start = copied, shard.start
@@ -304,9 +303,9 @@ class _Transfer:
         return values[slot][move.start - start : move.stop - start]
 
     @staticmethod
-    def _is_of(mirror: Mirror | None, bucket: Bucket, move: Move) -> bool:
-        shard = slice(0, 0) if mirror is None else mirror.shard(bucket)
-        return shard.start <= move.start and move.stop <= shard.stop
+    def _is_of(mirror: Mirror, bucket: Bucket, move: Move) -> bool:
+        shard = mirror.shard(bucket)
+        return bool(shard.start <= move.start and move.stop <= shard.stop)
 
     def _copy_weights(self) -> None:
         self.new.context.arenas.weights(self.bucket)[:] = self.old.context.arenas.weights(self._old_bucket)

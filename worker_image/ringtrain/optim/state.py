@@ -143,8 +143,8 @@ def restore_state(context: UpdateContext, rule: str, state: Mapping[str, Any]) -
             cut = slice(0, bucket.size) if values.size == bucket.size else context.arenas.owned(bucket)
             _fill(context, bucket, state["arrays"][slot], values, cut)
     _restore_feedback(context, state.get(FEEDBACK, {}))
-    if context.mirror is not None:
-        _restore_mirror(context, context.mirror, state)
+    for mirror in context.mirrors:
+        _restore_mirror(context, mirror, state)
     counted = {name: int(elements(count, 0, 1)[0]) for name, count in state["arrays"].get(MISSED, {}).items()}
     return int(state["updates"]), {name: count for name, count in counted.items() if count}
 

@@ -74,7 +74,8 @@ class HostOptimizer(OnHost, torch.optim.Optimizer):
     `close()` wait by themselves, and so does leaving the world.
 
     `options`: as of `ringtrain.optim.HostOptimizer` (bucket_bytes, sharded, accumulate, clip_norm, schedule,
-    local, check_finite, compression, elastic). `process_set`: the ranks that train this model together.
+    local, check_finite, compression, elastic, redundancy). `process_set`: the ranks that train this model
+    together.
 
     Where CUDA tensors go through NCCL (or RINGTRAIN_TRANSPORT is torch), and each node has N > 1 ranks, the
     devices of a node add up gradients, in rank order, and each takes its part of the sum to the host; new

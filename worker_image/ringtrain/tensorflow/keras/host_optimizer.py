@@ -190,6 +190,7 @@ def HostOptimizer(
     check_finite: bool = False,
     compression: str | None = None,
     elastic: bool = False,
+    redundancy: int = 1,
 ) -> Any:
     """Return a Keras optimizer as one that averages gradients over all ranks and updates in host memory, where
     each rank keeps the state of 1/size of the elements.
@@ -211,7 +212,7 @@ def HostOptimizer(
     check_optimizer(optimizer)
     options = {
         "bucket_bytes": bucket_bytes, "sharded": sharded, "check_finite": check_finite, "compression": compression,
-        "elastic": elastic, "clip_norm": optimizer.global_clipnorm,
+        "elastic": elastic, "redundancy": redundancy, "clip_norm": optimizer.global_clipnorm,
     }  # fmt: skip
     settings: dict[str, Any] = {
         "_part": HostPart(options, process_set),
