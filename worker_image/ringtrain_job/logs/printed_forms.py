@@ -7,7 +7,6 @@ user's rule matches.
 import logging
 import math
 import re
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Protocol
@@ -17,7 +16,7 @@ from ringtrain_job.logs.metrics_rule import rule_problem
 
 log = logging.getLogger(__name__)
 
-# A rule that takes longer for one line is off from then on: the thread that reads ranks' pipes waits for it.
+# A rule that takes longer for one line is given up there: the thread that reads ranks' pipes waits for it.
 _SLOW_S: Final = 0.1
 _NUMBER: Final = r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|nan|inf)"
 _VALUES: Final = re.compile(rf"([A-Za-z_][\w./@-]*)\s?[=:]\s?({_NUMBER})(?![\w.])", re.IGNORECASE)
@@ -172,18 +171,23 @@ class Rule:
     def __init__(self, text: str) -> None:
         if problem := rule_problem(text):
             raise ConfigurationError(f"the rule for metrics {text!r} {problem}")
-        self._rule: re.Pattern[str] | None = re.compile(text)
+        import regex  # it can be given up; with `re` a rule such as (a+)+ could hold a thread for ever
+
+        try:
+            self._rule: regex.Pattern[str] | None = regex.compile(text)
+        except regex.error as exc:
+            raise ConfigurationError(f"the rule for metrics {text!r} is no regular expression: {exc}") from exc
         self._before = self._step = 0
 
     def read(self, line: str) -> Found | None:
         """What the line says."""
         if self._rule is None:
             return None
-        began = time.perf_counter()
-        found = self._rule.search(line)
-        if time.perf_counter() - began > _SLOW_S:
+        try:
+            found = self._rule.search(line, timeout=_SLOW_S, concurrent=True)
+        except TimeoutError:
             log.warning("metrics are no longer read: %r took more than %g s", self._rule.pattern, _SLOW_S)
-            self._rule = None
+            self._rule = found = None
         groups = (found.groupdict() if found else {}).items()
         values = {name: number for name, text in groups if (number := _number(text)) is not None}
         if not values:
