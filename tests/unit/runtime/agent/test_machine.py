@@ -1,6 +1,7 @@
 """What an agent sees of its machine."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -9,7 +10,6 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import psutil
 import pytest
@@ -142,25 +142,31 @@ def test_a_look_counts_all_processes_of_a_rank_and_costs_little() -> None:
     assert thread.pause_after(cost, 0.0) >= cost / 0.005
 
 
-class Driver(SimpleNamespace):
-    """NVML's functions, of a driver with one GPU."""
+DRIVER = """
+typedef void *device;
+int nvmlInitWithFlags(unsigned flags) { return 0; }
+int nvmlDeviceGetCount_v2(unsigned *count) { *count = 2; return 0; }
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, device *found) { *found = (device)(long)(index + 1); return 0; }
+int nvmlDeviceGetMemoryInfo(device one, unsigned long long total_free_used[3]) {
+    total_free_used[0] = 80ull << 30;
+    total_free_used[2] = (unsigned long long)(long)one << 30;
+    return 0;
+}
+int nvmlDeviceGetUtilizationRates(device one, unsigned gpu_memory[2]) { gpu_memory[0] = 75; return 0; }
+"""
 
-    def __getattr__(self, name: str) -> Any:
-        answers: dict[str, Any] = {
-            "nvmlInit": None,
-            "nvmlDeviceGetCount": 1,
-            "nvmlDeviceGetHandleByIndex": "gpu",
-            "nvmlDeviceGetMemoryInfo": SimpleNamespace(used=3 * GIB, total=80 * GIB),
-            "nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=75),
-        }
-        return lambda *_: answers[name]
 
-
-def test_gpus_are_asked_by_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stand-in for the driver; without package or driver there are none."""
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler for a stand-in of NVIDIA's driver")
+def test_gpus_are_asked_by_nvml(tmp_path: Path) -> None:
+    """NVIDIA's package asks a stand-in for the driver, with two GPUs; without a driver there are none."""
+    pytest.importorskip("pynvml")
     assert Gpus().look() == ()
-    monkeypatch.setitem(sys.modules, "pynvml", Driver())
-    assert Gpus().look() == (GpuUse(0.75, 3 * GIB, 80 * GIB),)
+    build = ["cc", "-shared", "-fPIC", "-xc", "-", "-o", str(tmp_path / "libnvidia-ml.so.1")]
+    subprocess.run(build, input=DRIVER, text=True, check=True)
+    program = "from ringtrain_job.agent.gpus import Gpus; print(Gpus().look())"
+    env = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}
+    asked = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True)
+    assert asked.stdout.strip() == str((GpuUse(0.75, GIB, 80 * GIB), GpuUse(0.75, 2 * GIB, 80 * GIB)))
 
 
 @pytest.mark.parametrize(
