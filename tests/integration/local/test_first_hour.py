@@ -1,7 +1,8 @@
-"""docs/first-hour.md: every command works as it is written, and prints what the page says."""
+"""Pages that are transcripts: every command works as it is written, and prints what the page says."""
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[3]
 BIN = Path(sys.executable).parent
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-FILE = re.compile(r"^`([\w.]+)`[^\n]*:\n\n```\w+\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FILE = re.compile(r"`([\w.-]+)`[^`\n]*:\n\n```\w+\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 HOME = "/home/you/first"
 DEADLINE_S = 240.0
 
@@ -41,20 +42,16 @@ def test_a_speed_is_masked_however_fast() -> None:
     assert [masked(f"samples/s {speed}") for speed in speeds] == [["samples/s 0"]] * len(speeds)
 
 
-@pytest.mark.sampled(one_in=3)
-def test_the_commands_of_the_first_hour_print_what_the_page_says(tmp_path: Path) -> None:
-    """In one folder, one command after the other: every line of the page is printed."""
-    page = (ROOT / "docs/first-hour.md").read_text()
-    _, program = re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
-    for name, text in [("train.py", program), *FILE.findall(page)]:
-        (tmp_path / name).write_text(text)
-    env = {**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+def play(page: str, folder: Path, env: dict[str, str]) -> None:
+    """Run a page's commands in `folder`, one after the other: every line of the page is printed."""
+    for name, text in FILE.findall(page):
+        (folder / name).write_text(text)
     code = 0
     for command, expected in transcript(page):
         done = subprocess.run(
             ["bash", "-c", f"(exit {code}); {command}"],
-            cwd=tmp_path,
-            env=env,
+            cwd=folder,
+            env={**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1", **env},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -62,5 +59,24 @@ def test_the_commands_of_the_first_hour_print_what_the_page_says(tmp_path: Path)
             check=False,
         )
         code = done.returncode
-        printed = masked(done.stdout.replace(str(tmp_path), HOME))
+        printed = masked(done.stdout.replace(str(folder), HOME))
         assert [line for line in expected if line not in printed] == [], f"$ {command}\n{done.stdout}"
+
+
+@pytest.mark.sampled(one_in=3)
+def test_the_commands_of_the_first_hour_print_what_the_page_says(tmp_path: Path) -> None:
+    _, program = re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    (tmp_path / "train.py").write_text(program)
+    play((ROOT / "docs/first-hour.md").read_text(), tmp_path, {})
+
+
+@pytest.mark.sampled(one_in=3)
+def test_the_commands_of_a_contributors_hour_print_what_the_page_says(tmp_path: Path) -> None:
+    """In a copy of the repository, whose code is the installed one's."""
+    parts = ("operator", "sdk", "worker_image", "tests", "proto", "manifests")
+    for part in parts:
+        shutil.copytree(ROOT / part, tmp_path / part, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    path = ":".join(str(tmp_path / part) for part in parts[:3])
+    env = {"PYTHONPATH": path, "PYTEST_ADDOPTS": "", "COLUMNS": "300"}
+    play((ROOT / "docs/contributors-hour.md").read_text(), tmp_path, env)
