@@ -29,6 +29,7 @@ class LiveDisplay:
     def __init__(self, live: Live, tail: Tail | None) -> None:
         self._live = live
         self._tail = tail
+        self._pace = Pace()
 
     def show(self, view: View) -> None:
         """Redraw; what happened is printed above the panel and stays in the scroll-back."""
@@ -38,12 +39,38 @@ class LiveDisplay:
         for line in self._tail.lines(view.status.attempt) if self._tail is not None else ():
             self._live.console.print(Text(line), soft_wrap=True)
         # Not to the last column: the ^C echoed there would wrap, and the panel be cleared a line off.
-        self._live.update(Constrain(render(view, datetime.now(UTC)), self._live.console.width - len("^C")))
+        now = datetime.now(UTC)
+        panel = render(view, now, self._pace.seconds_left(view, now))
+        self._live.update(Constrain(panel, self._live.console.width - len("^C")))
 
 
-def render(view: View, now: datetime) -> RenderableType:
-    """The panel."""
-    body = [part for part in (_message(view), _bar(view), _numbers(view), _ranks(view)) if part is not None]
+class Pace:
+    """How long an attempt's steps take, from the first that was seen of it to the newest."""
+
+    def __init__(self) -> None:
+        self._attempt = 0
+        self._first = self._newest = (datetime.min.replace(tzinfo=UTC), 0)
+
+    def seconds_left(self, view: View, now: datetime) -> float | None:
+        """Until the last step, at that pace; None where it is not known."""
+        progress = progress_of(view) or {}
+        step, total = progress.get("step"), progress.get("totalSteps")
+        if step is None or not total or view.status.state != "Running":
+            return None
+        if view.status.attempt != self._attempt or step < self._newest[1]:
+            self._attempt, self._first, self._newest = view.status.attempt, (now, step), (now, step)
+        if step > self._newest[1]:
+            self._newest = now, step
+        (began, first), (at, newest) = self._first, self._newest
+        if newest == first or step >= total:
+            return None
+        return float((total - newest) * (at - began).total_seconds() / (newest - first))
+
+
+def render(view: View, now: datetime, seconds_left: float | None = None) -> RenderableType:
+    """The panel. `seconds_left`: until the last step, where that is known."""
+    parts = (_message(view), _bar(view, seconds_left), _numbers(view), _ranks(view))
+    body = [part for part in parts if part is not None]
     state = str(view.status.state)
     title = Text.assemble((job_name(view), "bold"), "  ", (state, f"bold {STATE_STYLES.get(state, 'white')}"))
     return Panel(
@@ -71,7 +98,7 @@ def _counts(view: View, now: datetime) -> Text:
     return Text(" · ".join(parts), style="dim")
 
 
-def _bar(view: View) -> RenderableType | None:
+def _bar(view: View, seconds_left: float | None) -> RenderableType | None:
     progress = progress_of(view)
     if not progress or progress.get("step") is None:
         return None
@@ -81,7 +108,8 @@ def _bar(view: View) -> RenderableType | None:
     grid.add_column(justify="right", no_wrap=True)
     if total:
         bar = ProgressBar(total=total, completed=step, complete_style="cyan", finished_style="green")
-        grid.add_row(bar, f"{step}/{total}  {100 * step // total:3d}%")
+        left = "" if seconds_left is None else f"  {duration(seconds_left)} left"
+        grid.add_row(bar, f"{step}/{total}  {100 * step // total:3d}%{left}")
     else:
         grid.add_row(ProgressBar(total=None, pulse=True), f"step {step}")
     return grid

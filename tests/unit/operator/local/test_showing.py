@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,7 @@ from support.planworld import World
 from ringtrain_operator.errors import Invalid
 from ringtrain_operator.local.cluster import LocalCluster
 from ringtrain_operator.local.driver import Driver, View
-from ringtrain_operator.local.live import render
+from ringtrain_operator.local.live import Pace, render
 from ringtrain_operator.local.manifest import ManifestFile, ManifestUnreadable, load_job
 from ringtrain_operator.local.past_runs import Tail
 from ringtrain_operator.local.plain import PlainDisplay
@@ -52,6 +52,20 @@ def test_the_panel_shows_steps_numbers_and_ranks() -> None:
     for part in ("default/digits", "Running", "40/100", "40%", "loss 0.5000", "samples/s 10", "digits-worker-1"):
         assert part in text
     assert "rank 1 Running step 40" in text
+
+
+def test_the_panel_says_how_long_it_takes_from_here() -> None:
+    """By the steps since it began to look: of this attempt, and not where none was made or nothing is left."""
+    began, pace = datetime(2026, 1, 1, tzinfo=UTC), Pace()
+    left = [pace.seconds_left(view(running(step)), began + timedelta(seconds=s)) for s, step in LOOKS]
+    assert left == [None, None, 50.0, 50.0, 15.0, None, None, 29.0]
+    console = Console(width=90, file=io.StringIO(), force_terminal=False)
+    console.print(render(view(running(40)), began, 75.4))
+    assert "40/100   40%  1 min 15 s left" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+# Seconds, and the step then; at last an attempt that begins again.
+LOOKS = [(0, 40), (2, 40), (10, 50), (13, 50), (15, 70), (20, 100), (21, 10), (22, 13)]
 
 
 def test_ranks_of_a_worker_that_fit_no_line() -> None:
