@@ -307,11 +307,17 @@ def test_what_is_no_writable_array_is_refused() -> None:
             DiLoCo(params, group=MemoryGroup(Table(1), 0))  # type: ignore[arg-type]
 
 
-def test_an_elastic_job_is_refused() -> None:
-    """Ranks' own weights can't be carried from world to world."""
-
+def test_an_elastic_job_wants_an_elastic_one() -> None:
+    """The error names the argument."""
     (outcome,) = ranks_ended(_in_a_formation, 1)
-    assert "ConfigurationError: DiLoCo was made in an elastic job" in (outcome.error or ""), outcome
+    assert "ConfigurationError: DiLoCo was made in an elastic job without elastic=True" in (outcome.error or "")
+
+
+@pytest.mark.parametrize("options", [{"fragments": 2}, {"overlap_steps": 1}, {"mix": 0.5}], ids=str)
+def test_an_elastic_one_has_the_same_weights_on_all_ranks_after_a_commit(options: dict[str, Any]) -> None:
+    (name, value), *_ = options.items()
+    with pytest.raises(ConfigurationError, match=f"DiLoCo: {name} is {value} with elastic=True; expected"):
+        DiLoCo(_start(0), sync_every=4, elastic=True, group=MemoryGroup(Table(1), 0), **options)
 
 
 def _in_a_formation() -> None:

@@ -32,7 +32,7 @@ from support.planned_training import STEPS
 
 JOB_DEADLINE_S = 180.0
 _POLL_S = 0.005
-_KINDS = ("host", "host", "host-two-copies", "arrays", "torch-host", "torch")
+_KINDS = ("host", "diloco", "host-two-copies", "arrays", "torch-host", "torch")
 _SHAPES = ((3, 1), (4, 1), (5, 1), (2, 2), (3, 2), (4, 2))
 
 

@@ -33,7 +33,8 @@ class Kept(Protocol):
 
     def weights(self, state: Any) -> dict[str, np.ndarray[Any, Any]]: ...
 
-    def update(self, gradients: dict[str, np.ndarray[Any, Any]], state: Any) -> None: ...
+    def update(self, gradients: dict[str, np.ndarray[Any, Any]], state: Any) -> bool | None:
+        """Whether it is time for a commit; None: it is, as always."""
 
 
 def _start() -> dict[str, np.ndarray[Any, Any]]:
@@ -55,6 +56,52 @@ class OnHost:
         for name, found in gradients.items():
             state.optimizer.submit(name, found, float(rt.size()))
         state.optimizer.step()
+
+
+class InDiLoCo:
+    """Ranks that step alone, three times from one commit to the next. Changes are integers, and those of all ranks
+    add up."""
+
+    def __init__(self) -> None:
+        self._params = {name: np.zeros(shape) for name, shape in SHAPES.items()}
+        outer = rt.optim.SGD(lr=1.0)
+        self._diloco = rt.optim.DiLoCo(self._params, outer=outer, sync_every=3, elastic=True)
+        self.values = {"diloco": self._diloco}
+
+    def weights(self, state: Any) -> dict[str, np.ndarray[Any, Any]]:
+        """Those of the last commit. A mean over three or five ranks is rounded in its last bits."""
+        return {name: np.rint(array).astype(np.float32) for name, array in self._diloco.outer_weights.items()}
+
+    def update(self, gradients: dict[str, np.ndarray[Any, Any]], state: Any) -> bool:
+        for name, found in gradients.items():
+            self._params[name] -= rt.size() * found
+        return state.diloco.step() or state.step + 1 == STEPS
+
+
+class InTorchDiLoCo(InDiLoCo):
+    """The same of a module, whose steps SGD makes."""
+
+    def __init__(self) -> None:
+        import torch
+
+        import ringtrain.torch as hvd
+
+        torch.set_num_threads(1)
+        self.model = torch.nn.Module()
+        for name, shape in SHAPES.items():
+            self.model.register_parameter(name, torch.nn.Parameter(torch.zeros(shape, dtype=torch.float64)))
+        inner = torch.optim.SGD(self.model.parameters(), lr=1.0)
+        optimizer = hvd.DiLoCo(self.model, inner=inner, outer=rt.optim.SGD(lr=1.0), sync_every=3, elastic=True)
+        self._diloco = optimizer.outer
+        self.values = {"optimizer": optimizer}
+
+    def update(self, gradients: dict[str, np.ndarray[Any, Any]], state: Any) -> bool:
+        import torch
+
+        for name, param in self.model.named_parameters():
+            param.grad = torch.from_numpy(rt.size() * gradients[name].astype(np.float64))
+        state.optimizer.step()
+        return bool(state.optimizer.due) or state.step + 1 == STEPS
 
 
 class OnArrays:
@@ -146,6 +193,8 @@ KINDS = {
     "host": OnHost,
     "host-two-copies": lambda: OnHost(copies=2),
     "arrays": OnArrays,
+    "diloco": InDiLoCo,
+    "torch-diloco": InTorchDiLoCo,
     "torch-host": lambda: InTorch(host=True),
     "torch": lambda: InTorch(host=False),
     "keras": InKeras,
@@ -184,7 +233,9 @@ def train(state: Any, kept: Any, reached: dict[str, int]) -> None:
     while state.step < STEPS:
         for batch in state.shard:
             reached["step"] = state.step + 1
-            kept.update({name: gradient(kept.weights(state)[name], batch) for name in ("two", "one")}, state)
+            is_due = kept.update(
+                {name: gradient(kept.weights(state)[name], batch) for name in ("two", "one")}, state
+            )
             used = rt.allgather_object(batch.indices[batch.mask].tolist())
             text = ",".join(str(index) for index in sorted(index for part in used for index in part))
             state.step += 1
@@ -192,7 +243,8 @@ def train(state: Any, kept: Any, reached: dict[str, int]) -> None:
             time.sleep(STEP_S)
             if rt.rank() == 0:
                 (DIRECTORY / f"step-{state.step}").touch()
-            state.commit()
+            if is_due is not False:
+                state.commit()
             if state.step == STEPS:
                 return
         state.shard.next_epoch()

@@ -109,6 +109,13 @@ class Reforming(Protocol):
     def hand_over(self, leaving: Collection[int]) -> None: ...
 
 
+@runtime_checkable
+class Synchronizing(Protocol):
+    """What ranks do together once all have committed a step, and once more in the next world if that failed."""
+
+    def synchronize(self) -> None: ...
+
+
 class ReformingHandler:
     """For host optimizers. Nothing is copied: the optimizer can undo its last update."""
 
@@ -159,6 +166,12 @@ class ReformingHandler:
         elif self._is_prepared:
             self._is_prepared = False
             self.value.discard()
+
+    def synchronize(self) -> None:
+        """Do what is left to all ranks together, after a commit or in a new world. Collective."""
+        if isinstance(self.value, Synchronizing):
+            self.value.synchronize()
+            self._updates = int(self.value.updates)
 
     def hand_over(self, leaving: Collection[int]) -> None:
         """Have ranks that stay hold what only those of `leaving` hold. Collective, at a commit."""

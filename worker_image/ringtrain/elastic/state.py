@@ -130,6 +130,8 @@ class State:
         # A rank that gets through this exchange knows that all others have saved the step.
         self._under_way = False
         changes = self._exchange()
+        for _, handler in self._reforming():
+            handler.synchronize()
         self._under_way = True
         if (agent := own_agent()) is not None:
             CARRIED.committed = self._committed
@@ -200,6 +202,8 @@ class State:
         if world.config.formation:
             CARRIED.adopted, CARRIED.prepared = place, None
         self._own = None
+        for _, handler in self._reforming():
+            handler.synchronize()
         world.state_is_synced = self._under_way = True
 
     def hand_over(self) -> bool:

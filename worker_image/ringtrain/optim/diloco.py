@@ -6,8 +6,11 @@ A pseudo-gradient is the outer weights, which all ranks have alike, minus this r
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from types import MappingProxyType
 from typing import Any, Protocol, runtime_checkable
@@ -19,12 +22,15 @@ from ringtrain._core.process_groups.group import Flat, Group, ProcessGroup
 from ringtrain._core.process_groups.process_sets import global_process_set, open_group
 from ringtrain.errors import ConfigurationError, MismatchError, kind_of
 from ringtrain.optim.arguments import check_rule, described
+from ringtrain.optim.cut import first_group
 from ringtrain.optim.fragments import Exchange, Fragment, FragmentSchedule, fragment_bounds
 from ringtrain.optim.host import BUCKET_BYTES, HostOptimizer
 from ringtrain.optim.layout import Layout, ParamSpec
 from ringtrain.optim.rules import Nesterov, Rule
 from ringtrain.optim.state import check_same_model
 from ringtrain.step_time import REDUCTION
+
+log = logging.getLogger("ringtrain")
 
 # Bytes on the wire for each float32, the int8's scales included; other types travel as they are.
 _WIRE_BYTES = {"bf16": 2.0, "fp16": 2.0, "int8": 1 + 4 / 512}
@@ -54,6 +60,17 @@ class _Arrays:
         self._params[name][...] = values
 
 
+@dataclass(frozen=True)
+class _Kept:
+    """What a rank had at a commit, before its synchronization: the outer optimizer's updates, inner steps, the
+    inner step of the synchronization before, and its own weights."""
+
+    updates: int
+    steps: int
+    sent: int
+    weights: dict[str, Flat]
+
+
 class DiLoCo:
     """Average over all ranks what many inner steps have changed, and step an outer optimizer by that.
 
@@ -78,13 +95,18 @@ class DiLoCo:
     `compression`: "bf16", "fp16" or "int8", of float32 parameters, with error feedback. It and
     `bucket_bytes` are as of `HostOptimizer`.
 
+    `elastic`: the world may change. Give it to the state of `ringtrain.elastic`, and commit that whenever `step()`
+    returns True: the commit synchronizes. A rank that is lost takes with it its own inner steps since the last
+    commit, and nobody else's; the mean is over those that are left. A newcomer begins at a commit, from the outer
+    weights. Needs one fragment, and neither overlap nor mix. `redundancy`: as of `HostOptimizer`.
+
     With H = 1, one fragment, `SGD(lr=1)` outside and SGD(lr) inside this is synchronous SGD(lr): to the bit where
     weights, `lr` times gradients, and their sums are numbers that the dtype holds; elsewhere a weight `w` is off
     by the rounding of `w - (w - lr * g)`, half of the last bit of `w`.
 
     Collective: all ranks make it with the same arguments, else MismatchError with both values; and take as many
-    inner steps, else MismatchError with both numbers at the next synchronization. Not for elastic jobs. A wrong
-    argument is a ConfigurationError that names it.
+    inner steps, else MismatchError with both numbers at the next synchronization. A wrong argument is a
+    ConfigurationError that names it.
 
     DiLoCo: Douillard et al. 2023; fragments, overlap and mix: Douillard et al. 2025 (Streaming DiLoCo, algorithm
     2). Local SGD: Stich 2019. Maturity: Experimental.
@@ -101,6 +123,8 @@ class DiLoCo:
         mix: float = 0.0,
         compression: str | None = None,
         bucket_bytes: int = BUCKET_BYTES,
+        elastic: bool = False,
+        redundancy: int = 1,
         group: Group | None = None,
         initial: Mapping[str, Flat] | None = None,
     ) -> None:
@@ -108,8 +132,11 @@ class DiLoCo:
         self._schedule = FragmentSchedule(sync_every, fragments, overlap_steps, mix)
         self._schedule.check(len(initial))
         check_rule(outer)
-        self._opened = _own_group() if group is None else None
-        self._group: Group = self._opened or group  # type: ignore[assignment]
+        self._elastic = elastic
+        if elastic:
+            self._schedule.check_elastic()
+        self._opened: list[ProcessGroup] = []  # of this world, and of the one that is prepared
+        self._group: Group = group or first_group(elastic, self._open_group)
         specs = tuple(ParamSpec(name, array.shape, array.dtype) for name, array in initial.items())
         settings = {name: described(value) for name, value in (vars(self._schedule) | {"outer": outer}).items()}
         check_same_model(self._group, Layout(specs, ()), settings)
@@ -123,25 +150,34 @@ class DiLoCo:
                 bucket_bytes=bucket_bytes,
                 clip_norm=math.inf,
                 compression=compression,
+                elastic=elastic,
+                redundancy=redundancy,
                 group=self._group,
             )
             self._fragments.append(Fragment(index, names, host))
         self._steps = self._synchronizations = 0
         self._exchange: Exchange | None = None
         self._norm: float | None = None
+        self._own = True  # whether the local weights are what this rank's inner steps have made
+        self._known = True  # whether this rank knows where the others are
+        # Of two commits: a rank may have come through the synchronization that another one has to repeat.
+        self._kept: deque[_Kept] = deque(maxlen=2)
+        self._prepared = 0, 0
         self._exchanged_s = self._waited_s = 0.0
         wire = _WIRE_BYTES.get(compression or "", 4.0)
-        sent = sum(s.size * wire if s.dtype == np.float32 else s.nbytes for s in specs)
-        self._sync_bytes = round(2 * sent * (self._group.size - 1) / self._group.size)
+        self._bytes = sum(s.size * wire if s.dtype == np.float32 else s.nbytes for s in specs)
         self._take_outer()
 
     def step(self) -> bool:
         """Count an inner step that was just taken; synchronize what is due. True: local weights were changed.
 
-        With `overlap_steps` it begins an exchange and returns. Raises PeerLost when the ring failed, MismatchError
+        With `overlap_steps` it begins an exchange and returns. With `elastic` it synchronizes nothing, and True
+        says that a commit of the state is due, which does. Raises PeerLost when the ring failed, MismatchError
         where ranks took other numbers of steps.
         """
         self._steps += 1
+        if self._elastic:
+            return self._schedule.due(self._steps) is not None
         overlap = self._schedule.overlap_steps
         landed = self._exchange is not None and self._steps >= self._exchange.step + overlap
         if landed:
@@ -176,6 +212,11 @@ class DiLoCo:
         return self._steps
 
     @property
+    def due(self) -> bool:
+        """Whether the last inner step was one after which something is synchronized, and it has not been yet."""
+        return self._schedule.due(self._steps) is not None and self._fragments[0].sent < self._steps
+
+    @property
     def outer_weights(self) -> Mapping[str, Flat]:
         """The outer weights by name, the same on all ranks: views, to be read before the next `step()`. An
         exchange that is under way is waited for."""
@@ -195,9 +236,14 @@ class DiLoCo:
         return self._norm
 
     @property
+    def state_bytes(self) -> int:
+        """Bytes of the outer optimizer's state that this rank holds."""
+        return sum(fragment.outer.state_bytes for fragment in self._fragments)
+
+    @property
     def sync_bytes(self) -> int:
         """Bytes that this rank sends for one synchronization of all fragments in a ring, headers not counted."""
-        return self._sync_bytes
+        return round(2 * self._bytes * (self._group.size - 1) / self._group.size)
 
     @property
     def hidden_share(self) -> float:
@@ -256,8 +302,103 @@ class DiLoCo:
         self.drain()
         for fragment in self._fragments:
             fragment.outer.close()
-        if self._opened is not None:
-            self._opened.close()
+        for group in self._opened:
+            group.close()
+
+    # What `ringtrain.elastic.State` asks of it, with `elastic`.
+
+    @property
+    def updates(self) -> int:
+        """Outer steps so far."""
+        return self._outer.updates
+
+    @property
+    def accumulating(self) -> bool:
+        """Whether a commit has to wait: never, it may come after any inner step."""
+        return False
+
+    def wait_for(self) -> None:
+        """Return when the last outer step has ended."""
+        self._outer.wait_for()
+
+    def commit(self) -> None:
+        """Keep this rank's own weights as they are, before they are synchronized: `rollback` goes back to them."""
+        self._outer.commit()
+        names = self._fragments[0].names
+        weights = {name: np.array(array) for name, array in zip(names, self._local.read(names), strict=True)}
+        self._kept.append(_Kept(self.updates, self._steps, self._fragments[0].sent, weights))
+
+    def rollback(self, to: int | None = None) -> int:
+        """Go back to what was committed when `to` outer steps were done. Local.
+
+        Where the commit's synchronization is done, local weights are the outer ones, in `adopt`.
+        """
+        done = self._outer.rollback(to)
+        before = next((kept for kept in reversed(self._kept) if kept.updates == done), None)
+        behind = next((kept for kept in reversed(self._kept) if kept.updates == done - 1), None)
+        self._own, self._known = before is not None, bool(before or behind)
+        if before is not None:
+            self._steps, self._fragments[0].sent = before.steps, before.sent
+            for name, values in before.weights.items():
+                self._local.write(name, values)
+        elif behind is not None:
+            self._steps = self._fragments[0].sent = behind.steps
+        return done
+
+    def hand_over(self, leaving: Collection[int]) -> None:
+        """As `HostOptimizer.hand_over`."""
+        self._outer.hand_over(leaving)
+
+    def prepare(self, group: Group, former: Sequence[int | None]) -> None:
+        """Bring the outer optimizer into the world of now, in a group of its own. Collective."""
+        opened = self._open_group()
+        self._outer.prepare(opened, former)
+        if former[opened.rank] is None:
+            self._own = self._known = False
+        told = opened.allgather_object([self._known, self._steps, self._fragments[0].sent], "DiLoCo's steps")
+        _, steps, sent = next((one for one in told if one[0]), told[0])
+        self._prepared = steps, sent
+
+    def adopt(self) -> None:
+        """Go on with what `prepare` brought. Local."""
+        self._outer.adopt()
+        self._opened = self._opened[-1:]
+        self._group = self._opened[0]
+        self._steps, self._fragments[0].sent = self._prepared
+        if not self._own:
+            self._take_outer()
+        if self._group.rank == 0 and self._fragments[0].sent < self._steps:
+            log.warning(
+                "inner steps %d to %d count without those of ranks that were lost",
+                self._fragments[0].sent + 1,
+                self._steps,
+            )
+
+    def discard(self) -> None:
+        """Forget what `prepare` brought. Local."""
+        self._outer.discard()
+
+    def synchronize(self) -> None:
+        """Average what inner steps have changed since the last time, of the ranks that know their own. Collective,
+        after a commit on all ranks, and again in the next world where that failed."""
+        if self._fragments[0].sent < self._steps:
+            self._begin(self._fragments[0], overlaps=False)
+            self._land()
+        self._own = self._known = True
+
+    @property
+    def _outer(self) -> HostOptimizer:
+        return self._fragments[0].outer
+
+    def _open_group(self) -> ProcessGroup:
+        """A group of all ranks whose collectives need not wait for the script's."""
+        if current().config.formation and not self._elastic:
+            raise ConfigurationError(
+                "DiLoCo was made in an elastic job without elastic=True; pass that, and give it to the state of "
+                "ringtrain.elastic, or take elastic out of the job"
+            )
+        self._opened.append(open_group(global_process_set))
+        return self._opened[-1]
 
     def drain(self) -> None:
         """Return when an exchange that is under way has ended, however it ended."""
@@ -273,8 +414,10 @@ class DiLoCo:
         what = f"the synchronization of fragment {fragment.index}"
 
         def work() -> None:
-            self._agree(what, fragment.sent)
+            share = self._agree(what, fragment.sent)
             for name in fragment.names:
+                if share != 1:
+                    outer.gradient(name)[...] *= outer.gradient(name).dtype.type(share)
                 outer.submit(name, outer.gradient(name))
             outer.step()
 
@@ -307,17 +450,22 @@ class DiLoCo:
             for name in fragment.names:
                 self._local.write(name, fragment.outer.weights[name])
 
-    def _agree(self, what: str, step: int | None = None) -> None:
-        """Raise MismatchError on all ranks unless all do this after as many inner steps. Collective."""
-        own = [what, self._steps if step is None else step]
+    def _agree(self, what: str, step: int | None = None) -> float:
+        """Raise MismatchError on all ranks unless all do this after as many inner steps. Collective.
+
+        Return by how much this rank's part counts more in the mean than that of one of all ranks.
+        """
+        own = [what, self._steps if step is None else step, self._own]
         told = self._group.allgather_object(own, "DiLoCo")
+        counted = sum(owns for *_, owns in told)
         for rank, other in enumerate(told):
-            if other != told[0]:
+            if other[:2] != told[0][:2]:
                 raise MismatchError(
                     f"DiLoCo: rank {rank} begins {other[0]} after inner step {other[1]}, and rank 0 {told[0][0]} "
                     f"after inner step {told[0][1]}; every rank takes as many inner steps: give all ranks as many "
                     "batches"
                 )
+        return self._group.size / counted if counted else 1.0
 
 
 def _given(params: Any, initial: Mapping[str, Flat] | None) -> tuple[dict[str, Flat], LocalWeights]:
@@ -334,13 +482,3 @@ def _given(params: Any, initial: Mapping[str, Flat] | None) -> tuple[dict[str, F
             "model is trained by ringtrain.torch.DiLoCo"
         )
     return dict(arrays), _Arrays(arrays)
-
-
-def _own_group() -> ProcessGroup:
-    """A group of all ranks whose collectives need not wait for the script's."""
-    if current().config.formation:
-        raise ConfigurationError(
-            "DiLoCo was made in an elastic job, and ranks' own weights can't be carried from world to world; take "
-            "elastic out of the job, or train with HostOptimizer(elastic=True)"
-        )
-    return open_group(global_process_set)

@@ -47,6 +47,15 @@ class FragmentSchedule:
                 f"DiLoCo: mix is {self.mix}; expected 0 (take the outer weights) to 1 (keep this rank's own)"
             )
 
+    def check_elastic(self) -> None:
+        """Raise ConfigurationError unless ranks' weights are alike after each synchronization."""
+        for name, expected in (("fragments", 1), ("overlap_steps", 0), ("mix", 0)):
+            if (found := getattr(self, name)) != expected:
+                raise ConfigurationError(
+                    f"DiLoCo: {name} is {found} with elastic=True; expected {expected}: a newcomer enters where "
+                    "all ranks have the same weights"
+                )
+
     def due(self, step: int) -> int | None:
         """The fragment that is synchronized after inner step `step`, if one is."""
         at = [(fragment + 1) * self.sync_every // self.fragments for fragment in range(self.fragments)]

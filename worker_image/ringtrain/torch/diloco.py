@@ -8,9 +8,11 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
-from ringtrain._core.process_groups.group import Flat
+from ringtrain._core.process_groups.context import joins_survivors
+from ringtrain._core.process_groups.group import Flat, Group
 from ringtrain.errors import ConfigurationError, kind_of
 from ringtrain.optim import DiLoCo as ArrayDiLoCo
+from ringtrain.optim.on_host import OnHost
 from ringtrain.torch.bridge import real, to_arrays, to_tensor
 from ringtrain.torch.host_arguments import check_devices, named
 from ringtrain.torch.host_state import OWN, HostState
@@ -32,7 +34,7 @@ class _Tensors:
             real(self._params[name].detach()).copy_(to_tensor(values))
 
 
-class DiLoCo(torch.optim.Optimizer):
+class DiLoCo(OnHost, torch.optim.Optimizer):
     """Train on each rank alone with an optimizer of torch, and average over ranks what many steps have changed.
 
         inner = torch.optim.AdamW(model.parameters(), lr=4e-4)
@@ -46,8 +48,12 @@ class DiLoCo(torch.optim.Optimizer):
     `model`: the module whose parameters `inner` has, on the CPU or a device; they name them, and rank 0's
     parameters and buffers are sent to all ranks. `inner`: this rank's optimizer of torch, whose groups this one
     shares: schedulers of either work. Its state stays this rank's own. `options`: as of `ringtrain.optim.DiLoCo`
-    (outer, sync_every, fragments, overlap_steps, mix, compression, bucket_bytes). `outer`: that object, with the
-    outer weights, and what it tells of synchronizations.
+    (outer, sync_every, fragments, overlap_steps, mix, compression, bucket_bytes, elastic, redundancy). `outer`:
+    that object, with the outer weights, and what it tells of synchronizations.
+
+    With `elastic=True` give it to an `elastic.TorchState`, and call `state.commit()` where `due` is True: that
+    synchronizes. The inner optimizer's state is no part of a commit: after a change of the world each rank's stays
+    as it is, and a newcomer's begins anew.
 
     A parameter that requires no gradient is sent once, with rank 0's other values, and never again; one that has a
     gradient later is refused. Buffers, as the averages of BatchNorm, are each rank's own between the start and
@@ -57,8 +63,10 @@ class DiLoCo(torch.optim.Optimizer):
     place: `scaler.step(inner)`, `scaler.update()`, `optimizer.count_step()`.
 
     Collective: every rank makes it of the same model with the same arguments, else MismatchError, and takes as
-    many steps. Refused in elastic jobs, with ConfigurationError. Maturity: Experimental.
+    many steps. Maturity: Experimental.
     """
+
+    _host: Any
 
     def __init__(self, model: torch.nn.Module, *, inner: torch.optim.Optimizer, **options: Any) -> None:
         if not isinstance(model, torch.nn.Module):
@@ -67,7 +75,7 @@ class DiLoCo(torch.optim.Optimizer):
             raise ConfigurationError(
                 f"DiLoCo: inner is {kind_of(inner)}; expected one of torch's own, for this rank's gradients"
             )
-        self._inner, self._model = inner, model
+        self._inner, self.model = inner, model
         params = named(inner.param_groups, model)
         trained = {name: param for name, param in params.items() if param.requires_grad}
         self._frozen = {name: param for name, param in params.items() if name not in trained}
@@ -80,9 +88,11 @@ class DiLoCo(torch.optim.Optimizer):
         super().__init__(inner.param_groups, inner.defaults)
         self._is_made = True
         self.param_groups, self.state = inner.param_groups, inner.state
-        self.outer = ArrayDiLoCo(local, initial=initial, **options)
+        self.trained = frozenset(trained)  # names that a state keeps by this optimizer
+        self.outer = self._host = ArrayDiLoCo(local, initial=initial, **options)
         others = {name: value for name, value in model.state_dict().items() if name not in trained}
-        broadcast_parameters({name: v for name, v in others.items() if isinstance(v, torch.Tensor)}, 0)
+        if not joins_survivors():
+            broadcast_parameters({name: v for name, v in others.items() if isinstance(v, torch.Tensor)}, 0)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take a step of `inner`, and synchronize what is due. Returns what `inner.step(closure)` returned.
@@ -103,11 +113,28 @@ class DiLoCo(torch.optim.Optimizer):
         """Count a step of `inner` that was taken elsewhere, or left out on this rank; synchronize what is due."""
         self.outer.step()
 
+    @property
+    def due(self) -> bool:
+        """Whether a synchronization is due after the last step; with `elastic`, a commit of the state."""
+        return self.outer.due
+
+    def prepare(self, group: Group, former: Sequence[int | None]) -> None:
+        """Bring the outer optimizer into the world of now. Collective; for `ringtrain.elastic`."""
+        self.outer.prepare(group, former)
+
+    def adopt(self) -> None:
+        """Go on with what `prepare` brought. Local."""
+        self.outer.adopt()
+
+    def synchronize(self) -> None:
+        """Average what steps have changed since the last time; a commit of the state calls it. Collective."""
+        self.outer.synchronize()
+
     def finish(self) -> None:
         """Synchronize all that steps have changed since; all ranks have the same parameters and buffers then.
         Collective: at the end of training, and before an evaluation."""
         self.outer.finish()
-        broadcast_parameters(dict(self._model.named_buffers()), 0)
+        broadcast_parameters(dict(self.model.named_buffers()), 0)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As of torch."""

@@ -11,6 +11,7 @@ import torch
 from ringtrain._core.negotiation import queues
 from ringtrain.elastic.handlers import Reforming, ReformingHandler, Stateful, StatefulHandler, StateHandler
 from ringtrain.elastic.state import COMPANIONS, HANDLERS, State
+from ringtrain.torch.diloco import DiLoCo
 from ringtrain.torch.elastic.sampler import ElasticSampler
 from ringtrain.torch.host_optimizer import HostOptimizer
 from ringtrain.torch.objects import TORCH_VALUES
@@ -50,7 +51,7 @@ class ModelStateHandler(StateHandler):
 
 
 class BuffersHandler(ModelStateHandler):
-    """For the model of a `HostOptimizer`, which keeps the parameters: its buffers, and parameters not trained."""
+    """For the model of an optimizer that keeps the parameters: its buffers, and parameters not trained."""
 
     def __init__(self, optimizer: Any) -> None:
         super().__init__(optimizer.model)
@@ -60,7 +61,7 @@ class BuffersHandler(ModelStateHandler):
 def _buffers(value: Any, values: Sequence[Any]) -> dict[str, Any]:
     """What keeps the buffers of the model that a host optimizer trains, if nothing else in a state keeps them."""
     model = getattr(value, "model", None)
-    if not isinstance(value, HostOptimizer) or not isinstance(model, torch.nn.Module):
+    if not isinstance(value, HostOptimizer | DiLoCo) or not isinstance(model, torch.nn.Module):
         return {}
     is_kept = any(
         isinstance(one, torch.nn.Module) and any(part is model for part in one.modules()) for one in values
@@ -150,7 +151,7 @@ class TorchState(State):
         elsewhere = [pair for pair in HANDLERS if pair[1] is not StatefulHandler]
         everything = [*_handler_registry, *elsewhere, (Stateful, TorchValueHandler)]
         super().__init__(handlers=everything, **given)
-        hosts = [value for value in given.values() if isinstance(value, HostOptimizer)]
+        hosts = [value for value in given.values() if isinstance(value, HostOptimizer | DiLoCo)]
         trained = {name for host in hosts for name in host.trained}
         for handler in self._handlers.values():
             if isinstance(handler, ModelStateHandler):
