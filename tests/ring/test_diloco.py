@@ -1,6 +1,8 @@
 """Ranks that train alone and average what they changed, as a plain computation of all ranks does."""
 
 import itertools
+import json
+import os
 import signal
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -16,6 +18,7 @@ from ringtrain._core.process_groups.group import Group
 from ringtrain.errors import ConfigurationError
 from ringtrain.optim import SGD, AdamW, DiLoCo, HostOptimizer, Nesterov, Rule
 from ringtrain.optim.fragments import fragment_bounds
+from ringtrain.shared import contract
 
 Array = NDArray[Any]
 # Cut in two: (a) and (b, c); in three: each alone.
@@ -414,6 +417,30 @@ def test_what_it_tells_of_a_synchronization() -> None:
         assert diloco.synchronizations == 1
         assert diloco.sync_bytes == 8000  # half of it to the other rank, and half of its new weights
         assert diloco.hidden_share == 0
+
+
+def _reported() -> list[dict[str, float]]:
+    """The metrics of three reports, as an agent reads them."""
+    rt.init()
+    reader, writer = os.pipe()
+    os.environ[contract.ENV_REPORT_FD] = str(writer)
+    params = {"w": np.zeros(10, np.float32)}
+    diloco = DiLoCo(params, sync_every=2)
+    for step in range(1, 4):
+        params["w"] -= 1.0 + 2 * rt.rank()
+        diloco.step()
+        rt.report(step, metrics={"diloco_drift": -1.0} if step == 3 else {"own": 1.0})
+    return [json.loads(line).get("metrics", {}) for line in os.read(reader, 9999).splitlines()]
+
+
+def test_reports_tell_of_synchronizations() -> None:
+    """From the first on; a metric of the script's with such a name is the script's."""
+    for before, after, last in run_ranks(_reported, 2):
+        assert before == {"own": 1.0}
+        drift = pytest.approx(4 * 10**0.5)
+        synchronized = {"diloco_last_sync": 2, "diloco_hidden": 0, "diloco_bytes_a_step": 20}
+        assert after == {"own": 1.0, "diloco_drift": drift, **synchronized}
+        assert last == {"diloco_drift": -1.0, **synchronized}
 
 
 def _hidden() -> float:

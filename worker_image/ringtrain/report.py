@@ -19,11 +19,16 @@ from ringtrain.step_time import measured
 # int64, as a status of Kubernetes holds it.
 _MOST = 2**63 - 1
 
+# What is added to a report has room for so many characters, and for those of its times.
+_ADDED_CHARS = 512
+
 # Of a path; with every character escaped it still fits into a pipe's atomic write.
 _PATH_CHARS = 300
 
 _lock = threading.Lock()
 _dropped = 0
+# Metrics that parts of the runtime add to each report, until they have others.
+_added: dict[str, float] = {}
 
 
 def report(
@@ -60,9 +65,17 @@ def report(
         "time": time.time(),
     }
     document |= _numbers(loss, metrics or {})
+    if _added and len(json.dumps(document)) + _ADDED_CHARS < select.PIPE_BUF:
+        document |= _numbers(loss, {**_added, **(metrics or {})})
     parts = measured.take()
     if not send({name: value for name, value in {**document, **parts}.items() if value is not None}):
         measured.give_back(parts)  # for the next report
+
+
+def add_to_reports(metrics: Mapping[str, float]) -> None:
+    """Have these metrics in each report of this job from now on; those that the script gives come before them."""
+    if _report_fd() is not None:
+        _added.update(metrics)
 
 
 def report_start(step: int, path: str) -> None:

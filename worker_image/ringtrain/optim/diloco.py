@@ -28,6 +28,7 @@ from ringtrain.optim.host import BUCKET_BYTES, HostOptimizer
 from ringtrain.optim.layout import Layout, ParamSpec
 from ringtrain.optim.rules import Nesterov, Rule
 from ringtrain.optim.state import check_same_model
+from ringtrain.report import add_to_reports
 from ringtrain.step_time import REDUCTION
 
 log = logging.getLogger("ringtrain")
@@ -443,6 +444,14 @@ class DiLoCo:
         self._waited_s += exchange.waited
         self._synchronizations += 1
         self._exchange = None
+        add_to_reports(
+            {
+                "diloco_last_sync": exchange.step,
+                "diloco_drift": self._norm or 0.0,
+                "diloco_hidden": self.hidden_share,
+                "diloco_bytes_a_step": self.sync_bytes / self._schedule.sync_every,
+            }
+        )
 
     def _take_outer(self, *fragments: Fragment) -> None:
         """Have the outer weights of these fragments, or of all, as local ones."""
