@@ -25,7 +25,8 @@ import ringtrain.keras as hvd
 import ringtrain.tensorflow
 import ringtrain.tensorflow.keras as hvd_in_tensorflow
 import ringtrain.tensorflow.keras.callbacks as callbacks_in_tensorflow
-from ringtrain.errors import MismatchError
+from ringtrain.errors import ConfigurationError, MismatchError
+from ringtrain.optim import SGD
 from ringtrain.tensorflow.keras.api import IS_KERAS_2
 
 STEPS = 50
@@ -42,9 +43,44 @@ def data_of(rank: int, steps: int) -> tf.data.Dataset:
     return tf.data.Dataset.from_tensor_slices((xs, ys)).batch(4)
 
 
-def fit(model: keras.Model, optimizer, steps: int = STEPS, **options):
-    model.compile(optimizer=optimizer, loss="mse")
+def fit(model: keras.Model, optimizer, steps: int = STEPS, at_once: int = 1, **options):
+    model.compile(optimizer=optimizer, loss="mse", steps_per_execution=at_once)
     return model.fit(own_data(steps), verbose=0, shuffle=False, **options)
+
+
+def check_diloco_of_one_batch_trains_like_one_process():
+    """Synchronized after each batch by the plain mean, it is synchronous SGD; also when ranks begin with different
+    weights."""
+    model = network(seed=RANK)
+    diloco = hvd.callbacks.DiLoCo(outer=SGD(lr=1.0), sync_every=1)
+    fit(model, RULES["sgd"](), callbacks=[diloco])
+    agree(model, reference("sgd"))
+    same_everywhere(model)
+    assert (diloco.outer.steps, diloco.outer.synchronizations) == (STEPS, STEPS)
+
+
+def check_diloco_of_many_batches():
+    """Ranks have the same model at the end, averages of normalization too; a batch may have several steps."""
+    model = keras.Sequential(
+        [keras.layers.Input((3,)), keras.layers.Dense(4), keras.layers.BatchNormalization(), keras.layers.Dense(1)]
+    )
+    x = np.random.default_rng(RANK).normal(size=(40, 3))
+    for at_once in (1, 4):
+        diloco = hvd.callbacks.DiLoCo(sync_every=8)
+        model.compile(keras.optimizers.Adam(1e-2), loss="mse", steps_per_execution=at_once)
+        model.fit(x, x.sum(1), batch_size=4, epochs=6, verbose=0, callbacks=[diloco])
+        assert diloco.outer.steps == 60
+        same_everywhere(model)
+
+
+def check_what_diloco_refuses():
+    for options, optimizer, words in (
+        ({"elastic": True}, keras.optimizers.SGD, "elastic=True is not for Keras"),
+        ({}, lambda: hvd.DistributedOptimizer(keras.optimizers.SGD()), "compile it with Keras' own optimizer"),
+        ({"sync_every": 3}, keras.optimizers.SGD, "2 steps at once, and sync_every is 3"),
+    ):
+        with pytest.raises(ConfigurationError, match=words):
+            fit(network(seed=1), optimizer(), 4, callbacks=[hvd.callbacks.DiLoCo(**options)], at_once=2)
 
 
 def check_fit_trains_like_one_process():

@@ -8,7 +8,7 @@ pytest.importorskip("optax")
 
 # What takes longest here is compiling.
 QUICKLY = (("XLA_FLAGS", "--xla_backend_optimization_level=0"),)
-CHECKS = Checks("optax", ("jax_collectives", "jax_training", "jax_host_optimizer"), QUICKLY)
+CHECKS = Checks("optax", ("jax_collectives", "jax_training", "jax_host_optimizer", "jax_diloco"), QUICKLY)
 
 
 @pytest.mark.sampled(1, of="size", each="check", one_in=3, can_run=lambda size: size > 1)

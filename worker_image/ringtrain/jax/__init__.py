@@ -12,11 +12,13 @@ from ringtrain._core.negotiation.queues import barrier
 from ringtrain.common import basics
 from ringtrain.common.basics import *  # noqa: F403
 from ringtrain.jax.collectives import allgather, allreduce, alltoall, broadcast, join, reducescatter
+from ringtrain.jax.diloco import DiLoCo
 from ringtrain.jax.gradients import grad, value_and_grad
 from ringtrain.jax.host_optimizer import HostOptimizer
 from ringtrain.jax.objects import allgather_object, broadcast_object, broadcast_parameters
 
 __all__ = [
+    "DiLoCo",
     "HostOptimizer",
     *basics.__all__,
     "allgather",

@@ -3,6 +3,7 @@
 from ringtrain.tensorflow.keras.callbacks import (
     BestModelCheckpoint,
     BroadcastGlobalVariablesCallback,
+    DiLoCo,
     LearningRateScheduleCallback,
     LearningRateWarmupCallback,
     MetricAverageCallback,
@@ -12,6 +13,7 @@ from ringtrain.tensorflow.keras.callbacks import (
 __all__ = [
     "BestModelCheckpoint",
     "BroadcastGlobalVariablesCallback",
+    "DiLoCo",
     "LearningRateScheduleCallback",
     "LearningRateWarmupCallback",
     "MetricAverageCallback",

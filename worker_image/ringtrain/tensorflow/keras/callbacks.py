@@ -3,7 +3,7 @@
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,10 +13,13 @@ from ringtrain import timeline
 from ringtrain._core.negotiation import arrays
 from ringtrain._core.negotiation.arrays import Reduction
 from ringtrain._core.process_groups.context import current
+from ringtrain._core.process_groups.group import Flat
 from ringtrain._core.process_groups.process_sets import global_process_set
 from ringtrain.errors import ConfigurationError
+from ringtrain.optim import DiLoCo as ArrayDiLoCo
 from ringtrain.tensorflow.gradients import identity
 from ringtrain.tensorflow.keras.api import IS_KERAS_2, keras, variables_of
+from ringtrain.tensorflow.keras.optimizer import DistributedKerasMixin
 from ringtrain.tensorflow.variables import broadcast_variables
 
 
@@ -199,6 +202,87 @@ class Report(keras.callbacks.Callback):
             unit=self._unit,
             total_steps=steps * self.params["epochs"] if steps else None,
         )
+
+
+class _TrainedVariables:
+    """Weights that are a model's variables."""
+
+    def __init__(self, variables: Mapping[str, Any]) -> None:
+        self._variables = variables
+
+    def read(self, names: Sequence[str]) -> Sequence[Flat]:
+        return [np.asarray(self._variables[name].numpy()) for name in names]
+
+    def write(self, name: str, values: Flat) -> None:
+        self._variables[name].assign(values)
+
+
+class DiLoCo(keras.callbacks.Callback):
+    """Train on each rank alone with the optimizer that the model was compiled with, and average over ranks what
+    many batches have changed.
+
+        model.compile(keras.optimizers.AdamW(4e-4), loss=loss)
+        model.fit(data, callbacks=[DiLoCo(outer=Nesterov(lr=0.7, momentum=0.9), sync_every=100)])
+
+    `options`: as of `ringtrain.optim.DiLoCo` (outer, sync_every, fragments, overlap_steps, mix, compression,
+    bucket_bytes). At the start of `fit` rank 0's weights are sent to all ranks. At its end all ranks have the
+    outer weights, and rank 0's of what is not trained, as the averages of BatchNormalization. A `fit` begins a new
+    outer optimizer. `outer`: the `ringtrain.optim.DiLoCo` of the last `fit`, which tells of synchronizations.
+
+    Every rank calls `fit` with the same callback and makes as many batches, else MismatchError. Raises
+    ConfigurationError for an optimizer that averages gradients itself, for `elastic`, and for a
+    `steps_per_execution` that does not divide `sync_every`. It is experimental.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        if options.get("elastic"):
+            raise ConfigurationError("DiLoCo: elastic=True is not for Keras; expected False")
+        self._options = options
+        self.outer: ArrayDiLoCo | None = None
+        self._made = 0  # steps of the model's optimizer
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        if isinstance(self.model.optimizer, DistributedKerasMixin):
+            raise ConfigurationError(
+                f"DiLoCo: the model has a {type(self.model.optimizer).__name__} of ringtrain, which averages in "
+                "each batch; compile it with Keras' own optimizer"
+            )
+        if not self.model.built:
+            raise ConfigurationError(
+                "DiLoCo: the model has no weights yet; call build(), or give it an Input layer"
+            )
+        trained = {f"{place}": variable for place, variable in enumerate(self.model.trainable_variables)}
+        local = _TrainedVariables(trained)
+        self.outer = ArrayDiLoCo(
+            local, initial=dict(zip(trained, local.read(list(trained)), strict=True)), **self._options
+        )
+        self._made = int(self.model.optimizer.iterations)
+        self._send_the_rest()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        assert self.outer is not None
+        before, self._made = self._made, int(self.model.optimizer.iterations)
+        made = max(1, self._made - before)  # none where a LossScaleOptimizer has left one out
+        every = self._options.get("sync_every", 100)
+        if every % made:
+            raise ConfigurationError(
+                f"DiLoCo: Keras has made {made} steps at once, and sync_every is {every}; expected a "
+                "steps_per_execution that divides it"
+            )
+        for _ in range(made):
+            self.outer.step()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        assert self.outer is not None
+        self.outer.finish()
+        self.outer.close()
+        self._send_the_rest()
+
+    def _send_the_rest(self) -> None:
+        trained = {identity(variable) for variable in self.model.trainable_variables}
+        rest = [one for one in self.model.variables if identity(one) not in trained and _is_number(one)]
+        broadcast_variables(rest, 0)
 
 
 class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):

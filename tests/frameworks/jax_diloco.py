@@ -1,0 +1,82 @@
+"""Checks of ringtrain.jax.DiLoCo: beside one process on the joined batch, and beside the one of plain arrays."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from frameworks.jax_collectives import RANK
+from frameworks.jax_training import STEPS, X, Y, agree, model, rows, stepped, trained
+
+import ringtrain as rt
+import ringtrain.jax as hvd
+from ringtrain.errors import ConfigurationError
+from ringtrain.optim import SGD, Nesterov
+
+INNER = jax.jit(stepped(optax.sgd(0.1), jax.value_and_grad))
+
+
+def begun(**options):
+    """Ranks begin with different parameters."""
+    return hvd.DiLoCo(jax.tree.map(lambda leaf: leaf + RANK, model()), **options)
+
+
+def gone_through(diloco, batches, params):
+    state = optax.sgd(0.1).init(params)
+    for x, y in zip(*batches, strict=True):
+        params, state, _ = INNER(params, state, jnp.asarray(x), jnp.asarray(y))
+        params = diloco.step(params)
+    return params
+
+
+def check_diloco_of_one_step_trains_like_one_process():
+    """Synchronized after each step by the plain mean, it is synchronous SGD."""
+    diloco = begun(outer=SGD(lr=1.0), sync_every=1)
+    found = gone_through(diloco, rows(), diloco.params())
+    agree(found, trained(INNER, (X, Y), model(), optax.sgd(0.1)))
+
+
+def check_diloco_is_that_of_plain_arrays():
+    """Which a plain computation of all ranks has checked; with an exchange beside steps, and restarted, too."""
+    for options in (
+        {"sync_every": 3},
+        {"sync_every": 2, "fragments": 2},
+        {"sync_every": 3, "overlap_steps": 1, "mix": 0.5},
+    ):
+        diloco = begun(outer=Nesterov(lr=0.7), **options)
+        paths, _ = jax.tree_util.tree_flatten_with_path(model())
+        arrays = {jax.tree_util.keystr(path): np.array(leaf) for path, leaf in paths}
+        plain = rt.optim.DiLoCo(arrays, outer=Nesterov(lr=0.7), **options)
+        params, steps = diloco.params(), 0
+        for restarted in (False, True):
+            if restarted:
+                state = diloco.state_dict()
+                diloco = begun(outer=Nesterov(lr=0.7), **options)
+                params = diloco.load_state_dict(state)
+            for _ in range(STEPS):
+                steps += 1
+                params = diloco.step(jax.tree.map(lambda leaf: leaf + steps * (RANK + 1), params))  # noqa: B023
+                for array in arrays.values():
+                    array += steps * (RANK + 1)
+                plain.step()
+                assert [np.asarray(leaf).tolist() for leaf in jax.tree.leaves(params)] == [
+                    array.tolist() for array in arrays.values()
+                ]
+        params = diloco.finish(params)
+        plain.finish()
+        own = [np.asarray(leaf) for leaf in jax.tree.leaves(params)]
+        for leaf, array in zip(own, arrays.values(), strict=True):
+            np.testing.assert_array_equal(leaf, array)
+        for other in rt.allgather_object([leaf.tolist() for leaf in own]):
+            assert other == [leaf.tolist() for leaf in own]
+
+
+def check_what_diloco_refuses():
+    with pytest.raises(ConfigurationError, match="elastic=True is not for JAX"):
+        begun(elastic=True)
+    diloco = begun()
+    with pytest.raises(ConfigurationError, match="expected the tree it was made of"):
+        diloco.step({"w": jnp.zeros(2)})
+    with pytest.raises(ConfigurationError, match=r"layer0'\]\['b'\] is float16\[8\]; expected float32\[8\]"):
+        diloco.step(jax.tree.map(lambda leaf: leaf.astype("float16"), model()))
+    diloco.close()

@@ -1,0 +1,104 @@
+"""Pytrees that each rank trains alone, and whose changes ranks average once in many steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ringtrain._core.process_groups.group import Flat
+from ringtrain.errors import ConfigurationError
+from ringtrain.optim import DiLoCo as ArrayDiLoCo
+
+
+class _Leaves:
+    """Weights that are the leaves of a pytree: those of now, by name."""
+
+    def __init__(self, leaves: dict[str, Any]) -> None:
+        self.now = leaves
+
+    def read(self, names: Sequence[str]) -> Sequence[Flat]:
+        return [np.asarray(self.now[name]) for name in names]
+
+    def write(self, name: str, values: Flat) -> None:
+        self.now[name] = jnp.asarray(np.array(values))
+
+
+class DiLoCo:
+    """Train a pytree on each rank alone, and average over ranks what many steps have changed.
+
+        diloco = DiLoCo(params, outer=Nesterov(lr=0.7, momentum=0.9), sync_every=100)
+        params = diloco.params()                        # rank 0's
+        for batch in batches:
+            params, state = inner_step(params, state, batch)    # your own, compiled or not
+            params = diloco.step(params)
+        params = diloco.finish(params)                  # the same on all ranks
+
+    `params`: a pytree of floating-point arrays. `options`: as of `ringtrain.optim.DiLoCo` (outer, sync_every,
+    fragments, overlap_steps, mix, compression, bucket_bytes). `outer`: that object, with the outer weights by
+    their paths in the tree, and what it tells of synchronizations.
+
+    Nothing here is for compiled code: call it between steps. The state of the inner optimizer is this rank's own.
+    Collective: every rank makes it of the same tree with the same arguments, and makes as many steps, else
+    MismatchError. Raises ConfigurationError for `elastic`. Maturity: Experimental.
+    """
+
+    def __init__(self, params: Any, **options: Any) -> None:
+        if options.get("elastic"):
+            raise ConfigurationError("DiLoCo: elastic=True is not for JAX; expected False")
+        paths, self._structure = jax.tree_util.tree_flatten_with_path(params)
+        leaves = {jax.tree_util.keystr(path): jnp.asarray(leaf) for path, leaf in paths}
+        self._leaves = _Leaves(leaves)
+        initial = {name: np.array(leaf) for name, leaf in leaves.items()}
+        self.outer = ArrayDiLoCo(self._leaves, initial=initial, **options)
+
+    def params(self) -> Any:
+        """Return this rank's parameters, as a pytree of JAX arrays on the default device."""
+        return jax.tree.unflatten(self._structure, self._leaves.now.values())
+
+    def step(self, params: Any) -> Any:
+        """Return `params` after an inner step that was just taken, with what is due synchronized.
+
+        Raises ConfigurationError for another tree, PeerLost when the ring failed, MismatchError where ranks took
+        other numbers of steps.
+        """
+        self._take(params)
+        return self.params() if self.outer.step() else params
+
+    def finish(self, params: Any) -> Any:
+        """Return the outer weights, with all that inner steps have changed until `params`. Collective, at the end
+        of training and before an evaluation."""
+        self._take(params)
+        self.outer.finish()
+        return self.params()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what this rank goes on from, to the bit, its parameters included; the inner optimizer's state is
+        yours to save. Every rank saves its own. Collective."""
+        return self.outer.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> Any:
+        """Go on from what this rank's `state_dict()` gave; return its parameters. Not collective."""
+        self.outer.load_state_dict(state)
+        return self.params()
+
+    def close(self) -> None:
+        """Give memory and descriptors back."""
+        self.outer.close()
+
+    def _take(self, params: Any) -> None:
+        leaves, structure = jax.tree.flatten(params)
+        if structure != self._structure:
+            raise ConfigurationError(
+                f"DiLoCo: the parameters are {structure}; expected the tree it was made of, {self._structure}"
+            )
+        for name, leaf in zip(self._leaves.now, leaves, strict=True):
+            if (leaf.shape, leaf.dtype) != (self._leaves.now[name].shape, self._leaves.now[name].dtype):
+                raise ConfigurationError(
+                    f"DiLoCo: {name} is {leaf.dtype}{list(leaf.shape)}; expected "
+                    f"{self._leaves.now[name].dtype}{list(self._leaves.now[name].shape)}, as at the start"
+                )
+        self._leaves.now = dict(zip(self._leaves.now, leaves, strict=True))
