@@ -94,7 +94,17 @@ def walk_of_a_plan() -> None:
 
 def main() -> None:
     print("| what | files | changes of folder | calls |\n| --- | --- | --- | --- |", flush=True)
-    command = ["ringtrain", "run", "-q", "-np", "2", sys.executable, "-m", "bench.walk", "rank"]
+    command = [
+        str(Path(sys.executable).parent / "ringtrain"),
+        "run",
+        "-q",
+        "-np",
+        "2",
+        sys.executable,
+        "-m",
+        "bench.walk",
+        "rank",
+    ]
     subprocess.run(command, cwd=ROOT, env={**os.environ, "RINGTRAIN_TRANSPORT": "grpc"}, check=True, timeout=120)
     walk_of_a_plan()
 
