@@ -12,6 +12,8 @@ import pytest
 
 # Open MPI 5 beside the distribution's Open MPI 4, where `make test` puts PyPI's wheel of it.
 _OPEN_MPI_5 = Path(sys.prefix) / "openmpi5"
+# PyPI's wheel of Intel MPI, likewise. The wheel is without libfabric: Debian's takes its place.
+_INTEL_MPI = Path(sys.prefix) / "impi"
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,8 @@ class Library:
         variables = self.need()
         if importlib.util.find_spec("mpi4py") is None:
             pytest.skip("mpi4py is not installed (pip install mpi4py)")
+        if self.implementation == "Intel":
+            return {**variables, "MPI4PY_MPIABI": "mpich"}
         if self.prefix is not None:
             return {**variables, "MPI4PY_MPIABI": "openmpi", "MPI4PY_LIBMPI": f"{self.prefix}/lib/libmpi.so.40"}
         if self.implementation == "OpenMPI":
@@ -75,10 +79,18 @@ OPEN_MPI_5 = Library(
     _OPEN_MPI_5,
 )
 MPICH = Library("MPICH", "mpirun.mpich", "mpicc.mpich", "apt install mpich")
+INTEL_MPI = Library(
+    "Intel",
+    f"{_INTEL_MPI}/bin/mpiexec.hydra",
+    "mpicc.mpich",
+    f"pip install --no-deps --prefix {_INTEL_MPI} impi-rt",
+    _INTEL_MPI,
+)
 ALL = [
     pytest.param(OPEN_MPI, id="openmpi"),
     pytest.param(OPEN_MPI_5, id="openmpi5"),
     pytest.param(MPICH, id="mpich"),
+    pytest.param(INTEL_MPI, id="intel"),
 ]
 
 

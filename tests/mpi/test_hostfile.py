@@ -9,13 +9,13 @@ import pytest
 from support.source_rules import HOSTFILE
 
 from .jobs import MpiGang
-from .libraries import MPICH, OPEN_MPI, Library, python
+from .libraries import INTEL_MPI, MPICH, OPEN_MPI, Library, python
 
 LocalGang = Callable[..., MpiGang]
 HELLO = "from mpi4py import MPI; print('rank', MPI.COMM_WORLD.rank, 'of', MPI.COMM_WORLD.size)"
 
 
-@pytest.mark.parametrize("library", [OPEN_MPI, MPICH], ids=["openmpi", "mpich"])
+@pytest.mark.parametrize("library", [OPEN_MPI, MPICH, INTEL_MPI], ids=["openmpi", "mpich", "intel"])
 def test_a_script_with_the_hostfile(library: Library, local_gang: LocalGang, short_path: Path) -> None:
     """The file is where the job says, in the implementation's format; ssh reaches its hosts, and a command that
     fails there is the script's to judge; mpirun takes the file."""
@@ -24,7 +24,7 @@ def test_a_script_with_the_hostfile(library: Library, local_gang: LocalGang, sho
     job = local_gang(2, 2, library.implementation, RINGTRAIN_MPI_HOSTFILE=str(file), **variables)
     hosts = f"$(sed 's/[: ].*//' {file})"
     loop = f"for host in {hosts}; do ssh -p 22 $host 'echo $RINGTRAIN_POD_NAME >> {seen}; false' || true; done"
-    option = "-f" if library is MPICH else "-hostfile"
+    option = "-hostfile" if library is OPEN_MPI else "-f"
     words = shlex.join(python(HELLO))
     job.agents()
     launcher = job.launcher("bash", "-c", f"cp {file} {copy}; {loop}; mpirun -np 4 {option} {file} {words}")

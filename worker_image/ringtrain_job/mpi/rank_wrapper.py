@@ -7,7 +7,7 @@ starts fast, because it imports little.
 How MPI_Init is seen:
 * Open MPI: its parameter mpi_show_mca_params_file has rank 0 write a file in MPI_Init.
   Where the user has set that parameter, it is not seen.
-* MPICH: the first thing that MPI_Init does is to talk to the process manager on PMI_FD; this relays it.
+* MPICH, Intel MPI: the first thing that MPI_Init does is to talk to the process manager on PMI_FD; this relays it.
 * `ringtrain.init()`, when it takes its world from MPI's environment, writes the same file.
 """
 
@@ -91,7 +91,9 @@ def _first(names: tuple[str, ...]) -> int | None:
 
 def _starter() -> str:
     """Whose mpirun started this, in the words of `spec.mpi.implementation`."""
-    return "OpenMPI" if "OMPI_COMM_WORLD_RANK" in os.environ else "MPICH"
+    if "OMPI_COMM_WORLD_RANK" in os.environ:
+        return "OpenMPI"
+    return "Intel" if "I_MPI_INFO_NP" in os.environ else "MPICH"
 
 
 def _receive_assignment(connection: socket.socket) -> AssignedRank | None:

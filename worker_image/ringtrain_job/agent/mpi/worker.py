@@ -25,7 +25,8 @@ from ringtrain_job.agent.mpi.rank_registry import Arrival, Departure, RankAssign
 from ringtrain_job.agent.mpi.shared_memory import make_directory
 from ringtrain_job.agent.rank_env import formation_variables, pod_defaults, rank_variables, usable_cores
 from ringtrain_job.control.model import RankPhase, RankState, Reason, World
-from ringtrain_job.mpi.implementation import library_of
+from ringtrain_job.mpi.implementation import Implementation, library_of
+from ringtrain_job.mpi.intel import daemon_variables
 from ringtrain_job.mpi.rank_wrapper import REGISTRY
 from ringtrain_job.mpi.settings import HOME
 from ringtrain_job.mpi.shim import write_shim
@@ -120,7 +121,8 @@ class MpiWorker:
         defaults = pod_defaults(self._config.slots, usable_cores())
         directories = _own_directories(self._directory, self._shared)
         name = node_name_variables(command, self._config.pod, os.environ)
-        return {**HOME, **defaults, **directories, **os.environ, **registry_variables(self._directory), **name}
+        own = {**os.environ, **daemon_variables(command, os.environ)}
+        return {**HOME, **defaults, **directories, **own, **registry_variables(self._directory), **name}
 
     def register(self, server: Any) -> None:
         """Add the service that starts daemons to the agent's server."""
@@ -231,7 +233,7 @@ def _no_init(rank: int, departure: Departure, starter: str, world_size: int) -> 
     if departure.world == world_size:
         return None
     library = library_of(departure.library)
-    if library is not None and library.value != starter:
+    if library is not None and library.starts_by_hydra != Implementation(starter).starts_by_hydra:
         message = (
             f"the program uses {departure.library} ({library.value}), but the mpirun of {starter} started it: "
             f"every rank was a world of one; set spec.mpi.implementation: {library.value} "

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ringtrain_job.control.model import Registration
-from ringtrain_job.mpi.implementation import Implementation
+from ringtrain_job.mpi.implementation import Implementation, Mpirun
+from ringtrain_job.mpi.intel import installation_variables
 from ringtrain_job.mpi.settings import HOME
 
 
@@ -46,13 +47,17 @@ class Paths:
 
 
 def mpirun_environment(
-    implementation: Implementation, paths: Paths, inherited: Mapping[str, str]
+    mpirun: Mpirun, paths: Paths, slots: Mapping[str, int], inherited: Mapping[str, str]
 ) -> dict[str, str]:
-    """All variables of mpirun. The user's own settings of MPI win, except for how daemons are started."""
-    if implementation is Implementation.OPEN_MPI:
+    """All variables of `mpirun`, with the `slots` of each host. The user's own settings of MPI win, except for how
+    daemons are started."""
+    if mpirun.implementation is Implementation.OPEN_MPI:
         defaults, ours = _open_mpi(paths)
-    else:
+    elif mpirun.implementation is Implementation.MPICH:
         defaults, ours = {}, _mpich(paths)
+    else:
+        defaults, ours = _intel(paths, max(slots.values()))
+        ours |= installation_variables(mpirun.path, inherited)
     return {**HOME, **defaults, **inherited, **ours, "RINGTRAIN_RSH_SOCKET": str(paths.socket)}
 
 
@@ -100,14 +105,38 @@ def _mpich(paths: Paths) -> dict[str, str]:
     }
 
 
+def _intel(paths: Paths, slots: int) -> tuple[dict[str, str], dict[str, str]]:
+    defaults = {
+        # A script's `-f hostfile` reads the hosts alone; where this is not set, each gets a rank for each core.
+        "I_MPI_PERHOST": str(slots),
+        # Ranks of other pods share the node's cores: a bound rank would share one of them with its neighbours.
+        "I_MPI_PIN": "0",
+    }
+    ours = {
+        "I_MPI_HYDRA_BOOTSTRAP": "ssh",
+        "I_MPI_HYDRA_BOOTSTRAP_EXEC": str(paths.rsh),
+        "I_MPI_HYDRA_HOST_FILE": str(paths.hostfile),
+        # More than 16 daemons would start each other, for which workers hold no certificate.
+        "I_MPI_HYDRA_BRANCH_COUNT": "1024",
+    }
+    return defaults, ours
+
+
 # As Open MPI 4 hands the launcher's own settings to its daemons.
 _OF_THE_LAUNCHER = re.compile(r' -mca (?:plm|plm_rsh_agent|orte_default_hostfile) "[^"]*"')
 
 
-def daemon_command(command: str) -> str:
+# By which Intel's daemon calls back, although mpirun was given -localhost.
+_UPSTREAM = re.compile(r"(?<= --upstream-host )\S+")
+
+
+def daemon_command(command: str, own_address: str) -> str:
     """mpirun's `command` for a daemon, without files that only the launcher has: Open MPI 4's daemon ends if it
-    does not find the remote shell that it was told of, although it starts nothing by it."""
-    return _OF_THE_LAUNCHER.sub("", command)
+    does not find the remote shell that it was told of, although it starts nothing by it.
+
+    `own_address`: the launcher's, in the place of its host name, which need not resolve in the workers.
+    """
+    return _UPSTREAM.sub(own_address, _OF_THE_LAUNCHER.sub("", command))
 
 
 def placing_options(implementation: Implementation, own_address: str) -> list[str]:

@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -69,6 +70,7 @@ class MpiJob:
         self._agent_peer = Peer(contract.ROLE_WORKER, config.job.uid)
         self._channels: dict[str, grpc.Channel] = {}
         self._run = self._stack.enter_context(ExitStack())
+        self._own_address = ""
         self._process: subprocess.Popen[bytes] | None = None
         self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
         self.end: CommandEnd | None = None
@@ -84,16 +86,18 @@ class MpiJob:
         other = workers[-1]
         address = self._settings.own_address or own_address(host_port(other.address, other.agent_port))
         names = self._names(workers, address)
-        paths = self._write_files({name: count[worker.worker_index] for name, worker in names.items()})
+        hosts = {name: count[worker.worker_index] for name, worker in names.items()}
+        paths = self._write_files(hosts)
         for name, worker in names.items():
             channel = dial(host_port(worker.address, worker.agent_port), self._config.secrets, self._agent_peer)
             self._channels[name] = self._run.enter_context(channel)
         self._run.callback(Broker(paths.socket, self._daemon, self._note_daemon).close)
-        environment = mpirun_environment(self._settings.implementation, paths, os.environ)
+        environment = mpirun_environment(self._mpirun, paths, hosts, os.environ)
         environment |= self._own_agent.variables() if self._own_agent else {}
-        line = self._line(address, ranks)
+        self._own_address = address
+        line = replace(self._line(address, ranks), hostfile=str(paths.hostfile))
         if self._calls_mpirun:
-            words, program = line.words(self._command[1:]), self._mpirun.path
+            words, program = line.words(self._command[1:], variables=environment), self._mpirun.path
             environment[WRAPPED] = "1"
         else:  # a script: what it calls mpirun is to be ours
             shims = self._directory / "bin"
@@ -176,7 +180,7 @@ class MpiJob:
         if channel is None:
             raise DaemonNotStarted(f"no worker of this job has that address; it has {', '.join(self._channels)}")
         config = self._config
-        claim = Claim(config.job.uid, config.job.attempt, daemon_command(command))
+        claim = Claim(config.job.uid, config.job.attempt, daemon_command(command, self._own_address))
         return RemoteDaemon(channel, config.secrets.token, claim, config.timeout_s)
 
     def _note_daemon(self, host: str, code: int, said: str) -> None:

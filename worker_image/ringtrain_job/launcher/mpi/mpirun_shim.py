@@ -49,7 +49,7 @@ def main(arguments: list[str]) -> int:
     shared = json.loads(os.environ[LINE])
     mpirun = shared["mpirun"]
     mpirun["implementation"] = Implementation(mpirun["implementation"])
-    line = MpirunLine(Mpirun(**mpirun), tuple(shared["options"]), shared["world_size"], shared["own_address"])
+    line = MpirunLine(**{**shared, "mpirun": Mpirun(**mpirun), "options": tuple(shared["options"])})
     os.environ[WRAPPED] = "1"
     try:
         os.execv(line.mpirun.path, _words(line, arguments))
@@ -62,7 +62,7 @@ def _words(line: MpirunLine, arguments: Sequence[str]) -> list[str]:
     if not any(not word.startswith("-") for word in arguments):
         return [line.mpirun.path, *arguments]  # --version and the like
     try:
-        return line.words(arguments)
+        return line.words(arguments, variables=os.environ)
     except MpiCondition:
         # Another -np than the job's: the agents say so, with the reason in the job's status.
-        return line.words(arguments, as_declared=False)
+        return line.words(arguments, as_declared=False, variables=os.environ)

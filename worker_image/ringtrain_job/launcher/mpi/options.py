@@ -1,14 +1,14 @@
 """How many values each option of mpirun takes: what has to be known to find the program behind the options.
 
 Names are without their dashes, which may be one or two. From `mpirun --help` of Open MPI 4.1, prterun(1) of Open
-MPI 5.0 and `mpiexec -help` of MPICH 4.0.
+MPI 5.0, and `mpiexec -help` of MPICH 4.0.
 """
 
 from ringtrain_job.mpi.implementation import Implementation
 
 NUMBER = frozenset({"n", "np", "c"})
 # Options that give the number of processes in another way than by a number of them.
-PER_NODE = frozenset({"N", "npernode", "npersocket", "pernode", "ppr", "ppn", "perhost"})
+PER_NODE = frozenset({"N", "npernode", "npersocket", "pernode", "ppr", "ppn", "perhost", "rr", "grr"})
 
 _OPEN_MPI = {
     0: """allow-run-as-root bind-to-core bind-to-socket bycore bynode byslot continuous d debug debug-daemons
@@ -37,7 +37,16 @@ _MPICH = {
 # Hydra reads `-prepend-rank` without a value.
 _MPICH[0] += " prepend-rank"
 
+# From `mpiexec.hydra -help` of Intel MPI 2021.19, beside what MPICH's has.
+_INTEL = {
+    0: f"""{_MPICH[0]} V aps check_mpi cleanup debug gdb ilp64 mps nolocal ordered-output prepend-timestamp
+        print-rank-map prot rr silent-abort trace tv version""",
+    1: f"""{_MPICH[1]} bootstrap bootstrap-exec branch-count cpu-bind envexcl gdb-args genvexcl grr gtool gtoolfile
+        hosts-group machine path s tmpdir tune""",
+    2: _MPICH[2],
+}
+
 VALUES: dict[Implementation, dict[str, int]] = {
     implementation: {name: count for count, names in table.items() for name in names.split()}
-    for implementation, table in ((Implementation.OPEN_MPI, _OPEN_MPI), (Implementation.MPICH, _MPICH))
+    for implementation, table in zip(Implementation, (_OPEN_MPI, _MPICH, _INTEL), strict=True)
 }

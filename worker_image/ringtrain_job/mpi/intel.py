@@ -1,0 +1,46 @@
+"""What Intel MPI needs beside MPICH, whose fork its mpirun is: variables, which its images set by an entrypoint."""
+
+import os
+import shlex
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+# Of the launcher's variables those that are Intel MPI's or its network's own, which ranks read. Not those of mpirun
+# itself, and not where it is installed, which every pod says for itself.
+_PREFIXES = ("I_MPI_", "FI_")
+_NOT_FOR_RANKS = ("I_MPI_HYDRA_", "I_MPI_INFO_", "I_MPI_PERHOST", "I_MPI_MPIRUN", "I_MPI_ROOT", "FI_PROVIDER_PATH")
+_DAEMON = "hydra_bstrap_proxy"
+
+
+def passed_on(variables: Collection[str]) -> list[str]:
+    """mpirun's options by which ranks have, beside their pod's variables, those of the launcher that are of MPI."""
+    names = [name for name in sorted(variables) if name.startswith(_PREFIXES)]
+    names = [name for name in names if not name.startswith(_NOT_FOR_RANKS)]
+    return ["-genvlist", ",".join(names)] if names else ["-genvnone"]
+
+
+def daemon_variables(command: str, inherited: Mapping[str, str]) -> dict[str, str]:
+    """Those of mpirun's daemon and of its ranks, if `command` starts Intel's."""
+    words = shlex.split(command)
+    return installation_variables(words[0], inherited) if words and Path(words[0]).name == _DAEMON else {}
+
+
+def installation_variables(program: str, inherited: Mapping[str, str]) -> dict[str, str]:
+    """Where the Intel MPI that `program` is of has its libraries; nothing where a variable says it already.
+
+    What its env/vars.sh sets: of 2021.11 and newer, and of older ones, whose folders have other names.
+    """
+    root = Path(os.path.normpath(program)).parents[1]
+    if inherited.get("I_MPI_ROOT") or not (root / "lib").is_dir():
+        return {}
+    network = [folder for folder in (root / "opt/mpi/libfabric/lib", root / "libfabric/lib") if folder.is_dir()]
+    libraries = [*network, root / "lib", root / "lib/release"]
+    found = {"I_MPI_ROOT": root, "LD_LIBRARY_PATH": _search(libraries, inherited, "LD_LIBRARY_PATH")}
+    if network:
+        found["FI_PROVIDER_PATH"] = _search([network[0] / "prov"], inherited, "FI_PROVIDER_PATH")
+    return {name: str(value) for name, value in found.items()}
+
+
+def _search(folders: list[Path], inherited: Mapping[str, str], name: str) -> str:
+    own = inherited.get(name)
+    return os.pathsep.join([*(str(folder) for folder in folders if folder.is_dir()), *([own] if own else [])])
