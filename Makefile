@@ -46,6 +46,12 @@ $(VENV)/.openmpi5: $(VENV)/.installed
 		echo "Open MPI 5 could not be installed: tests that need it are skipped"
 	@touch $@
 
+# Intel MPI, likewise.
+$(VENV)/.impi: $(VENV)/.installed
+	@$(BIN)/pip install -qq --no-deps --prefix $(VENV)/impi 'impi-rt>=2021.19' || \
+		echo "Intel MPI could not be installed: tests that need it are skipped"
+	@touch $@
+
 # kubeflow and torchx want other versions of what is installed here: they have a folder that is not on the path.
 OTHERS := kubeflow==0.5.0 kubeflow-trainer-api==2.3.0 kubeflow-katib-api==0.19.0 torchx==0.7.0 pyre-extensions docstring-parser \
 	tabulate docker 'importlib-metadata<8' zipp typing-inspect mypy-extensions
@@ -71,7 +77,7 @@ demo: $(VENV)/.installed  ## train on handwritten digits: 2 workers x 2 slots on
 
 # Two at a time: much of a test is waiting. A file's tests stay together, as they share what is dear to start.
 PYTEST := $(BIN)/pytest -q -n 2 --dist loadfile --no-loadscope-reorder
-FOR_TESTS := $(VENV)/.frameworks $(VENV)/.system $(VENV)/.mpi4py-tests $(VENV)/.openmpi5 $(VENV)/.others $(VENV)/.sinks
+FOR_TESTS := $(VENV)/.frameworks $(VENV)/.system $(VENV)/.mpi4py-tests $(VENV)/.openmpi5 $(VENV)/.impi $(VENV)/.others $(VENV)/.sinks
 for-tests: $(FOR_TESTS)
 fast: lint  ## lint, and the tests that take seconds: what a bare pytest runs
 	$(PYTEST)

@@ -146,9 +146,9 @@ def test_the_launcher_as_worker_and_mpich() -> None:
     ("obj", "message"),
     [
         pytest.param(
-            changed(mpiImplementation="Intel"),
-            "spec.mpiImplementation: is Intel, allowed: OpenMPI, MPICH",
-            id="intel",
+            changed(mpiImplementation="LAM"),
+            "spec.mpiImplementation: is 'LAM', allowed: OpenMPI, MPICH, Intel",
+            id="another-mpi",
         ),
         pytest.param(changed(mpiReplicaSpecs={}), "spec.mpiReplicaSpecs.Worker: is missing", id="no-workers"),
     ],

@@ -22,7 +22,7 @@ from .metadata import carried_metadata, carry_to_pods, leave_suspension_to_queue
 
 _API_GROUP = "kubeflow.org/"
 _VERSIONS = (f"{_API_GROUP}v1", f"{_API_GROUP}v2beta1")
-_IMPLEMENTATIONS = ("OpenMPI", "MPICH")
+_IMPLEMENTATIONS = ("OpenMPI", "MPICH", "Intel")
 _MPIRUNS = ("mpirun", "mpiexec", "orterun", "prterun")
 # In the container of a template that is the main one, also behind a sidecar.
 _STARTS = {"Launcher": re.compile(rf"\b({'|'.join(_MPIRUNS)}|horovodrun)\b"), "Worker": re.compile(r"\bsshd\b")}
@@ -55,7 +55,6 @@ _COMMAND_NOTES = {
     r"plm_(rsh|ssh)_agent|-launcher(-exec)?\b|kubexec\.sh": "the agents start mpirun's daemons; leave it out",
     r"/etc/mpi/(?!hostfile\b)[\w.]+": "of what mpi-operator mounts there, only /etc/mpi/hostfile is made",
     r"(?<!\w)/\S*/ssh\b": "there is no sshd; ssh without a path runs a command on a worker by its agent",
-    r"\b(ba|da|z)?sh (-\w*l\w*|--login)\b": "a login shell replaces the PATH with mpirun; leave the option out",
     r"\bhorovodrun\b": "write mpirun and the program in its place, which Horovod runs under as well",
 }
 # What MPIJob has where; of all else it is said that it is left out.
@@ -182,10 +181,7 @@ def _whole_or_1(section: Mapping[str, Any], name: str, path: str) -> int:
 def _mpi(spec: Mapping[str, Any], launcher_as_worker: bool) -> dict[str, Any]:
     implementation = spec.get("mpiImplementation") or "OpenMPI"
     if implementation not in _IMPLEMENTATIONS:
-        message = (
-            f"is {implementation}, allowed: {', '.join(_IMPLEMENTATIONS)}; programs built for Intel MPI "
-            "run with MPICH's mpirun and library, which have the same ABI"
-        )
+        message = f"is {shown(implementation)}, allowed: {', '.join(_IMPLEMENTATIONS)}"
         raise Invalid([Problem("spec.mpiImplementation", message)])
     as_worker = {"runLauncherAsWorker": True} if launcher_as_worker and spec.get("runLauncherAsWorker") else {}
     return {"implementation": implementation, **as_worker}

@@ -91,8 +91,9 @@ class Launcher(SpecModel):
 class Mpi(SpecModel):
     """How ranks are started under the mpi backend."""
 
-    implementation: Literal["OpenMPI", "MPICH"] = Field(
-        default="OpenMPI", description="The MPI in the image; mpirun runs in the launcher's pod."
+    implementation: Literal["OpenMPI", "MPICH", "Intel"] = Field(
+        default="OpenMPI",
+        description="The MPI in the image; mpirun runs in the launcher's pod. Maturity: Intel Beta.",
     )
     options: tuple[Annotated[str, Field(max_length=1024)], ...] = Field(
         default=(), max_length=64, description="Words for mpirun's command line, for example --bind-to, core."

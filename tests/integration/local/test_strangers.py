@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 import yaml
 from click.testing import CliRunner
-from mpi.libraries import MPICH, OPEN_MPI
+from mpi.libraries import INTEL_MPI, MPICH, OPEN_MPI
 from support.source_rules import HOSTFILE, TORCHRUN, TRAINER, TRAINING_OPERATOR
 
 from ringtrain_operator.cli.main import main
@@ -215,14 +215,15 @@ def run_local(case: Case, place: Path) -> tuple[list[dict[str, Any]], str]:
     made["spec"]["runPolicy"] |= {"suspend": False, "backoffLimit": 0}
     manifest = place / "run.yaml"
     manifest.write_text(yaml.safe_dump_all([*case.beside, made]))
-    library = {"MPICH": MPICH, "OpenMPI": OPEN_MPI}.get((made["spec"].get("mpi") or {}).get("implementation", ""))
+    libraries = {one.implementation: one for one in (MPICH, OPEN_MPI, INTEL_MPI)}
+    library = libraries.get((made["spec"].get("mpi") or {}).get("implementation", ""))
+    given = {**os.environ, **(library.need_mpi4py(place) if library else {})}
     environment = {
-        **os.environ,
-        **(library.need_mpi4py(place) if library else {}),
+        **given,
         # Ranks that poll would keep a machine with fewer cores than ranks from making progress.
         "OMPI_MCA_mpi_yield_when_idle": "1",
         "TMPDIR": str(place / "tmp"),
-        "PATH": f"{place}/bin{os.pathsep}{os.environ['PATH']}",
+        "PATH": f"{place}/bin{os.pathsep}{given['PATH']}",
     }
     command = [str(Path(sys.executable).with_name("dtj")), "local", str(manifest)]
     done = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, timeout=240)

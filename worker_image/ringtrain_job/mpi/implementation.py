@@ -4,7 +4,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -67,8 +67,8 @@ _PACKAGES = {
 _ANSWER_S = 30.0
 
 
-def find_mpirun(wanted: Implementation, program: str | None = None) -> Mpirun:
-    """The mpirun to use: `program` when the user names one, else the first of `wanted` in PATH.
+def find_mpirun(wanted: Implementation, program: str | None = None, path: str | None = None) -> Mpirun:
+    """The mpirun to use: `program` when the user names one, else the first of `wanted` in PATH, or in `path`.
 
     Raises MpiCondition: MpirunNotFound when there is none, WrongImplementation when all belong to another.
     """
@@ -76,9 +76,8 @@ def find_mpirun(wanted: Implementation, program: str | None = None) -> Mpirun:
     if program is not None and program not in names:
         names = (program,)  # a path, or a name of the user's own: that one or none
     found = []
-    for name in names:
-        path = _find_program(name, wanted)
-        mpirun = identify(path, _ask_version(path)) if path else None
+    for candidate in _candidates(names, wanted, path or os.environ.get("PATH", os.defpath)):
+        mpirun = identify(candidate, _ask_version(candidate))
         if mpirun and mpirun.implementation is wanted:
             return mpirun
         if mpirun:
@@ -96,14 +95,15 @@ def find_mpirun(wanted: Implementation, program: str | None = None) -> Mpirun:
     )
 
 
-def _find_program(name: str, wanted: Implementation) -> str | None:
-    """The path of the program `name`; with Intel's mpirun, of the mpiexec.hydra beside it."""
-    if wanted is not Implementation.INTEL:
-        return shutil.which(name)
+def _candidates(names: Sequence[str], wanted: Implementation, path: str) -> Iterator[str]:
+    """The programs of `names` in `path`, and Intel's where its variable or its packages put it; in the place of
+    Intel's mpirun, the mpiexec.hydra beside it."""
+    is_intel = wanted is Implementation.INTEL
     root = os.environ.get("I_MPI_ROOT")
-    folders = [os.environ.get("PATH", os.defpath), *([f"{root}/bin"] if root else []), *INTEL_FOLDERS]
-    path = shutil.which(name, path=os.pathsep.join(folders))
-    return shutil.which("mpiexec.hydra", path=os.path.dirname(path)) or path if path else None
+    folders = [*([f"{root}/bin"] if root else []), *INTEL_FOLDERS] if is_intel else []
+    for place in (path, *folders):
+        for found in filter(None, (shutil.which(name, path=place) for name in names)):
+            yield (shutil.which("mpiexec.hydra", path=os.path.dirname(found)) or found) if is_intel else found
 
 
 def identify(path: str, answer: str) -> Mpirun | None:

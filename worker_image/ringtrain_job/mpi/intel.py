@@ -1,19 +1,19 @@
-"""What Intel MPI needs beside MPICH, whose fork its mpirun is: variables, which its images set by an entrypoint."""
+"""What Intel MPI needs beside MPICH, whose fork its mpirun is: variables that its images set by an entrypoint."""
 
 import os
 import shlex
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-# Of the launcher's variables those that are Intel MPI's or its network's own, which ranks read. Not those of mpirun
-# itself, and not where it is installed, which every pod says for itself.
+# Of the launcher's variables those of Intel MPI and its network that ranks read: not mpirun's own, and not where
+# it is installed, which every pod says for itself.
 _PREFIXES = ("I_MPI_", "FI_")
 _NOT_FOR_RANKS = ("I_MPI_HYDRA_", "I_MPI_INFO_", "I_MPI_PERHOST", "I_MPI_MPIRUN", "I_MPI_ROOT", "FI_PROVIDER_PATH")
 _DAEMON = "hydra_bstrap_proxy"
 
 
 def passed_on(variables: Collection[str]) -> list[str]:
-    """mpirun's options by which ranks have, beside their pod's variables, those of the launcher that are of MPI."""
+    """mpirun's options by which ranks have, beside their pod's variables, those of the launcher that are MPI's."""
     names = [name for name in sorted(variables) if name.startswith(_PREFIXES)]
     names = [name for name in names if not name.startswith(_NOT_FOR_RANKS)]
     return ["-genvlist", ",".join(names)] if names else ["-genvnone"]

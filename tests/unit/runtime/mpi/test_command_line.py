@@ -1,5 +1,7 @@
 """The user's mpirun command line made ours, and what mpirun is told of the workers."""
 
+from dataclasses import replace
+
 import pytest
 
 from ringtrain.errors import ConfigurationError
@@ -8,7 +10,7 @@ from ringtrain_job.launcher.mpi.command_line import MpirunLine
 from ringtrain_job.launcher.mpi.hosts import host_names, hostfile
 from ringtrain_job.mpi.implementation import Implementation, MpiCondition, Mpirun, identify, library_of
 
-OPEN_MPI, MPICH = Implementation.OPEN_MPI, Implementation.MPICH
+OPEN_MPI, MPICH, INTEL = Implementation
 WRAPPER = ["/bin/sh", "-c", 'exec "${RINGTRAIN_MPI_WRAPPER:?is set by the worker agent}" "$@"', "mpi-rank"]
 
 
@@ -47,6 +49,18 @@ def test_options_of_the_spec_come_first() -> None:
     assert words[4:] == ["-np", "4", "-genv", "A", "two words", *WRAPPER, "train"]
 
 
+def test_a_command_line_of_intel_mpi() -> None:
+    """The slots of each host come by an option, unless the user says how many each gets; its own variables of the
+    launcher go to the ranks, and not those of mpirun."""
+    intel = replace(line(INTEL), hostfile="/hosts")
+    variables = ["I_MPI_DEBUG", "I_MPI_HYDRA_BOOTSTRAP", "FI_PROVIDER", "I_MPI_ROOT", "PATH"]
+    before = ["/usr/bin/mpirun", "-localhost", "10.0.0.1", "-genvnone"]
+    assert intel.words(["train"])[:8] == [*before, "-machinefile", "/hosts", "-np", "4"]
+    passed = ["-genvlist", "FI_PROVIDER,I_MPI_DEBUG"]
+    given = ["-np", "4", "-ppn", "2", "train"]
+    assert intel.words(given, variables=variables)[:9] == [*before[:3], *passed, *given[:4]]
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -79,7 +93,8 @@ def test_workers_are_known_by_their_addresses() -> None:
     assert names == ["10.0.0.2", "ringtrain-worker-1", "ringtrain-worker-2", "ringtrain-worker-3"]
     hosts = dict.fromkeys(names[:2], 2)
     assert hostfile(hosts, OPEN_MPI).splitlines()[0] == "10.0.0.2 slots=2"
-    assert hostfile(hosts, MPICH).splitlines() == ["10.0.0.2:2", "ringtrain-worker-1:2"]
+    for hydra in (MPICH, INTEL):
+        assert hostfile(hosts, hydra).splitlines() == ["10.0.0.2:2", "ringtrain-worker-1:2"]
 
 
 @pytest.mark.parametrize(
@@ -89,6 +104,11 @@ def test_workers_are_known_by_their_addresses() -> None:
         pytest.param("mpirun.openmpi (OpenRTE) 4.1.4", (OPEN_MPI, "4.1.4"), id="debian"),
         pytest.param("mpirun (Open MPI) 5.0.11", (OPEN_MPI, "5.0.11"), id="openmpi-5"),
         pytest.param("HYDRA build details:\n    Version:                 4.0.2", (MPICH, "4.0.2"), id="mpich"),
+        pytest.param(
+            "Intel(R) MPI Library for Linux* OS, Version 2021.13 Build 20240515 (id: a)",
+            (INTEL, "2021.13"),
+            id="intel",
+        ),
         pytest.param("usage: mpirun", None, id="unknown"),
     ],
 )

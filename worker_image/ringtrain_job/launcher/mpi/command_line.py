@@ -9,7 +9,6 @@ from ringtrain_job.control.model import Reason
 from ringtrain_job.launcher.mpi.hosts import placing_options
 from ringtrain_job.launcher.mpi.options import NUMBER, PER_NODE, VALUES
 from ringtrain_job.mpi.implementation import Implementation, MpiCondition, Mpirun
-from ringtrain_job.mpi.intel import passed_on
 
 _MPIRUNS = ("mpirun", "mpiexec", "prterun", "orterun")
 # Executed by the worker's agent's own shell variables: the path of the wrapper is known in the worker only.
@@ -138,16 +137,16 @@ class MpirunLine:
 
         To be executed from `mpirun.path`, whatever the first word is: Open MPI takes a path there as a wish that
         its daemons be started from the same path on the workers, and MPICH looks for them beside it.
-        `variables`: names of those that mpirun has. Raises MpiCondition when -np is not the declared world (unless not `as_declared`), and ConfigurationError.
+        `variables`: names of those that mpirun has.
+        Raises MpiCondition when -np is not the declared world (unless not `as_declared`), and ConfigurationError.
         """
         parts = parse([*self.options, *arguments], self.mpirun.implementation)
         if as_declared:
             parts = declare_size(parts, self.world_size)
-        placing = placing_options(self.mpirun.implementation, self.own_address)
-        if self.mpirun.implementation is Implementation.INTEL:
-            placing += passed_on(variables)
-            # Intel's mpirun reads the slots of this file alone, and with it forgets the user's -ppn.
-            placing += [] if any(part.per_node for part in parts) else ["-machinefile", self.hostfile]
+        placing = placing_options(self.mpirun.implementation, self.own_address, variables)
+        # Intel's mpirun reads the slots of a file that it is given so, and with it forgets the user's -ppn.
+        if self.mpirun.implementation is Implementation.INTEL and not any(part.per_node for part in parts):
+            placing += ["-machinefile", self.hostfile]
         bare = self.mpirun.implementation is Implementation.OPEN_MPI
         called = PurePath(self.mpirun.path).name if bare else self.mpirun.path
         return [called, *placing, *wrapped(parts)]

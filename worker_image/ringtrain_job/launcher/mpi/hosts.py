@@ -2,13 +2,13 @@
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ringtrain_job.control.model import Registration
 from ringtrain_job.mpi.implementation import Implementation, Mpirun
-from ringtrain_job.mpi.intel import installation_variables
+from ringtrain_job.mpi.intel import installation_variables, passed_on
 from ringtrain_job.mpi.settings import HOME
 
 
@@ -139,10 +139,12 @@ def daemon_command(command: str, own_address: str) -> str:
     return _UPSTREAM.sub(own_address, _OF_THE_LAUNCHER.sub("", command))
 
 
-def placing_options(implementation: Implementation, own_address: str) -> list[str]:
-    """Options that only mpirun's command line can carry."""
+def placing_options(implementation: Implementation, own_address: str, variables: Collection[str]) -> list[str]:
+    """Options that only mpirun's command line can carry. `variables`: names of those that mpirun has."""
     if implementation is Implementation.OPEN_MPI:
         return []
     # Hydra would have the proxies call back to the launcher's host name, which need not resolve in them; and it
     # would replace the workers' environment (PATH, devices, …) by the launcher's. `-genv` still adds to it.
-    return ["-localhost", own_address, "-genvnone"]
+    # Of Intel MPI's own variables ranks get the launcher's, as of Open MPI's.
+    passed = passed_on(variables) if implementation is Implementation.INTEL else ["-genvnone"]
+    return ["-localhost", own_address, *passed]

@@ -27,7 +27,7 @@ from ringtrain_job.launcher.config import LauncherConfig
 from ringtrain_job.launcher.mpi.broker import Broker
 from ringtrain_job.launcher.mpi.command_line import MpirunLine, is_mpirun, parse, refuse_sizes
 from ringtrain_job.launcher.mpi.hosts import Paths, daemon_command, host_names, hostfile, mpirun_environment
-from ringtrain_job.launcher.mpi.mpirun_shim import by_shim, named_mpirun, write_mpirun_shims
+from ringtrain_job.launcher.mpi.mpirun_shim import by_shim, login_path, named_mpirun, write_mpirun_shims
 from ringtrain_job.launcher.mpi.own_agent import OwnAgent
 from ringtrain_job.launcher.mpi.remote import DaemonNotStarted, RemoteDaemon
 from ringtrain_job.launcher.mpi.verdict import CommandEnd, DaemonEnd
@@ -58,7 +58,7 @@ class MpiJob:
         self._settings = settings
         self._command = list(command)
         named = command[0] if is_mpirun(command[0]) else named_mpirun(command)
-        self._mpirun = find_mpirun(settings.implementation, named)
+        self._mpirun = find_mpirun(settings.implementation, named, login_path(command))
         if self._calls_mpirun:
             self._line("", config.world_size).words(command[1:])  # for its errors; the address is not known yet
             if config.elastic is not None:

@@ -3,7 +3,9 @@
 import json
 import os
 import re
+import shlex
 import shutil
+import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -19,6 +21,8 @@ LINE = "RINGTRAIN_MPI_COMMAND"
 _NAMES = ("mpirun", "mpiexec", "mpiexec.hydra", "prterun", "orterun")
 # A program's absolute path within a shell's text.
 _PATH = re.compile(r"(?<![\w./}-])/[\w./+-]+")
+_SHELLS = ("sh", "bash", "dash", "zsh", "ksh")
+_PROFILE_S = 30.0
 
 
 def named_mpirun(command: Sequence[str]) -> str | None:
@@ -27,21 +31,62 @@ def named_mpirun(command: Sequence[str]) -> str | None:
     return next((path for path in paths if is_mpirun(path) and shutil.which(path)), None)
 
 
+def login_path(command: Sequence[str]) -> str | None:
+    """The PATH that the login shell `command` takes in the place of this process's; None: it is no login shell."""
+    if not _login(command)[0]:
+        return None
+    words = [command[0], "-lc", 'printf "\\n%s" "$PATH"']
+    try:
+        answer = subprocess.run(
+            words, capture_output=True, text=True, timeout=_PROFILE_S, stdin=subprocess.DEVNULL, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return answer.stdout.rpartition("\n")[2] or None
+
+
 def by_shim(command: Sequence[str], mpirun: str, directory: Path) -> list[str]:
-    """A script's `command` with the shim in `directory` wherever it names `mpirun` by this absolute path."""
+    """A script's `command` with the shim in `directory` wherever it names `mpirun` by this absolute path, and with
+    `directory` in the PATH of a login shell's text, which /etc/profile has set anew."""
     shim = str(directory / Path(mpirun).name)
-    return [_PATH.sub(lambda found: shim if found[0] == mpirun else found[0], word) for word in command]
+    words = [_PATH.sub(lambda found: shim if found[0] == mpirun else found[0], word) for word in command]
+    is_login, text = _login(command)
+    if is_login and text < len(words):
+        words[text] = f"PATH={shlex.quote(str(directory))}:$PATH; export PATH\n{words[text]}"
+    return words
+
+
+def _login(command: Sequence[str]) -> tuple[bool, int]:
+    """Whether `command` starts a login shell, and which of its words is the shell's text; past all: none is."""
+    if Path(command[0]).name not in _SHELLS:
+        return False, len(command)
+    position, is_login, has_text = 1, False, False
+    while position < len(command) and command[position].startswith(("-", "+")):
+        word = command[position]
+        is_login |= word == "--login" or bool(re.match(r"-\w*l", word))
+        has_text |= bool(re.match(r"-\w*c", word))
+        position += 2 if re.fullmatch(r"[-+]\w*o", word) else 1
+    return is_login, position if has_text else len(command)
 
 
 def write_mpirun_shims(directory: Path, line: MpirunLine) -> dict[str, str]:
-    """Make the programs in `directory`; returns variables that they need."""
+    """Make the programs in `directory`; returns variables that they need.
+
+    A bash whose script sets PATH anew, or whose /etc/profile does, has them as functions.
+    """
     directory.mkdir(exist_ok=True)
     names = {*_NAMES, Path(line.mpirun.path).name}
     for name in names:
         write_shim(directory / name, "ringtrain_job.launcher.mpi.mpirun_shim")
     # A script's own ssh to a host of the hostfile: workers have no sshd, and the agent starts the command there.
     write_shim(directory / "ssh", "ringtrain_job.mpi.ssh_client")
-    return {LINE: json.dumps(asdict(line)), "PATH": f"{directory}{os.pathsep}{os.environ.get('PATH', os.defpath)}"}
+    functions = {
+        f"BASH_FUNC_{name}%%": f'() {{  {shlex.quote(str(directory / name))} "$@"\n}}'
+        for name in sorted({*names, "ssh"})
+        if name.isidentifier()  # of others a bash that is called sh complains
+    }
+    path = f"{directory}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+    return {**functions, LINE: json.dumps(asdict(line)), "PATH": path}
 
 
 def main(arguments: list[str]) -> int:
