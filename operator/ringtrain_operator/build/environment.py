@@ -10,7 +10,7 @@ from .. import contract
 from ..spec.data_workers import DataWorkers
 from ..spec.job import Job, Mpi
 from ..spec.reserved import ENV_NVIDIA_VISIBLE_DEVICES, ENV_TF_CONFIG
-from .names import checkpoint_folder, launcher_address, worker_name
+from .names import checkpoint_folder, launcher_address, launcher_ports, worker_name
 
 # A week: the most that an agent takes for a number of seconds.
 MOST_GRACE_S = 604_800
@@ -48,11 +48,12 @@ def _worker_ports(job: Job) -> dict[str, str]:
 
 def launcher_environment(job: Job, attempt: int, status_token: str, formation: int = 0) -> list[dict[str, Any]]:
     """Variables of the launcher's main container; `formation`: the last one that is known of an elastic job."""
+    control_port, status_port = launcher_ports(job)
     return _variables(
         _common(job, contract.ROLE_LAUNCHER, attempt)
         | {
-            contract.ENV_LAUNCHER_PORT: str(contract.PORT_LAUNCHER),
-            contract.ENV_STATUS_PORT: str(contract.PORT_STATUS),
+            contract.ENV_LAUNCHER_PORT: str(control_port),
+            contract.ENV_STATUS_PORT: str(status_port),
             contract.ENV_STATUS_TOKEN: status_token,
             contract.ENV_LOG_DIR: contract.LOG_DIR,
             **({contract.ENV_LOG_REPORT: "1"} if job.spec.logs.report else {}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,8 @@ from ..spec.job import Job
 
 # The API server takes no longer value of a label.
 LONGEST_LABEL = 63
+# Of nodes' ports those below NodePorts of Services (30000) and what Linux gives to clients (32768).
+_NODE_PORTS, _NODE_PORT_PAIRS = 20000, 5000
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,20 @@ def launcher_address(job: Job) -> str:
     Short, because resolvers append each of their search domains, which end in the namespace: of long names that a
     longer address would make more than the 253 characters that a name may have, and some give up at the first.
     """
-    return f"{launcher_name(job)}.{job.name}:{contract.PORT_LAUNCHER}"
+    return f"{launcher_name(job)}.{job.name}:{launcher_ports(job)[0]}"
+
+
+def launcher_ports(job: Job) -> tuple[int, int]:
+    """The launcher's ports for control and status.
+
+    In its node's network they are two of the job's own, so that launchers share a node: workers are told the address
+    before there is a launcher that could register a port. Two jobs may get the same; the pod declares its ports, and
+    so the scheduler gives those two different nodes.
+    """
+    if not (job.spec.launcher.template.get("spec") or {}).get("hostNetwork"):
+        return contract.PORT_LAUNCHER, contract.PORT_STATUS
+    number = int.from_bytes(hashlib.sha256(job.uid.encode()).digest()[:4]) % _NODE_PORT_PAIRS
+    return _NODE_PORTS + 2 * number, _NODE_PORTS + 2 * number + 1
 
 
 def job_labels(job: Job) -> dict[str, str]:

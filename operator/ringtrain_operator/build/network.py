@@ -9,7 +9,7 @@ from ..spec.job import Job
 from ..spec.reserved import templates_of
 from ..spec.template import containers_of
 from .agent import ANNOTATION_IMAGE, added_pull_secrets, agent_source
-from .names import job_labels, metadata
+from .names import job_labels, launcher_ports, metadata
 from .settings import Settings
 
 # Label of the operator's own pods (charts/ringtrain-operator): they read the launcher's /status. No template may
@@ -22,6 +22,7 @@ def build_service(job: Job, settings: Settings | None = None) -> dict[str, Any]:
     """A headless Service that gives every pod of the job a host name, ready or not."""
     source = agent_source(job, settings or Settings())
     noted = {"annotations": {ANNOTATION_IMAGE: source.image}} if source is not None else {}
+    control_port, status_port = launcher_ports(job)
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -32,8 +33,8 @@ def build_service(job: Job, settings: Settings | None = None) -> dict[str, Any]:
             "publishNotReadyAddresses": True,
             "selector": {contract.LABEL_JOB: job.name},
             "ports": [
-                {"name": "control", "port": contract.PORT_LAUNCHER, "protocol": "TCP"},
-                {"name": "status", "port": contract.PORT_STATUS, "protocol": "TCP"},
+                {"name": "control", "port": control_port, "protocol": "TCP"},
+                {"name": "status", "port": status_port, "protocol": "TCP"},
             ],
         },
     }

@@ -15,7 +15,6 @@ from .settings import Settings
 
 # A launcher whose loops hang for two minutes is replaced, and the gang with it.
 LIVENESS = {
-    "httpGet": {"path": "/healthz", "port": contract.PORT_STATUS},
     "initialDelaySeconds": 60,
     "periodSeconds": 20,
     "timeoutSeconds": 10,
@@ -102,13 +101,10 @@ def build_launcher_pod(
     formation = incarnation.formation if incarnation is not None else 0
     variables = environment.launcher_environment(job, attempt, settings.token(), formation)
     main["env"] = variables + list(main.get("env") or ())
-    main.setdefault("ports", []).extend(
-        [
-            {"name": "rt-control", "containerPort": contract.PORT_LAUNCHER},
-            {"name": "rt-status", "containerPort": contract.PORT_STATUS},
-        ]
-    )
-    main.setdefault("livenessProbe", copy.deepcopy(LIVENESS))
+    control_port, status_port = names.launcher_ports(job)
+    ports = {"rt-control": control_port, "rt-status": status_port}
+    main.setdefault("ports", []).extend({"name": name, "containerPort": port} for name, port in ports.items())
+    main.setdefault("livenessProbe", {"httpGet": {"path": "/healthz", "port": status_port}, **LIVENESS})
     if incarnation is not None:
         pod["metadata"]["labels"][contract.LABEL_INCARNATION] = str(incarnation.number)
     if job.spec.elastic is not None:

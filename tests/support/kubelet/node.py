@@ -61,6 +61,7 @@ class Kubelet:
         self._names: dict[tuple[str, str], str] = {}
         self._addresses: dict[tuple[str, str], str] = {}
         self._block = AddressBlock()
+        self._node_address = self._block.next()
         self._server = NodeServer(self._log_of, self._start_beside, folder, log_keeps, self._known_address)
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -220,7 +221,7 @@ class Kubelet:
 
     def _start(self, pod: Json) -> None:
         meta = pod["metadata"]
-        address = self._address(meta["namespace"], meta["name"])
+        address = self._address(pod, meta["name"])
         self._point_at_launcher(pod)
         folder = self._folder / meta["namespace"] / f"{meta['name']}-{meta['uid'][:8]}"
         life = PodLife(self._api, self._runtime, pod, address, folder, self._clock, self._pull_s)
@@ -273,19 +274,21 @@ class Kubelet:
         with suppress(NotFound):
             await self._api.patch(PODS, meta["namespace"], meta["name"], patch, subresource="status")
 
-    def _address(self, namespace: str, name: str) -> str:
-        """The pod's own address of loopback; the same for every pod of that name."""
-        known = self._addresses.get((namespace, name))
-        if known is None:
-            known = self._addresses[(namespace, name)] = self._block.next()
-        return known
+    def _address(self, pod: Json, name: str) -> str:
+        """The own address of loopback of `pod`, or of the launcher `name` of its job; the same for every pod of that
+        name. A job in its node's network is there with its launcher, at the one address that all nodes have here."""
+        namespace = pod["metadata"]["namespace"]
+        if (namespace, name) not in self._addresses:
+            node = self._node_address if pod["spec"].get("hostNetwork") else ""
+            self._addresses[(namespace, name)] = node or self._block.next()
+        return self._addresses[(namespace, name)]
 
     def _point_at_launcher(self, pod: Json) -> None:
         """Stand in for DNS: a host name of a pod in an environment value becomes its address."""
         for entry in pod["spec"]["containers"][0].get("env") or []:
             found = _DNS_NAME.match(str(entry.get("value") or ""))
             if found:
-                address = self._address(pod["metadata"]["namespace"], found["pod"])
+                address = self._address(pod, found["pod"])
                 entry["value"] = f"{address}:{found['port']}"
 
 

@@ -495,6 +495,22 @@ def test_ports_of_a_worker(pod: Json, slots: int, any_of: set[str], opens: bool)
     assert bool(worker["spec"]["containers"][0].get("ports")) == opens
 
 
+def test_ports_of_a_launcher_in_its_nodes_network() -> None:
+    """They are the job's own, and the same in all that names them: launchers of two jobs may share a node."""
+    own = {"template": {"spec": {"hostNetwork": True}}}
+    job = parsed(launcher=own)
+    launcher, worker = build_launcher_pod(job, 1), build_worker_pod(job, 1, 0)
+    declared = {port["name"]: port["containerPort"] for port in main(launcher)["ports"]}
+    assert {str(port) for port in declared.values()} == {
+        env(launcher)[f"RINGTRAIN_{name}_PORT"] for name in ("LAUNCHER", "STATUS")
+    }
+    assert env(worker)["RINGTRAIN_LAUNCHER_ADDRESS"].endswith(f":{declared['rt-control']}")
+    assert main(launcher)["livenessProbe"]["httpGet"]["port"] == declared["rt-status"]
+    assert not {7350, 7351} & set(declared.values())
+    again = {port["name"]: port["containerPort"] for port in main(build_launcher_pod(job, 2))["ports"]}
+    assert again == declared
+
+
 def test_the_longest_names_resolve() -> None:
     """The launcher's address stays within DNS's 253 characters with any search domain of a cluster behind it."""
     manifest = job()
