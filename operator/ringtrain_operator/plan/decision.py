@@ -22,7 +22,10 @@ class Begin:
 
 @dataclass(frozen=True)
 class Halt:
-    """Delete the pods and wait to be resumed."""
+    """Delete the pods, give quota back, and wait to be resumed."""
+
+    reason: Literal["Suspended", "Changed"] = "Suspended"
+    message: str = "runPolicy.suspend is set; the pods are deleted"
 
 
 @dataclass(frozen=True)
@@ -127,9 +130,7 @@ def condition_of(decision: Decision | None) -> ConditionChange | None:
         case Enqueue():
             return ConditionChange("Queued", "True", decision.reason, decision.message)
         case Halt():
-            return ConditionChange(
-                "Suspended", "True", "Suspended", "runPolicy.suspend is set; the pods are deleted"
-            )
+            return ConditionChange("Suspended", "True", decision.reason, decision.message)
         case Restart():
             return ConditionChange("Restarting", "True", decision.reason, decision.message)
         case Finish():

@@ -88,8 +88,9 @@ def _consequences(s: Situation, status: JobStatus, decided: ConditionChange | No
             waiting,
             *_over(status, "WaitingForQueue", waiting.message, "Restarting", "Suspended", *_OF_A_WORLD),
         )
-    if status.is_true("Suspended"):
-        why = "the job is suspended (runPolicy.suspend)"
+    if (suspended := status.condition("Suspended")) is not None and status.is_true("Suspended"):
+        is_changed = suspended.reason == "Changed"
+        why = suspended.message if is_changed else "the job is suspended (runPolicy.suspend)"
         return _over(status, "Suspended", why, "Restarting", "Queued", *_OF_A_WORLD)
     if decided is not None and decided.type == "Restarting":
         restarting = ConditionChange("Running", "False", decided.reason, decided.message)

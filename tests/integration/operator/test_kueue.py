@@ -23,7 +23,7 @@ from support.queued import (
     workloads_of,
 )
 
-from ringtrain_operator.cluster.api.resources import NODES, PODS
+from ringtrain_operator.cluster.api.resources import EVENTS, NODES, PODS
 from ringtrain_operator.plan.objects import LAUNCHER_ENDS_S
 
 pytestmark = [pytest.mark.apiserver, pytest.mark.kueue]
@@ -111,6 +111,43 @@ async def test_a_suspended_job_leaves_no_workload(setting: Setting, tmp_path: Pa
         await first.until_condition("Queued", "True", "insufficient unused quota")
         second.succeed()
         await first.until_running(attempt=2)
+
+
+@pytest.mark.parametrize("kueue", [True, False], ids=["workload", "group"])
+async def test_a_job_that_never_ran_can_be_corrected(setting: Setting, tmp_path: Path, kueue: bool) -> None:
+    """Another image is applied while the first can't be pulled: what was admitted goes back, the job queues again
+    for what it is now, and says why; nothing counts."""
+    wrong = gpu_job("first", 2)
+    container = wrong["spec"]["worker"]["template"]["spec"]["containers"][0]
+    container["image"] = "missing:1"
+    async with scenario(setting, tmp_path, kueue=kueue) as s:
+        await open_queue(s, 2)
+        first = await submit(s, wrong)
+        await first.until_condition("Running", "False", "missing:1")
+        container["image"] = "train:1"
+        await first.change({"worker": wrong["spec"]["worker"]})
+        await first.until_running(attempt=2)
+        status = (await first.job())["status"]
+        assert (status["restarts"], status["disruptions"]) == (0, 0)
+        events = await s.cluster.api.select(EVENTS, s.namespace)
+        said = [event["message"] for event in events if event["reason"] == "Suspended"]
+        words = "the job was changed before it ran: its pods are deleted, and it waits in LocalQueue research anew"
+        assert said == [words]
+
+
+@pytest.mark.parametrize("what", ["queue", "size"])
+async def test_a_job_that_waits_can_be_corrected(setting: Setting, tmp_path: Path, what: str) -> None:
+    """One in a queue that is not there, and one that is larger than its quota, run once that is mended."""
+    async with scenario(setting, tmp_path) as s:
+        await open_queue(s, 2)
+        wrong = gpu_job("first", 2, queue="reserch") if what == "queue" else gpu_job("first", 4)
+        first = await submit(s, wrong)
+        await first.until_condition("Queued", "True", "reserch" if what == "queue" else "insufficient quota")
+        await first.change(
+            {"scheduling": {"queue": "research"}} if what == "queue" else {"worker": {"replicas": 2}}
+        )
+        await first.until_running()
+        assert (await first.job())["status"]["attempt"] == 1
 
 
 async def test_workers_get_places_along_the_topology(setting: Setting, tmp_path: Path) -> None:

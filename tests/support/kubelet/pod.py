@@ -108,6 +108,10 @@ class PodLife:
             if how is not None and not self.lost:
                 await self._post_exit(how)
             await self._deleted.wait()
+            if (
+                how is None and not self.lost
+            ):  # since 1.27 a pod is in an end phase before it goes, also if none ran
+                await self._write({"status": {"phase": "Failed"}})
             if not self.lost:
                 await self._confirm_deletion()
         except NotFound:
