@@ -12,6 +12,7 @@ import os
 import statistics
 import sys
 import tempfile
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,25 +22,34 @@ ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / "tests")]
 
 from support.apiserver import ControlPlane, why_unavailable  # noqa: E402
-from support.rounds import Round, open_arena, scheduling_plane  # noqa: E402
+from support.kueue import Kueue, why_no_kueue  # noqa: E402
+from support.rounds import KUEUE, Round, open_arena, scheduling_plane  # noqa: E402
 
 RESULTS = Path(__file__).parent / "gangs.json"
 
 
 @dataclass(frozen=True)
 class Setting:
-    """Who places the jobs' pods, and how many jobs there are, of so many workers with two devices each."""
+    """Who places the jobs' pods, and how many jobs there are, of so many workers with two devices each.
+
+    `misplaced`: jobs in front of them that can't be placed.
+    """
 
     gang: str
     jobs: int
     workers: int
     devices_of_node: int
+    misplaced: int = 0
 
 
 SETTINGS = {
     "two of 60 %, gangs of Kubernetes": Setting("Kubernetes", 2, 3, 5),
     "two of 60 %, pod by pod": Setting("None", 2, 3, 5),
+    "two of 60 %, in a queue of Kueue": Setting(KUEUE, 2, 3, 5),
     "four of 100 %, pod by pod": Setting("None", 4, 4, 4),
+    "four of 100 %, in a queue of Kueue": Setting(KUEUE, 4, 4, 4),
+    "two of 60 % behind two that fit nowhere, pod by pod": Setting("None", 2, 3, 5, misplaced=2),
+    "two of 60 % behind two that fit nowhere, in a queue of Kueue": Setting(KUEUE, 2, 3, 5, misplaced=2),
 }
 
 
@@ -50,10 +60,12 @@ def main() -> None:
     parser.add_argument("--lanes", type=int, default=4, help="rounds at a time, on nodes of their own")
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args()
-    if reason := why_unavailable("kube-scheduler"):
+    if reason := why_unavailable("kube-scheduler") or why_no_kueue():
         sys.exit(reason)
     found: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory(prefix="bench-gangs-") as folder, scheduling_plane(Path(folder)) as plane:
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-gangs-"))
+        plane = stack.enter_context(scheduling_plane(Path(folder), Kueue.prepare(Path(folder) / "kueue")))
         for name, setting in SETTINGS.items():
             rounds = asyncio.run(_play(plane, Path(folder), setting, _shares(options.rounds, options.lanes)))
             found[name] = _summary(rounds)
@@ -70,7 +82,7 @@ async def _play(plane: ControlPlane, folder: Path, setting: Setting, shares: lis
     async def lane(number: int, rounds: int) -> list[Round]:
         nodes = folder / f"nodes-{number}"
         async with open_arena(plane, nodes, devices=setting.devices_of_node, gang=setting.gang) as arena:
-            return [await arena.round(setting.jobs, setting.workers, 2) for _ in range(rounds)]
+            return [await arena.round(setting.jobs, setting.workers, 2, setting.misplaced) for _ in range(rounds)]
 
     played = await asyncio.gather(*(lane(number, rounds) for number, rounds in enumerate(shares)))
     return [one for rounds in played for one in rounds]

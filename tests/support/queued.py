@@ -25,6 +25,7 @@ from support.scenario import Clock, Scenario
 ROOT = Path(__file__).parents[2]
 Json = dict[str, Any]
 GPU = "example.com/gpu"
+QUEUE = "research"
 PLENTY = {"cpu": "64", "memory": "64Gi"}
 
 
@@ -66,15 +67,19 @@ def described(resource: Resource, name: str, **fields: Any) -> Json:
     }
 
 
-async def open_queue(s: Scenario, gpus: int, *, flavor: Json | None = None, **spec: Any) -> None:
+async def open_queue(
+    s: Scenario, gpus: int, *, flavor: Json | None = None, device: str = GPU, **spec: Any
+) -> None:
     """LocalQueue `research` of the scenario's namespace, with a ClusterQueue and a ResourceFlavor of its own."""
     await s.cluster.api.create(FLAVORS, None, described(FLAVORS, s.namespace, spec=flavor or {}))
-    await open_cluster_queue(s, s.namespace, gpus, "research", **spec)
+    await open_cluster_queue(s, s.namespace, gpus, QUEUE, device=device, **spec)
 
 
-async def open_cluster_queue(s: Scenario, name: str, gpus: int, queue: str = "", **spec: Any) -> None:
+async def open_cluster_queue(
+    s: Scenario, name: str, gpus: int, queue: str = "", *, device: str = GPU, **spec: Any
+) -> None:
     """ClusterQueue `name` with so many devices of the scenario's flavor, and LocalQueue `queue`."""
-    api, quota = s.cluster.api, {**PLENTY, GPU: str(gpus)}
+    api, quota = s.cluster.api, {**PLENTY, device: str(gpus)}
     resources = [{"name": resource, "nominalQuota": amount} for resource, amount in quota.items()]
     group = {"coveredResources": list(quota), "flavors": [{"name": s.namespace, "resources": resources}]}
     wanted = {"namespaceSelector": {}, "resourceGroups": [group], **spec}
@@ -85,7 +90,7 @@ async def open_cluster_queue(s: Scenario, name: str, gpus: int, queue: str = "",
 
 
 def gpu_job(
-    name: str, workers: int, labels: dict[str, str] | None = None, queue: str = "research", **spec: Any
+    name: str, workers: int, labels: dict[str, str] | None = None, queue: str = QUEUE, **spec: Any
 ) -> Json:
     """A job whose workers have a device each, in the queue."""
     made = job(name, workers=workers, **{"scheduling": {"queue": queue}, **spec})

@@ -22,7 +22,9 @@ from support.gangschedulers import CRDS, groups_of, standing_in
 from support.installation import install_rights
 from support.jobs import job, termination_message
 from support.kubelet import Kubelet, ScriptedRuntime
+from support.kueue import Kueue, kueue_crds
 from support.operating import running_operator
+from support.queued import QUEUE, open_queue
 from support.rendering import render
 from support.scenario import Clock, Scenario
 
@@ -33,12 +35,18 @@ GANGS = {name: scheduler.scheduler_name for name, scheduler in SCHEDULERS.items(
 # Label of an arena's nodes.
 NAMESPACE = "example.com/namespace"
 WITHIN_S = 100.0
+# In the place of a gang scheduler: the arena's jobs are in a queue of Kueue, with as much quota as it has devices.
+KUEUE = "Kueue"
 
 
 @contextmanager
-def scheduling_plane(folder: Path) -> Iterator[ControlPlane]:
-    """A control plane with kube-scheduler, which knows gangs of its own, and the APIs of the other schedulers."""
+def scheduling_plane(folder: Path, kueue: Kueue | None = None) -> Iterator[ControlPlane]:
+    """A control plane with kube-scheduler, which knows gangs of its own, and the APIs of the other schedulers.
+
+    `kueue`: prepared, to run beside them.
+    """
     crds = (*yaml.safe_load_all((ROOT / "manifests" / "crd.yaml").read_text()), *CRDS)
+    crds += kueue_crds(kueue.address, kueue.authority) if kueue else ()
     apis = "scheduling.k8s.io/v1alpha2"
     # Without this controller a group that is deleted stays.
     plane = ControlPlane.start(
@@ -47,12 +55,17 @@ def scheduling_plane(folder: Path) -> Iterator[ControlPlane]:
 
     async def allow_gangs() -> str:
         async with ApiClient(plane.connection()) as api:
-            return await install_rights(api, render(*(f"gangs.{name.lower()}=true" for name in GANGS)))
+            values = (f"gangs.{name.lower()}=true" for name in GANGS)
+            return await install_rights(api, render(*values, f"kueue.enabled={str(kueue is not None).lower()}"))
 
     try:
         plane.operator_token = asyncio.run(allow_gangs())
+        if kueue is not None:
+            asyncio.run(kueue.start(plane))
         yield plane
     finally:
+        if kueue is not None:
+            kueue.stop()
         plane.stop()
 
 
@@ -75,7 +88,7 @@ class Round:
 
 @dataclass
 class Arena:
-    """Two nodes with devices, an operator, and a namespace. `gang`: scheduling.gang of its jobs."""
+    """Two nodes with devices, an operator, and a namespace. `gang`: scheduling.gang of its jobs, or KUEUE."""
 
     scenario: Scenario
     device: str
@@ -97,10 +110,16 @@ class Arena:
         """What its nodes run."""
         return self.scenario.runtime
 
-    async def round(self, jobs: int, workers: int, devices: int) -> Round:
-        """Submit `jobs` at once; end each as soon as it is whole; return when all have succeeded."""
+    async def round(self, jobs: int, workers: int, devices: int, misplaced: int = 0) -> Round:
+        """Submit `jobs` at once; end each as soon as it is whole; return when all have succeeded.
+
+        `misplaced`: so many jobs stand in front of them that want no device, of a node that is not there.
+        """
         self.number += 1
         names = [f"r{self.number}-{i}" for i in range(jobs)]
+        in_front = [f"m{self.number}-{i}" for i in range(misplaced)]
+        for name in in_front:
+            await self.cluster.api.create(JOBS, self.namespace, self._misplaced(name))
         await asyncio.gather(*(self._submit(name, workers, devices) for name in names))
         began = last = somebody = time.monotonic()
         first, idle, nobody, left = 0.0, 0.0, 0.0, set(names)
@@ -124,7 +143,7 @@ class Arena:
         ended = [await self._ended(name) for name in names]
         all_ended_s = time.monotonic() - began
         groups = await self.groups_left()
-        for name in names:
+        for name in (*names, *in_front):
             await self.cluster.api.delete(JOBS, self.namespace, name)
         return Round(
             first_whole_s=first,
@@ -160,8 +179,15 @@ class Arena:
         here = {"nodeSelector": {NAMESPACE: self.namespace}}
         worker = job(workers=workers)["spec"]["worker"] | {"devices": {self.device: devices}}
         worker["template"]["spec"] |= here
-        given = {"scheduling": {"gang": self.gang}, "launcher": {"template": {"spec": here}}, **spec}
+        scheduling = {"queue": QUEUE} if self.gang == KUEUE else {"gang": self.gang}
+        given = {"scheduling": scheduling, "launcher": {"template": {"spec": here}}, **spec}
         return job(name, worker=worker, slotsPerWorker=1, **given)
+
+    def _misplaced(self, name: str) -> Json:
+        made = self.job(name, 1, 0)
+        made["spec"]["worker"] |= {"devices": {}}
+        made["spec"]["worker"]["template"]["spec"]["nodeSelector"] = {NAMESPACE: "misspelled"}
+        return made
 
     def _whole(self, name: str, pods: list[Json], workers: int) -> bool:
         mine = [p for p in pods if _job(p) == name]
@@ -209,6 +235,11 @@ async def open_arena(
                 await api.patch(NODES, None, name, {"metadata": {"labels": {NAMESPACE: namespace}}})
             if gang in ("Coscheduling", "Volcano"):
                 await stack.enter_async_context(standing_in(api, namespace, gang))
-            operating = running_operator(cluster.operator_connection, clock, namespaces=(namespace,), gangs=GANGS)
+            operating = running_operator(
+                cluster.operator_connection, clock, namespaces=(namespace,), gangs=GANGS, kueue=gang == KUEUE
+            )
             operator = await stack.enter_async_context(operating)
-            yield Arena(Scenario(cluster, namespace, runtime, kubelet, operator, clock), device, gang)
+            scenario = Scenario(cluster, namespace, runtime, kubelet, operator, clock)
+            if gang == KUEUE:
+                await open_queue(scenario, len(names) * devices, device=device)
+            yield Arena(scenario, device, gang)

@@ -275,8 +275,10 @@ class Kubelet:
             await self._api.patch(PODS, meta["namespace"], meta["name"], patch, subresource="status")
 
     def _address(self, pod: Json, name: str) -> str:
-        """The own address of loopback of `pod`, or of the launcher `name` of its job; the same for every pod of that
-        name. A job in its node's network is there with its launcher, at the one address that all nodes have here."""
+        """The own address of loopback of `pod`, or of the launcher `name` of its job; the same for every such pod.
+
+        A job in its node's network is there with its launcher, at the one address that all nodes have here.
+        """
         namespace = pod["metadata"]["namespace"]
         if (namespace, name) not in self._addresses:
             node = self._node_address if pod["spec"].get("hostNetwork") else ""
