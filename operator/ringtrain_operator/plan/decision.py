@@ -74,7 +74,7 @@ class GiveWay:
     """Delete the pods of a gang that is not placed whole, and wait without any.
 
     `place`: the job's among those that wait; None: it is `too_large` for the cluster, or a part of it is
-    `refused`, in the API's words, and it is in nobody's way.
+    `refused`, in the API's or a kubelet's words, and it is in nobody's way.
     """
 
     place: Contender | None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import timedelta
 
-from ..contract import EXIT_GANG_STOPPED
+from ..contract import EXIT_GANG_STOPPED, ROLE_WORKER
 from ..observe.model import PodView
 from ..observe.pods import failure_in, termination_of
 from ..status.incarnations import incarnations_of
@@ -138,9 +138,9 @@ def failure_of(pod: PodView, s: Situation) -> Failure:
     if not reported:
         # Our own message without a failure in it is no output of anybody's.
         output = () if termination_of(pod, s.attempt) else pod.termination_message.splitlines()[-40:]
-        return _failure(pod, s, *_what_ended(pod), output)
+        return _failure(pod, s, *_what_ended(pod, s), output)
     named = next((p for p in s.pods if p.name == reported.get("pod")), pod)
-    killed = f"; {named.name} was OOMKilled" if named.exit_reason == "OOMKilled" else ""
+    killed = f"; {_out_of_memory(named, s)}" if named.exit_reason == "OOMKilled" else ""
     return Failure(
         attempt=s.attempt,
         rank=_whole(reported.get("rank")),
@@ -169,7 +169,7 @@ def _failure(pod: PodView, s: Situation, reason: str, message: str, output: Sequ
     )
 
 
-def _what_ended(pod: PodView) -> tuple[str, str]:
+def _what_ended(pod: PodView, s: Situation) -> tuple[str, str]:
     """Reason and message for a pod whose agent or launcher has not said what failed."""
     detail = f": {pod.message}" if pod.message else ""
     if pod.failed_beside:
@@ -179,8 +179,19 @@ def _what_ended(pod: PodView) -> tuple[str, str]:
     reason = "LauncherFailed" if pod.role == "launcher" else "RankFailed"
     if pod.reason == "DeadlineExceeded":
         return reason, f"{pod.name} ran longer than its template's activeDeadlineSeconds allows{detail}"
+    if pod.exit_reason == "OOMKilled":
+        return reason, f"{_out_of_memory(pod, s)}{detail}"
     why = pod.exit_reason or pod.reason or "no reason given"
     return reason, f"{pod.name} left no termination message ({why}){detail}"
+
+
+def _out_of_memory(pod: PodView, s: Situation) -> str:
+    """What happened to a pod that was killed for want of memory, and what its container may have."""
+    template = s.job.spec.worker.template if pod.role == ROLE_WORKER else s.job.spec.launcher.template
+    main = (template.get("spec") or {}).get("containers") or [{}]
+    limit = ((main[0].get("resources") or {}).get("limits") or {}).get("memory")
+    had = f"; its container may have {limit}, set resources.limits.memory" if limit else ""
+    return f"{pod.name} was killed for want of memory (OOMKilled){had}"
 
 
 def failure_of_slowest(s: Situation, reason: str, message: str) -> Failure:

@@ -1,6 +1,7 @@
 """Pods that can't start: an image's name that is none never does, a ConfigMap or a claim may still come.
 
-Images that can't be pulled and other pods without a node are waited for, see decision 0011.
+Images that can't be pulled and other pods without a node are waited for, see decision 0011. Who waits for an image
+on a node gives the node back after a while, and tries again.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from datetime import datetime, timedelta
 from ..observe.model import PodView
 from ..status.model import Failure
 from ..status.situation import Situation
-from .decision import NO_DECISION, PolicyResult
+from .decision import NO_DECISION, GiveWay, PolicyResult
 from .failure_rules import judge
 
 REASON = "CannotStart"
@@ -24,6 +25,8 @@ _NOT_YET = frozenset({"CreateContainerConfigError", "CreateContainerError", "Err
 _MISSING = re.compile(
     r'(configmap|secret|persistentvolumeclaim)s? "[^"]+" not found|references non-existent (config|secret) key'
 )
+# An image that somebody may still push, and a registry that may answer again.
+_NOT_PULLED = frozenset({"ErrImagePull", "ImagePullBackOff"})
 _MISSES = frozenset({"FailedMount", "Unschedulable"})
 # How often a pod is looked at that waits for its volumes or for its image, and does not say for which.
 LOOK_AGAIN_S = 60
@@ -34,11 +37,11 @@ def unstartable(s: Situation) -> PolicyResult:
 
     Where the launcher gave up first it does not wait: the next attempt's pods would be refused as well.
     """
-    if s.attempt == 0 or s.gang_began:
+    if s.attempt == 0 or s.gang_began or s.is_without_pods:
         return NO_DECISION
     refused = [pod for pod in s.pods if not pod.finished and (pod.waiting in _NEVER or _may_come(pod))]
     if not refused:
-        return PolicyResult(requeue_at=_look_again(s))
+        return _not_pulled(s) or PolicyResult(requeue_at=_look_again(s))
     pod = min(refused, key=lambda pod: (pod.waiting not in _NEVER, _since(s, pod)))
     if pod.waiting in _NEVER:
         return PolicyResult(judge(s, _failure(s, pod, "can't start")))
@@ -48,6 +51,24 @@ def unstartable(s: Situation) -> PolicyResult:
         return PolicyResult(requeue_at=due)
     what = f"could not start within {limit_s} s (networking.startTimeoutSeconds)"
     return PolicyResult(judge(s, _failure(s, pod, what)))
+
+
+def _not_pulled(s: Situation) -> PolicyResult | None:
+    """Pods that wait for an image hold no devices for ever: the gang gives its nodes back, and nothing is counted.
+
+    None where no pod does, and where a launcher runs, which says so itself at the end of its patience.
+    """
+    waiting = [pod for pod in s.pods if pod.waiting in _NOT_PULLED and pod.node and not pod.finished]
+    if not waiting or (s.launcher is not None and s.launcher.phase == "Running"):
+        return None
+    pod = min(waiting, key=lambda pod: _since(s, pod))
+    limit_s = s.job.spec.networking.start_timeout_seconds
+    due = _since(s, pod) + timedelta(seconds=limit_s)
+    if s.now < due:
+        return PolicyResult(requeue_at=due)
+    detail = f": {pod.waiting_message}" if pod.waiting_message else ""
+    what = f"did not run within {limit_s} s (networking.startTimeoutSeconds)"
+    return PolicyResult(GiveWay(None, refused=f"{pod.name} {what}: {pod.waiting}{detail}"))
 
 
 def _may_come(pod: PodView) -> bool:

@@ -226,7 +226,8 @@ class Ledger(StatusModel):
         default=None, description="Since when the API refuses a part of the present attempt's pods."
     )
     refused: str = Field(
-        default="", description="Why, in the API's words, while the job waits without pods for another try."
+        default="",
+        description="Why, in the API's or a kubelet's words, while the job waits without pods for another try.",
     )
     queued_since: Time | None = Field(default=None, description="Since when the job waits without pods.")
     too_large: bool = Field(default=False, description="Whether it waits for nodes that the cluster has not.")

@@ -57,9 +57,7 @@ def _queued(s: Situation) -> ConditionChange:
             "asks for less",
         )
     if s.status.ledger.refused:
-        return _not_made(
-            f"{s.status.ledger.refused}; it has given back the other pods, and tries again in some time"
-        )
+        return _not_made(f"{s.status.ledger.refused}; it has given back what it had, and tries again in some time")
     ahead = [one.job for one in s.observed.contention.ahead_of(_in_line(s))][-NAMES_SHOWN:]
     what = " and ".join(sorted(s.status.ledger.line_wants.keys() - {ROOM})) or "room on nodes"
     place = f"; directly ahead of it in the line: {', '.join(reversed(ahead))}" if ahead else ", and is next"
@@ -156,7 +154,8 @@ def refused_because(refusals: Sequence[Refusal]) -> ConditionChange:
 
 
 def _not_made(words: str) -> ConditionChange:
-    return _not("QuotaExceeded" if "exceeded quota" in words else "CreationRefused", words)
+    known = {"exceeded quota": "QuotaExceeded", "ImagePull": "ImagePullBackOff"}
+    return _not(next((reason for said, reason in known.items() if said in words), "CreationRefused"), words)
 
 
 def _foreign(s: Situation) -> ConditionChange:

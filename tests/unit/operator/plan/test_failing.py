@@ -148,13 +148,27 @@ def test_a_worker_that_fails_before_the_start_is_judged_at_once() -> None:
 
 
 def test_an_out_of_memory_kill_is_said() -> None:
-    """Kubernetes' OOMKilled is in the failure's message."""
-    w = running()
+    """Kubernetes' OOMKilled is in the failure's message, with what the container may have."""
+    worker = job()["spec"]["worker"]
+    worker["template"]["spec"]["containers"][0]["resources"] = {"limits": {"memory": "8Gi"}}
+    w = World(job(worker=worker))
+    w.start_gang()
     w.pod_ends("digits-worker-0", 137, reason="OOMKilled")
     w.launcher_ends(137, reason="AgentLost", message="the agent of digits-worker-0 is lost")
     w.settle()
     assert w.status.failure is not None
-    assert "OOMKilled" in w.status.failure.message
+    assert w.status.failure.message == (
+        "digits-worker-0 was killed for want of memory (OOMKilled); its container may have 8Gi, set "
+        "resources.limits.memory"
+    )
+
+
+def test_a_launcher_that_was_killed_for_memory_says_so() -> None:
+    w = running()
+    w.pod_ends("digits-launcher", 137, reason="OOMKilled")
+    w.settle()
+    assert w.status.failure is not None
+    assert w.status.failure.message == "digits-launcher was killed for want of memory (OOMKilled)"
 
 
 def test_lost_agent_waits_for_the_pods_fate() -> None:
@@ -245,6 +259,23 @@ def test_a_claim_that_is_not_there() -> None:
     w.run(seconds=2)
     assert condition(w, "Failed")[1] == "CannotStart"
     assert 'persistentvolumeclaim "data" not found' in condition(w, "Failed")[2]
+
+
+def test_an_image_that_cannot_be_pulled_holds_no_devices_for_ever() -> None:
+    """The pods have nodes: they give these back after startTimeoutSeconds, and try again later, uncounted."""
+    w = World(job(networking={"startTimeoutSeconds": 100}))
+    w.settle()
+    for name in w.pods:
+        w.pod_waits(name, "ImagePullBackOff", 'Back-off pulling image "trian:1"')
+    w.run(seconds=99)
+    assert (w.status.attempt, w.status.state, len(w.pods)) == (1, "Pending", 3)
+    w.run(seconds=5)
+    assert (w.status.attempt, w.status.restarts, w.status.disruptions) == (2, 0, 0)
+    assert (w.status.state, w.status.reason, w.pods) == ("Queued", "ImagePullBackOff", {})
+    assert 'ImagePullBackOff: Back-off pulling image "trian:1"; it has given back' in condition(w, "Running")[2]
+    w.run(seconds=20)
+    w.start_gang()
+    assert (w.status.attempt, w.status.restarts, w.status.disruptions) == (2, 0, 0)
 
 
 def test_a_volume_whose_server_does_not_answer_is_waited_for() -> None:
