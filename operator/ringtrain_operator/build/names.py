@@ -77,9 +77,9 @@ def launcher_address(job: Job) -> str:
 def launcher_ports(job: Job) -> tuple[int, int]:
     """The launcher's ports for control and status.
 
-    In its node's network they are two of the job's own, so that launchers share a node: workers are told the address
-    before there is a launcher that could register a port. Two jobs may get the same; the pod declares its ports, and
-    so the scheduler gives those two different nodes.
+    In its node's network they are two of the job's own, so that launchers share a node: workers are told the
+    address before there is a launcher that could register a port. Two jobs may get the same; the pod declares its
+    ports, and so the scheduler gives those two different nodes.
     """
     if not (job.spec.launcher.template.get("spec") or {}).get("hostNetwork"):
         return contract.PORT_LAUNCHER, contract.PORT_STATUS

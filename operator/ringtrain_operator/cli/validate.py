@@ -12,6 +12,7 @@ import click
 from ..errors import ManifestUnreadable, OperatorError
 from ..local.documents import read_documents
 from ..local.manifest import is_job, jobs_among
+from ..local.references import reference_problems
 from ..local.templates import Templates
 from ..spec.job import Job
 from ..spec.parse import parse_job, part_problems
@@ -38,6 +39,7 @@ def validate(
 ) -> None:
     """Check every job and template in FILES and name each problem with its field. Exit code 1 if there is one.
 
+    ConfigMaps and Secrets of a file are held against the jobs that name them.
     Pod templates are held against Kubernetes' own schema: of the version that this command knows, or of the
     cluster's with --server.
     """
@@ -70,7 +72,13 @@ def _problems(path: Path, schema: PodSchema, templates: Templates) -> Iterator[s
         except OperatorError as exc:
             yield from (f"{path}: {line}" for line in problem_lines(exc))
             continue
+        found_beside = list(reference_problems(job, documents))
+        yield from (f"{path}: {job.name}: {said}" for is_certain, said in found_beside if is_certain)
+        if any(is_certain for is_certain, _ in found_beside):
+            continue
         _tell(path, job)
+        for _, said in found_beside:
+            click.echo(f"{path}: {job.name}: {said}")
 
 
 def _tell(path: Path, job: Job) -> None:

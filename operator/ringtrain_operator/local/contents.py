@@ -13,7 +13,7 @@ from ..errors import LocalUnsupported, ManifestUnreadable, shown
 Contents = Mapping[tuple[str, str], Mapping[str, bytes]]
 """Bytes by key, by kind and name."""
 
-_KINDS: Final = ("ConfigMap", "Secret")
+KINDS: Final = ("ConfigMap", "Secret")
 _VARIABLE = re.compile(r"[A-Za-z_.-][A-Za-z0-9_.-]*")
 
 
@@ -21,7 +21,7 @@ def contents_beside(documents: Sequence[Any], namespace: str) -> dict[tuple[str,
     """Those of the documents of a file that a job in `namespace` can use. Raises ManifestUnreadable."""
     found = {}
     for document in documents:
-        if not isinstance(document, Mapping) or document.get("kind") not in _KINDS:
+        if not isinstance(document, Mapping) or document.get("kind") not in KINDS:
             continue
         metadata = document.get("metadata") or {}
         if (metadata.get("namespace") or namespace) == namespace:

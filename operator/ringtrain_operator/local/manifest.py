@@ -31,8 +31,23 @@ def jobs_among(documents: list[Any], path: Path) -> list[dict[str, Any]]:
     """The jobs of a file. Raises ManifestUnreadable where there is none."""
     jobs = [doc for doc in documents if is_job(doc)]
     if not jobs:
-        raise ManifestUnreadable(f"{path}: holds no {KIND}")
+        raise ManifestUnreadable(f"{path}: holds no {KIND}, but {_held(documents)}")
     return jobs
+
+
+# What `dtj convert` makes jobs of.
+_CONVERTED = frozenset({"MPIJob", "TrainJob", "PyTorchJob", "TFJob", "JAXJob", "XGBoostJob"})
+
+
+def _held(documents: list[Any]) -> str:
+    """What documents are, for a message."""
+    objects = [doc for doc in documents if isinstance(doc, dict) and doc.get("kind")]
+    if not objects:
+        return "nothing with a kind"
+    named = (f"{doc['kind']} {(doc.get('metadata') or {}).get('name') or ''}".strip() for doc in objects[:5])
+    more = f" and {len(objects) - 5} more" if len(objects) > 5 else ""
+    way = "; dtj convert makes a job of it" if any(doc["kind"] in _CONVERTED for doc in objects) else ""
+    return f"{', '.join(named)}{more}{way}"
 
 
 def load_whole(path: Path, templates: Templates) -> list[dict[str, Any]]:

@@ -29,7 +29,7 @@ def suspension(s: Situation) -> PolicyResult:
 
 
 def _halt(s: Situation) -> Halt:
-    """The end of the attempt, by the user's word or for a change; a queue is asked again for what the job is now."""
+    """The end of the attempt, by the user's word or for a change; a queue is asked again for what the job is."""
     if s.job.spec.run_policy.suspend:
         return Halt()
     if s.has_workload and is_prebuilt(s.job):

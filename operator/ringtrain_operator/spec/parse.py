@@ -31,6 +31,9 @@ NAMESPACE_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 
 # Dicts that are not ours: their fields are the API server's to judge, nulls included.
 _OPAQUE = frozenset({"template", "emptyDir"})
+# What people write a level too high.
+_OF_CONTAINERS = frozenset({"image", "command", "args", "env", "resources", "volumeMounts"})
+_OF_PODS = frozenset({"containers", "volumes", "nodeSelector", "tolerations", "affinity", "imagePullSecrets"})
 # Sections of the spec with a pod template. Of all but the worker's the operator fills in what is left out.
 _TEMPLATES = ("worker", "launcher", "dataWorkers", "evaluator")
 _OPTIONAL = {
@@ -232,9 +235,22 @@ def _problem(error: Any) -> Problem:
 
 
 def _unknown_field(location: tuple[Any, ...]) -> str:
-    known = _fields_at(location[:-1])
-    hint = did_you_mean(str(location[-1]), known) or f"allowed: {', '.join(sorted(known))}"
+    known, name = _fields_at(location[:-1]), str(location[-1])
+    if elsewhere := _place_of(name):
+        return f"is not a field here; it is {elsewhere}"
+    hint = did_you_mean(name, known) or f"allowed: {', '.join(sorted(known))}"
     return f"is not a field here; {hint}"
+
+
+def _place_of(name: str) -> str:
+    """Where a field of this name is; empty: nowhere. Those of pods are in the worker's template."""
+    sections = {info.alias or field: info.annotation for field, info in JobSpec.model_fields.items()}
+    for section in ("worker", *sections):
+        for model in _models_in(sections[section]):
+            if name in (info.alias or field for field, info in model.model_fields.items()):
+                return f"spec.{section}.{name}"
+    pod = "spec.worker.template.spec"
+    return f"{pod}.containers[0].{name}" if name in _OF_CONTAINERS else f"{pod}.{name}" if name in _OF_PODS else ""
 
 
 def _fields_at(location: tuple[Any, ...]) -> list[str]:

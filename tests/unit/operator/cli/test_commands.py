@@ -221,6 +221,56 @@ def test_what_can_be_converted_is() -> None:
     assert "torn: spec.mpiReplicaSpecs.Worker: is missing" in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("beside", "said"),
+    [
+        pytest.param({"name": "code"}, "", id="all-is-there"),
+        pytest.param({"name": "other"}, "", id="in-the-cluster"),
+        pytest.param(
+            {"name": "code", "namespace": "lab"},
+            "digits: ConfigMap code of this file is in namespace lab, the job in default",
+            id="another-namespace",
+        ),
+        pytest.param({"name": "coed"}, "ConfigMap code is not in this file; did you mean coed?", id="misspelt"),
+        pytest.param(
+            {"name": "code", "key": "trian.py"}, "has no key train.py; it has trian.py", id="no-such-key"
+        ),
+    ],
+)
+@pytest.mark.parametrize("way", ["volume", "variable"])
+def test_objects_of_a_file_are_held_against_each_other(beside: dict[str, str], said: str, way: str) -> None:
+    """A job's ConfigMap with its namespace, its name and its keys; what the file has not may be in the cluster."""
+    metadata = {name: value for name, value in beside.items() if name != "key"}
+    config = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": metadata,
+        "data": {beside.get("key", "train.py"): "1"},
+    }
+    made = job()
+    made["metadata"]["namespace"] = "default"
+    pod = made["spec"]["worker"]["template"]["spec"]
+    if way == "volume":
+        pod["volumes"] = [
+            {"name": "c", "configMap": {"name": "code", "items": [{"key": "train.py", "path": "t"}]}}
+        ]
+    else:
+        reference = {"configMapKeyRef": {"name": "code", "key": "train.py"}}
+        pod["containers"][0]["env"] = [{"name": "A", "valueFrom": reference}]
+    result = CliRunner().invoke(main, ["validate", "-"], input=yaml.safe_dump_all([config, made]))
+    certain = bool(said) and "did you mean" not in said
+    assert (result.exit_code, said in result.output) == (int(certain), True), result.output
+
+
+def test_a_field_in_the_wrong_place_is_shown_its_own() -> None:
+    made = job(replicas=2, ttlSecondsAfterFinished=5, image="x", nodeSelector={})
+    said = " ".join(CliRunner().invoke(main, ["validate", "-"], input=yaml.safe_dump(made)).output.split())
+    assert "spec.replicas: is not a field here; it is spec.worker.replicas" in said
+    assert "it is spec.runPolicy.ttlSecondsAfterFinished" in said
+    assert "it is spec.worker.template.spec.containers[0].image" in said
+    assert "it is spec.worker.template.spec.nodeSelector" in said
+
+
 def test_no_device_of_a_kind() -> None:
     """`nvidia.com/gpu: 0` in a template is none, of a launcher, too."""
     made = job(launcher={"template": {"spec": {"containers": [{"resources": {"limits": {"nvidia.com/gpu": 0}}}]}}})

@@ -192,7 +192,13 @@ def test_the_last_lines_of_an_attempt_are_shown(tmp_path: Path) -> None:
     ("text", "says"),
     [
         pytest.param("a: [", "not YAML", id="not-yaml"),
-        pytest.param("kind: Pod", "holds no DistributedTrainingJob", id="no-job"),
+        pytest.param("kind: Pod", "holds no DistributedTrainingJob, but Pod", id="no-job"),
+        pytest.param("", "holds no DistributedTrainingJob, but nothing with a kind", id="empty"),
+        pytest.param(
+            "{kind: MPIJob, metadata: {name: pi}}",
+            "holds no DistributedTrainingJob, but MPIJob pi; dtj convert makes a job of it",
+            id="to-be-converted",
+        ),
         pytest.param(yaml.safe_dump_all([job("a"), job("b")]), "holds 2 jobs", id="two-jobs"),
     ],
 )
