@@ -60,13 +60,17 @@ def main() -> None:
     parser.add_argument("--lanes", type=int, default=4, help="rounds at a time, on nodes of their own")
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args()
-    if reason := why_unavailable("kube-scheduler") or why_no_kueue():
+    if reason := why_unavailable("kube-scheduler"):
         sys.exit(reason)
+    if reason := why_no_kueue():
+        print(f"without Kueue: {reason}", flush=True)
     found: dict[str, Any] = {}
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-gangs-"))
-        plane = stack.enter_context(scheduling_plane(Path(folder), Kueue.prepare(Path(folder) / "kueue")))
-        for name, setting in SETTINGS.items():
+        kueue = None if reason else Kueue.prepare(Path(folder) / "kueue")
+        plane = stack.enter_context(scheduling_plane(Path(folder), kueue))
+        settings = {name: one for name, one in SETTINGS.items() if kueue is not None or one.gang != KUEUE}
+        for name, setting in settings.items():
             rounds = asyncio.run(_play(plane, Path(folder), setting, _shares(options.rounds, options.lanes)))
             found[name] = _summary(rounds)
             print(f"{name}: {json.dumps(found[name])}", flush=True)
