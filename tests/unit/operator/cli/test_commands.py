@@ -262,6 +262,12 @@ def test_objects_of_a_file_are_held_against_each_other(beside: dict[str, str], s
     assert (result.exit_code, said in result.output) == (int(certain), True), result.output
 
 
+def test_a_suspended_job_of_a_queue_is_said_to_wait_for_its_user() -> None:
+    made = job(scheduling={"queue": "research"}, runPolicy={"suspend": True})
+    said = CliRunner().invoke(main, ["validate", "-"], input=yaml.safe_dump(made)).output
+    assert "runPolicy.suspend is true, so that it waits for you and not in its queue research" in said
+
+
 def test_a_field_in_the_wrong_place_is_shown_its_own() -> None:
     made = job(replicas=2, ttlSecondsAfterFinished=5, image="x", nodeSelector={})
     said = " ".join(CliRunner().invoke(main, ["validate", "-"], input=yaml.safe_dump(made)).output.split())

@@ -32,6 +32,6 @@ def test_an_unpullable_image_is_said() -> None:
     w.settle()
     w.pod_waits("digits-worker-0", "ImagePullBackOff", 'Back-off pulling image "nope"')
     w.settle()
-    w.run(minutes=10)
+    w.run(minutes=9)
     assert condition(w, "Running")[1:] == ("ImagePullBackOff", 'digits-worker-0: Back-off pulling image "nope"')
     assert w.reasons().count("ImagePullBackOff") == 1
