@@ -4,11 +4,15 @@ It writes what it has used at each step into its state, and makes `step-<number>
 `KIND`: what keeps the weights. Gradients are sums of small integers over samples, so the weights follow
 from the samples alone, to the bit: neither the number of ranks nor the order of the changes has a part in them.
 
+`holds.json` in `DIRECTORY`, if there is one, has the hosts of ranks, by the step that does not begin before the
+world is just these.
+
 Each process writes a line a world to `events-<slot>-<pid>`, and at the end `end-<slot>.json`.
 """
 
 import json
 import os
+import socket
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -224,12 +228,25 @@ def tell(**what: Any) -> None:
         file.write(json.dumps(what) + "\n")
 
 
+def hold(state: Any, step: int) -> None:
+    """Wait until the world is the one with which `step` is to be made."""
+    path = DIRECTORY / "holds.json"
+    wanted = json.loads(path.read_text()).get(str(step)) if path.exists() else None
+    while wanted is not None:
+        here = sorted(rt.allgather_object(socket.gethostname()))
+        if here == sorted(wanted):
+            return
+        time.sleep(STEP_S)
+        state.check_host_updates()
+
+
 def train(state: Any, kept: Any, reached: dict[str, int]) -> None:
     """All steps that are left."""
     tell(
         entered=int(os.environ.get("RINGTRAIN_FORMATION", "0")), step=state.step, size=rt.size(),
         redone=max(0, reached["step"] - state.step),
     )  # fmt: skip
+    hold(state, state.step + 1)  # no batch is under way
     while state.step < STEPS:
         for batch in state.shard:
             reached["step"] = state.step + 1
@@ -245,6 +262,7 @@ def train(state: Any, kept: Any, reached: dict[str, int]) -> None:
                 (DIRECTORY / f"step-{state.step}").touch()
             if is_due is not False:
                 state.commit()
+            hold(state, state.step + 1)
             if state.step == STEPS:
                 return
         state.shard.next_epoch()

@@ -2,9 +2,10 @@
 
 import functools
 import os
+import shlex
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -12,12 +13,18 @@ import click
 
 from ringtrain.errors import ConfigurationError
 from ringtrain.shared import contract
-from ringtrain_job.launcher.discovery import FIRST_ANSWER_WITHIN_S, own_names, parse_hosts, run_script
+from ringtrain_job.cli.elastic_hosts import ChangingHosts
+from ringtrain_job.cli.horovod_values import HorovodValues
+from ringtrain_job.cli.hosts import Host
+from ringtrain_job.launcher.discovery import FIRST_ANSWER_WITHIN_S, run_script
+from ringtrain_job.launcher.hosts import DEFAULT_COOLDOWN, CoolDown, own_names, parse_hosts
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 # Newcomers of one machine come together: the script has named them in one go.
 _JOIN_DELAY_S = 2
+# Slots of all places for hosts: the launcher looks at each of them.
+_MOST_SLOTS = 4096
 
 
 @dataclass(frozen=True)
@@ -39,10 +46,55 @@ class ElasticOptions:
 
 @dataclass(frozen=True)
 class ElasticRun:
-    """An elastic run on this machine: `slots` places for ranks, and what launcher and agent are told."""
+    """An elastic run of at most `slots` ranks, and what launcher and agent are told. `first`: slots by host name
+    at the beginning; `hosts`: how others are reached, None on this machine alone. `words`: the launcher's."""
 
     slots: int
     variables: dict[str, str]
+    first: Mapping[str, int]
+    hosts: ChangingHosts | None = None
+    words: Sequence[str] = ()
+
+    @property
+    def log_slots(self) -> int:
+        """How many slots have a log."""
+        return self.slots if self.hosts is None else self.hosts.workers * self.hosts.slots
+
+    def reach(self, values: HorovodValues, fixed: Sequence[Host]) -> "ElasticRun":
+        """This run on `fixed` hosts, or on those of its script, if one of them is another one or may be.
+
+        Raises a usage error for what cannot be.
+        """
+        per_host, cooldown = values.of("slots_per_host") or 1, values.of("blacklist_cooldown_range")
+        first = {host.name: host.slots for host in fixed} or self.first
+        words = ["--slots-per-host", f"{per_host}"] if contract.ENV_HOST_DISCOVERY_SCRIPT in self.variables else []
+        if not values.ssh.interfaces and all(name in own_names() for name in first):
+            return replace(self, first=first, words=words)
+        script = "printf '%s\\n' " + shlex.join(f"{host.name}:{host.slots}" for host in fixed)
+        if fixed and (total := sum(first.values())) < (
+            begin := int(self.variables[contract.ENV_ELASTIC_START_RANKS])
+        ):
+            raise click.UsageError(f"{', '.join(first)} have {total} slots for -np {begin} ranks")
+        variables = {**self.variables, **({contract.ENV_HOST_DISCOVERY_SCRIPT: script} if fixed else {})}
+        if contract.ENV_HOST_DISCOVERY_SCRIPT not in variables:
+            return self
+        slots = min(self.slots, max([per_host, *first.values()]))
+        # All hosts may be others from one answer to the next, and those before stay until these have the state.
+        workers = max(2 * -(-self.slots // slots), min(2 * self.slots, _MOST_SLOTS // slots))
+        hosts = ChangingHosts(workers, slots, values.ssh, _cooldown(cooldown))
+        return replace(self, variables=variables, first=first, hosts=hosts, words=words)
+
+
+def _cooldown(given: tuple[float, float] | None) -> CoolDown:
+    if given is None:
+        return DEFAULT_COOLDOWN
+    low, high = given
+    if not 1 <= low <= high <= 3600:
+        raise click.UsageError(
+            f"--blacklist-cooldown-range {low:g} {high:g}: expected two numbers of seconds from 1 to 3600, the "
+            "lower one first"
+        )
+    return CoolDown(failures=1, first_s=low, most_s=high)
 
 
 def elastic_options(command: F) -> F:
@@ -87,8 +139,8 @@ def elastic_options(command: F) -> F:
             "--host-discovery-script",
             type=click.Path(path_type=Path),
             metavar="PROGRAM",
-            help="Program that prints how many ranks are wanted, as lines host:slots. It is run again and again, "
-            "and the world follows what it prints. Maturity: Beta.",
+            help="Program that prints on which hosts ranks are wanted, as lines host:slots. It is run again and "
+            "again, and the world follows what it prints; other hosts are reached by ssh. Maturity: Beta.",
         ),
         click.option(
             *("--max-np", "--max-num-proc"),
@@ -107,10 +159,11 @@ def elastic_options(command: F) -> F:
     return cast(F, gathered)
 
 
-def elastic_run(ranks: int, hosts: str, options: ElasticOptions) -> ElasticRun | None:
+def elastic_run(ranks: int, hosts: str, options: ElasticOptions, per_host: int = 1) -> ElasticRun | None:
     """What `options` make of a run of `ranks` ranks; None without any. Raises a usage error for what cannot be.
 
-    `hosts`: the option that names them, with its value; empty without one.
+    `hosts`: the option that names them, with its value; empty without one. `per_host`: slots of a script's line
+    without a number.
     """
     if not options.given:
         return None
@@ -123,6 +176,7 @@ def elastic_run(ranks: int, hosts: str, options: ElasticOptions) -> ElasticRun |
         raise click.UsageError(
             f"{hosts} and --host-discovery-script {options.discovery}: both say where ranks are; leave one out"
         )
+    script = None if options.discovery is None else _checked(options.discovery)
     settings = {
         contract.ENV_ELASTIC: on_loss,
         contract.ENV_ELASTIC_MIN_RANKS: low,
@@ -131,9 +185,10 @@ def elastic_run(ranks: int, hosts: str, options: ElasticOptions) -> ElasticRun |
         contract.ENV_ELASTIC_JOIN_DELAY: _JOIN_DELAY_S,
         contract.ENV_ELASTIC_REPLACE_TIMEOUT: options.replace_timeout_s,
         contract.ENV_ELASTIC_FORMATION_LIMIT: None if options.resets is None else options.resets + 1,
-        contract.ENV_HOST_DISCOVERY_SCRIPT: None if options.discovery is None else _checked(options.discovery),
+        contract.ENV_HOST_DISCOVERY_SCRIPT: script and shlex.quote(f"{script}"),
     }
-    return ElasticRun(high, {name: f"{value}" for name, value in settings.items() if value is not None})
+    variables = {name: f"{value}" for name, value in settings.items() if value is not None}
+    return ElasticRun(high, variables, _first_answer(script, per_host) if script else {})
 
 
 def _check_bounds(low: int, ranks: int, high: int) -> None:
@@ -165,18 +220,17 @@ def _checked(script: Path) -> Path:
         raise click.UsageError(f"--host-discovery-script {script}: there is no such file")
     if not os.access(path, os.X_OK):
         raise click.UsageError(f"--host-discovery-script {script} is not executable; chmod +x {script}")
-    _check_answer(script, path)
     return path
 
 
-def _check_answer(script: Path, path: Path) -> None:
-    """Refuse a script whose first answer can't be followed, such as another host's name: the run would wait for
-    another answer. A script that fails is asked again by the run."""
+def _first_answer(script: Path, per_host: int) -> dict[str, int]:
+    """Slots by host name. A usage error for what can't be followed: the run would wait for another answer. A
+    script that fails is asked again by the run."""
     try:
-        output = run_script(f"{path}", FIRST_ANSWER_WITHIN_S, threading.Event())
+        output = run_script(shlex.quote(f"{script}"), FIRST_ANSWER_WITHIN_S, threading.Event())
     except ConfigurationError:
-        return
+        return {}
     try:
-        parse_hosts(output, own_names())
+        return parse_hosts(output, per_host)
     except ConfigurationError as exc:
         raise click.UsageError(f"--host-discovery-script {script}: {exc}") from exc

@@ -96,9 +96,7 @@ _WITHOUT_MEANING: Final[tuple[tuple[str, Any, str, str], ...]] = (
     ("--log-with-timestamp/--log-without-timestamp", bool, "logging.with_timestamp", "messages have the time"),
     ("--log-hide-timestamp/--no-log-hide-timestamp", bool, "", "messages have the time"),
     ("-prefix-timestamp --prefix-output-with-timestamp", bool, "", "lines of ranks stay as they are"),
-    ("--slots-per-host", _COUNT, "", "a discovery script's line without a number counts one slot"),
     ("--elastic-timeout", _FLOAT, "", "--start-timeout and --replace-timeout are the deadlines"),
-    ("--blacklist-cooldown-range", (_FLOAT, _FLOAT), "", "this machine is not set aside when a rank fails"),
 )
 OPTIONS: Final = (
     HorovodOption(
@@ -119,6 +117,19 @@ OPTIONS: Final = (
         "--output-filename",
         "Directory in which rank.N/stdout is a link to the log of rank N, stderr included.",
         metavar="DIR",
+    ),
+    HorovodOption(
+        "--slots-per-host",
+        "Slots of a host that the discovery script prints without a number [default: 1].",
+        click.IntRange(1, 1024),
+        metavar="N",
+    ),
+    HorovodOption(
+        "--blacklist-cooldown-range",
+        "Give a host on which something has failed no ranks for MIN seconds, twice as long each further time, at "
+        "most MAX [default: 10 600, from the second failure within an hour on].",
+        (_FLOAT, _FLOAT),
+        metavar="MIN MAX",
     ),
     HorovodOption("--config-file", "YAML file of Horovod's form; the command line wins.", metavar="FILE"),
     HorovodOption("-p --ssh-port", "Port of sshd on all hosts.", click.IntRange(1, 65535), metavar="PORT"),

@@ -9,11 +9,9 @@ import click
 
 from ringtrain.errors import ConfigurationError, shown
 from ringtrain.shared.slurm import node_names, tasks_of_nodes
-from ringtrain_job.launcher.discovery import own_names
+from ringtrain_job.launcher.hosts import is_host_name, own_names
 
 _LINE = re.compile(r"(?P<host>\S+)(?:\s+slots\s*=\s*(?P<slots>\S+))?(?:\s+max_slots\s*=\s*\S+)?")
-# A name that begins with a dash would be an option of ssh.
-_HOST = re.compile(r"[A-Za-z0-9_:][A-Za-z0-9_.@%:-]*")
 # From here on, ids of steps are those that SLURM gives its own: the script of a job, the shell of salloc.
 _OWN_STEPS = 0xFFFF_FF00
 
@@ -46,6 +44,11 @@ def find_hosts(text: str, hostfile: str | None, ranks: int, allocated: Sequence[
             list(allocated), ranks, "SLURM's job has " + ",".join(f"{h.name}:{h.slots}" for h in allocated)
         )
     return [Host("localhost", ranks)]
+
+
+def given_hosts(text: str, hostfile: str | None, ranks: int) -> list[Host]:
+    """All hosts of `-H text` or of a hostfile, whether they get ranks or not. Raises a usage error."""
+    return read_hostfile(hostfile, ranks) if hostfile and not text else parse_hosts(text, ranks)
 
 
 def allocated_hosts(env: Mapping[str, str]) -> list[Host]:
@@ -150,6 +153,6 @@ def _parts(entry: str) -> tuple[str, str]:
 def _host(said: str, name: str, count: str, ranks: int) -> Host:
     if count and not count.isdecimal():
         raise click.UsageError(f"{said}: {count!r} is not a number of slots; expected {name}:{ranks}")
-    if not _HOST.fullmatch(name):
+    if not is_host_name(name):
         raise click.UsageError(f"{said}: {name!r} is no name of a host; expected localhost:{ranks}")
     return Host(name, int(count or 1))

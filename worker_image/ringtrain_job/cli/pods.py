@@ -12,7 +12,7 @@ from ringtrain.shared.horovod_variables import OUR_LOG_LEVELS
 from ringtrain_job.cli.main import log_to_stderr
 
 
-def _in_pods(body: Callable[[str, tuple[str, ...]], None]) -> click.Command:
+def _in_pods(body: Callable[..., None]) -> click.Command:
     """`body` as a command that people do not call, of a log level and the words of another command."""
     level = click.Choice(OUR_LOG_LEVELS)
     body = click.argument("command", nargs=-1, type=click.UNPROCESSED)(body)
@@ -49,19 +49,32 @@ def agent(log_level: str, command: tuple[str, ...]) -> None:
     _exit_with("agent", log_level, run)
 
 
+@click.option("--hosts", help="File about the hosts of a `ringtrain run` that may change.")
+@click.option("--slots-per-host", type=int, default=1, help="Of a discovery script's line without a number.")
 @_in_pods
-def launcher(log_level: str, command: tuple[str, ...]) -> None:
+def launcher(log_level: str, command: tuple[str, ...], hosts: str | None, slots_per_host: int) -> None:
     """Bring the job's workers together, keep their logs, and end with the job's exit code.
 
     A ring job's workers run the training command; COMMAND is for backends whose launcher runs one.
     Everything else comes from RINGTRAIN_* variables, see docs/contract.md.
     """
+    inherited = dict(os.environ)
 
     def run() -> int:
         from ringtrain_job.launcher.config import LauncherConfig
+        from ringtrain_job.launcher.hosts import HostControl
         from ringtrain_job.launcher.main import run_launcher
 
-        return run_launcher(LauncherConfig.from_env(os.environ), command)
+        config = LauncherConfig.from_env(inherited)
+        if hosts is None:
+            return run_launcher(config, command, HostControl(slots_per_host=slots_per_host))
+        from ringtrain_job.cli.elastic_hosts import SshHostAgents, read_plan
+
+        agents = SshHostAgents(read_plan(hosts), inherited)
+        try:
+            return run_launcher(config, command, HostControl(agents, slots_per_host))
+        finally:
+            agents.close()
 
     _exit_with("launcher", log_level, run)
 

@@ -19,11 +19,12 @@ from ringtrain.shared.run_folder import run_folder
 from ringtrain_job.agent.config import AgentConfig
 from ringtrain_job.cli.checks import check_command, check_launcher, check_log_dir, check_metrics, check_name
 from ringtrain_job.cli.data_workers import start_data_workers
-from ringtrain_job.cli.elastic import ElasticOptions, ElasticRun, elastic_options, elastic_run
+from ringtrain_job.cli.elastic import ElasticOptions, elastic_options, elastic_run
+from ringtrain_job.cli.elastic_hosts import run_on_changing_hosts
 from ringtrain_job.cli.ending import say, say_end
 from ringtrain_job.cli.failures import exit_code_of
 from ringtrain_job.cli.horovod_values import HorovodValues, horovod_options
-from ringtrain_job.cli.hosts import Host, allocated_hosts, find_hosts, note_on_tasks
+from ringtrain_job.cli.hosts import Host, allocated_hosts, find_hosts, given_hosts, note_on_tasks
 from ringtrain_job.cli.live_page import page_settings, say_link, without_token
 from ringtrain_job.cli.main import log_to_stderr
 from ringtrain_job.cli.run_processes import (
@@ -121,10 +122,13 @@ def run(
     if ranks is None and not allocated:
         raise click.UsageError("Missing option '-np': how many ranks to start, as -np 2")
     ranks = ranks or sum(host.slots for host in allocated)
-    world = elastic_run(ranks, given, elastic)
+    world = elastic_run(ranks, given, elastic, horovod.of("slots_per_host") or 1)
+    world = world and world.reach(horovod, given_hosts(hosts, hostfile, ranks))
     slots = ranks if world is None else world.slots
-    placed = find_hosts(hosts, hostfile, slots, allocated if len(allocated) > 1 else ())
-    _check_elastic(placed, world)
+    if world is None or world.hosts is None:
+        placed = find_hosts(hosts, hostfile, slots, allocated if len(allocated) > 1 else ())
+    else:
+        placed = [Host(name, count) for name, count in world.first.items()]
     _check_data_workers(placed, data_workers)
     check_name(name)
     check_metrics(metrics)
@@ -135,7 +139,7 @@ def run(
     log_to_stderr("run")
     job = name or f"{_program(command)}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     files = AttemptFiles.of(log_dir.resolve(), NAMESPACE, job, 1)
-    horovod.link_outputs(files, slots)
+    horovod.link_outputs(files, slots if world is None else world.log_slots)
     for note in () if quiet else [*horovod.notes, *note_on_tasks(os.environ), _starting(slots, len(placed))]:
         say(note)
     started = time.monotonic()
@@ -145,8 +149,12 @@ def run(
     settings |= {contract.ENV_QUIET: "1" if quiet else ""}  # said in any case: a run within a run has its own
     settings |= {contract.ENV_METRICS: metrics} if metrics else {}
     place = _environment(slots, log_dir.resolve(), job, settings)
-    if all(host.is_here for host in placed):
-        code = exit_code_of(lambda: _run(ranks, place, command, verbose))
+    words = () if world is None else world.words
+    if world is not None and world.hosts is not None:
+        changing = world.hosts
+        code = exit_code_of(lambda: run_on_changing_hosts(changing, place, command, verbose, words))
+    elif all(host.is_here for host in placed):
+        code = exit_code_of(lambda: _run(ranks, place, command, verbose, words))
     else:
         reach = SrunOptions(horovod.ssh.interfaces) if allocated else horovod.ssh
         code = exit_code_of(lambda: run_on_hosts(placed, reach, place, command, verbose))
@@ -169,15 +177,6 @@ def _drop_what_nobody_reads() -> None:
             os.close(nowhere)
 
 
-def _check_elastic(hosts: Sequence[Host], world: ElasticRun | None) -> None:
-    others = [host.name for host in hosts if not host.is_here]
-    if others and world is not None:
-        raise click.UsageError(
-            f"-H names {others[0]}, another host, and the options ask for an elastic run, which is on this "
-            "machine alone; on several hosts it is a DistributedTrainingJob with spec.elastic"
-        )
-
-
 def _check_data_workers(hosts: Sequence[Host], count: int) -> None:
     others = [host.name for host in hosts if not host.is_here]
     if others and count:
@@ -198,7 +197,9 @@ def _program(command: Sequence[str]) -> str:
     return re.sub(r"[^A-Za-z0-9._-]|^[^A-Za-z0-9]+", "", Path(script).stem)[:100] or "run"
 
 
-def _run(ranks: int, settings: Mapping[str, str], command: Sequence[str], verbose: bool) -> int:
+def _run(
+    ranks: int, settings: Mapping[str, str], command: Sequence[str], verbose: bool, words: Sequence[str]
+) -> int:
     with ExitStack() as stack:
         undo_when_asked(stack)
         secret_dir = stack.enter_context(run_folder())
@@ -222,7 +223,7 @@ def _run(ranks: int, settings: Mapping[str, str], command: Sequence[str], verbos
             stack,
             contract.ROLE_LAUNCHER,
             {**environment, contract.ENV_PORTS_HELD: "1"},
-            ["launcher", "--log-level", level],
+            ["launcher", "--log-level", level, *words],
         )
         say_link(environment)
         environment = without_token(environment)

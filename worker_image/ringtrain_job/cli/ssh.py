@@ -81,7 +81,7 @@ class SshOptions:
         """ssh that asks nothing, up to the command for `host`, which runs the Python that runs here."""
         limits = {
             "BatchMode": "yes",
-            "ConnectTimeout": max(1, round(min(_CONNECT_S, deadlines.start_s))),
+            "ConnectTimeout": max(1, round(min(deadlines.connect_s, deadlines.start_s))),
             # three times without an answer, and ssh ends
             "ServerAliveInterval": max(1, round(deadlines.silence_s / 4)),
         }
@@ -92,21 +92,36 @@ class SshOptions:
 
 
 @dataclass(frozen=True)
+class HereOptions:
+    """This machine, which needs no ssh."""
+
+    interfaces: Sequence[str] = ()
+
+    def command(self, host: str, deadlines: "HostDeadlines") -> list[str]:
+        """What others start by ssh."""
+        return list(_AGENT)
+
+
+@dataclass(frozen=True)
 class HostDeadlines:
-    """Seconds: until a host has answered, that it may be silent, and that its agent may take to end."""
+    """Seconds: until a host has answered, that it may be silent, and that its agent may take to end; and for the
+    connection alone."""
 
     start_s: float
     silence_s: float
     end_s: float
+    connect_s: float = _CONNECT_S
 
 
 class RemoteAgent:
     """An agent on another host. `process` is its ssh or srun, whose exit status is the agent's."""
 
-    def __init__(self, host: Host, options: SshOptions | SrunOptions, deadlines: HostDeadlines) -> None:
+    def __init__(
+        self, host: Host, options: SshOptions | SrunOptions | HereOptions, deadlines: HostDeadlines
+    ) -> None:
         """Raises ConfigurationError if there is no ssh, or no srun."""
         self.host = host
-        self._deadlines = deadlines
+        self.deadlines = deadlines
         self._greeting: Greeting | None = None
         self._started = False
         self._lost = 0
@@ -174,7 +189,7 @@ class RemoteAgent:
         with suppress(OSError):
             self.process.stdin.close()
         try:
-            self.process.wait(self._deadlines.end_s)
+            self.process.wait(self.deadlines.end_s)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
@@ -217,7 +232,7 @@ class RemoteAgent:
     def _why_not(self) -> str:
         host, code = self.host.name, self.process.poll()
         if code is None:
-            return f"host {host} said nothing within {self._deadlines.start_s:g} s (--start-timeout)"
+            return f"host {host} said nothing within {self.deadlines.start_s:g} s (--start-timeout)"
         said = " ".join(self._said)
         if code == _EXIT_SSH:
             return f"host {host} cannot be reached over ssh: {self.last_words().rstrip('.')}{_hint(host, said)}"

@@ -1,17 +1,17 @@
-"""The host discovery script of a local elastic run: which slots of this machine are wanted now."""
+"""The host discovery script of an elastic run: which hosts and slots are wanted now."""
 
 import logging
 import signal
-import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Mapping
+from typing import Final, Protocol
 
-from ringtrain.errors import ConfigurationError, quoted
+from ringtrain.errors import ConfigurationError
 from ringtrain.shared.processes import signal_group
 from ringtrain_job.launcher.formation import Rules
+from ringtrain_job.launcher.hosts import ONLY_HERE, HostControl, HostTable, check_only_here, parse_hosts
 
 log = logging.getLogger(__name__)
 
@@ -23,86 +23,101 @@ _POLL_S: Final = 0.1
 _MOST_BYTES: Final = 64 << 10
 
 
-class HostSlots:
-    """The slots of each host name: a host keeps its slots for as long as it is listed."""
+class RunWorld(Protocol):
+    """The world of an elastic run, as far as its hosts matter."""
 
-    def __init__(self, slots: int) -> None:
-        self._slots = slots
-        self._owned: dict[str, list[int]] = {}
+    def ask_slots(self, slots: frozenset[int]) -> None:
+        """Have ranks in `slots`."""
 
-    def assign(self, hosts: dict[str, int]) -> frozenset[int]:
-        """Slots for `hosts`, which are counts by name. ConfigurationError when there are too few slots."""
-        if sum(hosts.values()) > self._slots:
-            raise ConfigurationError(f"it lists {sum(hosts.values())} slots; expected at most {self._slots}")
-        kept = {host: self._owned.get(host, [])[:count] for host, count in hosts.items()}
-        free = sorted(set(range(self._slots)) - {slot for slots in kept.values() for slot in slots})
-        for host, count in hosts.items():
-            missing = count - len(kept[host])
-            kept[host], free = [*kept[host], *free[:missing]], free[missing:]
-        self._owned = kept
-        return frozenset(slot for slots in kept.values() for slot in slots)
+    def workers_in_use(self) -> frozenset[int]:
+        """Workers whose agents are needed for the world that runs, or that is made now."""
 
+    def attached_workers(self) -> frozenset[int]:
+        """Workers whose agents are connected."""
 
-def parse_hosts(output: str, own: frozenset[str]) -> dict[str, int]:
-    """Slots by host from lines of `host:slots` or `host`; ConfigurationError names the line that is neither, or
-    another machine: `own` are the names of this one."""
-    hosts: dict[str, int] = {}
-    for line in filter(None, map(str.strip, output.splitlines())):
-        host, count = line.rsplit(":", 1) if ":" in line else (line, "1")
-        if not host or not count.isdecimal():
-            raise ConfigurationError(f"it printed {quoted(line)}; expected host:slots")
-        if host not in own:
-            raise ConfigurationError(
-                f"it printed {quoted(line)}, and {host} is not this machine; expected one of "
-                f"{', '.join(sorted(own))}. Several hosts are a DistributedTrainingJob with spec.elastic, or "
-                "ringtrain run -H with a fixed number of ranks"
-            )
-        hosts[host] = hosts.get(host, 0) + int(count)
-    return hosts
-
-
-def own_names() -> frozenset[str]:
-    """Names under which a script may list this machine."""
-    name = socket.gethostname()
-    return frozenset({"localhost", "127.0.0.1", "::1", name, name.partition(".")[0]})
+    def failed_processes(self) -> Mapping[tuple[int, int], str]:
+        """Ranks that failed by themselves, or were killed, by slot and life; in words."""
 
 
 class HostDiscovery:
-    """Runs `script` every second in a thread; `ask` gets the slots that are wanted whenever they are others.
+    """Runs `script` every second in a thread, and has the world and the hosts' agents follow.
 
     A script that fails, or lists what cannot be, is said once, and its last answer holds.
     """
 
-    def __init__(self, script: str, slots: int, rules: Rules, ask: Callable[[frozenset[int]], None]) -> None:
-        self._script, self._rules, self._ask = script, rules, ask
-        self._slots = HostSlots(slots)
+    def __init__(
+        self,
+        script: str,
+        table: HostTable,
+        rules: Rules,
+        world: RunWorld,
+        control: HostControl = ONLY_HERE,
+    ) -> None:
+        self._script, self._table, self._rules, self._world = script, table, rules, world
+        self._agents, self._slots_per_host = control.agents, control.slots_per_host
         self._closed = threading.Event()
         self._problem = ""
+        self._listed: dict[str, int] = {}
+        self._failed: set[tuple[int, int]] = set()
         self._thread = threading.Thread(target=self._follow, name="ringtrain-discovery", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Run the script no more."""
+        """Run the script no more; agents stay as they are."""
         self._closed.set()
         self._thread.join(_DEADLINE_S)
 
     def _follow(self) -> None:
         while not self._closed.is_set():
             try:
-                hosts = parse_hosts(run_script(self._script, _DEADLINE_S, self._closed), own_names())
-                self._check(sum(hosts.values()))
-                self._ask(self._slots.assign(hosts))
+                self._listed = self._answer()
                 self._problem = ""
             except ConfigurationError as exc:
                 self._say(str(exc))
+            if not self._closed.is_set():
+                self._see(time.monotonic())
+                self._world.ask_slots(self._table.assign(self._listed, time.monotonic()))
+                self._move(time.monotonic())
             self._closed.wait(_EVERY_S)
 
-    def _check(self, count: int) -> None:
-        if not self._rules.min_ranks <= count <= self._rules.max_ranks:
+    def _answer(self) -> dict[str, int]:
+        hosts = parse_hosts(run_script(self._script, _DEADLINE_S, self._closed), self._slots_per_host)
+        if self._agents is None:
+            check_only_here(hosts)
+        if (count := sum(hosts.values())) < self._rules.min_ranks:
             raise ConfigurationError(
-                f"it lists {count} slots; expected {self._rules.min_ranks} to {self._rules.max_ranks} "
-                "(--min-np, --max-np)"
+                f"it lists {count} slots; expected {self._rules.min_ranks} or more (--min-np)"
             )
+        return hosts
+
+    def _see(self, now: float) -> None:
+        """Take in what has failed on hosts since the last look."""
+        if self._agents is None:
+            return
+        for worker in self._world.attached_workers():
+            self._table.note_reached(worker)
+        failed = self._world.failed_processes()
+        said = [self._table.note_end(end, now) for end in self._agents.ended()]
+        for slot, life in sorted(failed.keys() - self._failed):
+            if self._table.is_wanted_slot(slot):
+                said.append(self._table.note_failure(self._table.worker_of(slot), failed[slot, life], now))
+        self._failed |= failed.keys()
+        for text in filter(None, said):
+            log.warning("%s", text)
+
+    def _move(self, now: float) -> None:
+        """Start agents where ranks are wanted, and let those go that have none."""
+        if self._agents is None:
+            return
+        running = self._agents.running()
+        for worker in self._table.idle(running, self._world.workers_in_use()):
+            log.info("host %s is let go", self._table.host_of(worker))
+            self._agents.let_go(worker)
+        # An agent whose ssh was lost may not have ended yet: the next one would be refused.
+        for worker, host in self._table.due(running | self._world.attached_workers(), now):
+            others = [name for name in self._table.machines if name != host]
+            log.info("worker %d is started on host %s", worker, host)
+            self._agents.start(worker, host, others)
 
     def _say(self, problem: str) -> None:
         if problem != self._problem and not self._closed.is_set():

@@ -22,7 +22,7 @@ from ringtrain_job.launcher.members import MemberProcess, Standing, View
 from ringtrain_job.launcher.mpi.job import MpiJob
 from ringtrain_job.launcher.mpi.verdict import decide_mpi
 from ringtrain_job.launcher.status import Snapshot
-from ringtrain_job.launcher.verdict import GangView, Patience
+from ringtrain_job.launcher.verdict import GangView, Patience, lost_peer
 from ringtrain_job.logs.layout import AttemptFiles
 
 log = logging.getLogger(__name__)
@@ -88,6 +88,28 @@ class ElasticWorld:
                 log.info("ranks that are wanted: %d, %d until now", len(slots), len(self._asked))
                 self._asked = slots
         self._gang.notice()
+
+    def workers_in_use(self) -> frozenset[int]:
+        """Workers with a rank in the formation that runs; all, while one is made."""
+        with self._lock:
+            state = self._state
+        if state.phase is not FormationPhase.RUNNING:
+            return frozenset(range(self._config.workers))
+        return frozenset(process.slot // self._config.slots for process in state.members)
+
+    def attached_workers(self) -> frozenset[int]:
+        """Workers whose agents are connected."""
+        return self._gang.attached_workers()
+
+    def failed_processes(self) -> dict[tuple[int, int], str]:
+        """Ranks that have failed and not because of another one, by slot and life; in words."""
+        found = {}
+        for exit in self._gang.view().exits:
+            state = exit.state
+            if state.phase is RankPhase.FAILED and lost_peer(state.log_tail, -1) is None:
+                how = state.message or state.signal or f"exit code {state.exit_code}"
+                found[state.rank, state.life] = f"the rank in slot {state.rank} has failed ({how})"
+        return found
 
     def tick(self) -> Verdict | None:
         """Look, decide, act; returns how the attempt ended, when it has."""

@@ -37,7 +37,8 @@ class Rules:
     """What the user chose.
 
     `shrinks`: after a loss the job goes on at once, smaller. `restarts`: processes are started anew in every
-    formation. `timeout_s`: within it a rank leaves its formation, or its agent kills it.
+    formation. `timeout_s`: within it a rank leaves its formation, or its agent kills it. `sets_aside`: a worker
+    whose processes fail before they are in a world is not wanted any more soon, and does not end the job.
     """
 
     min_ranks: int
@@ -49,6 +50,7 @@ class Rules:
     formation_limit: int
     timeout_s: float
     start_timeout_s: float
+    sets_aside: bool = False
 
 
 @dataclass(frozen=True)
@@ -151,7 +153,11 @@ def _note(state: FormationState, rules: Rules, view: View, now: float) -> Format
     survivors = bool(set(where(state, view).values()) & {Standing.IN, Standing.LEFT, Standing.STARTING})
     highest = max(state.progress, step)
     so_far = StepsSoFar(advances, highest)
-    failures = count_failures(state.failures, list(view.slots.values()), so_far, survivors=survivors)
+    slots = list(view.slots.values())
+    if rules.sets_aside:
+        busy = {slot.worker for slot in slots if slot.runs}
+        slots = [slot for slot in slots if slot.state.formation or busy <= {slot.worker}]
+    failures = count_failures(state.failures, slots, so_far, survivors=survivors)
     fruitless = state.fruitless if advances == state.advances else ()
     if failures != state.failures and state.formed and state.formed not in fruitless:
         fruitless = (*fruitless, state.formed)

@@ -206,6 +206,11 @@ class Gang:
         with self._changed:
             return sorted(index for index, agent in self._agents.items() if not agent.states)
 
+    def attached_workers(self) -> frozenset[int]:
+        """Workers whose agents have an order stream open."""
+        with self._changed:
+            return frozenset(index for index, agent in self._agents.items() if agent.streams)
+
     def all_drained(self) -> bool:
         """Whether every agent that is not lost has handed over everything."""
         with self._changed:

@@ -7,8 +7,8 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -22,12 +22,13 @@ from ringtrain.shared.rpc import Peer
 from ringtrain_job.control.async_server import AsyncServer
 from ringtrain_job.control.model import Failure, Outcome, Reason, Release, Start, Stop, Verdict
 from ringtrain_job.control.termination import termination_message, write_termination_message
-from ringtrain_job.launcher.config import ElasticSettings, LauncherConfig
+from ringtrain_job.launcher.config import LauncherConfig
 from ringtrain_job.launcher.console import Console
 from ringtrain_job.launcher.data_members import DataMembers
 from ringtrain_job.launcher.discovery import HostDiscovery
 from ringtrain_job.launcher.elastic import ElasticWorld
 from ringtrain_job.launcher.gang import Gang, make_world
+from ringtrain_job.launcher.hosts import DEFAULT_COOLDOWN, ONLY_HERE, HostControl, HostTable
 from ringtrain_job.launcher.http import StatusServer
 from ringtrain_job.launcher.live_page import LivePage
 from ringtrain_job.launcher.mpi.job import MpiJob
@@ -61,10 +62,10 @@ _FEWEST_LOGS = 16
 _NO_PLACE = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENOSPC, errno.EDQUOT})
 
 
-def run_launcher(config: LauncherConfig, command: Sequence[str] = ()) -> int:
+def run_launcher(config: LauncherConfig, command: Sequence[str] = (), hosts: HostControl = ONLY_HERE) -> int:
     """Bring the gang of one attempt together, watch it to its end, and return the launcher's exit code.
 
-    `command`: what the launcher of an MPI job runs.
+    `command`: what the launcher of an MPI job runs; `hosts`: of an elastic run with a discovery script.
     """
     logs_open = most_logs_open(config, allow_open_files(config.open_files))
     files = AttemptFiles.of(config.log_root, config.job.namespace, config.job.name, config.job.attempt)
@@ -78,7 +79,9 @@ def run_launcher(config: LauncherConfig, command: Sequence[str] = ()) -> int:
         mpi = _prepare_mpi(config, command, stack)
         launcher = _Launcher(config, gang, snapshot, mpi)
         if config.elastic is not None:
-            launcher.elastic = _prepare_elastic(config, config.elastic, snapshot, mpi, stack)
+            rules = replace(config.elastic.rules, sets_aside=hosts.agents is not None)
+            launcher.elastic = ElasticWorld(config, replace(config.elastic, rules=rules), snapshot, mpi=mpi)
+            snapshot.elastic = launcher.elastic.status
         console = Console(sys.stdout.fileno(), person=not config.node)
         stack.callback(console.close, 5.0)
         snapshot.about = About(files, _told(config, command))
@@ -92,7 +95,8 @@ def run_launcher(config: LauncherConfig, command: Sequence[str] = ()) -> int:
         stack.enter_context(signal_handler(stop, signal.SIGTERM, signal.SIGINT))
         shipping = snapshot.shipping = _ship_logs(config, store, stop, stack)
         _open_ports(config, gang, snapshot, launcher, stack)
-        verdict = launcher.supervise(stop)
+        with _hosts_followed(config, launcher.elastic, hosts):  # agents that end later were told to
+            verdict = launcher.supervise(stop)
         if verdict is not None:
             console.show_progress(None, "")
             launcher.drain(verdict, stop)
@@ -419,15 +423,19 @@ def _prepare_mpi(config: LauncherConfig, command: Sequence[str], stack: ExitStac
     return job
 
 
-def _prepare_elastic(
-    config: LauncherConfig, settings: ElasticSettings, snapshot: Snapshot, mpi: MpiJob | None, stack: ExitStack
-) -> ElasticWorld:
-    world = ElasticWorld(config, settings, snapshot, mpi=mpi)
-    snapshot.elastic = world.status
-    if settings.discovery_script:
-        discovery = HostDiscovery(settings.discovery_script, config.world_size, settings.rules, world.ask_slots)
-        stack.callback(discovery.close)
-    return world
+@contextmanager
+def _hosts_followed(config: LauncherConfig, world: ElasticWorld | None, hosts: HostControl) -> Iterator[None]:
+    """Within this, the world of an elastic run is where its discovery script says."""
+    if world is None or config.elastic is None or not config.elastic.discovery_script:
+        yield
+        return
+    rules, cooldown = config.elastic.rules, hosts.agents.cooldown if hosts.agents else DEFAULT_COOLDOWN
+    table = HostTable(config.workers, config.slots, rules.max_ranks, cooldown)
+    discovery = HostDiscovery(config.elastic.discovery_script, table, rules, world, hosts)
+    try:
+        yield
+    finally:
+        discovery.close()
 
 
 def _open_ports(

@@ -1,18 +1,27 @@
 """What `ringtrain run` accepts."""
 
+import threading
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 
-from ringtrain_job.cli.elastic import ElasticOptions, elastic_run
+from ringtrain_job.cli.elastic import ElasticOptions, ElasticRun, elastic_run
+from ringtrain_job.cli.horovod_values import HorovodValues
+from ringtrain_job.cli.hosts import Host
 from ringtrain_job.cli.main import main
+from ringtrain_job.launcher.discovery import run_script
+from ringtrain_job.launcher.hosts import CoolDown
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["-np", "2", "--min-np", "1", "-H", "node-a:1,node-b:1", "true"], "on several hosts it is a Distrib"),
+        (
+            ["-np", "3", "--min-np", "1", "-H", "node-a:1,node-b:1", "true"],
+            "node-a, node-b have 2 slots for -np 3",
+        ),
         (["-np", "2", "-H", "localhost:1", "true"], "1 slots for 2 ranks; expected localhost:2"),
         (["-np", "2", "-H", "localhost:many", "true"], "'many' is not a number of slots"),
         (["-np", "0", "true"], "0 is not in the range"),
@@ -173,13 +182,54 @@ def test_what_an_elastic_run_is_told(options: ElasticOptions, slots: int, expect
     assert made.variables == {f"RINGTRAIN_ELASTIC{name}": value for name, value in {**expected, **always}.items()}
 
 
-def test_a_discovery_script_that_names_another_host_is_refused_at_once(tmp_path: Path) -> None:
-    """With the host and the ways out; the run waited for an answer that it could follow."""
+@pytest.mark.parametrize(
+    ("answer", "options", "message"),
+    [
+        ("far away:2", [], "it printed 'far away:2'; expected host:slots"),
+        (
+            "far:2",
+            ["--blacklist-cooldown-range", "60", "5"],
+            "--blacklist-cooldown-range 60 5: expected two numbers",
+        ),
+        ("far:2", ["--data-workers", "1"], "they are on this machine alone, and -H names far"),
+    ],
+)
+def test_what_hosts_of_a_script_cannot_have(answer: str, options: list[str], message: str, tmp_path: Path) -> None:
+    """It is refused at once: the run would wait for another answer."""
     script = tmp_path / "hosts.sh"
-    script.write_text("#!/bin/sh\necho far-away.example:2\n")
+    script.write_text(f"#!/bin/sh\necho {answer}\n")
     script.chmod(0o755)
-    words = ["run", "-np", "2", "--min-np", "1", "--host-discovery-script", str(script), "true"]
+    words = ["run", "-np", "2", "--min-np", "1", *options, "--host-discovery-script", str(script), "true"]
     result = CliRunner().invoke(main, words)
     assert result.exit_code == 2
-    for said in ("far-away.example is not this machine", "spec.elastic", "ringtrain run -H"):
-        assert said in " ".join(result.output.split())
+    assert message in " ".join(result.output.split())
+
+
+@pytest.mark.parametrize(
+    ("first", "most", "workers", "slots"),
+    [
+        ({"a": 2, "b": 1}, 4, 8, 2),
+        ({"a": 8}, 1024, 512, 8),
+        ({"a": 1}, 1024, 2048, 1),
+        ({"a": 64, "b": 64}, 2, 4, 2),
+    ],
+)
+def test_places_of_hosts_that_come_and_go(first: dict[str, int], most: int, workers: int, slots: int) -> None:
+    """All hosts may be others from one answer to the next; the launcher has at most 4096 slots to look at."""
+    made = ElasticRun(most, {"RINGTRAIN_HOST_DISCOVERY_SCRIPT": "x"}, first).reach(HorovodValues(), [])
+    assert made.hosts is not None
+    assert (made.hosts.workers, made.hosts.slots) == (workers, slots)
+    assert made.hosts.cooldown == CoolDown(2, 10, 600)
+
+
+def test_fixed_hosts_of_an_elastic_run() -> None:
+    """They are what a script prints that always says the same; with too few slots the run is refused."""
+    world = elastic_run(3, "-H a:2,b:2", ElasticOptions(min_ranks=1))
+    assert world is not None
+    made = world.reach(HorovodValues({"blacklist_cooldown_range": (5.0, 50.0)}), [Host("a", 2), Host("b", 2)])
+    assert made.hosts is not None
+    assert made.hosts.cooldown == CoolDown(1, 5, 50)
+    assert run_script(made.variables["RINGTRAIN_HOST_DISCOVERY_SCRIPT"], 30, threading.Event()) == "a:2\nb:2\n"
+    assert world.reach(HorovodValues(), [Host("localhost", 3)]).hosts is None
+    with pytest.raises(click.UsageError, match="a have 2 slots for -np 3 ranks"):
+        world.reach(HorovodValues(), [Host("a", 2)])
