@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 pytest.importorskip("ray", reason="ray is not installed: pip install -r requirements-frameworks.txt")
@@ -14,6 +15,7 @@ pytest.importorskip("ray", reason="ray is not installed: pip install -r requirem
 import ray
 from ray.cluster_utils import Cluster
 from ray.util.placement_group import placement_group
+from support.gang import until
 
 import ringtrain.ray
 from ringtrain.errors import ConfigurationError, RankFailed
@@ -41,7 +43,9 @@ def trains(step: str = "", rank: int = -1) -> Any:
 
     def train(factor: float, offset: float = 0.0) -> tuple[Any, ...]:
         import os
+        import pathlib
         import signal
+        import subprocess
 
         import numpy as np
         import psutil
@@ -53,6 +57,8 @@ def trains(step: str = "", rank: int = -1) -> Any:
         if rank == rt.rank() and step == "raise":
             raise ValueError("no such file")
         if rank == rt.rank() and step == "kill the actor":
+            child = subprocess.Popen(["sleep", "600"], start_new_session=True)
+            pathlib.Path(os.environ["MINE"]).write_text(str(child.pid))
             agent = psutil.Process(os.getppid())
             os.kill(agent.ppid(), signal.SIGKILL)
         total = rt.allreduce(np.full(3, factor * (rt.rank() + 1) + offset), op=rt.Sum)
@@ -106,12 +112,18 @@ def test_a_rank_that_raises_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.sampled(one_in=3)
 def test_an_actor_that_dies_is_named(tmp_path: Path) -> None:
-    """By its rank: its process is killed, and the others end."""
+    """By its rank: its process is killed, and the others end. So does what the rank has started."""
     with pytest.raises(RankFailed, match="the Ray task of rank 1 ") as caught:
         ringtrain.ray.run(
-            trains("kill the actor", 1), (1.0,), num_workers=2, log_dir=tmp_path, stdout=io.StringIO()
+            *(trains("kill the actor", 1), (1.0,)),
+            num_workers=2,
+            env={"MINE": str(tmp_path / "child")},
+            log_dir=tmp_path,
+            stdout=io.StringIO(),
         )
     assert caught.value.rank == 1
+    child = int((tmp_path / "child").read_text())
+    until("the child's end", lambda: not psutil.pid_exists(child))
 
 
 def test_more_than_the_cluster_has() -> None:

@@ -2,27 +2,25 @@
 
 import io
 import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 pytest.importorskip("pyspark", reason="pyspark is not installed: pip install -r requirements-frameworks.txt")
 if not shutil.which("java"):
     pytest.skip("Spark needs Java: apt install default-jre-headless", allow_module_level=True)
 
-from pyspark import SparkContext
 from pyspark.sql import SparkSession
-from ring.leftovers import leftovers
+from support.gang import until
+from support.spark import CLUSTER, jvm, session
 
 import ringtrain.spark
 from ringtrain.errors import ConfigurationError, RankFailed, RingtrainError
 from ringtrain.tasks.plan import Task, TaskPlace, places
 
-# As a cluster has them: two executors, each a JVM of its own.
-CLUSTER = "local-cluster[2,1,1024]"
 # In this order: Spark starts no executors for a second session of its JVM.
 both = pytest.mark.parametrize("spark", [CLUSTER, "local[2]"], ids=["two-executors", "local"], indirect=True)
 
@@ -34,31 +32,16 @@ def test_without_a_session() -> None:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def jvm() -> Iterator[None]:
-    """The one of this process, which outlives its sessions, ends with these tests and leaves no socket to it."""
-    yield
-    if (gateway := SparkContext._gateway) is not None:
-        gateway.shutdown()
-        gateway.proc.stdin.close()  # it ends when nobody can speak to it any more
-        gateway.proc.wait(60)
-        SparkContext._gateway = SparkContext._jvm = None
-    assert not leftovers()
+def _jvm() -> Iterator[None]:
+    with jvm():
+        yield
 
 
 @pytest.fixture(scope="module")
 def spark(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
-        patch.setenv("PYSPARK_PYTHON", sys.executable)
-        patch.setenv("OMP_NUM_THREADS", "1")
-        patch.setenv("SPARK_LOCAL_DIRS", str(tmp_path_factory.mktemp("spark")))
-        builder = SparkSession.builder.master(getattr(request, "param", CLUSTER)).config(
-            "spark.ui.enabled", "false"
-        )
-        builder = builder.config("spark.driver.maxResultSize", "1m")
-        session = builder.config("spark.log.level", "FATAL").config("spark.task.maxFailures", "1").getOrCreate()
-        yield session
-        session.stop()
+    master = getattr(request, "param", CLUSTER)
+    with session(tmp_path_factory.mktemp("spark"), master, spark_task_maxFailures="1") as made:
+        yield made
 
 
 def trains(step: str = "", rank: int = -1) -> Any:
@@ -66,7 +49,9 @@ def trains(step: str = "", rank: int = -1) -> Any:
 
     def train(factor: float, offset: float = 0.0) -> tuple[int, float, str, str, str]:
         import os
+        import pathlib
         import signal
+        import subprocess
 
         import numpy as np
         import psutil
@@ -78,6 +63,8 @@ def trains(step: str = "", rank: int = -1) -> Any:
         if rank == rt.rank() and step == "raise":
             raise ValueError("no such file")
         if rank == rt.rank() and step == "kill the task":
+            child = subprocess.Popen(["sleep", "600"], start_new_session=True)
+            pathlib.Path(os.environ["MINE"]).write_text(str(child.pid))
             agent = psutil.Process(os.getppid())
             os.kill(agent.ppid(), signal.SIGKILL)
         total = rt.allreduce(np.full(3, factor * (rt.rank() + 1) + offset), op=rt.Sum)
@@ -120,12 +107,18 @@ def test_results_that_spark_does_not_deliver(spark: SparkSession, tmp_path: Path
 
 @pytest.mark.sampled(one_in=3)
 def test_a_task_that_dies_is_named(spark: SparkSession, tmp_path: Path) -> None:
-    """By its rank: its Python is killed, and Spark ends all tasks of the stage."""
+    """By its rank: its Python is killed, and Spark ends all tasks of the stage. What the rank has started ends."""
     with pytest.raises(RankFailed, match="the Spark task of rank 1 ") as caught:
         ringtrain.spark.run(
-            trains("kill the task", 1), args=(1.0,), num_proc=2, log_dir=tmp_path, stdout=io.StringIO()
+            *(trains("kill the task", 1), (1.0,)),
+            num_proc=2,
+            env={"MINE": str(tmp_path / "child")},
+            log_dir=tmp_path,
+            stdout=io.StringIO(),
         )
     assert caught.value.rank == 1
+    child = int((tmp_path / "child").read_text())
+    until("the child's end", lambda: not psutil.pid_exists(child))
 
 
 def test_more_ranks_than_slots(spark: SparkSession) -> None:

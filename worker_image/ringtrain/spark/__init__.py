@@ -10,6 +10,7 @@ if find_spec("pyspark") is None:
         "ringtrain.spark needs pyspark, which is not installed: pip install ringtrain[spark]", name="pyspark"
     )
 
+from ringtrain.spark.elastic import run_elastic
 from ringtrain.spark.runner import run
 
-__all__ = ["run"]
+__all__ = ["run", "run_elastic"]

@@ -19,7 +19,7 @@ from ringtrain.tasks.launcher import Results, RunOptions, Tasks, pickled_by, run
 from ringtrain.tasks.plan import TaskRun
 
 log = logging.getLogger("ringtrain.spark")
-_PICKLER: Final = "pyspark.cloudpickle"
+PICKLER: Final = "pyspark.cloudpickle"
 _START_TIMEOUT_S: Final = 600.0
 # Executors of a cluster that has just been asked for come one after the other.
 _SLOTS_S: Final = 30.0
@@ -66,8 +66,14 @@ def run(
     Raises RankFailed for the rank that failed first, also for one whose task died; all others have ended then.
     Raises ConfigurationError when there is no Spark session, or the cluster has fewer slots than `num_proc`.
     """
-    context = _context()
-    _say_no_effect(locals())
+    context = active_context()
+    say_no_effect(
+        use_mpi=use_mpi,
+        use_gloo=use_gloo,
+        extra_mpi_args=extra_mpi_args,
+        nics=nics,
+        prefix_output_with_timestamp=prefix_output_with_timestamp,
+    )
     size = context.defaultParallelism if num_proc is None else num_proc
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:
         raise ConfigurationError(f"run: num_proc is {size!r}; expected a number of ranks of at least 1")
@@ -78,9 +84,9 @@ def run(
         RunOptions(
             scheduler="Spark",
             size=size,
-            host=context.getConf().get("spark.driver.host", "127.0.0.1"),
-            work=pickled_by(_PICKLER, fn, args, kwargs),
-            pickler=_PICKLER,
+            host=driver_host(context),
+            work=pickled_by(PICKLER, fn, args, kwargs),
+            pickler=PICKLER,
             env=env or {},
             executable=executable,
             start_timeout_s=limit_s,
@@ -89,7 +95,7 @@ def run(
             stdout=stdout or sys.stdout,
             stderr=stderr or sys.stderr,
         ),
-        Tasks(tasks.run, tasks.cancel, _partition_of, _said),
+        Tasks(tasks.run, tasks.cancel, _partition_of, error_text),
     )
 
 
@@ -112,7 +118,8 @@ def check_slots(context: Any, size: int, patience_s: float = _SLOTS_S) -> None:
         time.sleep(_POLL_S)
 
 
-def _context() -> Any:
+def active_context() -> Any:
+    """The context of the active session. Raises ConfigurationError without one."""
     from pyspark.errors import PySparkRuntimeError
     from pyspark.sql import SparkSession
 
@@ -124,10 +131,16 @@ def _context() -> Any:
         ) from error
 
 
-def _say_no_effect(arguments: Mapping[str, Any]) -> None:
-    for name, reason in _NO_EFFECT.items():
-        if arguments[name]:
-            log.warning("%s has no effect: %s", name, reason)
+def say_no_effect(**arguments: Any) -> None:
+    """Log a line for each of Horovod's `arguments` that is given and does nothing here."""
+    for name, value in arguments.items():
+        if value:
+            log.warning("%s has no effect: %s", name, _NO_EFFECT[name])
+
+
+def driver_host(context: Any) -> str:
+    """The address at which tasks reach the driver."""
+    return str(context.getConf().get("spark.driver.host", "127.0.0.1"))
 
 
 @dataclass(frozen=True)
@@ -148,10 +161,10 @@ class _Stage:
 
 
 def _partition_of(error: BaseException) -> int | None:
-    found = _FAILED_TASK.search(_said(error))
+    found = _FAILED_TASK.search(error_text(error))
     return int(found[1] or found[2]) if found else None
 
 
-def _said(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """What an error of Spark's says, without the frames of Java."""
     return str(error).partition("\n\tat ")[0]

@@ -6,16 +6,21 @@ import json
 import os
 import socket
 import sys
-import tempfile
+import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Final
 
 from ringtrain.shared import contract
 from ringtrain.shared.address import own_address
 from ringtrain.shared.processes import start_child
+from ringtrain.shared.run_folder import run_folder
 from ringtrain.tasks.plan import Task, TaskPlace, TaskRun
 
-WORK, RESULT, PLACE, SECRETS = "work", "result", "place.json", "secrets"
+WORK, RESULT, PLACE, SECRETS, RANK = "work", "result", "place.json", "secrets", "rank"
+# To see whether the launcher still listens, and until an agent that was lost is started again.
+_CALL_S: Final = 10.0
+_AGAIN_S: Final = 1.0
 
 
 def describe(run_launcher: str, partition: int) -> Task:
@@ -24,15 +29,40 @@ def describe(run_launcher: str, partition: int) -> Task:
 
 
 def run_agent(run: TaskRun, task: Task, place: TaskPlace) -> bytes | None:
-    """Run the rank under an agent, which ships its output; returns its pickled result, None where it has none."""
-    with tempfile.TemporaryDirectory(prefix="ringtrain-") as folder:
-        return _run_in(Path(folder), run, task, place)
+    """Run the rank under an agent, which ships its output; returns its pickled result, None where it has none.
+
+    Nothing that was started outlives this call, nor this process.
+    """
+    with run_folder() as folder:
+        return _run_in(folder, run, task, place)
 
 
-def _run_in(folder: Path, run: TaskRun, task: Task, place: TaskPlace) -> bytes | None:
+def run_elastic_agent(run: TaskRun, task: Task) -> tuple[int, int, bytes] | None:
+    """The same for a rank that comes and goes, in the slot of the task's number: its last rank, the size of that
+    world, and its pickled result; None where it has none when the run has ended."""
+    with run_folder() as folder:
+        while _is_there(run.launcher):
+            result = _run_in(folder, run, task, None)
+            if result is not None:
+                rank, size = (folder / RANK).read_text().split()
+                return int(rank), int(size), result
+            time.sleep(_AGAIN_S)
+    return None
+
+
+def _is_there(launcher: str) -> bool:
+    host, _, port = launcher.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _CALL_S).close()
+    except OSError:
+        return False
+    return True
+
+
+def _run_in(folder: Path, run: TaskRun, task: Task, place: TaskPlace | None) -> bytes | None:
     (folder / WORK).write_bytes(run.work)
-    (folder / PLACE).write_text(json.dumps(place.variables()))
-    (folder / SECRETS).mkdir()
+    (folder / PLACE).write_text(json.dumps(place.variables() if place else {}))
+    (folder / SECRETS).mkdir(exist_ok=True)
     for name, content in run.secrets.items():
         (folder / SECRETS / name).write_bytes(content)
     python = run.executable or sys.executable
@@ -44,7 +74,7 @@ def _run_in(folder: Path, run: TaskRun, task: Task, place: TaskPlace) -> bytes |
     return None
 
 
-def _variables(run: TaskRun, task: Task, place: TaskPlace, folder: Path) -> dict[str, str]:
+def _variables(run: TaskRun, task: Task, place: TaskPlace | None, folder: Path) -> dict[str, str]:
     """What an agent is told: it is one of as many workers as there are ranks, with one slot."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("RINGTRAIN_")}
     return {
@@ -60,9 +90,10 @@ def _variables(run: TaskRun, task: Task, place: TaskPlace, folder: Path) -> dict
         contract.ENV_BACKEND: "ring",
         contract.ENV_NUM_WORKERS: str(run.size),
         contract.ENV_SLOTS_PER_WORKER: "1",
-        contract.ENV_WORKER_INDEX: str(place.rank),
+        contract.ENV_WORKER_INDEX: str(place.rank if place else task.partition),
         contract.ENV_LAUNCHER_ADDRESS: run.launcher,
         contract.ENV_SECRET_DIR: str(folder / SECRETS),
+        contract.ENV_RUN_FOLDER: str(folder),
         contract.ENV_START_TIMEOUT: f"{run.start_timeout_s:g}",
         contract.ENV_AGENT_PORT: "0",
         contract.ENV_RING_PORT_BASE: "0",
@@ -71,6 +102,7 @@ def _variables(run: TaskRun, task: Task, place: TaskPlace, folder: Path) -> dict
         contract.ENV_POD_NAME: f"task-{task.partition}",
         contract.ENV_POD_IP: task.address,
         contract.ENV_TERMINATION_MESSAGE_PATH: os.devnull,
+        **({contract.ENV_ELASTIC: run.on_loss} if run.on_loss else {}),
     }
 
 

@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -25,12 +26,14 @@ from ringtrain.shared import contract
 from ringtrain.shared.address import host_port
 from ringtrain.shared.ports import HeldPorts
 from ringtrain.shared.processes import start_child
-from ringtrain.tasks.plan import TaskRun
+from ringtrain.tasks.plan import TaskRun, WorldBounds
 from ringtrain_job.cli.certificates import write_secrets
 from ringtrain_job.logs.layout import AttemptFiles
 from ringtrain_job.logs.reading import read_outcome
 
 _POLL_S: Final = 0.1
+# How often it is seen whether more tasks run than ranks are asked for.
+_LOOK_S: Final = 1.0
 _END_S: Final = 30.0
 # What ranks have returned, after the last one has ended.
 _DELIVERY_S: Final = 3600.0
@@ -42,7 +45,8 @@ Results = list[tuple[int, bytes | None]]
 @dataclass(frozen=True)
 class RunOptions:
     """One run as its driver starts it. `scheduler`: whose tasks they are, such as Spark. `host`: the driver's
-    address for tasks. `work`: as `pickled_by` made it with the module `pickler`."""
+    address for tasks. `work`: as `pickled_by` made it with the module `pickler`. `bounds`: of a world whose ranks
+    may come and go; `size` is the most then, and the task `n` has the slot `n`."""
 
     scheduler: str
     size: int
@@ -56,6 +60,7 @@ class RunOptions:
     log_dir: Path
     stdout: TextIO
     stderr: TextIO
+    bounds: WorldBounds | None = None
 
 
 @dataclass(frozen=True)
@@ -97,8 +102,11 @@ def run_in_tasks(options: RunOptions, tasks: Tasks) -> list[Any]:
             options.executable,
             options.start_timeout_s,
             options.level,
+            options.bounds.on_loss if options.bounds else "",
         )
-        return _results(launcher, _RunningTasks.start(stack, tasks, task_run), options.size)
+        if options.bounds:
+            launcher.await_listening(options.start_timeout_s)
+        return _results(launcher, _RunningTasks.start(stack, tasks, task_run), options)
 
 
 @dataclass(frozen=True)
@@ -135,13 +143,39 @@ class _RunLauncher:
 
     def rank_of(self, partition: int) -> int | None:
         """The rank of a task's agent, as the launcher knows it; None before it has registered."""
-        request = urllib.request.Request(f"http://127.0.0.1:{self.status_port}/status")
+        return next((index for index, pod in self._pods().items() if pod == f"task-{partition}"), None)
+
+    def await_listening(self, limit_s: float) -> None:
+        """Return when tasks reach the launcher, for which one that has gone is a run that has ended."""
+        end = time.monotonic() + limit_s
+        while self.process.poll() is None and time.monotonic() < end:
+            with suppress(OSError):
+                socket.create_connection(("127.0.0.1", self.port), _END_S).close()
+                return
+            time.sleep(_POLL_S)
+
+    def grow(self, asked: int) -> int:
+        """Have ranks in all tasks up to the last one that runs, beyond the `asked` ones; how many these are."""
+        running = [index for index, pod in self._pods().items() if pod == f"task-{index}"]
+        wanted = max([asked, *(index + 1 for index in running)])
+        if wanted == asked:
+            return asked
+        with suppress(OSError, ValueError):
+            self._call("/workers", {"workers": wanted})
+            return wanted
+        return asked
+
+    def _pods(self) -> dict[int, str]:
+        with suppress(OSError, ValueError):
+            return {int(worker["index"]): str(worker["pod"]) for worker in self._call("/status")["workers"]}
+        return {}
+
+    def _call(self, path: str, said: Any = None) -> Any:
+        data, method = (None, "GET") if said is None else (json.dumps(said).encode(), "PUT")
+        request = urllib.request.Request(f"http://127.0.0.1:{self.status_port}{path}", data, method=method)
         request.add_header("Authorization", f"Bearer {self.secrets['token'].decode()}")
-        with suppress(OSError, ValueError), urllib.request.urlopen(request, timeout=_END_S) as answer:
-            for worker in json.load(answer)["workers"]:
-                if worker["pod"] == f"task-{partition}":
-                    return int(worker["index"])
-        return None
+        with urllib.request.urlopen(request, timeout=_END_S) as answer:
+            return json.loads(answer.read() or b"{}")
 
 
 def _launcher_variables(run: RunOptions, name: str, folder: Path, port: int, status_port: int) -> dict[str, str]:
@@ -165,6 +199,7 @@ def _launcher_variables(run: RunOptions, name: str, folder: Path, port: int, sta
         contract.ENV_LOG_DIR: str(run.log_dir),
         contract.ENV_START_TIMEOUT: f"{run.start_timeout_s:g}",
         contract.ENV_TERMINATION_MESSAGE_PATH: os.devnull,
+        **(run.bounds.variables() if run.bounds else {}),
     }
 
 
@@ -220,9 +255,12 @@ class _RunningTasks:
             self.thread.join(timeout_s)
 
 
-def _results(launcher: _RunLauncher, running: _RunningTasks, size: int) -> list[Any]:
+def _results(launcher: _RunLauncher, running: _RunningTasks, options: RunOptions) -> list[Any]:
     """Wait for the launcher's verdict, or for the scheduler to say that a task died."""
+    asked, look_at = options.bounds.begin if options.bounds else options.size, 0.0
     while launcher.process.poll() is None:
+        if options.size > asked and time.monotonic() >= look_at:
+            asked, look_at = launcher.grow(asked), time.monotonic() + _LOOK_S
         if not running.is_running() and running.error is not None:
             raise _of_a_dead_task(launcher, running.tasks, running.error) from running.error
         time.sleep(_POLL_S)
@@ -238,6 +276,7 @@ def _results(launcher: _RunLauncher, running: _RunningTasks, size: int) -> list[
             f"logs: {launcher.files.directory}"
         ) from running.error
     found = dict(running.results)
+    size = len(found) if options.bounds else options.size
     missing = [rank for rank in range(size) if found.get(rank) is None]
     if missing:
         raise RankFailed(

@@ -12,7 +12,8 @@ from ringtrain.shared import contract
 class TaskRun:
     """One run. `scheduler`: whose tasks they are, such as Spark. `secrets`: the files that an agent proves itself
     with, by name. `work`: function and arguments, pickled by the module `pickler`. `env`: variables that ranks get
-    on top of their task's."""
+    on top of their task's. `on_loss`: of a run whose ranks may come and go, in which `size` is the most; empty for
+    one whose world stays."""
 
     scheduler: str
     name: str
@@ -25,6 +26,37 @@ class TaskRun:
     executable: str | None
     start_timeout_s: float
     level: str
+    on_loss: str = ""
+
+
+@dataclass(frozen=True)
+class WorldBounds:
+    """How many ranks a run begins with that may come and go, and how many it may have. `timeout_s`: how long lost
+    ones are waited for; `resets`: how often the world may be made again, None: 99 times."""
+
+    least: int
+    begin: int
+    most: int
+    timeout_s: float
+    resets: int | None = None
+
+    @property
+    def on_loss(self) -> str:
+        """The others go on at once where so few are enough; else they wait."""
+        return "Shrink" if self.least < self.begin else "Replace"
+
+    def variables(self) -> dict[str, str]:
+        """What the launcher is told."""
+        values = {
+            contract.ENV_ELASTIC: self.on_loss,
+            contract.ENV_ELASTIC_MIN_RANKS: self.least,
+            contract.ENV_ELASTIC_MAX_RANKS: self.most,
+            contract.ENV_ELASTIC_START_RANKS: self.begin,
+            contract.ENV_ELASTIC_JOIN_DELAY: 2,
+            contract.ENV_ELASTIC_REPLACE_TIMEOUT: f"{self.timeout_s:g}",
+            contract.ENV_ELASTIC_FORMATION_LIMIT: None if self.resets is None else self.resets + 1,
+        }
+        return {name: f"{value}" for name, value in values.items() if value is not None}
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-from ringtrain.tasks.agent import PLACE, RESULT, WORK
+from ringtrain.shared import contract
+from ringtrain.tasks.agent import PLACE, RANK, RESULT, WORK
 
 
 def main(folder: Path, pickler: str) -> None:
@@ -15,6 +16,8 @@ def main(folder: Path, pickler: str) -> None:
     os.environ.update(json.loads((folder / PLACE).read_text()))
     function, args, kwargs = pickle.loads((folder / WORK).read_bytes())
     result = import_module(pickler).dumps(function(*args, **kwargs))
+    # The world may have changed meanwhile.
+    (folder / RANK).write_text(f"{os.environ.get(contract.ENV_RANK, 0)} {os.environ.get(contract.ENV_SIZE, 1)}")
     part = folder / f"{RESULT}.part"
     part.write_bytes(result)
     part.rename(folder / RESULT)
