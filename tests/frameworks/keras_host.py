@@ -30,6 +30,7 @@ import ringtrain.tensorflow
 from ringtrain.checkpoint import ShardedCheckpoints
 from ringtrain.errors import ConfigurationError
 from ringtrain.tensorflow.distribute import HorovodStrategy
+from ringtrain.tensorflow.keras.api import IS_KERAS_2
 
 STEPS = 6
 
@@ -216,6 +217,76 @@ def check_gradient_that_one_rank_alone_has():
         np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=1e-5)
 
 
+def check_lamb():
+    """Each variable has a ratio of its own, whichever ranks hold its parts; Keras 2 has no Lamb."""
+    if IS_KERAS_2:
+        assert not hasattr(keras.optimizers, "Lamb")
+        return
+    like_keras(lambda: keras.optimizers.Lamb(1e-2))
+    like_keras(lambda: keras.optimizers.Lamb(1e-2, epsilon=1e-2, global_clipnorm=0.05), epochs=4)
+
+
+def scaled_adam() -> Any:
+    kind = keras.mixed_precision.LossScaleOptimizer
+    return kind(keras.optimizers.Adam(1e-2), initial_scale=2.0**100, dynamic_growth_steps=2)
+
+
+def with_an_overflow(rank: int) -> tuple[Any, Any]:
+    """In the third step of the last rank."""
+    x, y = numbers(rank)
+    if rank == SIZE - 1:
+        y[2 * ROWS : 3 * ROWS] *= 1e12
+    return x, y
+
+
+def scale_of(optimizer: Any) -> float:
+    return float(np.asarray(optimizer.loss_scale if IS_KERAS_2 else optimizer.dynamic_scale))
+
+
+def check_loss_scale():
+    """A step that overflows on one rank is skipped by all, and the scale is Keras' own."""
+    for eager in (False, True):
+        ours = like_keras(scaled_adam, data=with_an_overflow, run_eagerly=eager)
+        assert ours.optimizer.updates == 2 * (STEPS - 1)
+        # of each epoch's six steps: doubled after two, halved, doubled after two, and one is left for the next
+        plain = compiled(scaled_adam())
+        parts = [with_an_overflow(rank) for rank in range(SIZE)]
+        fitted(plain, (joined([x for x, _ in parts]), joined([y for _, y in parts])), SIZE * ROWS, 2)
+        assert scale_of(ours.optimizer) == scale_of(plain.optimizer)
+
+
+def check_mixed_float16():
+    """A whole model of that policy."""
+    keras.mixed_precision.set_global_policy("mixed_float16")
+    try:
+        like_keras(lambda: keras.mixed_precision.LossScaleOptimizer(adam()), tolerance=3e-2)
+    finally:
+        keras.mixed_precision.set_global_policy("float32")
+
+
+def check_loss_scale_goes_on():
+    """State and scale are saved and loaded together."""
+    reference = fitted(compiled(scaled_adam()), everyone(), SIZE * ROWS, 2)
+    first = fitted(compiled(hvd.HostOptimizer(scaled_adam())), numbers(RANK), ROWS)
+    state = first.optimizer.state_dict()
+    second = compiled(hvd.HostOptimizer(scaled_adam()))
+    second.optimizer.build(second.trainable_variables)
+    second.optimizer.load_state_dict(state)
+    agree(fitted(second, numbers(RANK), ROWS), reference, 1e-4)
+    assert scale_of(second.optimizer) == scale_of(reference.optimizer) > 2.0**100
+    with pytest.raises(ConfigurationError, match="elastic=True with a LossScaleOptimizer"):
+        hvd.HostOptimizer(scaled_adam(), elastic=True)
+
+
+def check_a_loss_scale_around_it_is_refused():
+    """With the way out."""
+    model = built(dense)
+    around = keras.mixed_precision.LossScaleOptimizer(hvd.HostOptimizer(adam()))
+    model.compile(around, loss="mse")
+    with pytest.raises(Exception, match=r"Put it inside: HostOptimizer\(keras.mixed_precision.LossScaleOptimizer"):
+        fitted(model, numbers(RANK), ROWS)
+
+
 def check_optimizers_without_a_rule_are_refused():
     made = {
         "RMSprop": keras.optimizers.RMSprop,
@@ -224,6 +295,8 @@ def check_optimizers_without_a_rule_are_refused():
         "use_ema": lambda: keras.optimizers.Adam(use_ema=True),
         "weight_decay": lambda: keras.optimizers.SGD(0.1, momentum=0.9, weight_decay=0.1),
     }
+    if not IS_KERAS_2:
+        made["Lamb has weight_decay"] = lambda: keras.optimizers.Lamb(weight_decay=0.1)
     for word, make in made.items():
         with pytest.raises(ConfigurationError, match=rf"{word}.*DistributedOptimizer"):
             hvd.HostOptimizer(make())

@@ -21,6 +21,7 @@ from ringtrain.tensorflow.calls import host_call
 from ringtrain.tensorflow.keras.api import IS_KERAS_2, keras
 from ringtrain.tensorflow.keras.host_part import HostPart, number_of
 from ringtrain.tensorflow.keras.host_rules import check_optimizer
+from ringtrain.tensorflow.keras.host_scale import scaled
 from ringtrain.tensorflow.keras.optimizer import DistributedKeras2Mixin, DistributedKeras3Mixin, derived
 from ringtrain.tensorflow.operation import add_node
 
@@ -32,6 +33,7 @@ class HostKerasMixin(OnHost):
     _iterations: Any
     _learning_rate: Any
     _is_scaled_around: Any
+    _scales_alike: bool
 
     def state_dict(self, root: int | None = None, error_feedback: bool = True) -> dict[str, Any]:
         """Gather weights and state of all ranks, whole, with the count of updates and the learning rate.
@@ -76,11 +78,11 @@ class HostKerasMixin(OnHost):
         )
 
     def _check_scaling(self) -> None:
-        if self._is_scaled_around:
+        if self._is_scaled_around and not self._scales_alike:
             raise ConfigurationError(
                 "a LossScaleOptimizer is around the HostOptimizer (compile() puts one there for a model of "
-                "mixed_float16), and would skip steps on one rank alone; train in mixed_bfloat16, or take "
-                "ringtrain.keras.DistributedOptimizer"
+                "mixed_float16), and would skip steps on one rank alone. Put it inside: "
+                "HostOptimizer(keras.mixed_precision.LossScaleOptimizer(optimizer)); or train in mixed_bfloat16"
             )
 
     def save_own_variables(self, store: Any) -> None:
@@ -197,11 +199,13 @@ def HostOptimizer(
 
         model.compile(ringtrain.keras.HostOptimizer(keras.optimizers.AdamW(1e-3)), loss="mse")
 
-    `optimizer`: SGD, Adam or AdamW of Keras 2 or 3 that has made no update, with `global_clipnorm`, a schedule and
-    `exclude_from_weight_decay` as in Keras; with what has no rule (clipnorm, use_ema, amsgrad, ...) it is refused.
-    Each gradient leaves for the ring as soon as it exists, in `fit` and `tf.function`; a step ends with all
-    weights new. Values that a script sets count. Rank 0's trainable variables are sent to all ranks when it is
-    built. A gradient that no rank has leaves its variable as it is, with weight decay, too.
+    `optimizer`: SGD, Adam, AdamW or Lamb of Keras 2 or 3 that has made no update, with `global_clipnorm`, a
+    schedule and `exclude_from_weight_decay` as in Keras; with what has no rule (clipnorm, use_ema, amsgrad, ...)
+    it is refused. Each gradient leaves for the ring as soon as it exists, in `fit` and `tf.function`; a step ends
+    with all weights new. A LossScaleOptimizer around `optimizer` keeps Keras' scale: a step whose gradients are
+    not finite on one rank is skipped on all, so gradients leave when the last one is there. Values that a script
+    sets count. Rank 0's trainable variables are sent to all ranks when it is built. A gradient that no rank has
+    leaves its variable as it is, with weight decay, too.
 
     `model.save` does not keep its state: keep `state_dict()` or `shard_dict()`, which `load_state_dict` takes at
     any number of ranks. `process_set`: the ranks that train this model together. The rest as of
@@ -209,6 +213,22 @@ def HostOptimizer(
     the same arguments, else MismatchError.
     """
     check_backend(keras)
+    if isinstance(optimizer, keras.mixed_precision.LossScaleOptimizer):
+        if elastic:
+            raise ConfigurationError(
+                "HostOptimizer: elastic=True with a LossScaleOptimizer, whose scale newcomers would not get; "
+                "train in mixed_bfloat16, or take ringtrain.keras.DistributedOptimizer"
+            )
+        inner = HostOptimizer(
+            optimizer.inner_optimizer,
+            process_set=process_set,
+            bucket_bytes=bucket_bytes,
+            sharded=sharded,
+            check_finite=check_finite,
+            compression=compression,
+        )
+        inner.__dict__["_scales_alike"] = True
+        return scaled(optimizer, inner, process_set)
     check_optimizer(optimizer)
     options = {
         "bucket_bytes": bucket_bytes, "sharded": sharded, "check_finite": check_finite, "compression": compression,
@@ -219,5 +239,6 @@ def HostOptimizer(
         "_sums": None,
         "_passes": 1,
         "_local_layers": [],
+        "_scales_alike": False,
     }
     return derived(optimizer, HostKeras2Mixin if IS_KERAS_2 else HostKeras3Mixin, settings)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import tensorflow as tf
 
 from ringtrain.errors import ConfigurationError, kind_of
-from ringtrain.optim import SGD, Adam, Rule
+from ringtrain.optim import LAMB, SGD, Adam, Rule
 from ringtrain.optim.kernels import AdamTerms, Kernels, Part, SgdTerms
 from ringtrain.optim.rules import StepValues
 from ringtrain.tensorflow.keras.api import is_optimizer, keras
@@ -70,10 +70,28 @@ def _adam(optimizer: Any, rate: float, number: int, decay: float) -> Rule:
     return KerasAdam(rate, *betas, float(optimizer.epsilon), decay, number, corrected)
 
 
+@dataclass(frozen=True)
+class KerasLAMB(LAMB):
+    """Keras' Lamb, where a layer is a variable. `number` as of `KerasAdam`."""
+
+    number: int = field(default=1, repr=False)
+
+    def direction(self, part: Part, step: StepValues, kernels: Kernels) -> None:
+        """Change the state of `part`, and put the direction of the update in the place of its gradient."""
+        terms = self._terms(replace(step, number=self.number))
+        kernels.lamb_direction(part, terms)
+
+
+def _lamb(optimizer: Any, rate: float, number: int, decay: float) -> Rule:
+    betas = float(optimizer.beta_1), float(optimizer.beta_2)
+    return KerasLAMB(rate, *betas, float(optimizer.epsilon), decay, number)
+
+
 _MAKE: Final[Mapping[type, Make]] = {
     keras.optimizers.SGD: _sgd,
     keras.optimizers.Adam: _adam,
     keras.optimizers.AdamW: _adam,
+    **({keras.optimizers.Lamb: _lamb} if hasattr(keras.optimizers, "Lamb") else {}),  # Keras 2 has none
 }
 _REFUSED: Final = (
     "clipnorm", "clipvalue", "use_ema", "amsgrad", "gradient_accumulation_steps", "loss_scale_factor"
@@ -87,7 +105,7 @@ def check_optimizer(optimizer: Any) -> None:
     instead = "take ringtrain.keras.DistributedOptimizer, which applies every optimizer of Keras"
     if type(optimizer) not in _MAKE:
         raise ConfigurationError(
-            f"HostOptimizer was given {kind_of(optimizer)}; expected keras.optimizers.SGD, Adam or AdamW: "
+            f"HostOptimizer was given {kind_of(optimizer)}; expected keras.optimizers.SGD, Adam, AdamW or Lamb: "
             f"{instead}"
         )
     for name in _REFUSED:
@@ -99,6 +117,11 @@ def check_optimizer(optimizer: Any) -> None:
         raise ConfigurationError(
             f"HostOptimizer: SGD has momentum={optimizer.momentum} and weight_decay={optimizer.weight_decay}, "
             f"which has no rule; leave one out, or {instead}"
+        )
+    if _MAKE[type(optimizer)] is _lamb and optimizer.weight_decay:
+        raise ConfigurationError(
+            f"HostOptimizer: Lamb has weight_decay={optimizer.weight_decay}, which has no rule; leave it out, or "
+            f"{instead}"
         )
     if done := int(tf.convert_to_tensor(optimizer.iterations)):
         raise ConfigurationError(
