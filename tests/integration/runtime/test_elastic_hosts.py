@@ -3,8 +3,10 @@
 Judged by the samples of each step, and by the final weights' bits beside a training that nobody disturbs.
 """
 
+import datetime
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -26,6 +28,8 @@ pytestmark = pytest.mark.skipif(bool(why_no_sshd()), reason=why_no_sshd() or "th
 HOROVODRUN = str(Path(sys.executable).parent / "horovodrun")
 TRAINING = (sys.executable, planned_training.__file__)
 TESTS = str(Path(__file__).parents[2])
+_TODAY = datetime.datetime.now(datetime.UTC).date().toordinal()
+_SEEDS = random.Random(_TODAY).sample(range(300), 6)
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +133,8 @@ class HostRun:
         for pid in listed.stdout.split():
             try:
                 process = psutil.Process(int(pid))
-                if "ringtrain" in process.cmdline() or planned_training.__file__ in process.cmdline():
+                words = process.cmdline()
+                if "ringtrain" in words or planned_training.__file__ in words or words[:2] == ["sh", "-c"]:
                     found.append(process)
             except psutil.NoSuchProcess:
                 continue
@@ -180,6 +185,38 @@ def test_hosts_come_and_go(run: HostRun, kind: str) -> None:
                 run.gone(host)
     run.end()
     assert run.redone() == []
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("seed", _SEEDS)
+def test_a_history_of_hosts(run: HostRun, seed: int) -> None:
+    """Whatever hosts are listed, one after the other, and whichever ranks are killed: each sample counts once.
+    Other seeds every day."""
+    chance = random.Random(f"hosts {seed}")
+    names = [*run.hosts.names, "localhost"]
+    run.kind = chance.choice(["host", "arrays", "torch"])
+    worlds: dict[int, dict[str, int]] = {}
+    for step in range(1, STEPS - 8, 9):
+        listed = chance.sample(names, chance.randint(1, 4))
+        worlds[step] = {host: chance.randint(1, 2) for host in listed}
+    worlds[1].setdefault("node-a", 1)  # the first answer names another host
+    run.hold(
+        {step: [host for host, slots in world.items() for _ in range(slots)] for step, world in worlds.items()}
+    )
+    struck: set[str] = set()
+    for step, world in worlds.items():
+        run.listed(*(f"{host}:{slots}" for host, slots in world.items()))
+        if step == 1:
+            begin = str(sum(world.values()))
+            run.start("-np", begin, "--min-np", "1", "--max-np", "8", "--slots-per-host", "2", *run.script)
+        run.step(step + 2)
+        # Of a host on which something fails twice no ranks are wanted for a while.
+        if (left := [host for host in world if host not in struck]) and sum(world.values()) > 1:
+            struck.add(host := chance.choice(left))
+            run.rank_on(host).kill()
+        run.step(step + 6)
+    run.end()
+    assert all(one.get("redone", 0) <= 1 and one["step"] for one in run.redone()), run.redone()
 
 
 def test_ranks_ssh_and_hosts_that_are_lost(run: HostRun) -> None:
@@ -257,6 +294,24 @@ def test_fixed_hosts(run: HostRun) -> None:
     run.step(10)
     run.rank_on("node-b").kill()
     run.end()
+
+
+def test_a_program_that_is_started_again(run: HostRun) -> None:
+    """With --on-loss Restart any program goes on in the next world, on all hosts."""
+    says = 'cd "$DIRECTORY"; touch $RINGTRAIN_FORMATION-$RANK-$(hostname); until [ -e end ]; do sleep 0.1; done'
+    run.listed("node-a", "node-b")
+    run.start("-np", "2", "--on-loss", "Restart", *run.script, command=("sh", "-c", says))
+
+    def up(formation: int) -> list[str]:
+        found = sorted(path.name.split("-", 2)[2] for path in run.directory.glob(f"{formation}-*"))
+        return found if len(found) == 2 else []
+
+    both = [run.name_of("node-a"), run.name_of("node-b")]
+    assert run.until("the first world", lambda: up(1)) == both
+    next(one for one in run.processes("node-b") if one.cmdline()[:2] == ["sh", "-c"]).kill()
+    assert run.until("the next one", lambda: up(2)) == both
+    (run.directory / "end").touch()
+    assert run.process.wait(DEADLINE_S) == 0, run.said()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["interrupted", "killed"])

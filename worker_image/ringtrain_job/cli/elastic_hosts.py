@@ -2,6 +2,7 @@
 
 import json
 import logging
+import shutil
 import signal
 import socket
 import subprocess
@@ -64,6 +65,10 @@ def run_on_changing_hosts(
 
     `words`: further ones for the launcher. Raises ConfigurationError before any rank is started.
     """
+    if shutil.which("ssh") is None:
+        raise ConfigurationError(
+            "the run is to go to other hosts, which needs ssh here; install it (apt install openssh-client)"
+        )
     with ExitStack() as stack:
         environment = prepare_run(stack, settings, hosts.workers, hosts.slots)
         level = level_of(environment, verbose)

@@ -197,6 +197,8 @@ class HostTable:
         host.failed = [at for at in host.failed if now - at < _REMEMBERED_S] + [now]
         host.start_at = now + _AT_ONCE_S
         count = len(host.failed)
+        if name not in self.machines:
+            return why
         if count < (self._cooldown.failures if host.reached else 1):
             return f"{why}; host {name} is tried again"
         host.times_aside += 1

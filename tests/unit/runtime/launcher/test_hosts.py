@@ -111,6 +111,6 @@ def test_an_agent_that_ends_as_its_host_is_left() -> None:
     table = HostTable(workers=1, slots=1, most=1)
     table.assign({"a": 1}, 0)
     table.assign({}, 1)
-    table.note_end(AgentEnd(0, "gone", reached=True, meant=False), 1)
+    assert table.note_end(AgentEnd(0, "gone", reached=True, meant=False), 1) == "gone"
     assert table.idle([], used=frozenset()) == []
     assert table.assign({"b": 1}, 20) == {0}
