@@ -63,7 +63,8 @@ class HostScaleMixin:
         wrapped: Any = self
         if not IS_KERAS_2:
             return [wrapped.dynamic_scale, wrapped.step_counter]
-        return [wrapped._loss_scale.current_loss_scale, wrapped.dynamic_counter] if wrapped.dynamic else []
+        scale = getattr(wrapped, "_loss_scale", None)  # Keras 2 shows its value alone
+        return [scale.current_loss_scale, wrapped.dynamic_counter] if scale and wrapped.dynamic else []
 
     def _alike(self, grads: Sequence[Any]) -> list[Any]:
         """`grads`, not finite on any rank where they are not on one. Collective."""
