@@ -1,18 +1,30 @@
 """ringtrain.jax does what one process does on the inputs of all ranks, in worlds of one to three ranks."""
 
 import pytest
-from frameworks.harness import Checks
+from frameworks.harness import Checks, Scenarios
 
 pytest.importorskip("jax")
 pytest.importorskip("optax")
 
 # What takes longest here is compiling.
 QUICKLY = (("XLA_FLAGS", "--xla_backend_optimization_level=0"),)
-CHECKS = Checks("optax", ("jax_collectives", "jax_training", "jax_host_optimizer", "jax_diloco"), QUICKLY)
+CHECKS = Checks("optax", ("jax_collectives", "jax_training", "jax_host_optimizer", "jax_trees"), QUICKLY)
+ELASTIC = {module: Scenarios("optax", module, QUICKLY) for module in ("jax_elastic", "flax_elastic")}
+any_size = pytest.mark.parametrize("size", [1, 2, 3], ids=lambda size: f"ranks-{size}")
 
 
 @pytest.mark.sampled(1, of="size", each="check", one_in=3, can_run=lambda size: size > 1)
 @pytest.mark.parametrize("check", CHECKS.names())
-@pytest.mark.parametrize("size", [1, 2, 3], ids=lambda size: f"ranks-{size}")
+@any_size
 def test_jax(check, size, among):
     assert not CHECKS.failure(check, size, among)
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize(
+    ("module", "scenario"), [(module, name) for module, one in ELASTIC.items() for name in one.names()]
+)
+def test_elastic(module, scenario):
+    """Weights are to the bit those of a training that nothing has disturbed."""
+    pytest.importorskip(module.partition("_")[0])
+    assert not ELASTIC[module].failure(scenario)

@@ -19,7 +19,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.context import BaseContext
 from pathlib import Path
@@ -146,11 +146,16 @@ class Slots:
             }
         )
 
-    def tell_change(self, urgent: bool = False, slots: list[int] | None = None) -> None:
-        """Say that the next formation is being prepared."""
+    def tell_change(
+        self, urgent: bool = False, slots: list[int] | None = None, leaving: Sequence[int] | None = None
+    ) -> None:
+        """Say that the next formation is being prepared, without the slots `leaving`."""
+        change = {"type": "change", "formation": self.formation + 1, "urgent": urgent}
+        if leaving is not None:
+            change["leaving"] = [self.members.index(slot) for slot in leaving]
         for slot in self.members if slots is None else slots:
             if slot in self.living:
-                self.living[slot].send({"type": "change", "formation": self.formation + 1, "urgent": urgent})
+                self.living[slot].send(change)
                 self._told.add(slot)
 
     def go_on(self, *slots: int) -> None:

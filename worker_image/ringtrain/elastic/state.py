@@ -45,6 +45,23 @@ _COMMIT = Signature("commit", (Tensor(None, "int64", (3,)),))
 
 
 @dataclass(frozen=True)
+class Adapter:
+    """What a framework adds to every state, where its adapter was imported.
+
+    `values`: to plain data, in a state that has no addition of its own. `handler`: makes a handler of a value that
+    is no plain data and that no pair of `HANDLERS` knows, or returns None. `meet`: called before each `sync`;
+    collective.
+    """
+
+    values: Foreign
+    handler: Callable[[Any], Any]
+    meet: Callable[[], object]
+
+
+ADAPTERS: list[Adapter] = []
+
+
+@dataclass(frozen=True)
 class _OwnState:
     """A committed step as a rank keeps it: how many commits, plain values, and what handlers keep of theirs."""
 
@@ -81,9 +98,8 @@ class State:
         for name, value in values.items():
             if hasattr(type(self), name) or name.startswith("_"):
                 raise ConfigurationError(f"State: {name!r} is the state's own; give the value another name")
-            handler = _handler_of(value, [*handlers, *HANDLERS])
+            handler = _handler_of(value, [*handlers, *HANDLERS]) or self._plain_or_handler(name, value)
             if handler is None:
-                check_sendable(value, repr(name), self._foreign)
                 self._saved[name] = copy.deepcopy(value)
             else:
                 self._handlers[name] = handler
@@ -160,8 +176,9 @@ class State:
 
     def restore(self) -> None:
         """Make all values what they were at the last commit."""
-        for handler in self._handlers.values():
+        for name, handler in self._handlers.items():
             handler.restore()
+            self._show(name, handler)
         self._set_values(self._saved)
 
     def sync(self) -> None:
@@ -171,6 +188,8 @@ class State:
         values to newcomers and to ranks that are a step ahead; host optimizers rebuild what lost ranks had.
         Raises MismatchError where ranks have made their states of different values.
         """
+        for adapter in ADAPTERS:
+            adapter.meet()
         world = current()
         self._under_way = was_adopted = False
         if CARRIED.prepared is not None:
@@ -268,17 +287,38 @@ class State:
         for name, handler in self._plain():
             vars(handler).update(own.handlers[name])
             handler.restore()
+            self._show(name, handler)
         self._set_values(self._saved)
 
     def _transfer(self, agreed: CommonStep) -> None:
-        for _, handler in self._plain():
+        for name, handler in self._plain():
             if agreed.transfers:
                 sync_handler(handler, agreed.donor)
+                self._show(name, handler)
             elif hasattr(handler, "refresh"):
                 handler.refresh()
         if agreed.transfers and self._saved:
             values = {name: getattr(self, name) for name in self._saved}
-            self._set_values(broadcast(values, agreed.donor, "values", self._foreign))
+            self._set_values(broadcast(values, agreed.donor, "values", self._known()))
+
+    def _plain_or_handler(self, name: str, value: Any) -> Any:
+        """None for plain data, else a handler. Raises ConfigurationError where there is none."""
+        try:
+            check_sendable(value, repr(name), self._known())
+        except ConfigurationError:
+            found = next(filter(None, (adapter.handler(value) for adapter in ADAPTERS)), None)
+            if found is None:
+                raise
+            return found
+        return None
+
+    def _known(self) -> Foreign | None:
+        return self._foreign or next((adapter.values for adapter in ADAPTERS), None)
+
+    def _show(self, name: str, handler: Any) -> None:
+        """Have the attribute be the handler's value, which may be another object than before."""
+        if name in vars(self):
+            super().__setattr__(name, handler.value)
 
     def _set_values(self, values: dict[str, Any]) -> None:
         for name, value in values.items():

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -10,14 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from ringtrain._core.collectives.tensors import Array
+from ringtrain._core.process_groups.group import Group
 from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set, open_group
 from ringtrain.errors import ConfigurationError, RingtrainError
 from ringtrain.jax.calls import host_call
 from ringtrain.jax.gradients import leaving, left
 from ringtrain.optim import HostOptimizer as ArrayOptimizer
-from ringtrain.optim.host import BUCKET_BYTES
+from ringtrain.optim.cut import first_group
 from ringtrain.optim.rules import Rule
-from ringtrain.optim.schedules import Schedule
 
 
 class Submitted(NamedTuple):
@@ -45,9 +46,10 @@ class HostOptimizer:
             return optimizer.apply_updates(params, updates), state, loss
 
     `rule`: of `ringtrain.optim`. `groups`: pairs of a rule and of a function that says of a parameter's path, such
-    as `['layer']['b']`, whether it has that rule in the place of `rule`: the first pair that does counts. The
-    other arguments are those of `ringtrain.optim.HostOptimizer`; with `accumulate`, weights are new after that
-    many updates. Each rank of `process_set` keeps the state of 1/size of the elements.
+    as `['layer']['b']`, whether it has that rule in the place of `rule`: the first pair that does counts.
+    `options`: those of `ringtrain.optim.HostOptimizer` (bucket_bytes, sharded, accumulate, clip_norm, schedule,
+    local, check_finite, compression, elastic); with `accumulate`, weights are new after that many updates. Each
+    rank of `process_set` keeps the state of 1/size of the elements.
 
     The weights of the host count. `value_and_grad` looks whether the parameters it is given are those, and takes
     over what a program has made of them in between: at the price of one pass over them.
@@ -58,20 +60,12 @@ class HostOptimizer:
         rule: Rule,
         *,
         groups: Sequence[tuple[Rule, Callable[[str], bool]]] = (),
-        bucket_bytes: int = BUCKET_BYTES,
-        sharded: bool = True,
-        accumulate: int = 1,
-        clip_norm: float | None = None,
-        schedule: Schedule | None = None,
-        check_finite: bool = False,
-        compression: str | None = None,
         process_set: ProcessSet = global_process_set,
+        **options: Any,
     ) -> None:
+        inspect.signature(ArrayOptimizer).bind({}, rule, **options)  # raises TypeError for another name
         self._rule, self._groups, self._process_set = rule, tuple(groups), process_set
-        self._settings: dict[str, Any] = {
-            "bucket_bytes": bucket_bytes, "sharded": sharded, "accumulate": accumulate, "clip_norm": clip_norm,
-            "schedule": schedule, "check_finite": check_finite, "compression": compression,
-        }  # fmt: skip
+        self._options = options
         self._made: ArrayOptimizer | None = None
         self._names: list[str] = []
         self._structure: Any = None
@@ -91,8 +85,8 @@ class HostOptimizer:
             names = [name for name in arrays if name not in taken and has(name)]
             taken.update(names)
             groups.append((rule, names))
-        group = open_group(self._process_set)
-        self._made = ArrayOptimizer(arrays, self._rule, groups=groups, group=group, **self._settings)
+        group = first_group(self._options.get("elastic", False), lambda: open_group(self._process_set))
+        self._made = ArrayOptimizer(arrays, self._rule, groups=groups, group=group, **self._options)
         self._names, self._left = list(arrays), None
         return jnp.asarray(0, jnp.int32)
 
@@ -180,6 +174,44 @@ class HostOptimizer:
         `params()` and `state()`. Not collective: every rank loads the same, after `init`."""
         jax.effects_barrier()
         self._host.load_state_dict(state)
+
+    @property
+    def accumulating(self) -> bool:
+        """Whether gradients of an update that has not been made are here."""
+        return self._host.accumulating
+
+    def wait_for(self) -> None:
+        """Return when what was compiled and runs has made its updates. Raises what made one fail."""
+        jax.effects_barrier()
+        self._host.wait_for()
+
+    # What `ringtrain.elastic.State` calls, as of `ringtrain.optim.HostOptimizer`.
+
+    def commit(self) -> None:
+        """Let `rollback` go back to the rules as they are now."""
+        self._host.commit()
+
+    def rollback(self, to: int | None = None) -> int:
+        """Set this rank's part of weights and state to those after update `to`, with `elastic`; forget gradients
+        of a call that has failed."""
+        self._left = None
+        return self._host.rollback(to)
+
+    def prepare(self, group: Group, former: Sequence[int | None]) -> None:
+        """Bring weights and state into the world of `group`, beside those of this one. Collective."""
+        self._host.prepare(group, former)
+
+    def adopt(self) -> None:
+        """Go on with what `prepare` brought."""
+        self._host.adopt()
+
+    def discard(self) -> None:
+        """Forget what `prepare` brought."""
+        self._host.discard()
+
+    def hand_over(self, leaving: Collection[int]) -> None:
+        """Have ranks that stay keep what only the ranks `leaving` hold. Collective."""
+        self._host.hand_over(leaving)
 
     @property
     def _host(self) -> ArrayOptimizer:

@@ -59,24 +59,24 @@ def broadcast_parameters(params: Any, root_rank: int = 0, process_set: ProcessSe
     return jax.tree.unflatten(structure, received)
 
 
-def _is_key(value: Any) -> bool:
+def is_key(value: Any) -> bool:
     return isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
 
 
 def _plain(leaf: Any) -> Any:
-    return np.asarray(jax.random.key_data(leaf) if _is_key(leaf) else jnp.asarray(leaf))
+    return np.asarray(jax.random.key_data(leaf) if is_key(leaf) else jnp.asarray(leaf))
 
 
 def _like(leaf: Any, array: Any) -> Any:
     values = jnp.array(array)
-    return jax.random.wrap_key_data(values, impl=jax.random.key_impl(leaf)) if _is_key(leaf) else values
+    return jax.random.wrap_key_data(values, impl=jax.random.key_impl(leaf)) if is_key(leaf) else values
 
 
 def _packed(value: Any) -> bytes:
     """Return the bytes of an array of JAX. Raises ConfigurationError for others."""
     if not isinstance(value, jax.Array) or isinstance(value, jax.core.Tracer):
         raise ConfigurationError(f"{kind_of(value)} is no array that has a value")
-    kind = str(jax.random.key_impl(value)) if _is_key(value) else ""
+    kind = str(jax.random.key_impl(value)) if is_key(value) else ""
     return encode_value((kind, _plain(value)))
 
 

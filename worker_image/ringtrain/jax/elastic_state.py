@@ -1,0 +1,68 @@
+"""Pytrees as parts of an elastic state: `ringtrain.elastic.State` takes them when this module is imported.
+
+Pytrees of dicts, lists, tuples, named tuples and dataclasses are plain values of a state, and their arrays JAX's
+addition to plain data. Others, of which a part is no data (the functions of Flax's `TrainState`), are kept by
+`TreeHandler`.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from ringtrain.elastic.handlers import StateHandler
+from ringtrain.elastic.state import ADAPTERS, Adapter
+from ringtrain.elastic.transfer import broadcast
+from ringtrain.jax.collectives import join
+from ringtrain.jax.objects import JAX_VALUES
+from ringtrain.jax.trees import filled, to_state_dict
+
+
+@dataclass(frozen=True)
+class _Committed:
+    """A tree taken apart. Never changed, and its leaves are never handed out: whoever copies it gets itself."""
+
+    leaves: list[Any]
+    structure: Any
+
+    def __deepcopy__(self, _: Any) -> _Committed:
+        return self
+
+
+class TreeHandler(StateHandler):
+    """For pytrees with nodes of a framework: a value that is never changed in place, but replaced.
+
+    A newcomer's leaves are filled in by their paths: its tree must have those of the others.
+    """
+
+    def __init__(self, value: Any) -> None:
+        super().__init__(value)
+        to_state_dict(value)  # raises for a leaf that other ranks could not get
+        self.save()
+
+    def set_value(self, value: Any) -> None:
+        self.value = value  # counts with the next commit
+
+    def save(self) -> None:
+        leaves, structure = jax.tree.flatten(self.value)
+        self._saved = _Committed([*map(copy.deepcopy, leaves)], structure)
+
+    def restore(self) -> None:
+        saved = self._saved
+        self.value = jax.tree.unflatten(saved.structure, [*map(copy.deepcopy, saved.leaves)])
+
+    def sync(self, root: int = 0) -> None:
+        received = broadcast(to_state_dict(self.value), root, type(self.value).__name__)
+        self.value = filled(self.value, received, checks=False)
+
+
+def _handler_of(value: Any) -> TreeHandler | None:
+    has_arrays = any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(value))
+    return TreeHandler(value) if has_arrays else None
+
+
+# Ranks join: what newcomers reduce on their way the others meet with zeros, and what they broadcast fails at once.
+ADAPTERS.append(Adapter(JAX_VALUES, _handler_of, join))

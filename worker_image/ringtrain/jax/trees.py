@@ -1,0 +1,118 @@
+"""A pytree as plain data, by the paths of its leaves, and back: for checkpoints, and for states that are sent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ringtrain.errors import ConfigurationError, kind_of
+from ringtrain.jax.objects import is_key
+
+_NUMBERS = (bool, int, float, complex)
+_NUMBER = "a number"
+_KEY = {"impl", "data"}
+
+
+def to_state_dict(tree: Any) -> dict[str, Any]:
+    """Copy the leaves of `tree` to the host: `['layer']['w']` to an array of numpy, of the same shape and dtype.
+
+        checkpoints.save(step, {"params": hvd.to_state_dict(params), "opt": hvd.to_state_dict(opt_state)})
+
+    `tree`: any pytree whose leaves are arrays or Python's numbers, which stay what they are: parameters, the state
+    of an optimizer of optax, a `TrainState` of Flax. A typed key of `jax.random` becomes its `impl` and `data`.
+    Not under `jit`. Raises ConfigurationError that names the path of another leaf.
+    """
+    return {name: _plain(name, leaf) for name, leaf in _named(tree).items()}
+
+
+def from_state_dict(tree: Any, state: Mapping[str, Any]) -> Any:
+    """Return `tree` with the leaves that `to_state_dict` gave; `tree` itself stays as it is.
+
+        params = hvd.from_state_dict(params, saved.state["params"])
+
+    `state`: also of `ShardedCheckpoints.latest(load)`, whose arrays are then read here. What is numpy's in
+    `tree` stays such; all other arrays become JAX's. Raises ConfigurationError that names the path where paths,
+    shapes, dtypes or kinds of key differ; a number and an array of shape () may stand for each other.
+    """
+    return filled(tree, state, checks=True)
+
+
+def filled(tree: Any, state: Mapping[str, Any], checks: bool) -> Any:
+    """As `from_state_dict`. Without `checks` leaves may have other shapes and dtypes: those of `state`."""
+    own = _named(tree)
+    for name in (*own, *state):
+        if (name in own) != (name in state):
+            where, other = ("the tree", "the state") if name in own else ("the state", "the tree")
+            raise ConfigurationError(
+                f"from_state_dict: {name or 'the leaf'} is in {where} and not in {other}, which has "
+                f"{', '.join([*(state if name in own else own)][:8]) or 'nothing'}; make the tree as the one that "
+                "was saved"
+            )
+    if checks:
+        for name, leaf in own.items():
+            _check(name, leaf, state[name])
+    return jax.tree.unflatten(jax.tree.structure(tree), [_like(leaf, state[name]) for name, leaf in own.items()])
+
+
+def _named(tree: Any) -> dict[str, Any]:
+    """The leaves of `tree`, in its order. Raises ConfigurationError where two have one path."""
+    named: dict[str, Any] = {}
+    for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
+        if (name := jax.tree_util.keystr(path)) in named:
+            raise ConfigurationError(f"two leaves of the tree have the path {name}; name them by texts or numbers")
+        named[name] = leaf
+    return named
+
+
+def _plain(name: str, leaf: Any) -> Any:
+    if type(leaf) in _NUMBERS:
+        return leaf
+    if is_key(leaf):
+        return {"impl": str(jax.random.key_impl(leaf)), "data": np.array(jax.random.key_data(leaf))}
+    if isinstance(leaf, jax.Array | np.ndarray | np.generic):
+        return np.array(leaf)  # a copy: a buffer that is donated is another's then
+    raise ConfigurationError(
+        f"to_state_dict: {name or 'the leaf'} is {kind_of(leaf)}; expected an array or number"
+    )
+
+
+def _is_saved_key(saved: Any) -> bool:
+    return isinstance(saved, Mapping) and set(saved) == _KEY
+
+
+def _check(name: str, leaf: Any, saved: Any) -> None:
+    here, there = _described(leaf), _described(saved)
+    if here != there and not (_is_scalar(leaf) and _is_scalar(saved) and _NUMBER in (here, there)):
+        raise ConfigurationError(
+            f"from_state_dict: {name or 'the leaf'} is {here} in the tree and {there} in the state; make the tree "
+            "as the one that was saved, and convert what comes back"
+        )
+
+
+def _is_scalar(value: Any) -> bool:
+    return type(value) in _NUMBERS or (getattr(value, "shape", None) == () and not is_key(value))
+
+
+def _described(value: Any) -> str:
+    if type(value) in _NUMBERS:
+        return _NUMBER
+    if _is_saved_key(value):
+        return f"a {value['impl']} key{list(value['data'].shape[:-1])}"
+    if is_key(value):
+        return f"a {jax.random.key_impl(value)} key{list(value.shape)}"
+    return f"{value.dtype.name}{list(value.shape)}" if hasattr(value, "dtype") else kind_of(value)
+
+
+def _like(leaf: Any, saved: Any) -> Any:
+    if type(saved) in _NUMBERS:
+        return saved
+    if _is_saved_key(saved):
+        return jax.random.wrap_key_data(jnp.array(np.asarray(saved["data"])), impl=saved["impl"])
+    values = np.array(saved)
+    if isinstance(leaf, np.ndarray | np.generic):
+        return values if isinstance(leaf, np.ndarray) else values[()]
+    return jnp.array(values)
