@@ -24,6 +24,8 @@ FOREIGN = {
     "_plugins",  # torch: process groups that others have registered
     "_DistributedBackendOptions",
     "_allgather_base",  # torch: into one tensor; the public one takes a list
+    "_src",  # JAX: the kinds of cluster that it knows, and their order, have no public name
+    "_cluster_types",
     "_create_all_weights",  # Keras 2: makes an optimizer's variables outside a branch
     "_compute_current_learning_rate",  # Keras 2: of a schedule, which `learning_rate` then has
     "_use_weight_decay",  # Keras: which variables `exclude_from_weight_decay` left

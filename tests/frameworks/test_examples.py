@@ -77,6 +77,19 @@ def test_digits_as_a_job_evaluates_learns_and_resumes(job, tmp_path):
     assert score(second) > 0.8
 
 
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("way", ["run", "job"])
+def test_jax_by_itself(way, tmp_path):
+    """Over the collectives that JAX has; its processes have found each other."""
+    if way == "run":
+        log = two_ranks("jax_distributed.py", tmp_path=tmp_path)
+    else:
+        log = as_job("jax-distributed", tmp_path=tmp_path)
+    assert sorted(re.findall(r"process . of 2: loss 0\.\d+", log)) == [
+        f"process {index} of 2: loss 0.0000" for index in range(2)
+    ]
+
+
 @pytest.mark.sampled(one_in=3)
 def test_keras_mnist_in_two_terminals():
     """With nothing but TF_CONFIG."""

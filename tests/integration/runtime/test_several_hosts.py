@@ -15,6 +15,7 @@ from integration.runtime.sshd import PORT, SshHosts, ssh_hosts, why_no_sshd
 from support.gang import DEADLINE_S, runs, until
 
 pytestmark = pytest.mark.skipif(bool(why_no_sshd()), reason=why_no_sshd() or "there is sshd")
+ROOT = Path(__file__).parents[3]
 HOROVODRUN = str(Path(sys.executable).parent / "horovodrun")
 # Each rank says where it is, and what others of its host could find of its secrets.
 SCRIPT = """
@@ -110,6 +111,22 @@ def test_this_machine_and_another_with_encrypted_tensors(hosts: SshHosts, tmp_pa
     assert [line.split()[1:5] for line in sorted(out.splitlines())] == [
         ["0", "0", hosts.here.name, "2.0"],
         ["1", "0", hosts.network.hosts[2].name, "2.0"],
+    ]
+
+
+@pytest.mark.sampled(one_in=3)
+def test_jax_on_two_hosts(hosts: SshHosts, tmp_path: Path) -> None:
+    """Its processes find each other by `jax.distributed.initialize()`, which has no arguments."""
+    pytest.importorskip("jax")
+    known = "".join(f"{host.address} {host.name}\n" for host in hosts.network.hosts)
+    (tmp_path / "hosts").write_text(known)  # JAX's gloo asks for the address of its host's name
+    named = ["unshare", "--mount", "sh", "-c", f'mount --bind {tmp_path}/hosts /etc/hosts && exec "$@"', "sh"]
+    script = str(ROOT / "examples/frameworks/jax_distributed.py")
+    run = start(hosts, tmp_path, "-np", "2", "-H", "node-a:1,node-b:1", *named, sys.executable, script)
+    out, err = run.communicate(timeout=DEADLINE_S)
+    assert run.returncode == 0, out + err
+    assert sorted(re.findall("process . of 2: loss 0.0000", out)) == [
+        f"process {index} of 2: loss 0.0000" for index in range(2)
     ]
 
 

@@ -1,0 +1,75 @@
+"""JAX's own collectives over `jax.distributed`, on the ranks of a job that names a template."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.cluster import OpenCluster, can_open
+from support.jobs import state
+from support.kubelet import Kubelet, ProcessRuntime
+from support.operating import running_operator
+
+from ringtrain_operator.cluster.api.resources import JOBS, TEMPLATES
+
+pytest.importorskip("jax", reason="jax is not installed: pip install -r requirements-frameworks.txt")
+ROOT = Path(__file__).parents[3]
+ENDED_WITHIN_S = 200.0  # some 20 s on an idle machine
+# In its first attempt process 1 ends in the middle.
+SCRIPT = """
+import os, jax, jax.numpy as jnp, numpy as np, ringtrain.jax
+from jax.sharding import NamedSharding, PartitionSpec
+jax.distributed.initialize()
+mesh = jax.make_mesh((2,), ("data",))
+own = np.array([10.0 ** jax.process_index()], "float32")
+rows = jax.make_array_from_process_local_data(NamedSharding(mesh, PartitionSpec("data")), own)
+total = float(jax.jit(jnp.sum, out_shardings=NamedSharding(mesh, PartitionSpec()))(rows))
+if (os.environ["RINGTRAIN_ATTEMPT"], jax.process_index()) == ("1", 1):
+    os._exit(3)
+print("process", jax.process_index(), "of", jax.process_count(), "has", total, flush=True)
+jax.distributed.shutdown()
+"""
+API: dict[str, Any] = {"apiVersion": "ringtrain.dev/v1alpha1"}
+
+
+@pytest.mark.sampled(1, of="open_cluster", can_run=can_open)
+async def test_processes_find_each_other_in_every_attempt(
+    open_cluster: OpenCluster, tmp_path: Path, venv_bin: Path
+) -> None:
+    """initialize() has no arguments, and sums are those of all processes; also after a restart."""
+    containers = [{"name": "train", "image": "jax", "env": [{"name": "JAX_PLATFORMS", "value": "cpu"}]}]
+    template = {
+        **API,
+        "kind": "TrainingTemplate",
+        "metadata": {"name": "jax"},
+        "spec": {
+            "job": {"worker": {"template": {"spec": {"containers": containers}}}, "runPolicy": {"backoffLimit": 1}}
+        },
+    }
+    job = {
+        **API,
+        "kind": "DistributedTrainingJob",
+        "metadata": {"name": "mine"},
+        "spec": {
+            "templateRef": {"kind": "TrainingTemplate", "name": "jax"},
+            "worker": {
+                "replicas": 2,
+                "template": {"spec": {"containers": [{"command": ["python", "-c", SCRIPT]}]}},
+            },
+        },
+    }
+    runtime = ProcessRuntime(ROOT, {"PATH": f"{venv_bin}:{os.environ['PATH']}"})
+    async with open_cluster() as c:
+        ns = await c.new_namespace()
+        async with (
+            Kubelet(c.api, runtime, tmp_path, namespace=ns),
+            running_operator(c.operator_connection, namespaces=(ns,)),
+        ):
+            await c.api.create(TEMPLATES["TrainingTemplate"], ns, template)
+            await c.api.create(JOBS, ns, job)
+            done = await c.until(JOBS, ns, "mine", lambda j: state(j) in ("Succeeded", "Failed"), ENDED_WITHIN_S)
+            log = b"".join([line async for line in c.api.pod_log(ns, "mine-launcher")]).decode()
+    assert state(done) == "Succeeded", f"{done['status']}\n{log}"
+    assert done["status"]["restarts"] == 1
+    for process in (0, 1):
+        assert f"[{process}] process {process} of 2 has 11.0" in log, log
