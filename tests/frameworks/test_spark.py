@@ -1,11 +1,13 @@
 """ringtrain.spark on real Spark: ranks are tasks of a barrier stage, in one process and in two executors."""
 
 import io
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 
@@ -145,3 +147,21 @@ def test_ranks_of_a_host_follow_each_other() -> None:
         1: TaskPlace(3, 5, 0, 2, 1, 2),
         3: TaskPlace(4, 5, 1, 2, 1, 2),
     }
+
+
+@pytest.mark.sampled(one_in=3)
+@pytest.mark.parametrize("spark", ["local[2]"], ids=["local"], indirect=True)
+def test_the_recipe_in_place_of_estimators(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it stands on the page: it trains from what Spark wrote, and its predictions are the labels."""
+    dataset = pytest.importorskip("pyarrow.dataset")
+    pytest.importorskip("pandas")
+    pytest.importorskip("torch")
+    page = (Path(__file__).parents[2] / "docs/migrate-from-horovod.md").read_text()
+    (recipe,) = re.findall(r"^```python\n(import sys\n.*?)^```", page, re.MULTILINE | re.DOTALL)
+    monkeypatch.setattr(sys, "argv", ["train.py", tmp_path.as_uri()])
+    exec(compile(recipe, "train.py", "exec"), {"__name__": "__main__"})
+    rows = dataset.dataset(tmp_path / "predictions").to_table()
+    assert rows.num_rows == 512
+    np.testing.assert_allclose(rows["prediction"].to_numpy(), rows["y"].to_numpy(), atol=1e-3)
