@@ -294,7 +294,8 @@ def test_rights_on_kueue_come_with_its_value(scope: list[str]) -> None:
 
 
 def test_the_charts_templates_need_only_a_command() -> None:
-    """They come where their kind is served; a list of namespaces then gives the right to read such."""
+    """Each has its sample, and makes a valid job of it. They come where their kind is served; a list of namespaces
+    then gives the right to read such."""
     served = "ringtrain.dev/v1alpha1/ClusterTrainingTemplate"
     assert of_kind(render(serves=served), "ClusterTrainingTemplate") == []
     assert of_kind(render("templates.enabled=true"), "ClusterTrainingTemplate") == []
@@ -302,13 +303,13 @@ def test_the_charts_templates_need_only_a_command() -> None:
     objects = render(*chosen, "aggregateRoles=false", serves=served)
     made = of_kind(objects, "ClusterTrainingTemplate")
     assert {name_of(obj) for obj in made} == {"torch", "tensorflow", "jax", "mpi"}
+    samples = [*yaml.safe_load_all((ROOT / "manifests/samples/templates/chart.yaml").read_text())]
+    by_template = {sample["spec"]["templateRef"]["name"]: sample for sample in samples}
+    assert len(samples) == len(made)
     for obj in made:
-        spec: Json = {
-            "templateRef": {"name": name_of(obj)},
-            "worker": {"template": {"spec": {"containers": [{}]}}},
-        }
-        spec["worker"]["template"]["spec"]["containers"][0]["command"] = ["python", "train.py"]
-        whole = parse_job(resolved({**job(), "spec": spec}, read_template(obj)))
+        whole = parse_job(resolved({**job(), "spec": by_template[name_of(obj)]["spec"]}, read_template(obj)))
+        script = whole.spec.worker.template["spec"]["containers"][0]["command"][1]
+        assert (ROOT / script).is_file()
         image = str(whole.spec.worker.template["spec"]["containers"][0]["image"])
         assert image.startswith("registry.test/ringtrain/worker")
         assert (whole.spec.backend == "mpi") is (name_of(obj) == "mpi")
