@@ -1,7 +1,6 @@
 """Checks of ringtrain.jax.HostOptimizer: trainings beside optax's in one process on the joined batch."""
 
 import functools
-import json
 import tempfile
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import numpy as np
 import optax
 import pytest
 from frameworks.jax_collectives import RANK, SIZE, error_of, x64
-from frameworks.jax_training import X, Y, agree, forward, loss_of, model, rows, stepped, trained
+from frameworks.jax_training import X, Y, agree, loss_of, model, probed_loss, rows, stepped, traced, trained
 
 import ringtrain as rt
 import ringtrain.jax as hvd
@@ -183,50 +182,27 @@ def check_gradients_leave_while_the_backward_pass_runs():
     if SIZE == 1:
         return
 
-    @jax.custom_vjp
-    def first_layer(x):
-        return x
-
-    def backward(_, grad):
-        def note(own):
-            with rt.timeline.span("first layer", "backward"):
-                return np.zeros((), own.dtype)
-
-        return (grad + jax.experimental.io_callback(note, jax.ShapeDtypeStruct((), grad.dtype), grad),)
-
-    first_layer.defvjp(lambda x: (x, None), backward)
-
-    def loss(params, x):
-        first, *others = sorted(params)
-        x = first_layer(jnp.tanh(x @ params[first]["w"] + params[first]["b"]))
-        return jnp.mean(forward({name: params[name] for name in others}, x) ** 2)
-
     params = model(layers=8)
     optimizer = hvd.HostOptimizer(SGD(lr=0.1), bucket_bytes=1)
     state = optimizer.init(params)
 
     @jax.jit
     def step(params, state, x):
-        _, grads = optimizer.value_and_grad(loss)(params, x)
+        _, grads = optimizer.value_and_grad(probed_loss)(params, x)
         updates, state = optimizer.update(grads, state)
         return optimizer.apply_updates(params, updates), state
 
     x = jnp.asarray(X[0], "float32")
     params, state = jax.block_until_ready(step(params, state, x))
-    with tempfile.TemporaryDirectory() as folder:
-        hvd.start_timeline(f"{folder}/trace.json")
-        jax.block_until_ready(step(params, state, x))
-        jax.effects_barrier()
-        hvd.stop_timeline()
-        path = Path(folder) / ("trace.json" if RANK == 0 else f"trace-rank{RANK}.json")
-        events = [event for event in json.loads(path.read_text()) if event["ph"] == "X"]
-    (probe,) = [event["ts"] for event in events if event["name"] == "first layer"]
-    left = {event["name"]: event["ts"] for event in events if event["name"].startswith("submit ")}
+    begun, probe = traced(step, params, state, x)
+    left = {name: at for (name, _), at in begun.items() if name.startswith("submit ")}
     assert left["submit ['layer7']['w']"] < probe < left["submit ['layer0']['w']"], (left, probe)
 
 
 def check_what_cannot_be():
     """Each is an error that says what to do."""
+    with pytest.raises(TypeError, match="unexpected keyword argument 'clip'"):
+        hvd.HostOptimizer(Adam(lr=1e-2), clip=1.0)
     optimizer = hvd.HostOptimizer(Adam(lr=1e-2))
     params = {"a": jnp.ones(2)}
     with pytest.raises(ConfigurationError, match=r"call init\(params\) first"):

@@ -195,40 +195,51 @@ def check_calls_that_run_at_the_same_time():
     np.testing.assert_allclose(second, np.mean([x.sum() for x in xs]), rtol=1e-5)
 
 
-def check_gradients_leave_while_the_backward_pass_runs():
-    """The last layer's is on its way before the first layer's backward pass begins, by the timeline."""
+@jax.custom_vjp
+def first_layer(x):
+    """An identity whose backward pass is in the timeline."""
+    return x
 
-    @jax.custom_vjp
-    def first_layer(x):
-        return x
 
-    def backward(_, grad):
-        def note(own):
-            with rt.timeline.span("first layer", "backward"):
-                return np.zeros((), own.dtype)
+def note_backward(_, grad):
+    def note(own):
+        with rt.timeline.span("first layer", "backward"):
+            return np.zeros((), own.dtype)
 
-        return (grad + jax.experimental.io_callback(note, jax.ShapeDtypeStruct((), grad.dtype), grad),)
+    return (grad + jax.experimental.io_callback(note, jax.ShapeDtypeStruct((), grad.dtype), grad),)
 
-    first_layer.defvjp(lambda x: (x, None), backward)
 
-    def loss(params, x):
-        first, *others = sorted(params)
-        x = first_layer(jnp.tanh(x @ params[first]["w"] + params[first]["b"]))
-        return jnp.mean(forward({name: params[name] for name in others}, x) ** 2)
+first_layer.defvjp(lambda x: (x, None), note_backward)
 
-    params = model(layers=8)
-    step = jax.jit(hvd.value_and_grad(loss))
-    x = jnp.asarray(X[0], "float32")
-    jax.block_until_ready(step(params, x))
+
+def probed_loss(params, x):
+    first, *others = sorted(params)
+    x = first_layer(jnp.tanh(x @ params[first]["w"] + params[first]["b"]))
+    return jnp.mean(forward({name: params[name] for name in others}, x) ** 2)
+
+
+def traced(step, *args):
+    """This rank's timeline of `step(*args)`: begins by event and thread; when the first layer's backward pass has
+    begun."""
     with tempfile.TemporaryDirectory() as folder:
         hvd.start_timeline(f"{folder}/trace.json")
-        jax.block_until_ready(step(params, x))
+        jax.block_until_ready(step(*args))
         jax.effects_barrier()
         hvd.stop_timeline()
         path = Path(folder) / ("trace.json" if RANK == 0 else f"trace-rank{RANK}.json")
         events = [event for event in json.loads(path.read_text()) if event["ph"] == "X"]
     begun = {(event["name"], str(event["tid"])): event["ts"] for event in events}
     (probe,) = [at for (name, _), at in begun.items() if name == "first layer"]
+    return begun, probe
+
+
+def check_gradients_leave_while_the_backward_pass_runs():
+    """The last layer's is on its way before the first layer's backward pass begins, by the timeline."""
+    params = model(layers=8)
+    step = jax.jit(hvd.value_and_grad(probed_loss))
+    x = jnp.asarray(X[0], "float32")
+    jax.block_until_ready(step(params, x))
+    begun, probe = traced(step, params, x)
     left = {tid: at for (name, tid), at in begun.items() if name == "NEGOTIATE_ALLREDUCE"}
     before = {int(tid.split("layer")[1][0]) for tid, at in left.items() if at < probe}
     assert 7 in before, (left, probe)
