@@ -31,6 +31,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="SEED",
         help="run some of the cases of tests marked `sampled`: those of a number, or, with `any`, of a new one",
     )
+    parser.addoption(
+        "--thin",
+        type=int,
+        default=1,
+        metavar="N",
+        help="of a sample: run each test marked `sampled` in one of so many runs, beside what its mark says",
+    )
     parser.addoption("--after-fast", action="store_true", help="leave out what a bare pytest runs")
 
 
@@ -75,7 +82,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             if item.path.is_relative_to(TESTS / folder):
                 item.add_marker(mark)
     mark_seams(items)
-    left_out = Sample(config.option.sample).left_out(items)
+    left_out = Sample(config.option.sample, config.option.thin).left_out(items)
     if config.option.fast:
         left_out |= {item for item in items if item.get_closest_marker("slow")}
     if config.option.after_fast:

@@ -109,6 +109,7 @@ def commands(mode: str) -> tuple[list[str | Path], list[str | Path]]:
     ]
 
 
+@pytest.mark.sampled(one_in=2)
 def test_a_compute_job_that_is_ended_leaves_no_config(tmp_path: Path) -> None:
     """SIGTERM, as of a pod that is deleted: training must not take the file for that of a job that lives."""
     module = "ringtrain.tensorflow.data.compute_worker"

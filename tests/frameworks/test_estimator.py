@@ -6,6 +6,7 @@ from frameworks.harness import Scenarios
 CHECKS = Scenarios("keras", "estimators")
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("check", CHECKS.names())
 def test_estimator(check: str) -> None:
     """The check holds."""

@@ -30,6 +30,7 @@ MODULES = {
 }
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("framework", MODULES)
 def test_a_shell_shows_the_public_api(framework: str) -> None:
     """Completion offers public names alone, `help()` shows short types, and everything has a docstring."""

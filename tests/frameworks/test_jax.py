@@ -8,7 +8,8 @@ pytest.importorskip("optax")
 
 # What takes longest here is compiling.
 QUICKLY = (("XLA_FLAGS", "--xla_backend_optimization_level=0"),)
-CHECKS = Checks("optax", ("jax_collectives", "jax_training", "jax_host_optimizer", "jax_trees"), QUICKLY)
+MODULES = ("jax_collectives", "jax_training", "jax_host_optimizer", "jax_trees", "jax_diloco")
+CHECKS = Checks("optax", MODULES, QUICKLY)
 SCRIPTS = {module: Checks("optax", (module,), QUICKLY) for module in ("jax_scripts", "flax_scripts")}
 ELASTIC = {module: Scenarios("optax", module, QUICKLY) for module in ("jax_elastic", "flax_elastic")}
 any_size = pytest.mark.parametrize("size", [1, 2, 3], ids=lambda size: f"ranks-{size}")

@@ -13,6 +13,7 @@ OF_KERAS = ("check_fit_of_keras", "check_a_host_strategy")
 CASES = [("keras-3", check) for check in CHECKS["keras-3"].names()] + [("keras-2", check) for check in OF_KERAS]
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize(("keras", "check"), CASES)
 def test_overlap(keras: str, check: str) -> None:
     """The check holds on both ranks."""

@@ -68,6 +68,7 @@ def trains(step: str = "", rank: int = -1) -> Any:
     return train
 
 
+@pytest.mark.sampled(one_in=2)
 def test_ranks_meet_and_their_results_come_in_order(tmp_path: Path) -> None:
     """What they have printed is in the given stream, and in a log of each rank. Ranks of this machine's two nodes
     share its memory, so they have local ranks from 0 to 3."""

@@ -3,6 +3,7 @@
 import io
 import re
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -100,6 +101,7 @@ def test_a_rank_that_raises_is_named(spark: SparkSession, tmp_path: Path) -> Non
     assert caught.value.rank == 1
 
 
+@pytest.mark.sampled(one_in=2)
 def test_results_that_spark_does_not_deliver(spark: SparkSession, tmp_path: Path) -> None:
     """The error has Spark's reason, and names no rank: all have succeeded."""
     with pytest.raises(RingtrainError, match=r"bigger than spark\.driver\.maxResultSize") as caught:

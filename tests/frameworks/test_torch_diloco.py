@@ -22,6 +22,7 @@ assert loss < 1, loss  # without training it is about 8
 """
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("check", CHECKS.names())
 @pytest.mark.parametrize("size", [1, 2, 3], ids=lambda size: f"ranks-{size}")
 def test_torch_diloco(check: str, size: int) -> None:
@@ -29,6 +30,7 @@ def test_torch_diloco(check: str, size: int) -> None:
     assert not CHECKS.failure(check, size)
 
 
+@pytest.mark.sampled(one_in=2)
 def test_the_program_of_the_page(tmp_path: Path) -> None:
     """Two ranks learn, end with the same weights, and rank 0 has saved them."""
     (program,) = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)

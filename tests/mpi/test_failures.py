@@ -204,6 +204,7 @@ def test_a_program_that_is_not_there(local_gang: LocalGang) -> None:
     assert found["logTail"] == ["/no/such/program: No such file or directory"]
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("library", ALL)
 def test_a_rank_that_is_killed(library: Any, gang: Callable[..., MpiGang], short_path: Path) -> None:
     """mpirun is stopped, the attempt fails with that rank named, and nothing is left on any host."""

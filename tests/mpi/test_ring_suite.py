@@ -37,6 +37,7 @@ def test_over_mpi(library: Library, ranks: int, short_path: Path) -> None:
     passes_over_mpi(library, ranks, short_path)
 
 
+@pytest.mark.sampled(one_in=2)
 def test_over_an_mpi_that_counts_to_less(short_path: Path) -> None:
     """So are buffers of more elements than MPI's int counts, which would take gigabytes."""
     passes_over_mpi(OPEN_MPI, 3, short_path, RINGTRAIN_TEST_COUNT_MOST="7")

@@ -69,6 +69,7 @@ world.Barrier()
 """
 
 
+@pytest.mark.sampled(one_in=2)
 def test_a_killed_rank_restarts_the_gang(place: Path) -> None:
     """The attempt fails with that rank named, and the next one succeeds."""
     (place / "train.py").write_text(DIES_ONCE)
@@ -90,6 +91,7 @@ def test_pi_in_c(place: Path) -> None:
     assert all(f"rank {rank} of 4: " in printed for rank in range(4))
 
 
+@pytest.mark.sampled(one_in=2)
 def test_pi_with_mpi4py(place: Path) -> None:
     """Two workers of two ranks, and a command of the launcher's own."""
     printed = run_sample(SAMPLES / "pi-mpi4py.yaml", place)

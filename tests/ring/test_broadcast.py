@@ -37,6 +37,7 @@ def test_every_place_gets_all_sections_and_passes_few_on(size: int) -> None:
     assert all(count == 1 for count in senders.values())
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("pods", [2, 3, 6, 7, 8])
 @pytest.mark.parametrize("length", LENGTHS.values(), ids=LENGTHS)
 def test_all_pods_get_what_the_root_has(pods: int, length: int) -> None:

@@ -136,6 +136,7 @@ def test_a_hello_of_another_version_may_have_other_fields() -> None:
         handshake.answer_hello(dump(older))
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize(
     ("file", "here", "other", "said"),
     [

@@ -189,6 +189,7 @@ def _take_from_one_that_waits(leaver: int) -> str:
     return _error_of_barrier()
 
 
+@pytest.mark.sampled(one_in=2)
 def test_who_waits_until_all_have_taken_hears_that_one_has_left() -> None:
     """Rank 0 needs nothing of rank 7, and does not watch it: it looks for those that keep it waiting."""
     outcomes = run_ranks(_take_from_one_that_waits, SIZE, 7, env=ENV)

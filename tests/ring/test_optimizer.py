@@ -95,6 +95,7 @@ def _bits(weights: dict[str, Array]) -> dict[str, bytes]:
     return {name: array.tobytes() for name, array in weights.items()}
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_ranks_end_with_the_weights_of_one_process(size: int) -> None:
     """For every rule: equal bits on all ranks, and the pooled process' weights to 1e-6 of their size.

@@ -511,6 +511,7 @@ def test_two_second_homes_are_in_two_other_pods_where_there_are_two(sizes: list[
 TWO_COPIES = {"redundancy": 2}
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("name", ["fused", "fused-half", "lamb-half-clip", "accumulate", "bf16", "int8-clip"])
 def test_any_two_ranks_may_be_lost_at_once_where_shards_have_two_copies(name: str) -> None:
     """Whichever two: those who go on have the bits of a world that was not disturbed. Three are said on all."""

@@ -118,6 +118,7 @@ SEPARATE: list[tuple[Rule, dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize(("rule", "options"), SEPARATE, ids=["clip", "lamb", "bf16", "fp16-clip-elastic", "int8"])
 def test_norms_and_compression_have_the_same_bits_between_pods(rule: Rule, options: dict[str, Any]) -> None:
     """Where ranks of a pod reduce and gather what they map of each other: as over gRPC, for every type."""
@@ -156,6 +157,7 @@ def _trained_in_place(in_place: bool, options: dict[str, Any]) -> list[bytes]:
     return [weights.tobytes() for name, weights in opt.weights.items() if name != "own"]
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("options", [{}, {"clip_norm": 0.5}, {"compression": "int8"}, {"elastic": True}], ids=str)
 def test_gradients_that_are_made_where_they_are_reduced_are_those_that_are_copied(options: dict[str, Any]) -> None:
     """In one pod and over gRPC, fused or not: the same weights on all ranks."""

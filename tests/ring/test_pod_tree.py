@@ -47,6 +47,7 @@ def uneven(length: int, size: int) -> list[int]:
     return [0, 0, *(length * part // (2 * size) for part in range(1, size - 3)), length // 2, length // 2, length]
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("pods", [2, 3, 4, 5, 6, 7])
 @pytest.mark.parametrize("length", LENGTHS.values(), ids=LENGTHS)
 def test_every_length_is_the_same_tree(pods: int, length: int) -> None:
@@ -69,6 +70,7 @@ def test_every_length_is_the_same_tree(pods: int, length: int) -> None:
             assert_same_bits(own, expected[bounds[rank] : bounds[rank + 1]])
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("length", [13, 200_003], ids=["short", "long"])
 def test_every_type_and_operation_is_the_same_tree(dtype: str, length: int) -> None:
@@ -93,6 +95,7 @@ def test_every_type_and_operation_is_the_same_tree(dtype: str, length: int) -> N
                 assert_same_bits(own, expected[bounds[rank] : bounds[rank + 1]])
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("size", [2, 3, 4, 5, 6, 7, 13])
 @pytest.mark.parametrize("length", LENGTHS.values(), ids=LENGTHS)
 def test_ranks_that_share_no_memory_are_a_tree_of_ranks(size: int, length: int) -> None:

@@ -9,8 +9,8 @@
 
 Where a case is skipped because of what a machine lacks, `can_run=` says whether a value of `of` can run here, as a
 sample of skipped tests would be none. A test that is not marked, and runs on several implementations of a seam
-(`SEAMS`), runs on one of them. `make test` takes a sample; without the option, and in `make test-thorough`, all
-cases run.
+(`SEAMS`), runs on one of them. `make test` takes a sample, in which each marked test is half as often again
+(`--thin`); without the option, and in `make test-thorough`, all cases run.
 """
 
 import random
@@ -36,10 +36,12 @@ _OTHERS = "others"
 
 
 class Sample:
-    """What a run takes; `seed` "" is everything."""
+    """What a run takes; `seed` "" is everything. `thin`: of so many runs a marked test is in one, beside what its
+    mark says."""
 
-    def __init__(self, seed: str) -> None:
+    def __init__(self, seed: str, thin: int = 1) -> None:
         self.seed = seed
+        self._thin = thin
 
     def of(self, values: Iterable[T], count: int, name: str) -> list[T]:
         """`count` of `values`, in their order; the same ones for the same seed and `name` in every process."""
@@ -72,8 +74,10 @@ class Sample:
         for test, names in tests.items():
             mark = cases[names[0]][0].get_closest_marker("sampled")
             assert mark is not None
-            count, rest = divmod(len(names), mark.kwargs.get("one_in", 1))
-            up = rest and random.Random(f"{self.seed} {test} one more").random() < rest / mark.kwargs["one_in"]
+            is_seam = mark.kwargs.get("each") == _OTHERS and "one_in" not in mark.kwargs
+            one_in = mark.kwargs.get("one_in", 1) * (1 if is_seam else self._thin)
+            count, rest = divmod(len(names), one_in)
+            up = rest and random.Random(f"{self.seed} {test} one more").random() < rest / one_in
             taken += self.of(names, count + bool(up), f"{test} one in")
         return taken
 

@@ -31,6 +31,7 @@ def test_without_a_seed_everything_is_taken() -> None:
     assert Sample("1").of(VALUES, 8, "a test") == VALUES
 
 
+@pytest.mark.sampled(one_in=2)
 def test_a_run_takes_the_sample_that_it_says() -> None:
     """With a number it takes one library of several; without one, all of them."""
     printed = _collected("--sample=7")
@@ -40,6 +41,7 @@ def test_a_run_takes_the_sample_that_it_says() -> None:
     assert re.search(r"sample \d+ of the long tests", _collected("--sample=any"))
 
 
+@pytest.mark.sampled(one_in=2)
 def test_a_run_that_names_no_tests_is_the_fast_one() -> None:
     """`pytest`, which `make fast` runs: nothing that is slow, and no folder of processes."""
     printed = _run_pytest("--collect-only", "-q")
@@ -48,6 +50,7 @@ def test_a_run_that_names_no_tests_is_the_fast_one() -> None:
     assert "test_sampling" not in printed
 
 
+@pytest.mark.sampled(one_in=2)
 def test_the_processes_of_a_run_take_the_same_sample(tmp_path: Path) -> None:
     """A number that is drawn is drawn once: processes that collect different tests run none."""
     test = tmp_path / "test_cases.py"
@@ -71,6 +74,7 @@ def test_each_value_of_a_parameter_has_cases_of_its_own(tmp_path: Path) -> None:
     assert len(Counter(size for _, size in taken)) == 4
 
 
+@pytest.mark.sampled(one_in=2)
 def test_a_case_runs_on_one_implementation_of_a_seam_and_a_long_test_in_some_runs(tmp_path: Path) -> None:
     """Over the runs each case has its turn on each of them."""
     test = tmp_path / "test_cases.py"
@@ -87,6 +91,25 @@ def test_a_case_runs_on_one_implementation_of_a_seam_and_a_long_test_in_some_run
     assert 0 < sum("ran long" in printed for printed in runs) < 4
 
 
+def test_a_thin_run_takes_half_of_the_marked_tests_and_every_case_of_a_seam(tmp_path: Path) -> None:
+    """Of a hundred that one run in two takes, some 25 in place of 50; of those with a count half of the tests."""
+    lines = ["import pytest", "@pytest.mark.parametrize('transport', ['shm', 'grpc'])"]
+    lines += ["@pytest.mark.parametrize('case', range(20))", "def test_case(case, transport): print('seam')"]
+    for number in range(100):
+        lines += ["@pytest.mark.sampled(one_in=2)", f"def test_long_{number}(): print('long')"]
+        lines += ["@pytest.mark.sampled(1)", "@pytest.mark.parametrize('case', range(3))"]
+        lines += [f"def test_cases_{number}(case): print('counted')"]
+    test = tmp_path / "test_cases.py"
+    test.write_text("\n".join(lines))
+    printed = [_run(test, "-s", "--sample=7", f"--thin={thin}") for thin in (1, 2)]
+    plain, thin = (Counter(re.findall("seam|long|counted", text)) for text in printed)
+    assert (plain["seam"], thin["seam"], plain["counted"]) == (20, 20, 100)
+    assert 35 < plain["long"] < 65
+    assert 12 < thin["long"] < 38
+    assert 35 < thin["counted"] < 65
+
+
+@pytest.mark.sampled(one_in=2)
 def test_what_fast_leaves_out_is_what_comes_after_it() -> None:
     """Together they are all tests of the folder, each once."""
     folder = str(MPI.parents[1] / "unit/runtime/cli")

@@ -85,6 +85,7 @@ def policy_of(crd: Json) -> Json:
     return found
 
 
+@pytest.mark.sampled(one_in=2)
 def test_a_release_from_its_first_day_to_its_last(admin: Admin, older_chart: Path) -> None:
     """An upgrade brings the new CRD and keeps the jobs; uninstalling keeps both; the next install has them."""
     where = ("other", "--namespace=other")

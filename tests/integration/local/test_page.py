@@ -104,6 +104,7 @@ while not pathlib.Path(sys.argv[1]).exists() and time.monotonic() < end:
 """
 
 
+@pytest.mark.sampled(one_in=2)
 def test_where_the_start_went_is_told(tmp_path: Path) -> None:
     """By `dtj why --local`, while the job runs and when it is over: there is no scheduler and no pull."""
     manifest, done = tmp_path / "job.yaml", tmp_path / "done"

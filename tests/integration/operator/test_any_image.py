@@ -138,6 +138,7 @@ async def test_logs_are_read_without_the_image(agent: Image, shell: Image, tmp_p
     assert (process.returncode, out) == (0, b"hello of 1\n"), err.decode()
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize(
     ("version", "agent_of_job", "own"),
     [

@@ -164,6 +164,7 @@ async def test_it_is_a_plugin_of_kubectl(open_cluster: OpenCluster, tmp_path: Pa
         assert (code, output.splitlines()[1].split()[0]) == (0, "digits"), output
 
 
+@pytest.mark.sampled(one_in=2)
 async def test_commands_about_a_job_that_ends(tmp_path: Path) -> None:
     """--wait says why it failed; a rank that it never had is an error; nobody suspends what has ended."""
     file = tmp_path / "job.yaml"

@@ -67,6 +67,7 @@ async def convert(c: Cluster, folder: Path, job: Json) -> tuple[Json, str]:
     return yaml.safe_load(out) or {}, err.decode()
 
 
+@pytest.mark.sampled(one_in=2)
 async def test_a_runtime_is_read_from_the_cluster(control_plane: ControlPlane, tmp_path: Path) -> None:
     """A cluster's own and a namespace's; one that is missing is named, and a cluster that knows no runtimes."""
     job, runtime = yaml.safe_load_all(FILE.read_text())

@@ -65,6 +65,7 @@ async def test_no_job_starts_before_it_is_known_who_places_gangs(tmp_path: Path)
                 assert pod["spec"]["schedulingGroup"]["podGroupName"].startswith("digits-")
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize(
     ("method", "plural", "code", "options"),
     [

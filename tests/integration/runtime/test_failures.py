@@ -78,6 +78,7 @@ time.sleep(1000)
 """
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("way", ["SIGKILL", "SIGSEGV", "SIGABRT", "SIGTERM", "exit"])
 def test_every_other_rank_hears_of_it(gang: Gang, way: str) -> None:
     """They raise PeerLost, and have time for what they do then, whichever way the one went."""

@@ -96,6 +96,7 @@ else:
 }
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("script", [pytest.param(text, id=name) for name, text in MEETINGS.items()])
 def test_ranks_that_meet_by_any_library_are_no_surprise(script: str, tmp_path: Path) -> None:
     """The summary has no word on it."""

@@ -145,6 +145,7 @@ def python(script: str, place: Path, **env: str) -> str:
 MEANS = [(step, float(step)) for step in range(1, 6)]
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize(("fails", "code", "status"), [("", 0, "FINISHED"), ("1", 3, "FAILED")])
 def test_mlflow_has_the_run(gang: MakeGang, server: str, fails: str, code: int, status: str) -> None:
     """Means over ranks at each step, parameters without secrets, tags, and the end with its cause."""
@@ -166,6 +167,7 @@ def test_mlflow_has_the_run(gang: MakeGang, server: str, fails: str, code: int, 
     assert "do not arrive" not in job.pods[0].err()
 
 
+@pytest.mark.sampled(one_in=2)
 def test_a_run_that_is_over_is_sent_once(gang: MakeGang, server: str) -> None:
     """By `ringtrain export`, as its launcher would have; a second time adds no run and no point."""
     job, code = run(gang, "")

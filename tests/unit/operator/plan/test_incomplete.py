@@ -154,6 +154,7 @@ def test_a_gang_behind_one_that_can_not_use_what_is_free_starts_within_seconds()
     assert crowd.seconds < 150
 
 
+@pytest.mark.sampled(one_in=2)
 def test_a_gang_that_others_pass_is_placed_in_the_end() -> None:
     """It wants a whole node, and small jobs that run for 100 s come again and again: for a while none may pass it,
     and that while grows until it is longer than they run."""

@@ -98,6 +98,7 @@ def test_pods_are_told_from_others_without_comparing_them() -> None:
     assert [(one.ref.name, one.owner) for one in others] == [("stranger", "")]
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.slow
 def test_the_largest_status_is_far_from_what_an_object_may_have() -> None:
     """An elastic job of as many workers as the CRD takes, all of which were lost, has a status of bounded size."""
