@@ -9,7 +9,6 @@ import functools
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from random import Random
 from typing import Any
 
 import ml_dtypes
@@ -493,18 +492,16 @@ def test_a_second_home_is_in_another_pod_where_there_is_one(pods: list[int], hom
     assert second_homes(pods) == [tuple(homes)]
 
 
-@given(st.lists(st.integers(1, 4), min_size=2, max_size=6).flatmap(st.permutations), st.randoms())
-def test_two_second_homes_are_in_two_other_pods_where_there_are_two(sizes: list[int], random: Random) -> None:
+@given(st.lists(st.integers(0, 5), min_size=2, max_size=16))
+def test_two_second_homes_are_in_two_other_pods_where_there_are_two(pods: list[int]) -> None:
     """Every rank has one shard of each copy; no pod has a shard twice if none has over a third of the ranks."""
-    pods = [pod for pod, ranks in enumerate(sizes) for _ in range(ranks)]
-    random.shuffle(pods)
     copies = second_homes(pods, 2)
     assert len(copies) == min(2, len(pods) - 1)
     for copy in copies:
         assert sorted(copy) == list(range(len(pods)))
     for homes in zip(range(len(pods)), *copies, strict=True):
         assert len(set(homes)) == len(homes)
-        if 3 * max(sizes) <= len(pods):
+        if 3 * max(map(pods.count, pods)) <= len(pods):
             assert len({pods[home] for home in homes}) == 3
 
 

@@ -62,7 +62,7 @@ class _Arrays:
 
 
 @dataclass(frozen=True)
-class _Committed:
+class _AtCommit:
     """What a rank had at a commit, before its synchronization: the outer optimizer's updates, inner steps, the
     inner step of the synchronization before, and its own weights."""
 
@@ -162,7 +162,7 @@ class DiLoCo:
         self._own = True  # whether the local weights are what this rank's inner steps have made
         self._known = True  # whether this rank knows where the others are
         # Of two commits: a rank may have come through the synchronization that another one has to repeat.
-        self._kept: deque[_Committed] = deque(maxlen=2)
+        self._kept: deque[_AtCommit] = deque(maxlen=2)
         self._prepared = 0, 0
         self._exchanged_s = self._waited_s = 0.0
         wire = _WIRE_BYTES.get(compression or "", 4.0)
@@ -327,7 +327,7 @@ class DiLoCo:
         self._outer.commit()
         names = self._fragments[0].names
         weights = {name: np.array(array) for name, array in zip(names, self._local.read(names), strict=True)}
-        self._kept.append(_Committed(self.updates, self._steps, self._fragments[0].sent, weights))
+        self._kept.append(_AtCommit(self.updates, self._steps, self._fragments[0].sent, weights))
 
     def rollback(self, to: int | None = None) -> int:
         """Go back to what was committed when `to` outer steps were done. Local.
