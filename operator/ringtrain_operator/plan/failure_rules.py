@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from ..contract import EXIT_BAD_CONFIGURATION
 from ..status.model import Failure, LostPod
 from ..status.situation import Situation
@@ -16,6 +18,9 @@ _HOPELESS_REASONS = frozenset(
         *("MpirunNotFound", "WrongImplementation", "SlotsMismatch", "NoMpiInit"),
     }
 )
+
+# What `outcome` says of a pod that was killed at its limit.
+_AT_LIMIT = re.compile(r"\(OOMKilled\); its container may have (\S+),")
 
 
 def judge(
@@ -37,6 +42,9 @@ def judge(
         return Finish("Failed", failure.reason, f"{what}; a restart would not help", failure)
     if rule is None and disrupted:
         return Restart("Disrupted", what, failure=failure)
+    if rule is None and _starves_again(s.status.failure, failure):
+        why = "and so did the attempt before, at the same limit; a restart would not help"
+        return Finish("Failed", "OutOfMemory", f"{what}; {why}", failure)
     if lost is not None:
         return Restart(failure.reason, what, failure=failure, lost=lost)
     if s.status.restarts >= policy.backoff_limit:
@@ -61,6 +69,14 @@ def describe(failure: Failure) -> str:
     wrote = next((line.strip() for line in reversed(failure.log_tail) if line.strip()), "")
     error = f": {wrote[:LAST_LINE_CHARACTERS]}" if wrote not in what else ""
     return f"attempt {failure.attempt}: {what}" + (f" ({details})" if details else "") + error
+
+
+def _starves_again(before: Failure | None, failure: Failure) -> bool:
+    """Whether the attempt before ended alike: a pod was killed at a memory limit that is still the same."""
+    if before is None or before.attempt != failure.attempt - 1:
+        return False
+    limits = [_AT_LIMIT.search(one.message) for one in (before, failure)]
+    return all(limits) and len({found[1] for found in limits if found}) == 1
 
 
 def _hopeless(failure: Failure) -> bool:

@@ -128,7 +128,11 @@ class RunPolicy(SpecModel):
         description="The job fails after so long, waiting for pods included, time spent suspended excluded.",
     )
     backoff_limit: int = Field(
-        default=3, ge=0, le=1000, description="Restarts of the whole gang that count before the job has failed."
+        default=3,
+        ge=0,
+        le=1000,
+        description="Restarts of the whole gang that count before the job has failed. What a restart can't cure "
+        "is not tried again: a wrong configuration, or a second kill at the same memory limit.",
     )
     failure_rules: tuple[FailureRule, ...] = Field(
         default=(), max_length=20, description="What to do about a failed attempt, by exit code and reason."

@@ -163,6 +163,25 @@ def test_an_out_of_memory_kill_is_said() -> None:
     )
 
 
+@pytest.mark.parametrize(("limit", "attempts"), [("8Gi", 2), (None, 4)])
+def test_what_is_killed_twice_at_one_memory_limit_is_not_tried_again(limit: str | None, attempts: int) -> None:
+    """Without a limit it was the node's memory: the job has as many attempts as backoffLimit says."""
+    worker = job()["spec"]["worker"]
+    if limit:
+        worker["template"]["spec"]["containers"][0]["resources"] = {"limits": {"memory": limit}}
+    w = World(job(worker=worker, runPolicy={"backoffLimit": 3}))
+    while w.status.state not in ("Failed", "Succeeded"):
+        w.start_gang()
+        w.pod_ends("digits-worker-0", 137, reason="OOMKilled")
+        w.launcher_ends(137, reason="AgentLost", message="the agent of digits-worker-0 is lost")
+        w.settle()
+        w.pods_go()
+        w.run(seconds=10)
+        w.settle()
+    assert w.status.attempt == attempts
+    assert condition(w, "Failed")[1] == ("OutOfMemory" if limit else "BackoffLimitExceeded")
+
+
 def test_a_launcher_that_was_killed_for_memory_says_so() -> None:
     w = running()
     w.pod_ends("digits-launcher", 137, reason="OOMKilled")
