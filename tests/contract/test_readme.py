@@ -115,7 +115,6 @@ def ended_with(directory: Path, ranks: int) -> np.ndarray:
     return np.array(printed[0][1].split(), float)
 
 
-@pytest.mark.sampled(one_in=2)
 @pytest.mark.slow
 def test_the_readmes_torch_program_gives_the_same_weights_on_any_number_of_ranks(tmp_path: Path) -> None:
     """As it is written, in at most 25 lines, with 1, 2 and 3 ranks. It is the first program that README shows."""

@@ -154,6 +154,7 @@ def test_language_model_as_a_job_evaluates_learns_and_resumes(tmp_path):
     assert float(perplexity) < int(characters) / 3
 
 
+@pytest.mark.sampled(one_in=2)
 def test_diloco_learns_over_a_few_exchanges(tmp_path):
     """Better than guessing; two fragments every 20 steps, and what is left of them at the end."""
     output = two_ranks("torch_diloco.py", "--steps", "60", "--compression", "int8", tmp_path=tmp_path)

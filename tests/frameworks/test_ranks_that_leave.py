@@ -116,6 +116,7 @@ CASES = {
 }
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("when", ["agreeing", "agreed"])
 @pytest.mark.parametrize(("size", "leaver", "joined"), CASES.values(), ids=CASES)
 @pytest.mark.parametrize("of_set", [False, True], ids=["world", "set"])

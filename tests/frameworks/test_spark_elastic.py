@@ -90,6 +90,7 @@ def _command(process: psutil.Process) -> list[str]:
         return []
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("kind", ["host", "arrays"])
 def test_an_executor_that_is_lost(spark: SparkSession, tmp_path: Path, kind: str) -> None:
     """The other rank goes on; the lost one is back with Spark's next executor; each sample counts in its step."""
@@ -113,6 +114,7 @@ def test_more_tasks_than_slots(spark: SparkSession, tmp_path: Path) -> None:
     assert [(rank, size, ledger) for rank, size, ledger, _ in found] == [(n, 2, ledger_of(STEPS)) for n in (0, 1)]
 
 
+@pytest.mark.sampled(one_in=2)
 def test_a_function_that_raises(spark: SparkSession, tmp_path: Path) -> None:
     """On all ranks: the run ends with its traceback."""
 

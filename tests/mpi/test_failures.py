@@ -126,6 +126,7 @@ def test_a_script_that_leaves_a_process_behind(local_gang: LocalGang, short_path
         until_ended([psutil.Process(int((short_path / "left").read_text()))])
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("library", ALL)
 def test_a_program_that_never_calls_mpi_init(library: Any, local_gang: LocalGang) -> None:
     """It ran as often as there are ranks, each by itself: a failure, unless the job says that this is meant."""
@@ -268,6 +269,7 @@ def test_a_worker_that_is_killed(library: Any, local_gang: LocalGang, short_path
     assert "Traceback" not in launcher.err()
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("library", ALL)
 def test_a_rank_that_aborts(library: Any, local_gang: LocalGang, short_path: Path) -> None:
     """MPI_Abort ends all ranks; the one that called it is named, with its code and what it said."""

@@ -14,6 +14,7 @@ HELLO = shlex.join(python("from mpi4py import MPI; print('rank', MPI.COMM_WORLD.
 FRESH = "PATH=/usr/local/bin:/usr/bin:/bin"  # what /etc/profile says where it is not Debian's
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize(
     "words",
     [

@@ -95,6 +95,7 @@ def test_ranks_with_the_jobs_certificates_reduce(secrets: Directories, data_path
     assert outcomes(configs(secrets, 3, data_path=data_path), length) == [3.0] * 3
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("who", ["launcher", "other_job", "other_authority"])
 def test_certificates_of_others_are_refused(secrets: Directories, who: str) -> None:
     """Another role, another job, another authority: a rank with these, and the right token, does not get in."""

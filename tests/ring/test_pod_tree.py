@@ -229,6 +229,7 @@ def allreduce_for_ever(length: int) -> str:
             context.close()
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize(
     ("victim", "number", "length"),
     [

@@ -37,7 +37,7 @@ def test_a_run_takes_the_sample_that_it_says() -> None:
     printed = _collected("--sample=7")
     assert "sample 7 of the long tests" in printed
     assert len(re.findall(r"test_mpirun_is_run_anew\w*\[\w+\]", printed)) == 1
-    assert len(re.findall(r"test_mpirun_is_run_anew\w*\[\w+\]", _collected())) == 3
+    assert len(re.findall(r"test_mpirun_is_run_anew\w*\[\w+\]", _collected())) > 1
     assert re.search(r"sample \d+ of the long tests", _collected("--sample=any"))
 
 

@@ -39,12 +39,17 @@ def jobs_among(documents: list[Any], path: Path) -> list[dict[str, Any]]:
 _CONVERTED = frozenset({"MPIJob", "TrainJob", "PyTorchJob", "TFJob", "JAXJob", "XGBoostJob"})
 
 
+def _name_of(document: dict[str, Any]) -> str:
+    metadata = document.get("metadata")
+    return str(metadata.get("name") or "") if isinstance(metadata, dict) else ""
+
+
 def _held(documents: list[Any]) -> str:
     """What documents are, for a message."""
     objects = [doc for doc in documents if isinstance(doc, dict) and doc.get("kind")]
     if not objects:
         return "nothing with a kind"
-    named = (f"{doc['kind']} {(doc.get('metadata') or {}).get('name') or ''}".strip() for doc in objects[:5])
+    named = (f"{doc['kind']} {_name_of(doc)}".strip() for doc in objects[:5])
     more = f" and {len(objects) - 5} more" if len(objects) > 5 else ""
     way = "; dtj convert makes a job of it" if any(doc["kind"] in _CONVERTED for doc in objects) else ""
     return f"{', '.join(named)}{more}{way}"

@@ -50,6 +50,7 @@ class ShyOfGangs(Catalogue):
         return super().of_group(group, version)
 
 
+@pytest.mark.sampled(one_in=2)
 async def test_no_job_starts_before_it_is_known_who_places_gangs(tmp_path: Path) -> None:
     """An operator that starts while the API server fails asks again: else jobs would be placed pod by pod."""
     async with fake_cluster(render("gangs.kubernetes=true")) as c:

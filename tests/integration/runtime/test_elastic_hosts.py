@@ -158,6 +158,7 @@ def run(hosts: SshHosts, tmp_path: Path) -> Iterator[HostRun]:
         one.process.wait()
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("kind", ["host", "arrays"])
 def test_hosts_come_and_go(run: HostRun, kind: str) -> None:
     """No step is lost, though at last no host is one of the first; where none is listed, nothing is left."""
@@ -219,6 +220,7 @@ def test_a_history_of_hosts(run: HostRun, seed: int) -> None:
     assert all(one.get("redone", 0) <= 1 and one["step"] for one in run.redone()), run.redone()
 
 
+@pytest.mark.sampled(one_in=2)
 def test_ranks_ssh_and_hosts_that_are_lost(run: HostRun) -> None:
     """A killed rank is replaced where it was. Where ssh is killed, the host leaves at a commit and comes back. A
     host that falls silent is gone, and back with its cable; each sample counts once, whatever was done again."""
@@ -248,6 +250,7 @@ def test_ranks_ssh_and_hosts_that_are_lost(run: HostRun) -> None:
     assert all(one.get("redone", 0) <= 1 and one["step"] for one in run.redone())
 
 
+@pytest.mark.sampled(one_in=2)
 def test_hosts_that_do_not_answer(run: HostRun) -> None:
     """One without a name, and one that is silent: the others train, and both are said."""
     run.hosts.network.cut(run.net("node-c"))
@@ -263,6 +266,7 @@ def test_hosts_that_do_not_answer(run: HostRun) -> None:
         run.hosts.network.mend(run.net("node-c"))
 
 
+@pytest.mark.sampled(one_in=2)
 def test_a_host_that_fails_is_set_aside(run: HostRun) -> None:
     """For the cool-down: others train on; then it gets ranks again."""
     # The host falls silent while step 12 waits for that: later it may be back.
@@ -277,6 +281,7 @@ def test_a_host_that_fails_is_set_aside(run: HostRun) -> None:
     run.end()
 
 
+@pytest.mark.sampled(one_in=2)
 def test_a_host_whose_ranks_cannot_start(run: HostRun) -> None:
     """Others train to the end, without a --blacklist-cooldown-range too."""
     fails = f'[ "$(hostname)" = {run.name_of("node-b")} ] && exit 7; exec {" ".join(TRAINING)}'
@@ -314,6 +319,7 @@ def test_a_program_that_is_started_again(run: HostRun) -> None:
     assert run.process.wait(DEADLINE_S) == 0, run.said()
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["interrupted", "killed"])
 def test_a_run_that_ends_early_leaves_nothing(run: HostRun, number: signal.Signals) -> None:
     """Neither on other hosts nor here."""

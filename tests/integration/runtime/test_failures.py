@@ -25,6 +25,7 @@ raise PeerLost(3, f"rank {rank}: rank 3 closed its connection in allreduce 7")
 """
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize(
     ("fail", "code", "name", "message"),
     [
@@ -197,6 +198,7 @@ def test_workers_that_never_come(gang: Gang) -> None:
     assert message["ranksSucceeded"] == 0
 
 
+@pytest.mark.sampled(one_in=2)
 def test_a_launcher_that_never_comes(gang: Gang) -> None:
     """The agent says which address it did not reach, and why, in its log every few seconds, and ends with 69."""
     job = gang(2, 1, RINGTRAIN_START_TIMEOUT="7")

@@ -4,6 +4,7 @@ import re
 import signal
 from collections.abc import Callable
 
+import pytest
 from support.gang import GangProcesses, PodProcess, until
 
 LINES = 50_000
@@ -102,6 +103,7 @@ def test_the_tail_of_a_killed_launcher_is_cut(gang: Callable[..., GangProcesses]
     assert job.job_log() == [b"[0] before", b"[0] after"]
 
 
+@pytest.mark.sampled(one_in=2)
 def test_a_success_says_that_lines_are_in_no_file(gang: Callable[..., GangProcesses]) -> None:
     """As where the launcher's disk is full: its termination message has it for the job's condition, and the
     worker's own says how many lines there are."""

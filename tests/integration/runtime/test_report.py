@@ -159,6 +159,7 @@ async def test_a_page_is_used_by_keyboard(runs: Path, tmp_path: Path) -> None:
         assert tab.complaints == []
 
 
+@pytest.mark.sampled(one_in=2)
 async def test_what_ran_and_what_it_used_of_its_machine(tmp_path: Path) -> None:
     """Agents look while ranks run, and the launcher keeps it: on the page the worker's memory, and each
     rank's. Command, versions and configuration are there, without secrets, which are in no file of the run."""
