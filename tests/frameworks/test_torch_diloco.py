@@ -33,7 +33,7 @@ def test_torch_diloco(check: str, size: int) -> None:
 @pytest.mark.sampled(one_in=2)
 def test_the_program_of_the_page(tmp_path: Path) -> None:
     """Two ranks learn, end with the same weights, and rank 0 has saved them."""
-    (program,) = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    program, *_ = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
     (tmp_path / "train.py").write_text(program + LOOK)
     done = subprocess.run(
         [RINGTRAIN, "run", "-np", "2", "--log-dir", "logs", sys.executable, "train.py"],

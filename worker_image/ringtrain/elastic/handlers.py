@@ -110,10 +110,10 @@ class Reforming(Protocol):
 
 
 @runtime_checkable
-class Synchronizing(Protocol):
+class CommitFinishing(Protocol):
     """What ranks do together once all have committed a step, and once more in the next world if that failed."""
 
-    def synchronize(self) -> None: ...
+    def finish_commit(self) -> None: ...
 
 
 class ReformingHandler:
@@ -167,10 +167,10 @@ class ReformingHandler:
             self._is_prepared = False
             self.value.discard()
 
-    def synchronize(self) -> None:
+    def finish_commit(self) -> None:
         """Do what is left to all ranks together, after a commit or in a new world. Collective."""
-        if isinstance(self.value, Synchronizing):
-            self.value.synchronize()
+        if isinstance(self.value, CommitFinishing):
+            self.value.finish_commit()
             self._updates = int(self.value.updates)
 
     def hand_over(self, leaving: Collection[int]) -> None:

@@ -147,7 +147,7 @@ class State:
         self._under_way = False
         changes = self._exchange()
         for _, handler in self._reforming():
-            handler.synchronize()
+            handler.finish_commit()
         self._under_way = True
         if (agent := own_agent()) is not None:
             CARRIED.committed = self._committed
@@ -222,7 +222,7 @@ class State:
             CARRIED.adopted, CARRIED.prepared = place, None
         self._own = None
         for _, handler in self._reforming():
-            handler.synchronize()
+            handler.finish_commit()
         world.state_is_synced = self._under_way = True
 
     def hand_over(self) -> bool:

@@ -379,7 +379,7 @@ class DiLoCo:
         """Forget what `prepare` brought. Local."""
         self._outer.discard()
 
-    def synchronize(self) -> None:
+    def finish_commit(self) -> None:
         """Average what inner steps have changed since the last time, of the ranks that know their own. Collective,
         after a commit on all ranks, and again in the next world where that failed."""
         if self._fragments[0].sent < self._steps:

@@ -126,9 +126,9 @@ class DiLoCo(OnHost, torch.optim.Optimizer):
         """Go on with what `prepare` brought. Local."""
         self.outer.adopt()
 
-    def synchronize(self) -> None:
+    def finish_commit(self) -> None:
         """Average what steps have changed since the last time; a commit of the state calls it. Collective."""
-        self.outer.synchronize()
+        self.outer.finish_commit()
 
     def finish(self) -> None:
         """Synchronize all that steps have changed since; all ranks have the same parameters and buffers then.
