@@ -15,6 +15,7 @@ from support.ranks import Outcome, ask, ranks_ended, run_ranks, started_ranks, t
 
 import ringtrain as rt
 from ringtrain._core.process_groups.group import Group
+from ringtrain.elastic.interrupt import HostsUpdatedInterrupt
 from ringtrain.errors import ConfigurationError
 from ringtrain.optim import SGD, AdamW, DiLoCo, HostOptimizer, Nesterov, Rule
 from ringtrain.optim.fragments import fragment_bounds
@@ -418,6 +419,23 @@ def test_what_it_tells_of_a_synchronization() -> None:
         assert diloco.synchronizations == 1
         assert diloco.sync_bytes == 8000  # half of it to the other rank, and half of its new weights
         assert diloco.hidden_share == 0
+
+
+def _asked_between_commits() -> list[float]:
+    rt.init()
+    params = {"w": np.zeros(3)}
+    state = rt.elastic.State(diloco=DiLoCo(params, outer=SGD(lr=1.0), sync_every=4, elastic=True))
+    params["w"] += 1.0 + 2 * rt.rank()
+    assert not state.diloco.step()
+    state.on_hosts_updated(0.0, 0)
+    with pytest.raises(HostsUpdatedInterrupt):
+        state.check_host_updates()
+    return params["w"].tolist()  # type: ignore[no-any-return]
+
+
+def test_a_change_between_two_commits_loses_no_inner_step() -> None:
+    """Those who leave by plan have their part in the mean also where check_host_updates() has told them to."""
+    assert run_ranks(_asked_between_commits, 2) == [[2.0] * 3] * 2
 
 
 def _reported() -> list[dict[str, float]]:

@@ -166,6 +166,8 @@ class State:
             self._committed += 1
             CARRIED.committed = self._committed
             self.save()
+            for _, handler in self._reforming():
+                handler.finish_commit()
             raise HostsUpdatedInterrupt
 
     def save(self) -> None:

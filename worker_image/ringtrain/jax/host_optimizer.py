@@ -48,8 +48,8 @@ class HostOptimizer:
     `rule`: of `ringtrain.optim`. `groups`: pairs of a rule and of a function that says of a parameter's path, such
     as `['layer']['b']`, whether it has that rule in the place of `rule`: the first pair that does counts.
     `options`: those of `ringtrain.optim.HostOptimizer` (bucket_bytes, sharded, accumulate, clip_norm, schedule,
-    local, check_finite, compression, elastic); with `accumulate`, weights are new after that many updates. Each
-    rank of `process_set` keeps the state of 1/size of the elements.
+    local, check_finite, compression, elastic, redundancy); with `accumulate`, weights are new after that many
+    updates. Each rank of `process_set` keeps the state of 1/size of the elements.
 
     The weights of the host count. `value_and_grad` looks whether the parameters it is given are those, and takes
     over what a program has made of them in between: at the price of one pass over them.
