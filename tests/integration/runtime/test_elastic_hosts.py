@@ -209,7 +209,7 @@ def test_a_history_of_hosts(run: HostRun, seed: int) -> None:
         run.listed(*(f"{host}:{slots}" for host, slots in world.items()))
         if step == 1:
             begin = str(sum(world.values()))
-            run.start("-np", begin, "--min-np", "1", "--max-np", "8", "--slots-per-host", "2", *run.script)
+            run.start("-np", begin, "--min-np", "1", "--max-np", "8", *run.script)
         run.step(step + 2)
         # Of a host on which something fails twice no ranks are wanted for a while.
         if (left := [host for host in world if host not in struck]) and sum(world.values()) > 1:

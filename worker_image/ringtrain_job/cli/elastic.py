@@ -78,7 +78,8 @@ class ElasticRun:
         variables = {**self.variables, **({contract.ENV_HOST_DISCOVERY_SCRIPT: script} if fixed else {})}
         if contract.ENV_HOST_DISCOVERY_SCRIPT not in variables:
             return self
-        slots = min(self.slots, max([per_host, *first.values()]))
+        # A host that comes later may have more slots than all of the first answer.
+        slots = min(self.slots, max([per_host, *first.values(), _MOST_SLOTS // (2 * self.slots)]))
         # All hosts may be others from one answer to the next, and those before stay until these have the state.
         workers = max(2 * -(-self.slots // slots), min(2 * self.slots, _MOST_SLOTS // slots))
         hosts = ChangingHosts(workers, slots, values.ssh, _cooldown(cooldown))

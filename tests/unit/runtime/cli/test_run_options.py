@@ -208,9 +208,10 @@ def test_what_hosts_of_a_script_cannot_have(answer: str, options: list[str], mes
 @pytest.mark.parametrize(
     ("first", "most", "workers", "slots"),
     [
-        ({"a": 2, "b": 1}, 4, 8, 2),
+        ({"a": 2, "b": 1}, 4, 8, 4),
+        ({"a": 1}, 128, 256, 16),
         ({"a": 8}, 1024, 512, 8),
-        ({"a": 1}, 1024, 2048, 1),
+        ({"a": 1}, 1024, 2048, 2),
         ({"a": 64, "b": 64}, 2, 4, 2),
     ],
 )
