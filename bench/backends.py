@@ -87,11 +87,11 @@ class Ringtrain:
             return tensorflow_steps.tape_step()
         return tensorflow_steps.keras_step("HostOptimizer" if api == "keras-host" else "DistributedOptimizer")
 
-    def _tensorflow_overlap(self, api: str, backward_s: float) -> Work:
+    def _tensorflow_overlap(self, api: str, backward_s: float, alone: bool) -> Work:
         from bench import tensorflow_steps
 
         tensorflow_steps.one_thread(pacing=True)
-        return tensorflow_steps.overlapping_step(api, backward_s)
+        return tensorflow_steps.overlapping_step(api, backward_s, alone)
 
     def _jax(self, api: str) -> Work:
         from bench import jax_steps

@@ -129,14 +129,22 @@ def _jax() -> Case:
 
 def _tensorflow_overlap() -> Case:
     """A backward pass as long as the wire needs: what is reduced during it does not count."""
-    work: list[tuple[What, Rounds]] = [(overlap_of(api), Rounds(8, 2, 2)) for api in OVERLAP_APIS]
+    work: list[tuple[What, Rounds]] = [
+        (overlap_of(api, alone), Rounds(8, 2, 2)) for api in OVERLAP_APIS for alone in (True, False)
+    ]
     environment = GRPC | {"TF_USE_LEGACY_KERAS": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
     return Case(TENSORFLOW_LINE, 2, lambda: namespaces(2, "1gbit"), {"ringtrain-grpc": environment}, work)
 
 
-def overlap_of(api: str) -> What:
-    """The step of TensorFlow's on the way `api`, whose backward pass is as long as the wire needs."""
-    return {"kind": "tensorflow_overlap", "api": api, "backward_s": STEP_BYTES / LINE_BYTES_PER_S}
+def overlap_of(api: str, alone: bool = False) -> What:
+    """The step of TensorFlow's on the way `api`, whose backward pass is as long as the wire needs. `alone`: what
+    each rank computes in it, without an exchange."""
+    return {
+        "kind": "tensorflow_overlap",
+        "api": api,
+        "backward_s": STEP_BYTES / LINE_BYTES_PER_S,
+        "alone": alone,
+    }
 
 
 def _gigabit(hosts: int) -> Case:

@@ -140,17 +140,20 @@ def keras_step(wrapper: str = "", strategy: Any = None) -> Work:
     return lambda: model.train_on_batch(inputs, targets) and None
 
 
-def overlapping_step(api: str, backward_s: float) -> Work:
-    """A step of ours whose backward pass takes `backward_s`, on the way `api`: tape, keras, host or v1."""
+def overlapping_step(api: str, backward_s: float, alone: bool = False) -> Work:
+    """A step of ours whose backward pass takes `backward_s`, on the way `api`: tape, keras, host or v1.
+
+    `alone`: what a rank computes in it, without an exchange."""
     import ringtrain.keras
     import ringtrain.tensorflow as hvd
 
     if api == "keras":
-        model = _compiled(ringtrain.keras.DistributedOptimizer(keras.optimizers.AdamW(1e-3)), backward_s)
+        plain = keras.optimizers.AdamW(1e-3)
+        model = _compiled(plain if alone else ringtrain.keras.DistributedOptimizer(plain), backward_s)
         inputs, targets = np.zeros((1, 1), np.float32), np.zeros((1, 1), np.float32)
         return lambda: model.train_on_batch(inputs, targets) and None
     if api == "v1":
-        return _session_step(backward_s)
+        return _session_step(backward_s, alone)
     layer, optimizer, strategy = HandOver(backward_s), keras.optimizers.AdamW(1e-3), hvd.HostStrategy()
     layer.build((1, 1))
     optimizer.build(layer.trainable_variables)
@@ -169,7 +172,7 @@ def overlapping_step(api: str, backward_s: float) -> Work:
     return lambda: step() and None
 
 
-def _session_step(backward_s: float) -> Work:
+def _session_step(backward_s: float, alone: bool) -> Work:
     """A graph of tf.compat.v1, as an Estimator's host_call updates."""
     import ringtrain.tensorflow as hvd
 
@@ -185,7 +188,9 @@ def _session_step(backward_s: float) -> Work:
             v1.get_variable(f"g{i}", initializer=random.standard_normal(shape, dtype=np.float32), trainable=False)
             for i, shape in enumerate(shapes)
         ]
-        gradients = strategy.reduce_gradients(paced([g.read_value() for g in made], backward_s), weights)
+        gradients = paced([g.read_value() for g in made], backward_s)
+        if not alone:
+            gradients = strategy.reduce_gradients(gradients, weights)
         update = v1.train.AdamOptimizer(1e-3).apply_gradients(zip(gradients, weights, strict=True))
     config = v1.ConfigProto(intra_op_parallelism_threads=1, inter_op_parallelism_threads=2)
     session = v1.Session(graph=graph, config=config)

@@ -1,7 +1,8 @@
 """Reductions end while the backward pass goes on: each check holds the pass until the first reduction has ended.
 
 A layer in the middle has a gradient that waits until the timeline shows the end of the reduction of the layer
-behind it, on this rank. Where gradients are submitted at the end, that wait runs into its deadline.
+behind it, on this rank; or until the weights of that layer have been updated. Where gradients are submitted, or
+waited for, at the end, that wait runs into its deadline.
 """
 
 import json
@@ -22,8 +23,16 @@ WIDTH, STEPS = 64, 2
 class Gate:
     """Holds a gradient back in each step until the reduction of another one has ended. `held`: in how many."""
 
+    width = WIDTH
+
     def __init__(self) -> None:
         self.held = 0
+
+    def watch(self, last: Any) -> None:
+        """The variable whose gradient does not wait."""
+
+    def open(self) -> bool:
+        return gradients_reduced() >= 2 * self.held + 1
 
     def behind(self, x: Any) -> Any:
         """`x`, whose gradient waits. Each step reduces two weights, of which the last layer's does not wait."""
@@ -31,8 +40,8 @@ class Gate:
 
         def wait(upstream: Any) -> Any:
             deadline = time.monotonic() + DEADLINE_S / 2
-            while gradients_reduced() < 2 * self.held + 1:
-                assert time.monotonic() < deadline, "no reduction has ended while the backward pass goes on"
+            while not self.open():
+                assert time.monotonic() < deadline, "nothing has ended while the backward pass goes on"
                 time.sleep(0.02)
             self.held += 1
             return upstream
@@ -49,6 +58,26 @@ class Gate:
         return held(x)
 
 
+class UpdateGate(Gate):
+    """Holds it back until the weights of the last layer have been updated, which are of some megabytes."""
+
+    width = 1024
+
+    def watch(self, last: Any) -> None:
+        self._last = getattr(last, "_value", last)  # of Keras 3 that of TensorFlow
+        self._seen = self._now()
+
+    def open(self) -> bool:
+        before, self._seen = self._seen, self._now()
+        return self._seen != before
+
+    def _now(self) -> float:
+        import tensorflow as tf
+
+        with tf.init_scope():
+            return float(self._last.read_value()[0, 0])
+
+
 def gradients_reduced() -> int:
     """How many reductions of gradients have ended on this rank, as the timeline has it."""
     import ringtrain as rt
@@ -63,7 +92,8 @@ def by_tape(gate: Gate) -> None:
 
     import ringtrain.tensorflow as hvd
 
-    first, last = _weights(tf)
+    first, last = _weights(tf, gate.width)
+    gate.watch(last)
 
     @tf.function
     def step(x: Any) -> None:
@@ -73,7 +103,7 @@ def by_tape(gate: Gate) -> None:
             weight.assign_sub(0.1 * grad)
 
     for _ in range(STEPS):
-        step(tf.ones([2, WIDTH]))
+        step(tf.ones([2, gate.width]))
 
 
 def by_host_strategy(gate: Gate) -> None:
@@ -83,9 +113,10 @@ def by_host_strategy(gate: Gate) -> None:
 
     strategy = hvd.HostStrategy()
     with strategy.scope():
-        weights = _weights(tf)
+        weights = _weights(tf, gate.width)
         optimizer = tf.keras.optimizers.SGD(0.1)
         optimizer.build(weights)
+    gate.watch(weights[1])
 
     @tf.function
     def step(x: Any) -> None:
@@ -94,7 +125,7 @@ def by_host_strategy(gate: Gate) -> None:
         strategy.apply_gradients(optimizer, zip(tape.gradient(loss, weights), weights, strict=True))
 
     for _ in range(STEPS):
-        step(tf.ones([2, WIDTH]))
+        step(tf.ones([2, gate.width]))
 
 
 def by_fit(gate: Gate) -> None:
@@ -110,10 +141,11 @@ def by_fit(gate: Gate) -> None:
         def call(self, x: Any) -> Any:
             return gate.behind(x)
 
-    dense = lambda: keras.layers.Dense(WIDTH, use_bias=False)  # noqa: E731
-    model = keras.Sequential([keras.Input((WIDTH,)), dense(), Held(), dense()])
+    dense = lambda: keras.layers.Dense(gate.width, use_bias=False)  # noqa: E731
+    model = keras.Sequential([keras.Input((gate.width,)), dense(), Held(), dense()])
+    gate.watch(model.trainable_variables[1])
     model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), loss="mse", jit_compile=False)
-    rows = np.ones((2 * STEPS, WIDTH), "float32")
+    rows = np.ones((2 * STEPS, gate.width), "float32")
     model.fit(rows, rows, batch_size=2, epochs=1, verbose=0)
 
 
@@ -155,23 +187,23 @@ def by_v1_optimizer(gate: Gate) -> None:
             session.run(update)
 
 
-def _weights(tf: Any) -> list[Any]:
-    return [tf.Variable(tf.ones([WIDTH, WIDTH])) for _ in range(2)]
+def _weights(tf: Any, width: int = WIDTH) -> list[Any]:
+    return [tf.Variable(tf.ones([width, width])) for _ in range(2)]
 
 
-def _held_by(way: Callable[[Gate], None]) -> int:
+def _held_by(way: Callable[[Gate], None], kind: type[Gate]) -> int:
     import ringtrain.tensorflow as hvd
 
     hvd.init()
-    gate = Gate()
+    gate = kind()
     way(gate)
     return gate.held
 
 
-def _check(way: Callable[[Gate], None]) -> None:
+def _check(way: Callable[[Gate], None], kind: type[Gate] = Gate) -> None:
     with tempfile.TemporaryDirectory() as folder:
         env = {**ENV, "RINGTRAIN_TIMELINE": f"{folder}/timeline.json"}
-        found = run_ranks(_held_by, 2, way, env=env, context=multiprocessing.get_context("fork"))
+        found = run_ranks(_held_by, 2, way, kind, env=env, context=multiprocessing.get_context("fork"))
     assert found == [STEPS, STEPS]
 
 
@@ -193,6 +225,15 @@ def check_host_call_of_an_estimator():
 
 def check_an_optimizer_of_tf_compat_v1():
     _check(by_v1_optimizer)
+
+
+def check_updates_in_a_function():
+    """The last layer's weights are updated while the backward pass computes the first one's gradient."""
+    _check(by_tape, UpdateGate)
+
+
+def check_updates_in_fit():
+    _check(by_fit, UpdateGate)
 
 
 def _step_after_one_that_failed() -> str:

@@ -1,4 +1,4 @@
-"""Reduce a model's gradients, as tape and optimizers do: each as soon as it exists, with one wait for all."""
+"""Reduce a model's gradients, as tape and optimizers do: each as soon as it exists."""
 
 import warnings
 from collections.abc import Collection, Mapping, Sequence

@@ -4,13 +4,14 @@
 through TensorFlow's C API (`tensorflow/c/ops.h`, `tensorflow/c/kernels.h`), so nothing is compiled.
 """
 
+import contextlib
 import ctypes
 import functools
 import itertools
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from ctypes import CFUNCTYPE, POINTER, byref, c_bool, c_char_p, c_int, c_int64, c_size_t, c_void_p
 from pathlib import Path
 from typing import Any, Final
@@ -47,20 +48,14 @@ def add_operation(function: Function, inputs: Sequence[Any], dtypes: Sequence[An
 
 
 @tf.autograph.experimental.do_not_convert
-def add_node(
-    function: Function, inputs: Sequence[Any], dtypes: Sequence[Any], in_program_order: bool = True
-) -> Any:
-    """As `add_operation`; return the node.
-
-    `in_program_order`: within `tf.function`, run after all operations with side effects that were made before.
-    Otherwise the node runs as soon as its inputs and control inputs are there.
-    """
+def add_node(function: Function, inputs: Sequence[Any], dtypes: Sequence[Any]) -> Any:
+    """As `add_operation`; return the node."""
     _register()
     graph = tf.compat.v1.get_default_graph()
     token = next(_tokens)
     _functions[token] = function
     weakref.finalize(_outermost(graph), _functions.pop, token, None)
-    node = graph.create_op(
+    return graph.create_op(
         OPERATION,
         list(inputs),
         [tf.as_dtype(dtype) for dtype in dtypes],
@@ -70,10 +65,19 @@ def add_node(
             "Tout": _types(dtypes),
         },
     )
+
+
+@contextlib.contextmanager
+def out_of_program_order() -> Iterator[None]:
+    """Nodes that are made within it run as soon as their inputs and control inputs are there: in `tf.function`,
+    too, where others run after all operations with side effects that were made before."""
+    graph = tf.compat.v1.get_default_graph()
+    before = len(graph.get_operations())
+    yield
     order = getattr(graph, "experimental_acd_manager", None)  # of a function's graph that is being built
-    if not in_program_order and order is not None:
-        order.run_independently(node)
-    return node
+    if order is not None:
+        for node in graph.get_operations()[before:]:
+            order.run_independently(node)
 
 
 def _attribute(**value: Any) -> Any:

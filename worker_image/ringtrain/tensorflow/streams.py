@@ -1,4 +1,4 @@
-"""Hand arrays out of a graph, each as soon as it exists, and wait for what becomes of them once, at the end."""
+"""Hand arrays out of a graph, each as soon as it exists, and wait for what becomes of them, the last one first."""
 
 import contextlib
 import functools
@@ -13,7 +13,7 @@ from ringtrain._core.negotiation.arrays import result_of
 from ringtrain._core.process_groups import context
 from ringtrain.errors import RingtrainError
 from ringtrain.tensorflow.calls import host_call
-from ringtrain.tensorflow.operation import add_node
+from ringtrain.tensorflow.operation import add_node, out_of_program_order
 
 
 class BegunPart(Protocol):
@@ -39,6 +39,9 @@ class FinishedPart:
         return self.arrays
 
 
+# How often a graph waits for parts at most, and of how many bytes at least at a time.
+WAITS, LEAST_WAITED_BYTES = 8, 1 << 20
+
 Begin = Callable[[int, Sequence[Array]], BegunPart]
 Around = Callable[[], contextlib.AbstractContextManager[Any]]
 
@@ -54,26 +57,43 @@ def streamed_call(
     """Call `begin(number of the part, its arrays)` for each of `parts`, lists of tensors, and return all results,
     one after the other, as tensors of the given dtypes and shapes, `outputs`.
 
-    In a graph a part is begun as soon as its tensors are there, whatever else goes on: `begin` must not block. One
-    wait follows all of them, within what `around` returns. `name`: of the place in the program. A run after one
-    that failed on this rank in between raises RingtrainError, where other ranks may take what that one has begun
-    for a part of this one.
+    In a graph a part is begun as soon as its tensors are there, whatever else goes on: `begin` must not block. A
+    backward pass hands out the last part first, and so do some waits, one after the other: what needs the results
+    of one, as the update of its variables, goes on while the next ones wait. The first wait is within what
+    `around` returns. `name`: of the place in the program. A run after one that failed on this rank in between
+    raises RingtrainError, where other ranks may take what that one has begun for a part of this one.
     """
     if tf.executing_eagerly():
         flat = [tensor for part in parts for tensor in part]
         return host_call(
             functools.partial(_all_at_once, begin, around, [len(part) for part in parts]), flat, *outputs
         )
-    place = _Place(name, begin, around)
-    with tf.device("/CPU:0"):
-        opened = add_node(place.open, [], [], in_program_order=False)
+    place, (dtypes, shapes) = _Place(name, begin), outputs
+    with tf.device("/CPU:0"), out_of_program_order():
+        opened = add_node(place.open, [], [])
         with tf.control_dependencies([opened]):
-            begun = [
-                add_node(functools.partial(place.begin, index), part, [], in_program_order=False)
-                for index, part in enumerate(parts)
-            ]
-        with tf.control_dependencies(begun):
-            return host_call(place.results, [], *outputs)
+            begun = [add_node(functools.partial(place.begin, i), part, []) for i, part in enumerate(parts)]
+        results: list[Any] = []
+        for waited in _waits(parts):
+            behind = len(dtypes) - len(results)
+            places = slice(behind - sum(len(parts[index]) for index in waited), behind)
+            wait = functools.partial(place.results, waited, contextlib.nullcontext if results else around)
+            with tf.control_dependencies([*(begun[index] for index in waited), *(r.op for r in results[:1])]):
+                results = host_call(wait, [], dtypes[places], shapes[places]) + results
+        return results
+
+
+def _waits(parts: Sequence[Sequence[Any]]) -> list[range]:
+    """The parts that each wait is for, of some bytes; the last ones first."""
+    sizes = [sum((t.shape.num_elements() or 0) * t.dtype.size for t in part) for part in parts]
+    enough = max(sum(sizes) / WAITS, LEAST_WAITED_BYTES)
+    waits, end, waited = [], len(parts), 0
+    for index in reversed(range(len(parts))):
+        waited += sizes[index]
+        if waited >= enough or index == 0:
+            waits.append(range(index, end))
+            end, waited = index, 0
+    return waits or [range(0)]
 
 
 def _all_at_once(begin: Begin, around: Around, lengths: Sequence[int], *arrays: Array) -> list[Array]:
@@ -96,7 +116,6 @@ class _Place:
 
     name: str
     begin_part: Begin
-    around: Around
 
     def open(self) -> list[Array]:
         runs = self._runs()
@@ -114,10 +133,14 @@ class _Place:
         self._runs().begun.setdefault(self.name, {})[index] = self.begin_part(index, arrays)
         return []
 
-    def results(self) -> list[Array]:
-        begun = self._runs().begun.pop(self.name, {})
-        with self.around():
-            return [array for index in sorted(begun) for array in result_of(begun[index])]
+    def results(self, indices: Sequence[int], around: Around) -> list[Array]:
+        begun = self._runs().begun[self.name]
+        try:
+            with around():
+                return [array for index in indices for array in result_of(begun.pop(index))]
+        except BaseException:
+            begun.clear()  # all ranks fail here, and go on together
+            raise
 
     def _runs(self) -> _Runs:
         return context.current().attached(_Runs, _Runs)

@@ -23,7 +23,7 @@ from ringtrain.tensorflow.keras.host_part import HostPart, number_of
 from ringtrain.tensorflow.keras.host_rules import check_optimizer
 from ringtrain.tensorflow.keras.host_scale import scaled
 from ringtrain.tensorflow.keras.optimizer import DistributedKeras2Mixin, DistributedKeras3Mixin, derived
-from ringtrain.tensorflow.operation import add_node
+from ringtrain.tensorflow.operation import add_node, out_of_program_order
 
 
 class HostKerasMixin(OnHost):
@@ -127,12 +127,12 @@ class HostKerasMixin(OnHost):
             part.write(host_call(at_once, [*numbers, *values, *given.values()], dtypes, shapes))
             return
         with tf.device("/CPU:0"):
-            begun = add_node(begin, [*numbers, *values], [], in_program_order=False)
-            with tf.control_dependencies([begun]):
-                submitted = [
-                    add_node(functools.partial(part.submit, name), [grad], [], in_program_order=False)
-                    for name, grad in given.items()
-                ]
+            with out_of_program_order():
+                begun = add_node(begin, [*numbers, *values], [])
+                with tf.control_dependencies([begun]):
+                    submitted = [
+                        add_node(functools.partial(part.submit, name), [grad], []) for name, grad in given.items()
+                    ]
             with tf.control_dependencies([begun, *submitted]):
                 updated = host_call(part.finish, [], dtypes, shapes)
         part.write(updated)
