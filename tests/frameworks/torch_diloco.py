@@ -99,6 +99,80 @@ def check_weights_are_those_of_one_process_that_simulates_all_ranks() -> None:
     optimizer.close()
 
 
+def joined_sites(sites: list[list[int]], steps: int, every: list[int]) -> dict[str, np.ndarray]:
+    """The outer weights, of a process that has one model for each site and steps it on the joined batch of its
+    ranks; and Nesterov in numpy, on the mean weighted by samples."""
+    models = [copy.deepcopy(model_of(0)) for _ in sites]
+    outer = {name: array.astype(np.float64) for name, array in weights_of(models[0]).items()}
+    velocity = {name: np.zeros_like(array) for name, array in outer.items()}
+    optimizers = [adamw(model) for model in models]
+    for cycle in range(steps):
+        for model, (inner, scheduler), ranks, number in zip(models, optimizers, sites, every, strict=True):
+            for step in range(cycle * number, (cycle + 1) * number):
+                for rank in ranks:  # their gradients add up
+                    backward(model, rank, step)
+                for param in model.parameters():
+                    if param.grad is not None:
+                        param.grad /= len(ranks)
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                inner.step()
+                inner.zero_grad()
+                scheduler.step()
+        samples = [len(ranks) * number for ranks, number in zip(sites, every, strict=True)]
+        for name in outer:
+            apart = [outer[name] - weights_of(model)[name] for model in models]
+            mean = np.average(apart, axis=0, weights=samples)
+            velocity[name] = 0.9 * velocity[name] + mean
+            outer[name] = np.asarray(outer[name] - 0.7 * (mean + 0.9 * velocity[name]))
+            for model in models:
+                with torch.no_grad():
+                    model.get_parameter(name).copy_(torch.from_numpy(outer[name]))
+    return outer
+
+
+def check_sites_are_as_one_process_that_trains_each_on_its_joined_batch() -> None:
+    """A site of all but the last rank, which clips mean gradients, beside one that takes half as many steps:
+    within 1e-6, and equal bits on all ranks."""
+    if SIZE == 1:
+        return
+    sites, every = [list(range(SIZE - 1)), [SIZE - 1]], [4, 2]
+    model = model_of(RANK)
+    inner, scheduler = adamw(model)
+    own = every[RANK == SIZE - 1]
+    optimizer = hvd.DiLoCo(model, inner=inner, outer=Nesterov(0.7, 0.9), sites=sites, sync_every=every)
+    for step in range(3 * own):
+        backward(model, RANK, step)
+        optimizer.synchronize()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        with optimizer.skip_synchronize():
+            optimizer.step()
+        optimizer.zero_grad()
+        scheduler.step()
+    ended = hvd.allgather_object({name: array.tolist() for name, array in weights_of(model).items()})
+    assert ended == ended[:1] * SIZE
+    for name, expected in joined_sites(sites, 3, every).items():
+        np.testing.assert_allclose(model.get_parameter(name).detach(), expected, atol=1e-6, err_msg=name)
+    optimizer.close()
+
+
+def check_a_step_on_gradients_of_one_rank_of_a_site_is_refused() -> None:
+    """As scaler.step(inner) without synchronize() would be."""
+    if SIZE == 1:
+        return
+    model = nn.Module()
+    model.w = nn.Parameter(torch.zeros(2))
+    inner = torch.optim.SGD(model.parameters(), lr=1.0)
+    optimizer = hvd.DiLoCo(model, inner=inner, outer=SGD(lr=1), sites=[list(range(SIZE))], sync_every=1)
+    (model.w * (RANK + 1.0)).sum().backward()
+    with pytest.raises(ConfigurationError, match=r"call synchronize\(\) before it"):
+        optimizer.count_step()
+    optimizer.synchronize()
+    inner.step()
+    optimizer.count_step()
+    assert torch.equal(model.w.detach(), torch.full((2,), -(SIZE + 1) / 2))
+    optimizer.close()
+
+
 def check_all_ranks_end_with_one_model() -> None:
     """Parameters, frozen ones and buffers, to the bit: with fragments, overlap, mix and compression."""
     model = model_of(RANK)

@@ -10,7 +10,7 @@ import logging
 import math
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from itertools import pairwise
 from types import MappingProxyType
 from typing import Any, Protocol, runtime_checkable
@@ -19,7 +19,7 @@ import numpy as np
 
 from ringtrain._core.process_groups.context import current, drain_before_leaving
 from ringtrain._core.process_groups.group import Flat, Group, ProcessGroup
-from ringtrain._core.process_groups.process_sets import global_process_set, open_group
+from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set, open_group
 from ringtrain.errors import ConfigurationError, MismatchError, kind_of
 from ringtrain.optim.arguments import check_rule, described
 from ringtrain.optim.cut import first_group
@@ -27,6 +27,7 @@ from ringtrain.optim.fragments import Exchange, Fragment, FragmentSchedule, frag
 from ringtrain.optim.host import BUCKET_BYTES, HostOptimizer
 from ringtrain.optim.layout import Layout, ParamSpec
 from ringtrain.optim.rules import Nesterov, Rule
+from ringtrain.optim.sites import SiteGroups, SiteOptimizer, Sites, digest
 from ringtrain.optim.state import check_same_model
 from ringtrain.report import add_to_reports
 from ringtrain.step_time import REDUCTION
@@ -64,12 +65,23 @@ class _Arrays:
 @dataclass(frozen=True)
 class _AtCommit:
     """What a rank had at a commit, before its synchronization: the outer optimizer's updates, inner steps, the
-    inner step of the synchronization before, and its own weights."""
+    inner step of the synchronization before and samples since, and its own weights."""
 
     updates: int
     steps: int
     sent: int
+    samples: float
     weights: dict[str, Flat]
+
+
+@dataclass(frozen=True)
+class _Told:
+    """What a rank tells the others of a pseudo-gradient: its inner steps so far, the samples since the last one,
+    and a digest of the weights it was made of."""
+
+    steps: int
+    samples: float
+    digest: int
 
 
 class DiLoCo:
@@ -87,8 +99,13 @@ class DiLoCo:
     the host, the outer optimizer's state 1/size of what its rule keeps.
     `outer`: a rule of `ringtrain.optim`; its gradient is the mean over ranks of the outer weights minus the local
     ones. `SGD(lr=1)` is Local SGD: the outer weights become the mean of the local ones.
-    `sync_every`: H, inner steps from one synchronization of a parameter to its next. `fragments`: parameters are
-    cut in so many groups, in their order and of about as many bytes, which are synchronized in turns.
+    `sync_every`: H, inner steps from one synchronization of a parameter to its next; or H of each site, in their
+    order: a slow one takes fewer. The mean is weighted by samples, of which a step is 1 unless `step` is told.
+    `sites`: the ranks of each site, within which all ranks make the same inner steps, on gradients that `average`
+    has averaged: else MismatchError. Default: the sites that the world has (`ringtrain.sites()`); without any, and
+    with (), each rank is one. Each byte of an exchange travels between sites once.
+    `fragments`: parameters are cut in so many groups, in their order and of about as many bytes, which are
+    synchronized in turns.
     `overlap_steps`: a synchronization runs beside the next so many inner steps, and its outer weights are taken
     then; less than `sync_every // fragments`.
     `mix`: a rank takes `outer + mix * (local - outer)`: 0, the outer weights; more, that part of its own inner
@@ -99,18 +116,19 @@ class DiLoCo:
     `elastic`: the world may change. Give it to the state of `ringtrain.elastic`, and commit that whenever `step()`
     returns True: the commit synchronizes. A rank that is lost takes with it its own inner steps since the last
     commit, and nobody else's; the mean is over those that are left. A newcomer begins at a commit, from the outer
-    weights. Needs one fragment, and neither overlap nor mix. `redundancy`: as of `HostOptimizer`.
+    weights. Needs one fragment, and neither overlap nor mix nor sites. `redundancy`: as of `HostOptimizer`.
 
     With H = 1, one fragment, `SGD(lr=1)` outside and SGD(lr) inside this is synchronous SGD(lr): to the bit where
     weights, `lr` times gradients, and their sums are numbers that the dtype holds; elsewhere a weight `w` is off
     by the rounding of `w - (w - lr * g)`, half of the last bit of `w`.
 
     Collective: all ranks make it with the same arguments, else MismatchError with both values; and take as many
-    inner steps, else MismatchError with both numbers at the next synchronization. A wrong argument is a
-    ConfigurationError that names it.
+    inner steps (their site's H from one synchronization to the next), else MismatchError with both numbers at the
+    next synchronization. A wrong argument is a ConfigurationError that names it.
 
     DiLoCo: Douillard et al. 2023; fragments, overlap and mix: Douillard et al. 2025 (Streaming DiLoCo, algorithm
-    2). Local SGD: Stich 2019. Maturity: Experimental.
+    2). Local SGD: Stich 2019. Weights by samples: McMahan et al. 2017 (federated averaging). As many steps as a
+    site's speed allows: Liu et al. 2024 (asynchronous local SGD, dynamic local updates). Maturity: Experimental.
     """
 
     def __init__(
@@ -118,7 +136,7 @@ class DiLoCo:
         params: Mapping[str, Flat] | LocalWeights,
         *,
         outer: Rule = Nesterov(),  # noqa: B008  frozen
-        sync_every: int = 100,
+        sync_every: int | Sequence[int] = 100,
         fragments: int = 1,
         overlap_steps: int = 0,
         mix: float = 0.0,
@@ -126,36 +144,50 @@ class DiLoCo:
         bucket_bytes: int = BUCKET_BYTES,
         elastic: bool = False,
         redundancy: int = 1,
+        sites: Sequence[Sequence[int]] | None = None,
         group: Group | None = None,
         initial: Mapping[str, Flat] | None = None,
     ) -> None:
         initial, self._local = _given(params, initial)
-        self._schedule = FragmentSchedule(sync_every, fragments, overlap_steps, mix)
-        self._schedule.check(len(initial))
+        schedules = [FragmentSchedule(h, fragments, overlap_steps, mix) for h in _listed(sync_every)]
+        for schedule in schedules:
+            schedule.check(len(initial))
         check_rule(outer)
+        chosen = Sites.chosen(sites, elastic, group)
+        self._every_site_alike = len(schedules) == 1
+        if not self._every_site_alike and (elastic or len(schedules) != len(chosen.ranks)):
+            raise ConfigurationError(
+                f"DiLoCo: sync_every is {sync_every}; expected one number, or, without elastic, one for each of "
+                f"{len(chosen.ranks)} sites"
+            )
+        self._schedule = schedules[0 if self._every_site_alike else chosen.own]
         self._elastic = elastic
         if elastic:
             self._schedule.check_elastic()
         self._opened: list[ProcessGroup] = []  # of this world, and of the one that is prepared
         self._group: Group = group or first_group(elastic, self._open_group)
         specs = tuple(ParamSpec(name, array.shape, array.dtype) for name, array in initial.items())
-        settings = {name: described(value) for name, value in (vars(self._schedule) | {"outer": outer}).items()}
-        check_same_model(self._group, Layout(specs, ()), settings)
+        compared = vars(self._schedule) | {"outer": outer, "sync_every": sync_every, "sites": chosen.ranks}
+        check_same_model(self._group, Layout(specs, ()), {name: described(v) for name, v in compared.items()})
+        self._sites = None if chosen.alone else SiteGroups(chosen)
         self._fragments = []
         for index, (first, end) in enumerate(pairwise(fragment_bounds([s.nbytes for s in specs], fragments))):
             names = tuple(spec.name for spec in specs[first:end])
+            values = {name: initial[name] for name in names}
             # Infinity clips nothing: it is how an update is asked for its norm.
-            host = HostOptimizer(
-                {name: initial[name] for name in names},
-                outer,
-                bucket_bytes=bucket_bytes,
-                clip_norm=math.inf,
-                compression=compression,
-                elastic=elastic,
-                redundancy=redundancy,
-                group=self._group,
-            )
-            self._fragments.append(Fragment(index, names, host))
+            options: dict[str, Any] = {
+                "bucket_bytes": bucket_bytes,
+                "clip_norm": math.inf,
+                "compression": compression,
+            }
+            host: HostOptimizer | SiteOptimizer
+            if self._sites is not None:
+                host = SiteOptimizer(values, outer, self._sites, **options)
+            else:
+                options |= {"elastic": elastic, "redundancy": redundancy}
+                host = HostOptimizer(values, outer, group=self._group, **options)
+            carries = host.carries if isinstance(host, SiteOptimizer) else names
+            self._fragments.append(Fragment(index, names, carries, host))
         self._steps = self._synchronizations = 0
         self._exchange: Exchange | None = None
         self._norm: float | None = None
@@ -166,17 +198,24 @@ class DiLoCo:
         self._prepared = 0, 0
         self._exchanged_s = self._waited_s = 0.0
         wire = _WIRE_BYTES.get(compression or "", 4.0)
-        self._bytes = sum(s.size * wire if s.dtype == np.float32 else s.nbytes for s in specs)
+        sent = {name for fragment in self._fragments for name in fragment.carries}
+        sizes = {s.name: s.size * wire if s.dtype == np.float32 else s.nbytes for s in specs}
+        self._bytes = sum(sizes[name] for name in sent)
         self._take_outer()
 
-    def step(self) -> bool:
-        """Count an inner step that was just taken; synchronize what is due. True: local weights were changed.
+    def step(self, samples: float = 1) -> bool:
+        """Count an inner step that was just taken, on so many samples; synchronize what is due. True: local
+        weights were changed.
 
         With `overlap_steps` it begins an exchange and returns. With `elastic` it synchronizes nothing, and True
         says that a commit of the state is due, which does. Raises PeerLost when the ring failed, MismatchError
         where ranks took other numbers of steps.
         """
+        if not 0 <= samples < math.inf:
+            raise ConfigurationError(f"DiLoCo: a step was of {samples} samples; expected a number, 0 or more")
         self._steps += 1
+        for fragment in self._fragments:
+            fragment.samples += samples
         if self._elastic:
             return self._schedule.due(self._steps) is not None
         overlap = self._schedule.overlap_steps
@@ -201,11 +240,26 @@ class DiLoCo:
             self._land()
         with REDUCTION:
             self._agree("finish()")
-        for fragment in self._fragments:
-            if fragment.sent < self._steps:
+            unsent = [fragment.sent < self._steps for fragment in self._fragments]
+            everyone = self._group.allgather_object(
+                unsent, "DiLoCo's finish()"
+            )  # a site may be at a multiple of H
+        for fragment, behind in zip(self._fragments, zip(*everyone, strict=True), strict=True):
+            if any(behind):
                 self._begin(fragment, overlaps=False)
                 self._land()
         self._take_outer()
+
+    def average(self, gradients: Mapping[str, Flat]) -> None:
+        """Average `gradients` (arrays by name) over the ranks of this rank's site, in place, for its inner step.
+        Collective in the site; nothing happens where the rank trains alone."""
+        if self._sites is not None:
+            self._sites.average(gradients)
+
+    @property
+    def site(self) -> ProcessSet | None:
+        """The ranks that make the same inner steps as this one; None where it trains alone."""
+        return None if self._sites is None else self._sites.site
 
     @property
     def steps(self) -> int:
@@ -243,8 +297,10 @@ class DiLoCo:
 
     @property
     def sync_bytes(self) -> int:
-        """Bytes that this rank sends for one synchronization of all fragments in a ring, headers not counted."""
-        return round(2 * self._bytes * (self._group.size - 1) / self._group.size)
+        """Bytes that this rank sends for one synchronization of all fragments in a ring, headers not counted; with
+        sites, to other sites."""
+        size = self._group.size if self._sites is None else len(self._sites.sites.ranks)
+        return round(2 * self._bytes * (size - 1) / size)
 
     @property
     def hidden_share(self) -> float:
@@ -255,8 +311,8 @@ class DiLoCo:
         """Return what this rank needs to go on to the bit: its own weights, and what all ranks have of the outer
         optimizer. Every rank saves its own. Collective; an exchange that is under way is waited for.
 
-        Returns `{"steps", "rank", "size", "sent", "landing", "weights": {name: array}, "outer": [...]}`, the last
-        with the `HostOptimizer.state_dict()` of each fragment.
+        Returns `{"steps", "rank", "size", "sent", "samples", "landing", "weights": {name: array}, "outer":
+        [...]}`, the last with the `HostOptimizer.state_dict()` of each fragment.
         """
         if self._exchange is not None:
             self._exchange.wait()
@@ -269,6 +325,7 @@ class DiLoCo:
             "rank": self._group.rank,
             "size": self._group.size,
             "sent": [fragment.sent for fragment in self._fragments],
+            "samples": [fragment.samples for fragment in self._fragments],
             "landing": None if self._exchange is None else self._exchange.fragment.index,
             "weights": weights,
             "outer": [fragment.outer.state_dict() for fragment in self._fragments],
@@ -288,9 +345,10 @@ class DiLoCo:
             )
         if self._exchange is not None:
             self._exchange.wait()
-        for fragment, outer, sent in zip(self._fragments, state["outer"], state["sent"], strict=True):
+        parts = zip(self._fragments, state["outer"], state["sent"], state["samples"], strict=True)
+        for fragment, outer, sent, samples in parts:
             fragment.outer.load_state_dict(outer)
-            fragment.sent = sent
+            fragment.sent, fragment.samples = sent, samples
         for name, values in state["weights"].items():
             self._local.write(name, values)
         self._steps, landing = state["steps"], state["landing"]
@@ -305,6 +363,8 @@ class DiLoCo:
             fragment.outer.close()
         for group in self._opened:
             group.close()
+        if self._sites is not None:
+            self._sites.close()
 
     # What `ringtrain.elastic.State` asks of it, with `elastic`.
 
@@ -327,7 +387,8 @@ class DiLoCo:
         self._outer.commit()
         names = self._fragments[0].names
         weights = {name: np.array(array) for name, array in zip(names, self._local.read(names), strict=True)}
-        self._kept.append(_AtCommit(self.updates, self._steps, self._fragments[0].sent, weights))
+        fragment = self._fragments[0]
+        self._kept.append(_AtCommit(self.updates, self._steps, fragment.sent, fragment.samples, weights))
 
     def rollback(self, to: int | None = None) -> int:
         """Go back to what was committed when `to` outer steps were done. Local.
@@ -340,10 +401,12 @@ class DiLoCo:
         self._own, self._known = before is not None, bool(before or behind)
         if before is not None:
             self._steps, self._fragments[0].sent = before.steps, before.sent
+            self._fragments[0].samples = before.samples
             for name, values in before.weights.items():
                 self._local.write(name, values)
         elif behind is not None:
             self._steps = self._fragments[0].sent = behind.steps
+            self._fragments[0].samples = 0
         return done
 
     def hand_over(self, leaving: Collection[int]) -> None:
@@ -389,7 +452,9 @@ class DiLoCo:
 
     @property
     def _outer(self) -> HostOptimizer:
-        return self._fragments[0].outer
+        outer = self._fragments[0].outer
+        assert isinstance(outer, HostOptimizer)
+        return outer
 
     def _open_group(self) -> ProcessGroup:
         """A group of all ranks whose collectives need not wait for the script's."""
@@ -409,14 +474,18 @@ class DiLoCo:
     def _begin(self, fragment: Fragment, overlaps: bool) -> None:
         """Take the pseudo-gradient of `fragment` as it is now, and begin its outer step."""
         outer = fragment.outer
-        for name, local in zip(fragment.names, self._local.read(fragment.names), strict=True):
-            np.subtract(outer.weights[name], local, out=outer.gradient(name))
-        fragment.sent = self._steps
+        carries = fragment.carries
+        read = self._local.read(fragment.names)
+        for name, local in zip(fragment.names, read, strict=True):
+            if name in carries:
+                np.subtract(outer.weights[name], local, out=outer.gradient(name))
+        told = _Told(self._steps, fragment.samples if self._own else 0, digest(read) if self._sites else 0)
+        fragment.sent, fragment.samples = self._steps, 0
         what = f"the synchronization of fragment {fragment.index}"
 
         def work() -> None:
-            share = self._agree(what, fragment.sent)
-            for name in fragment.names:
+            share = self._agree(what, told)
+            for name in carries:
                 if share != 1:
                     outer.gradient(name)[...] *= outer.gradient(name).dtype.type(share)
                 outer.submit(name, outer.gradient(name))
@@ -459,22 +528,39 @@ class DiLoCo:
             for name in fragment.names:
                 self._local.write(name, fragment.outer.weights[name])
 
-    def _agree(self, what: str, step: int | None = None) -> float:
-        """Raise MismatchError on all ranks unless all do this after as many inner steps. Collective.
+    def _agree(self, what: str, told: _Told | None = None) -> float:
+        """Raise MismatchError on all ranks unless all do this after as many inner steps, and ranks of one site
+        with the same weights. Collective.
 
-        Return by how much this rank's part counts more in the mean than that of one of all ranks.
+        Return by how much this rank's pseudo-gradient counts more than the mean one.
         """
-        own = [what, self._steps if step is None else step, self._own]
-        told = self._group.allgather_object(own, "DiLoCo")
-        counted = sum(owns for *_, owns in told)
-        for rank, other in enumerate(told):
-            if other[:2] != told[0][:2]:
+        own = told or _Told(self._steps, 0, 0)
+        at = own.steps if self._every_site_alike else own.steps // self._schedule.sync_every
+        everyone = self._group.allgather_object([what, at, *astuple(own)], "DiLoCo")
+        for rank, other in enumerate(everyone):
+            if other[:2] != everyone[0][:2]:
                 raise MismatchError(
-                    f"DiLoCo: rank {rank} begins {other[0]} after inner step {other[1]}, and rank 0 {told[0][0]} "
-                    f"after inner step {told[0][1]}; every rank takes as many inner steps: give all ranks as many "
-                    "batches"
+                    f"DiLoCo: rank {rank} begins {other[0]} after inner step {other[2]}, and rank 0 "
+                    f"{everyone[0][0]} after inner step {everyone[0][2]}; every rank takes as many inner steps: "
+                    "give all ranks as many batches"
                 )
-        return self._group.size / counted if counted else 1.0
+        samples = [float(count) for *_, count, _ in everyone]
+        sites: Sequence[Sequence[int]] = [(rank,) for rank in range(len(everyone))]
+        own_site = self._group.rank
+        if self._sites is not None:
+            sites, own_site = self._sites.sites.ranks, self._sites.sites.own
+        for rank, first in ((rank, ranks[0]) for ranks in sites for rank in ranks):
+            if everyone[rank][4] != everyone[first][4]:
+                raise MismatchError(
+                    f"DiLoCo: rank {rank} has other weights than rank {first} of the same site at {what}; ranks "
+                    "of a site make the same inner steps: average their gradients first, by average()"
+                )
+        total = sum(samples)
+        return len(sites) * sum(samples[rank] for rank in sites[own_site]) / total if total else 1.0
+
+
+def _listed(sync_every: int | Sequence[int]) -> list[int]:
+    return list(sync_every) if isinstance(sync_every, Sequence) else [sync_every]
 
 
 def _given(params: Any, initial: Mapping[str, Flat] | None) -> tuple[dict[str, Flat], LocalWeights]:

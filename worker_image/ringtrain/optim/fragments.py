@@ -5,14 +5,15 @@ from __future__ import annotations
 import contextvars
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import numpy as np
 
 from ringtrain import timeline
+from ringtrain._core.process_groups.group import Flat
 from ringtrain.errors import ConfigurationError
-from ringtrain.optim.host import HostOptimizer
 from ringtrain.step_time import REDUCTION, beside_training
 
 
@@ -63,14 +64,42 @@ class FragmentSchedule:
         return at.index(place) if place in at else None
 
 
+class OuterStep(Protocol):
+    """An outer optimizer of some parameters, as `HostOptimizer` is one."""
+
+    @property
+    def weights(self) -> Mapping[str, Flat]: ...
+
+    @property
+    def gradient_norm(self) -> float | None: ...
+
+    @property
+    def state_bytes(self) -> int: ...
+
+    def gradient(self, name: str) -> Flat: ...
+
+    def submit(self, name: str, gradient: Flat) -> None: ...
+
+    def step(self) -> Any: ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+    def close(self) -> None: ...
+
+
 @dataclass
 class Fragment:
-    """Parameters that are synchronized together. `sent`: the inner step of their last pseudo-gradient."""
+    """Parameters that are synchronized together. `carries`: those whose pseudo-gradient this rank sends. `sent`:
+    the inner step of the last one; `samples`: how many were trained on since."""
 
     index: int
     names: tuple[str, ...]
-    outer: HostOptimizer
+    carries: tuple[str, ...]
+    outer: OuterStep
     sent: int = 0
+    samples: float = 0
 
 
 @dataclass

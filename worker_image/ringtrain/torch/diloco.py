@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -16,6 +17,7 @@ from ringtrain.optim.on_host import OnHost
 from ringtrain.torch.bridge import real, to_arrays, to_tensor
 from ringtrain.torch.host_arguments import check_devices, named
 from ringtrain.torch.host_state import OWN, HostState
+from ringtrain.torch.optimizer import DistributedOptimizer
 from ringtrain.torch.parameters import in_place
 from ringtrain.torch.state import broadcast_parameters, map_leaves
 
@@ -48,8 +50,12 @@ class DiLoCo(OnHost, torch.optim.Optimizer):
     `model`: the module whose parameters `inner` has, on the CPU or a device; they name them, and rank 0's
     parameters and buffers are sent to all ranks. `inner`: this rank's optimizer of torch, whose groups this one
     shares: schedulers of either work. Its state stays this rank's own. `options`: as of `ringtrain.optim.DiLoCo`
-    (outer, sync_every, fragments, overlap_steps, mix, compression, bucket_bytes, elastic, redundancy). `outer`:
-    that object, with the outer weights, and what it tells of synchronizations.
+    (outer, sync_every, fragments, overlap_steps, mix, compression, bucket_bytes, elastic, redundancy, sites).
+    `outer`: that object, with the outer weights, and what it tells of synchronizations.
+
+    In a site of several ranks `inner` steps on the mean of the site's gradients, which is made during the backward
+    pass, as `DistributedOptimizer` does. To clip that mean, call `synchronize()` before, and `step()` inside
+    `skip_synchronize()`; both do nothing where a rank trains alone.
 
     With `elastic=True` give it to an `elastic.TorchState`, and call `state.commit()` where `due` is True: that
     synchronizes. The inner optimizer's state is no part of a commit: after a change of the world each rank's stays
@@ -60,7 +66,7 @@ class DiLoCo(OnHost, torch.optim.Optimizer):
     `finish()`, which gives all ranks rank 0's. Weights are written in place.
 
     `step()` counts. Where it is not called, because a GradScaler has left a step out, call `count_step()` in its
-    place: `scaler.step(inner)`, `scaler.update()`, `optimizer.count_step()`.
+    place: `optimizer.synchronize()`, `scaler.step(inner)`, `scaler.update()`, `optimizer.count_step()`.
 
     Collective: every rank makes it of the same model with the same arguments, else MismatchError, and takes as
     many steps. Maturity: Experimental.
@@ -75,7 +81,8 @@ class DiLoCo(OnHost, torch.optim.Optimizer):
             raise ConfigurationError(
                 f"DiLoCo: inner is {kind_of(inner)}; expected one of torch's own, for this rank's gradients"
             )
-        self._inner, self.model = inner, model
+        self._inner: Any = inner
+        self.model = model
         params = named(inner.param_groups, model)
         trained = {name: param for name, param in params.items() if param.requires_grad}
         self._frozen = {name: param for name, param in params.items() if name not in trained}
@@ -90,12 +97,15 @@ class DiLoCo(OnHost, torch.optim.Optimizer):
         self.param_groups, self.state = inner.param_groups, inner.state
         self.trained = frozenset(trained)  # names that a state keeps by this optimizer
         self.outer = self._host = ArrayDiLoCo(local, initial=initial, **options)
+        if self.outer.site is not None:
+            self._inner = DistributedOptimizer(inner, params.items(), process_set=self.outer.site)
         others = {name: value for name, value in model.state_dict().items() if name not in trained}
         if not joins_survivors():
             broadcast_parameters({name: v for name, v in others.items() if isinstance(v, torch.Tensor)}, 0)
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take a step of `inner`, and synchronize what is due. Returns what `inner.step(closure)` returned.
+    def step(self, closure: Callable[[], Any] | None = None, samples: float = 1) -> Any:
+        """Take a step of `inner`, on so many samples, and synchronize what is due. Returns what
+        `inner.step(closure)` returned.
 
         Raises PeerLost when the ring failed, MismatchError where ranks took other numbers of steps.
         """
@@ -106,12 +116,30 @@ class DiLoCo(OnHost, torch.optim.Optimizer):
                 "each rank would train it alone: make DiLoCo after requires_grad_()"
             )
         result = self._inner.step(closure)
-        self.count_step()
+        self.count_step(samples)
         return result
 
-    def count_step(self) -> None:
-        """Count a step of `inner` that was taken elsewhere, or left out on this rank; synchronize what is due."""
-        self.outer.step()
+    def count_step(self, samples: float = 1) -> None:
+        """Count a step of `inner` that was taken elsewhere, or left out on this rank; synchronize what is due.
+
+        Raises ConfigurationError where the site's gradients were not averaged before that step.
+        """
+        if (sync := self._sync) is not None and sync.begun and not sync.is_alone:
+            raise ConfigurationError(
+                "DiLoCo: count_step() was called for a step on this rank's own gradients, in a site of "
+                f"{self.outer.site}; call synchronize() before it"
+            )
+        self.outer.step(samples)
+
+    def synchronize(self) -> None:
+        """Wait until gradients are the means of this site's ranks; then they may be changed."""
+        if self._sync is not None:
+            self._inner.synchronize()
+
+    def skip_synchronize(self) -> contextlib.AbstractContextManager[None]:
+        """Within it `step()` takes the gradients as they are, which `synchronize()` has averaged."""
+        skipped: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        return skipped if self._sync is None else self._inner.skip_synchronize()
 
     @property
     def due(self) -> bool:
@@ -135,6 +163,11 @@ class DiLoCo(OnHost, torch.optim.Optimizer):
         Collective: at the end of training, and before an evaluation."""
         self.outer.finish()
         broadcast_parameters(dict(self.model.named_buffers()), 0)
+
+    @property
+    def _sync(self) -> Any:
+        """What averages gradients in this site."""
+        return getattr(self._inner, "sync", None)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As of torch."""

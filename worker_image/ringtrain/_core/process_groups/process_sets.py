@@ -114,11 +114,25 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
             f"process set {ranks}: the ranks that this one joins have no such set; add sets in the function that "
             "elastic.run enters, on all ranks"
         )
-    if added.process_set_id is not None or ranks in context.added_sets():
+    if added.process_set_id is not None or context.added_set(ranks) is not None:
         raise ConfigurationError(f"process set {ranks}: a set of these ranks exists already; use that one")
     context.group().call(lambda communicator: communicator.barrier(Signature(f"add_process_set({ranks})")))
     context.bind_set(added, context.add_set(tuple(ranks)))
     return added
+
+
+def process_set_of(ranks: Sequence[int]) -> ProcessSet:
+    """The set of these ranks (ascending) that is in use, added where none is. Every rank of the world calls this
+    with the same ranks. Raises as `add_process_set`."""
+    context = current()
+    if list(ranks) == global_process_set.ranks:
+        return global_process_set
+    number = context.added_set(ranks)
+    if number is None:
+        return add_process_set(ranks)
+    found = ProcessSet(ranks)
+    found.bind(context, number)
+    return found
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:

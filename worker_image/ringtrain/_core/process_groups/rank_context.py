@@ -116,9 +116,10 @@ class RankContext:
             self._groups[number] = self._open(number, number, self._executor)
         return number
 
-    def added_sets(self) -> list[list[int]]:
-        """The ranks of every set but that of all ranks."""
-        return [list(ranks) for number, ranks in self._sets.items() if number != WORLD]
+    def added_set(self, ranks: Sequence[int]) -> int | None:
+        """The number of the set of these ranks that was added; None: none was."""
+        added = {own: number for number, own in self._sets.items() if number != WORLD}
+        return added.get(tuple(ranks))
 
     def bind_set(self, process_set: Bound, number: int) -> None:
         """Have `process_set` be the set of that number, in the next world of an elastic job as well."""

@@ -46,6 +46,7 @@ class WorkerConfig:
     `token_text`: the token where there is no `token_file`. `formation`: the number of the world within the attempt
     in an elastic job, else 0. `committed`: the highest step that the attempt has committed. `slot`: the place in
     such a job, which this process keeps with its local rank.
+    `sites`: the name of each rank's site; empty: all are in one.
     `log_level`: of ringtrain's own messages, empty where nobody says.
     """
 
@@ -80,7 +81,17 @@ class WorkerConfig:
     restore_from: str = ""
     timeline: Path | None = None
     tracebacks: bool = False
+    sites: tuple[str, ...] = ()
     log_level: str = ""
+
+    @property
+    def ranks_by_site(self) -> dict[str, list[int]]:
+        """The ranks of each site by its name, in the order of the first of them; one without a name if no sites
+        are known."""
+        found: dict[str, list[int]] = {}
+        for rank, name in enumerate(self.sites or ("",) * self.size):
+            found.setdefault(name, []).append(rank)
+        return found
 
     @property
     def pod(self) -> int:

@@ -1,0 +1,193 @@
+"""Ranks of one site train synchronously; between sites each byte of an outer step travels once."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Any
+
+import numpy as np
+
+from ringtrain._core.process_groups.context import current
+from ringtrain._core.process_groups.group import Flat, Group, ProcessGroup
+from ringtrain._core.process_groups.process_sets import group_of, open_group, process_set_of
+from ringtrain.errors import ConfigurationError
+from ringtrain.optim.fragments import fragment_bounds
+from ringtrain.optim.host import HostOptimizer
+from ringtrain.optim.rules import Rule
+
+
+@dataclass(frozen=True)
+class Sites:
+    """The world's ranks by site, each ascending, and this rank."""
+
+    ranks: tuple[tuple[int, ...], ...]
+    rank: int
+
+    @classmethod
+    def chosen(cls, given: Sequence[Sequence[int]] | None, elastic: bool, group: Group | None) -> Sites:
+        """The sites `given`, else the world's own; each rank is one where there are none of several ranks.
+
+        Raises ConfigurationError unless each rank is in one site, and where an elastic job has sites of several.
+        """
+        if group is not None:
+            return cls(tuple((rank,) for rank in range(group.size)), group.rank)
+        config = current().config
+        named = config.ranks_by_site if given is None else {}
+        found = [tuple(sorted(ranks)) for ranks in (named.values() if len(named) > 1 else given or ())]
+        sites = cls(tuple(found) or tuple((rank,) for rank in range(config.size)), config.rank)
+        if sorted(rank for ranks in found for rank in ranks) != list(range(config.size)) and found:
+            raise ConfigurationError(
+                f"DiLoCo: sites is {given}; expected each rank from 0 to {config.size - 1} in one of them"
+            )
+        if elastic and not sites.alone:
+            raise ConfigurationError(
+                f"DiLoCo: sites is {sites.ranks} with elastic=True, with which each rank trains alone; pass "
+                "sites=(), or take elastic out of the job"
+            )
+        return sites
+
+    @property
+    def alone(self) -> bool:
+        """Whether each rank is a site of its own."""
+        return all(len(ranks) == 1 for ranks in self.ranks)
+
+    @property
+    def own(self) -> int:
+        """The number of this rank's site."""
+        return next(number for number, ranks in enumerate(self.ranks) if self.rank in ranks)
+
+
+class SiteGroups:
+    """This rank's site, and its peers: the ranks that have its place in theirs. Collective over the world.
+
+    `site`: the process set of the former. `carriers`: so many ranks of each site have peers in every other.
+    """
+
+    def __init__(self, sites: Sites) -> None:
+        self.sites = sites
+        self.site = [process_set_of(ranks) for ranks in sites.ranks][sites.own]
+        self.near = open_group(self.site)
+        self.carriers = min(map(len, sites.ranks))
+        peers = [process_set_of(sorted(column)) for column in zip(*sites.ranks, strict=False)]
+        self.far: ProcessGroup | None = None
+        if self.near.rank < self.carriers:
+            self.far = open_group(peers[self.near.rank])
+
+    def average(self, gradients: Mapping[str, Flat]) -> None:
+        """Average `gradients` over the ranks of this site, in place. Collective in the site."""
+        group = group_of(self.site)
+        for dtype in dict.fromkeys(gradient.dtype for gradient in gradients.values()):
+            arrays = [gradient for gradient in gradients.values() if gradient.dtype == dtype]
+            flat = np.concatenate([array.reshape(-1) for array in arrays])
+            group.all_reduce(flat).wait()
+            flat /= dtype.type(group.size)
+            ends = accumulate(array.size for array in arrays)
+            for array, end in zip(arrays, ends, strict=True):
+                array[...] = flat[end - array.size : end].reshape(array.shape)
+
+    def close(self) -> None:
+        self.near.close()
+        if self.far is not None:
+            self.far.close()
+
+
+class SiteOptimizer:
+    """The outer step where all ranks of a site have the same gradient. Each carries a part of the parameters: it
+    steps a `HostOptimizer` of them with its peers, and the site gathers the new weights of all parts.
+
+    `initial`: by name; rank 0's count. `options`: as of `HostOptimizer`. `carries`: the names of this rank's part.
+    With unequal sites there are as many parts as the smallest site has ranks.
+    """
+
+    def __init__(self, initial: Mapping[str, Flat], rule: Rule, groups: SiteGroups, **options: Any) -> None:
+        self._near = groups.near
+        names = list(initial)
+        sizes = [array.nbytes for array in initial.values()]
+        cuts = fragment_bounds(sizes, min(groups.carriers, len(names)))
+        parts = [names[first:end] for first, end in pairwise(cuts)]
+        parts += [[]] * (self._near.size - len(parts))
+        self.carries = tuple(parts[self._near.rank])
+        self.weights: dict[str, Flat] = {}
+        self._buffers: list[tuple[Flat, list[int]]] = []
+        for dtype in dict.fromkeys(array.dtype for array in initial.values()):
+            of_dtype = [[name for name in part if initial[name].dtype == dtype] for part in parts]
+            bounds = [0, *accumulate(sum(initial[name].size for name in part) for part in of_dtype)]
+            buffer = self._near.allocate(bounds[-1], dtype)
+            ends = accumulate(initial[name].size for name in names if initial[name].dtype == dtype)
+            for name, end in zip((name for part in of_dtype for name in part), ends, strict=True):
+                view = buffer[end - initial[name].size : end].reshape(initial[name].shape)
+                view[...] = initial[name]
+                self.weights[name] = view
+            self._near.broadcast(buffer)
+            self._buffers.append((buffer, bounds))
+        self._host: HostOptimizer | None = None
+        if self.carries:
+            part = {name: self.weights[name] for name in self.carries}
+            self._host = HostOptimizer(part, rule, group=groups.far, **options)
+        self._norm: float | None = None
+        self._gather()
+
+    def gradient(self, name: str) -> Flat:
+        """Where the gradient of `name`, which this rank carries, is to be written."""
+        assert self._host is not None
+        return self._host.gradient(name)
+
+    def submit(self, name: str, gradient: Flat) -> None:
+        """The gradient of `name`, which this rank carries, is there."""
+        assert self._host is not None
+        self._host.submit(name, gradient)
+
+    def step(self) -> None:
+        """Step with the gradients that were submitted; all ranks have the new weights then. Collective."""
+        square = 0.0
+        if self._host is not None:
+            self._host.step()
+            square = (self._host.gradient_norm or 0.0) ** 2
+        self._gather()
+        self._norm = math.sqrt(sum(self._near.allgather_object(square, "DiLoCo's norm")))
+
+    @property
+    def gradient_norm(self) -> float | None:
+        """L2 norm of the last mean gradient of all parts; None before."""
+        return self._norm
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of state that this rank holds."""
+        return 0 if self._host is None else self._host.state_bytes
+
+    def state_dict(self) -> dict[str, Any]:
+        """The weights of all parts, and what this rank's has. Collective."""
+        part = None if self._host is None else self._host.state_dict()
+        return {"weights": {name: array.copy() for name, array in self.weights.items()}, "part": part}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what this rank's `state_dict()` gave. Not collective."""
+        for name, values in state["weights"].items():
+            self.weights[name][...] = values
+        if self._host is not None:
+            self._host.load_state_dict(state["part"])
+
+    def close(self) -> None:
+        """Give memory and descriptors back."""
+        if self._host is not None:
+            self._host.close()
+
+    def _gather(self) -> None:
+        for name in self.carries:
+            assert self._host is not None
+            self.weights[name][...] = self._host.weights[name]
+        for buffer, bounds in self._buffers:
+            self._near.all_gather(buffer, bounds).wait()
+
+
+def digest(arrays: Sequence[Flat]) -> int:
+    """Equal for equal bits, and hardly ever for others."""
+    value = 0
+    for array in arrays:
+        value = zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data, value)
+    return value
