@@ -231,6 +231,26 @@ def _rounded() -> tuple[dict[str, bytes], dict[str, bytes]]:
     return ended[0], ended[1]
 
 
+def _of_the_world() -> list[Any]:
+    rt.init()
+    diloco = DiLoCo(_start(0))
+    found = [rt.site(), rt.sites(), diloco.site and diloco.site.ranks]
+    diloco.close()
+    alone = DiLoCo(_start(0), sites=())
+    return [*found, alone.site]
+
+
+def test_the_sites_of_the_world_are_the_default() -> None:
+    """Where the environment names them; without, each rank trains alone."""
+    sites = {"far": [0, 2], "near": [1, 3]}
+    for rank, found in enumerate(run_ranks(_of_the_world, 4, env={"RINGTRAIN_SITES": "far,near,far,near"})):
+        name = "near" if rank % 2 else "far"
+        assert found == [name, sites, sites[name], None]
+    assert run_ranks(_of_the_world, 2) == [["", {"": [0, 1]}, None, None]] * 2
+    for outcome in ranks_ended(_of_the_world, 2, env={"RINGTRAIN_SITES": "far"}):
+        assert "RINGTRAIN_SITES is far; expected 2 names with commas" in (outcome.error or "")
+
+
 def _told() -> dict[str, Any]:
     rt.init()
     params = {name: np.zeros(1000, np.float32) for name in "ab"}

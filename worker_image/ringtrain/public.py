@@ -37,6 +37,8 @@ from ringtrain._core.process_groups.context import (
     local_size,
     rank,
     shutdown,
+    site,
+    sites,
     size,
 )
 from ringtrain._core.process_groups.executor import Handle, poll, synchronize
@@ -132,6 +134,8 @@ __all__ = [
     "report_config",
     "run",
     "shutdown",
+    "site",
+    "sites",
     "size",
     "synchronize",
     "timeline",

@@ -28,6 +28,28 @@ modes = f"{token.stat().st_mode & 0o777:o} {token.parent.stat().st_mode & 0o777:
 total = rt.allreduce(np.ones(1000, np.float32), op=rt.Sum)
 print(rt.rank(), rt.local_rank(), socket.gethostname(), total[0], modes, seen, os.environ["A"], token.parent)
 """
+# Two sites average at every second step; each host counts what leaves it meanwhile, beside the weights' bytes.
+SITES = """
+import pathlib, numpy as np, ringtrain as rt
+from ringtrain.optim import SGD, DiLoCo
+rt.init()
+def sent():
+    lines = [line.split(":") for line in pathlib.Path("/proc/net/dev").read_text().splitlines() if ":" in line]
+    return sum(int(numbers.split()[8]) for name, numbers in lines if name.strip() != "lo")
+params = {name: np.zeros(500_000, np.float32) for name in "abcd"}
+diloco = DiLoCo(params, outer=SGD(lr=1.0), sync_every=2)
+rt.barrier()
+before = sent()
+for step in range(4):
+    gradients = {name: np.full(500_000, rt.rank() + step, np.float32) for name in params}
+    diloco.average(gradients)
+    for name in params:
+        params[name] -= gradients[name]
+    diloco.step()
+rt.barrier()
+after = sent()
+print(rt.rank(), rt.site(), rt.sites(), params["a"][0], params["d"][-1], (after - before) / 8e6)
+"""
 SLEEPER = """
 import os, time, ringtrain as rt
 rt.init()
@@ -99,6 +121,20 @@ def test_ranks_on_two_hosts(hosts: SshHosts, tmp_path: Path) -> None:
         f"{rank} {rank % 2} {host} 4.0 600 700 False b c" for rank, host in enumerate((a, a, b, b))
     ]
     assert not any(Path(line.split()[-1]).exists() for line in lines)
+
+
+def test_sites_of_two_hosts_exchange_each_byte_once(hosts: SshHosts, tmp_path: Path) -> None:
+    """Each knows its site; of 8 MB, four ranks of a site send half to the other, and half of what became of it."""
+    run = start(hosts, tmp_path, "-np", "8", "-H", "node-a:4@x,node-b:4@y", sys.executable, "-c", SITES)
+    out, err = run.communicate(timeout=DEADLINE_S)
+    assert run.returncode == 0, out + err
+    lines = sorted(line.split(maxsplit=1)[1] for line in out.splitlines())
+    told = [line.rpartition(" ") for line in lines]
+    sites = {"x": [0, 1, 2, 3], "y": [4, 5, 6, 7]}
+    # Gradients of rank + step: their mean over all ranks in four steps is 3.5 * 4 + 6.
+    assert [line for line, *_ in told] == [f"{rank} {'xy'[rank // 4]} {sites} -20.0 -20.0" for rank in range(8)]
+    for *_, synchronizations in told:
+        assert 2 <= float(synchronizations) < 2.2, "8 MB twice: half of the gradients and half of the weights each"
 
 
 def test_this_machine_and_another_with_encrypted_tensors(hosts: SshHosts, tmp_path: Path) -> None:

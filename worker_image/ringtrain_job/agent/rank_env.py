@@ -104,6 +104,8 @@ def place_in_formation(world: World, slot: int, slots: int) -> RankPlace:
 
 def _world_variables(config: AgentConfig, world: World, place: RankPlace) -> dict[str, str]:
     variables = {**_place_variables(world, place), **_job_variables(config)}
+    if world.sites:
+        variables[contract.ENV_SITES] = ",".join(world.sites)
     return {**variables, "TF_CONFIG": tf_config(world, place.rank)}
 
 
@@ -154,6 +156,7 @@ _OF_A_WORLD = frozenset(
         contract.ENV_FORMATION,
         contract.ENV_COMMITTED,
         contract.ENV_WORLD_FILE,
+        contract.ENV_SITES,
         "TF_CONFIG",
     }
 )

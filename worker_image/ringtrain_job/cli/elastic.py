@@ -65,6 +65,11 @@ class ElasticRun:
 
         Raises a usage error for what cannot be.
         """
+        if sites := [host for host in fixed if host.site]:
+            raise click.UsageError(
+                f"{sites[0].name} is at {sites[0].site}, and the run is elastic: its ranks are of no site; leave "
+                "sites or elastic options out"
+            )
         per_host, cooldown = values.of("slots_per_host") or 1, values.of("blacklist_cooldown_range")
         first = {host.name: host.slots for host in fixed} or self.first
         words = ["--slots-per-host", f"{per_host}"] if contract.ENV_HOST_DISCOVERY_SCRIPT in self.variables else []

@@ -11,17 +11,22 @@ from ringtrain.errors import ConfigurationError, shown
 from ringtrain.shared.slurm import node_names, tasks_of_nodes
 from ringtrain_job.launcher.hosts import is_host_name, own_names
 
-_LINE = re.compile(r"(?P<host>\S+)(?:\s+slots\s*=\s*(?P<slots>\S+))?(?:\s+max_slots\s*=\s*\S+)?")
+_LINE = re.compile(
+    r"(?P<host>\S+)(?:\s+slots\s*=\s*(?P<slots>\S+))?(?:\s+max_slots\s*=\s*\S+)?(?:\s+site\s*=\s*(?P<site>\S+))?"
+)
+# As the values of labels of Kubernetes' nodes.
+_SITE = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 # From here on, ids of steps are those that SLURM gives its own: the script of a job, the shell of salloc.
 _OWN_STEPS = 0xFFFF_FF00
 
 
 @dataclass(frozen=True)
 class Host:
-    """A host and its slots."""
+    """A host, its slots, and the name of its site, if it has one."""
 
     name: str
     slots: int
+    site: str = ""
 
     @property
     def is_here(self) -> bool:
@@ -84,8 +89,13 @@ def _is_task(env: Mapping[str, str]) -> bool:
 
 
 def parse_hosts(text: str, ranks: int) -> list[Host]:
-    """The hosts of `a:2,b:2`. Raises a usage error, which shows what `ranks` ranks would need."""
-    return [_host(f"-H {text}", *_parts(entry), ranks) for entry in filter(None, map(str.strip, text.split(",")))]
+    """The hosts of `a:2,b:2`, or `a:2@site1,b:2@site2`. Raises a usage error, which shows what `ranks` ranks would
+    need."""
+    hosts = []
+    for entry in filter(None, map(str.strip, text.split(","))):
+        place, at, site = entry.partition("@")
+        hosts.append(_host(f"-H {text}", *_parts(place), ranks, site if at else None))
+    return hosts
 
 
 def read_hostfile(path: str, ranks: int) -> list[Host]:
@@ -107,7 +117,7 @@ def read_hostfile(path: str, ranks: int) -> list[Host]:
         name, count = (found["host"], "") if whole else _parts(found["host"])
         if count and found["slots"]:
             raise click.UsageError(f"{said}: {text!r} says twice how many slots there are")
-        hosts.append(_host(said, name, count or found["slots"] or "", ranks))
+        hosts.append(_host(said, name, count or found["slots"] or "", ranks, found["site"]))
     if not hosts:
         raise click.UsageError(
             f"--hostfile {path}: there is no host in it; expected lines as localhost slots={ranks}"
@@ -123,6 +133,11 @@ def place_ranks(hosts: list[Host], ranks: int, said: str) -> list[Host]:
     merged: dict[str, Host] = {}
     for host in hosts:
         known = merged.get(host.name)
+        if bool(host.site) != bool(hosts[0].site) or (known is not None and known.site != host.site):
+            raise click.UsageError(
+                f"{said}: {host.name} is at {host.site or 'no site'}, and {(known or hosts[0]).name} at "
+                f"{(known or hosts[0]).site or 'no site'}; expected one site of each host, or none at all"
+            )
         merged[host.name] = host if known is None else replace(known, slots=known.slots + host.slots)
     total = sum(host.slots for host in merged.values())
     if total < ranks:
@@ -130,7 +145,7 @@ def place_ranks(hosts: list[Host], ranks: int, said: str) -> list[Host]:
     placed, left = [], ranks
     for host in merged.values():
         if count := min(host.slots, left):
-            placed.append(Host(host.name, count))
+            placed.append(replace(host, slots=count))
             left -= count
     counts = [host.slots for host in placed]
     if len(set(counts)) > 1:
@@ -150,9 +165,11 @@ def _parts(entry: str) -> tuple[str, str]:
     return host, count
 
 
-def _host(said: str, name: str, count: str, ranks: int) -> Host:
+def _host(said: str, name: str, count: str, ranks: int, site: str | None) -> Host:
     if count and not count.isdecimal():
         raise click.UsageError(f"{said}: {count!r} is not a number of slots; expected {name}:{ranks}")
     if not is_host_name(name):
         raise click.UsageError(f"{said}: {name!r} is no name of a host; expected localhost:{ranks}")
-    return Host(name, int(count or 1))
+    if site is not None and not _SITE.fullmatch(site):
+        raise click.UsageError(f"{said}: {site!r} is no name of a site; expected {name}:{ranks}@site1")
+    return Host(name, int(count or 1), site or "")

@@ -58,7 +58,8 @@ NAMESPACE = "local"
     *("-H", "--hosts"),
     default="",
     metavar="HOST:N,...",
-    help="Where; others over ssh [default: here, or SLURM's nodes]. Maturity: Beta for other hosts.",
+    help="Where; others over ssh [default: here, or SLURM's nodes]. HOST:N@SITE,... says which hosts have a fast "
+    "network among them. Maturity: Beta for other hosts, Experimental for sites.",
 )
 @horovod_options
 @elastic_options

@@ -21,11 +21,11 @@ AGENT_S: Final = 30.0
 EXIT_LINES_LOST: Final = 74  # EX_IOERR of sysexits.h
 # How long an agent that the launcher has released takes to end.
 _RELEASED_S: Final = 3.0
-# What this process must not hand on when it is itself a rank of an elastic run.
-_OF_AN_ELASTIC_RUN: Final = frozenset(
+# What this process must not hand on when it is itself a rank of a run, elastic or over sites.
+_OF_ANOTHER_RUN: Final = frozenset(
     {
         *(contract.ENV_ELASTIC, contract.ENV_HOST_DISCOVERY_SCRIPT, contract.ENV_AGENT_SOCKET),
-        *(contract.ENV_FORMATION, contract.ENV_SLOT),
+        *(contract.ENV_FORMATION, contract.ENV_SLOT, contract.ENV_WORKER_SITES),
     }
 )
 
@@ -36,7 +36,8 @@ def inherited(environment: Mapping[str, str], settings: Mapping[str, str]) -> di
     Raises ConfigurationError.
     """
     merged = with_counterparts({**environment, **settings})
-    return {name: value for name, value in merged.items() if name in settings or name not in _OF_AN_ELASTIC_RUN}
+    others = _OF_ANOTHER_RUN | ({contract.ENV_SITES} if contract.ENV_RANK in environment else set())
+    return {name: value for name, value in merged.items() if name in settings or name not in others}
 
 
 def level_of(environment: Mapping[str, str], verbose: bool) -> str:

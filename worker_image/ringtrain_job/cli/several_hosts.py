@@ -45,6 +45,8 @@ def run_on_hosts(
     Raises ConfigurationError, which names the host that cannot be had, before any rank is started.
     """
     with ExitStack() as stack:
+        sites = ",".join(host.site for host in hosts).strip(",")
+        settings = {**settings, **({contract.ENV_WORKER_SITES: sites} if sites else {})}
         environment = prepare_run(stack, settings, len(hosts), hosts[0].slots)
         secrets, control_port = (
             Path(environment[contract.ENV_RUN_FOLDER]),

@@ -157,7 +157,8 @@ class World:
     """What every rank must know of all the others; addresses are `host:port` by rank.
 
     `formation`: 0 for a world that does not change; else `members` are its processes, by rank. `committed`: the
-    highest step that the attempt has committed, whether or not one of them has it.
+    highest step that the attempt has committed, whether or not one of them has it. `sites`: the name of each
+    rank's; empty: all are in one.
     """
 
     attempt: int
@@ -168,6 +169,7 @@ class World:
     formation: int = 0
     members: tuple[Member, ...] = ()
     committed: int = 0
+    sites: tuple[str, ...] = ()
 
     @property
     def generation(self) -> int:

@@ -53,6 +53,7 @@ class LauncherConfig(PodSettings):
     sinks: tuple[str, ...] = ()
     image: str = ""
     pod_grace_s: float = 0.0
+    sites: tuple[str, ...] = ()
 
     @property
     def status_tokens(self) -> tuple[str, ...]:
@@ -162,6 +163,7 @@ class LauncherConfig(PodSettings):
             sinks=_read_sinks(read),
             image=read.optional(contract.ENV_WORKER_IMAGE) or "",
             pod_grace_s=read.delay(contract.ENV_GRACE_PERIOD, 0),
+            sites=_read_sites(read, pod.workers),
         )
 
 
@@ -184,6 +186,17 @@ def _read_elastic(read: Environment, pod: PodSettings) -> ElasticSettings:
     script = read.optional(contract.ENV_HOST_DISCOVERY_SCRIPT) or ""
     formation = read.integer(contract.ENV_ELASTIC_FORMATION, 0, low=0, high=FORMATIONS - 1)
     return ElasticSettings(rules, start, script, formation)
+
+
+def _read_sites(read: Environment, workers: int) -> tuple[str, ...]:
+    """The site of each worker, by index; empty: all are in one."""
+    text = read.optional(contract.ENV_WORKER_SITES)
+    sites = tuple(text.split(",")) if text else ()
+    if sites and len(sites) != workers:
+        raise ConfigurationError(
+            f"{contract.ENV_WORKER_SITES} has {len(sites)} names; expected {workers}, one for each worker"
+        )
+    return sites
 
 
 def _read_otel(read: Environment) -> tuple[str, ...]:

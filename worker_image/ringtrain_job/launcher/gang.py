@@ -458,8 +458,8 @@ def _what_matters(agent: RegisteredAgent) -> tuple[object, ...]:
     return ranks, agent.drained, agent.leaving, agent.order
 
 
-def make_world(members: Sequence[Registration]) -> World:
-    """The world of a complete gang, in the order of `members`."""
+def make_world(members: Sequence[Registration], sites: Sequence[str] = ()) -> World:
+    """The world of a complete gang, in the order of `members`. `sites`: of each worker, by index, if any."""
     first = members[0]
     return World(
         attempt=first.attempt,
@@ -467,6 +467,7 @@ def make_world(members: Sequence[Registration]) -> World:
         tf_addresses=tuple(host_port(m.address, port) for m in members for port in m.tf_ports),
         master_address=first.address,
         master_port=first.master_port,
+        sites=tuple(sites[m.worker_index] for m in members for _ in m.ring_ports) if sites else (),
     )
 
 

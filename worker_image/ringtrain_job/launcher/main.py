@@ -256,7 +256,7 @@ class _Launcher:
         if verdict is None:
             registrations = self._gang.registrations()
             members = self._config.in_order([registrations[index] for index in sorted(registrations)])
-            self._gang.give(Start(make_world(members)))
+            self._gang.give(Start(make_world(members, self._config.sites)))
             self._snapshot.running_since = time.time()
             log.info("all workers are here; ranks: %d", self._config.world_size)
             if self._mpi is not None:

@@ -198,6 +198,9 @@ def test_a_hostfile(tmp_path: Path) -> None:
     assert find_hosts("", str(path), 4) == [Host("a", 2), Host("b", 2)]
     path.write_text("::1 slots=1\n[fe80::2]\nfe80::3\nd:1\n")
     assert find_hosts("", str(path), 4) == [Host(name, 1) for name in ("::1", "fe80::2", "fe80::3", "d")]
+    path.write_text("a slots=2 site=zone-1\nb slots=2 max_slots=4 site=zone.2\n")
+    assert find_hosts("", str(path), 4) == [Host("a", 2, "zone-1"), Host("b", 2, "zone.2")]
+    assert find_hosts("a:2@zone-1,[::1]:2@zone.2", None, 4) == [Host("a", 2, "zone-1"), Host("::1", 2, "zone.2")]
 
 
 @pytest.mark.parametrize(
@@ -212,8 +215,24 @@ def test_a_hostfile(tmp_path: Path) -> None:
         ("a slots=1\n", "", "1 slots for 4 ranks; expected a:4"),
         ("-oProxyCommand=x slots=4\n", "", "is no name of a host"),
         ("a:2 slots=4\n", "", "line 1: 'a:2 slots=4' says twice how many slots there are"),
+        ("a:2 site=x\nb:2\n", "", "b is at no site, and a at x; expected one site of each host, or none at all"),
+        ("a:2 site=x\na:2 site=y\n", "", "a is at y, and a at x; expected one site of each host"),
+        ("a:4 site=x,y\n", "", "line 1: 'x,y' is no name of a site; expected a:4@site1"),
     ],
-    ids=["two-places", "no-slots", "no-number", "empty", "no-file", "uneven", "too-few", "an-option", "twice"],
+    ids=[
+        "two-places",
+        "no-slots",
+        "no-number",
+        "empty",
+        "no-file",
+        "uneven",
+        "too-few",
+        "an-option",
+        "twice",
+        "some-sites",
+        "two-sites",
+        "no-site",
+    ],
 )
 def test_hosts_that_cannot_be(content: str | None, hosts: str, message: str, tmp_path: Path) -> None:
     """The message names the file, the line, and what was expected."""

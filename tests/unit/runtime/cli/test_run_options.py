@@ -22,6 +22,7 @@ from ringtrain_job.launcher.hosts import CoolDown
             ["-np", "3", "--min-np", "1", "-H", "node-a:1,node-b:1", "true"],
             "node-a, node-b have 2 slots for -np 3",
         ),
+        (["-np", "1", "--min-np", "1", "-H", "a:1@x,b:1@y", "true"], "a is at x, and the run is elastic"),
         (["-np", "2", "-H", "localhost:1", "true"], "1 slots for 2 ranks; expected localhost:2"),
         (["-np", "2", "-H", "localhost:many", "true"], "'many' is not a number of slots"),
         (["-np", "0", "true"], "0 is not in the range"),
@@ -36,7 +37,16 @@ from ringtrain_job.launcher.hosts import CoolDown
         (["-np", "1", "--name", "a\nb", "true"], "expected letters"),
     ],
     ids=[
-        *("other-hosts", "too-few-slots", "no-number", "no-rank", "no-np", "no-command", "unknown-option"),
+        *(
+            "other-hosts",
+            "elastic-sites",
+            "too-few-slots",
+            "no-number",
+            "no-rank",
+            "no-np",
+            "no-command",
+            "unknown-option",
+        ),
         *("nearly-an-option", "unknown-short-option", "name-leaves-its-folder", "no-name", "dots", "newline"),
     ],
 )

@@ -272,6 +272,18 @@ def local_size() -> int:
     return current().config.local_size
 
 
+def site() -> str:
+    """The name of this rank's site, empty where no sites are known. Raises NotInitializedError without a world."""
+    config = current().config
+    return config.sites[config.rank] if config.sites else ""
+
+
+def sites() -> dict[str, list[int]]:
+    """The ranks of each site by its name, in the order of their first ranks. A site has a fast network of its own
+    (`ringtrain run -H a:4@x,b:4@y`, a label of nodes); without any, all ranks are in one, whose name is empty."""
+    return current().config.ranks_by_site
+
+
 def cross_rank() -> int:
     """The rank of this host or pod among those that have a rank with this local rank, from 0."""
     return current().config.cross_rank

@@ -10,7 +10,7 @@ from ringtrain._core.world.tf_config import parse_tf_config
 from ringtrain._core.world.topology import Topology, check_addresses, same_address, topology_of
 from ringtrain._core.world.torchrun import meet_beside_master, torchrun_rank
 from ringtrain._core.world.world_file import ring_addresses_in
-from ringtrain.errors import ConfigurationError
+from ringtrain.errors import ConfigurationError, shown
 from ringtrain.shared import contract
 from ringtrain.shared.environment import Environment, without_empty
 from ringtrain.shared.horovod_variables import log_level, with_counterparts
@@ -146,6 +146,7 @@ class WorkerConfig:
             restore_from=env.get(contract.ENV_RESTORE_FROM, ""),
             timeline=_path(env, contract.ENV_TIMELINE),
             tracebacks=read.flag(contract.ENV_TRACEBACKS, "0"),
+            sites=_sites(env, len(world.addresses)),
             log_level=log_level(contract.ENV_LOG_LEVEL, level)
             if (level := env.get(contract.ENV_LOG_LEVEL))
             else "",
@@ -271,6 +272,19 @@ def _ring_addresses(env: Mapping[str, str], size: int) -> tuple[str, ...] | None
             f"{source} has {addresses[first]} for ranks {first} and {second}; give each rank its own"
         )
     return addresses
+
+
+def _sites(env: Mapping[str, str], size: int) -> tuple[str, ...]:
+    """The name of each rank's site; empty where nobody says, and in a process beside the world."""
+    names = tuple(name.strip() for name in env.get(contract.ENV_SITES, "").split(","))
+    if names == ("",) or size == 1:
+        return ()
+    if len(names) != size or "" in names:
+        raise ConfigurationError(
+            f"{contract.ENV_SITES} is {shown(env[contract.ENV_SITES])}; expected {size} names with commas, the "
+            "site of each rank"
+        )
+    return names
 
 
 def _slot(env: Mapping[str, str]) -> int | None:
