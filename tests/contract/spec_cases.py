@@ -152,6 +152,7 @@ ACCEPTED = [
     Case("someone-elses", manifest(managedBy="kueue.x-k8s.io/multikueue")),
     Case("networking", manifest(networking={"timeoutSeconds": 5, "startTimeoutSeconds": 30})),
     Case("encryption", manifest(networking={"encryption": "tensors"})),
+    Case("sites", manifest(networking={"sites": "topology.kubernetes.io/zone"})),
     Case("longest-name", manifest(name="a" * 51)),
     Case("data-workers-of-tensorflow", manifest(dataWorkers=_TENSORFLOW)),
     Case("scheduling", manifest(scheduling=_SCHEDULING, elastic={"maxReplicas": 4})),
@@ -223,6 +224,19 @@ REJECTED = [
     ),
     Case(
         "encryption-unknown", manifest(networking={"encryption": "all"}), "spec.networking.encryption", "tensors"
+    ),
+    Case("sites-of-no-label", manifest(networking={"sites": "a b"}), "spec.networking.sites", "pattern"),
+    Case(
+        "sites-of-an-elastic-job",
+        manifest(networking={"sites": "zone"}, elastic={"maxReplicas": 2}),
+        "spec.networking.sites",
+        "whose world does not change",
+    ),
+    Case(
+        "sites-under-mpi",
+        manifest(backend="mpi", networking={"sites": "zone"}),
+        "spec.networking.sites",
+        "backend ring",
     ),
     Case(
         "encryption-under-mpi",

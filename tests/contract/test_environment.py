@@ -96,6 +96,16 @@ def test_a_launcher_reads_what_is_built_for_it(tmp_path: Path) -> None:
     assert not config.writes_report
 
 
+def test_a_launcher_waits_for_sites_and_ranks_encrypt_between_them(tmp_path: Path) -> None:
+    """From spec.networking.sites alone; with encryption said, that counts."""
+    pod = build.build_launcher_pod(parsed(networking={"sites": "example.com/room"}), 1)
+    assert LauncherConfig.from_env(environment(pod, tmp_path)).site_label == "example.com/room"
+    for said, encrypt in ((None, "sites"), ("none", "none"), ("tensors", "tensors")):
+        spec = {"sites": "example.com/room", **({"encryption": said} if said else {})}
+        pod = build.build_worker_pod(parsed(networking=spec), 1, 0)
+        assert AgentConfig.from_env(environment(pod, tmp_path)).encrypt == encrypt
+
+
 def test_a_launcher_is_told_to_fail_on_nan(tmp_path: Path) -> None:
     """From spec.runPolicy.failOnNaN."""
     pod = build.build_launcher_pod(parsed(runPolicy={"failOnNaN": True}), 1)

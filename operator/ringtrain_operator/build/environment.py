@@ -56,6 +56,7 @@ def launcher_environment(job: Job, attempt: int, status_token: str, formation: i
             contract.ENV_STATUS_PORT: str(status_port),
             contract.ENV_STATUS_TOKEN: status_token,
             contract.ENV_LOG_DIR: contract.LOG_DIR,
+            **({contract.ENV_SITE_LABEL: job.spec.networking.sites} if job.spec.networking.sites else {}),
             **({contract.ENV_LOG_REPORT: "1"} if job.spec.logs.report else {}),
             **({contract.ENV_FAIL_ON_NAN: "1"} if job.spec.run_policy.fail_on_nan else {}),
             **_image(job),
@@ -88,8 +89,8 @@ def data_worker_environment(
     }
     if data.kind == "tensorflow":
         variables[contract.ENV_DATA_DISPATCHERS] = str(data.dispatchers or 1)
-    if job.spec.networking.encryption != "none":
-        variables[contract.ENV_ENCRYPT] = job.spec.networking.encryption
+    if job.spec.networking.encrypts != "none":
+        variables[contract.ENV_ENCRYPT] = job.spec.networking.encrypts
     return _variables(variables)
 
 
@@ -142,8 +143,8 @@ def _common(job: Job, role: str, attempt: int) -> dict[str, str]:
     }
     if job.spec.elastic is not None:
         variables[contract.ENV_ELASTIC] = job.spec.elastic.on_loss
-    if job.spec.networking.encryption != "none":
-        variables[contract.ENV_ENCRYPT] = job.spec.networking.encryption
+    if job.spec.networking.encrypts != "none":
+        variables[contract.ENV_ENCRYPT] = job.spec.networking.encrypts
     if job.spec.logs.metrics:  # $$: Kubernetes reads $(NAME) as another variable
         variables[contract.ENV_METRICS] = job.spec.logs.metrics.replace("$", "$$")
     data = job.spec.data_workers

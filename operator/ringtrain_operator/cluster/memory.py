@@ -54,10 +54,11 @@ class Memory:
     no container runs any more; `ending`: by uid, pods that were being deleted at the last look. `workload`:
     Kueue's, None: there is none. `groups`: of gang schedulers. `provisioning`: what an autoscaler was asked for.
     `views`: by name, pods of a large job as they were read, and what was seen in them. `pulls`: by uid, when a pod
-    pulled its image. `told`: an attempt, and which events of its pods its launcher was told.
+    pulled its image. `told`: an attempt, and which events of its pods its launcher was told. `sites`: by node.
     """
 
     owned: set[ObjectRef] = field(default_factory=set)
+    sites: dict[str, str] = field(default_factory=dict)
     foreign: dict[ObjectRef, Foreign] = field(default_factory=dict)
     taken_secrets: set[ObjectRef] = field(default_factory=set)
     refusals: tuple[Refusal, ...] = ()

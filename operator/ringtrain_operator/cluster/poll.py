@@ -84,7 +84,8 @@ class Endpoint:
         return {"Authorization": f"Bearer {self.token}"} if self.token else {}
 
     def url_of(self, path: str) -> str:
-        """Where the launcher is told something: `/workers` in an elastic job, `/pods` in any."""
+        """Where the launcher is told something: `/workers` in an elastic job, `/sites` where a label names them,
+        `/pods` in any."""
         return f"{self.url.removesuffix('/status')}{path}"
 
 
@@ -109,7 +110,9 @@ Told = Mapping[str, Document]
 
 def _short(document: Document) -> str:
     workers = document.get("workers")
-    return f"that {workers} workers are wanted" if workers is not None else "what became of its pods"
+    if workers is not None:
+        return f"that {workers} workers are wanted"
+    return "at which sites its workers are" if "sites" in document else "what became of its pods"
 
 
 class LauncherPoller:
@@ -131,14 +134,21 @@ class LauncherPoller:
         self._told: dict[Key, dict[str, tuple[Document, datetime | None]]] = {}
         self._session: aiohttp.ClientSession | None = None
 
-    def watch(self, key: Key, endpoint: Endpoint, wish: Wish | None = None, pods: Document | None = None) -> None:
+    def watch(
+        self,
+        key: Key,
+        endpoint: Endpoint,
+        wish: Wish | None = None,
+        pods: Document | None = None,
+        sites: Document | None = None,
+    ) -> None:
         """Poll the launcher at `endpoint` from now on; a new one (a new pod) replaces the old one.
 
         `wish`: what to tell it, at once if it is another than before; None: it is not elastic. `pods`: what to
-        tell it of its pods.
+        tell it of its pods, `sites`: of where they are.
         """
         known = self._tasks.get(key)
-        told = {"/workers": wish.document if wish is not None else None, "/pods": pods}
+        told = {"/workers": wish.document if wish is not None else None, "/pods": pods, "/sites": sites}
         news = {path: document for path, document in told.items() if document}
         if self._news_of.get(key, {}) != news:
             self._news_of[key] = news

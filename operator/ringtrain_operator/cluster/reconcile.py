@@ -26,9 +26,10 @@ from .memory import Memory
 from .metrics import Metrics
 from .observe import NodeRoom, Reading, read_surroundings
 from .pod_schema import ServedPodSchema
-from .poll import Endpoint, LauncherPoller, Wish
+from .poll import Document, Endpoint, LauncherPoller, Wish
 from .provisioning import Autoscaler
 from .queue import Key, KeyedQueue
+from .sites import read_sites
 from .templates import whole_job
 from .versions import Versions
 
@@ -104,7 +105,7 @@ class Reconciler:
         surprised = await apply_plan(self._versions, job, plan, memory)
         refused = plan.workload is not None and await self.kueue.change(job, plan.workload, memory)
         await send_events(self._api, job, plan.events)
-        self._follow_up(key, job, reading, plan, memory)
+        await self._follow_up(key, job, reading, plan, memory)
         if surprised:
             self._queue.add(key)
         elif memory.refusals or memory.foreign or refused or _has_problem(reading):
@@ -155,7 +156,7 @@ class Reconciler:
         again = self._plan(job, replace(reading.observed, status=job["status"]), now)
         return not (again.acts or again.status)
 
-    def _follow_up(self, key: Key, job: Json, reading: Reading, plan: Plan, memory: Memory) -> None:
+    async def _follow_up(self, key: Key, job: Json, reading: Reading, plan: Plan, memory: Memory) -> None:
         endpoint = launcher_endpoint(reading)
         if endpoint is not None and not _finished(job):
             workers = wanted_workers(job)
@@ -164,11 +165,18 @@ class Reconciler:
             before = memory.told[1] if memory.told[0] == status.attempt else ()
             told = told_of_pods(status, reading.observed.pods, before)
             memory.told = status.attempt, tuple(told["events"])
-            self._poller.watch(key, endpoint, wish, told)
+            self._poller.watch(key, endpoint, wish, told, await self._sites_of(job, reading, memory))
         else:
             self._poller.forget(key)
         if plan.requeue_after_s is not None:
             self._queue.add_after(key, plan.requeue_after_s)
+
+    async def _sites_of(self, job: Json, reading: Reading, memory: Memory) -> Document | None:
+        label = (job["spec"].get("networking") or {}).get("sites")
+        if not label:
+            return None
+        workers = int((job["status"].get("ledger") or {}).get("attemptWorkers") or 0)
+        return await read_sites(self._api, label, workers, reading.observed.pods, memory.sites)
 
     def _memory_of(self, key: Key, job: Json) -> Memory:
         uid = job["metadata"]["uid"]

@@ -130,6 +130,7 @@ def _ports(declared: Mapping[str, str], places: Places) -> dict[str, str]:
         contract.ENV_MASTER_PORT: "0",
         contract.ENV_TF_PORT_BASE: "0",
         contract.ENV_DATA_PORT: "0",
+        contract.ENV_SITE_LABEL: "",  # one machine is one site, and has no labels
     }
     rewritten = {name: value for name, value in local.items() if name in declared}
     return {**rewritten, contract.ENV_PORTS_HELD: "1"} if contract.ENV_LAUNCHER_PORT in declared else rewritten

@@ -18,7 +18,7 @@ from .data_workers import DataWorkers
 from .elastic import Elastic
 from .evaluator import Evaluator
 from .policy import RunPolicy
-from .scheduling import Scheduling
+from .scheduling import Scheduling, TopologyKey
 from .storage import Checkpoint, Logs
 from .template import PartialTemplate, WorkerTemplate, device_count, template_devices, worker_devices
 from .updates import frozen, same_data_workers, unchanged
@@ -109,7 +109,7 @@ class Mpi(SpecModel):
 
 
 class Networking(SpecModel):
-    """Deadlines and encryption of the gang's own network."""
+    """Deadlines, sites and encryption of the gang's own network."""
 
     timeout_seconds: int = Field(
         default=60,
@@ -120,12 +120,24 @@ class Networking(SpecModel):
     start_timeout_seconds: int = Field(
         default=600, ge=1, le=86400, description="How long launcher and workers wait for each other at the start."
     )
-    encryption: Literal["none", "tensors"] = Field(
-        default="none",
-        description="What is encrypted beside control, which always is. none: tensors travel in clear between "
-        "pods. tensors: mutual TLS between all ranks of the ring, with the job's own certificates; slower. "
-        "Traffic of other libraries (torch.distributed, TensorFlow, MPI) is never encrypted. Maturity: Beta.",
+    sites: TopologyKey | None = Field(
+        default=None,
+        description="Label of nodes that names their sites, for example topology.kubernetes.io/zone: within one "
+        "the network is fast, between two it is thin. DiLoCo trains synchronously inside. Unset: all nodes are at "
+        "one site. Maturity: Experimental.",
     )
+    encryption: Literal["none", "tensors"] | None = Field(
+        default=None,
+        description="What is encrypted beside control, which always is. none: tensors travel in clear between "
+        "pods. tensors: mutual TLS between all ranks of the ring, with the job's own certificates; slower. Unset: "
+        "as none within a site, as tensors between sites. Traffic of other libraries (torch.distributed, "
+        "TensorFlow, MPI) is never encrypted. Maturity: Beta.",
+    )
+
+    @property
+    def encrypts(self) -> str:
+        """What the runtime is told of it."""
+        return self.encryption or ("sites" if self.sites else "none")
 
 
 def _digest(value: Any) -> str:
@@ -206,7 +218,7 @@ class JobSpec(SpecModel):
         "has none, and training starts over.",
     )
     networking: Networking = Field(
-        default=Networking(), description="Deadlines and encryption of the gang's own network."
+        default=Networking(), description="Deadlines, sites and encryption of the gang's own network."
     )
     managed_by: str | None = Field(
         default=None,
@@ -244,10 +256,18 @@ class JobSpec(SpecModel):
             holds=lambda s: s.mpi is None or s.backend == "mpi",
         ),
         Rule(
-            cel="self.backend != 'mpi' || self.networking.encryption == 'none'",
+            cel="self.backend != 'mpi' || !has(self.networking.encryption) || "
+            "self.networking.encryption == 'none'",
             message="networking.encryption: tensors is only for backend ring; MPI's own traffic is not encrypted",
             path="networking.encryption",
-            holds=lambda s: s.backend != "mpi" or s.networking.encryption == "none",
+            holds=lambda s: s.backend != "mpi" or s.networking.encryption in (None, "none"),
+        ),
+        Rule(
+            cel="!has(self.networking.sites) || (self.backend == 'ring' && !has(self.elastic))",
+            message="networking.sites is for jobs of backend ring whose world does not change; remove it, or "
+            "elastic, or set backend: ring",
+            path="networking.sites",
+            holds=lambda s: s.networking.sites is None or (s.backend == "ring" and s.elastic is None),
         ),
         Rule(
             cel="has(self.slotsPerWorker) || !has(self.worker.devices) || size(self.worker.devices) < 2",

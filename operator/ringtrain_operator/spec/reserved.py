@@ -84,11 +84,11 @@ def _data_worker_clashes(spec: JobSpec) -> Iterator[Problem]:
     if data.dispatchers not in (None, 1, ranks):
         message = f"is {data.dispatchers}, expected 1 or the number of ranks, {ranks}"
         yield Problem("spec.dataWorkers.dispatchers", message)
-    if data.kind == "tensorflow" and spec.networking.encryption != "none":
+    if data.kind == "tensorflow" and spec.networking.encrypts != "none":
         message = "is 'tensorflow', whose servers encrypt nothing, and networking.encryption is"
         yield Problem(
             "spec.dataWorkers.kind",
-            f"{message} {spec.networking.encryption!r}; expected kind: ringtrain, or no encryption",
+            f"{message} {spec.networking.encrypts!r}; expected kind: ringtrain, or no encryption",
         )
 
 

@@ -46,7 +46,9 @@ def run_on_hosts(
     """
     with ExitStack() as stack:
         sites = ",".join(host.site for host in hosts).strip(",")
-        settings = {**settings, **({contract.ENV_WORKER_SITES: sites} if sites else {})}
+        if sites:
+            encrypt = {} if os.environ.get(contract.ENV_ENCRYPT) else {contract.ENV_ENCRYPT: "sites"}
+            settings = {**settings, contract.ENV_WORKER_SITES: sites, **encrypt}
         environment = prepare_run(stack, settings, len(hosts), hosts[0].slots)
         secrets, control_port = (
             Path(environment[contract.ENV_RUN_FOLDER]),

@@ -54,6 +54,7 @@ class LauncherConfig(PodSettings):
     image: str = ""
     pod_grace_s: float = 0.0
     sites: tuple[str, ...] = ()
+    site_label: str = ""
 
     @property
     def status_tokens(self) -> tuple[str, ...]:
@@ -164,6 +165,7 @@ class LauncherConfig(PodSettings):
             image=read.optional(contract.ENV_WORKER_IMAGE) or "",
             pod_grace_s=read.delay(contract.ENV_GRACE_PERIOD, 0),
             sites=_read_sites(read, pod.workers),
+            site_label=read.optional(contract.ENV_SITE_LABEL) or "",
         )
 
 

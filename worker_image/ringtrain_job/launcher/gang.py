@@ -458,7 +458,7 @@ def _what_matters(agent: RegisteredAgent) -> tuple[object, ...]:
     return ranks, agent.drained, agent.leaving, agent.order
 
 
-def make_world(members: Sequence[Registration], sites: Sequence[str] = ()) -> World:
+def make_world(members: Sequence[Registration], sites: Mapping[int, str] | None = None) -> World:
     """The world of a complete gang, in the order of `members`. `sites`: of each worker, by index, if any."""
     first = members[0]
     return World(

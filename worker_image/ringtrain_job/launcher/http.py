@@ -42,6 +42,8 @@ AskWorkers = Callable[[int, dict[int, int]], None]
 Answer = tuple[int, str, bytes]
 # Takes events of the job's pods ({"time", "kind", "text"}), and texts about their image by name.
 HearPods = Callable[[list[dict[str, Any]], dict[str, str]], None]
+# Takes the site of each worker, by index; "": its node has no label that names one.
+HearSites = Callable[[dict[int, str]], None]
 
 
 class Pages(Protocol):
@@ -107,7 +109,8 @@ class StatusServer(HttpServer):
     With `tokens`, `/status` is for who shows one of them as a bearer token; `/metrics` and `/healthz`, which hold
     nothing but figures, are for everyone. `change_tokens`: what `PUT /workers` asks for. Where `/status` is for
     everyone, who shows none of them gets no line that a rank wrote: any user of this machine may ask.
-    `ask_workers`: of an elastic job, takes what `PUT /workers` says. `hear_pods`: takes what `PUT /pods` says.
+    `ask_workers`: of an elastic job, takes what `PUT /workers` says. `hear_pods`: takes what `PUT /pods` says,
+    `hear_sites`: `PUT /sites`.
     """
 
     called = "the status port"
@@ -124,6 +127,7 @@ class StatusServer(HttpServer):
         change_tokens: tuple[str, ...] = (),
         ask_workers: AskWorkers | None = None,
         hear_pods: HearPods | None = None,
+        hear_sites: HearSites | None = None,
         is_held: bool = False,
         page: Pages | None = None,
     ) -> None:
@@ -146,13 +150,15 @@ class StatusServer(HttpServer):
             return 404, "text/plain", b"/status, /metrics and /healthz are here\n"
 
         def put(path: str, authorization: str, body: bytes) -> Answer:
-            if path not in ("/workers", "/pods"):
-                return 404, "text/plain", b"what can be put is /workers and /pods\n"
+            if path not in ("/workers", "/pods", "/sites"):
+                return 404, "text/plain", b"what can be put is /workers, /pods and /sites\n"
             if (change_tokens or tokens) and not _shows_one(authorization, change_tokens or tokens):
                 text = f"{path} asks for the job's token: Authorization: Bearer ...\n"
                 return 401, "text/plain", text.encode()
             if path == "/pods":
                 return _hear_pods(body, hear_pods)
+            if path == "/sites":
+                return _hear_sites(body, hear_sites)
             if ask_workers is None:
                 return 409, "text/plain", b"this job is not elastic: its number of workers does not change\n"
             return _ask_workers(body, ask_workers)
@@ -203,6 +209,22 @@ def _hear_pods(body: bytes, hear: HearPods | None) -> Answer:
         return 422, "text/plain", f"{body[:200]!r} has a time or a text that is none; {expected}\n".encode()
     if hear is not None:
         hear(events, about)
+    return 204, "text/plain", b""
+
+
+def _hear_sites(body: bytes, hear: HearSites | None) -> Answer:
+    try:
+        sites = {index: site for site, workers in json.loads(body)["sites"].items() for index in workers}
+    except (ValueError, TypeError, KeyError, AttributeError):
+        sites = {}
+    if not sites or not all(_is_whole(index) for index in sites):
+        return (
+            422,
+            "text/plain",
+            f'{body[:200]!r} says no sites; expected {{"sites": {{"name": [index]}}}}\n'.encode(),
+        )
+    if hear is not None:
+        hear(sites)
     return 204, "text/plain", b""
 
 

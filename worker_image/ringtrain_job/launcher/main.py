@@ -195,6 +195,7 @@ class _Launcher:
         self._ticked = time.monotonic()
         self._waited_s = 0.0
         self.events = Events(snapshot.store.files)
+        self.sites: dict[int, str] = dict(enumerate(config.sites))
         self.elastic: ElasticWorld | None = None
         self.telemetry: Telemetry | None = None
 
@@ -256,7 +257,7 @@ class _Launcher:
         if verdict is None:
             registrations = self._gang.registrations()
             members = self._config.in_order([registrations[index] for index in sorted(registrations)])
-            self._gang.give(Start(make_world(members, self._config.sites)))
+            self._gang.give(Start(make_world(members, self.sites)))
             self._snapshot.running_since = time.time()
             log.info("all workers are here; ranks: %d", self._config.world_size)
             if self._mpi is not None:
@@ -309,7 +310,7 @@ class _Launcher:
 
     def _assemble(self, stop: "StopFlag") -> Verdict | None:
         started = time.monotonic()
-        while self._gang.registered < self._config.workers:
+        while self._gang.registered < self._config.workers or self._awaits_sites:
             # Agents whose ranks run already come back at once after a launcher was restarted, or never.
             patience = self._config.timeout_s if self._gang.any_rank_started() else self._config.start_timeout_s
             if stop.count:
@@ -317,12 +318,18 @@ class _Launcher:
             if time.monotonic() - started >= min(patience, self._config.start_timeout_s):
                 return _not_assembled(self._config, self._gang)
             self._tick()
+        if homeless := [index for index, site in sorted(self.sites.items()) if not site]:
+            return _without_site(self._config, self._gang, homeless[0])
         if self._mpi is not None and self._gang.any_rank_started():
             return _launcher_restarted(self._gang.view())
         fresh = self._gang.fresh_workers()
         if self._gang.any_rank_started() and fresh:
             return _restarted_inside(self._gang.view(), fresh[0])
         return None
+
+    @property
+    def _awaits_sites(self) -> bool:
+        return bool(self._config.site_label) and len(self.sites) < self._config.workers
 
     def _watch(self, stop: "StopFlag") -> Verdict:
         patience = Patience(self._config.lost_after_s, self._config.settle_s)
@@ -456,6 +463,7 @@ def _open_ports(
         change_tokens=config.change_tokens,
         ask_workers=launcher.elastic.ask if launcher.elastic else None,
         hear_pods=hear_pods,
+        hear_sites=launcher.sites.update if config.site_label else None,
         is_held=config.ports_held,
         page=_page(config, snapshot),
     )
@@ -514,9 +522,22 @@ def _not_assembled(config: LauncherConfig, gang: Gang) -> Verdict:
     message = (
         f"{len(missing)} of {config.workers} {noun} did not register within {config.start_timeout_s:g} s: "
         f"{some_of(missing)}"
+        if missing
+        else f"the operator did not say within {config.start_timeout_s:g} s at which sites the workers are "
+        f"(networking.sites: {config.site_label}); it needs the right to get nodes"
     )
     failure = Failure(Reason.NOT_ASSEMBLED, message)
     return Verdict(Outcome.FAILED, contract.EXIT_NOT_ASSEMBLED, failure=failure)
+
+
+def _without_site(config: LauncherConfig, gang: Gang, worker: int) -> Verdict:
+    agent = gang.registrations()[worker]
+    message = (
+        f"node {agent.node} of {agent.pod} has no label {config.site_label}, which names its site "
+        "(networking.sites); label it, or keep workers away from it"
+    )
+    failure = Failure(Reason.BAD_CONFIGURATION, message, pod=agent.pod, node=agent.node)
+    return Verdict(Outcome.FAILED, contract.EXIT_BAD_CONFIGURATION, failure=failure)
 
 
 def _restarted_inside(view: GangView, worker: int) -> Verdict:

@@ -291,10 +291,10 @@ def test_a_client_that_takes_its_time_gets_all(monkeypatch: pytest.MonkeyPatch) 
         server.close()
 
 
-def _put(server: StatusServer, body: object, token: str = "t") -> tuple[int, str]:
+def _put(server: StatusServer, body: object, token: str = "t", path: str = "/pods") -> tuple[int, str]:
     data, headers = json.dumps(body).encode(), {"Authorization": f"Bearer {token}"}
     asked = urllib.request.Request(
-        f"http://127.0.0.1:{server.port}/pods", data=data, headers=headers, method="PUT"
+        f"http://127.0.0.1:{server.port}{path}", data=data, headers=headers, method="PUT"
     )
     try:
         with urllib.request.urlopen(asked, timeout=60) as answer:
@@ -330,5 +330,25 @@ def test_what_became_of_pods_is_put() -> None:
         assert len(heard) == 1
         assert _put(server, {"events": [{**event, "text": "x" * 5000}]})[0] == 204
         assert len(heard[1][0][0]["text"]) == 1000
+    finally:
+        server.close()
+
+
+def test_sites_of_workers_are_put() -> None:
+    """By who shows the token; what names no workers is refused whole."""
+    heard: dict[int, str] = {}
+    server = StatusServer(
+        0, lambda: STATUS, lambda: BRIEF, lambda: True, everywhere=False, tokens=("t",), hear_sites=heard.update
+    )
+    try:
+        sites = {"sites": {"zone-a": [0, 2], "": [1]}}
+        assert _put(server, sites, token="other", path="/sites")[0] == 401
+        for body in ([], {"sites": {}}, {"sites": {"a": 1}}, {"sites": {"a": ["b"]}}, {"sites": {"a": [[1]]}}):
+            code, text = _put(server, body, path="/sites")
+            assert code == 422, body
+            assert "expected" in text
+        assert not heard
+        assert _put(server, sites, path="/sites") == (204, "")
+        assert heard == {0: "zone-a", 2: "zone-a", 1: ""}
     finally:
         server.close()

@@ -42,7 +42,8 @@ class WorkerConfig:
     `role`: `chief`, `worker`, or `evaluator`, which stands outside the ring in a world of one.
     `source`: where the world was found: `ringtrain`, `tf_config`, `slurm`, `mpi`, `torchrun` or `single`.
     `transport`: one of `TRANSPORTS`. `data_path`: one of `DATA_PATHS`.
-    `encrypt`: one of `contract.ENCRYPTION`, with the certificates in `secret_dir`, which are of the job `job_uid`.
+    `encrypt`: one of `contract.ENCRYPTION`, `sites` only where there are several, with the certificates in
+    `secret_dir`, which are of the job `job_uid`.
     `token_text`: the token where there is no `token_file`. `formation`: the number of the world within the attempt
     in an elastic job, else 0. `committed`: the highest step that the attempt has committed. `slot`: the place in
     such a job, which this process keeps with its local rank.
@@ -117,6 +118,8 @@ class WorkerConfig:
         )
         attempt = read.integer(contract.ENV_ATTEMPT, 1, low=1)
         timeout_s = read.seconds(contract.ENV_TIMEOUT, 60.0)
+        encrypt = read.choice(contract.ENV_ENCRYPT, contract.ENCRYPTION, contract.ENCRYPTION[0])
+        sites = _sites(env, len(world.addresses))
         return WorkerConfig(
             rank=world.rank,
             size=len(world.addresses),
@@ -134,7 +137,7 @@ class WorkerConfig:
             stall_warning_s=read.seconds(contract.ENV_STALL_WARNING, 30.0),
             transport=read.choice(contract.ENV_TRANSPORT, TRANSPORTS, TRANSPORTS[0]),
             data_path=read.choice(contract.ENV_DATA_PATH, DATA_PATHS, DATA_PATHS[0]),
-            encrypt=read.choice(contract.ENV_ENCRYPT, contract.ENCRYPTION, contract.ENCRYPTION[0]),
+            encrypt="none" if encrypt == "sites" and len(set(sites)) < 2 else encrypt,
             secret_dir=_path(env, contract.ENV_SECRET_DIR) or Path(contract.SECRET_DIR),
             job_uid=env.get(contract.ENV_JOB_UID, ""),
             token_file=_path(env, contract.ENV_TOKEN_FILE),
@@ -146,7 +149,7 @@ class WorkerConfig:
             restore_from=env.get(contract.ENV_RESTORE_FROM, ""),
             timeline=_path(env, contract.ENV_TIMELINE),
             tracebacks=read.flag(contract.ENV_TRACEBACKS, "0"),
-            sites=_sites(env, len(world.addresses)),
+            sites=sites,
             log_level=log_level(contract.ENV_LOG_LEVEL, level)
             if (level := env.get(contract.ENV_LOG_LEVEL))
             else "",
