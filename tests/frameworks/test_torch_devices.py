@@ -1,10 +1,13 @@
 """ringtrain.torch does the same where tensors go through torch.distributed: gloo, and NCCL where GPUs are."""
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from frameworks.harness import TORCH_DEVICES, Checks, Scenarios, device_env
+
+from ringtrain._core.world.config import WorkerConfig
 
 MODULES = ("torch_devices", "torch_training", "torch_reductions", "torch_exchanges", "torch_errors", "torch_world")
 CHECKS = {device: Checks("torch", MODULES, device_env(device)) for device in TORCH_DEVICES}
@@ -48,13 +51,16 @@ def test_the_backend_of_a_device(transport, device, nccl, backend):
     """NCCL alone is chosen by itself, for CUDA alone; whatever else is asked for wins."""
     from ringtrain.torch.device_choice import Backends, backend_for
 
-    assert backend_for(device, transport, "none", Backends(DEVICES, nccl)) == backend
+    assert backend_for(device, transport, False, Backends(DEVICES, nccl)) == backend
 
 
 def test_tensors_to_be_encrypted_are_not_given_to_nccl():
     from ringtrain.torch.device_choice import Backends, backend_for
 
-    assert backend_for("cuda", "auto", "tensors", Backends(DEVICES, True)) == ""
+    assert backend_for("cuda", "auto", True, Backends(DEVICES, True)) == ""
+    within = WorkerConfig(size=3, encrypt="sites", sites=("x", "x", "y"))
+    assert [within.encrypts_among(ranks) for ranks in ([0, 1], [2], [1, 2])] == [False, False, True]
+    assert replace(within, encrypt="tensors").encrypts_among([0, 1])
 
 
 def test_a_group_that_the_library_does_not_make_is_given_up():

@@ -1,6 +1,7 @@
 """RINGTRAIN_ENCRYPT=tensors: what goes between ranks is unreadable, and nobody but ranks of the job takes part."""
 
 import contextlib
+import os
 import select
 import socket
 import ssl
@@ -103,6 +104,58 @@ def test_certificates_of_others_are_refused(secrets: Directories, who: str) -> N
     stranger = replace(second, secret_dir=getattr(secrets, who))
     for error in outcomes([first, stranger]):
         assert isinstance(error, RingtrainError)
+
+
+@contextlib.contextmanager
+def overheard() -> Iterator[list[bytes]]:
+    """What goes over loopback, from here until it ends."""
+    packets: list[bytes] = []
+    stopped = threading.Event()
+
+    def listen() -> None:
+        while not stopped.is_set():
+            with contextlib.suppress(TimeoutError):
+                packets.append(sock.recv(1 << 17))
+
+    with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3)) as sock:
+        sock.setsockopt(socket.SOL_SOCKET, 33, 64 << 20)  # SO_RCVBUFFORCE: nothing is dropped
+        sock.bind(("lo", 0))
+        sock.settimeout(0.2)
+        thread = threading.Thread(target=listen)
+        thread.start()
+        try:
+            yield packets
+        finally:
+            stopped.set()
+            thread.join()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="packets are read by root")
+@pytest.mark.parametrize("data_path", ["auto", "grpcio"])
+def test_tensors_are_encrypted_between_sites(secrets: Directories, data_path: str) -> None:
+    """They travel in clear within one, unless gRPC's library carries them."""
+    worlds = configs(secrets, 3, encrypt="sites", sites=("x", "x", "y"), data_path=data_path)
+    numbers = threading.Barrier(3)
+
+    def run(config: WorkerConfig) -> list[bool]:
+        seen = []
+        context = RankContext(config, None)
+        with context.entered():
+            for word, ranks in ((b"NEAR", [0, 1]), (b"FARR", [1, 2])):
+                both = rt.add_process_set(ranks)
+                with overheard() if config.rank == 1 else contextlib.nullcontext([]) as packets:
+                    numbers.wait(DEADLINE_S)
+                    if config.rank in ranks:
+                        given = np.frombuffer(word * 100_000, np.float32)
+                        summed = rt.allreduce(given, rt.Sum, process_set=both)
+                        assert (summed == 2 * given).all()
+                    numbers.wait(DEADLINE_S)
+                seen.append(any(4 * word in packet for packet in packets))
+        context.close()
+        return seen
+
+    with ThreadPoolExecutor(3) as pool:
+        assert list(pool.map(run, worlds))[1] == [data_path == "auto", False]
 
 
 def test_ranks_without_encryption_do_not_meet_those_with_it(secrets: Directories) -> None:

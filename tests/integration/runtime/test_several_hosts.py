@@ -30,7 +30,7 @@ print(rt.rank(), rt.local_rank(), socket.gethostname(), total[0], modes, seen, o
 """
 # Two sites average at every second step; each host counts what leaves it meanwhile, beside the weights' bytes.
 SITES = """
-import pathlib, numpy as np, ringtrain as rt
+import os, pathlib, numpy as np, ringtrain as rt
 from ringtrain.optim import SGD, DiLoCo
 rt.init()
 def sent():
@@ -48,7 +48,8 @@ for step in range(4):
     diloco.step()
 rt.barrier()
 after = sent()
-print(rt.rank(), rt.site(), rt.sites(), params["a"][0], params["d"][-1], (after - before) / 8e6)
+print(rt.rank(), rt.site(), rt.sites(), params["a"][0], params["d"][-1], os.environ["RINGTRAIN_ENCRYPT"],
+      (after - before) / 8e6)
 """
 SLEEPER = """
 import os, time, ringtrain as rt
@@ -124,7 +125,8 @@ def test_ranks_on_two_hosts(hosts: SshHosts, tmp_path: Path) -> None:
 
 
 def test_sites_of_two_hosts_exchange_each_byte_once(hosts: SshHosts, tmp_path: Path) -> None:
-    """Each knows its site; of 8 MB, four ranks of a site send half to the other, and half of what became of it."""
+    """Each knows its site; of 8 MB, four ranks of a site send half to the other, and half of what became of it,
+    encrypted."""
     run = start(hosts, tmp_path, "-np", "8", "-H", "node-a:4@x,node-b:4@y", sys.executable, "-c", SITES)
     out, err = run.communicate(timeout=DEADLINE_S)
     assert run.returncode == 0, out + err
@@ -132,7 +134,9 @@ def test_sites_of_two_hosts_exchange_each_byte_once(hosts: SshHosts, tmp_path: P
     told = [line.rpartition(" ") for line in lines]
     sites = {"x": [0, 1, 2, 3], "y": [4, 5, 6, 7]}
     # Gradients of rank + step: their mean over all ranks in four steps is 3.5 * 4 + 6.
-    assert [line for line, *_ in told] == [f"{rank} {'xy'[rank // 4]} {sites} -20.0 -20.0" for rank in range(8)]
+    assert [line for line, *_ in told] == [
+        f"{rank} {'xy'[rank // 4]} {sites} -20.0 -20.0 sites" for rank in range(8)
+    ]
     for *_, synchronizations in told:
         assert 2 <= float(synchronizations) < 2.2, "8 MB twice: half of the gradients and half of the weights each"
 

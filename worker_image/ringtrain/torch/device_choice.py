@@ -26,7 +26,7 @@ class Backends:
         return cls(dict(dist.Backend.default_device_backend_map), nccl_usable)
 
 
-def backend_for(device: str, transport: str, encrypt: str, backends: Backends) -> str:
+def backend_for(device: str, transport: str, encrypts: bool, backends: Backends) -> str:
     """Return the name of the backend for tensors on the type `device`, or `HOST`.
 
     `transport`: of WorkerConfig. "torch" asks for the backend of any device; one that torch.distributed maps to
@@ -35,6 +35,6 @@ def backend_for(device: str, transport: str, encrypt: str, backends: Backends) -
     """
     if transport == "torch":
         return backends.by_device.get(device, device)
-    if transport == "auto" and encrypt == "none" and device == "cuda" and backends.nccl_usable:
+    if transport == "auto" and not encrypts and device == "cuda" and backends.nccl_usable:
         return backends.by_device.get(device, HOST)
     return HOST

@@ -17,7 +17,7 @@ from ringtrain._core.communicators.base import Communicator
 from ringtrain._core.negotiation.execution import Carrier, FusedBatch
 from ringtrain._core.negotiation.request import CollectiveKind, Request
 from ringtrain._core.process_groups.context import current
-from ringtrain._core.process_groups.process_sets import ProcessSet, number_of
+from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set, number_of
 from ringtrain.torch.bridge import to_arrays, to_tensor
 from ringtrain.torch.device_choice import HOST, Backends, backend_for
 from ringtrain.torch.device_collectives import can_carry_out, carried_out, reduced
@@ -35,15 +35,19 @@ def source_of(tensors: Sequence[torch.Tensor], process_set: ProcessSet, backend:
     return DeviceTensors(tensors, process_set, backend) if backend else to_arrays(tensors)
 
 
-def backend_of(tensors: Sequence[torch.Tensor]) -> str:
-    """The name of the backend of torch.distributed that `tensors` go through; empty for host memory."""
+def backend_of(tensors: Sequence[torch.Tensor], process_set: ProcessSet = global_process_set) -> str:
+    """The name of the backend of torch.distributed that `tensors` go through in `process_set`; empty for host
+    memory."""
+    if not tensors:
+        return HOST
     config = current().config
-    return _backend_here(tensors[0].device.type, config.transport, config.encrypt) if tensors else HOST
+    encrypts = config.encrypt != "none" and config.encrypts_among(process_set.ranks or [])
+    return _backend_here(tensors[0].device.type, config.transport, encrypts)
 
 
 @functools.cache  # every submission asks, and whether there is a GPU costs a call to the driver
-def _backend_here(device: str, transport: str, encrypt: str) -> str:
-    return backend_for(device, transport, encrypt, Backends.here())
+def _backend_here(device: str, transport: str, encrypts: bool) -> str:
+    return backend_for(device, transport, encrypts, Backends.here())
 
 
 class DeviceTensors:

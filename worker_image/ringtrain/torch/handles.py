@@ -96,7 +96,7 @@ def _submission(
     finish: Finish | None,
     error: str,
 ) -> Submission:
-    backend = backend_of(tensors)
+    backend = backend_of(tensors, process_set)
     dtypes, shapes = tuple([name_of(tensor) for tensor in tensors]), tuple([tensor.shape for tensor in tensors])
     full = described(request, dtypes, shapes, device_of(tensors, backend))
     if error := error or _device_error(tensors) or dtypes_error(full.kind, dtypes, full.op):

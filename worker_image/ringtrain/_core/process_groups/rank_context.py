@@ -339,7 +339,11 @@ def _transport(ring: RingConfig, config: WorkerConfig) -> Transport:
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # else each handshake of a stranger that fails is a line
     from ringtrain._core.transport.rpc import RpcTransport
 
-    return RpcTransport(ring.rank, ring.addresses, ring.timeout_s, config.data_path == "auto", _tls(config))
+    near = {rank for rank, name in enumerate(config.sites) if name == config.sites[config.rank]}
+    in_clear = frozenset(near if config.encrypt == "sites" else ())
+    return RpcTransport(
+        ring.rank, ring.addresses, ring.timeout_s, config.data_path == "auto", _tls(config), in_clear
+    )
 
 
 def _tls(config: WorkerConfig) -> Tls | None:
@@ -348,13 +352,13 @@ def _tls(config: WorkerConfig) -> Tls | None:
         return None
     if config.transport in ("mpi", "torch"):
         raise ConfigurationError(
-            f"RINGTRAIN_ENCRYPT is tensors, but RINGTRAIN_TRANSPORT is {config.transport}, which ringtrain can't "
-            "encrypt; use auto"
+            f"RINGTRAIN_ENCRYPT is {config.encrypt}, but RINGTRAIN_TRANSPORT is {config.transport}, which "
+            "ringtrain can't encrypt; use auto"
         )
     if not config.job_uid:
         raise ConfigurationError(
-            "RINGTRAIN_ENCRYPT is tensors, but RINGTRAIN_JOB_UID is not set; peers are known by the name "
-            "worker.<uid>.ringtrain in their certificates"
+            f"RINGTRAIN_ENCRYPT is {config.encrypt}, but RINGTRAIN_JOB_UID is not set; peers are known by the "
+            "name worker.<uid>.ringtrain in their certificates"
         )
     from ringtrain.shared.tls import Tls
 

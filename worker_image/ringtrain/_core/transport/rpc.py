@@ -4,7 +4,7 @@ Frames and control messages are raw bytes on generic handlers: no protobuf aroun
 """
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any, Final, NoReturn
 
@@ -89,7 +89,8 @@ class RpcTransport:
     """One rank's server, and its channels to all peers. `addresses`: `host:port` by rank.
 
     `data_path`: whether frames take the data port (`http2`) where it can be reached; they take gRPC otherwise.
-    `tls`: encrypts all of it, and lets nobody in who is not a rank of the job.
+    `tls`: encrypts all of it, and lets nobody in who is not a rank of the job. `in_clear`: peers with which frames
+    travel in clear on the data port all the same.
     """
 
     def __init__(
@@ -99,6 +100,7 @@ class RpcTransport:
         timeout_s: float,
         data_path: bool = True,
         tls: Tls | None = None,
+        in_clear: Collection[int] = (),
     ) -> None:
         self._tls = tls
         self._rank = rank
@@ -110,7 +112,7 @@ class RpcTransport:
         self._closed = False
         self._channels: dict[int, Any] = {}
         self._methods: dict[tuple[int, str], Any] = {}
-        self._data = DataPath(rank, addresses, timeout_s, tls) if data_path else None
+        self._data = DataPath(rank, addresses, timeout_s, tls, in_clear) if data_path else None
         self._data_port: int | None = None
         self._strangers = Strangers(_MOST_CALLS + _MORE_CALLS * (len(addresses) // 16).bit_length())
         self._sessions: dict[int, tuple[tuple[str, str]]] = {}

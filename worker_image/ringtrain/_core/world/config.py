@@ -1,6 +1,6 @@
 """The environment of a rank, read here and nowhere else."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -84,6 +84,12 @@ class WorkerConfig:
     tracebacks: bool = False
     sites: tuple[str, ...] = ()
     log_level: str = ""
+
+    def encrypts_among(self, ranks: Sequence[int]) -> bool:
+        """Whether what these ranks tell each other is to be encrypted."""
+        if self.encrypt == "sites":
+            return len({self.sites[rank] for rank in ranks}) > 1
+        return self.encrypt != "none"
 
     @property
     def ranks_by_site(self) -> dict[str, list[int]]:

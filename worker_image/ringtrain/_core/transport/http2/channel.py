@@ -61,6 +61,19 @@ class Channel:
             raise ConnectionLost(error.strerror or str(error)) from error
         wrapped.shake_hands(TICK_S, deadline)
 
+    def peek(self) -> bytes:
+        """Wait for a byte, and return it without reading it; before `secure`."""
+        assert isinstance(self._sock, socket.socket)
+        while True:
+            try:
+                if came := self._sock.recv(1, socket.MSG_PEEK):
+                    return came
+                raise ConnectionLost(_NOTHING_FOLLOWS)
+            except BlockingIOError:
+                self._check_deadline()
+            except OSError as error:
+                raise ConnectionLost(_reason(error)) from error
+
     @property
     def buffered(self) -> memoryview:
         """What has been read and not taken. Valid until the next call."""

@@ -5,7 +5,7 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import Future
 from typing import Final
 
@@ -33,9 +33,18 @@ _SURE_S: Final = 1.0
 
 
 class DataPath:
-    """This rank's data port, and its connections to those of its peers. `addresses`: `host:port` by rank."""
+    """This rank's data port, and its connections to those of its peers. `addresses`: `host:port` by rank.
+    `in_clear`: peers with which it does without `tls`."""
 
-    def __init__(self, rank: int, addresses: Sequence[str], timeout_s: float, tls: Tls | None = None) -> None:
+    def __init__(
+        self,
+        rank: int,
+        addresses: Sequence[str],
+        timeout_s: float,
+        tls: Tls | None = None,
+        in_clear: Collection[int] = (),
+    ) -> None:
+        self._in_clear = in_clear
         self._rank = rank
         self._tls = tls
         self._addresses = addresses
@@ -53,7 +62,9 @@ class DataPath:
         """Return the port on which Pull is answered; None, with a line in the log, if there is none to be had."""
         host, _ = split_address(listening_address(self._addresses[self._rank]))
         try:
-            self._server = DataServer("" if host == "::" else host, service, self._timeout_s, self._tls)
+            self._server = DataServer(
+                "" if host == "::" else host, service, self._timeout_s, self._tls, bool(self._in_clear)
+            )
         except OSError as error:
             log.warning("rank %d has no data port, which is slower: %s", self._rank, error.strerror)
             return None
@@ -145,7 +156,7 @@ class DataPath:
             sock.close()
             raise
         try:
-            if self._tls is not None:
+            if self._tls is not None and peer not in self._in_clear:
                 channel.secure(self._tls, True, time.monotonic() + self._timeout_s * _DIAL_SHARE)
             return Connection(channel, is_client=True)
         except (ConnectionLost, DeadlinePassed) as error:

@@ -29,8 +29,11 @@ class DataServer:
     """Listens on a free port of `host` ("" for all interfaces). A connection has a thread while it is used; those
     that rest share one."""
 
-    def __init__(self, host: str, service: Service, timeout_s: float, tls: Tls | None = None) -> None:
-        """Raises OSError if there is no port to be had."""
+    def __init__(
+        self, host: str, service: Service, timeout_s: float, tls: Tls | None = None, also_in_clear: bool = False
+    ) -> None:
+        """`also_in_clear`: with `tls`, a caller may do without. Raises OSError if there is no port to be had."""
+        self._also_in_clear = also_in_clear
         self._service = service
         self._tls = tls
         self._timeout_s = timeout_s
@@ -94,7 +97,7 @@ class DataServer:
         except (OSError, ConnectionLost):
             sock.close()
             return
-        one = Serving(channel, self._service, self.enter, self._complaints, self._tls)
+        one = Serving(channel, self._service, self.enter, self._complaints, self._tls, self._also_in_clear)
         with self._changed:
             if self._closing:
                 channel.close()

@@ -63,8 +63,10 @@ class Serving:
         enter: Callable[["Serving", bool], bool],
         complaints: Complaints,
         tls: Tls | None = None,
+        also_in_clear: bool = False,
     ) -> None:
         self._tls = tls
+        self._also_in_clear = also_in_clear
         self._complaints = complaints
         self._channel = channel
         self._service = service
@@ -122,7 +124,9 @@ class Serving:
     def _is_secured(self) -> bool:
         """Whether the connection is encrypted where it has to be."""
         try:
-            if self._tls is not None:
+            # A peer knows its own site and this one's: who dials in clear is near, or nobody who has a session.
+            in_clear = self._also_in_clear and self._channel.peek() == PREFACE[:1]
+            if self._tls is not None and not in_clear:
                 self._channel.secure(self._tls, False, self._channel.deadline)
             return True
         except ConnectionLost as error:
