@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from frameworks.jax_collectives import RANK
+from frameworks.jax_collectives import RANK, SIZE
 from frameworks.jax_training import STEPS, X, Y, agree, model, rows, stepped, trained
 
 import ringtrain as rt
@@ -69,6 +69,18 @@ def check_diloco_is_that_of_plain_arrays():
             np.testing.assert_array_equal(leaf, array)
         for other in rt.allgather_object([leaf.tolist() for leaf in own]):
             assert other == [leaf.tolist() for leaf in own]
+
+
+def check_diloco_averages_within_sites():
+    """A site of all but the last rank, and one of the last: at H = 1 by the mean gradient of all ranks."""
+    sites = [list(range(SIZE - 1)), [SIZE - 1]] if SIZE > 1 else ()
+    diloco = begun(outer=SGD(lr=1.0), sync_every=1, sites=sites)
+    params = diloco.params()
+    for step in range(1, 3):
+        gradients = diloco.average(jax.tree.map(lambda leaf: jnp.full_like(leaf, step * (RANK + 1)), params))  # noqa: B023
+        params = diloco.step(jax.tree.map(jnp.subtract, params, gradients))
+    agree(params, jax.tree.map(lambda leaf: leaf - 3 * (SIZE + 1) / 2, model()))
+    diloco.close()
 
 
 def check_what_diloco_refuses():

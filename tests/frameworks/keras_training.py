@@ -75,7 +75,8 @@ def check_diloco_of_many_batches():
 
 def check_what_diloco_refuses():
     for options, optimizer, words in (
-        ({"elastic": True}, keras.optimizers.SGD, "elastic=True is not for Keras"),
+        ({"elastic": True}, keras.optimizers.SGD, "elastic=True and sites are not for Keras"),
+        ({"sites": [list(range(SIZE))]}, keras.optimizers.SGD, "sites are not for Keras"),
         ({}, lambda: hvd.DistributedOptimizer(keras.optimizers.SGD()), "compile it with Keras' own optimizer"),
         ({"sync_every": 3}, keras.optimizers.SGD, "2 steps at once, and sync_every is 3"),
     ):

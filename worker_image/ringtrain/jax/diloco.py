@@ -38,8 +38,8 @@ class DiLoCo:
         params = diloco.finish(params)                  # the same on all ranks
 
     `params`: a pytree of floating-point arrays. `options`: as of `ringtrain.optim.DiLoCo` (outer, sync_every,
-    fragments, overlap_steps, mix, compression, bucket_bytes). `outer`: that object, with the outer weights by
-    their paths in the tree, and what it tells of synchronizations.
+    fragments, overlap_steps, mix, compression, bucket_bytes, sites). `outer`: that object, with the outer weights
+    by their paths in the tree, and what it tells of synchronizations.
 
     Nothing here is for compiled code: call it between steps. The state of the inner optimizer is this rank's own.
     Collective: every rank makes it of the same tree with the same arguments, and makes as many steps, else
@@ -59,14 +59,25 @@ class DiLoCo:
         """Return this rank's parameters, as a pytree of JAX arrays on the default device."""
         return jax.tree.unflatten(self._structure, self._leaves.now.values())
 
-    def step(self, params: Any) -> Any:
-        """Return `params` after an inner step that was just taken, with what is due synchronized.
+    def average(self, gradients: Any) -> Any:
+        """Return `gradients`, a pytree of arrays, averaged over the ranks of this rank's site, for its inner step;
+        as they are where the rank trains alone. Collective in the site."""
+        if self.outer.site is None:
+            return gradients
+        leaves, structure = jax.tree.flatten(gradients)
+        arrays = {f"{place}": np.array(leaf) for place, leaf in enumerate(leaves)}
+        self.outer.average(arrays)
+        return jax.tree.unflatten(structure, [jnp.asarray(array) for array in arrays.values()])
+
+    def step(self, params: Any, samples: float = 1) -> Any:
+        """Return `params` after an inner step that was just taken, on so many samples, with what is due
+        synchronized.
 
         Raises ConfigurationError for another tree, PeerLost when the ring failed, MismatchError where ranks took
         other numbers of steps.
         """
         self._take(params)
-        return self.params() if self.outer.step() else params
+        return self.params() if self.outer.step(samples) else params
 
     def finish(self, params: Any) -> Any:
         """Return the outer weights, with all that inner steps have changed until `params`. Collective, at the end

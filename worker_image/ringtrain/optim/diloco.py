@@ -262,6 +262,11 @@ class DiLoCo:
         return None if self._sites is None else self._sites.site
 
     @property
+    def sync_every(self) -> int:
+        """H of this rank."""
+        return self._schedule.sync_every
+
+    @property
     def steps(self) -> int:
         """Inner steps so far."""
         return self._steps

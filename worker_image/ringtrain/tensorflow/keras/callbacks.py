@@ -12,7 +12,7 @@ import ringtrain as rt
 from ringtrain import timeline
 from ringtrain._core.negotiation import arrays
 from ringtrain._core.negotiation.arrays import Reduction
-from ringtrain._core.process_groups.context import current
+from ringtrain._core.process_groups.context import current, sites
 from ringtrain._core.process_groups.group import Flat
 from ringtrain._core.process_groups.process_sets import global_process_set
 from ringtrain.errors import ConfigurationError
@@ -230,14 +230,14 @@ class DiLoCo(keras.callbacks.Callback):
     outer optimizer. `outer`: the `ringtrain.optim.DiLoCo` of the last `fit`, which tells of synchronizations.
 
     Every rank calls `fit` with the same callback and makes as many batches, else MismatchError. Raises
-    ConfigurationError for an optimizer that averages gradients itself, for `elastic`, and for a
-    `steps_per_execution` that does not divide `sync_every`. It is experimental.
+    ConfigurationError for an optimizer that averages gradients itself, for `elastic`, for `sites` other than (),
+    and for a `steps_per_execution` that does not divide `sync_every`. It is experimental.
     """
 
     def __init__(self, **options: Any) -> None:
         super().__init__()
-        if options.get("elastic"):
-            raise ConfigurationError("DiLoCo: elastic=True is not for Keras; expected False")
+        if options.get("elastic") or options.get("sites"):
+            raise ConfigurationError("DiLoCo: elastic=True and sites are not for Keras; expected False, and ()")
         self._options = options
         self.outer: ArrayDiLoCo | None = None
         self._made = 0  # steps of the model's optimizer
@@ -254,8 +254,14 @@ class DiLoCo(keras.callbacks.Callback):
             )
         trained = {f"{place}": variable for place, variable in enumerate(self.model.trainable_variables)}
         local = _TrainedVariables(trained)
+        options = self._options
+        if "sites" not in options and len(sites()) > 1:
+            raise ConfigurationError(
+                f"DiLoCo: this world has the sites {', '.join(sites())}, and Keras' DiLoCo trains each rank "
+                "alone; pass sites=() for that"
+            )
         self.outer = ArrayDiLoCo(
-            local, initial=dict(zip(trained, local.read(list(trained)), strict=True)), **self._options
+            local, initial=dict(zip(trained, local.read(list(trained)), strict=True)), **options
         )
         self._made = int(self.model.optimizer.iterations)
         self._send_the_rest()
@@ -264,7 +270,7 @@ class DiLoCo(keras.callbacks.Callback):
         assert self.outer is not None
         before, self._made = self._made, int(self.model.optimizer.iterations)
         made = max(1, self._made - before)  # none where a LossScaleOptimizer has left one out
-        every = self._options.get("sync_every", 100)
+        every = self.outer.sync_every
         if every % made:
             raise ConfigurationError(
                 f"DiLoCo: Keras has made {made} steps at once, and sync_every is {every}; expected a "
