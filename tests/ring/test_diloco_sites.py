@@ -180,11 +180,14 @@ def _exactly(weights: dict[str, Array]) -> dict[str, bytes]:
     return _bits(narrow)
 
 
-@pytest.mark.parametrize("transport", ["auto", "grpc"])
-def test_every_step_has_the_weights_of_a_plain_computation_of_all_sites(transport: str) -> None:
+@pytest.mark.parametrize(
+    ("runs", "transport"),
+    [(RUNS[::3], "auto"), (RUNS[1::3], "auto"), (RUNS[2::3], "auto"), (RUNS[::3], "grpc")],
+    ids=["first", "second", "third", "over-grpc"],
+)
+def test_every_step_has_the_weights_of_a_plain_computation_of_all_sites(runs: list[Run], transport: str) -> None:
     """To the bit on all ranks, after every inner step, after finish(), and the outer ones: for sites of equal and
     unequal numbers of ranks, fragments, overlap, mix, H of each site, and samples that differ."""
-    runs = RUNS if transport == "auto" else RUNS[::3]
     by_rank = run_ranks(_all_trained, 4, runs, env={"RINGTRAIN_TRANSPORT": transport})
     for index, run in enumerate(runs):
         for rank, expected in enumerate(_reference(run)):
@@ -299,11 +302,15 @@ def _resumed() -> tuple[list[dict[str, bytes]], list[dict[str, bytes]]]:
     fresh = {name: np.zeros_like(array) for name, array in params.items()}
     again = DiLoCo(fresh, **options)
     again.load_state_dict(state)
+    with pytest.raises(
+        rt.ConfigurationError, match=r"'sites': '\[\[0\], \[1, 2\], \[3\]\]'.* this is .*'sites': '\[\[0, 1"
+    ):
+        DiLoCo(_start(0), **options | {"sites": PAIRS}).load_state_dict(state)
     return went_on, steps(again, fresh, range(5, 12))
 
 
 def test_a_training_that_begins_again_has_the_same_bits() -> None:
-    """From a state that each rank saved, with an exchange on its way."""
+    """From a state that each rank saved, with an exchange on its way; one of other sites is refused."""
     for went_on, began_again in run_ranks(_resumed, 4):
         assert began_again == went_on
 

@@ -26,8 +26,9 @@ from ringtrain.optim.cut import first_group
 from ringtrain.optim.fragments import Exchange, Fragment, FragmentSchedule, fragment_bounds
 from ringtrain.optim.host import BUCKET_BYTES, HostOptimizer
 from ringtrain.optim.layout import Layout, ParamSpec
+from ringtrain.optim.memory_check import digest_of
 from ringtrain.optim.rules import Nesterov, Rule
-from ringtrain.optim.sites import SiteGroups, SiteOptimizer, Sites, digest
+from ringtrain.optim.sites import SiteGroups, SiteOptimizer, Sites
 from ringtrain.optim.state import check_same_model
 from ringtrain.report import add_to_reports
 from ringtrain.step_time import REDUCTION
@@ -316,8 +317,8 @@ class DiLoCo:
         """Return what this rank needs to go on to the bit: its own weights, and what all ranks have of the outer
         optimizer. Every rank saves its own. Collective; an exchange that is under way is waited for.
 
-        Returns `{"steps", "rank", "size", "sent", "samples", "landing", "weights": {name: array}, "outer":
-        [...]}`, the last with the `HostOptimizer.state_dict()` of each fragment.
+        Returns `{"steps", "rank", "size", "sites", "sent", "samples", "landing", "weights": {name: array},
+        "outer": [...]}`, the last with the `HostOptimizer.state_dict()` of each fragment.
         """
         if self._exchange is not None:
             self._exchange.wait()
@@ -329,6 +330,7 @@ class DiLoCo:
             "steps": self._steps,
             "rank": self._group.rank,
             "size": self._group.size,
+            "sites": self._site_ranks,
             "sent": [fragment.sent for fragment in self._fragments],
             "samples": [fragment.samples for fragment in self._fragments],
             "landing": None if self._exchange is None else self._exchange.fragment.index,
@@ -339,10 +341,16 @@ class DiLoCo:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what this rank's `state_dict()` gave, to the bit. Not collective.
 
-        Raises ConfigurationError for a state of another rank, size, number of fragments, rule or model.
+        Raises ConfigurationError for a state of another rank, size, sites, number of fragments, rule or model.
         """
-        own = {"rank": self._group.rank, "size": self._group.size, "fragments": len(self._fragments)}
+        own: dict[str, Any] = {
+            "rank": self._group.rank,
+            "size": self._group.size,
+            "fragments": len(self._fragments),
+        }
         saved = {"rank": state.get("rank"), "size": state.get("size"), "fragments": len(state.get("outer", ()))}
+        if self._site_ranks or state.get("sites"):
+            own["sites"], saved["sites"] = self._site_ranks, state.get("sites")
         if saved != own:
             raise ConfigurationError(
                 f"DiLoCo: the saved state is of {saved} and this is {own}; load each rank's own, or train on from "
@@ -461,6 +469,10 @@ class DiLoCo:
         assert isinstance(outer, HostOptimizer)
         return outer
 
+    @property
+    def _site_ranks(self) -> str:
+        return "" if self._sites is None else str([list(ranks) for ranks in self._sites.sites.ranks])
+
     def _open_group(self) -> ProcessGroup:
         """A group of all ranks whose collectives need not wait for the script's."""
         if current().config.formation and not self._elastic:
@@ -484,7 +496,9 @@ class DiLoCo:
         for name, local in zip(fragment.names, read, strict=True):
             if name in carries:
                 np.subtract(outer.weights[name], local, out=outer.gradient(name))
-        told = _Told(self._steps, fragment.samples if self._own else 0, digest(read) if self._sites else 0)
+        told = _Told(
+            self._steps, fragment.samples if self._own else 0, digest_of(map(_octets, read)) if self._sites else 0
+        )
         fragment.sent, fragment.samples = self._steps, 0
         what = f"the synchronization of fragment {fragment.index}"
 
@@ -562,6 +576,10 @@ class DiLoCo:
                 )
         total = sum(samples)
         return len(sites) * sum(samples[rank] for rank in sites[own_site]) / total if total else 1.0
+
+
+def _octets(array: Flat) -> Flat:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
 def _listed(sync_every: int | Sequence[int]) -> list[int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -183,11 +182,3 @@ class SiteOptimizer:
             self.weights[name][...] = self._host.weights[name]
         for buffer, bounds in self._buffers:
             self._near.all_gather(buffer, bounds).wait()
-
-
-def digest(arrays: Sequence[Flat]) -> int:
-    """Equal for equal bits, and hardly ever for others."""
-    value = 0
-    for array in arrays:
-        value = zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data, value)
-    return value
