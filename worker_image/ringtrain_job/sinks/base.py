@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from ringtrain.errors import ConfigurationError
+from ringtrain.errors import ConfigurationError, quoted
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def check_sink(name: str, asked_by: str) -> None:
     `asked_by`: the variable or option that names the sink.
     """
     if name not in SINKS:
-        raise ConfigurationError(f"{asked_by}: {name!r} is no sink; expected one of {', '.join(SINKS)}")
+        raise ConfigurationError(f"{asked_by}: {quoted(name)} is no sink; expected one of {', '.join(SINKS)}")
     kind = SINKS[name]
     if find_spec(kind.package) is None:
         raise ConfigurationError(

@@ -44,6 +44,7 @@ LONGEST_MESSAGE = 2000
 @example(changed={"RINGTRAIN_BACKEND": "mpi", "RINGTRAIN_MPI_OPTIONS": "'"}, missing=set())
 @example(changed={"RINGTRAIN_LAUNCHER_ADDRESS": "\udcff:1"}, missing=set())
 @example(changed={"RINGTRAIN_OTEL": "9" * 5000}, missing=set())
+@example(changed={"RINGTRAIN_SINKS": "9" * 5000}, missing=set())
 @example(changed={"RINGTRAIN_LAUNCHER_ADDRESS": "a:" + "9" * 5000}, missing=set())
 def test_any_variables(config: Any, changed: dict[str, str], missing: set[str]) -> None:
     """Good settings of which some are changed and, in half of the cases, some are missing."""
