@@ -198,6 +198,18 @@ def test_workers_that_never_come(gang: Gang) -> None:
     assert message["ranksSucceeded"] == 0
 
 
+def test_sites_that_nobody_says(gang: Gang) -> None:
+    """All workers are here, and no rank starts: the launcher names the label and what the operator needs."""
+    job = gang(1, 1)
+    agent = job.agent(0, "false")
+    launcher = job.launcher(RINGTRAIN_START_TIMEOUT="8", RINGTRAIN_SITE_LABEL="zone")
+    assert launcher.wait() == 69
+    agent.wait()
+    failure = launcher.message()["failure"]
+    assert failure["reason"] == "NotAssembled"
+    assert "at which sites the workers are (networking.sites: zone)" in failure["message"]
+
+
 @pytest.mark.sampled(one_in=2)
 def test_a_launcher_that_never_comes(gang: Gang) -> None:
     """The agent says which address it did not reach, and why, in its log every few seconds, and ends with 69."""
