@@ -34,6 +34,8 @@ from .templates import whole_job
 from .versions import Versions
 
 log = logging.getLogger(__name__)
+# How long until sites of workers are read again that were not known; far within a launcher's start timeout.
+_SITES_AGAIN_S = 10.0
 Json = dict[str, Any]
 Clock = Callable[[], datetime]
 
@@ -165,18 +167,21 @@ class Reconciler:
             before = memory.told[1] if memory.told[0] == status.attempt else ()
             told = told_of_pods(status, reading.observed.pods, before)
             memory.told = status.attempt, tuple(told["events"])
-            self._poller.watch(key, endpoint, wish, told, await self._sites_of(job, reading, memory))
+            self._poller.watch(key, endpoint, wish, told, await self._sites_of(key, job, reading, memory))
         else:
             self._poller.forget(key)
         if plan.requeue_after_s is not None:
             self._queue.add_after(key, plan.requeue_after_s)
 
-    async def _sites_of(self, job: Json, reading: Reading, memory: Memory) -> Document | None:
+    async def _sites_of(self, key: Key, job: Json, reading: Reading, memory: Memory) -> Document | None:
         label = (job["spec"].get("networking") or {}).get("sites")
         if not label:
             return None
         workers = int((job["status"].get("ledger") or {}).get("attemptWorkers") or 0)
-        return await read_sites(self._api, label, workers, reading.observed.pods, memory.sites)
+        sites = await read_sites(self._api, label, workers, reading.observed.pods, memory.sites)
+        if sites is None:  # a node that could not be read makes no event when it can
+            self._queue.add_after(key, _SITES_AGAIN_S)
+        return sites
 
     def _memory_of(self, key: Key, job: Json) -> Memory:
         uid = job["metadata"]["uid"]
