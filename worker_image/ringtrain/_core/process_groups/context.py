@@ -280,7 +280,8 @@ def site() -> str:
 
 def sites() -> dict[str, list[int]]:
     """The ranks of each site by its name, in the order of their first ranks. A site has a fast network of its own
-    (`ringtrain run -H a:4@x,b:4@y`, a label of nodes); without any, all ranks are in one, whose name is empty."""
+    (`ringtrain run -H a:4@x,b:4@y`, a label of nodes); without any, all ranks are in one, whose name is empty.
+    Maturity: Experimental."""
     return current().config.ranks_by_site
 
 
