@@ -360,4 +360,5 @@ class FormationJournal:
             log.error("%s cannot be read, the world is made anew: %s", self._path, exc)
             return None
         # Times were those of a clock that has ended with its process.
-        return replace(state, given=False, began=0.0, newcomer_at=None, parked_at=None, lost_at=None), asked
+        state = replace(state, newcomer_at=None, parked_at=None, bereft_at=None, lost_at=None)
+        return replace(state, given=False, began=0.0), asked

@@ -7,7 +7,7 @@ grow. A formation is made only when no process can still be in an earlier one; e
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from ringtrain_job.control.model import Prepare
+from ringtrain_job.control.model import ENDED, Prepare
 from ringtrain_job.launcher.elastic_end import AttemptEnd, OwnFailures, Ruin, StepsSoFar, count_failures, find_end
 from ringtrain_job.launcher.members import (
     MemberProcess,
@@ -63,7 +63,8 @@ class FormationState:
     `lost_at`: when the loss was seen that the formation makes good. `progress`: the highest step that was seen;
     `step`: the one that was seen last, which is lower after a training began anew; `advances`: how often it grew.
     `committed`: the highest step that was committed, `training`: of the training that goes on now. `fruitless`:
-    formations, since the last step, in which a process ended by an error of its own.
+    formations, since the last step, in which a process ended by an error of its own. `bereft_at`: since when all
+    members are known to have finished or are lost.
     """
 
     phase: FormationPhase = FormationPhase.ASSEMBLING
@@ -79,6 +80,7 @@ class FormationState:
     lost_at: float | None = None
     newcomer_at: float | None = None
     parked_at: float | None = None
+    bereft_at: float | None = None
     failures: tuple[OwnFailures, ...] = ()
     progress: int = 0
     step: int = 0
@@ -115,8 +117,14 @@ def advance(state: FormationState, rules: Rules, view: View, now: float) -> Deci
     """The state after `view` was seen at `now`, and what is due."""
     state = _note(state, rules, view, now)
     end = find_end(where(state, view), state, view, restarts=rules.restarts)
+    if end is not None and end.ruin is Ruin.NO_SURVIVOR and _is_silent(state, view):
+        # This launcher may have been cut off from all: they come back one after the other.
+        since = now if state.bereft_at is None else state.bereft_at
+        if now - since < rules.timeout_s:
+            return Decision(replace(state, bereft_at=since))
     if end is not None:
         return Decision(state, end=end)
+    state = replace(state, bereft_at=None)
     highest = max((slot.state.formation for slot in view.slots.values()), default=0)
     known = max((slot.order for slot in view.slots.values()), default=0)
     state = replace(state, order=max(state.order, known))
@@ -137,6 +145,16 @@ def joined(state: FormationState, rules: Rules, view: View) -> bool:
     if state.phase is not FormationPhase.RUNNING:
         return False
     return all(_met(process, state, rules, view.slots[process.slot]) for process in state.members)
+
+
+def _is_silent(state: FormationState, view: View) -> bool:
+    """Whether a member is lost of which nobody knows that it has ended."""
+    return any(
+        _is_newest(process, view)
+        and view.slots[process.slot].lost
+        and view.slots[process.slot].state.phase not in ENDED
+        for process in state.members
+    )
 
 
 def _met(process: MemberProcess, state: FormationState, rules: Rules, slot: SlotView) -> bool:

@@ -369,6 +369,35 @@ def test_the_last_ranks_die_after_the_others_have_finished() -> None:
     assert world.end == AttemptEnd(Ruin.NO_SURVIVOR, 5)
 
 
+def test_a_launcher_that_was_cut_off_hears_from_one_agent_after_the_other() -> None:
+    """Ranks have finished meanwhile: those of which nothing is heard yet may have, too, for `timeout_s`."""
+    world = running()
+    for agent in world.agents.values():
+        agent.cut = True
+    for _ in range(LOST_AFTER + 2):
+        world.step()
+    for slot in range(6):
+        world.process(slot).end(RankPhase.SUCCEEDED, 0)
+    for worker in range(3):
+        world.agents[worker].cut = False
+        world.step()
+        world.step()
+    world.until(lambda: world.end is not None)
+    assert world.end == AttemptEnd()
+
+
+def test_ranks_that_are_not_heard_of_again_after_the_others_have_finished() -> None:
+    """The attempt has failed, `timeout_s` later."""
+    world = running()
+    world.agents[2].cut = True
+    for slot in range(4):
+        world.process(slot).end(RankPhase.SUCCEEDED, 0)
+    began = world.now
+    world.until(lambda: world.end is not None)
+    assert world.end == AttemptEnd(Ruin.NO_SURVIVOR, 4)
+    assert world.now - began >= RULES.timeout_s
+
+
 @pytest.mark.parametrize("killed", [0, 1, 2, 3, 4, 6, 9])
 def test_the_launcher_dies_in_any_second_of_a_recovery(killed: int) -> None:
     """It repeats the phase that it was in, and the world is made once."""
