@@ -3,9 +3,11 @@
 Each sample has a weight of its own, which its inner step moves by one; one more weight counts all inner steps of
 a rank. So at the end a sample's weight is 1 by the number of ranks whose steps counted with it, and 0 where it did
 not count, and the last weight is the number of steps. `FAULTS` in the environment has what happens, once each: a
-slot, an inner step, and the seconds from its beginning until the slot's process kills itself: `1:4:0.003,0:7:0`.
-Each process writes a line for each commit that it begins, and one for each that it has come through, to
-`events-<slot>-<pid>` in `DIRECTORY`.
+slot, an inner step, the seconds from its beginning on, and what the slot's process does then: `1:4:0.003:kill`.
+It kills or stops itself; of anything else it tells, by `fired-<index>` in `DIRECTORY`, to those who play it
+(`support.diloco_cuts`). So many steps later as `HOLDS` says all ranks wait until `over-<index>` is there, and the
+world has as many ranks as the file `expected` says. Each process writes a line for each world that it enters, for
+each commit that it begins, and for each that it has come through, to `events-<slot>-<pid>`.
 
     python -m support.diloco_training 100        # seeds 0 to 99
     python -m support.diloco_training --seed 41        # one of them again
@@ -30,7 +32,8 @@ import numpy as np
 import ringtrain as rt
 from ringtrain import elastic
 
-SAMPLES, BATCH, STEPS, SYNC_EVERY = 120, 12, 24, 4
+SAMPLES, BATCH, STEPS, SYNC_EVERY = 120, 12, 32, 4
+EPOCHS = 1 + STEPS * BATCH // SAMPLES
 STEP_S = 0.004
 DEADLINE_S = 180.0
 
@@ -39,6 +42,7 @@ def train() -> None:
     """The training of one process."""
     directory, slot = Path(os.environ["DIRECTORY"]), os.environ["RINGTRAIN_SLOT"]
     faults = [fault.split(":") for fault in os.environ["FAULTS"].split(",")]
+    holds = int(os.environ.get("HOLDS", "0"))
     events = (directory / f"events-{slot}-{os.getpid()}").open("a")
 
     def tell(**what: Any) -> None:
@@ -46,25 +50,42 @@ def train() -> None:
         events.flush()
 
     def strike(step: int) -> None:
-        for index, (struck, at, delay_s) in enumerate(faults):
-            if (struck, at) == (slot, str(step)) and not (fired := directory / f"fired-{index}").exists():
-                fired.touch()
-                threading.Timer(float(delay_s), os.kill, (os.getpid(), signal.SIGKILL)).start()
+        for index, (struck, at, delay_s, act) in enumerate(faults):
+            if struck == slot and int(at) <= step and not (fired := directory / f"fired-{index}").exists():
+                fired.write_text(str(os.getpid()))
+                if number := {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}.get(act):
+                    threading.Timer(float(delay_s), os.kill, (os.getpid(), number)).start()
+
+    def is_over(step: int) -> bool:
+        """Whether all that was to happen some steps ago has, and the world is again what it shall be."""
+        due = [index for index, (_, at, *_) in enumerate(faults) if int(at) + holds <= step]
+        if (due or not step) and rt.size() < int((directory / "expected").read_text()):
+            return False
+        return all((directory / f"over-{index}").exists() for index in due)
 
     rt.init()
-    params = {"counted": np.zeros(3 * SAMPLES), "steps": np.zeros(1)}
+    params = {"counted": np.zeros(SAMPLES * EPOCHS), "steps": np.zeros(1)}
+    params["more"] = np.zeros(int(os.environ.get("MORE", "0")))  # to be sent
     diloco = rt.optim.DiLoCo(
-        params,
+        {name: array for name, array in params.items() if array.size},
         outer=rt.optim.SGD(lr=1.0),
         sync_every=SYNC_EVERY,
         elastic=True,
         redundancy=int(os.environ["COPIES"]),
     )
     shard = elastic.shard(SAMPLES, elastic.FixedGlobal(BATCH), seed=4)
-    state = elastic.State(diloco=diloco, shard=shard, step=0)
+    state: Any = elastic.State(diloco=diloco, shard=shard, step=0)
+
+    def hold() -> None:
+        while holds and not min(rt.allgather_object(is_over(state.step))):
+            strike(state.step)
+            time.sleep(0.02)
+            state.check_host_updates()
 
     @elastic.run
     def run(state: Any) -> None:
+        tell(entered=int(os.environ.get("RINGTRAIN_FORMATION", "0")), rank=rt.rank(), size=rt.size())
+        hold()
         own: list[int] = []
         while state.step < STEPS:
             for batch in state.shard:
@@ -81,12 +102,14 @@ def train() -> None:
                     state.commit()
                     outer = state.diloco.outer_weights["counted"]
                     tell(through=state.step, digest=hashlib.sha256(outer.tobytes()).hexdigest())
+                    if state.step < STEPS:
+                        hold()
                 if state.step == STEPS:
                     return
             state.shard.next_epoch()
 
     run(state)
-    tell(ended=[array.tolist() for array in state.diloco.outer_weights.values()])
+    tell(ended=[array.tolist() for name, array in state.diloco.outer_weights.items() if name != "more"])
 
 
 def faults_of(seed: int, ranks: int) -> list[str]:
@@ -95,7 +118,7 @@ def faults_of(seed: int, ranks: int) -> list[str]:
     last = STEPS - SYNC_EVERY  # afterwards the others may have come to the end
     at, found = chance.randint(1, last), []
     for slot in chance.sample(range(ranks), chance.randint(1, min(3, ranks - 1))):
-        found.append(f"{slot}:{at}:{chance.uniform(0, 0.02):.4f}")
+        found.append(f"{slot}:{at}:{chance.uniform(0, 0.02):.4f}:kill")
         at = at if chance.random() < 0.3 else chance.randint(1, last)
     return found
 
@@ -131,11 +154,12 @@ def judge(seed: int) -> str:
             timeout=DEADLINE_S,
             check=False,
         )
-        wrong = _wrong(Path(folder), done.returncode)
+        wrong = wrong_in(Path(folder), done.returncode)
     return f"seed {seed}: {ranks} ranks, {on_loss}, {faults}: {wrong}\n{done.stderr}" if wrong else ""
 
 
-def _wrong(folder: Path, code: int) -> str:
+def wrong_in(folder: Path, code: int) -> str:
+    """What is not as it must be after a run that has ended with `code`; nothing if all is."""
     processes = [[json.loads(line) for line in path.open()] for path in sorted(folder.glob("events-*"))]
     ends = [one["ended"] for events in processes for one in events if "ended" in one]
     if code or not ends or any(end != ends[0] for end in ends):
@@ -143,19 +167,30 @@ def _wrong(folder: Path, code: int) -> str:
     counted, (steps,) = np.array(ends[0][0]).round(9), ends[0][1]
     if round(steps, 9) != STEPS:
         return f"{steps} steps count of {STEPS}"
+    formations = sorted({one["entered"] for events in processes for one in events if "entered" in one})
     for step in range(SYNC_EVERY, STEPS + 1, SYNC_EVERY):
         if len({one["digest"] for events in processes for one in events if one.get("through") == step}) > 1:
             return f"ranks have other outer weights after step {step}"
         values = set()
         for events in processes:
-            came_on = max((one.get("through", 0) for one in events), default=0) >= step
-            for samples in [one["samples"] for one in events if one.get("begins") == step]:
-                values |= (own := set(counted[samples].tolist())) - {0.0}
-                if len(own) > 1 or (own == {0.0} and came_on):
-                    return f"samples of a process that came through step {step} count {own}"
+            for index, one in enumerate(events):
+                if one.get("begins") != step:
+                    continue
+                values |= (own := set(counted[one["samples"]].tolist())) - {0.0}
+                if len(own) > 1 or (own == {0.0} and _stayed(events, index, formations)):
+                    return f"samples of a process that came on from step {step} count {own}"
         if len(values) > 1:
             return f"samples of step {step} count {values}"
     return ""
+
+
+def _stayed(events: list[dict[str, Any]], begun: int, formations: list[int]) -> bool:
+    """Whether the process was in the world in which the synchronization ended that it began at `begun`: it came
+    through, or was in the next world, too."""
+    former = next((one["entered"] for one in reversed(events[:begun]) if "entered" in one), 0)
+    later = next((one for one in events[begun + 1 :] if "through" in one or "entered" in one), {})
+    following = next((number for number in formations if number > former), None)
+    return "through" in later or ("entered" in later and later["entered"] == following)
 
 
 def main() -> None:

@@ -133,7 +133,8 @@ def _span(seeds: Sequence[int]) -> str:
     return f"{seeds[0]}-{seeds[-1]}"
 
 
-def _wanted(text: str) -> list[int]:
+def seeds_of(text: str) -> list[int]:
+    """The seeds that a command names: how many from 0 on, or first-last."""
     first, _, last = text.rpartition("-")
     return list(range(int(first), int(last) + 1)) if first else list(range(int(last)))
 
@@ -144,7 +145,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, help="one, alone")
     parser.add_argument("--jobs", type=int, default=1, help="how many jobs run at a time")
     given = parser.parse_args()
-    seeds = _wanted(given.seeds) if given.seed is None else [given.seed]
+    seeds = seeds_of(given.seeds) if given.seed is None else [given.seed]
     blocks: dict[int, list[int]] = {}
     for seed in seeds:
         blocks.setdefault(seed // BLOCK, []).append(seed)

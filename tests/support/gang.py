@@ -147,14 +147,16 @@ class GangProcesses:
             **self.settings,
         }
 
-    def launcher(self, **settings: str) -> PodProcess:
+    def launcher(self, *, inside: Sequence[str] = (), **settings: str) -> PodProcess:
         environment = {**self.environment("launcher", "job-launcher"), **settings}
-        return self._start(PodProcess("job-launcher", ["launcher"], environment, self.directory))
+        return self._start(PodProcess("job-launcher", ["launcher"], environment, self.directory, inside))
 
-    def agent(self, index: int, *command: str, name: str | None = None, **settings: str) -> PodProcess:
+    def agent(
+        self, index: int, *command: str, name: str | None = None, inside: Sequence[str] = (), **settings: str
+    ) -> PodProcess:
         name = name or f"job-worker-{index}"
         environment = {**self.environment("worker", name, index), **settings}
-        return self._start(PodProcess(name, ["agent", "--", *command], environment, self.directory))
+        return self._start(PodProcess(name, ["agent", "--", *command], environment, self.directory, inside))
 
     def data_worker(self, index: int) -> PodProcess:
         """A data worker of the job; may be called again for one that has ended."""

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 SUBNET = "10.213.77"
+_NOBODY = "02:00:00:00:00:01"  # the address of no device
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,31 @@ class Network:
     def mend(self, host: HostNet) -> None:
         """Put the host's cable back."""
         _ip("-n", self.hub, "link", "set", f"to-{self.hosts.index(host)}", "up")
+
+    def drop(self, host: HostNet, way: str) -> None:
+        """Lose all packets "to" or "from" a host, or "both": as `netem loss 100%`, which not every kernel has."""
+        for end in self._ends(host, way):
+            _run("tc", *end, "blackhole")
+
+    def thin(self, host: HostNet, way: str = "both") -> None:
+        """Have packets "to" or "from" a host, or "both", arrive again, through a line of 16 Mbit/s."""
+        for end in self._ends(host, way):
+            _run("tc", *end, "tbf", "rate", "16mbit", "burst", "32kb", "latency", "400ms")
+
+    def part(self, host: HostNet, other: HostNet) -> None:
+        """Lose all packets between two hosts, which all others reach as before."""
+        for one, peer in ((host, other), (other, host)):
+            _ip("-n", one.name, *_neighbour("replace", peer), "lladdr", _NOBODY, "nud", "permanent")
+
+    def join(self, host: HostNet, other: HostNet) -> None:
+        """Have two hosts reach each other again."""
+        for one, peer in ((host, other), (other, host)):
+            _ip("-n", one.name, *_neighbour("del", peer))
+
+    def _ends(self, host: HostNet, way: str) -> list[tuple[str, ...]]:
+        ends = {"to": (self.hub, f"to-{self.hosts.index(host)}"), "from": (host.name, "eth0")}
+        chosen = [ends[one] for one in ends if way in (one, "both")]
+        return [("-n", name, "qdisc", "replace", "dev", device, "root") for name, device in chosen]
 
 
 def loopback(count: int, user: int | None = None) -> Network:
@@ -108,6 +134,14 @@ def _join(hub: str, host: HostNet, index: int) -> None:
     _ip("-n", host.name, "link", "set", "eth0", "up")
 
 
+def _neighbour(verb: str, peer: HostNet) -> tuple[str, ...]:
+    return ("neigh", verb, peer.address, "dev", "eth0")
+
+
 def _ip(*words: str) -> None:
-    done = subprocess.run(["ip", *words], capture_output=True, text=True)
-    assert done.returncode == 0, f"ip {' '.join(words)}: {done.stderr}"
+    _run("ip", *words)
+
+
+def _run(*words: str) -> None:
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 0, f"{' '.join(words)}: {done.stderr}"
