@@ -361,4 +361,4 @@ class FormationJournal:
             return None
         # Times were those of a clock that has ended with its process.
         state = replace(state, newcomer_at=None, parked_at=None, bereft_at=None, lost_at=None)
-        return replace(state, given=False, began=0.0), asked
+        return replace(state, given=False, began=0.0, away_at=0.0), asked

@@ -7,7 +7,7 @@ grow. A formation is made only when no process can still be in an earlier one; e
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from ringtrain_job.control.model import ENDED, Prepare
+from ringtrain_job.control.model import ENDED, Prepare, RankPhase
 from ringtrain_job.launcher.elastic_end import AttemptEnd, OwnFailures, Ruin, StepsSoFar, count_failures, find_end
 from ringtrain_job.launcher.members import (
     MemberProcess,
@@ -64,7 +64,7 @@ class FormationState:
     `step`: the one that was seen last, which is lower after a training began anew; `advances`: how often it grew.
     `committed`: the highest step that was committed, `training`: of the training that goes on now. `fruitless`:
     formations, since the last step, in which a process ended by an error of its own. `bereft_at`: since when all
-    members are known to have finished or are lost.
+    members are known to have finished or are lost; `away_at`: when an agent with a process was seen as lost last.
     """
 
     phase: FormationPhase = FormationPhase.ASSEMBLING
@@ -81,6 +81,7 @@ class FormationState:
     newcomer_at: float | None = None
     parked_at: float | None = None
     bereft_at: float | None = None
+    away_at: float = 0.0
     failures: tuple[OwnFailures, ...] = ()
     progress: int = 0
     step: int = 0
@@ -282,6 +283,8 @@ def _named(state: FormationState, rules: Rules, view: View) -> frozenset[int]:
 def _preparing(state: FormationState, rules: Rules, view: View, now: float) -> Decision:
     if not state.given:
         return _tell(replace(state, began=now, prepared=state.order + 1), rules, view)
+    if any(slot.lost and slot.state.phase is RankPhase.RUNNING for slot in view.slots.values()):
+        state = replace(state, away_at=now)
     members = where(state, view)
     planned = bool(state.formed) and not (state.urgent or rules.restarts)
     if planned and Standing.GONE in members.values():
@@ -310,9 +313,9 @@ def _still_in(state: FormationState, rules: Rules, view: View, now: float) -> De
         if state.parked_at is not None and now - state.parked_at >= rules.timeout_s:
             return _prepare(replace(state, lost_at=state.lost_at or now), rules, view, now, urgent=True)
         return Decision(state)
-    # An agent kills within timeout_s, and one that is not heard of is lost within it; the rest is for a system
-    # that is slow to end processes.
-    if now - state.began < 3 * rules.timeout_s:
+    # An agent kills within timeout_s; one that is not heard of is lost within it, and hears the order when it is
+    # back. The rest is for a system that is slow to end processes.
+    if now - max(state.began, state.away_at) < 3 * rules.timeout_s:
         return Decision(state)
     stuck = [slot.slot for slot in view.slots.values() if slot.runs and (rules.restarts or not slot.state.parked)]
     return Decision(state, end=AttemptEnd(Ruin.NOT_FENCED, stuck[0] if stuck else None))

@@ -386,6 +386,22 @@ def test_a_launcher_that_was_cut_off_hears_from_one_agent_after_the_other() -> N
     assert world.end == AttemptEnd()
 
 
+@pytest.mark.parametrize("timeouts", [1, 4])
+def test_a_launcher_that_was_cut_off_for_a_while_makes_the_next_formation(timeouts: int) -> None:
+    """Ranks are in the former one until their agents hear the order to leave it: when the line is back."""
+    world = running()
+    for agent in world.agents.values():
+        agent.cut = True
+    for _ in range(timeouts * int(RULES.timeout_s) + 1):
+        world.step()
+    for worker in range(3):
+        world.agents[worker].cut = False
+        world.step()
+    world.until(lambda: world.state.number > 1 and met(world))
+    assert world.end is None
+    assert sorted(slots_of(world)) == [0, 1, 2, 3, 4, 5]
+
+
 def test_ranks_that_are_not_heard_of_again_after_the_others_have_finished() -> None:
     """The attempt has failed, `timeout_s` later."""
     world = running()
