@@ -318,13 +318,6 @@ def test_an_elastic_job_wants_an_elastic_one() -> None:
     assert "ConfigurationError: DiLoCo was made in an elastic job without elastic=True" in (outcome.error or "")
 
 
-@pytest.mark.parametrize("options", [{"fragments": 2}, {"overlap_steps": 1}, {"mix": 0.5}], ids=str)
-def test_an_elastic_one_has_the_same_weights_on_all_ranks_after_a_commit(options: dict[str, Any]) -> None:
-    (name, value), *_ = options.items()
-    with pytest.raises(ConfigurationError, match=f"DiLoCo: {name} is {value} with elastic=True; expected"):
-        DiLoCo(_start(0), sync_every=4, elastic=True, group=MemoryGroup(Table(1), 0), **options)
-
-
 def _in_a_formation() -> None:
     from ringtrain._core.process_groups.context import current
 
@@ -383,6 +376,48 @@ def test_a_state_of_another_rank_is_refused() -> None:
         assert f"the saved state is of {{'rank': {1 - rank}, 'size': 2, 'fragments': 1}}" in words
 
 
+def _momentum_steps(outer: dict[str, Array], velocity: dict[str, Array], size: int, steps: range) -> None:
+    """Local weights begin as the outer ones; after `steps` of each rank one outer step of HALVES. Plain numpy."""
+    for name in SHAPES:
+        mean = -sum(_change(rank, step, name) for rank in range(size) for step in steps) / size
+        velocity[name] = 0.5 * velocity[name] + mean
+        outer[name] = outer[name] - 0.5 * (mean + 0.5 * velocity[name])
+
+
+@pytest.mark.parametrize(("size", "cut"), [(1, 4), (4, 4), (1, 6), (4, 6)])
+def test_a_state_loads_in_a_world_of_another_size(size: int, cut: int) -> None:
+    """The outer weights and momentum go on; inner steps since the last synchronization, after step 4, do not."""
+
+    def train(group: Group, diloco: DiLoCo, params: dict[str, Array], steps: range) -> None:
+        for step in steps:
+            for name, weights in params.items():
+                weights += _change(group.rank, step, name)
+            diloco.step()
+
+    def saved(group: Group) -> dict[str, Any]:
+        params = _start(0)
+        diloco = DiLoCo(params, outer=HALVES, sync_every=4, group=group)
+        train(group, diloco, params, range(1, cut + 1))
+        return diloco.state_dict()
+
+    states = run_threads(saved, 2)
+
+    def went_on(group: Group) -> dict[str, Array]:
+        params = {name: np.zeros_like(array) for name, array in _start(0).items()}
+        diloco = DiLoCo(params, outer=HALVES, sync_every=4, group=group)
+        diloco.load_state_dict(states[group.rank % 2])
+        assert diloco.steps == cut
+        train(group, diloco, params, range(cut + 1, 9))
+        return params
+
+    outer = {name: array.astype(np.float64) for name, array in _start(0).items()}
+    velocity = {name: np.zeros(shape) for name, shape in SHAPES.items()}
+    _momentum_steps(outer, velocity, 2, range(1, 5))
+    _momentum_steps(outer, velocity, size, range(cut + 1, 9))
+    for weights in run_threads(went_on, size):
+        assert _bits(weights) == _exactly(outer)
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64"])
 def test_other_dtypes_are_averaged(dtype: str) -> None:
     """Local SGD of whole numbers is their mean, in every dtype that HostOptimizer has."""
@@ -421,21 +456,33 @@ def test_what_it_tells_of_a_synchronization() -> None:
         assert diloco.hidden_share == 0
 
 
-def _asked_between_commits() -> list[float]:
+def _asked_to_change(options: dict[str, Any], steps: int) -> list[float]:
     rt.init()
-    params = {"w": np.zeros(3)}
-    state = rt.elastic.State(diloco=DiLoCo(params, outer=SGD(lr=1.0), sync_every=4, elastic=True))
-    params["w"] += 1.0 + 2 * rt.rank()
-    assert not state.diloco.step()
-    state.on_hosts_updated(0.0, 0)
-    with pytest.raises(HostsUpdatedInterrupt):
-        state.check_host_updates()
-    return params["w"].tolist()  # type: ignore[no-any-return]
+    params = {"w": np.zeros(3), "v": np.zeros(3)}
+    diloco = DiLoCo(params, outer=SGD(lr=1.0), sync_every=4, elastic=True, **options)
+    state = rt.elastic.State(diloco=diloco)
+    for step in range(1, steps + 1):
+        for array in params.values():
+            array += 1.0 + 2 * rt.rank()
+        is_due = state.diloco.step()
+        if step == steps:
+            state.on_hosts_updated(0.0, 0)
+            with pytest.raises(HostsUpdatedInterrupt):
+                (state.commit if is_due else state.check_host_updates)()
+        elif is_due:
+            state.commit()
+    outer = diloco.outer_weights
+    return [*outer["w"].tolist(), *outer["v"].tolist()]
 
 
-def test_a_change_between_two_commits_loses_no_inner_step() -> None:
-    """Those who leave by plan have their part in the mean also where check_host_updates() has told them to."""
-    assert run_ranks(_asked_between_commits, 2) == [[2.0] * 3] * 2
+@pytest.mark.parametrize("steps", [1, 2, 3, 4])
+@pytest.mark.parametrize(
+    "options", [{}, {"fragments": 2}, {"fragments": 2, "overlap_steps": 1, "mix": 1.0}], ids=str
+)
+def test_a_planned_change_loses_no_inner_step(options: dict[str, Any], steps: int) -> None:
+    """Those who leave have their part in the mean of all fragments, at a commit of one of them, and between two,
+    where check_host_updates() has told them to."""
+    assert run_ranks(_asked_to_change, 2, options, steps) == [[2.0 * steps] * 6] * 2
 
 
 def _reported() -> list[dict[str, float]]:

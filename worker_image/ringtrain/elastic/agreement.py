@@ -50,7 +50,10 @@ def conclude(heard: Sequence[Said], former: Former) -> CommonStep:
     committed = min(heard[rank].committed for rank in counting)
     donor = next(rank for rank in counting if heard[rank].committed == committed)
     behind = any(rank not in counting or heard[rank].committed != committed for rank in range(len(heard)))
-    return CommonStep(committed, donor, behind or not committed, heard[donor].updates)
+    # A DiLoCo's commit is followed by updates, which a rank at that commit may have made, and another one not.
+    at_it = [heard[rank].updates for rank in counting if heard[rank].committed == committed]
+    updates = {name: min(one[name] for one in at_it) for name in heard[donor].updates}
+    return CommonStep(committed, donor, behind or not committed, updates)
 
 
 def _check_kinds(heard: Sequence[Said]) -> None:

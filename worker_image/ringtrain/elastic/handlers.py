@@ -111,9 +111,10 @@ class Reforming(Protocol):
 
 @runtime_checkable
 class CommitFinishing(Protocol):
-    """What ranks do together once all have committed a step, and once more in the next world if that failed."""
+    """What ranks do together once all have committed a step, and once more in the next world if that failed;
+    `whole`: ranks are about to leave by plan, or to join."""
 
-    def finish_commit(self) -> None: ...
+    def finish_commit(self, whole: bool) -> None: ...
 
 
 class ReformingHandler:
@@ -151,8 +152,8 @@ class ReformingHandler:
 
     def save(self) -> None:
         """Note that its updates are committed."""
-        self._updates = int(self.value.updates)
         self.value.commit()
+        self._updates = int(self.value.updates)
 
     def restore(self) -> None:
         """Go back to the last commit."""
@@ -167,10 +168,16 @@ class ReformingHandler:
             self._is_prepared = False
             self.value.discard()
 
-    def finish_commit(self) -> None:
-        """Do what is left to all ranks together, after a commit or in a new world. Collective."""
+    @property
+    def undoable(self) -> int:
+        """How many of its last updates can be undone."""
+        return int(getattr(self.value, "undoable", 1))
+
+    def finish_commit(self, whole: bool = False) -> None:
+        """Do what is left to all ranks together, after a commit or in a new world; `whole`: before a planned
+        change of the world. Collective."""
         if isinstance(self.value, CommitFinishing):
-            self.value.finish_commit()
+            self.value.finish_commit(whole)
             self._updates = int(self.value.updates)
 
     def hand_over(self, leaving: Collection[int]) -> None:

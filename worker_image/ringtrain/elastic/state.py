@@ -135,7 +135,7 @@ class State:
         self._refuse_to_begin_anew()
         for name, handler in self._reforming():
             handler.wait()
-            if handler.updates_ahead > 1:
+            if handler.updates_ahead > handler.undoable:
                 raise ConfigurationError(
                     f"State.commit: {name!r} has made {handler.updates_ahead} updates since the last commit; "
                     "commit after every update: a host optimizer can undo one, and copies nothing for it. After "
@@ -147,7 +147,7 @@ class State:
         self._under_way = False
         changes = self._exchange()
         for _, handler in self._reforming():
-            handler.finish_commit()
+            handler.finish_commit(whole=changes)
         self._under_way = True
         if (agent := own_agent()) is not None:
             CARRIED.committed = self._committed
@@ -163,11 +163,13 @@ class State:
         if self._exchange():
             self._host_messages = 0
             self._refuse_to_begin_anew()
+            for _, handler in self._reforming():
+                handler.wait()
             self._committed += 1
             CARRIED.committed = self._committed
             self.save()
             for _, handler in self._reforming():
-                handler.finish_commit()
+                handler.finish_commit(whole=True)
             raise HostsUpdatedInterrupt
 
     def save(self) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import astuple, dataclass
@@ -17,9 +18,11 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from ringtrain._core.process_groups.context import current, drain_before_leaving
+from ringtrain._core.process_groups.context import current, current_or_none, drain_before_leaving
 from ringtrain._core.process_groups.group import Flat, Group, ProcessGroup
 from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set, open_group
+from ringtrain._core.process_groups.rank_context import RankContext
+from ringtrain._core.wire.signature import Signature
 from ringtrain.errors import ConfigurationError, MismatchError, kind_of
 from ringtrain.optim.arguments import check_rule, described
 from ringtrain.optim.cut import first_group
@@ -31,6 +34,7 @@ from ringtrain.optim.rules import Nesterov, Rule
 from ringtrain.optim.sites import SiteGroups, SiteOptimizer, Sites
 from ringtrain.optim.state import check_same_model
 from ringtrain.report import add_to_reports
+from ringtrain.shared.contract import ENV_TIMEOUT
 from ringtrain.step_time import REDUCTION
 
 log = logging.getLogger("ringtrain")
@@ -65,14 +69,22 @@ class _Arrays:
 
 @dataclass(frozen=True)
 class _AtCommit:
-    """What a rank had at a commit, before its synchronization: the outer optimizer's updates, inner steps, the
-    inner step of the synchronization before and samples since, and its own weights."""
+    """What a rank had at commit `number`, before its synchronization: by fragment the outer steps, the inner step
+    of the synchronization before and the samples since; inner steps; its weights, and whether its own inner steps
+    made them."""
 
-    updates: int
+    number: int
+    updates: list[int]
+    sent: list[int]
     steps: int
-    sent: int
-    samples: float
+    samples: list[float]
     weights: dict[str, Flat]
+    own: bool
+
+    @property
+    def at(self) -> int:
+        """`DiLoCo.updates` then."""
+        return self.number + sum(self.updates)
 
 
 @dataclass(frozen=True)
@@ -116,8 +128,10 @@ class DiLoCo:
 
     `elastic`: the world may change. Give it to the state of `ringtrain.elastic`, and commit that whenever `step()`
     returns True: the commit synchronizes. A rank that is lost takes with it its own inner steps since the last
-    commit, and nobody else's; the mean is over those that are left. A newcomer begins at a commit, from the outer
-    weights. Needs one fragment, and neither overlap nor mix nor sites. `redundancy`: as of `HostOptimizer`.
+    commit of each fragment, and nobody else's; the mean is over those that are left. A newcomer begins at a
+    commit, from the outer weights. An exchange that was under way when a rank was lost is made again, by all from
+    the weights of its commit: with `overlap_steps` inner steps since then are taken again. Before ranks join or
+    leave by plan, all fragments are synchronized. Has no sites. `redundancy`: as of `HostOptimizer`.
 
     With H = 1, one fragment, `SGD(lr=1)` outside and SGD(lr) inside this is synchronous SGD(lr): to the bit where
     weights, `lr` times gradients, and their sums are numbers that the dtype holds; elsewhere a weight `w` is off
@@ -163,8 +177,6 @@ class DiLoCo:
             )
         self._schedule = schedules[0 if self._every_site_alike else chosen.own]
         self._elastic = elastic
-        if elastic:
-            self._schedule.check_elastic()
         self._opened: list[ProcessGroup] = []  # of this world, and of the one that is prepared
         self._group: Group = group or first_group(elastic, self._open_group)
         specs = tuple(ParamSpec(name, array.shape, array.dtype) for name, array in initial.items())
@@ -196,7 +208,11 @@ class DiLoCo:
         self._known = True  # whether this rank knows where the others are
         # Of two commits: a rank may have come through the synchronization that another one has to repeat.
         self._kept: deque[_AtCommit] = deque(maxlen=2)
-        self._prepared = 0, 0
+        self._commits = self._reached = 0  # reached: inner steps before a rollback
+        self._prepared: tuple[int, int, list[int]] = 0, 0, []
+        self._committed_at = time.monotonic()
+        self._restored: tuple[_AtCommit, Sequence[int]] | None = None
+        self._synchronized: list[int] = []  # updates by fragment after the last commit's synchronization
         self._exchanged_s = self._waited_s = 0.0
         wire = _WIRE_BYTES.get(compression or "", 4.0)
         sent = {name for fragment in self._fragments for name in fragment.carries}
@@ -208,22 +224,24 @@ class DiLoCo:
         """Count an inner step that was just taken, on so many samples; synchronize what is due. True: local
         weights were changed.
 
-        With `overlap_steps` it begins an exchange and returns. With `elastic` it synchronizes nothing, and True
-        says that a commit of the state is due, which does. Raises PeerLost when the ring failed, MismatchError
-        where ranks took other numbers of steps.
+        With `overlap_steps` it begins an exchange and returns. With `elastic` it begins none, and True says that a
+        commit of the state is due, which does. Raises PeerLost when the ring failed, MismatchError where ranks
+        took other numbers of steps.
         """
         if not 0 <= samples < math.inf:
             raise ConfigurationError(f"DiLoCo: a step was of {samples} samples; expected a number, 0 or more")
         self._steps += 1
         for fragment in self._fragments:
             fragment.samples += samples
-        if self._elastic:
-            return self._schedule.due(self._steps) is not None
         overlap = self._schedule.overlap_steps
         landed = self._exchange is not None and self._steps >= self._exchange.step + overlap
         if landed:
             self._land()
         index = self._schedule.due(self._steps)
+        if self._elastic:
+            if index is None and self._kept and (world := current_or_none()) is not None and world.is_lost:
+                self._leave_in_time(world)
+            return index is not None
         if index is None:
             return landed
         self._begin(self._fragments[index], overlaps=overlap > 0)
@@ -235,8 +253,14 @@ class DiLoCo:
         """Synchronize all that inner steps have changed since; all ranks have the outer weights then. Collective.
 
         At the end of training, or before an evaluation or a checkpoint of weights alone. The schedule goes on as
-        it was. Raises MismatchError where ranks took other numbers of steps.
+        it was. Raises MismatchError where ranks took other numbers of steps; with `elastic` ConfigurationError
+        where the state was not committed after the last inner step.
         """
+        if self._elastic and self._kept and self._kept[-1].steps != self._steps:
+            raise ConfigurationError(
+                f"DiLoCo: finish() after inner step {self._steps}, and the state was committed after step "
+                f"{self._kept[-1].steps}; call commit() of the state first"
+            )
         if self._exchange is not None:
             self._land()
         with REDUCTION:
@@ -275,7 +299,8 @@ class DiLoCo:
     @property
     def due(self) -> bool:
         """Whether the last inner step was one after which something is synchronized, and it has not been yet."""
-        return self._schedule.due(self._steps) is not None and self._fragments[0].sent < self._steps
+        index = self._schedule.due(self._steps)
+        return index is not None and self._fragments[index].sent < self._steps
 
     @property
     def outer_weights(self) -> Mapping[str, Flat]:
@@ -341,7 +366,10 @@ class DiLoCo:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what this rank's `state_dict()` gave, to the bit. Not collective.
 
-        Raises ConfigurationError for a state of another rank, size, sites, number of fragments, rule or model.
+        In a world of another size, and with `elastic`, any rank's will do, and all ranks begin from the outer
+        weights: inner steps since the last synchronization are given up, which a warning says. After `finish()`
+        there are none. Raises ConfigurationError for a state of another rank of as many, sites, number of
+        fragments, rule or model.
         """
         own: dict[str, Any] = {
             "rank": self._group.rank,
@@ -349,24 +377,33 @@ class DiLoCo:
             "fragments": len(self._fragments),
         }
         saved = {"rank": state.get("rank"), "size": state.get("size"), "fragments": len(state.get("outer", ()))}
+        anew = self._elastic or saved["size"] != own["size"]
         if self._site_ranks or state.get("sites"):
             own["sites"], saved["sites"] = self._site_ranks, state.get("sites")
-        if saved != own:
+            anew = False
+        if saved != own and not (anew and saved["fragments"] == own["fragments"]):
             raise ConfigurationError(
-                f"DiLoCo: the saved state is of {saved} and this is {own}; load each rank's own, or train on from "
-                "weights that were saved after finish()"
+                f"DiLoCo: the saved state is of {saved} and this is {own}; load each rank's own, or any in a "
+                "world of another size with as many fragments"
             )
         if self._exchange is not None:
             self._exchange.wait()
         parts = zip(self._fragments, state["outer"], state["sent"], state["samples"], strict=True)
         for fragment, outer, sent, samples in parts:
             fragment.outer.load_state_dict(outer)
-            fragment.sent, fragment.samples = sent, samples
+            fragment.sent = state["steps"] if anew else sent
+            if self._elastic:
+                fragment.updates = fragment.host.updates
+            fragment.samples = 0 if anew else samples
+        self._steps, self._exchange = state["steps"], None
+        if anew:
+            self._take_outer()
+            if (first := min(state["sent"]) + 1) <= self._steps:
+                log.warning("inner steps %d to %d of the saved state are given up", first, self._steps)
+            return
         for name, values in state["weights"].items():
             self._local.write(name, values)
-        self._steps, landing = state["steps"], state["landing"]
-        self._exchange = None
-        if landing is not None:
+        if (landing := state["landing"]) is not None:
             self._exchange = Exchange(self._fragments[landing], self._fragments[landing].sent)
 
     def close(self) -> None:
@@ -383,8 +420,14 @@ class DiLoCo:
 
     @property
     def updates(self) -> int:
-        """Outer steps so far."""
-        return self._outer.updates
+        """Commits and outer steps of all fragments so far, without one that is under way: no two moments at which
+        a state may begin again have the same number."""
+        return self._commits + sum(fragment.updates for fragment in self._fragments)
+
+    @property
+    def undoable(self) -> int:
+        """How many of the last outer steps can be undone: one of each fragment."""
+        return len(self._fragments)
 
     @property
     def accumulating(self) -> bool:
@@ -392,86 +435,137 @@ class DiLoCo:
         return False
 
     def wait_for(self) -> None:
-        """Return when the last outer step has ended."""
-        self._outer.wait_for()
+        """Take the outer weights of an exchange that is under way. On all ranks after the same inner step."""
+        if self._exchange is not None:
+            self._land()
 
     def commit(self) -> None:
         """Keep this rank's own weights as they are, before they are synchronized: `rollback` goes back to them."""
-        self._outer.commit()
-        names = self._fragments[0].names
+        self._commits += 1
+        for fragment in self._fragments:
+            fragment.host.commit()
+        names = [name for fragment in self._fragments for name in fragment.names]
         weights = {name: np.array(array) for name, array in zip(names, self._local.read(names), strict=True)}
-        fragment = self._fragments[0]
-        self._kept.append(_AtCommit(self.updates, self._steps, fragment.sent, fragment.samples, weights))
+        at = [(fragment.updates, fragment.sent, fragment.samples) for fragment in self._fragments]
+        updates, sent, samples = (list(of) for of in zip(*at, strict=True))
+        self._kept.append(_AtCommit(self._commits, updates, sent, self._steps, samples, weights, self._own))
+        self._committed_at = time.monotonic()
 
     def rollback(self, to: int | None = None) -> int:
-        """Go back to what was committed when `to` outer steps were done. Local.
-
-        Where the commit's synchronization is done, local weights are the outer ones, in `adopt`.
-        """
-        done = self._outer.rollback(to)
-        before = next((kept for kept in reversed(self._kept) if kept.updates == done), None)
-        behind = next((kept for kept in reversed(self._kept) if kept.updates == done - 1), None)
-        self._own, self._known = before is not None, bool(before or behind)
-        if before is not None:
-            self._steps, self._fragments[0].sent = before.steps, before.sent
-            self._fragments[0].samples = before.samples
-            for name, values in before.weights.items():
-                self._local.write(name, values)
-        elif behind is not None:
-            self._steps = self._fragments[0].sent = behind.steps
-            self._fragments[0].samples = 0
+        """Go back to the moment when `updates` was `to`: to a commit, or to the end of its synchronization. Local.
+        Return `to`."""
+        self.drain()
+        self._exchange = None
+        self._reached = max(self._reached, self._steps)
+        done = self.updates if to is None else to
+        kept = next((kept for kept in reversed(self._kept) if kept.at <= done), None)
+        self._known, self._own = kept is not None, False
+        updates = [fragment.updates for fragment in self._fragments]
+        if kept is not None:
+            is_done = kept.at < done
+            updates, self._own = (self._synchronized if is_done else kept.updates), kept.own or is_done
+            self._commits = kept.number
+        for fragment, wanted in zip(self._fragments, updates, strict=True):
+            fragment.updates = fragment.host.rollback(wanted)
+        if kept is not None:
+            self._restored = kept, updates
+            self._restore(*self._restored)
         return done
+
+    def _restore(self, kept: _AtCommit, updates: Sequence[int]) -> None:
+        """Have local weights as after `updates`: those of a commit, or what its synchronization made of them."""
+        self._steps = kept.steps
+        for index, fragment in enumerate(self._fragments):
+            for name in fragment.names:
+                self._local.write(name, kept.weights[name])
+            fragment.sent, fragment.samples = kept.sent[index], kept.samples[index]
+            if updates[index] > kept.updates[index]:
+                fragment.sent, fragment.samples = kept.steps, 0
+                self._mix(fragment)
+
+    def _leave_in_time(self, world: RankContext) -> None:
+        """Raise PeerLost where a member was lost and the next commit, which notices that, is so far away that this
+        rank's agent would end the process first."""
+        per_step_s = (time.monotonic() - self._committed_at) / max(1, self._steps - self._kept[-1].steps)
+        left = self._schedule.steps_left(self._steps)
+        if (left_s := left * per_step_s) > world.config.timeout_s / 2:
+            log.warning(
+                "a rank was lost, and the next commit is %d inner steps or %.0f s away (sync_every=%d), where %s "
+                "is %g s: going back to the last commit",
+                left,
+                left_s,
+                self._schedule.sync_every,
+                ENV_TIMEOUT,
+                world.config.timeout_s,
+            )
+            world.group().call(lambda ring: ring.barrier(Signature("DiLoCo")))
 
     def hand_over(self, leaving: Collection[int]) -> None:
         """As `HostOptimizer.hand_over`."""
-        self._outer.hand_over(leaving)
+        for fragment in self._fragments:
+            fragment.host.hand_over(leaving)
 
     def prepare(self, group: Group, former: Sequence[int | None]) -> None:
         """Bring the outer optimizer into the world of now, in a group of its own. Collective."""
         opened = self._open_group()
-        self._outer.prepare(opened, former)
+        for fragment in self._fragments:
+            fragment.host.prepare(opened, former)
         if former[opened.rank] is None:
+            first = min(fragment.sent for fragment in self._fragments) + 1
+            if self._known and first <= self._reached:
+                log.warning(
+                    "the others went on without this rank: its inner steps %d to %d are given up, and it takes "
+                    "their outer weights",
+                    first,
+                    self._reached,
+                )
             self._own = self._known = False
-        told = opened.allgather_object([self._known, self._steps, self._fragments[0].sent], "DiLoCo's steps")
-        _, steps, sent = next((one for one in told if one[0]), told[0])
-        self._prepared = steps, sent
+        own = [self._known, self._commits, self._steps, [fragment.sent for fragment in self._fragments]]
+        told = opened.allgather_object(own, "DiLoCo's steps")
+        _, commits, steps, sent = next((one for one in told if one[0]), told[0])
+        self._prepared = commits, steps, sent
 
     def adopt(self) -> None:
         """Go on with what `prepare` brought. Local."""
-        self._outer.adopt()
         self._opened = self._opened[-1:]
         self._group = self._opened[0]
-        self._steps, self._fragments[0].sent = self._prepared
-        if not self._own:
+        for fragment in self._fragments:
+            fragment.host.adopt()
+        if self._known and self._restored is not None:
+            self._restore(*self._restored)  # outer weights are whole now
+        else:
             self._take_outer()
-        if self._group.rank == 0 and self._fragments[0].sent < self._steps:
+        self._commits, self._steps, sent = self._prepared
+        for fragment, step in zip(self._fragments, sent, strict=True):
+            fragment.sent, fragment.updates = step, fragment.host.updates
+        self._synchronized = [fragment.updates for fragment in self._fragments]
+        if self._group.rank == 0 and min(sent) < self._steps:
             log.warning(
-                "inner steps %d to %d count without those of ranks that were lost",
-                self._fragments[0].sent + 1,
-                self._steps,
+                "inner steps %d to %d count without those of ranks that were lost", min(sent) + 1, self._steps
             )
 
     def discard(self) -> None:
         """Forget what `prepare` brought. Local."""
-        self._outer.discard()
-
-    def finish_commit(self) -> None:
-        """Average what inner steps have changed since the last time, of the ranks that know their own. Collective,
-        after a commit on all ranks, and again in the next world where that failed."""
-        if self._fragments[0].sent < self._steps:
-            self._begin(self._fragments[0], overlaps=False)
-            self._land()
-        self._own = self._known = True
-
-    @property
-    def _outer(self) -> HostOptimizer:
-        outer = self._fragments[0].outer
-        assert isinstance(outer, HostOptimizer)
-        return outer
+        for fragment in self._fragments:
+            fragment.host.discard()
 
     @property
     def _site_ranks(self) -> str:
         return "" if self._sites is None else str([list(ranks) for ranks in self._sites.sites.ranks])
+
+    def finish_commit(self, whole: bool = False) -> None:
+        """Average what inner steps have changed since the last time, of the ranks that know their own: of the
+        fragment that is due; of all where none is, or with `whole`, as before a planned change. Collective, after
+        a commit on all ranks, and again in the next world where that failed."""
+        index = self._schedule.due(self._steps)
+        overlaps = self._schedule.overlap_steps > 0 and not whole and index is not None
+        for fragment in self._fragments if whole or index is None else [self._fragments[index]]:
+            if fragment.sent < self._steps:
+                self._begin(fragment, overlaps)
+                if not overlaps:
+                    self._land()
+        self._own, self._known, self._reached = True, True, 0
+        self._synchronized = [fragment.updates for fragment in self._fragments]
 
     def _open_group(self) -> ProcessGroup:
         """A group of all ranks whose collectives need not wait for the script's."""
@@ -518,15 +612,12 @@ class DiLoCo:
     def _land(self) -> None:
         """Wait for the exchange that is under way, and take its outer weights."""
         assert self._exchange is not None
-        exchange, mix = self._exchange, self._schedule.mix
+        exchange = self._exchange
         exchange.wait()
-        outer, names = exchange.fragment.outer, exchange.fragment.names
-        if mix == 0:
-            self._take_outer(exchange.fragment)
-        elif mix < 1:
-            for name, local in zip(names, self._local.read(names), strict=True):
-                weights = outer.weights[name]
-                self._local.write(name, np.asarray(weights + weights.dtype.type(mix) * (local - weights)))
+        outer = exchange.fragment.outer
+        self._mix(exchange.fragment)
+        if self._elastic:
+            exchange.fragment.updates = exchange.fragment.host.updates
         self._norm = outer.gradient_norm
         self._exchanged_s += exchange.seconds
         self._waited_s += exchange.waited
@@ -540,6 +631,16 @@ class DiLoCo:
                 "diloco_bytes_a_step": self.sync_bytes / self._schedule.sync_every,
             }
         )
+
+    def _mix(self, fragment: Fragment) -> None:
+        """Take the outer weights of a fragment, and keep the part `mix` of what this rank has."""
+        mix, names = self._schedule.mix, fragment.names
+        if mix == 0:
+            self._take_outer(fragment)
+        elif mix < 1:
+            for name, local in zip(names, self._local.read(names), strict=True):
+                weights = fragment.outer.weights[name]
+                self._local.write(name, np.asarray(weights + weights.dtype.type(mix) * (local - weights)))
 
     def _take_outer(self, *fragments: Fragment) -> None:
         """Have the outer weights of these fragments, or of all, as local ones."""

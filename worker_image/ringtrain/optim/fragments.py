@@ -14,6 +14,7 @@ import numpy as np
 from ringtrain import timeline
 from ringtrain._core.process_groups.group import Flat
 from ringtrain.errors import ConfigurationError
+from ringtrain.optim.host import HostOptimizer
 from ringtrain.step_time import REDUCTION, beside_training
 
 
@@ -48,20 +49,18 @@ class FragmentSchedule:
                 f"DiLoCo: mix is {self.mix}; expected 0 (take the outer weights) to 1 (keep this rank's own)"
             )
 
-    def check_elastic(self) -> None:
-        """Raise ConfigurationError unless ranks' weights are alike after each synchronization."""
-        for name, expected in (("fragments", 1), ("overlap_steps", 0), ("mix", 0)):
-            if (found := getattr(self, name)) != expected:
-                raise ConfigurationError(
-                    f"DiLoCo: {name} is {found} with elastic=True; expected {expected}: a newcomer enters where "
-                    "all ranks have the same weights"
-                )
-
     def due(self, step: int) -> int | None:
         """The fragment that is synchronized after inner step `step`, if one is."""
-        at = [(fragment + 1) * self.sync_every // self.fragments for fragment in range(self.fragments)]
         place = step % self.sync_every or self.sync_every
-        return at.index(place) if place in at else None
+        return self._places.index(place) if place in self._places else None
+
+    def steps_left(self, step: int) -> int:
+        """How many inner steps after `step` the next fragment is due."""
+        return min((place - step - 1) % self.sync_every + 1 for place in self._places)
+
+    @property
+    def _places(self) -> list[int]:
+        return [(fragment + 1) * self.sync_every // self.fragments for fragment in range(self.fragments)]
 
 
 class OuterStep(Protocol):
@@ -92,7 +91,8 @@ class OuterStep(Protocol):
 @dataclass
 class Fragment:
     """Parameters that are synchronized together. `carries`: those whose pseudo-gradient this rank sends. `sent`:
-    the inner step of the last one; `samples`: how many were trained on since."""
+    the inner step of the last one; `samples`: how many were trained on since. `updates`: outer steps whose weights
+    have arrived."""
 
     index: int
     names: tuple[str, ...]
@@ -100,6 +100,13 @@ class Fragment:
     outer: OuterStep
     sent: int = 0
     samples: float = 0
+    updates: int = 0
+
+    @property
+    def host(self) -> HostOptimizer:
+        """The outer optimizer of ranks without sites."""
+        assert isinstance(self.outer, HostOptimizer)
+        return self.outer
 
 
 @dataclass

@@ -154,9 +154,9 @@ class DiLoCo(OnHost, torch.optim.Optimizer):
         """Go on with what `prepare` brought. Local."""
         self.outer.adopt()
 
-    def finish_commit(self) -> None:
+    def finish_commit(self, whole: bool = False) -> None:
         """Average what steps have changed since the last time; a commit of the state calls it. Collective."""
-        self.outer.finish_commit()
+        self.outer.finish_commit(whole)
 
     def finish(self) -> None:
         """Synchronize all that steps have changed since; all ranks have the same parameters and buffers then.
