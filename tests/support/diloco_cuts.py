@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -32,12 +33,19 @@ from support.guard import GUARD
 from support.namespaces import HostNet, Network, network
 from support.namespaces import why_not as no_namespaces
 
-TIMEOUT_S = 6.0
+TIMEOUT_S = 8.0
 REPLACE_TIMEOUT_S = 4.0
 HISTORY_DEADLINE_S = 150.0
 _POLL_S = 0.005
 _TOKEN = "token-1"
 _ACTS = ("kill", "stop", "wake", "pod", "cut", "cut", "cut", "cut", "part", "launcher-cut", "join")
+
+_OPTIONS: tuple[dict[str, float], ...] = (
+    {},
+    {},
+    {"fragments": 2},
+    {"fragments": 2, "overlap_steps": 1, "mix": 0.5},
+)
 
 
 @dataclass(frozen=True)
@@ -61,13 +69,15 @@ class Event:
 
 @dataclass(frozen=True)
 class History:
-    """A job of at most `pods` pods with `slots` ranks each, which begins with `first` of them."""
+    """A job of at most `pods` pods with `slots` ranks each, which begins with `first` of them. `options`: of its
+    DiLoCo."""
 
     pods: int
     slots: int
     first: int
     on_loss: str
     transport: str
+    options: Mapping[str, float]
     events: tuple[Event, ...]
 
 
@@ -87,9 +97,8 @@ def history_of(seed: int) -> History:
         pod = chance.randrange(first if not events else pods)
         slot = pod * slots + chance.randrange(slots)
         other = chance.choice([one for one in range(pods) if one != pod])
-        more_s: float | None = chance.choice(
-            [chance.uniform(0.1, 1.2), chance.uniform(1.2, 5), chance.uniform(5, 14)]
-        )
+        longest = chance.choice([TIMEOUT_S / 4, TIMEOUT_S, 2 * TIMEOUT_S])
+        more_s: float | None = chance.uniform(0.1, longest)
         is_last = step + 8 > STEPS - 3 * SYNC_EVERY or len(events) == 2
         if act == "cut" and is_last and chance.random() < 0.6:
             more_s = None
@@ -107,7 +116,8 @@ def history_of(seed: int) -> History:
         # With two pods one after the other: where both are lost at once, so is the training.
         step += chance.choice([1, 5, 9, 12] if pods > 2 and len(events) < 2 else [9, 12])
     on_loss = chance.choice(["Replace", "Shrink"])
-    return History(pods, slots, first, on_loss, "auto" if slots > 1 else "grpc", tuple(events))
+    options = random.Random(f"options {seed}").choice(_OPTIONS)
+    return History(pods, slots, first, on_loss, "auto" if slots > 1 else "grpc", options, tuple(events))
 
 
 def why_not() -> str:
@@ -147,6 +157,7 @@ class _Playing:
             ),
             HOLDS=str(2 * SYNC_EVERY),
             COPIES=str(history.pods * history.slots - 1),
+            OPTIONS=json.dumps(history.options),
             MORE="10000",
             PYTHONPATH=os.pathsep.join(
                 filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")])
@@ -318,7 +329,8 @@ def main() -> None:
         for seed, text, seconds in pool.map(_timed, seeds):
             bad += bool(text)
             acts = [event.act for event in history_of(seed).events]
-            print(f"seed {seed}: {acts}, {seconds:.0f} s: {text or 'right'}", flush=True)
+            acts += [f"{name}={value}" for name, value in history_of(seed).options.items()]
+            print(f"seed {seed}: {' '.join(acts)}, {seconds:.0f} s: {text or 'right'}", flush=True)
     print(f"{len(seeds)} histories, {bad} of them bad")
     sys.exit(min(bad, 1))
 
