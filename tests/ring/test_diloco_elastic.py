@@ -207,7 +207,7 @@ def _is(result: dict[str, Any], reference: _Reference) -> bool:
     )
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     ("case", "point"),
     [pytest.param(case, point, id=f"{case}-{'-'.join(map(str, point))}") for case in CASES for point in POINTS],

@@ -323,7 +323,8 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="how many jobs run at a time")
     given = parser.parse_args()
     seeds = seeds_of(given.seeds) if given.seed is None else [given.seed]
-    assert not (problem := why_not()), problem
+    if problem := why_not():
+        sys.exit(problem)
     bad = 0
     with ThreadPoolExecutor(given.jobs) as pool:
         for seed, text, seconds in pool.map(_timed, seeds):
