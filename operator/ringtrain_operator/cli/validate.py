@@ -17,7 +17,7 @@ from ..local.templates import Templates
 from ..spec.job import Job
 from ..spec.parse import parse_job, part_problems
 from ..spec.pod_schema import PodSchema, packaged_schema
-from ..status.counts import counted
+from ..status.situation import counted
 from .failures import problem_lines
 from .session import ClusterOptions, Session, cluster_options, with_session
 from .templates import template_files, templates_of

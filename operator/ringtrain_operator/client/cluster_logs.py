@@ -14,8 +14,8 @@ from ..cluster.api.resources import JOBS, PODS
 from ..errors import Invalid, OperatorError
 from ..observe.pods import main_container
 from ..spec.parse import parse_job
-from ..status.counts import counted
 from ..status.model import parse_status
+from ..status.situation import counted
 from .ended_logs import LogsIncomplete, attempt_of, is_kept, read_ended, where_kept
 from .following import Outage, next_attempt
 from .launcher_output import Missing, OutputChanged, Printed, Shown, Wanted, launcher_output, missing_lines

@@ -15,7 +15,7 @@ from ..cluster.api.resources import PODS
 from ..errors import OperatorError
 from ..spec.parse import parse_job
 from ..spec.training_template import resolved
-from ..status.counts import counted
+from ..status.situation import counted
 from .following import ENDED, state_of
 from .launcher_output import Missing, Printed, Shown, Wanted, launcher_output, missing_lines
 from .log_reader import ReaderNotStarted, log_reader

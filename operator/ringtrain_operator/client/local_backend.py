@@ -23,7 +23,7 @@ from ..local.past_runs import JOB_FILE, NoSuchRun, PastRun, newest_run, past_run
 from ..local.run import new_directory
 from ..local.templates import Templates
 from ..spec.parse import parse_job, update_problems
-from ..status.counts import counted
+from ..status.situation import counted
 from .causes import explain
 from .cluster_logs import NoSuchRank
 from .errors import DriverLost

@@ -15,8 +15,8 @@ from rich.live import Live
 
 from ..observe.pods import page_token
 from ..spec.parse import parse_job
-from ..status.counts import counted
 from ..status.model import JobStatus
+from ..status.situation import counted
 from .cluster import LocalCluster
 from .contents import contents_beside
 from .detached import driving

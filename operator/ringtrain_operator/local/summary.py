@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.text import Text
 
 from ..plan.failure_rules import describe
-from ..status.counts import counted
 from ..status.model import Failure, JobStatus
+from ..status.situation import counted
 from .wording import STATE_STYLES, duration, numbers, wrapped
 
 LOG_LINES_SHOWN = 20

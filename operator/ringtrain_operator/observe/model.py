@@ -94,6 +94,11 @@ class PodView:
         """Whether its main container has ended; a side-car may still run. Pods of ours never restart in place."""
         return self.phase in ("Succeeded", "Failed") or self.exit_code is not None
 
+    @cached_property
+    def ended_badly(self) -> bool:
+        """Whether it has ended, and not well."""
+        return self.finished and self.phase != "Succeeded" and self.exit_code != 0
+
     @property
     def speaks_by(self) -> datetime | None:
         """When a kubelet that has got it should have said something of it; None: it has, or there is none."""

@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from ..observe.model import PodView
 from ..status.model import JobStatus
 from ..status.situation import Situation
+from ..workers.evaluator import evaluator_until
 from .deadlines import DEADLINE_EXCEEDED
 from .result import Deletion
 
@@ -29,17 +30,6 @@ def expiry(s: Situation) -> datetime | None:
         return None
     expires = s.status.completion_time + timedelta(seconds=ttl)
     return max(expires, evaluator_until(s) or expires)
-
-
-def evaluator_until(s: Situation) -> datetime | None:
-    """Until when the evaluator of a job that succeeded may go on; None: there is none that does."""
-    evaluator, ended = s.job.spec.evaluator, s.status.completion_time
-    pod = s.evaluator
-    if evaluator is None or ended is None or not s.status.is_true("Succeeded"):
-        return None
-    if pod is None or pod.finished or pod.deletion_time is not None:
-        return None
-    return ended + timedelta(seconds=evaluator.timeout_seconds)
 
 
 def force_time(pod: PodView) -> datetime | None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+from ..status.decision import NO_DECISION, Finish, Policy, PolicyResult
 from ..status.situation import Situation
-from .decision import NO_DECISION, Finish, PolicyResult
 from .failure_rules import judge
 from .outcome import failure_of_slowest
 
@@ -52,3 +52,7 @@ def progress_deadline(s: Situation) -> PolicyResult:
     step = (report.progress or {}).get("step")
     message = f"no step was reported for {limit} s; last step: {'none' if step is None else step}"
     return PolicyResult(judge(s, failure_of_slowest(s, PROGRESS_EXCEEDED, message)))
+
+
+ACTIVE_DEADLINE = Policy(active_deadline)
+PROGRESS_DEADLINE = Policy(progress_deadline)

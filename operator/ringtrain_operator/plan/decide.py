@@ -2,42 +2,38 @@
 
 from __future__ import annotations
 
-from .autoscale import AUTOSCALE
-from .deadlines import active_deadline, progress_deadline
-from .decision import Policy
-from .disruption import disruption
-from .incarnations import WORKERS
-from .incomplete import INCOMPLETE
-from .lasting import LASTING
+from ..status.decision import Policy
+from ..workers.data_workers import AUTOSCALE
+from ..workers.elastic import LAUNCHER, WORKERS
+from ..workers.gang import DISRUPTION, SCALE
+from ..workers.lasting import LASTING
+from .deadlines import ACTIVE_DEADLINE, PROGRESS_DEADLINE
+from .incomplete import INCOMPLETE, REFUSED
 from .ledger import CREDENTIALS, PLACEMENTS
 from .lost_pod import LOST_POD
-from .outcome import attempt_failure, success
-from .queueing import queueing
-from .refused import REFUSED
-from .relaunch import LAUNCHER
-from .scale import scale
-from .suspend import suspension
-from .unstartable import unstartable
+from .outcome import FAILURE, SUCCESS
+from .queueing import QUEUEING, SUSPENSION
+from .unstartable import UNSTARTABLE
 
 # A success that came in time is one, whatever else happened since; a suspension, or quota that is asked back, goes
 # before judging a failure; a lost pod explains a failed rank, not the other way round.
 POLICIES: tuple[Policy, ...] = (
     CREDENTIALS,
-    Policy(success),
-    Policy(suspension),
-    Policy(queueing),
-    Policy(active_deadline),
+    SUCCESS,
+    SUSPENSION,
+    QUEUEING,
+    ACTIVE_DEADLINE,
     LOST_POD,
     PLACEMENTS,
-    Policy(disruption),
+    DISRUPTION,
     REFUSED,
     INCOMPLETE,
-    Policy(unstartable),
-    Policy(attempt_failure),
+    UNSTARTABLE,
+    FAILURE,
     WORKERS,
     LAUNCHER,
-    Policy(scale),
-    Policy(progress_deadline),
+    SCALE,
+    PROGRESS_DEADLINE,
     AUTOSCALE,
     LASTING,
 )

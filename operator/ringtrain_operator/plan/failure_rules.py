@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 
 from ..contract import EXIT_BAD_CONFIGURATION
+from ..status.decision import Finish, Restart
 from ..status.model import Failure, LostPod
 from ..status.situation import Situation
-from .decision import Finish, Restart
+from ..workers.gang import LAST_LINE_CHARACTERS
 
-# Of the error that a rank wrote last: a condition is one line.
-LAST_LINE_CHARACTERS = 200
 # Failures that a restart cannot mend, unless a rule says otherwise.
 _HOPELESS_REASONS = frozenset(
     {

@@ -4,6 +4,10 @@ Such jobs stand in a line with those that compete for the same. The first keeps 
 theirs back and wait without pods until it is their turn, or until one of them fits into what the first can't use.
 So of any number of jobs that hold parts of what they need one is always completed, and no device is idle for long
 that a whole gang could use. Decision 52 has the bounds.
+
+Likewise a gang of which the API admits a part and refuses the rest, as a quota does: what it has is given back.
+Nothing counts. The job waits without pods and tries again after as long as it has waited so far, within bounds. Of
+jobs that hold parts of a quota each tries at another time, so that one finds room for all of its pods.
 """
 
 from __future__ import annotations
@@ -13,9 +17,21 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from ..placement.line import ROOM, Contender, lacking
+from ..status.decision import (
+    NO_DECISION,
+    Begin,
+    Decision,
+    Enqueue,
+    Finish,
+    GiveWay,
+    Halt,
+    Place,
+    Policy,
+    PolicyResult,
+)
 from ..status.model import JobStatus
 from ..status.situation import Situation
-from .decision import NO_DECISION, Begin, Decision, Enqueue, Finish, GiveWay, Halt, Place, Policy, PolicyResult
+from ..status.waiting import refused_because
 from .ledger import OUT_OF_LINE, placed_at
 
 # A scheduler may need a moment for pods that fit: an end of other pods is on its way.
@@ -53,7 +69,7 @@ def incomplete(s: Situation) -> PolicyResult:
 def note_line(s: Situation, decision: Decision | None) -> JobStatus:
     """The status with whether the job stands in the line: from when it is stuck until it is placed."""
     ledger = s.status.ledger
-    over = isinstance(decision, Halt | Enqueue | Finish) or s.status.finished
+    over = isinstance(decision, Halt | Enqueue | Finish) or s.finished
     if over or s.attempt == 0 or ledger.queued_since is not None:
         return s.status
     if isinstance(decision, Begin) and decision.reason in ("Started", "Resumed", "Changed") and _is_reserved(s):
@@ -197,4 +213,33 @@ def jitter_s(s: Situation) -> int:
     return zlib.crc32(f"{s.job.uid}/{s.attempt}".encode()) % (JITTER_S + 1)
 
 
+def refused(s: Situation) -> PolicyResult:
+    """A gang that is not admitted whole gives its pods back, and waits without any."""
+    ledger = s.status.ledger
+    if ledger.queued_since is not None and ledger.refused:
+        due = (tries_at(ledger.queued_since, ledger.waits_since) or s.now) + timedelta(seconds=jitter_s(s))
+        return PolicyResult(Place(s.job.created)) if s.now >= due else PolicyResult(requeue_at=due)
+    if ledger.refused_since is None or not is_admitted_in_part(s):
+        return NO_DECISION
+    due = ledger.refused_since + timedelta(seconds=GRACE_S + jitter_s(s))
+    if s.now < due:
+        return PolicyResult(requeue_at=due)
+    return PolicyResult(GiveWay(None, refused=refused_because(s.gang_refusals).message))
+
+
+def note_refused(s: Situation, _: Decision | None) -> JobStatus:
+    """The status with since when a part of the gang is refused."""
+    since = (s.status.ledger.refused_since or s.now) if is_admitted_in_part(s) else None
+    return s.status.noted(refused_since=since)
+
+
+def is_admitted_in_part(s: Situation) -> bool:
+    """Whether the gang has pods, and others without which it can't begin are refused."""
+    if s.attempt == 0 or s.finished or s.is_without_pods or s.gang_began or not s.pods:
+        return False
+    whole = s.launcher is not None and len(s.workers) >= s.workers_needed
+    return not whole and any(refusal.ref.kind == "Pod" for refusal in s.gang_refusals)
+
+
 INCOMPLETE = Policy(incomplete, note_line)
+REFUSED = Policy(refused, note_refused)

@@ -9,10 +9,9 @@ from typing import Any, TypeVar
 
 from ..placement.line import Contender
 from ..spec.job import comparable
-from ..status.lasting import EndedPod
-from ..status.model import JobStatus, Loss
+from ..status.decision import Begin, Decision, Enqueue, Finish, GiveWay, Halt, Place, Policy, Resize, Restart
+from ..status.model import EndedPod, JobStatus, Loss
 from ..status.situation import Situation
-from .decision import Begin, Decision, Enqueue, Finish, GiveWay, Halt, Place, Policy, Resize, Restart
 
 Note = TypeVar("Note", Loss, EndedPod)
 OUT_OF_LINE: dict[str, Any] = {
@@ -85,7 +84,7 @@ def placed_at(s: Situation, place: Contender) -> dict[str, Any]:
 def _as_this_version_notes(s: Situation) -> JobStatus:
     """The status; what an operator of another version has noted of the spec that the job began with anew."""
     noted, fixed = s.status.ledger.begun_with, s.job.spec.fixed
-    if noted is None or comparable(fixed, noted):
+    if noted in (None, fixed) or comparable(fixed, noted):
         return s.status
     return s.status.noted(begun_with=fixed)
 

@@ -9,10 +9,10 @@ from datetime import timedelta
 from typing import Literal
 
 from ..observe.model import PodView
+from ..status.decision import NO_DECISION, Decision, Finish, Policy, PolicyResult, Restart
 from ..status.model import JobStatus, LostPod
 from ..status.situation import Situation
-from .decision import NO_DECISION, Decision, Finish, Policy, PolicyResult, Restart
-from .disruption import node_is_suspect
+from ..workers.gang import node_is_suspect
 from .failure_rules import limit_reached
 
 # How long after a pod's grace period a kubelet that lives may take to say that it has ended.
@@ -38,7 +38,7 @@ def note_lost_pod(s: Situation, decision: Decision | None) -> JobStatus:
     """The status with the pod that was lost, until it is known why; then with what that counts for."""
     if isinstance(decision, Restart) and decision.lost is not None:
         return s.status.noted(lost_pod=decision.lost)
-    if s.status.finished or isinstance(decision, Finish):
+    if s.finished or isinstance(decision, Finish):
         return s.status.noted(lost_pod=None)
     fate = _fate(s)
     if fate is None or (fate == "job" and _is_over(s)):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -13,12 +13,11 @@ from ..build.names import ObjectRef
 from ..contract import KIND
 from ..observe.model import PodView
 from ..spec.job import Job
-from ..status.incarnations import avoided_nodes, incarnations_of, number_of
 from ..status.situation import Situation
+from ..workers.elastic import missing_elastic_pods, unwanted_elastic_pods
+from ..workers.gang import missing_pods, one_of_each
+from ..workers.lasting import missing_lasting, unwanted_lasting
 from .cleanup import deletion, expiry, force_time, unwanted_pods
-from .incarnations import due_workers, unwanted_workers
-from .lasting import due_lasting, unwanted_lasting
-from .relaunch import is_unwanted, launcher_due
 from .result import Deletion
 
 # A suspended job's launcher ends as soon as it has taken note of the workers' end. One that hangs is deleted after
@@ -43,7 +42,7 @@ def changes(s: Situation, settings: Settings) -> Changes:
 
 
 def _changes(s: Situation, settings: Settings) -> Changes:
-    if s.status.finished:
+    if s.finished:
         return _finished(s)
     if s.is_without_pods:
         return _suspended(s)
@@ -51,19 +50,22 @@ def _changes(s: Situation, settings: Settings) -> Changes:
         return _delete(s, (*s.stale_pods, *unwanted_lasting(s)), None)
     if s.status.ledger.queued_since is not None:  # without any pods
         return _delete(s, s.lasting_pods, None)
-    kept = _delete(s, unwanted_lasting(s), None)
+    stray = unwanted_lasting(s)
+    kept = _delete(s, stray, None)
     if s.observed.foreign or s.queue.holds or s.gang.holds:
         return kept
     start = s.status.ledger.restart_not_before
     if start is not None and s.now < start:
         return replace(kept, requeue_at=_earliest(kept.requeue_at, start))
     if s.provisioning.holds:
-        return replace(kept, create=s.provisioning.missing(_one_of_each(s, settings)))
-    gang = (s.provisioning.marked(s.gang.marked(s.queue.marked(pod))) for pod in _missing_pods(s, settings))
-    beside = (s.queue.marked(pod) for pod in _missing_lasting(s, settings))
-    made = (*_companions(s, settings), *s.gang.missing(), *gang, *beside)
-    launchers = tuple(pod for pod in s.pods if is_unwanted(s, pod))
-    return replace(_delete(s, (*launchers, *unwanted_workers(s), *unwanted_lasting(s)), None), create=made)
+        return replace(kept, create=s.provisioning.missing(one_of_each(s, settings)))
+    beside = tuple(missing_lasting(s, settings))
+    elastic = s.job.spec.elastic is not None
+    missing = missing_elastic_pods(s, settings) if elastic else missing_pods(s, settings)
+    gang = (s.provisioning.marked(s.gang.marked(s.queue.marked(pod))) for pod in missing)
+    queued = (s.queue.marked(pod) for pod in beside)
+    made = (*_companions(s, settings), *s.gang.missing(), *gang, *queued)
+    return replace(_delete(s, (*(unwanted_elastic_pods(s) if elastic else ()), *stray), None), create=made)
 
 
 def _suspended(s: Situation) -> Changes:
@@ -71,7 +73,7 @@ def _suspended(s: Situation) -> Changes:
     gathers the ranks' last lines, and if the job has ended meanwhile, which nobody may have seen yet, its end
     counts, and its logs stay."""
     launcher = s.launcher
-    condition = s.status.condition("Suspended" if s.status.is_true("Suspended") else "Queued")
+    condition = s.status.condition("Suspended" if s.is_suspended else "Queued")
     if condition is None or launcher is None or launcher.finished or launcher.phase != "Running":
         return _delete(s, s.observed.pods, None)
     due = condition.last_transition_time + timedelta(seconds=max(LAUNCHER_ENDS_S, s.job.spec.worker.grace_s))
@@ -111,57 +113,6 @@ def _companions(s: Situation, settings: Settings) -> tuple[dict[str, Any], ...]:
     if s.secret_is_ours or s.secret in s.observed.objects:
         return made
     return (build.build_secret(job, settings.issue(job, s.now), s.status.ledger.credentials), *made)
-
-
-def _missing_pods(s: Situation, settings: Settings) -> tuple[dict[str, Any], ...]:
-    if s.job.spec.elastic is not None:
-        return _missing_elastic_pods(s, settings)
-    missing = set(s.missing_names)
-    indices = (i for i in range(s.status.ledger.attempt_workers) if build.worker_name(s.job, i) in missing)
-    secret = s.secret.name
-    workers = (build.build_worker_pod(s.job, s.attempt, index, secret, settings=settings) for index in indices)
-    if build.launcher_name(s.job) not in missing:
-        return tuple(workers)
-    return (build.build_launcher_pod(s.job, s.attempt, secret, settings), *workers)
-
-
-def _one_of_each(s: Situation, settings: Settings) -> dict[str, dict[str, Any]]:
-    """The launcher's pod and a worker's, for an autoscaler to weigh."""
-    secret = s.secret.name
-    return {
-        "launcher": s.gang.marked(build.build_launcher_pod(s.job, s.attempt, secret, settings)),
-        "workers": s.gang.marked(build.build_worker_pod(s.job, s.attempt, 0, secret, settings=settings)),
-    }
-
-
-def _missing_lasting(s: Situation, settings: Settings) -> Iterator[dict[str, Any]]:
-    due = set(due_lasting(s))
-    for index in range(s.wanted_data_workers):
-        if build.data_worker_name(s.job, index) in due:
-            yield build.build_data_worker_pod(s.job, index, s.secret.name, settings)
-    if s.job.spec.evaluator is not None and build.evaluator_name(s.job) in due:
-        yield build.build_evaluator_pod(s.job, s.status.ledger.attempt_workers, settings)
-
-
-def _missing_elastic_pods(s: Situation, settings: Settings) -> tuple[dict[str, Any], ...]:
-    notes, secret = incarnations_of(s.status), s.secret.name
-    avoided = avoided_nodes(notes.losses, s.now)
-    workers = (
-        build.build_worker_pod(
-            s.job,
-            s.attempt,
-            index,
-            secret,
-            build.Incarnation(number_of(s.status, index), avoided),
-            settings=settings,
-        )
-        for index in due_workers(s)
-    )
-    if not launcher_due(s):
-        return tuple(workers)
-    known = s.status.elastic.formation if s.status.elastic is not None else 0
-    number = build.Incarnation(notes.launcher, formation=known)
-    return (build.build_launcher_pod(s.job, s.attempt, secret, settings, number), *workers)
 
 
 def _earliest(*moments: datetime | None) -> datetime | None:

@@ -8,20 +8,17 @@ from datetime import timedelta
 from ..contract import EXIT_GANG_STOPPED, ROLE_WORKER
 from ..observe.model import PodView
 from ..observe.pods import failure_in, termination_of
-from ..status.incarnations import incarnations_of
+from ..status.decision import NO_DECISION, Finish, GiveWay, Policy, PolicyResult, Restart
 from ..status.model import Failure
 from ..status.progress import is_whole
 from ..status.situation import Situation
-from .decision import NO_DECISION, Finish, GiveWay, PolicyResult, Restart
-from .disruption import pod_disruption
+from ..workers.elastic import comes_back_by, incarnations_of, launcher_loss
+from ..workers.gang import LAUNCHER_REPORT_S, pod_disruption
 from .failure_rules import judge
 from .incomplete import gives_way
-from .launcher_loss import comes_back_by, launcher_loss
 from .lost_pod import went_silent
-from .suspend import missed_suspension
+from .queueing import missed_suspension
 
-# How long a failed worker waits for the launcher to say which rank failed first.
-LAUNCHER_REPORT_S = 30
 # How long a launcher's "agent lost" waits for the API to say what became of that agent's pod.
 POD_FATE_S = 15
 
@@ -67,13 +64,13 @@ def attempt_failure(s: Situation) -> PolicyResult:
     """A launcher that failed ends the attempt; so does a worker that failed and of which no launcher speaks."""
     if s.launcher is not None and s.launcher.finished:
         back_by = comes_back_by(s, s.launcher)
-        if back_by or launcher_loss(s):  # it is made anew, see relaunch.py
+        if back_by or launcher_loss(s):  # it is made anew, see workers/elastic.py
             return PolicyResult(requeue_at=back_by)
         return _launcher_failed(s, s.launcher)
     if s.job.spec.elastic is not None and s.gang_began:
-        return NO_DECISION  # a worker that is lost is made anew, see incarnations.py
+        return NO_DECISION  # a worker that is lost is made anew, see workers/elastic.py
     failed = [
-        pod for pod in s.workers if ended_badly(pod) and (s.job.spec.elastic is None or not pod_disruption(pod))
+        pod for pod in s.workers if pod.ended_badly and (s.job.spec.elastic is None or not pod_disruption(pod))
     ]
     if not failed:
         return NO_DECISION
@@ -86,11 +83,6 @@ def attempt_failure(s: Situation) -> PolicyResult:
     if failure.reason == "LauncherFailed" and s.launcher is not None:  # its agents have not heard of it
         return PolicyResult(judge(s, failure, lost=went_silent(s, s.launcher)))
     return PolicyResult(_judge(s, failure))
-
-
-def ended_badly(pod: PodView) -> bool:
-    """Whether the pod has ended, and not well."""
-    return pod.finished and pod.phase != "Succeeded" and pod.exit_code != 0
 
 
 def _launcher_failed(s: Situation, launcher: PodView) -> PolicyResult:
@@ -221,3 +213,7 @@ def _whole(value: object) -> int | None:
 
 def _lines(value: object) -> tuple[str, ...]:
     return tuple(str(line) for line in value) if isinstance(value, list) else ()
+
+
+SUCCESS = Policy(success)
+FAILURE = Policy(attempt_failure)

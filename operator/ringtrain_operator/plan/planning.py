@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
@@ -12,12 +12,12 @@ from ..errors import Invalid
 from ..observe.model import Observed
 from ..spec.job import Job, is_ours
 from ..spec.parse import parse_job
-from ..status.compose import compose, rejected
+from ..status.decision import NO_DECISION, Decision, Policy, condition_of
 from ..status.model import JobStatus, TemplateStatus, dump_status, parse_status
 from ..status.situation import Situation
 from ..status.waiting import kept_here
+from .compose import compose, rejected
 from .decide import POLICIES
-from .decision import Decision, condition_of
 from .events import events_between
 from .ledger import enter, not_ahead
 from .objects import changes
@@ -53,7 +53,7 @@ def plan_object(
         generation = int((obj.get("metadata") or {}).get("generation") or 1)
         again = Plan(requeue_after_s=TEMPLATE_AGAIN_S if _is_read_again(observed, status) else None)
         return _answer(again, status, rejected(status, exc, observed.template, generation, now))
-    return plan(job, observed, now, settings)
+    return plan(job, observed, status, now, settings)
 
 
 def _is_read_again(observed: Observed, status: JobStatus) -> bool:
@@ -90,27 +90,28 @@ def _winds_down(obj: Mapping[str, Any], observed: Observed) -> bool:
     return holds and isinstance(policy, Mapping) and policy.get("suspend") is True
 
 
-def plan(job: Job, observed: Observed, now: datetime, settings: Settings) -> Plan:
+def plan(job: Job, observed: Observed, previous: JobStatus, now: datetime, settings: Settings) -> Plan:
     """What to write now so that `job` goes on from what is `observed`. Pure, but for keys and tokens (`settings`).
 
-    Applying the answer and planning again ends, after a few rounds without anything happening, in an empty plan.
+    `previous`: the status that was read. Applying the answer and planning again ends, after a few rounds without
+    anything happening, in an empty plan.
     """
     now = now.replace(microsecond=0)
-    previous = parse_status(observed.status)
     kept = previous.model_copy(update={"template": _kept(observed)})
     s = Situation(job, observed, not_ahead(kept, now), now)
     if not job.deleting and job.spec.managed_by == MULTIKUEUE:
         return _answer(Plan(workload=elsewhere(s, settings)), previous, kept_here(s))
     if job.deleting or not is_ours(job.spec.managed_by):
         return Plan()
-    decision, timers = _decide(s)
-    decided = _noted(s, decision)
-    new = compose(decided, condition_of(decision), s)
+    policies = [policy for policy in POLICIES if job.spec.elastic is not None or not policy.elastic]
+    decision, timers = _decide(s, policies)
+    decided = _noted(s, decision, policies)
+    new = compose(decided, condition_of(decision) if decision else None, s)
     if new.is_true("Succeeded") or s.gang_may_have_begun or replace(s, status=new).gang_may_have_begun:
         new = new.noted(has_run=True)
-    settled = replace(s, status=new)
+    settled = decided if new == decided.status else replace(s, status=new)
     todo = changes(settled, settings)
-    timers += [moment for policy in POLICIES for moment in policy.wakes(settled)]
+    timers += [moment for policy in policies if policy.wakes for moment in policy.wakes(settled)]
     timers += [todo.requeue_at] if todo.requeue_at else []
     answer = Plan(
         create=todo.create,
@@ -121,11 +122,11 @@ def plan(job: Job, observed: Observed, now: datetime, settings: Settings) -> Pla
     return _answer(answer, previous, new)
 
 
-def _decide(s: Situation) -> tuple[Decision | None, list[datetime]]:
+def _decide(s: Situation, policies: Sequence[Policy]) -> tuple[Decision | None, list[datetime]]:
     """The first decision of any policy, and when to ask again if nothing happens."""
     timers: list[datetime] = []
-    for policy in POLICIES if not s.status.finished else ():
-        result = policy.decide(s)
+    for policy in policies if not s.finished else ():
+        result = policy.decide(s) if policy.decide else NO_DECISION
         if result.decision is not None:
             return result.decision, timers
         if result.requeue_at is not None:
@@ -135,18 +136,21 @@ def _decide(s: Situation) -> tuple[Decision | None, list[datetime]]:
     return None, timers
 
 
-def _noted(s: Situation, decision: Decision | None) -> Situation:
-    """The situation with the decision in its status, and what each policy has to remember."""
-    s = replace(s, status=enter(s, decision))
-    for policy in POLICIES:
-        status = policy.note(s, decision)
-        if status is not s.status:
+def _noted(s: Situation, decision: Decision | None, policies: Sequence[Policy]) -> Situation:
+    """The situation with the decision in its status, and what each policy has to remember.
+
+    It stays the same, with all that it has worked out, until something changes.
+    """
+    notes = (enter, *(policy.note for policy in policies if policy.note))
+    for note in notes:
+        status = note(s, decision)
+        if status != s.status:
             s = replace(s, status=status)
     return s
 
 
 def _answer(answer: Plan, previous: JobStatus, new: JobStatus) -> Plan:
     """`answer` with the new status and its events, if it is new at all."""
-    if dump_status(new) == dump_status(previous):
+    if new == previous or (said := dump_status(new)) == dump_status(previous):
         return answer
-    return replace(answer, status=dump_status(new), events=events_between(previous, new))
+    return replace(answer, status=said, events=events_between(previous, new))

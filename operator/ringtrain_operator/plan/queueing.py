@@ -1,4 +1,4 @@
-"""A job in a queue of Kueue: when its pods may exist, and what its Workload is told.
+"""When the pods of a job may exist: start, suspension, resumption, a queue of Kueue; what its Workload is told.
 
 The Workload is made when no pod of the job is there, pods are made while it is admitted, and its quota is given
 back when they are gone: at no moment do two jobs use the same quota.
@@ -12,19 +12,70 @@ from ..build import Settings
 from ..build.names import ObjectRef
 from ..placement.kueue import patches, workload
 from ..placement.kueue.view import WorkloadView
+from ..spec.job import comparable
+from ..status.decision import NO_DECISION, Begin, Enqueue, Halt, Policy, PolicyResult
 from ..status.situation import Situation
-from .decision import NO_DECISION, Begin, Enqueue, PolicyResult
 from .result import Deletion, WorkloadChange
 
 # Of spec.managedBy: the job runs on another cluster, which Kueue chooses; here it has a Workload and no pods.
 MULTIKUEUE = "kueue.x-k8s.io/multikueue"
 
 
+def suspension(s: Situation) -> PolicyResult:
+    """A suspended job has no pods; a resumed one goes on with a new attempt, which does not count.
+
+    With a queue a job waits there first. A suspension that no operator saw is made up for.
+    """
+    suspended = s.is_suspended
+    queued = s.is_queued
+    if s.job.spec.run_policy.suspend or missed_suspension(s):
+        if not suspended and is_corrected(s):
+            return PolicyResult(Begin(s.attempt + 1, "Changed"))
+        return NO_DECISION if suspended else PolicyResult(_halt(s))
+    if queued or (not suspended and s.attempt > 0):
+        return NO_DECISION
+    if s.job.queue and s.observed.kueue is not None:
+        return PolicyResult(Enqueue("Waiting", f"the job waits in LocalQueue {s.job.queue}"))
+    # Pods without a status: someone restored the job and lost its past. Their attempts are not taken up again.
+    newest = max((pod.attempt for pod in s.observed.pods), default=0)
+    return PolicyResult(Begin(max(s.attempt, newest) + 1, "Resumed" if suspended else "Started"))
+
+
+def _halt(s: Situation) -> Halt:
+    """The end of the attempt, by the user's word or for a change; a queue is asked again for what the job is."""
+    if s.job.spec.run_policy.suspend:
+        return Halt()
+    if s.has_workload and workload.is_prebuilt(s.job):
+        return Halt(
+            "Changed",
+            "the job was changed where it runs, and its Workload is for what it was: suspend it, "
+            "change it and resume it on the cluster where it was submitted",
+        )
+    was = "suspended, changed and resumed" if s.status.ledger.has_run else "changed before it ran"
+    queues = f", and it waits in LocalQueue {s.job.queue} anew" if s.job.queue else "; it begins anew"
+    return Halt("Changed", f"the job was {was}: its pods are deleted{queues}")
+
+
+def is_corrected(s: Situation) -> bool:
+    """Whether a job that never ran is made of something else by now, and need not ask a queue for that."""
+    may = not s.job.spec.run_policy.suspend and not s.status.ledger.has_run and not s.gang_may_have_begun
+    return may and not s.job.queue and not s.has_workload and missed_suspension(s)
+
+
+def missed_suspension(s: Situation) -> bool:
+    """Whether the job was suspended, changed and resumed since it began, while nobody looked.
+
+    Its pods are those of another spec, and what they attest is not what this one asks for.
+    """
+    begun_with, fixed = s.status.ledger.begun_with or "", s.job.spec.fixed
+    return begun_with != fixed and comparable(fixed, begun_with)
+
+
 def queueing(s: Situation) -> PolicyResult:
     """A job waits without pods until its Workload is admitted, and waits again when its quota is asked back."""
-    if s.status.is_true("Queued"):
+    if s.is_queued:
         return replace(_waiting(s), is_last=True)
-    if s.status.is_true("Suspended"):
+    if s.is_suspended:
         return PolicyResult(is_last=True)
     if not s.has_workload or s.attempt == 0 or s.observed.kueue is None:
         return NO_DECISION
@@ -55,11 +106,11 @@ def workload_change(s: Situation, settings: Settings) -> WorkloadChange | None:
     kueue, view = s.observed.kueue, s.workload
     if kueue is None or not s.has_workload or (view is not None and (view.ending or view.foreign)):
         return None
-    if s.status.finished:
+    if s.finished:
         return _finished(s, view)
-    if s.status.is_true("Suspended") or not s.job.queue:
+    if s.is_suspended or not s.job.queue:
         return None if s.observed.pods else _deleted(s, view)
-    if s.status.is_true("Queued"):
+    if s.is_queued:
         return None if s.observed.pods else _queued(s, view, settings)
     return _running(s, view) if view is not None and view.may_run else None
 
@@ -67,7 +118,7 @@ def workload_change(s: Situation, settings: Settings) -> WorkloadChange | None:
 def elsewhere(s: Situation, settings: Settings) -> WorkloadChange | None:
     """The Workload of a job that MultiKueue runs on another cluster; the rest is Kueue's."""
     kueue, view = s.observed.kueue, s.workload
-    if kueue is None or not s.job.queue or s.status.finished:
+    if kueue is None or not s.job.queue or s.finished:
         return None
     if s.job.spec.run_policy.suspend:
         return _deleted(s, view)
@@ -151,3 +202,7 @@ def _deleted(s: Situation, view: WorkloadView | None) -> WorkloadChange | None:
 
 def _patched(view: WorkloadView, patch: patches.Patch, subresource: str = "status") -> WorkloadChange:
     return WorkloadChange("patch", {"name": view.name, "patch": patch, "subresource": subresource})
+
+
+SUSPENSION = Policy(suspension)
+QUEUEING = Policy(queueing)

@@ -10,9 +10,9 @@ import re
 from datetime import datetime, timedelta
 
 from ..observe.model import PodView
+from ..status.decision import NO_DECISION, GiveWay, Policy, PolicyResult
 from ..status.model import Failure
 from ..status.situation import Situation
-from .decision import NO_DECISION, GiveWay, PolicyResult
 from .failure_rules import judge
 
 REASON = "CannotStart"
@@ -92,3 +92,6 @@ def _failure(s: Situation, pod: PodView, what: str) -> Failure:
     return Failure(
         attempt=s.attempt, pod=pod.name, node=pod.node or None, reason=REASON, message=message, time=s.now
     )
+
+
+UNSTARTABLE = Policy(unstartable)

@@ -10,8 +10,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import Field
 
 from ..spec.base import Schema, StatusModel
-from ..spec.times import Time, format_time
-from .lasting import DataScale, DataWorkersStatus, EndedPod, EvaluatorStatus
+from ..spec.times import Time, after_pause, format_time
 
 __all__ = ["format_time"]
 
@@ -161,6 +160,59 @@ class Incarnations(StatusModel):
     recoveries: int = Field(default=0, description="Recoveries of which the present launcher knows nothing.")
 
 
+class DataWorkersStatus(StatusModel):
+    """Data workers, and what ranks wait for them."""
+
+    desired: int = Field(default=0, description="Data workers that are wanted now.")
+    ready: int = Field(default=0, description="Those of them that run and have registered with the launcher.")
+    wait_fraction: float | None = Field(
+        default=None, description="Part of its time that a rank waits for input, as the launcher last told."
+    )
+
+
+class EvaluatorStatus(StatusModel):
+    """The evaluator."""
+
+    state: Literal["Pending", "Running", "Succeeded", "Failed", "Stopped"] = Field(
+        description="Failed: it ended badly, and is made anew while the job runs. Stopped: it was asked to end."
+    )
+    failures: int = Field(default=0, description="Pods of it that ended badly.")
+    message: str = Field(
+        default="", description="What became of the last one that did, or why the API refuses the next one."
+    )
+
+
+class EndedPod(StatusModel):
+    """A pod that ended by itself. It is noted before the pod is deleted, so that it counts once."""
+
+    pod: str = Field(description="Name of the pod.")
+    uid: str = Field(description="Its uid: the next one of the name is another.")
+    node: str | None = Field(default=None, description="Its node.")
+    cause: str = Field(description="How it ended, for people.")
+    failures: int = Field(
+        default=0, description="How many of its name ended badly, each within an hour of another."
+    )
+    evaluator: bool = Field(default=False, description="Whether it was the evaluator.")
+    done: bool = Field(default=False, description="Whether it was an evaluator that ended well.")
+    time: Time = Field(description="When the operator learned of it.")
+
+    @property
+    def next_at(self) -> datetime | None:
+        """When the next pod of the name may be made; None: at once."""
+        return after_pause(self.time, self.failures)
+
+
+class DataScale(StatusModel):
+    """How many data workers autoscale wants, and what it has learned."""
+
+    replicas: int = Field(description="Data workers that are wanted.")
+    asked: int = Field(description="dataWorkers.replicas with which it began.")
+    workers: int = Field(description="Workers of the world for which it was learned.")
+    too_few: int = Field(default=0, description="The largest number with which ranks waited too long.")
+    above_since: Time | None = Field(default=None, description="Since when ranks wait too long.")
+    below_since: Time | None = Field(default=None, description="Since when ranks hardly wait.")
+
+
 class LostPod(StatusModel):
     """A pod that went silent, while it is not known whether its node is to blame."""
 
@@ -286,12 +338,17 @@ class JobStatus(StatusModel):
     )
 
     def noted(self, **changes: Any) -> JobStatus:
-        """This status with `changes` of its ledger."""
+        """This status with `changes` of its ledger; itself where nothing changes."""
+        if all(getattr(self.ledger, name) == value for name, value in changes.items()):
+            return self
         return self.model_copy(update={"ledger": self.ledger.model_copy(update=changes)})
 
     def condition(self, kind: ConditionType) -> Condition | None:
         """The condition of this type, if there is one."""
-        return next((c for c in self.conditions if c.type == kind), None)
+        for one in self.conditions:
+            if one.type == kind:
+                return one
+        return None
 
     def is_true(self, kind: ConditionType) -> bool:
         """Whether the condition of this type holds."""
@@ -324,15 +381,11 @@ def with_conditions(
     conditions: dict[ConditionType, Condition] = {c.type: c for c in status.conditions}
     for one in changes:
         before = status.condition(one.type)
-        turned = before is None or before.status != one.status
-        conditions[one.type] = Condition(
-            type=one.type,
-            status=one.status,
-            reason=one.reason,
-            message=one.message,
-            last_transition_time=now if before is None or turned else before.last_transition_time,
-            observed_generation=generation,
-        )
+        said: dict[str, Any] = {"reason": one.reason, "message": one.message, "observed_generation": generation}
+        if before is not None and before.status == one.status:
+            conditions[one.type] = before.model_copy(update=said)
+        else:
+            conditions[one.type] = Condition(type=one.type, status=one.status, last_transition_time=now, **said)
     return status.model_copy(update={"conditions": tuple(conditions[t] for t in ORDER if t in conditions)})
 
 

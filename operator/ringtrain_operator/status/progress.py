@@ -7,13 +7,14 @@ from datetime import datetime
 from typing import Any
 
 from ..observe.pods import is_finite, termination_of
-from .data_workers import input_bound
 from .model import ConditionChange, Progress
 from .situation import Situation
 
 
-def progress_fields(s: Situation, succeeded: bool) -> dict[str, Any]:
+def progress_fields(s: Situation, succeeded: bool, input_bound: str) -> dict[str, Any]:
     """The fields `progress` and `progressSummary` as far as they are told. `s.attempt` is the one looked at.
+
+    `input_bound`: what is said of ranks that wait for their data workers.
 
     They are of the newest attempt that has reported; a job that `succeeded` without a report of its last attempt,
     which found nothing left to do, has none: an earlier attempt's are not how far it came.
@@ -25,7 +26,7 @@ def progress_fields(s: Situation, succeeded: bool) -> dict[str, Any]:
         new = _read(s.report.progress, s.report.last_progress_time)
     if new is None:
         return {}
-    parts = [summary(new), input_bound(s) if s.report is not None else ""]
+    parts = [summary(new), input_bound if s.report is not None else ""]
     return {"progress": new, "progress_summary": ", ".join(filter(None, parts))}
 
 

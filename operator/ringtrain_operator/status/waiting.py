@@ -10,10 +10,9 @@ from ..observe.model import Foreign, Refusal
 from ..observe.pods import by_index
 from ..placement.line import ROOM, Contender
 from ..spec.job import Job
-from .counts import counted
 from .model import ConditionChange, JobStatus, format_time, with_conditions
 from .progress import is_whole
-from .situation import Situation
+from .situation import Situation, counted
 
 # Named in a message; the rest are counted. A message with a thousand names helps nobody.
 NAMES_SHOWN = 3
@@ -192,7 +191,7 @@ def kept_here(s: Situation) -> JobStatus:
 
     Nobody else says so: without a Workload MultiKueue knows nothing of the job.
     """
-    if s.attempt > 0 or s.status.finished or s.job.spec.run_policy.suspend:
+    if s.attempt > 0 or s.finished or s.job.spec.run_policy.suspend:
         return s.status
     said = _not_handed_over(s)
     if said is None:

@@ -37,7 +37,9 @@ class QueuePlacement:
     def marked(self, pod: Json) -> Json:
         """The pod with what the job's queue adds to it."""
         labels, job = pod["metadata"]["labels"], self.attempt.job
-        grant = grant_of(self.view, self.queued_as, POD_SETS[labels[contract.LABEL_ROLE]])
+        workload = self.view.workload if self.view is not None else None
+        grants = workload.grants if workload is not None and self.queued_as == "Workload" else {}
+        grant = grants.get(POD_SETS[labels[contract.LABEL_ROLE]])
         if grant is not None:
             return _granted(pod, grant)
         if self.queued_as != "PodGroup" or not job.queue:
@@ -57,12 +59,6 @@ class QueuePlacement:
         if workload.foreign:
             return f"Workload {workload.name} exists and belongs to another; it is left alone"
         return workload.words
-
-
-def grant_of(view: KueueView | None, queued_as: str | None, pod_set: str) -> Grant | None:
-    """What the admission of the job's Workload gives to the pods of a pod set."""
-    workload = view.workload if view is not None else None
-    return workload.grants.get(pod_set) if workload is not None and queued_as == "Workload" else None
 
 
 def _granted(pod: Json, grant: Grant) -> Json:

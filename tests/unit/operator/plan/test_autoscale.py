@@ -11,7 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringtrain_operator.plan.autoscale import (
+from ringtrain_operator.spec.data_workers import Autoscale, DataWorkers
+from ringtrain_operator.status.model import DataScale
+from ringtrain_operator.workers.data_workers import (
     FEWER_AFTER_S,
     MORE_AFTER_S,
     Measured,
@@ -19,8 +21,6 @@ from ringtrain_operator.plan.autoscale import (
     next_scale,
     wakes_at,
 )
-from ringtrain_operator.spec.data_workers import Autoscale, DataWorkers
-from ringtrain_operator.status.lasting import DataScale
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 Load = Callable[[int, datetime], float]

@@ -8,8 +8,8 @@ from datetime import datetime
 from typing import Literal
 
 from ..placement.line import Contender
-from ..status.model import ConditionChange, Failure, JobStatus, LostPod
-from ..status.situation import Situation
+from .model import ConditionChange, Failure, JobStatus, LostPod
+from .situation import Situation
 
 
 @dataclass(frozen=True)
@@ -109,15 +109,16 @@ class Policy:
     """One policy. The first decision of any wins; then all make their notes, and say when to look again.
 
     `note`: the status with what the policy remembers; `decision`, the one that was made, is in its ledger already.
-    `wakes`: given the new status, when to look again if nothing happens.
+    `wakes`: given the new status, when to look again if nothing happens. `elastic`: only elastic jobs have it.
     """
 
-    decide: Callable[[Situation], PolicyResult] = lambda s: NO_DECISION
-    note: Callable[[Situation, Decision | None], JobStatus] = lambda s, decision: s.status
-    wakes: Callable[[Situation], tuple[datetime, ...]] = lambda s: ()
+    decide: Callable[[Situation], PolicyResult] | None = None
+    note: Callable[[Situation, Decision | None], JobStatus] | None = None
+    wakes: Callable[[Situation], tuple[datetime, ...]] | None = None
+    elastic: bool = False
 
 
-def condition_of(decision: Decision | None) -> ConditionChange | None:
+def condition_of(decision: Decision) -> ConditionChange | None:
     """The condition that a decision turns."""
     match decision:
         case Begin(reason="Resumed"):

@@ -7,15 +7,15 @@ from datetime import datetime
 
 from ..errors import Invalid
 from ..spec.training_template import Template
-from .counts import counts
-from .data_workers import input_stalled, lasting_fields
-from .elastic import degraded, elastic_fields
-from .incarnations import new_losses
-from .model import Condition, ConditionChange, ConditionType, JobStatus, State, with_conditions
-from .progress import logs_not_shipped, progress_fields
-from .situation import Situation
-from .start import start_fields
-from .waiting import queued_because, running_or_why_not
+from ..status.model import Condition, ConditionChange, ConditionType, JobStatus, State, with_conditions
+from ..status.progress import logs_not_shipped, progress_fields
+from ..status.situation import Situation
+from ..status.start import start_fields
+from ..status.waiting import queued_because, running_or_why_not
+from ..workers.data_workers import data_workers_status, input_bound, input_stalled
+from ..workers.elastic import degraded, elastic_fields
+from ..workers.evaluator import evaluator_status
+from ..workers.gang import counts
 
 # Said of a gang that runs.
 _OF_A_WORLD: tuple[ConditionType, ...] = ("Degraded", "InputStalled")
@@ -26,14 +26,14 @@ def compose(s: Situation, decided: ConditionChange | None, seen: Situation) -> J
 
     `seen`: the same before the decision, which may have begun another attempt.
     """
-    changes = [] if s.status.finished else [ConditionChange("Accepted", "True", "Valid", _laid_over(s.status))]
+    changes = [] if s.finished else [ConditionChange("Accepted", "True", "Valid", _laid_over(s.status))]
     if decided is not None:
         changes.append(decided)
     status = with_conditions(s.status, tuple(changes), s.job.generation, s.now)
-    if not s.status.finished:
-        status = with_conditions(status, _consequences(s, status, decided), s.job.generation, s.now)
+    if not s.finished:
         shipped = logs_not_shipped(seen)
-        status = with_conditions(status, (shipped,) if shipped else (), s.job.generation, s.now)
+        consequences = (*_consequences(s, status, decided), *([shipped] if shipped else []))
+        status = with_conditions(status, consequences, s.job.generation, s.now)
         foremost = _foremost(status)
         state: State = foremost.type if foremost is not None else "Pending"  # type: ignore[assignment]
         if _waits_its_turn(s, status):
@@ -41,13 +41,18 @@ def compose(s: Situation, decided: ConditionChange | None, seen: Situation) -> J
         status = status.model_copy(update={"observed_generation": s.job.generation, "state": state})
     in_line = status.state == "Queued" and not status.is_true("Queued")
     why = status.condition("Running") if in_line else _foremost(status) or status.condition("Running")
+    spec = s.job.spec
     fields = {"reason": why.reason if why is not None else "", **counts(s, status.finished)}
-    if not s.status.finished:
-        workers = [loss for loss in new_losses(seen.status, s.status) if loss.worker is not None]
-        fields.update(elastic_fields(s, len(workers)))
-    fields.update(lasting_fields(replace(s, status=status), seen, status.finished))
+    if spec.elastic is not None and not s.finished:
+        fields.update(elastic_fields(s, seen))
+    if spec.data_workers is not None:
+        fields.update(data_workers=data_workers_status(replace(s, status=status)))
+    if spec.evaluator is not None:
+        fields.update(evaluator=evaluator_status(replace(s, status=status), seen))
     fields.update(start_fields(seen))
-    return status.model_copy(update={**fields, **progress_fields(seen, status.is_true("Succeeded"))})
+    bound = input_bound(seen) if spec.data_workers is not None else ""
+    fields.update(progress_fields(seen, status.is_true("Succeeded"), bound))
+    return status.model_copy(update=fields)
 
 
 def _laid_over(status: JobStatus) -> str:
@@ -98,7 +103,9 @@ def _consequences(s: Situation, status: JobStatus, decided: ConditionChange | No
     running = running_or_why_not(s)
     if running.status != "True":
         return (running, *_no_world(status, running.reason))
-    changes = (running, *(change for change in (degraded(s), input_stalled(s)) if change is not None))
+    world = degraded(s) if s.job.spec.elastic is not None else None
+    data = input_stalled(s) if s.job.spec.data_workers is not None else None
+    changes = (running, *(change for change in (world, data) if change is not None))
     if status.is_true("Restarting"):
         return (*changes, ConditionChange("Restarting", "False", "Restarted", f"attempt {s.attempt} runs"))
     return changes
@@ -118,5 +125,6 @@ def _over(status: JobStatus, reason: str, message: str, *passed: ConditionType) 
 
 def _foremost(status: JobStatus) -> Condition | None:
     """The condition that holds and says most about the job."""
+    held = {condition.type: condition for condition in status.conditions if condition.status == "True"}
     kinds: tuple[ConditionType, ...] = ("Succeeded", "Failed", "Suspended", "Queued", "Running", "Restarting")
-    return next((status.condition(kind) for kind in kinds if status.is_true(kind)), None)
+    return next((held[kind] for kind in kinds if kind in held), None)

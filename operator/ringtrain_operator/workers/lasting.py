@@ -1,4 +1,4 @@
-"""Pods that outlive attempts (data workers, the evaluator): replaced one by one when they end, and never counted.
+"""Pods that outlive attempts (data workers, the evaluator): replaced one by one, and never counted.
 
 How a pod ended is noted in the status before the pod is deleted: an operator that is killed in between counts it
 once. A pod that others took away is made anew at once; one that ended by itself for the second time within an hour
@@ -7,16 +7,21 @@ waits, longer each time.
 
 from __future__ import annotations
 
+from collections.abc import Container, Iterator
 from datetime import datetime, timedelta
+from typing import Any
 
+from .. import build
+from ..build import Settings
 from ..observe.model import PodView
 from ..spec.times import REMEMBERED_S
-from ..status.lasting import EndedPod
-from ..status.model import JobStatus
+from ..status.decision import Decision, Enqueue, Finish, Halt, Policy
+from ..status.model import EndedPod, JobStatus
 from ..status.situation import Situation
-from .decision import Decision, Enqueue, Finish, Halt, Policy
-from .disruption import pod_disruption
-from .failure_rules import LAST_LINE_CHARACTERS
+from .gang import LAST_LINE_CHARACTERS, pod_disruption
+
+# How a message begins that holds only as long as the refusal.
+REFUSED = "the API refused"
 
 
 def note_ended(s: Situation, decision: Decision | None) -> JobStatus:
@@ -25,7 +30,7 @@ def note_ended(s: Situation, decision: Decision | None) -> JobStatus:
         return s.status
     notes = {note.pod: note for note in s.status.ledger.ended_pods if note.pod in s.lasting_names}
     for pod in s.lasting_pods:
-        before, matters = notes.get(pod.name), pod.role == "evaluator" or not s.status.finished
+        before, matters = notes.get(pod.name), pod.role == "evaluator" or not s.finished
         if pod.name not in s.lasting_names or not (matters and _ended_by_itself(pod)):
             continue
         if before is None or before.uid != pod.uid:
@@ -50,7 +55,7 @@ def due_lasting(s: Situation) -> tuple[str, ...]:
 
 def lasting_wakes_at(s: Situation) -> tuple[datetime, ...]:
     """When to look at them again if nothing happens."""
-    if s.status.finished or s.is_without_pods:
+    if s.finished or s.is_without_pods:
         return ()
     pauses = (_made_after(s, name) for name in s.lasting_names if not _is_done(s, name))
     return tuple(moment for moment in pauses if moment is not None and moment > s.now)
@@ -101,6 +106,31 @@ def _cause(pod: PodView) -> str:
     why = f" ({pod.exit_reason})" if pod.exit_reason not in ("", "Error", "Completed") else ""
     last = next((line.strip() for line in reversed(pod.termination_message.splitlines()) if line.strip()), "")
     return f"ended with exit code {pod.exit_code}{why}" + (f": {last[:LAST_LINE_CHARACTERS]}" if last else "")
+
+
+def missing_lasting(s: Situation, settings: Settings) -> Iterator[dict[str, Any]]:
+    """Pods beside the gang, as they are created now."""
+    due = set(due_lasting(s))
+    for index in range(s.wanted_data_workers):
+        if build.data_worker_name(s.job, index) in due:
+            yield build.build_data_worker_pod(s.job, index, s.secret.name, settings)
+    if s.job.spec.evaluator is not None and build.evaluator_name(s.job) in due:
+        yield build.build_evaluator_pod(s.job, s.status.ledger.attempt_workers, settings)
+
+
+def refused_of(s: Situation, names: Container[str]) -> str:
+    """Why the API does not take a pod of these names; empty: it does."""
+    said = (
+        f"{REFUSED} {one.ref} ({one.reason}): {one.message}"
+        for one in s.observed.refusals
+        if one.ref.name in names
+    )
+    return next(said, "")
+
+
+def runs(pod: PodView) -> bool:
+    """Whether the pod serves."""
+    return pod.phase == "Running" and pod.ready and not pod.finished and pod.deletion_time is None
 
 
 LASTING = Policy(note=note_ended, wakes=lasting_wakes_at)

@@ -1,0 +1,578 @@
+"""The pods of an elastic job: which of them are lost, and which are made anew within the attempt.
+
+A pod's number is written into the status before the pod is made, and that it was seen alive is written, too. So a
+pod that was seen and is gone was lost, and a pod that was never seen may never have been made: a killed operator
+gives the next one a new number, and infers no loss. Scaled down is written before a pod is deleted for it.
+
+The launcher's pod is made anew likewise, and the gang lives on. Ranks train on without a launcher, and wait for
+one where their world has to change. The new one learns from their agents, which wait for it for
+networking.startTimeoutSeconds. If none has come by then, or if no worker is left that it could learn from, the
+gang restarts, which does not count.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Any
+
+from .. import build
+from ..build import RESTARTED_CODES, Settings
+from ..build.names import ObjectRef
+from ..contract import EXIT_GANG_STOPPED
+from ..observe.model import PodView
+from ..observe.pods import by_index, is_finite, termination_of
+from ..spec.times import REMEMBERED_S, after_pause, format_time
+from ..status.decision import NO_DECISION, Begin, Decision, Enqueue, Finish, Halt, Policy, PolicyResult, Restart
+from ..status.model import ConditionChange, ElasticStatus, Failure, Incarnations, JobStatus, Loss
+from ..status.progress import is_whole
+from ..status.situation import Situation, counted
+from .gang import LAUNCHER_REPORT_S, node_is_suspect, pod_disruption
+
+# So many losses are kept: more than what is ever counted of one worker or of one node.
+LOSSES_KEPT = 64
+# One loss is bad luck, and two may be; a node that loses a worker again and again is avoided for REMEMBERED_S.
+LOSSES_OF_A_BAD_NODE = 3
+# How long a launcher has to end after a worker that ended by itself: then the attempt has failed, not the worker.
+ATTEMPT_ENDS_S = 5
+# How long a kubelet may take to start a killed launcher again: the first pause is 10 s.
+LAUNCHER_BACK_S = 60
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What was seen of workers, by index: a look at all of them then costs no more than their number.
+
+    `pods`: each worker's last pod, if it is there. `said`: what the launcher says of its agent; `silent`: workers
+    whose agents it has given up. `refused`: whether the API refused what all pods need; `refused_pods`: by name.
+    """
+
+    pods: Mapping[int, PodView]
+    said: Mapping[int, Mapping[str, Any]]
+    silent: frozenset[int]
+    refused: bool
+    refused_pods: frozenset[str]
+
+    @classmethod
+    def of(cls, s: Situation) -> _Seen:
+        own = (pod for pod in reversed(s.workers) if pod.incarnation == number_of(s.status, pod.index))
+        said = by_index(s.report.workers if s.report else (), s.status.ledger.attempt_workers)
+        refused = [refusal.ref for refusal in s.observed.refusals]
+        return cls(
+            pods={pod.index: pod for pod in own},
+            said=said,
+            silent=frozenset(index for index, worker in said.items() if worker.get("lost") is True),
+            refused=any(ref.kind != "Pod" for ref in refused),
+            refused_pods=frozenset(ref.name for ref in refused if ref.kind == "Pod"),
+        )
+
+
+def note_workers(s: Situation, decision: Decision | None) -> JobStatus:
+    """The status with what became of workers' pods, and with numbers for the pods that are made now.
+
+    `decision`: what was just decided; `s.status` has its bookkeeping, and not yet its condition.
+    """
+    if notes_end(s, decision):
+        return s.status
+    losses = list(incarnations_of(s.status).losses)
+    seen = _Seen.of(s)
+    size = max(s.status.ledger.attempt_workers, len(incarnations_of(s.status).numbers))
+    present, joined = [False] * size, [False] * size
+    for worker in range(s.status.ledger.attempt_workers):
+        pod = seen.pods.get(worker)
+        loss = _loss(s, worker, pod, silent=worker in seen.silent)
+        if loss is not None and is_present(s.status, worker):
+            losses.append(loss)
+        present[worker] = loss is None and pod is not None and not _was_lost(s, worker)
+        joined[worker] = present[worker] and (has_joined(s.status, worker) or _registered(pod, seen))
+    noted = _noted(s, present=tuple(present), joined=tuple(joined), losses=tuple(losses[-LOSSES_KEPT:]))
+    due = due_workers(replace(s, status=noted))
+    numbers = [number_of(s.status, worker) for worker in range(size)]
+    for worker in due:
+        numbers[worker] += 0 if _was_refused(s, worker, seen) else 1
+    return _noted(replace(s, status=noted), numbers=tuple(numbers))
+
+
+def notes_end(s: Situation, decision: Decision | None) -> bool:
+    """Whether nothing is noted of pods: they go, or all is over."""
+    without_pods = s.is_without_pods and not isinstance(decision, Begin)
+    over = without_pods or s.finished or isinstance(decision, Halt | Enqueue | Finish)
+    return s.attempt == 0 or over
+
+
+def due_workers(s: Situation) -> tuple[int, ...]:
+    """Workers whose pods are made now: none is there, nothing is in the way, and no loss is too recent."""
+    if not may_create(s):
+        return ()
+    taken = {pod.name for pod in s.observed.pods}
+    absent = (w for w in range(s.status.ledger.attempt_workers) if build.worker_name(s.job, w) not in taken)
+    return tuple(w for w in absent if (due := made_after(s.status, w)) is None or s.now >= due)
+
+
+def unwanted_elastic_pods(s: Situation) -> tuple[PodView, ...]:
+    """Pods of the present attempt to delete: lost ones, whose names are needed, and workers that are too many."""
+    launchers = tuple(pod for pod in s.pods if _is_unwanted_launcher(s, pod))
+    return (*launchers, *(pod for pod in s.workers if _is_unwanted(s, pod)))
+
+
+def workers_wake_at(s: Situation) -> tuple[datetime, ...]:
+    """When to look at the workers again if nothing happens."""
+    if s.finished or s.is_without_pods:
+        return ()
+    pauses = (
+        made_after(s.status, worker)
+        for worker in range(s.status.ledger.attempt_workers)
+        if not is_present(s.status, worker)
+    )
+    verdicts = (_counts_at(s, pod) for pod in s.workers if is_present(s.status, pod.index))
+    return tuple(moment for moment in (*pauses, *verdicts) if moment is not None and moment > s.now)
+
+
+def _is_unwanted(s: Situation, pod: PodView) -> bool:
+    if pod.index >= s.status.ledger.attempt_workers or pod.incarnation != number_of(s.status, pod.index):
+        return True
+    return not is_present(s.status, pod.index)
+
+
+def _was_lost(s: Situation, worker: int) -> bool:
+    """Whether the worker's last pod is noted as lost: its name is needed, even if it should answer again."""
+    number = number_of(s.status, worker)
+    return any((loss.worker, loss.incarnation) == (worker, number) for loss in incarnations_of(s.status).losses)
+
+
+def _loss(s: Situation, worker: int, pod: PodView | None, *, silent: bool) -> Loss | None:
+    """Why the worker's last pod is, or is to be, no more; None while it lives, and while that is not known."""
+    if pod is None:
+        return _as_loss(s, worker, None, "no longer exists")
+    taken = pod_disruption(pod)
+    if taken:
+        return _as_loss(s, worker, pod, taken, suspect=node_is_suspect(pod))
+    due = _counts_at(s, pod)
+    if due is not None and s.now >= due:
+        why = f" ({pod.exit_reason})" if pod.exit_reason not in ("", "Error") else ""
+        code = (
+            f"with exit code {pod.exit_code}{why}" if pod.exit_code is not None else f"({pod.reason or 'Failed'})"
+        )
+        return _as_loss(s, worker, pod, f"ended {code}", failed=True, suspect=True)
+    if silent and has_joined(s.status, worker) and not pod.finished:
+        return _as_loss(s, worker, pod, "was silent, and is deleted", failed=True, suspect=True)
+    return None
+
+
+def _counts_at(s: Situation, pod: PodView) -> datetime | None:
+    """When a worker that ended by itself counts as lost; None: it has not, or its attempt is what has ended.
+
+    Agents end when the launcher ends the attempt, and the launcher ends after them.
+    """
+    if not pod.ended_badly or not s.gang_began or _attempt_ends(s):
+        return None
+    wait_s = LAUNCHER_REPORT_S if pod.exit_code == EXIT_GANG_STOPPED else ATTEMPT_ENDS_S
+    return (pod.exit_time or s.now - timedelta(seconds=wait_s)) + timedelta(seconds=wait_s)
+
+
+def _attempt_ends(s: Situation) -> bool:
+    launcher_ended = s.launcher is not None and s.launcher.finished and not launcher_loss(s)
+    return launcher_ended or (s.report is not None and s.report.phase in ("Succeeded", "Failed"))
+
+
+def may_create(s: Situation) -> bool:
+    """Whether pods of the present attempt may be made now."""
+    if s.stale_pods or s.observed.foreign or _attempt_ends(s) or s.status.ledger.queued_since is not None:
+        return False
+    if any(placement.holds for placement in s.placements):
+        return False
+    start = s.status.ledger.restart_not_before
+    return start is None or s.now >= start
+
+
+def _was_refused(s: Situation, worker: int, seen: _Seen) -> bool:
+    """Whether the API refused the pod for which the present number was written: that was never made."""
+    if number_of(s.status, worker) == 0 or is_present(s.status, worker):
+        return False
+    return seen.refused or build.worker_name(s.job, worker) in seen.refused_pods
+
+
+def _registered(pod: PodView | None, seen: _Seen) -> bool:
+    """Whether the launcher says that this pod's agent is there, and not that of the one before."""
+    if pod is None:
+        return False
+    said = seen.said.get(pod.index, {})
+    is_its = said.get("incarnation", pod.incarnation) == pod.incarnation
+    return said.get("registered") is True and said.get("lost") is not True and is_its
+
+
+def _noted(s: Situation, **changes: Any) -> JobStatus:
+    notes: Incarnations = incarnations_of(s.status).model_copy(update=changes)
+    return s.status.noted(incarnations=notes)
+
+
+def missing_elastic_pods(s: Situation, settings: Settings) -> tuple[dict[str, Any], ...]:
+    """The launcher and the workers that are made now, each with its number."""
+    notes, secret = incarnations_of(s.status), s.secret.name
+    avoided = avoided_nodes(notes.losses, s.now)
+    workers = (
+        build.build_worker_pod(
+            s.job,
+            s.attempt,
+            index,
+            secret,
+            build.Incarnation(number_of(s.status, index), avoided),
+            settings=settings,
+        )
+        for index in due_workers(s)
+    )
+    if not launcher_due(s):
+        return tuple(workers)
+    known = s.status.elastic.formation if s.status.elastic is not None else 0
+    number = build.Incarnation(notes.launcher, formation=known)
+    return (build.build_launcher_pod(s.job, s.attempt, secret, settings, number), *workers)
+
+
+def _as_loss(
+    s: Situation,
+    worker: int | None,
+    pod: PodView | None,
+    cause: str,
+    *,
+    failed: bool = False,
+    suspect: bool = False,
+) -> Loss:
+    return Loss(
+        worker=worker,
+        pod=build.launcher_name(s.job) if worker is None else build.worker_name(s.job, worker),
+        incarnation=incarnations_of(s.status).launcher if worker is None else number_of(s.status, worker),
+        attempt=s.attempt,
+        node=(pod.node or None) if pod is not None else None,
+        cause=cause,
+        failed=failed,
+        suspect=suspect,
+        time=s.now,
+    )
+
+
+def launcher_away(s: Situation) -> PolicyResult:
+    """The gang restarts, not counted, when no launcher came that knows its world."""
+    since = _away_since(s)
+    if since is None:
+        return NO_DECISION
+    name = build.launcher_name(s.job)
+    if not any(_lives(s, pod) for pod in s.workers):
+        message = f"attempt {s.attempt}: {name} was lost, and no worker is left that knows the world"
+        return PolicyResult(Restart("Disrupted", message))
+    limit_s = s.job.spec.networking.start_timeout_seconds
+    due = since + timedelta(seconds=limit_s)
+    if s.now < due:
+        return PolicyResult(requeue_at=due)
+    message = (
+        f"attempt {s.attempt}: {name} was lost, and no new one has learned the world within {limit_s} s "
+        "(networking.startTimeoutSeconds)"
+    )
+    return PolicyResult(Restart("Disrupted", message))
+
+
+def note_launcher(s: Situation, decision: Decision | None) -> JobStatus:
+    """The status with what became of the launcher's pod, and with a number for one that is made now.
+
+    As `note_workers`, and after it.
+    """
+    if notes_end(s, decision):
+        return s.status
+    notes, cause = incarnations_of(s.status), launcher_loss(s)
+    losses = notes.losses
+    if cause and notes.launcher_present:
+        losses = (*losses, _as_loss(s, None, s.launcher, cause))[-LOSSES_KEPT:]
+    pod = s.launcher
+    noted = notes.model_copy(
+        update={
+            "losses": losses,
+            "launcher_present": pod is not None and not cause and not _is_unwanted_launcher(s, pod),
+            "launcher_lost": _away_since(s),
+            **_unknown_sums(s, notes),
+        }
+    )
+    status = s.status.noted(incarnations=noted)
+    if not launcher_due(s, status) or _launcher_was_refused(s, notes):
+        return status
+    return status.noted(incarnations=noted.model_copy(update={"launcher": notes.launcher + 1}))
+
+
+def launcher_due(s: Situation, status: JobStatus | None = None) -> bool:
+    """Whether the launcher's pod is made now; `status`: instead of that of `s`."""
+    if not may_create(s) or build.launcher_name(s.job) in {pod.name for pod in s.observed.pods}:
+        return False
+    due = made_after(status or s.status, None)
+    return due is None or s.now >= due
+
+
+def _is_unwanted_launcher(s: Situation, pod: PodView) -> bool:
+    """Whether this pod of the present attempt's launcher is to go: its name is needed."""
+    if pod.role != "launcher":
+        return False
+    notes = incarnations_of(s.status)
+    lost = any(loss.worker is None and loss.incarnation == pod.incarnation for loss in notes.losses)
+    return pod.incarnation != notes.launcher or lost
+
+
+def launcher_wakes_at(s: Situation) -> tuple[datetime, ...]:
+    """When to look at the launcher again if nothing happens."""
+    due = made_after(s.status, None)
+    away = s.launcher is None and not s.finished and not s.is_without_pods
+    return (due,) if away and due is not None and due > s.now else ()
+
+
+def _away_since(s: Situation) -> datetime | None:
+    """Since when the world has had no launcher that knows it; None: it has one, or there is no world."""
+    since = incarnations_of(s.status).launcher_lost
+    if not s.has_world:
+        return None
+    if s.launcher is None or launcher_loss(s) or _is_unwanted_launcher(s, s.launcher):
+        return since or s.now
+    knows = s.launcher.finished or (s.report is not None and s.report.phase != "Waiting")
+    return None if knows else since
+
+
+def _lives(s: Situation, pod: PodView) -> bool:
+    """Whether a worker runs that has been in the attempt's world, or may have been."""
+    return has_joined(s.status, pod.index) and not pod.finished and pod.deletion_time is None
+
+
+def _unknown_sums(s: Situation, notes: Incarnations) -> dict[str, int]:
+    """Lost steps and recoveries of which a launcher that found no notes of the one before knows nothing."""
+    known, said = s.status.elastic, (s.report.elastic if s.report is not None else None) or {}
+    if known is None or not s.has_world or not said:
+        return {}
+    told = [said.get(field) for field in ("lostSteps", "recoveries")]
+    steps, recoveries = (value if isinstance(value, int) else 0 for value in told)
+    if steps >= known.lost_steps - notes.lost_steps and recoveries >= known.recoveries - notes.recoveries:
+        return {}
+    return {"lost_steps": known.lost_steps, "recoveries": known.recoveries}
+
+
+def _launcher_was_refused(s: Situation, notes: Incarnations) -> bool:
+    if notes.launcher == 0 or notes.launcher_present:
+        return False
+    pod = ObjectRef("Pod", build.launcher_name(s.job))
+    return any(refusal.ref == pod or refusal.ref.kind != "Pod" for refusal in s.observed.refusals)
+
+
+def comes_back_by(s: Situation, launcher: PodView) -> datetime | None:
+    """Until when an elastic job's launcher that was killed may be started again in its pod; None: it is not.
+
+    It learns the world from the agents then. A pod whose other containers run keeps its phase also where the
+    kubelet knows no rules of restarting.
+    """
+    killed = launcher.exit_code in RESTARTED_CODES and not termination_of(launcher, s.attempt)
+    if s.job.spec.elastic is None or not killed or launcher.phase != "Running":
+        return None
+    due = (launcher.exit_time or s.now) + timedelta(seconds=LAUNCHER_BACK_S)
+    return due if s.now < due else None
+
+
+def launcher_loss(s: Situation) -> str:
+    """What became of the launcher's pod if that is, or is to be, no more, and the attempt goes on; else empty.
+
+    A launcher that has said how the attempt ended is not lost, whatever becomes of its pod.
+    """
+    pod, notes = s.launcher, incarnations_of(s.status)
+    if not s.has_world:
+        return ""
+    if pod is None:
+        return "no longer exists" if notes.launcher_present else ""
+    outcome = termination_of(pod, s.attempt).get("outcome")
+    if outcome in ("Succeeded", "Failed") or comes_back_by(s, pod) is not None:
+        return ""
+    taken = pod_disruption(pod)
+    if taken or not pod.finished:
+        return taken
+    if outcome == "Stopped":
+        return "was asked to stop"
+    why = f" ({pod.exit_reason})" if pod.exit_reason not in ("", "Error") else ""
+    return f"was killed, exit code {pod.exit_code}{why}" if pod.exit_code in RESTARTED_CODES else ""
+
+
+def incarnations_of(status: JobStatus) -> Incarnations:
+    """The notes on workers' pods; empty for a job that has none yet."""
+    return status.ledger.incarnations or Incarnations()
+
+
+def number_of(status: JobStatus, worker: int) -> int:
+    """Number of the worker's last pod; 0: none was ever made."""
+    numbers = incarnations_of(status).numbers
+    return numbers[worker] if worker < len(numbers) else 0
+
+
+def is_present(status: JobStatus, worker: int) -> bool:
+    """Whether that pod was seen alive, and not noted as lost since."""
+    present = incarnations_of(status).present
+    return worker < len(present) and present[worker]
+
+
+def has_joined(status: JobStatus, worker: int) -> bool:
+    """Whether that pod's agent has registered with the launcher."""
+    joined = incarnations_of(status).joined
+    return is_present(status, worker) and worker < len(joined) and joined[worker]
+
+
+def made_after(status: JobStatus, worker: int | None) -> datetime | None:
+    """When the next pod of `worker` may be made: after its second loss in an hour, later and later; None: at once.
+
+    `worker` None: the launcher.
+    """
+    times = [loss.time for loss in incarnations_of(status).losses if loss.worker == worker]
+    if not times:
+        return None
+    recent = sum(time > times[-1] - timedelta(seconds=REMEMBERED_S) for time in times)
+    return after_pause(times[-1], recent)
+
+
+def avoided_nodes(losses: Sequence[Loss], now: datetime) -> tuple[str, ...]:
+    """Nodes that have lost workers again and again, and not by being asked to; the worst first."""
+    since = now - timedelta(seconds=REMEMBERED_S)
+    counts = Counter(loss.node for loss in losses if loss.suspect and loss.node and loss.time > since)
+    return tuple(node for node, count in counts.most_common() if count >= LOSSES_OF_A_BAD_NODE)
+
+
+def new_losses(before: JobStatus, after: JobStatus) -> tuple[Loss, ...]:
+    """Losses that `after` tells of and `before` does not."""
+    known = {(loss.worker, loss.incarnation) for loss in incarnations_of(before).losses}
+    return tuple(loss for loss in incarnations_of(after).losses if (loss.worker, loss.incarnation) not in known)
+
+
+def avoided_because(losses: Sequence[Loss], node: str) -> str:
+    """Why a node is avoided, in a sentence."""
+    found = [loss for loss in losses if loss.suspect and loss.node == node]
+    return f"node {node} has lost {len(found)} workers, the last because {found[-1].pod} {found[-1].cause}"
+
+
+def elastic_fields(s: Situation, seen: Situation) -> dict[str, Any]:
+    """The field `elastic`, and a new `failure` where the state was lost. `seen`: before this look's notes.
+
+    Nothing in it goes back within an attempt: a launcher whose process came back has to learn the world again.
+    """
+    lost = sum(loss.worker is not None for loss in new_losses(seen.status, s.status))
+    before, notes = s.status.elastic or ElasticStatus(), incarnations_of(s.status)
+    said = (s.report.elastic if s.report is not None else None) or {}
+    formation = _whole(said, "formation")
+    new = ElasticStatus(
+        formation=max(before.formation, formation),
+        ranks=_whole(said, "ranks") if formation and formation >= before.formation else before.ranks,
+        workers=sum(pod.phase == "Running" and pod.ready and not pod.finished for pod in s.workers),
+        lost_workers=before.lost_workers + lost,
+        lost_steps=max(before.lost_steps, notes.lost_steps + _whole(said, "lostSteps")),
+        recoveries=max(before.recoveries, notes.recoveries + _whole(said, "recoveries")),
+        last_recovery_seconds=_seconds(said.get("lastRecoverySeconds"), before.last_recovery_seconds),
+    )
+    return {"elastic": new, **_state_lost(s, said.get("stateLost"))}
+
+
+def _state_lost(s: Situation, said: object) -> dict[str, Failure]:
+    """The failure of a training that begins at its checkpoint within the attempt; empty without a new one."""
+    if not isinstance(said, dict) or not said.get("message"):
+        return {}
+    message, last = str(said["message"]), s.status.failure
+    if last is not None and (last.attempt, last.reason, last.message) == (s.attempt, "StateLost", message):
+        return {}
+    tail = said.get("logTail")
+    failure = Failure(
+        attempt=s.attempt,
+        rank=_whole(said, "rank") if is_whole(said.get("rank")) else None,
+        pod=str(said.get("pod") or "") or None,
+        node=str(said.get("node") or "") or None,
+        exit_code=_whole(said, "exitCode") if is_whole(said.get("exitCode")) else None,
+        reason="StateLost",
+        message=message,
+        log_tail=tuple(map(str, tail)) if isinstance(tail, list) else (),
+        time=s.now,
+    )
+    return {"failure": failure}
+
+
+def degraded(s: Situation) -> ConditionChange | None:
+    """The Degraded condition of an elastic job that runs; None: nobody knows better than what it says already."""
+    since = incarnations_of(s.status).launcher_lost
+    if since is not None:
+        return ConditionChange("Degraded", "True", "LauncherLost", _without_launcher(s, since))
+    said = s.report.elastic if s.report is not None and s.report.phase == "Running" else None
+    if said is None:
+        return None
+    if s.observed.launcher_refused:
+        workers = counted(s.status.ledger.attempt_workers, "worker")
+        why = f"the launcher was told that {workers} are wanted, and {s.observed.launcher_refused}"
+        return ConditionChange("Degraded", "True", "ScaleRefused", why)
+    wanted = s.status.ledger.attempt_workers * s.job.spec.slots
+    ranks = _whole(said, "ranks")
+    if ranks >= wanted and said.get("degraded") is not True:
+        verb = "trains" if ranks == 1 else "train"
+        return ConditionChange("Degraded", "False", "Complete", f"{counted(ranks, 'rank')} {verb}")
+    reason, why = _why_fewer(s)
+    return ConditionChange("Degraded", "True", reason, f"{ranks} of {counted(wanted, 'rank')} train: {why}")
+
+
+def _why_fewer(s: Situation) -> tuple[str, str]:
+    """What keeps the world from being complete, in one word and in a sentence."""
+    for refusal in s.gang_refusals:
+        return "CreationRefused", f"the API refused {refusal.ref} ({refusal.reason}): {refusal.message}"
+    pods = {pod.index: pod for pod in s.workers}
+    absent = [
+        worker
+        for worker in range(s.status.ledger.attempt_workers)
+        if worker not in pods or pods[worker].phase != "Running" or not is_present(s.status, worker)
+    ]
+    if not absent:
+        return "WorkersJoining", "all workers run, and some have not joined yet"
+    first = absent[0]
+    others = f"; {counted(len(absent) - 1, 'more worker')} missing" if len(absent) > 1 else ""
+    pod = pods.get(first)
+    if pod is not None and pod.waiting and is_present(s.status, first):
+        return pod.waiting, f"{pod.name}: {pod.waiting_message or pod.waiting}{others}"
+    name, loss = build.worker_name(s.job, first), _last_loss(s, first)
+    if loss is None:
+        return "WorkersJoining", f"{name} does not run yet{others}"
+    due = made_after(s.status, first)
+    if not is_present(s.status, first) and due is not None and s.now < due:
+        return "BackOff", f"{name} {loss}; a new one is made at {format_time(due)}{others}"
+    return "WorkerLost", f"{name} {loss}; a new one is on its way{others}"
+
+
+def _without_launcher(s: Situation, since: datetime) -> str:
+    """What became of the launcher's pod, what keeps the next one, and until when ranks have patience."""
+    name, due = build.launcher_name(s.job), made_after(s.status, None)
+    until = since + timedelta(seconds=s.job.spec.networking.start_timeout_seconds)
+    next_one = "a new one is on its way"
+    if s.launcher is None and due is not None and s.now < due:
+        next_one = f"a new one is made at {format_time(due)}"
+    if s.launcher is not None and s.launcher.waiting:
+        next_one = f"the new one waits: {s.launcher.waiting_message or s.launcher.waiting}"
+    for refusal in s.gang_refusals:
+        next_one = f"the API refused {refusal.ref} ({refusal.reason}): {refusal.message}"
+    return (
+        f"{name} {_last_loss(s, None) or 'is not there'}; {next_one}; ranks train on, and wait for it at a change "
+        f"of their world, until {format_time(until)}"
+    )
+
+
+def _last_loss(s: Situation, worker: int | None) -> str | None:
+    """What became of the last pod of `worker` (None: the launcher), if that was lost in this attempt."""
+    losses = incarnations_of(s.status).losses
+    found = [loss for loss in losses if loss.worker == worker and loss.attempt == s.attempt]
+    if not found:
+        return None
+    node = f"on node {found[-1].node} " if found[-1].node else ""
+    return f"{node}{found[-1].cause}"
+
+
+def _whole(said: dict[str, Any], field: str) -> int:
+    value = said.get(field)
+    return value if isinstance(value, int) and is_whole(value) else 0
+
+
+def _seconds(value: object, before: float | None) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not is_finite(value):
+        return before
+    return round(float(value), 3)
+
+
+WORKERS = Policy(note=note_workers, wakes=workers_wake_at, elastic=True)
+LAUNCHER = Policy(launcher_away, note_launcher, launcher_wakes_at, elastic=True)
