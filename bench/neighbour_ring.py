@@ -14,7 +14,7 @@ from ringtrain._core.communicators.exchange import SEGMENT_BYTES, ExchangeCommun
 from ringtrain._core.process_groups.context import current
 from ringtrain._core.reduction.cuts import even_bounds, segments
 from ringtrain._core.transport.base import Caller
-from ringtrain._core.wire.frame import Frame, Step
+from ringtrain._core.wire.messages import Frame, Step
 from ringtrain._core.wire.signature import Signature
 
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 from bench.scale.clock import Clock, Condition
 from ringtrain._core.transport.base import Broken, Service, Unexpected
 from ringtrain._core.wire.failure import PullRefused
-from ringtrain._core.wire.frame import Frame
+from ringtrain._core.wire.messages import Frame
 
 # Links deal time out in pieces of this: streams that share one take turns.
 _PIECE_BYTES: Final = 256 << 10

@@ -12,13 +12,13 @@ import grpc
 
 from ringtrain._core.transport.base import Broken, Caller, How
 from ringtrain._core.transport.http2.channel import Channel
-from ringtrain._core.transport.http2.client import PullStream
 from ringtrain._core.transport.http2.connection import Connection
 from ringtrain._core.transport.http2.frames import MAX_WINDOW
+from ringtrain._core.transport.http2.path import PullStream
 from ringtrain._core.transport.http2.server import DataServer
 from ringtrain._core.transport.rpc import RingHandlers
 from ringtrain._core.wire.failure import NotAPeer, PullRefused, WorldFailure
-from ringtrain._core.wire.frame import HEADER_BYTES, Frame
+from ringtrain._core.wire.messages import HEADER_BYTES, Frame
 from ringtrain.shared.strangers import Strangers
 
 DEADLINE_S = 60.0

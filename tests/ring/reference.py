@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import ringtrain as rt
+from ringtrain._core.reduction.ops import UFUNCS
 
 Array = NDArray[Any]
 FLOATS = ["float16", "bfloat16", "float32", "float64"]
@@ -43,7 +44,7 @@ def folded(parts: list[Array], op: rt.ReduceOp) -> Array:
     wide = [part.astype(np.float32) for part in parts] if dtype.itemsize == 2 else parts
     total = wide[0]
     for part in wide[1:]:
-        total = op.ufunc(total, part)
+        total = UFUNCS[op](total, part)
     if op is rt.Average:
         total = np.divide(total, len(parts), dtype=total.dtype)
     return np.asarray(total).astype(dtype)

@@ -33,11 +33,16 @@ from ring.worlds import world_of
 from ringtrain._core.transport.base import Broken, How, Unexpected
 from ringtrain._core.transport.http2 import frames
 from ringtrain._core.transport.http2.channel import Channel
-from ringtrain._core.transport.http2.client import PullStream
 from ringtrain._core.transport.http2.connection import Connection
-from ringtrain._core.transport.http2.frames import END_HEADERS, PREFACE, FrameType
-from ringtrain._core.transport.http2.headers import request_block, response_block, trailer_block
-from ringtrain._core.transport.http2.path import DataPath
+from ringtrain._core.transport.http2.frames import (
+    END_HEADERS,
+    PREFACE,
+    FrameType,
+    request_block,
+    response_block,
+    trailer_block,
+)
+from ringtrain._core.transport.http2.path import DataPath, PullStream
 from ringtrain._core.wire.failure import PullRefused
 
 KIB = 1 << 10

@@ -23,8 +23,7 @@ from ring.leftovers import leftovers
 from ringtrain._core.process_groups.rank_context import RankContext
 from ringtrain._core.transport.base import Caller, FrameStream, Service, Transport
 from ringtrain._core.transport.rpc import RpcTransport
-from ringtrain._core.wire.frame import Frame
-from ringtrain._core.wire.messages import PullRequest
+from ringtrain._core.wire.messages import Frame, PullRequest
 from ringtrain._core.world.config import WorkerConfig
 from ringtrain.optim import AdamW, HostOptimizer
 

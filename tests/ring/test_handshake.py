@@ -26,8 +26,18 @@ from ringtrain._core.process_groups.rank_context import RankContext
 from ringtrain._core.transport.base import Broken, Caller, How, Transport
 from ringtrain._core.transport.rpc import RpcTransport
 from ringtrain._core.wire.failure import PullRefused
-from ringtrain._core.wire.frame import Frame
-from ringtrain._core.wire.messages import ABORT, HELLO, PROTOCOL_VERSION, PROVE, STATUS, WATCH, Hello, dump, load
+from ringtrain._core.wire.messages import (
+    ABORT,
+    HELLO,
+    PROTOCOL_VERSION,
+    PROVE,
+    STATUS,
+    WATCH,
+    Frame,
+    Hello,
+    dump,
+    load,
+)
 from ringtrain._core.world.config import WorkerConfig
 from ringtrain._core.world.failure_state import FailureState
 from ringtrain._core.world.handshake import Handshake
@@ -246,7 +256,7 @@ def test_two_proven_processes_with_one_rank_fail_the_world() -> None:
     end = time.monotonic() + 60
     with ThreadPoolExecutor(2) as pool:
         came = pool.submit(elsewhere.meet_all, MemoryTransport(network, 1), lambda peer: None, end)
-        while not elsewhere.session(0):
+        while not elsewhere.sessions.get(0):
             assert not came.done()
         with pytest.raises(ConfigurationError, match="two processes say that they are rank 1"):
             first.meet_all(MemoryTransport(network, 0), lambda peer: None, end)

@@ -225,9 +225,9 @@ def test_a_process_of_another_world_is_no_member() -> None:
         return made
 
     one, far, next_one = handshake(0, b"a" * 16), handshake(FAR, b"a" * 16), handshake(0, b"b" * 16)
-    assert far.is_peer(0, one.session(FAR))
-    assert not far.is_peer(0, next_one.session(FAR))
-    assert not far.is_peer(0, far.session(0))
+    assert far.is_peer(0, one.sessions.get(FAR, b""))
+    assert not far.is_peer(0, next_one.sessions.get(FAR, b""))
+    assert not far.is_peer(0, far.sessions.get(0, b""))
     assert not far.is_peer(0, b"")
 
 

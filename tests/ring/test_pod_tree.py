@@ -15,6 +15,7 @@ from ring.worlds import world_of
 from ringtrain._core.communicators import hierarchical
 from ringtrain._core.process_groups.process_sets import group_of
 from ringtrain._core.process_groups.rank_context import RankContext
+from ringtrain._core.reduction.ops import UFUNCS
 from ringtrain._core.world.config import WorkerConfig
 from ringtrain.errors import MismatchError, PeerLost
 
@@ -29,12 +30,12 @@ def by_tree(parts: list[Array], ranks_a_pod: int, op: rt.ReduceOp) -> Array:
     for first in range(0, len(wide), ranks_a_pod):
         total = wide[first]
         for part in wide[first + 1 : first + ranks_a_pod]:
-            total = op.ufunc(total, part)
+            total = UFUNCS[op](total, part)
         sums.append(total)
     over = len(sums) - (1 << (len(sums).bit_length() - 1))
-    sums[: 2 * over] = [op.ufunc(sums[2 * i], sums[2 * i + 1]) for i in range(over)]
+    sums[: 2 * over] = [UFUNCS[op](sums[2 * i], sums[2 * i + 1]) for i in range(over)]
     while len(sums) > 1:
-        sums = [op.ufunc(a, b) for a, b in zip(sums[::2], sums[1::2], strict=True)]
+        sums = [UFUNCS[op](a, b) for a, b in zip(sums[::2], sums[1::2], strict=True)]
     total = sums[0]
     if op is rt.Average:
         total = np.divide(total, len(parts), dtype=total.dtype)

@@ -10,8 +10,7 @@ from support.ports import free_addresses
 
 from ringtrain._core.transport.base import Broken, Caller, How, Unreached
 from ringtrain._core.transport.rpc import RpcTransport
-from ringtrain._core.wire.frame import Frame
-from ringtrain._core.wire.messages import STATUS, WATCH
+from ringtrain._core.wire.messages import STATUS, WATCH, Frame
 
 DEADLINE_S = 60.0
 

@@ -15,7 +15,7 @@ from ringtrain._core.communicators.exchange import ExchangeCommunicator
 from ringtrain._core.process_groups.process_sets import group_of
 from ringtrain._core.reduction.cuts import even_bounds
 from ringtrain._core.transport.base import Caller, Service
-from ringtrain._core.wire.frame import Frame
+from ringtrain._core.wire.messages import Frame
 
 
 @settings(max_examples=40, deadline=None)

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 
 from ringtrain._core.transport.base import Broken, How, Service, Unexpected, Unreached
 from ringtrain._core.wire.failure import PullRefused
-from ringtrain._core.wire.frame import Frame
+from ringtrain._core.wire.messages import Frame
 
 
 class MemoryCaller:

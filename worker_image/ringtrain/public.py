@@ -41,7 +41,7 @@ from ringtrain._core.process_groups.context import (
     sites,
     size,
 )
-from ringtrain._core.process_groups.executor import Handle, poll, synchronize
+from ringtrain._core.process_groups.group import Handle, poll, synchronize
 from ringtrain._core.process_groups.process_sets import (
     ProcessSet,
     add_process_set,

@@ -155,13 +155,13 @@ def _span(timeline: Timeline, name: str, category: str, args: dict[str, Any]) ->
 
 Span = contextlib.AbstractContextManager[None]
 NO_SPAN: Final[Span] = contextlib.nullcontext()  # in the place of a span: nothing is recorded
-_active: Timeline | None = None
+active: Timeline | None = None  # while this rank writes one
 
 
 def step_ended(began_ns: int, number: int) -> int:
     """Record the step `number`, from `began_ns` (the end of the one before) to now; returns now."""
     now_ns = time.perf_counter_ns()
-    timeline = _active
+    timeline = active
     if timeline is not None:
         timeline.record(f"step {number}", "step", began_ns, now_ns, {})
     return now_ns
@@ -176,7 +176,7 @@ def span(name: str, category: str = "user", **args: Any) -> Span:
     `category`: "input" and "forward" are what `ringtrain timeline` knows these parts of a step by. `args`: numbers
     and strings that the viewer shows with the span.
     """
-    timeline = _active  # which another thread may stop meanwhile
+    timeline = active  # which another thread may stop meanwhile
     return NO_SPAN if timeline is None else _span(timeline, name, category, args)
 
 
@@ -200,49 +200,44 @@ def inputs(batches: Iterable[T]) -> Iterator[T]:
 
 def record_since(began_ns: int, name: str, category: str) -> None:
     """Record what began at `began_ns` of `time.perf_counter_ns`, perhaps in another function, and ends now."""
-    timeline = _active
+    timeline = active
     if timeline is not None:
         timeline.record(name, category, began_ns, time.perf_counter_ns(), {})
 
 
 def record(name: str, category: str, began_ns: int, ended_ns: int, track: str, **args: Any) -> None:
     """Record what lasted from `began_ns` to `ended_ns` of `time.perf_counter_ns`, in a track of its own."""
-    timeline = _active
+    timeline = active
     if timeline is not None:
         timeline.record(name, category, began_ns, ended_ns, args, track)
 
 
 def mark(name: str, category: str, at_ns: int, track: str, **args: Any) -> None:
     """Record a moment, `at_ns` of `time.perf_counter_ns`, in a track of its own."""
-    timeline = _active
+    timeline = active
     if timeline is not None:
         timeline.mark(name, category, at_ns, args, track)
 
 
 def start(path: str | Path, rank: int, run: str) -> None:
     """Begin to write a timeline to `path`, or to another one than before. `run`, errors: as of `Timeline`."""
-    global _active
+    global active
     stop()
-    _active = Timeline(Path(path), rank, run)
+    active = Timeline(Path(path), rank, run)
 
 
 def stop() -> None:
     """Write what is left and end. Without a timeline it does nothing."""
-    global _active
-    timeline, _active = _active, None
+    global active
+    timeline, active = active, None
     if timeline is not None:
         timeline.close()
 
 
 def _forget_in_child() -> None:
     """A forked process records nothing: the lock may be held by a thread that it does not have."""
-    global _active
-    _active = None
+    global active
+    active = None
 
 
 os.register_at_fork(after_in_child=_forget_in_child)
-
-
-def is_active() -> bool:
-    """Whether a timeline is being written."""
-    return _active is not None

@@ -122,7 +122,7 @@ class HostOptimizer(OnHost, torch.optim.Optimizer):
             if overlap:
                 hook = Hook(lambda *_: self.synchronize())
                 self._hooks.append(self._model.register_state_dict_pre_hook(hook))
-            if timeline.is_active():
+            if timeline.active is not None:
                 self._hooks += _record_forward(self._model)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:

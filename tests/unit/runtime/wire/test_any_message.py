@@ -11,20 +11,22 @@ from support.memory_transport import MemoryCaller, MemoryNetwork, MemoryTranspor
 
 from ringtrain._core.transport.base import Broken
 from ringtrain._core.transport.http2 import frames
-from ringtrain._core.transport.http2.headers import BlockReader
+from ringtrain._core.transport.http2.frames import BlockReader
 from ringtrain._core.wire.failure import PullRefused, WorldFailure
-from ringtrain._core.wire.frame import HEADER_BYTES, describe_difference, split_frame
 from ringtrain._core.wire.messages import (
     ABORT,
+    HEADER_BYTES,
     METHODS,
     PROTOCOL_VERSION,
     PROVE,
     Hello,
     Malformed,
     PullRequest,
+    describe_difference,
     dump,
     load,
     load_fields,
+    split_frame,
 )
 from ringtrain._core.world.membership import Membership
 from ringtrain._core.world.ring_config import RingConfig

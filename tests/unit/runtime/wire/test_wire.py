@@ -12,8 +12,7 @@ from hypothesis.extra import numpy as hnp
 
 from ringtrain._core.wire.dtypes import CODES, dtype_of
 from ringtrain._core.wire.failure import WorldFailure
-from ringtrain._core.wire.frame import HEADER_BYTES, Frame, FrameHeader, Step, octets, split_frame
-from ringtrain._core.wire.messages import PullRequest
+from ringtrain._core.wire.messages import HEADER_BYTES, Frame, FrameHeader, PullRequest, Step, octets, split_frame
 from ringtrain._core.wire.signature import Signature, Tensor, decode_signature, describe_mismatch, is_text
 from ringtrain._core.wire.values import decode_value, encode_value
 from ringtrain.errors import ConfigurationError, MismatchError, PeerLost, RingtrainError

@@ -7,7 +7,7 @@ import functools
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -22,7 +22,8 @@ from ringtrain._core.collectives.tensors import (
     tensor_of,
     to_bytes,
 )
-from ringtrain._core.communicators.base import Communicator, GroupedReducer
+from ringtrain._core.communicators.base import Communicator, GroupedReducer, ShortAllreduce, ShortReducer
+from ringtrain._core.communicators.turn import Turn
 from ringtrain._core.reduction.arithmetic import adasum, adasum_error
 from ringtrain._core.reduction.cuts import even_bounds, lies_at, offsets
 from ringtrain._core.reduction.ops import Adasum, ReduceOp, check_op
@@ -292,3 +293,34 @@ def _position_of(root_rank: int, communicator: Communicator) -> int:
     if root_rank not in communicator.ranks:
         raise ConfigurationError(f"root_rank is {root_rank}; expected one of the ranks {list(communicator.ranks)}")
     return communicator.ranks.index(root_rank)
+
+
+# Stands where an operation does, of an array without elements.
+_BARRIER: Final[Any] = object()
+_NOTHING: Final = np.empty(0, np.uint8)
+
+
+def short_allreduce(communicator: Communicator, turn: Turn) -> ShortAllreduce:
+    """The short way of `communicator`, which has none for most arrays.
+
+    It raises ConfigurationError for an operation that has no meaning.
+    """
+    made = communicator.short_allreduce(_meaning, turn) if isinstance(communicator, ShortReducer) else None
+    return made or _no_short_way
+
+
+def short_barrier(allreduce: ShortAllreduce) -> bool:
+    """Be a barrier of the ranks that `allreduce` reduces over. False: another way must be taken."""
+    return allreduce(_NOTHING, _BARRIER, None, True) is not None
+
+
+def _meaning(x: Any, op: ReduceOp, name: str | None) -> Signature | None:
+    if op is _BARRIER:
+        return Signature("barrier")
+    if op is Adasum or not x.dtype.isnative:
+        return None
+    return reduction_signature("allreduce", [x], op, name)
+
+
+def _no_short_way(x: Any, op: ReduceOp, name: str | None, in_place: bool) -> None:
+    return None

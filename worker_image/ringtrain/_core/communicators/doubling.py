@@ -13,11 +13,11 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ringtrain._core.communicators.exchange_steps import ExchangeSteps
+from ringtrain._core.communicators.call import ExchangeSteps
 from ringtrain._core.reduction.cuts import Bounds, offsets, segments
 from ringtrain._core.reduction.fold import Flat
 from ringtrain._core.transport.base import Caller
-from ringtrain._core.wire.frame import Frame, Step
+from ringtrain._core.wire.messages import Frame, Step
 from ringtrain._core.wire.signature import Signature
 
 # More ranks than these have fewer partners this way: bench/README has the sweep.

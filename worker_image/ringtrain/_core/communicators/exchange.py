@@ -17,13 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringtrain._core.communicators.broadcast import Broadcast, Route
+from ringtrain._core.communicators.call import ExchangeSteps
 from ringtrain._core.communicators.doubling import (
     LONG_RANKS_MOST_DIRECT,
     PART_BYTES_MOST,
     RANKS_MOST_DIRECT,
     Doubling,
 )
-from ringtrain._core.communicators.exchange_steps import ExchangeSteps
 from ringtrain._core.communicators.fused_update import FusedUpdates
 from ringtrain._core.communicators.lone import LoneRank
 from ringtrain._core.kernels.update import ChunkUpdate
@@ -38,7 +38,7 @@ from ringtrain._core.reduction.cuts import (
 from ringtrain._core.reduction.fold import Flat, Folder
 from ringtrain._core.reduction.ops import ReduceOp
 from ringtrain._core.transport.base import Caller
-from ringtrain._core.wire.frame import Frame, Step
+from ringtrain._core.wire.messages import Frame, Step
 from ringtrain._core.wire.signature import Signature
 from ringtrain._core.world.membership import Membership
 
@@ -272,9 +272,9 @@ class ExchangeCommunicator:
             return call.frames(Step.CONTRIBUTION, [source])
 
         call = self.steps.call(what, (), frames_for, source.nbytes)
-        folder = Folder(op, source.dtype, len(self.ranks), self.position)
         # Not yet into `target`: it may be `source`, which peers still read.
         result = np.empty_like(source)
         with call:
-            folder.fold(self.steps.contributions(call, 0, source, folder.keeps_all), result)
+            parts = list(self.steps.contributions(call, 0, source, keep_all=True))
+            Folder(op, source.dtype, len(self.ranks), self.position).fold(parts, result)
         target[...] = result

@@ -25,7 +25,7 @@ from ringtrain._core.reduction.cuts import Bounds, segments
 from ringtrain._core.reduction.fold import Contributions, Flat
 from ringtrain._core.reduction.ops import ReduceOp
 from ringtrain._core.transport.base import Caller
-from ringtrain._core.wire.frame import Frame, Step
+from ringtrain._core.wire.messages import Frame, Step
 from ringtrain._core.wire.signature import Signature
 
 # Numbers of scratch buffers. Partial sums have two sides, which take turns.

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringtrain._core.communicators.broadcast import Route
+from ringtrain._core.communicators.call import ScratchBuffers
 from ringtrain._core.communicators.chain import Chain, Pods, Section
 from ringtrain._core.communicators.doubling import PART_BYTES_MOST
 from ringtrain._core.communicators.exchange import ExchangeCommunicator
@@ -31,7 +32,7 @@ from ringtrain._core.communicators.shm.join import Hosts, allocate
 from ringtrain._core.communicators.shm.native import Chunks
 from ringtrain._core.kernels.update import ChunkUpdate
 from ringtrain._core.reduction.cuts import Bounds, even_bounds
-from ringtrain._core.reduction.fold import Flat, ScratchBuffers
+from ringtrain._core.reduction.fold import Flat
 from ringtrain._core.reduction.ops import ReduceOp
 from ringtrain._core.wire.signature import Signature
 

@@ -16,7 +16,7 @@ from ringtrain._core.communicators.shm.group import Mapped
 from ringtrain._core.communicators.shm.native import Work
 from ringtrain._core.reduction.fold import Flat
 from ringtrain._core.transport.base import Caller
-from ringtrain._core.wire.frame import Frame, Step
+from ringtrain._core.wire.messages import Frame, Step
 from ringtrain._core.wire.signature import Signature
 
 

@@ -23,9 +23,9 @@ from ringtrain._core.communicators.lone import LoneRank
 from ringtrain._core.communicators.pairing import TreeSection
 from ringtrain._core.communicators.shm.native import Work, accumulator_dtype
 from ringtrain._core.reduction.fold import Flat
-from ringtrain._core.reduction.ops import ReduceOp
+from ringtrain._core.reduction.ops import UFUNCS, ReduceOp
 from ringtrain._core.transport.base import Caller
-from ringtrain._core.wire.frame import Frame, Step
+from ringtrain._core.wire.messages import Frame, Step
 from ringtrain._core.wire.signature import Signature
 
 Span = tuple[int, int]
@@ -36,7 +36,7 @@ _MORE: Final = True
 def add_up(op: ReduceOp, lower: Flat, upper: Flat, out: Flat) -> None:
     """Fold what the pods of lower numbers have with what those of higher numbers have."""
     with np.errstate(all="ignore"):  # as compiled code has it: an infinity is a result
-        op.ufunc(lower, upper, out=out)
+        UFUNCS[op](lower, upper, out=out)
 
 
 class PodTree:

@@ -107,7 +107,7 @@ class NamedQueue:
             self._new.append(request)
             if len(self._new) == 1:  # otherwise the thread has been woken up already
                 self._changed.notify_all()
-        if timeline.is_active():
+        if timeline.active is not None:
             timeline.mark("SUBMIT", "named", submission.since_ns, request.name, tensor=request.name)
         return submission
 
@@ -242,7 +242,7 @@ class NamedQueue:
         with self._lock:
             for name in batch.names:
                 self._in_flight.pop(name, None)
-        if timeline.is_active():
+        if timeline.active is not None:
             for entry, one in zip(batch.entries, own, strict=True):
                 if one is not None:
                     _record(entry, one.since_ns, started_ns)

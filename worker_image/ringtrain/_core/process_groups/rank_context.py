@@ -20,9 +20,8 @@ from ringtrain._core.communicators.exchange import SEGMENT_BYTES, ExchangeCommun
 from ringtrain._core.communicators.foreign import ForeignCalls
 from ringtrain._core.communicators.hierarchical import CHAIN_PODS_MOST, DIRECT_RANKS_MOST
 from ringtrain._core.communicators.numbers import PER_SET, QUEUE, WORLD, further_number
-from ringtrain._core.process_groups.executor import Executor
 from ringtrain._core.process_groups.formations import Bound, Carried, Former, former_of
-from ringtrain._core.process_groups.group import ProcessGroup
+from ringtrain._core.process_groups.group import Executor, ProcessGroup
 from ringtrain._core.transport.base import NoPeers, Transport
 from ringtrain._core.world.agent_socket import AgentSocket
 from ringtrain._core.world.config import WorkerConfig

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ringtrain._core.kernels.library import address_of, native_library
 from ringtrain._core.kernels.update import ChunkUpdate, native_update
-from ringtrain._core.reduction.ops import ReduceOp
+from ringtrain._core.reduction.ops import UFUNCS, ReduceOp
 from ringtrain._core.wire.dtypes import CODES, HALVES, dtype_name
 
 Flat = NDArray[Any]  # 1-d and contiguous
@@ -68,7 +68,7 @@ class Folder:
                 running = self._widened(part, scratch)
                 continue
             into = out if position >= self._out_is_free_from and not self._wide else scratch
-            self._op.ufunc(running, part, out=into)  # a half type is widened on the way
+            UFUNCS[self._op](running, part, out=into)  # a half type is widened on the way
             running = into
         assert running is not None
         if self._op is ReduceOp.Average:
@@ -88,20 +88,6 @@ class Folder:
         if len(self._scratch) < length:
             self._scratch = np.empty(length, self._dtype)
         return self._scratch[:length]
-
-
-class ScratchBuffers:
-    """Buffers that are used again for segment after segment: fresh memory costs a page fault every 4 KiB."""
-
-    def __init__(self) -> None:
-        self._buffers: dict[int, NDArray[np.uint8]] = {}
-
-    def like(self, segment: Flat, number: int) -> Flat:
-        """Return buffer `number` as an array of `segment`'s length and dtype. What was in it is lost."""
-        buffer = self._buffers.get(number)
-        if buffer is None or buffer.nbytes < segment.nbytes:
-            buffer = self._buffers[number] = np.empty(segment.nbytes, np.uint8)
-        return buffer[: segment.nbytes].view(segment.dtype)
 
 
 def can_update() -> bool:

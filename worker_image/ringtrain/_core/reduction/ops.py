@@ -31,13 +31,9 @@ class ReduceOp(Enum):
     def __repr__(self) -> str:
         return f"ringtrain.{self.value}"
 
-    @property
-    def ufunc(self) -> Callable[..., Any]:
-        """What folds two contributions into one; an average divides once, at the end. Adasum has none."""
-        return _UFUNCS[self]
 
-
-_UFUNCS: Final[dict[ReduceOp, Callable[..., Any]]] = {
+# What folds two contributions into one; an average divides once, at the end. Adasum has none.
+UFUNCS: Final[dict[ReduceOp, Callable[..., Any]]] = {
     ReduceOp.Sum: np.add,
     ReduceOp.Average: np.add,
     ReduceOp.Min: np.minimum,

@@ -5,7 +5,7 @@ from concurrent.futures import Future
 from enum import Enum
 from typing import Protocol
 
-from ringtrain._core.wire.frame import Frame
+from ringtrain._core.wire.messages import Frame
 
 
 class How(Enum):

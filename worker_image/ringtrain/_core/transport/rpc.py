@@ -16,8 +16,7 @@ from ringtrain._core.transport.options import channel_options, server_options
 from ringtrain._core.transport.outcome import error_of, status_of
 from ringtrain._core.transport.threads import DaemonPool
 from ringtrain._core.wire.failure import NotAPeer, PullRefused, WorldFailure
-from ringtrain._core.wire.frame import split_frame
-from ringtrain._core.wire.messages import METHODS
+from ringtrain._core.wire.messages import METHODS, split_frame
 from ringtrain.errors import ConfigurationError
 from ringtrain.shared.address import listening_address
 from ringtrain.shared.strangers import Strangers

@@ -65,10 +65,10 @@ class Handshake:
         self._heard: set[int] = set()  # ranks in whose name someone said hello: they, or a stranger
         self._issued: dict[tuple[int, str], bytes] = {}  # sessions by peer and process: each request shows one
         self._given: dict[int, str] = {}  # the process that each peer turned out to be, and got a session
-        self._held: dict[int, bytes] = {}
+        self.sessions: dict[int, bytes] = {}  # what this rank is known by to each peer that it has met
         self._met: dict[int, str] = {}  # the process that answers at each peer's address
         self._watched_by: set[int] = set()  # peers that have met this rank; they hear when it leaves, or have left
-        self._ports: dict[int, int] = {}  # data ports that are dialled when they are needed
+        self.ports: dict[int, int] = {}  # data ports that are dialled when they are needed
         self._key: bytes | None = None  # of the sessions between ranks that are no partners
         self.all_met = False  # whether every pair of this rank is complete: nobody else has a say from then on
         self.local_sizes: tuple[int, ...] = (ring.local_size,)  # by rank, once all are met
@@ -135,10 +135,6 @@ class Handshake:
 
     # What this rank asks
 
-    def session(self, peer: int) -> bytes:
-        """What `peer` gave this rank to be known by; empty before they have met."""
-        return self._held.get(peer, b"")
-
     def meet_all(self, transport: Transport, met: Callable[[int], None], end: float) -> None:
         """Meet every partner; call `met` for each, which begins to watch it.
 
@@ -171,19 +167,17 @@ class Handshake:
         self.local_sizes = tuple(entry.local_size for entry in entries)
         for peer in self._ring.peers:
             if entries[peer].data_port:
-                self._ports[peer] = entries[peer].data_port
-            if peer not in self._held:
-                self._held[peer] = _session_between(key, self._ring.rank, peer)
-                transport.use_session(peer, self._held[peer])
+                self.ports[peer] = entries[peer].data_port
+            if peer not in self.sessions:
+                self.sessions[peer] = _session_between(key, self._ring.rank, peer)
+                transport.use_session(peer, self.sessions[peer])
 
     def use_data_ports(self, transport: Transport, peers: Iterable[int]) -> None:
         """Begin to dial the data ports of `peers`, where that has not begun yet. Returns at once."""
-        if not self._ports:
-            return
         rank, size = self._ring.rank, self._ring.size
         with self._changed:
             for peer in sorted(peers, key=lambda peer: (peer - rank) % size):
-                if (port := self._ports.pop(peer, 0)) != 0:
+                if (port := self.ports.pop(peer, 0)) != 0:
                     self._use_data_port(transport, peer, port)
 
     def absence(self, transport: Transport, peers: Sequence[int]) -> WorldFailure | None:
@@ -234,15 +228,15 @@ class Handshake:
 
     def _take(self, transport: Transport, peer: int, reply: bytes) -> None:
         """Keep what the peer's answer to Prove holds."""
-        self._held[peer] = load_fields(reply, session=bytes)["session"]
-        transport.use_session(peer, self._held[peer])
+        self.sessions[peer] = load_fields(reply, session=bytes)["session"]
+        transport.use_session(peer, self.sessions[peer])
         data_port = load(reply).get("data_port")
         if isinstance(data_port, int) and neighbours.is_mesh(self._ring.size):
             self._use_data_port(transport, peer, data_port)
 
     def _use_data_port(self, transport: Transport, peer: int, port: int) -> None:
         # No collective has the number 0: the answer is that it has ended.
-        request = PullRequest(self._held[peer], self._ring.rank, 0, 0, b"").encode()
+        request = PullRequest(self.sessions[peer], self._ring.rank, 0, 0, b"").encode()
         transport.use_data_port(peer, port, request)
 
     def _ask_hello(self, transport: Transport, peer: int, mine: Hello, end: float) -> "Future[bytes]":

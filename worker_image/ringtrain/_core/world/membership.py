@@ -9,7 +9,6 @@ from typing import NoReturn
 
 from ringtrain._core.transport.base import Broken, Caller, Transport
 from ringtrain._core.wire.failure import NotAPeer, PullRefused, WorldFailure
-from ringtrain._core.wire.frame import Frame
 from ringtrain._core.wire.messages import (
     ABORT,
     HELLO,
@@ -17,6 +16,7 @@ from ringtrain._core.wire.messages import (
     PROVE,
     ROSTER,
     STATUS,
+    Frame,
     Malformed,
     PullRequest,
     dump,
@@ -97,7 +97,7 @@ class Membership:
     def _ask_roster(
         self, peer: int, round_: int, first: int, entries: tuple[bytes, ...], timeout_s: float
     ) -> "Future[bytes]":
-        told = Told(self._handshake.session(peer), self.ring.rank, round_, first, entries)
+        told = Told(self._handshake.sessions.get(peer, b""), self.ring.rank, round_, first, entries)
         return self.transport.ask(peer, ROSTER, told.encode(), timeout_s)
 
     def _partner_failed(self, peer: int, error: BaseException) -> None:
@@ -113,7 +113,7 @@ class Membership:
         absence = self._handshake.absence(self.transport, missing)
         self.failure_state.reach(absence or WorldFailure("lost", text, missing[0]))
 
-    def all_taken(self, offer: Offer, timeout_s: float, activity: Activity) -> bool:
+    def all_taken(self, offer: Offer, timeout_s: float, activity: Callable[[], Activity]) -> bool:
         """Wait until every peer has taken everything that is offered. See `OfferTable.all_taken`."""
         if not self._watches.are_sparse:
             return self.offers.all_taken(offer, timeout_s)
@@ -123,7 +123,7 @@ class Membership:
             ended = self.left or self.failure_state.failure is not None or self.offers.who_left(offer) is not None
             if ended or timeout_s <= 0:
                 return False
-            self._look_for(offer, activity)
+            self._look_for(offer, activity())
         return True
 
     def who_left(self, peers: frozenset[int]) -> int | None:
@@ -140,10 +140,11 @@ class Membership:
 
     def prepare_pulls(self, peers: Iterable[int]) -> None:
         """Begin to open what is still missing to pull from `peers`, side by side. Returns at once."""
-        self._handshake.use_data_ports(self.transport, peers)
+        if self._handshake.ports:
+            self._handshake.use_data_ports(self.transport, peers)
 
     def pull_request(self, peer: int, key: Key, what: Signature) -> bytes:
-        return PullRequest(self._handshake.session(peer), self.ring.rank, *key, what.compared()).encode()
+        return PullRequest(self._handshake.sessions.get(peer, b""), self.ring.rank, *key, what.compared()).encode()
 
     def mismatch(self, key: Key, mine: Signature, peer: int, compared: bytes) -> WorldFailure:
         """What `peer` means otherwise than this rank in collective `key`, of which it has shown `compared`.
@@ -304,4 +305,4 @@ class Membership:
             self.monitor.report(Closed(peer, "", self.activity(key, what)))
 
     def _identity(self, peer: int) -> dict[str, object]:
-        return {"rank": self.ring.rank, "session": self._handshake.session(peer).hex()}
+        return {"rank": self.ring.rank, "session": self._handshake.sessions.get(peer, b"").hex()}

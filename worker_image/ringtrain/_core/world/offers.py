@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 from ringtrain._core.transport.base import Broken, Caller, How
 from ringtrain._core.wire.failure import PullRefused, WorldFailure
-from ringtrain._core.wire.frame import Frame
+from ringtrain._core.wire.messages import Frame
 from ringtrain._core.wire.signature import Signature
 from ringtrain._core.world.failure_state import FailureState
 

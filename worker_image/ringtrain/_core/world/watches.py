@@ -39,7 +39,8 @@ class Watches:
         self._lock = threading.Lock()
         self._left: set[int] = set()
         self._watched = set(neighbours.watched(ring.rank, ring.size))
-        self._met = False
+        # Whether all have met, and this rank watches only some of them.
+        self.are_sparse = False
 
     def has_left(self, peer: int) -> bool:
         """Whether `peer` has said that it shuts down. That news may still be on its way."""
@@ -48,11 +49,6 @@ class Watches:
     def who_left(self, peers: frozenset[int]) -> int | None:
         """One of `peers` that has said so, if there is one."""
         return min(self._left & peers, default=None)
-
-    @property
-    def are_sparse(self) -> bool:
-        """Whether all have met, and this rank watches only some of them."""
-        return self._met and not neighbours.is_mesh(self._ring.size)
 
     def watch(self, peer: int) -> None:
         """Keep one question open at `peer`, which has been met: it ends when the peer does, or its world.
@@ -64,7 +60,7 @@ class Watches:
 
     def end_meeting(self) -> None:
         """All have met: from now on ranks that left are no longer watched, and the next ones are."""
-        self._met = True
+        self.are_sparse = not neighbours.is_mesh(self._ring.size)
         self._watch_next()
 
     def farewell(self) -> bytes:

@@ -123,7 +123,7 @@ class SharedGroup:
             if self._member.failure_state.failure is None:  # a signal's handler raised
                 self._member.give_up(self._activity(job.what), error)
 
-        self._short = self._channel.short_calls(turn, timeline.is_active, find, go_on, give_up)
+        self._short = self._channel.short_calls(turn, lambda: timeline.active is not None, find, go_on, give_up)
         if self._short is None:
             return None
         self._member.offers.follow(self._process_set, self._last_short)
@@ -229,7 +229,7 @@ class SharedGroup:
         self._member.offers.begin(key, what, self._suspects)
         started = time.monotonic()
         try:
-            if timeline.is_active():
+            if timeline.active is not None:
                 with timeline.span(
                     what.label,
                     "shared memory",

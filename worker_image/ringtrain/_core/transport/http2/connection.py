@@ -3,16 +3,18 @@
 from typing import Final
 
 from ringtrain._core.transport.http2 import frames
-from ringtrain._core.transport.http2.channel import BUFFER_BYTES, Buffer, Channel
-from ringtrain._core.transport.http2.frames import Code, FrameHead, FrameType, Setting
-from ringtrain._core.transport.http2.headers import (
+from ringtrain._core.transport.http2.channel import BUFFER_BYTES, Buffer, Channel, Sender
+from ringtrain._core.transport.http2.frames import (
     MAX_BLOCK_BYTES,
     BlockReader,
+    Code,
     Fields,
+    FrameHead,
+    FrameType,
+    Setting,
     response_block,
     trailer_block,
 )
-from ringtrain._core.transport.http2.sender import Sender
 from ringtrain._core.transport.outcome import Status
 from ringtrain.shared.connection_errors import ProtocolError, StreamReset
 

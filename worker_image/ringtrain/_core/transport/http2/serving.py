@@ -8,18 +8,19 @@ from enum import Enum, auto
 from typing import Final
 
 from ringtrain._core.transport.base import Broken, Service
-from ringtrain._core.transport.http2.channel import Channel
+from ringtrain._core.transport.http2.channel import Channel, prefix_of
 from ringtrain._core.transport.http2.connection import Connection
-from ringtrain._core.transport.http2.frames import PREFACE, PREFIX_BYTES, Code
-from ringtrain._core.transport.http2.headers import (
+from ringtrain._core.transport.http2.frames import (
     CONTENT_TYPE,
+    PREFACE,
+    PREFIX_BYTES,
     PULL_PATH,
+    Code,
     Fields,
     response_block,
     timeout_of,
     trailer_block,
 )
-from ringtrain._core.transport.http2.sender import prefix_of
 from ringtrain._core.transport.outcome import Status, status_of
 from ringtrain._core.wire.failure import NotAPeer, PullRefused
 from ringtrain.shared.connection_errors import ConnectionLost, DeadlinePassed, ProtocolError, StreamReset
