@@ -16,8 +16,7 @@ from torch import nn
 
 import ringtrain.torch as hvd
 from ringtrain.checkpoint import ShardedCheckpoints
-from ringtrain.checkpoint.format import read_state, write_state
-from ringtrain.checkpoint.tree import split
+from ringtrain.checkpoint.format import read_state, split, write_state
 from ringtrain.optim import SGD, Adam, AdamW
 
 hvd.init()

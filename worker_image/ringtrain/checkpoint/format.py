@@ -5,21 +5,240 @@
 files.
 """
 
+from __future__ import annotations
+
+import base64
 import errno
 import hashlib
+import importlib
 import json
 import zipfile
+from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Final, Protocol, Self, TypeGuard, runtime_checkable
 
 import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
+from ringtrain._core.reduction.cuts import ArrayPart
 from ringtrain._core.wire.dtypes import dtype_of
-from ringtrain.checkpoint.tree import join, split
 from ringtrain.errors import CheckpointError, ConfigurationError
+
+REFERENCE: Final = "$array"
+_TENSOR: Final = "$tensor"
+# Booleans and numbers: types that their name says wholly.
+_KINDS: Final = "biufc"
+_CONTAINERS: Final[dict[type, str]] = {tuple: "$tuple", set: "$set", frozenset: "$frozenset"}
+_MADE_OF_ITEMS: Final[dict[str, Any]] = {kind: made for made, kind in _CONTAINERS.items()}
+_EXPECTED: Final = (
+    "dicts, lists, tuples, sets, arrays of numbers or booleans, dense tensors, numbers, strings, bytes, booleans "
+    "or None; of an object keep its state_dict()"
+)
+
+Arrays = dict[str, NDArray[Any]]
+
+
+@runtime_checkable
+class TorchTensor(Protocol):
+    """What torch's tensors have, whether torch is here or not: a way to the host, and to numpy from there."""
+
+    dtype: Any
+
+    def detach(self) -> Self: ...
+    def cpu(self) -> Self: ...
+    def float(self) -> Self: ...
+    def resolve_conj(self) -> Self: ...
+    def resolve_neg(self) -> Self: ...
+    def view(self, dtype: Any) -> Self: ...
+    def numpy(self) -> NDArray[Any]: ...
+
+
+def split(state: Any) -> tuple[Any, Arrays]:
+    """Return `state` as a JSON-safe tree, and the arrays that it refers to by name.
+
+    Raises ConfigurationError naming the place of what is not kept.
+    """
+    arrays: Arrays = {}
+    return _split(state, arrays, parts=False), arrays
+
+
+def split_parts(state: Any) -> tuple[Any, dict[str, NDArray[Any] | ArrayPart]]:
+    """As `split`, of a state in which arrays may also be this rank's `ArrayPart`s."""
+    arrays: dict[str, Any] = {}
+    return _split(state, arrays, parts=True), arrays
+
+
+def _split(state: Any, arrays: dict[str, Any], parts: bool) -> Any:
+    try:
+        return _Splitter(arrays, parts).tree(state, ())
+    except RecursionError:
+        raise ConfigurationError(
+            "checkpoint: the state holds itself, or is nested hundreds of times; save what it is made of"
+        ) from None
+
+
+def join(tree: Any, arrays: Mapping[str, Any], lazy: bool = False) -> Any:
+    """The state that `split` took apart. `lazy`: `arrays` are not read yet, and stand for tensors, too."""
+    if isinstance(tree, list):
+        return [join(one, arrays, lazy) for one in tree]
+    if not isinstance(tree, dict):
+        return tree
+    kind = next(iter(tree), "")
+    if not kind.startswith("$"):
+        return {key: join(one, arrays, lazy) for key, one in tree.items()}
+    content = tree[kind]
+    if kind == REFERENCE:
+        return arrays[content]
+    if kind == _TENSOR:
+        return arrays[content] if lazy else _tensor(arrays[content], tree.get("dtype"))
+    if kind in _MADE_OF_ITEMS:
+        return _MADE_OF_ITEMS[kind](join(one, arrays, lazy) for one in content)
+    if kind in _JOINED:
+        return _JOINED[kind](join(content, arrays, lazy))
+    raise ConfigurationError(f"checkpoint: it holds a value of kind {kind!r}, which this ringtrain does not know")
+
+
+class _Splitter:
+    """`arrays`: what has been found so far, by name. `parts`: whether a rank's parts of arrays are kept."""
+
+    def __init__(self, arrays: dict[str, Any], parts: bool) -> None:
+        self._arrays, self._parts = arrays, parts
+
+    def tree(self, value: Any, path: tuple[str, ...]) -> Any:
+        if value is None or type(value) in (str, int, float, bool):
+            return value
+        if isinstance(value, TorchTensor):
+            return self._tensor(value, path)
+        if isinstance(value, ArrayPart):
+            return self._part(value, path)
+        if _is_kept(value):
+            return {REFERENCE: self._keep(value.astype(value.dtype.newbyteorder("="), copy=False), path)}
+        if isinstance(value, Mapping):
+            return self._mapping(value, path)
+        if isinstance(value, list | tuple | set | frozenset):
+            return self._container(value, path)
+        return self._leaf(value, path)
+
+    def _mapping(self, value: Mapping[Any, Any], path: tuple[str, ...]) -> Any:
+        items = {key: self.tree(inner, (*path, str(key))) for key, inner in value.items()}
+        if all(type(key) is str and not key.startswith("$") for key in items):
+            tree: Any = items
+        else:
+            tree = {"$dict": [[self.tree(key, path), inner] for key, inner in items.items()]}
+        if not isinstance(value, OrderedDict):
+            return tree
+        # A module's state_dict has the versions of its parts there, which load_state_dict looks at.
+        return {"$ordered": [tree, self.tree(getattr(value, "_metadata", None), path)]}
+
+    def _container(self, value: Any, path: tuple[str, ...]) -> Any:
+        items = [self.tree(inner, (*path, str(index))) for index, inner in enumerate(value)]
+        if type(value).__module__.partition(".")[0] == "torch":
+            return {"$size": items}
+        kind = next((kind for made, kind in _CONTAINERS.items() if isinstance(value, made)), None)
+        return items if kind is None else {kind: items}
+
+    def _leaf(self, value: Any, path: tuple[str, ...]) -> Any:
+        if isinstance(value, np.generic) and (value.dtype.kind in _KINDS or value.dtype.name == "bfloat16"):
+            return {"$scalar": {REFERENCE: self._keep(np.asarray(value), path)}}
+        if isinstance(value, complex):
+            return {"$complex": [value.real, value.imag]}
+        if isinstance(value, bytes | bytearray):
+            return {"$bytes": base64.b64encode(value).decode()}
+        if isinstance(value, str | int | float):  # a class of one's own, such as an enum: json writes its value
+            return value
+        if str(type(value)) in ("<class 'torch.dtype'>", "<class 'torch.device'>"):
+            return {f"${type(value).__name__}": str(value).removeprefix("torch.")}
+        raise ConfigurationError(
+            f"checkpoint: {'.'.join(path) or 'the state'} is {type(value).__name__} {value!r:.80}; expected "
+            f"{_EXPECTED}"
+        )
+
+    def _tensor(self, tensor: TorchTensor, path: tuple[str, ...]) -> Any:
+        array, dtype = _on_host(tensor)
+        if array is None:
+            return self._leaf(tensor, path)
+        return {_TENSOR: self._keep(array, path), **({"dtype": dtype} if dtype else {})}
+
+    def _part(self, value: ArrayPart, path: tuple[str, ...]) -> Any:
+        if not self._parts:
+            raise ConfigurationError(
+                f"checkpoint: {'.'.join(path)} is a rank's part of an array, which only a checkpoint below a URI "
+                "holds (ShardedCheckpoints, spec.checkpoint.uri); for a directory call state_dict(root=0)"
+            )
+        return {REFERENCE: self._keep(value, path)}
+
+    def _keep(self, array: Any, path: tuple[str, ...]) -> str:
+        name = f"{len(self._arrays):05d}-{'.'.join(path)}".replace("/", ":")
+        self._arrays[name] = array
+        return name
+
+
+def _is_kept(value: object) -> TypeGuard[NDArray[Any]]:
+    """Whether it is an array of which a file has everything: it has no place for a mask."""
+    if not isinstance(value, np.ndarray) or isinstance(value, np.ma.MaskedArray):
+        return False
+    return value.dtype.kind in _KINDS or value.dtype.name == "bfloat16"
+
+
+def _on_host(tensor: TorchTensor) -> tuple[NDArray[Any] | None, str]:
+    """The tensor as an array, and the name of its dtype where numpy has none for it. No array: it is sparse."""
+    host = tensor.detach().cpu()
+    name = str(host.dtype).removeprefix("torch.")
+    try:
+        if name == "bfloat16":  # unknown to numpy(); float32 has all of its values
+            return host.float().numpy().astype(dtype_of("bfloat16")), ""
+        if name.startswith("float8"):
+            return host.view(_torch().uint8).numpy(), name
+        return host.resolve_conj().resolve_neg().numpy(), ""
+    except (TypeError, RuntimeError):
+        return None, ""
+
+
+def _tensor(array: NDArray[Any], dtype: str | None) -> Any:
+    """`array` as a tensor; as it is where torch is not installed."""
+    try:
+        torch = _torch()
+    except ModuleNotFoundError:
+        return array
+    own = array if array.flags.writeable else array.copy()
+    if own.dtype.name == "bfloat16":
+        return torch.from_numpy(own.view(np.int16)).view(torch.bfloat16)
+    tensor = torch.from_numpy(own)
+    return tensor.view(getattr(torch, dtype)) if dtype else tensor
+
+
+def _torch() -> Any:
+    """On first use: whoever has no tensors needs no torch."""
+    return importlib.import_module("torch")
+
+
+def _ordered(content: Any) -> Any:
+    made = OrderedDict(content[0])
+    if content[1] is not None:
+        vars(made)["_metadata"] = content[1]
+    return made
+
+
+def _of_torch(name: str) -> Any:
+    """What makes of its text a value of torch's."""
+    return {
+        "$size": lambda items: _torch().Size(items),
+        "$dtype": lambda text: getattr(_torch(), text),
+        "$device": lambda text: _torch().device(text),
+    }[name]
+
+
+_JOINED: Final[dict[str, Any]] = {
+    "$dict": dict,
+    "$ordered": _ordered,
+    "$scalar": lambda array: array[()],
+    "$complex": lambda parts: complex(*parts),
+    "$bytes": base64.b64decode,
+    **{name: _of_torch(name) for name in ("$size", "$dtype", "$device")},
+}
+
 
 VERSION = 1
 MANIFEST = "manifest.json"

@@ -18,8 +18,8 @@ import numpy as np
 from ringtrain._core.process_groups.formations import CARRIED
 from ringtrain._core.process_groups.group import Group
 from ringtrain._core.process_groups.process_sets import group_of
-from ringtrain._core.reduction.parts import ArrayPart
-from ringtrain.checkpoint.format import DamagedCheckpoint, checked_step
+from ringtrain._core.reduction.cuts import ArrayPart
+from ringtrain.checkpoint.format import DamagedCheckpoint, checked_step, join, split_parts
 from ringtrain.checkpoint.locations import ObjectLocation, object_location, own_folder
 from ringtrain.checkpoint.shards import (
     MANIFEST,
@@ -31,7 +31,6 @@ from ringtrain.checkpoint.shards import (
     write_shard,
 )
 from ringtrain.checkpoint.store import Saved
-from ringtrain.checkpoint.tree import join, split_parts
 from ringtrain.errors import CheckpointError, ConfigurationError, MismatchError, ObjectMissing, StorageError
 from ringtrain.report import report_start
 from ringtrain.shared.storage import ObjectStore

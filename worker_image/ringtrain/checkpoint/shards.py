@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ringtrain._core.reduction.parts import ArrayPart
+from ringtrain._core.reduction.cuts import ArrayPart
 from ringtrain._core.wire.dtypes import dtype_of
 from ringtrain.checkpoint.format import DamagedCheckpoint
 from ringtrain.errors import ConfigurationError, ObjectMissing

@@ -2,40 +2,119 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
+import re
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 
 from ringtrain._core.process_groups.formations import CARRIED
 from ringtrain._core.process_groups.group import Group
 from ringtrain._core.process_groups.process_sets import group_of
-from ringtrain.checkpoint.files import (
-    OnStage,
-    checkpoint_path,
-    checkpoints_by_step,
-    remove_old,
-    set_aside,
-    write_atomically,
-)
 from ringtrain.checkpoint.format import (
     DamagedCheckpoint,
     checked_step,
     describe,
     empty_like,
+    join,
     read_state,
+    split,
     write_state,
 )
 from ringtrain.checkpoint.locations import CheckpointLocation, location_of
-from ringtrain.checkpoint.owner import FolderOwner
-from ringtrain.checkpoint.tree import join, split
+from ringtrain.checkpoint.owner import LOCK, FolderOwner
 from ringtrain.errors import CheckpointError, ConfigurationError
 from ringtrain.report import report_start
 from ringtrain.shared.storage import is_uri
+
+Stage = Literal["written", "synced", "renamed"]
+OnStage = Callable[[Stage], None]
+
+NAME = re.compile(r"ckpt-(\d{10,})\.npz")
+ASIDE = re.compile(r"ckpt-(\d{10,})\.npz\.damaged")
+
+
+def checkpoint_path(directory: Path, step: int) -> Path:
+    return directory / f"ckpt-{step:010d}.npz"
+
+
+def checkpoints_by_step(directory: Path, pattern: re.Pattern[str] = NAME) -> dict[int, Path]:
+    """Return the finished checkpoints in `directory`, or others by `pattern`, the newest first. Raises OSError."""
+    if not directory.is_dir():
+        return {}
+    found = {int(match[1]): path for path in directory.iterdir() if (match := pattern.fullmatch(path.name))}
+    return dict(sorted(found.items(), reverse=True))
+
+
+def write_atomically(path: Path, write: Callable[[BinaryIO], None], on_stage: OnStage) -> None:
+    """Have `write` fill `path`: whoever looks finds the old file or the whole new one, also after a power cut.
+
+    `on_stage` is called after each stage, so that a test can stop the world there.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            write(file)
+            on_stage("written")
+            file.flush()
+            os.fsync(file.fileno())
+        on_stage("synced")
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_directory(path.parent)
+    on_stage("renamed")
+
+
+def set_aside(path: Path) -> Path:
+    """Rename a damaged checkpoint so that it is neither read nor counted again, but can be looked at."""
+    return path.rename(path.with_name(f"{path.name}.damaged"))
+
+
+def remove_old(folders: Sequence[Path], keep: int, newest: Path) -> None:
+    """Remove what is no longer needed: all but `newest` and the `keep` latest checkpoints, damaged ones older than
+    those, and files that a crash left half-written.
+
+    `folders`: that of `newest`, then those of earlier attempts, newest first. Any checkpoint of an attempt is
+    later than all of those before it. Folders that are empty then are removed.
+    """
+    for folder in folders:
+        found = checkpoints_by_step(folder)
+        kept = dict(list(found.items())[:keep])
+        keep -= len(kept)
+        stale = [path for step, path in found.items() if step not in kept and path != newest]
+        stale += [
+            path for step, path in checkpoints_by_step(folder, ASIDE).items() if not kept or step < min(kept)
+        ]
+        stale += list(folder.glob("ckpt-*.npz*.tmp"))
+        for path in stale:
+            path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # nothing is lost if a removed file comes back
+            sync_directory(folder)
+        if folder == newest.parent:
+            continue
+        with contextlib.suppress(OSError):  # nothing is lost if it stays
+            if {path.name for path in folder.iterdir()} <= {LOCK}:
+                (folder / LOCK).unlink(missing_ok=True)
+                folder.rmdir()
+
+
+def sync_directory(directory: Path) -> None:
+    """Make renames in `directory` survive a power cut."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
 
 log = logging.getLogger("ringtrain.checkpoint")
 

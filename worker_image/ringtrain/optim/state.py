@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ringtrain._core.process_groups.group import Flat, Group
-from ringtrain._core.reduction.parts import ArrayPart, Readable, elements
+from ringtrain._core.reduction.cuts import ArrayPart, Readable, elements
 from ringtrain.errors import ConfigurationError, MismatchError
 from ringtrain.optim.arenas import WEIGHTS
 from ringtrain.optim.layout import Bucket, Layout, ParamSpec

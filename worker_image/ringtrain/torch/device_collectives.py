@@ -14,8 +14,7 @@ import torch
 import torch.distributed as dist
 
 from ringtrain._core.negotiation.agreement import Agreed
-from ringtrain._core.negotiation.request import CollectiveKind, Request
-from ringtrain._core.negotiation.splits import splits_of
+from ringtrain._core.negotiation.request import CollectiveKind, Request, splits_of
 from ringtrain._core.reduction.cuts import even_bounds
 from ringtrain.torch.device_groups import DeviceGroup
 

@@ -9,8 +9,7 @@ import torch
 
 from ringtrain._core.negotiation import arrays, queues
 from ringtrain._core.negotiation.queues import name_for, queue_of
-from ringtrain._core.negotiation.request import CollectiveKind, Request
-from ringtrain._core.negotiation.splits import scalar_error, splits_error
+from ringtrain._core.negotiation.request import CollectiveKind, Request, scalar_error, splits_error
 from ringtrain._core.negotiation.submission import Finish
 from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set, members
 from ringtrain.torch.bridge import to_tensor

@@ -1,5 +1,6 @@
 """What the ranks of this worker use of their machine: one thread that looks now and then, and is cheap."""
 
+import importlib
 import logging
 import signal
 import threading
@@ -9,12 +10,42 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
-from ringtrain_job.agent.gpus import Gpus
 from ringtrain_job.agent.memory import Memory
-from ringtrain_job.logs.samples import RankUse, Sample, in_bytes
+from ringtrain_job.logs.samples import GpuUse, RankUse, Sample, in_bytes
+
+
+class Gpus:
+    """The GPUs that this container has; none without driver or package."""
+
+    def __init__(self) -> None:
+        self._library: Any = None
+        self._devices: list[Any] | None = None
+
+    def look(self) -> tuple[GpuUse, ...]:
+        """What each GPU is doing. The first look may take the driver a second; one that fails is asked no more."""
+        try:
+            if self._devices is None:
+                self._devices = self._find()
+            return tuple(self._use(device) for device in self._devices)
+        except Exception:  # its errors have no common class where its import fails
+            self._devices = []
+            return ()
+
+    def _find(self) -> list[Any]:
+        self._library = importlib.import_module("pynvml")
+        self._library.nvmlInit()
+        count = self._library.nvmlDeviceGetCount()
+        return [self._library.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
+
+    def _use(self, device: Any) -> GpuUse:
+        memory = self._library.nvmlDeviceGetMemoryInfo(device)
+        busy = self._library.nvmlDeviceGetUtilizationRates(device).gpu / 100
+        return GpuUse(busy, memory.used, memory.total)
+
 
 log = logging.getLogger(__name__)
 

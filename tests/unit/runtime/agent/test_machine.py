@@ -14,8 +14,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from ringtrain_job.agent.gpus import Gpus
-from ringtrain_job.agent.machine import Machine, MachineThread
+from ringtrain_job.agent.machine import Gpus, Machine, MachineThread
 from ringtrain_job.agent.memory import Memory
 from ringtrain_job.agent.ranks import Ranks
 from ringtrain_job.logs.samples import GpuUse, RankUse, Sample, read_sample
@@ -163,7 +162,7 @@ def test_gpus_are_asked_by_nvml(tmp_path: Path) -> None:
     assert Gpus().look() == ()
     build = ["cc", "-shared", "-fPIC", "-xc", "-", "-o", str(tmp_path / "libnvidia-ml.so.1")]
     subprocess.run(build, input=DRIVER, text=True, check=True)
-    program = "from ringtrain_job.agent.gpus import Gpus; print(Gpus().look())"
+    program = "from ringtrain_job.agent.machine import Gpus; print(Gpus().look())"
     env = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}
     asked = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True)
     assert asked.stdout.strip() == str((GpuUse(0.75, GIB, 80 * GIB), GpuUse(0.75, 2 * GIB, 80 * GIB)))

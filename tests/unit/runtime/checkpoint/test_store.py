@@ -19,9 +19,9 @@ from support.ranks import ranks_ended
 
 import ringtrain
 from ringtrain.checkpoint import Checkpoints, Saved, ShardedCheckpoints, owner
-from ringtrain.checkpoint.files import Stage
 from ringtrain.checkpoint.format import read_state
 from ringtrain.checkpoint.owner import LOCK
+from ringtrain.checkpoint.store import Stage
 from ringtrain.errors import CheckpointError, ConfigurationError
 
 STATE = {

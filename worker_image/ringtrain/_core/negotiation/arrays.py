@@ -12,8 +12,14 @@ import numpy as np
 from ringtrain._core.collectives.tensors import Array
 from ringtrain._core.negotiation.execution import dtypes_error
 from ringtrain._core.negotiation.queues import name_for, queue_of
-from ringtrain._core.negotiation.request import KNOWN_MAX, CollectiveKind, Request, described
-from ringtrain._core.negotiation.splits import scalar_error, splits_error
+from ringtrain._core.negotiation.request import (
+    KNOWN_MAX,
+    CollectiveKind,
+    Request,
+    described,
+    scalar_error,
+    splits_error,
+)
 from ringtrain._core.process_groups.process_sets import ProcessSet, members
 from ringtrain._core.reduction.arithmetic import adasum_error, scaled
 from ringtrain._core.reduction.ops import ReduceOp, chosen_op, only_sums

@@ -22,8 +22,7 @@ from ringtrain._core.negotiation.carried import (
     carried_op,
     travels_as_it_is,
 )
-from ringtrain._core.negotiation.request import KNOWN_MAX, CollectiveKind, Request
-from ringtrain._core.negotiation.splits import splits_of
+from ringtrain._core.negotiation.request import KNOWN_MAX, CollectiveKind, Request, splits_of
 from ringtrain._core.reduction.arithmetic import scaled
 from ringtrain._core.reduction.cuts import Bounds, offsets
 from ringtrain._core.reduction.ops import ReduceOp

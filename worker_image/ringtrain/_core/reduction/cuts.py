@@ -2,8 +2,12 @@
 
 import functools
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Final
+from typing import Any, Final, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ringtrain._core.kernels.library import address_of
 from ringtrain._core.reduction.fold import Flat
@@ -94,3 +98,33 @@ def without_short_ones(pieces: Sequence[Flat], target: Flat, least_bytes: int) -
     if at > start:
         found.append(target[start:at])
     return found or [target]
+
+
+@dataclass(frozen=True)
+class ArrayPart:
+    """A rank's part of an array of `shape`: `values` (1-d) are its elements from `start` on, in C order."""
+
+    values: NDArray[Any]
+    shape: tuple[int, ...]
+    start: int
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.values.dtype
+
+
+@runtime_checkable
+class Readable(Protocol):
+    """An array that is elsewhere, and of which a part can be read."""
+
+    shape: tuple[int, ...]
+
+    def read(self, start: int = 0, stop: int | None = None) -> NDArray[Any]:
+        """Elements `start:stop`, in C order, 1-d."""
+
+
+def elements(array: NDArray[Any] | Readable, start: int, stop: int) -> NDArray[Any]:
+    """Elements `start:stop` of `array`, in C order; of one that is elsewhere no others are read."""
+    if isinstance(array, Readable):
+        return array.read(start, stop)
+    return array.reshape(-1)[start:stop]

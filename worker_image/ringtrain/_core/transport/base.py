@@ -3,8 +3,9 @@
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from enum import Enum
-from typing import Protocol
+from typing import Final, Protocol
 
+from ringtrain._core.wire.failure import PullRefused, WorldFailure
 from ringtrain._core.wire.messages import Frame
 
 
@@ -133,3 +134,33 @@ class NoPeers:
 
     def pull(self, peer: int, request: bytes, timeout_s: float) -> FrameStream:
         raise Broken(How.CLOSED, "no such rank")
+
+
+class Status:
+    """Those of gRPC's codes that are used here."""
+
+    OK: Final = 0
+    UNKNOWN: Final = 2
+    DEADLINE_EXCEEDED: Final = 4
+    FAILED_PRECONDITION: Final = 9
+    UNIMPLEMENTED: Final = 12
+    INTERNAL: Final = 13
+    UNAVAILABLE: Final = 14
+
+
+def status_of(error: PullRefused | Broken) -> tuple[int, str]:
+    """The code and message by which a service's answer travels."""
+    if isinstance(error, PullRefused):
+        return Status.FAILED_PRECONDITION, error.failure.encode()
+    return Status.UNAVAILABLE, str(error)
+
+
+def error_of(code: int, message: str) -> PullRefused | Broken:
+    """What a status other than OK means."""
+    if code == Status.FAILED_PRECONDITION:
+        return PullRefused(WorldFailure.decode(message))
+    if code == Status.UNKNOWN:  # the peer's handler raised: a defect, and the peer has printed it
+        return PullRefused(WorldFailure("internal", f"a peer failed to answer: {message}"))
+    if code == Status.DEADLINE_EXCEEDED:
+        return Broken(How.TIMEOUT, "nothing within the deadline")
+    return Broken(How.CLOSED, message)

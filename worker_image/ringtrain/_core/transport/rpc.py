@@ -10,10 +10,18 @@ from typing import Any, Final, NoReturn
 
 import grpc
 
-from ringtrain._core.transport.base import Broken, FrameStream, How, Service, Unexpected, Unreached
+from ringtrain._core.transport.base import (
+    Broken,
+    FrameStream,
+    How,
+    Service,
+    Unexpected,
+    Unreached,
+    error_of,
+    status_of,
+)
 from ringtrain._core.transport.http2.path import DataPath
 from ringtrain._core.transport.options import channel_options, server_options
-from ringtrain._core.transport.outcome import error_of, status_of
 from ringtrain._core.transport.threads import DaemonPool
 from ringtrain._core.wire.failure import NotAPeer, PullRefused, WorldFailure
 from ringtrain._core.wire.messages import METHODS, split_frame

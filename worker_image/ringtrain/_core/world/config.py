@@ -1,19 +1,44 @@
 """The environment of a rank, read here and nowhere else."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Final
 
 from ringtrain._core.world.mpi_environment import mpi_rank
 from ringtrain._core.world.slurm import meet_on_first_node, slurm_rank
 from ringtrain._core.world.tf_config import parse_tf_config
 from ringtrain._core.world.topology import Topology, check_addresses, same_address, topology_of
 from ringtrain._core.world.torchrun import meet_beside_master, torchrun_rank
-from ringtrain._core.world.world_file import ring_addresses_in
 from ringtrain.errors import ConfigurationError, shown
 from ringtrain.shared import contract
 from ringtrain.shared.environment import Environment, without_empty
 from ringtrain.shared.horovod_variables import log_level, with_counterparts
+
+_VERSION: Final = 1
+
+
+def ring_addresses_in(path: Path) -> tuple[str, ...]:
+    """The addresses of all ranks, by rank, as the file says. Raises ConfigurationError naming what is wrong."""
+    name = f"{contract.ENV_WORLD_FILE} is {shown(str(path))}"
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        why = error.strerror if isinstance(error, OSError) else f"it is no JSON ({error})"
+        raise ConfigurationError(
+            f"{name}: {why}; expected the file that this world's agent has written"
+        ) from error
+    if not isinstance(content, dict) or content.get("version") != _VERSION:
+        version = content.get("version") if isinstance(content, dict) else None
+        raise ConfigurationError(
+            f"{name}: its version is {shown(version)}; expected an object of version {_VERSION}"
+        )
+    addresses = content.get("ringAddresses")
+    if not isinstance(addresses, list) or not all(isinstance(address, str) for address in addresses):
+        raise ConfigurationError(f'{name}: ringAddresses is {shown(addresses)}; expected a list of "host:port"')
+    return tuple(addresses)
+
 
 _ALONE = ("localhost:0",)
 # auto: shared memory between ranks of one pod, gRPC between pods. grpc, shm: that one or an error.

@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from ringtrain._core.transport.base import Status
 from ringtrain._core.transport.http2 import frames
 from ringtrain._core.transport.http2.channel import BUFFER_BYTES, Buffer, Channel, Sender
 from ringtrain._core.transport.http2.frames import (
@@ -15,7 +16,6 @@ from ringtrain._core.transport.http2.frames import (
     response_block,
     trailer_block,
 )
-from ringtrain._core.transport.outcome import Status
 from ringtrain.shared.connection_errors import ProtocolError, StreamReset
 
 # A sender that the peer keeps up with looks so often at what that says, a reset or a question: each look is a

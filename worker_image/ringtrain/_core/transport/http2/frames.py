@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from hpack import Decoder, Encoder, NeverIndexedHeaderTuple
 from hpack.exceptions import HPACKError
 
-from ringtrain._core.transport.outcome import Status
+from ringtrain._core.transport.base import Status
 from ringtrain.shared.connection_errors import ProtocolError
 
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"

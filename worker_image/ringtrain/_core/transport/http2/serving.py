@@ -7,7 +7,7 @@ from collections.abc import Callable
 from enum import Enum, auto
 from typing import Final
 
-from ringtrain._core.transport.base import Broken, Service
+from ringtrain._core.transport.base import Broken, Service, Status, status_of
 from ringtrain._core.transport.http2.channel import Channel, prefix_of
 from ringtrain._core.transport.http2.connection import Connection
 from ringtrain._core.transport.http2.frames import (
@@ -21,7 +21,6 @@ from ringtrain._core.transport.http2.frames import (
     timeout_of,
     trailer_block,
 )
-from ringtrain._core.transport.outcome import Status, status_of
 from ringtrain._core.wire.failure import NotAPeer, PullRefused
 from ringtrain.shared.connection_errors import ConnectionLost, DeadlinePassed, ProtocolError, StreamReset
 from ringtrain.shared.strangers import Complaints
