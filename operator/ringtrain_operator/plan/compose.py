@@ -105,7 +105,7 @@ def _consequences(s: Situation, status: JobStatus, decided: ConditionChange | No
         return (running, *_no_world(status, running.reason))
     world = degraded(s) if s.job.spec.elastic is not None else None
     data = input_stalled(s) if s.job.spec.data_workers is not None else None
-    changes = (running, *(change for change in (world, data) if change is not None))
+    changes = (running, *filter(None, (world, data)))
     if status.is_true("Restarting"):
         return (*changes, ConditionChange("Restarting", "False", "Restarted", f"attempt {s.attempt} runs"))
     return changes

@@ -230,7 +230,7 @@ def refused(s: Situation) -> PolicyResult:
 def note_refused(s: Situation, _: Decision | None) -> JobStatus:
     """The status with since when a part of the gang is refused."""
     since = (s.status.ledger.refused_since or s.now) if is_admitted_in_part(s) else None
-    return s.status.noted(refused_since=since)
+    return s.status if since == s.status.ledger.refused_since else s.status.noted(refused_since=since)
 
 
 def is_admitted_in_part(s: Situation) -> bool:

@@ -106,11 +106,14 @@ def name_credentials(s: Situation, _: Decision | None) -> JobStatus:
     The operator may not read Secrets: only a creation that succeeded shows that a Secret is its own. Pods are made
     after such a creation, so the Secret that they mount is noted as the job's own; later attempts use it again.
     """
+    ledger = s.status.ledger
+    if s.secret_is_ours and ledger.credentials_mounted == ledger.credentials:
+        return s.status
     if s.secret_is_ours:
-        return s.status.noted(credentials_mounted=s.status.ledger.credentials)
+        return s.status.noted(credentials_mounted=ledger.credentials)
     if s.secret not in s.observed.taken_secrets:
         return s.status
-    return s.status.noted(credentials=s.status.ledger.credentials + 1)
+    return s.status.noted(credentials=ledger.credentials + 1)
 
 
 def not_ahead(status: JobStatus, now: datetime) -> JobStatus:

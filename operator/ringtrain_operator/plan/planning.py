@@ -13,7 +13,7 @@ from ..observe.model import Observed
 from ..spec.job import Job, is_ours
 from ..spec.parse import parse_job
 from ..status.decision import NO_DECISION, Decision, Policy, condition_of
-from ..status.model import JobStatus, TemplateStatus, dump_status, parse_status
+from ..status.model import Condition, JobStatus, TemplateStatus, dump_status, parse_status
 from ..status.situation import Situation
 from ..status.waiting import kept_here
 from .compose import compose, rejected
@@ -41,11 +41,12 @@ def plan_object(
     """
     settings = settings or Settings()
     status = parse_status(observed.status)
+    suspended, accepted = status.is_true("Suspended"), status.condition("Accepted")
     try:
         if observed.template_problem is not None:
             raise observed.template_problem
-        resumes = status.is_true("Suspended") and not _winds_down(obj, observed)
-        begins = status.attempt == 0 or resumes or _is_corrected(obj, status)
+        resumes = suspended and not _winds_down(obj, observed)
+        begins = status.attempt == 0 or resumes or (not suspended and _is_corrected(obj, status, accepted))
         job = parse_job(obj, schema=settings.pod_schema, templates=begins)
     except Invalid as exc:
         if (obj.get("metadata") or {}).get("deletionTimestamp") or not _is_told_here(obj):
@@ -75,12 +76,12 @@ def _is_told_here(obj: Mapping[str, Any]) -> bool:
     return is_ours(owner) or owner == MULTIKUEUE
 
 
-def _is_corrected(obj: Mapping[str, Any], status: JobStatus) -> bool:
-    """Whether the job may have other templates than at the last look, since it never ran."""
-    generation, accepted = (obj.get("metadata") or {}).get("generation"), status.condition("Accepted")
-    fixed = status.ledger.has_run or status.is_true("Suspended") or status.is_true("Running")
-    is_new = generation != status.observed_generation or (accepted is not None and accepted.status == "False")
-    return not fixed and not status.finished and is_new
+def _is_corrected(obj: Mapping[str, Any], status: JobStatus, accepted: Condition | None) -> bool:
+    """Whether a job that is not suspended may have other templates than at the last look, since it never ran."""
+    if status.ledger.has_run or status.is_true("Running") or status.finished:
+        return False
+    generation = (obj.get("metadata") or {}).get("generation")
+    return generation != status.observed_generation or (accepted is not None and accepted.status == "False")
 
 
 def _winds_down(obj: Mapping[str, Any], observed: Observed) -> bool:

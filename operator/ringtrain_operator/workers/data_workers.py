@@ -44,7 +44,7 @@ def note_data_scale(s: Situation, decision: Decision | None) -> JobStatus:
     if over or s.attempt == 0:
         return s.status
     if data is None or data.autoscale is None:
-        return s.status.noted(data_scale=None)
+        return s.status if scale is None else s.status.noted(data_scale=None)
     workers = s.status.ledger.attempt_workers
     if scale is None or scale.asked != data.replicas:
         return s.status.noted(data_scale=first_scale(data, workers))

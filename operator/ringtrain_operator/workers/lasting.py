@@ -28,6 +28,8 @@ def note_ended(s: Situation, decision: Decision | None) -> JobStatus:
     """The status with how pods ended that are beside the gang; of a finished job the evaluator alone."""
     if isinstance(decision, Halt | Enqueue | Finish) or s.is_without_pods:
         return s.status
+    if not s.lasting_pods and not s.status.ledger.ended_pods:
+        return s.status
     notes = {note.pod: note for note in s.status.ledger.ended_pods if note.pod in s.lasting_names}
     for pod in s.lasting_pods:
         before, matters = notes.get(pod.name), pod.role == "evaluator" or not s.finished
