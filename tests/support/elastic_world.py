@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from ringtrain_job.control.model import Prepare, RankPhase, RankState
 from ringtrain_job.launcher.elastic_end import AttemptEnd
 from ringtrain_job.launcher.formation import FormationPhase, FormationState, Formed, Rules, advance
-from ringtrain_job.launcher.members import SlotView, View
+from ringtrain_job.launcher.members import SlotView, WorldView
 
 LOST_AFTER = 5
 RULES = Rules(
@@ -143,7 +143,7 @@ class World:
             if rank.phase is RankPhase.RUNNING and rank.formation and not rank.parked
         }
 
-    def view(self) -> View:
+    def view(self) -> WorldView:
         """What the launcher sees: the last word of each agent."""
         slots = {}
         for slot in range(self.workers * self.slots):
@@ -166,7 +166,7 @@ class World:
                 lost=quiet >= LOST_AFTER,
                 leaving=known.leaving,
             )
-        return View(slots, self.asked)
+        return WorldView(slots, self.asked)
 
     # What happens in a second
 

@@ -19,7 +19,7 @@ from ..local.documents import read_documents
 from ..spec.parse import name_of
 from ..spec.training_template import read_template
 from .failures import errors_reported, problem_lines
-from .session import ClusterOptions, Json, Session, cluster_options, with_session
+from .session import ClusterAccess, ClusterOptions, Json, cluster_options, with_session
 
 
 @click.command()
@@ -140,7 +140,7 @@ def _runtime(job: Json, documents: list[Json], cluster: ClusterOptions) -> Json:
         if document.get("kind") == kind and (document.get("metadata") or {}).get("name") == name:
             return document
 
-    async def read(session: Session) -> Json:
+    async def read(session: ClusterAccess) -> Json:
         resource = Resource(f"{GROUP}/{VERSION}", kind, RUNTIMES[kind], namespaced=kind == "TrainingRuntime")
         namespace = (job.get("metadata") or {}).get("namespace") or session.namespace
         try:

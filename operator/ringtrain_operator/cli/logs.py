@@ -14,8 +14,8 @@ from ..local.past_runs import pod_lines
 from .failures import errors_reported
 from .session import (
     RUNS,
+    ClusterAccess,
     ClusterOptions,
-    Session,
     job_argument,
     local_or_cluster_options,
     with_client,
@@ -86,7 +86,7 @@ def _pod_logs(wanted: WantedPod, cluster: ClusterOptions | None) -> None:
             sys.stdout.buffer.flush()
         return
 
-    async def work(session: Session) -> None:
+    async def work(session: ClusterAccess) -> None:
         async with aclosing(read_pod(session, wanted)) as lines:
             async for line in lines:
                 sys.stdout.buffer.write(line)

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
+from ..client.session import ClusterAccess as ClusterAccess
 from ..client.session import Json as Json
-from ..client.session import Session as Session
 from .failures import errors_reported
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def local_or_cluster_options(command: Callable[..., None]) -> Callable[..., None
     return click.option("--local", is_flag=True, help=text)(chosen)
 
 
-def with_session(options: ClusterOptions, work: Callable[[Session], Awaitable[T]]) -> T:
+def with_session(options: ClusterOptions, work: Callable[[ClusterAccess], Awaitable[T]]) -> T:
     """The result of `work` on the chosen cluster. A refusal of the API becomes a message and exit code 1."""
     from ..cluster.api.client import ApiClient
     from ..cluster.api.connection import Connection
@@ -78,7 +78,9 @@ def with_session(options: ClusterOptions, work: Callable[[Session], Awaitable[T]
         connection = Connection.from_env(os.environ, options.kubeconfig or None, options.context or None)
         async with ApiClient(connection, user_agent="dtj") as api:
             return await work(
-                Session(api, options.namespace or connection.namespace, functools.partial(click.echo, err=True))
+                ClusterAccess(
+                    api, options.namespace or connection.namespace, functools.partial(click.echo, err=True)
+                )
             )
 
     with errors_reported():

@@ -13,7 +13,7 @@ from ..local.templates import Templates
 from ..spec.training_template import Template, named_template
 from .failures import errors_reported
 from .listing import print_data
-from .session import ClusterOptions, Json, Session, cluster_options, with_session
+from .session import ClusterAccess, ClusterOptions, Json, cluster_options, with_session
 
 template_files = click.option(
     "--templates",
@@ -77,7 +77,7 @@ def templates(output: str, cluster: ClusterOptions) -> None:
         click.echo("No templates.", err=True)
 
 
-async def _listed(session: Session) -> list[Json]:
+async def _listed(session: ClusterAccess) -> list[Json]:
     """Those of the cluster, then those of the namespace; what may not be read is said."""
     from ..cluster.api.errors import Forbidden, NotFound
     from ..cluster.api.resources import TEMPLATES

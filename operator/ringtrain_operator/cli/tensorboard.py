@@ -17,7 +17,7 @@ import click
 from ..client.reports import read_reports
 from ..local.past_runs import newest_run
 from .failures import errors_reported
-from .session import RUNS, ClusterOptions, Session, job_argument, local_or_cluster_options, with_session
+from .session import RUNS, ClusterAccess, ClusterOptions, job_argument, local_or_cluster_options, with_session
 
 # Of the runtime: only that knows TensorBoard's files.
 _PROGRAM = "ringtrain"
@@ -45,7 +45,7 @@ def tensorboard(name: str, attempt: int | None, port: int, cluster: ClusterOptio
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # whoever ends this ends the server, too
 
-    async def work(session: Session) -> int:
+    async def work(session: ClusterAccess) -> int:
         return await _show(session, name, attempt, command)
 
     sys.exit(with_session(cluster, work))
@@ -56,7 +56,7 @@ async def _copy(chunks: AsyncGenerator[bytes, None], write: Callable[[bytes], ob
         write(chunk)
 
 
-async def _show(session: Session, name: str, attempt: int | None, command: list[str]) -> int:
+async def _show(session: ClusterAccess, name: str, attempt: int | None, command: list[str]) -> int:
     """Write reports where the log store would have them, and have the runtime's command show them."""
     with tempfile.TemporaryDirectory(prefix="dtj-") as folder:
         directory = Path(folder) / session.namespace / name / str(attempt or 1)

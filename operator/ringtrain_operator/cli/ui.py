@@ -13,8 +13,8 @@ from .failures import errors_reported
 from .listing import print_jobs
 from .session import (
     RUNS,
+    ClusterAccess,
     ClusterOptions,
-    Session,
     local_or_cluster_options,
     optional_job_argument,
     with_client,
@@ -46,7 +46,7 @@ def ui(name: str | None, port: int, opens: bool, cluster: ClusterOptions | None)
         _show(link, opens)
         return
 
-    async def hold(session: Session) -> None:
+    async def hold(session: ClusterAccess) -> None:
         try:
             async with serving_page(session, name, port) as link:
                 _show(link, opens)

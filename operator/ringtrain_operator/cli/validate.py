@@ -19,7 +19,7 @@ from ..spec.parse import parse_job, part_problems
 from ..spec.pod_schema import PodSchema, packaged_schema
 from ..status.situation import counted
 from .failures import problem_lines
-from .session import ClusterOptions, Session, cluster_options, with_session
+from .session import ClusterAccess, ClusterOptions, cluster_options, with_session
 from .templates import template_files, templates_of
 
 WAY_OUT = "; if your cluster has it, ask the cluster: --server"
@@ -91,7 +91,7 @@ def _tell(path: Path, job: Job) -> None:
         )
 
 
-async def _server_schema(session: Session) -> PodSchema:
+async def _server_schema(session: ClusterAccess) -> PodSchema:
     from ..cluster.pod_schema import read_pod_schema
 
     return await read_pod_schema(session.api)

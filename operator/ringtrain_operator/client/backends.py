@@ -23,7 +23,7 @@ from .following import changes_of
 from .launcher_output import Wanted
 from .manifest import with_volume
 from .script import Script
-from .session import Json, Session
+from .session import ClusterAccess, Json
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -95,15 +95,15 @@ class ClusterBackend:
         self._kubeconfig = kubeconfig
         self._user_agent = user_agent
         self._tell = {"tell": tell} if tell is not None else {}
-        self._session: Session | None = None
+        self._session: ClusterAccess | None = None
         self._schema: PodSchema | None = None
 
-    async def session(self) -> Session:
+    async def session(self) -> ClusterAccess:
         """The client of the API server and the namespace."""
         if self._session is None:
             connection = Connection.from_env(os.environ, self._kubeconfig or None, self._context or None)
             api = ApiClient(connection, user_agent=self._user_agent)
-            self._session = Session(api, self._namespace or connection.namespace, **self._tell)
+            self._session = ClusterAccess(api, self._namespace or connection.namespace, **self._tell)
         return self._session
 
     async def place_of(self) -> str:

@@ -20,7 +20,7 @@ from ..status.start import last_started, parts_of, start_of
 from ..workers.elastic import avoided_because, avoided_nodes
 from .following import ENDED, state_of
 from .queue_place import place_in_queue
-from .session import Json, Session
+from .session import ClusterAccess, Json
 
 EVENTS_SHOWN = 3
 AGENTS_ASKED = 3
@@ -28,7 +28,7 @@ LOSSES_SHOWN = 3
 PODS_SHOWN = 10
 
 
-async def causes_of(session: Session, name: str) -> list[str]:
+async def causes_of(session: ClusterAccess, name: str) -> list[str]:
     """The causes of a job on a cluster, a line each. Raises NotFound."""
     job = await session.api.get(JOBS, session.namespace, name)
     pods = await session.api.select(PODS, session.namespace, labels=f"{contract.LABEL_JOB}={name}")
@@ -40,7 +40,7 @@ async def causes_of(session: Session, name: str) -> list[str]:
     return [*lines, *await _of_template(session, job)]
 
 
-async def _of_template(session: Session, job: Json) -> list[str]:
+async def _of_template(session: ClusterAccess, job: Json) -> list[str]:
     """What became of the template since the job was accepted with it; of no interest once the job has ended."""
     kept = (job.get("status") or {}).get("template")
     if not kept or state_of(job) in ENDED:
@@ -58,7 +58,7 @@ async def _of_template(session: Session, job: Json) -> list[str]:
     return [f"  {kept['kind']} {kept['name']} {change} since: {stays}"]
 
 
-async def _unreached(session: Session, job: Json, pods: list[Json]) -> list[str]:
+async def _unreached(session: ClusterAccess, job: Json, pods: list[Json]) -> list[str]:
     """What the agents of a gang that is not complete say of the launcher: they write it to their pods' logs."""
     running = _condition(job.get("status") or {}, "Running")
     if running.get("reason") not in ("WaitingForAgents", "WaitingForLauncher"):

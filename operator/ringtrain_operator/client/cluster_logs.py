@@ -19,7 +19,7 @@ from ..status.situation import counted
 from .ended_logs import LogsIncomplete, attempt_of, is_kept, read_ended, where_kept
 from .following import Outage, next_attempt
 from .launcher_output import Missing, OutputChanged, Printed, Shown, Wanted, launcher_output, missing_lines
-from .session import Json, Session
+from .session import ClusterAccess, Json
 
 # A container has ended some seconds before its pod says so, more of them on a busy node.
 _ENDS_WITHIN_S = 20.0
@@ -31,7 +31,7 @@ class NoSuchRank(OperatorError):
     """The job has fewer ranks; the message says how many."""
 
 
-async def read_attempts(session: Session, wanted: Wanted) -> AsyncGenerator[bytes, None]:
+async def read_attempts(session: ClusterAccess, wanted: Wanted) -> AsyncGenerator[bytes, None]:
     """The log that is wanted; with --follow and no --attempt, the following attempts' logs until the job ends."""
     incomplete: LogsIncomplete | None = None
     while True:
@@ -55,7 +55,7 @@ async def read_attempts(session: Session, wanted: Wanted) -> AsyncGenerator[byte
         raise incomplete
 
 
-async def _check_rank(session: Session, wanted: Wanted) -> int:
+async def _check_rank(session: ClusterAccess, wanted: Wanted) -> int:
     """The job's present attempt. Raises NoSuchRank for one that it does not have."""
     job = await session.api.get(JOBS, session.namespace, wanted.name)
     status = job.get("status") or {}
@@ -73,7 +73,7 @@ async def _check_rank(session: Session, wanted: Wanted) -> int:
     return int(status.get("attempt") or 0)
 
 
-async def _find(session: Session, wanted: Wanted) -> AsyncGenerator[bytes, None]:
+async def _find(session: ClusterAccess, wanted: Wanted) -> AsyncGenerator[bytes, None]:
     """Chunks of the log, from wherever it is. Raises LogsElsewhere, and LogsIncomplete after what there is."""
     job = await session.api.get(JOBS, session.namespace, wanted.name)
     pod: Json | None = None
@@ -88,7 +88,7 @@ async def _find(session: Session, wanted: Wanted) -> AsyncGenerator[bytes, None]
 
 
 async def _live(
-    session: Session, wanted: Wanted, pod: Json, job: Json, printed: Printed
+    session: ClusterAccess, wanted: Wanted, pod: Json, job: Json, printed: Printed
 ) -> AsyncGenerator[bytes, None]:
     """The output of a launcher that runs. When it has ended meanwhile, what its node had dropped is told.
 
@@ -134,7 +134,7 @@ async def _live(
         raise LogsIncomplete(f"{missing}; {where_kept(job, attempt_of(pod))}")
 
 
-async def _missing(session: Session, wanted: Wanted, shown: Shown) -> Missing:
+async def _missing(session: ClusterAccess, wanted: Wanted, shown: Shown) -> Missing:
     """What the launcher, which has ended, wrote beyond what was shown."""
     try:
         pod = await session.api.get(PODS, session.namespace, wanted.pod)
@@ -143,7 +143,9 @@ async def _missing(session: Session, wanted: Wanted, shown: Shown) -> Missing:
     return missing_lines(pod, attempt_of(pod), wanted, shown)
 
 
-async def _fate(session: Session, pod: Json, outage: Outage, within_s: float) -> Literal["ended", "gone", "runs"]:
+async def _fate(
+    session: ClusterAccess, pod: Json, outage: Outage, within_s: float
+) -> Literal["ended", "gone", "runs"]:
     """What has become of a pod, after some seconds if it runs; an API server may be away meanwhile."""
     name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
     while True:
@@ -160,7 +162,7 @@ async def _fate(session: Session, pod: Json, outage: Outage, within_s: float) ->
         return "ended" if ended else "runs"
 
 
-async def _from_store(session: Session, wanted: Wanted, job: Json, pod: Json) -> AsyncGenerator[bytes, None]:
+async def _from_store(session: ClusterAccess, wanted: Wanted, job: Json, pod: Json) -> AsyncGenerator[bytes, None]:
     """The store's own file. When the launcher ends meanwhile, the rest comes from where it then is."""
     main, printed, found = main_container(pod), Printed(), attempt_of(pod)
     container, program = main["name"], main["command"][0]
@@ -194,7 +196,7 @@ async def _from_store(session: Session, wanted: Wanted, job: Json, pod: Json) ->
             yield chunk
 
 
-async def _ends(session: Session, name: str, within_s: float = _ENDS_WITHIN_S) -> bool:
+async def _ends(session: ClusterAccess, name: str, within_s: float = _ENDS_WITHIN_S) -> bool:
     """Whether the pod has ended, or does within a few seconds."""
     give_up_at = time.monotonic() + within_s
     while True:

@@ -19,7 +19,7 @@ from ..status.situation import counted
 from .following import ENDED, state_of
 from .launcher_output import Missing, Printed, Shown, Wanted, launcher_output, missing_lines
 from .log_reader import ReaderNotStarted, log_reader
-from .session import Json, Session
+from .session import ClusterAccess, Json
 
 # More than a node's file of a container's output has, unless the node is told so.
 _IN_MEMORY = 16 << 20
@@ -40,7 +40,7 @@ def attempt_of(pod: Json) -> int:
 
 
 async def read_ended(
-    session: Session, wanted: Wanted, job: Json, pod: Json | None, printed: Printed
+    session: ClusterAccess, wanted: Wanted, job: Json, pod: Json | None, printed: Printed
 ) -> AsyncGenerator[bytes, None]:
     """The log of the attempt that is wanted. `pod`: the launcher's, None if there is none. `printed` is left out.
 
@@ -97,7 +97,7 @@ def _is_of_reader(exc: OperatorError) -> bool:
 
 
 async def _keep_output(
-    session: Session, wanted: Wanted, pod: Json, kept: IO[bytes], printed: Printed
+    session: ClusterAccess, wanted: Wanted, pod: Json, kept: IO[bytes], printed: Printed
 ) -> tuple[Missing | None, str]:
     """Write the launcher's output into `kept`, and say what is missing there; None and why if no node answers."""
     shown = Shown()
@@ -118,7 +118,7 @@ async def _keep_output(
 
 
 async def from_claim(
-    session: Session, wanted: Wanted, job: Json, attempt: int, printed: Printed
+    session: ClusterAccess, wanted: Wanted, job: Json, attempt: int, printed: Printed
 ) -> AsyncGenerator[bytes, None]:
     """What the store has on the job's claim, without what was printed."""
     skip = printed.size

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from ..errors import OperatorError
 from ..observe.pods import termination_of, view_pod
-from .session import Json, Session
+from .session import ClusterAccess, Json
 
 # What stands before each rank's line in the launcher's output.
 _MARK = re.compile(rb"\[(\d{1,9})\] ")
@@ -95,7 +95,7 @@ class Missing:
 
 
 async def launcher_output(
-    session: Session, wanted: Wanted, shown: Shown, printed: Printed
+    session: ClusterAccess, wanted: Wanted, shown: Shown, printed: Printed
 ) -> AsyncGenerator[bytes, None]:
     """The wanted lines: all with their marks, or one rank's without, and without what was printed before.
 

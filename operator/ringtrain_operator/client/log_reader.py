@@ -18,7 +18,7 @@ from ..errors import OperatorError
 from ..observe.model import PodView
 from ..observe.pods import view_pod
 from ..spec.job import Job
-from .session import Session
+from .session import ClusterAccess
 
 # The longest that one log may take to read. A reader that its dtj could not delete ends then by itself.
 LIVES_S = 3600
@@ -33,7 +33,7 @@ class ReaderNotStarted(OperatorError):
 
 
 @contextlib.asynccontextmanager
-async def log_reader(session: Session, job: Job, attempt: int) -> AsyncIterator[tuple[str, str]]:
+async def log_reader(session: ClusterAccess, job: Job, attempt: int) -> AsyncIterator[tuple[str, str]]:
     """A running pod that mounts the job's log store, for as long as the block lasts: its name, its `ringtrain`.
 
     Raises ReaderNotStarted, and Forbidden where the user may not create pods.
@@ -50,7 +50,7 @@ async def log_reader(session: Session, job: Job, attempt: int) -> AsyncIterator[
         await _delete(session, job.namespace, name)
 
 
-async def _agent_image(session: Session, job: Job) -> str:
+async def _agent_image(session: ClusterAccess, job: Job) -> str:
     """The image that has the job's agent, as the operator has noted it; empty: the image of its pods."""
     try:
         service = await session.api.get(SERVICES, job.namespace, job.name)
@@ -59,7 +59,7 @@ async def _agent_image(session: Session, job: Job) -> str:
     return str((service["metadata"].get("annotations") or {}).get(ANNOTATION_IMAGE) or "")
 
 
-async def _delete(session: Session, namespace: str, name: str) -> None:
+async def _delete(session: ClusterAccess, namespace: str, name: str) -> None:
     """Delete the pod, which may not be there: its creation may have been refused."""
     try:
         await session.api.delete(PODS, namespace, name)
@@ -69,7 +69,7 @@ async def _delete(session: Session, namespace: str, name: str) -> None:
         session.tell(f"pod {name} could not be deleted ({exc}); it ends by itself within {LIVES_S} s")
 
 
-async def _delete_ended(session: Session, job: Job) -> None:
+async def _delete_ended(session: ClusterAccess, job: Job) -> None:
     """Readers of this job whose dtj was killed before it could delete them, once they have ended."""
     with contextlib.suppress(ApiError):
         for pod in await session.api.select(PODS, job.namespace, labels=f"{LABEL_READER}={job.name}"):
@@ -77,7 +77,7 @@ async def _delete_ended(session: Session, job: Job) -> None:
                 await session.api.delete(PODS, job.namespace, pod["metadata"]["name"])
 
 
-async def _until_running(session: Session, namespace: str, name: str) -> None:
+async def _until_running(session: ClusterAccess, namespace: str, name: str) -> None:
     began, reported = time.monotonic(), ""
     while True:
         try:

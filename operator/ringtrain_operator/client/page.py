@@ -16,7 +16,7 @@ from ..cluster.api.resources import JOBS, PODS
 from ..observe.pods import main_container, page_token, status_token
 from .errors import JobEnded
 from .following import ENDED, state_of
-from .session import Session
+from .session import ClusterAccess
 
 _MOST_HEAD = 64 << 10  # as the launcher: browsers send the cookies of all programs on this host
 _HEAD_S = 10.0
@@ -31,7 +31,7 @@ class _Forward:
     """Passes requests on to the launcher that runs now. A request needs a token that was given out: the link's, or
     that of a launcher, in its cookie. The present launcher's takes its place."""
 
-    session: Session
+    session: ClusterAccess
     name: str
     link_token: str = field(default_factory=lambda: secrets.token_hex(32))
     _given: set[bytes] = field(default_factory=set)
@@ -91,7 +91,7 @@ def _not_there(name: str, why: ApiError) -> str:
 
 
 @asynccontextmanager
-async def serving_page(session: Session, name: str, port: int = 0) -> AsyncGenerator[str]:
+async def serving_page(session: ClusterAccess, name: str, port: int = 0) -> AsyncGenerator[str]:
     """The link to the page of job `name`, which works until this ends.
 
     `port`: of this machine, 0 for a free one. Raises NotFound without that job, JobEnded if no launcher will come.

@@ -12,7 +12,7 @@ from ..cluster.api.resources import JOBS, PODS
 from ..errors import OperatorError
 from ..observe.pods import main_container
 from ..spec.training_template import resolved
-from .session import Session
+from .session import ClusterAccess
 
 
 class NoSuchPod(OperatorError):
@@ -34,7 +34,7 @@ class WantedPod:
         return f"{self.name}-evaluator" if self.index is None else f"{self.name}-data-{self.index}"
 
 
-async def read_pod(session: Session, wanted: WantedPod) -> AsyncGenerator[bytes, None]:
+async def read_pod(session: ClusterAccess, wanted: WantedPod) -> AsyncGenerator[bytes, None]:
     """The lines that the pod's main container has written, as its node has them. Raises NoSuchPod."""
     try:
         pod = await session.api.get(PODS, session.namespace, wanted.pod)
@@ -49,7 +49,7 @@ async def read_pod(session: Session, wanted: WantedPod) -> AsyncGenerator[bytes,
             yield line
 
 
-async def _what_there_is(session: Session, wanted: WantedPod) -> str:
+async def _what_there_is(session: ClusterAccess, wanted: WantedPod) -> str:
     job = resolved(await session.api.get(JOBS, session.namespace, wanted.name))
     section = "evaluator" if wanted.index is None else "dataWorkers"
     if section not in job["spec"]:

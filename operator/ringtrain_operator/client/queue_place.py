@@ -12,7 +12,7 @@ from ..cluster.api.errors import ApiError
 from ..cluster.kueue import VERSIONS, queue_of, workload_name_of
 
 if TYPE_CHECKING:
-    from .session import Session
+    from .session import ClusterAccess
 
 Json = dict[str, Any]
 GROUP = "visibility.kueue.x-k8s.io"
@@ -21,7 +21,7 @@ PAGE = 1000
 MOST_PAGES = 20
 
 
-async def place_in_queue(session: Session, job: Json) -> str:
+async def place_in_queue(session: ClusterAccess, job: Json) -> str:
     """The job's place, counted from 1; empty if it does not wait, or if nobody tells."""
     name, queue = _waiting_workload(job), queue_of(job)
     if not name or not queue:
@@ -35,7 +35,7 @@ async def place_in_queue(session: Session, job: Json) -> str:
     return ""
 
 
-async def _found(session: Session, path: str, name: str, queue: str) -> str:
+async def _found(session: ClusterAccess, path: str, name: str, queue: str) -> str:
     for page in range(MOST_PAGES):
         answer = await session.api.raw_get(f"{path}?offset={page * PAGE}&limit={PAGE}")
         items = answer.get("items") or []

@@ -12,10 +12,10 @@ from ..observe.pods import main_container
 from .cluster_logs import is_running
 from .ended_logs import LogsElsewhere, attempt_of, from_claim, is_kept
 from .launcher_output import Printed, Wanted
-from .session import Json, Session
+from .session import ClusterAccess, Json
 
 
-async def read_reports(session: Session, name: str, attempt: int | None) -> AsyncGenerator[bytes, None]:
+async def read_reports(session: ClusterAccess, name: str, attempt: int | None) -> AsyncGenerator[bytes, None]:
     """What the log store's metrics.jsonl holds, and while the attempt runs what is added to it.
 
     Raises LogsElsewhere where neither a launcher has it nor a claim or an object store.

@@ -15,7 +15,7 @@ _log = logging.getLogger("ringtrain_sdk")
 
 
 @dataclass(frozen=True)
-class Session:
+class ClusterAccess:
     """`tell` is called with what a person should know meanwhile and is no error."""
 
     api: ApiClient

@@ -20,7 +20,7 @@ LINGER_S = 15.0
 
 
 @dataclass(frozen=True)
-class View:
+class JobView:
     """What a display shows."""
 
     job: dict[str, Any]
@@ -32,7 +32,7 @@ class View:
 class Display(Protocol):
     """Shows a job while it runs."""
 
-    def show(self, view: View) -> None:
+    def show(self, view: JobView) -> None:
         """Show how things are now."""
 
 
@@ -66,7 +66,7 @@ class Driver:
             observed = self.cluster.observe()
             plan = plan_object(self.cluster.job, observed, datetime.now(UTC))
             deleted = self.cluster.apply(plan)
-            self.display.show(View(self.cluster.job, self._status(), observed, (*events, *plan.events)))
+            self.display.show(JobView(self.cluster.job, self._status(), observed, (*events, *plan.events)))
             events = ()
             if deleted or not (plan.create or plan.delete or plan.status):
                 return deleted

@@ -15,7 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from .driver import View
+from .driver import JobView
 from .past_runs import Tail
 from .wording import STATE_STYLES, duration, job_name, numbers, progress_of, ranks_of, why
 
@@ -31,7 +31,7 @@ class LiveDisplay:
         self._tail = tail
         self._pace = Pace()
 
-    def show(self, view: View) -> None:
+    def show(self, view: JobView) -> None:
         """Redraw; what happened is printed above the panel and stays in the scroll-back."""
         for event in view.events:
             if event.type == "Warning" and not view.status.finished:  # the summary tells the end
@@ -51,7 +51,7 @@ class Pace:
         self._attempt = 0
         self._first = self._newest = (datetime.min.replace(tzinfo=UTC), 0)
 
-    def seconds_left(self, view: View, now: datetime) -> float | None:
+    def seconds_left(self, view: JobView, now: datetime) -> float | None:
         """Until the last step, at that pace; None where it is not known."""
         progress = progress_of(view) or {}
         step, total = progress.get("step"), progress.get("totalSteps")
@@ -67,7 +67,7 @@ class Pace:
         return float((total - newest) * (at - began).total_seconds() / (newest - first))
 
 
-def render(view: View, now: datetime, seconds_left: float | None = None) -> RenderableType:
+def render(view: JobView, now: datetime, seconds_left: float | None = None) -> RenderableType:
     """The panel. `seconds_left`: until the last step, where that is known."""
     parts = (_message(view), _bar(view, seconds_left), _numbers(view), _ranks(view))
     body = [part for part in parts if part is not None]
@@ -83,13 +83,13 @@ def render(view: View, now: datetime, seconds_left: float | None = None) -> Rend
     )
 
 
-def _message(view: View) -> RenderableType | None:
+def _message(view: JobView) -> RenderableType | None:
     if view.status.state in ("Running", "Succeeded"):
         return None
     return Text(why(view.status), style="dim", overflow="fold")
 
 
-def _counts(view: View, now: datetime) -> Text:
+def _counts(view: JobView, now: datetime) -> Text:
     status = view.status
     started = status.start_time
     parts = [f"attempt {status.attempt}", f"restarts {status.restarts}", f"workers {status.workers}"]
@@ -98,7 +98,7 @@ def _counts(view: View, now: datetime) -> Text:
     return Text(" · ".join(parts), style="dim")
 
 
-def _bar(view: View, seconds_left: float | None) -> RenderableType | None:
+def _bar(view: JobView, seconds_left: float | None) -> RenderableType | None:
     progress = progress_of(view)
     if not progress or progress.get("step") is None:
         return None
@@ -115,14 +115,14 @@ def _bar(view: View, seconds_left: float | None) -> RenderableType | None:
     return grid
 
 
-def _numbers(view: View) -> RenderableType | None:
+def _numbers(view: JobView) -> RenderableType | None:
     found = numbers(progress_of(view))
     if not found:
         return None
     return Text("   ").join(Text.assemble((f"{label} ", "dim"), (text, "bold")) for label, text in found)
 
 
-def _ranks(view: View) -> RenderableType | None:
+def _ranks(view: JobView) -> RenderableType | None:
     ranks = ranks_of(view)
     if not ranks:
         return None
@@ -135,7 +135,7 @@ def _ranks(view: View) -> RenderableType | None:
     )
 
 
-def _by_worker(view: View, ranks: Sequence[Mapping[str, Any]]) -> RenderableType:
+def _by_worker(view: JobView, ranks: Sequence[Mapping[str, Any]]) -> RenderableType:
     """A line for each worker with its ranks."""
     report = view.observed.launcher
     agents = len(report.workers) if report is not None else 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TextIO
 
-from .driver import View
+from .driver import JobView
 from .past_runs import Tail
 from .wording import job_name, numbers, progress_of, why
 
@@ -23,7 +23,7 @@ class PlainDisplay:
         self._step: object = None
         self._next_progress = 0.0
 
-    def show(self, view: View) -> None:
+    def show(self, view: JobView) -> None:
         """Say what is new."""
         for event in view.events:
             if event.reason == "ChangeRefused":  # of all others the state tells
@@ -37,7 +37,7 @@ class PlainDisplay:
             self._line(line)
         self._show_progress(view)
 
-    def _show_progress(self, view: View) -> None:
+    def _show_progress(self, view: JobView) -> None:
         progress = progress_of(view)
         if not progress or progress.get("step") == self._step or time.monotonic() < self._next_progress:
             return

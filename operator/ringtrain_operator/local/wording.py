@@ -10,7 +10,7 @@ from rich.console import Console
 
 from ..observe.model import LauncherReport
 from ..status.model import JobStatus, Progress
-from .driver import View
+from .driver import JobView
 
 # As bright as they are urgent.
 STATE_STYLES = {
@@ -27,7 +27,7 @@ STATE_STYLES = {
 }
 
 
-def job_name(view: View) -> str:
+def job_name(view: JobView) -> str:
     """namespace/name."""
     metadata = view.job["metadata"]
     return f"{metadata['namespace']}/{metadata['name']}"
@@ -60,7 +60,7 @@ def numbers(progress: Mapping[str, Any] | None) -> list[tuple[str, str]]:
     return found
 
 
-def progress_of(view: View) -> Mapping[str, Any] | None:
+def progress_of(view: JobView) -> Mapping[str, Any] | None:
     """The launcher's progress, else what the status last kept of this attempt."""
     report: LauncherReport | None = view.observed.launcher
     if report is not None and report.attempt == view.status.attempt:
@@ -69,7 +69,7 @@ def progress_of(view: View) -> Mapping[str, Any] | None:
     return kept.model_dump(by_alias=True) if kept is not None else None
 
 
-def ranks_of(view: View) -> tuple[Mapping[str, Any], ...]:
+def ranks_of(view: JobView) -> tuple[Mapping[str, Any], ...]:
     """Every rank's state; before the launcher answers, as many waiting ranks as there will be."""
     report = view.observed.launcher
     if report is not None and report.attempt == view.status.attempt and report.ranks:

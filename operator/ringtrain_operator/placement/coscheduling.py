@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from .base import Json
-from .gang_scheduler import Gang, GangScheduler
+from .gang_scheduler import GangScheduler, PlacedGang
 
 GROUP_LABEL = "scheduling.x-k8s.io/pod-group"
 
 
-def _spec(gang: Gang) -> Json:
+def _spec(gang: PlacedGang) -> Json:
     return {"minMember": gang.min_pods}
 
 

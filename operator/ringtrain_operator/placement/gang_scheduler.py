@@ -10,7 +10,7 @@ from .base import Json
 
 
 @dataclass(frozen=True)
-class Gang:
+class PlacedGang:
     """One attempt's pods; with fewer than `min_pods` none is placed. `queue` is Volcano's; empty: its default."""
 
     name: str
@@ -33,6 +33,6 @@ class GangScheduler:
     api_group: str
     versions: tuple[str, ...]
     scheduler_name: str
-    spec: Callable[[Gang], Json]
+    spec: Callable[[PlacedGang], Json]
     join: Callable[[Json, str], None]
     no_room: tuple[str, str] | None = None

@@ -12,7 +12,7 @@ from ..build.names import ObjectRef
 from ..spec.job import Job
 from .base import Attempt, Json, Wait
 from .coscheduling import COSCHEDULING
-from .gang_scheduler import Gang, GangScheduler
+from .gang_scheduler import GangScheduler, PlacedGang
 from .kubernetes import KUBERNETES
 from .volcano import VOLCANO
 
@@ -145,7 +145,7 @@ class GangPlacement:
         """The attempt's PodGroup, as gang scheduler `scheduler` knows it in `api_version`."""
         job, wanted = self.attempt.job, self.attempt.job.spec.scheduling
         template = (job.spec.worker.template.get("spec") or {}).get("priorityClassName")
-        gang = Gang(
+        gang = PlacedGang(
             name=self.attempt.name,
             min_pods=self.attempt.needed + 1,
             queue=job.volcano_queue,

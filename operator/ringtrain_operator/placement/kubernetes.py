@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from .base import Json
-from .gang_scheduler import Gang, GangScheduler
+from .gang_scheduler import GangScheduler, PlacedGang
 
 
-def _spec(gang: Gang) -> Json:
+def _spec(gang: PlacedGang) -> Json:
     """An API server without the gates of topology and of preemption of whole groups drops these two fields."""
     spec: Json = {"schedulingPolicy": {"gang": {"minCount": gang.min_pods}}}
     if gang.topology is not None and gang.topology.required:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from .base import Json
-from .gang_scheduler import Gang, GangScheduler
+from .gang_scheduler import GangScheduler, PlacedGang
 
 GROUP_ANNOTATION = "scheduling.k8s.io/group-name"
 
 
-def _spec(gang: Gang) -> Json:
+def _spec(gang: PlacedGang) -> Json:
     spec: Json = {"minMember": gang.min_pods}
     if gang.queue:
         spec["queue"] = gang.queue

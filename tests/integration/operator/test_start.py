@@ -17,7 +17,7 @@ from support.kubelet.pod import image_id
 from support.operating import running_operator
 
 from ringtrain_operator.client.page import serving_page
-from ringtrain_operator.client.session import Session
+from ringtrain_operator.client.session import ClusterAccess
 from ringtrain_operator.cluster.api.resources import EVENTS, JOBS, PODS
 from ringtrain_operator.spec.times import parse_time
 from ringtrain_operator.status.model import parse_status
@@ -85,7 +85,7 @@ async def test_where_a_start_went(control_plane: ControlPlane, tmp_path: Path, v
             assert f"pulled {pulled:g} s, started" in line[1]
 
             async with (
-                serving_page(Session(c.api, ns), "begins") as link,
+                serving_page(ClusterAccess(c.api, ns), "begins") as link,
                 open_browser(tmp_path / "browser") as tab,
             ):
                 await tab.visit(link, ends_at=link.partition("?")[0])

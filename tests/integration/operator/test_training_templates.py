@@ -16,7 +16,7 @@ from ringtrain_operator.cli.main import main
 from ringtrain_operator.client.backends import ClusterBackend
 from ringtrain_operator.client.causes import causes_of
 from ringtrain_operator.client.runs import AsyncClient
-from ringtrain_operator.client.session import Session
+from ringtrain_operator.client.session import ClusterAccess
 from ringtrain_operator.cluster.api.errors import Unprocessable
 from ringtrain_operator.cluster.api.resources import JOBS, PODS, TEMPLATES
 from ringtrain_operator.errors import Invalid
@@ -62,7 +62,7 @@ async def test_a_job_goes_on_when_its_template_comes_and_keeps_it(open_cluster: 
     """Until then a condition names the field. What becomes of the template later is said, and changes no pod."""
     async with open_cluster() as c:
         ns = await c.new_namespace()
-        session = Session(c.api, ns)
+        session = ClusterAccess(c.api, ns)
         await c.api.create(JOBS, ns, naming("small"))
         async with running_operator(c.operator_connection, namespaces=(ns,)):
             found = await c.until(JOBS, ns, "digits", lambda j: state(j) == "Rejected")

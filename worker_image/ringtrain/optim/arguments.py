@@ -17,7 +17,7 @@ SUPPORTED = ("float16", "bfloat16", "float32", "float64")
 
 
 @dataclass(frozen=True)
-class Settings:
+class OptimizerSettings:
     """How gradients become one update.
 
     `accumulate`: micro-steps whose mean is one update's gradient. `check_finite`: refuse NaN and infinity.
@@ -46,7 +46,7 @@ def as_arrays(params: Params) -> dict[str, Flat]:
 
 
 def check_arguments(
-    arrays: Mapping[str, Flat], local: Collection[str], bucket_bytes: int, settings: Settings
+    arrays: Mapping[str, Flat], local: Collection[str], bucket_bytes: int, settings: OptimizerSettings
 ) -> None:
     if not arrays:
         raise ConfigurationError("HostOptimizer was given no parameters; pass the model's arrays by name")

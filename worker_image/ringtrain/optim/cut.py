@@ -13,7 +13,7 @@ from ringtrain._core.reduction.ops import ReduceOp, Sum
 from ringtrain.compression import HALVES, INT8
 from ringtrain.errors import ConfigurationError
 from ringtrain.optim.arenas import Arenas
-from ringtrain.optim.arguments import Settings, described
+from ringtrain.optim.arguments import OptimizerSettings, described
 from ringtrain.optim.compiled import best_kernels
 from ringtrain.optim.fused import can_fuse, shared
 from ringtrain.optim.inbox import Inbox
@@ -42,7 +42,7 @@ class Model:
     specs: tuple[ParamSpec, ...]
     rules: tuple[Rule, ...]
     group_of: Mapping[str, int]
-    settings: Settings
+    settings: OptimizerSettings
     bucket_bytes: int
     sharded: bool
     compression: str | None

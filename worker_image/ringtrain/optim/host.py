@@ -19,8 +19,8 @@ from ringtrain._core.process_groups.group import Flat, Group
 from ringtrain._core.process_groups.process_sets import group_of
 from ringtrain.errors import ConfigurationError, MismatchError, RingtrainError
 from ringtrain.optim.arguments import (
+    OptimizerSettings,
     Params,
-    Settings,
     as_arrays,
     check_arguments,
     check_passes,
@@ -100,7 +100,7 @@ class HostOptimizer:
         devices: DeviceReducer | None = None,
     ) -> None:
         arrays = as_arrays(params)
-        settings = Settings(accumulate, clip_norm, schedule or Constant(), check_finite)
+        settings = OptimizerSettings(accumulate, clip_norm, schedule or Constant(), check_finite)
         check_arguments(arrays, local, bucket_bytes, settings)
         rules, places = grouped_rules(rule, groups, list(arrays))
         if compression is not None and not sharded:

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ringtrain.errors import ConfigurationError, some_of
 from ringtrain.optim.arenas import Arenas
-from ringtrain.optim.arguments import SUPPORTED, Settings
+from ringtrain.optim.arguments import SUPPORTED, OptimizerSettings
 from ringtrain.optim.layout import HALF_TYPES, Layout, ParamSpec
 from ringtrain.optim.spans import ABSENT, beginnings
 
@@ -22,7 +22,7 @@ class Inbox:
     are summed in float32, and their mean is rounded once.
     """
 
-    def __init__(self, layout: Layout, arenas: Arenas, rank: int, settings: Settings) -> None:
+    def __init__(self, layout: Layout, arenas: Arenas, rank: int, settings: OptimizerSettings) -> None:
         self._layout = layout
         self._arenas = arenas
         self._me = f"rank {rank}"

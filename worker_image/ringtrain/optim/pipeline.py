@@ -24,7 +24,7 @@ from ringtrain._core.process_groups.group import Flat, Group, Pending
 from ringtrain._core.reduction.ops import Average, Sum
 from ringtrain.errors import ConfigurationError
 from ringtrain.optim.arenas import Arenas
-from ringtrain.optim.arguments import Settings
+from ringtrain.optim.arguments import OptimizerSettings
 from ringtrain.optim.inbox import Inbox
 from ringtrain.optim.kernels import Kernels, Part, Sums
 from ringtrain.optim.layout import Bucket, Layout
@@ -69,7 +69,7 @@ class UpdateContext:
     layout: Layout
     arenas: Arenas
     state_names: tuple[str, ...]
-    settings: Settings
+    settings: OptimizerSettings
     kernels: Kernels
     order: BucketOrder
     norms: Norms

@@ -18,10 +18,10 @@ from ringtrain_job.launcher.config import ElasticSettings, LauncherConfig
 from ringtrain_job.launcher.elastic_end import FRUITLESS_FORMATIONS, RUIN_REASON, AttemptEnd, OwnFailures, Ruin
 from ringtrain_job.launcher.formation import FormationPhase, FormationState, Formed, advance, joined, where
 from ringtrain_job.launcher.losses import Losses
-from ringtrain_job.launcher.members import MemberProcess, Standing, View
+from ringtrain_job.launcher.members import MemberProcess, Standing, WorldView
 from ringtrain_job.launcher.mpi.job import MpiJob
 from ringtrain_job.launcher.mpi.verdict import decide_mpi
-from ringtrain_job.launcher.status import Snapshot
+from ringtrain_job.launcher.status import RunSnapshot
 from ringtrain_job.launcher.verdict import GangView, Patience, lost_peer
 from ringtrain_job.logs.layout import AttemptFiles
 
@@ -42,7 +42,7 @@ class ElasticWorld:
         self,
         config: LauncherConfig,
         settings: ElasticSettings,
-        snapshot: Snapshot,
+        snapshot: RunSnapshot,
         clock: Callable[[], float] = time.monotonic,
         mpi: MpiJob | None = None,
     ) -> None:
@@ -120,7 +120,7 @@ class ElasticWorld:
         return self._look(now)
 
     def _look(self, now: float) -> Verdict | None:
-        view = View(self._gang.slots(), self._asked, self._snapshot.reported_step())
+        view = WorldView(self._gang.slots(), self._asked, self._snapshot.reported_step())
         gang = self._gang.view()
         self._losses.note(self._state, view, gang, now)
         before = self._state
@@ -150,7 +150,7 @@ class ElasticWorld:
 
     def stopped(self) -> Verdict:
         """The attempt as it is when this launcher was asked to stop."""
-        view = View(self._gang.slots(), self._asked)
+        view = WorldView(self._gang.slots(), self._asked)
         return Verdict(Outcome.STOPPED, 128 + 15, self._finished(view))
 
     def status(self) -> dict[str, Any]:
@@ -183,7 +183,7 @@ class ElasticWorld:
             slots = Counter(process.slot // self._config.slots for process in order.members)
             self._mpi.start([registrations[worker] for worker in slots], slots)
 
-    def _mpirun_failed(self, view: View, gang: GangView, now: float) -> Verdict | None:
+    def _mpirun_failed(self, view: WorldView, gang: GangView, now: float) -> Verdict | None:
         """What is wrong when mpirun has ended, and not because a rank or an agent was lost."""
         if self._mpi is None or self._mpi.end is None or self._state.phase is not FormationPhase.RUNNING:
             return None
@@ -213,7 +213,7 @@ class ElasticWorld:
                 self._snapshot.reports.voice.keep(members)
                 self._snapshot.metrics.keep(members)
 
-    def _say(self, before: FormationState, after: FormationState, view: View, gang: GangView) -> None:
+    def _say(self, before: FormationState, after: FormationState, view: WorldView, gang: GangView) -> None:
         """A sentence for each change of the world."""
         if after.phase is FormationPhase.RUNNING:
             if before.phase is not FormationPhase.RUNNING:
@@ -251,7 +251,7 @@ class ElasticWorld:
         with self._lock:
             self._state_lost = lost
 
-    def _say_met(self, view: View) -> None:
+    def _say_met(self, view: WorldView) -> None:
         state = self._state
         if state.number <= self._met or not joined(state, self._settings.rules, view):
             return
@@ -260,10 +260,10 @@ class ElasticWorld:
         self._recoveries = state.recoveries
         log.info("formation %d runs, ranks: %d%s", state.number, len(state.members), more)
 
-    def _finished(self, view: View) -> int:
+    def _finished(self, view: WorldView) -> int:
         return sum(at is Standing.FINISHED for at in where(self._state, view).values())
 
-    def _verdict(self, end: AttemptEnd, view: View, gang: GangView) -> Verdict:
+    def _verdict(self, end: AttemptEnd, view: WorldView, gang: GangView) -> Verdict:
         if end.ruin is None:
             return Verdict(Outcome.SUCCEEDED, 0, self._finished(view) or len(self._asked))
         cause = self._losses.cause(self._state, gang)
@@ -273,7 +273,7 @@ class ElasticWorld:
         code = contract.EXIT_NOT_ASSEMBLED if end.ruin is Ruin.NOT_ASSEMBLED else contract.EXIT_GANG_STOPPED
         return Verdict(Outcome.FAILED, failure.exit_code or code, self._finished(view), failure)
 
-    def _failure(self, end: AttemptEnd, cause: Failure | None, gang: GangView, view: View) -> Failure:
+    def _failure(self, end: AttemptEnd, cause: Failure | None, gang: GangView, view: WorldView) -> Failure:
         rules = self._settings.rules
         known = cause or Failure(Reason.RANK_FAILED, "a rank has ended, and nobody knows how", end.slot)
         because = f": {cause.message}" if cause else ""
@@ -305,7 +305,7 @@ class ElasticWorld:
                 return replace(known, message=f"{known.message}, three times without a step between")
 
 
-def _why(before: FormationState, view: View) -> str:
+def _why(before: FormationState, view: WorldView) -> str:
     """Why a formation is prepared though nobody was lost."""
     leaving = sorted({slot.worker for slot in view.slots.values() if slot.leaving and not slot.lost})
     inside = {process.slot for process in before.members}
@@ -316,7 +316,7 @@ def _why(before: FormationState, view: View) -> str:
     return "more ranks have come"
 
 
-def _not_assembled(config: LauncherConfig, least: int, view: View) -> str:
+def _not_assembled(config: LauncherConfig, least: int, view: WorldView) -> str:
     absent = sorted({slot.worker for slot in view.slots.values() if slot.slot in view.asked and not slot.instance})
     names = some_of([f"{config.job.name}-worker-{index}" for index in absent])
     missing = f"; not registered: {names}" if names else ""

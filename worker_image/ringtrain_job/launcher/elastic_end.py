@@ -7,7 +7,7 @@ from typing import Protocol
 
 from ringtrain.errors import MismatchError, StateLost
 from ringtrain_job.control.model import RankPhase, RankState, Reason
-from ringtrain_job.launcher.members import MemberProcess, SlotView, Standing, View, wanted_slots
+from ringtrain_job.launcher.members import MemberProcess, SlotView, Standing, WorldView, wanted_slots
 from ringtrain_job.launcher.verdict import lost_peer
 
 # So many processes of a slot may end by an error of their own, one after the other, without a step between.
@@ -124,7 +124,7 @@ def _all_failed(where: Mapping[MemberProcess, Standing], failures: Sequence[OwnF
 
 
 def find_end(
-    where: Mapping[MemberProcess, Standing], ended: Ended, view: View, *, restarts: bool
+    where: Mapping[MemberProcess, Standing], ended: Ended, view: WorldView, *, restarts: bool
 ) -> AttemptEnd | None:
     """How the attempt has ended, or None. `where`: the members of the last formation."""
     worst = max(ended.failures, key=lambda mark: mark.count, default=None)

@@ -13,7 +13,7 @@ from ringtrain_job.launcher.members import (
     MemberProcess,
     SlotView,
     Standing,
-    View,
+    WorldView,
     candidates,
     choose,
     fenced,
@@ -114,7 +114,7 @@ class Decision:
     end: AttemptEnd | None = None
 
 
-def advance(state: FormationState, rules: Rules, view: View, now: float) -> Decision:
+def advance(state: FormationState, rules: Rules, view: WorldView, now: float) -> Decision:
     """The state after `view` was seen at `now`, and what is due."""
     state = _note(state, rules, view, now)
     end = find_end(where(state, view), state, view, restarts=rules.restarts)
@@ -136,19 +136,19 @@ def advance(state: FormationState, rules: Rules, view: View, now: float) -> Deci
     return due(state, rules, view, now)
 
 
-def where(state: FormationState, view: View) -> dict[MemberProcess, Standing]:
+def where(state: FormationState, view: WorldView) -> dict[MemberProcess, Standing]:
     """Where each member of the last formation is."""
     return {process: standing(process, state.formed, view) for process in state.members}
 
 
-def joined(state: FormationState, rules: Rules, view: View) -> bool:
+def joined(state: FormationState, rules: Rules, view: WorldView) -> bool:
     """Whether all members have met in the formation that runs."""
     if state.phase is not FormationPhase.RUNNING:
         return False
     return all(_met(process, state, rules, view.slots[process.slot]) for process in state.members)
 
 
-def _is_silent(state: FormationState, view: View) -> bool:
+def _is_silent(state: FormationState, view: WorldView) -> bool:
     """Whether a member is lost of which nobody knows that it has ended."""
     return any(
         _is_newest(process, view)
@@ -165,7 +165,7 @@ def _met(process: MemberProcess, state: FormationState, rules: Rules, slot: Slot
     return met or slot.finished
 
 
-def _note(state: FormationState, rules: Rules, view: View, now: float) -> FormationState:
+def _note(state: FormationState, rules: Rules, view: WorldView, now: float) -> FormationState:
     """Count errors of programs, and measure a recovery that is complete."""
     step = view.progressed
     advances = state.advances + (step > state.step)
@@ -189,18 +189,18 @@ def _note(state: FormationState, rules: Rules, view: View, now: float) -> Format
     return state
 
 
-def _is_newest(process: MemberProcess, view: View) -> bool:
+def _is_newest(process: MemberProcess, view: WorldView) -> bool:
     slot = view.slots[process.slot]
     return (slot.instance, slot.state.life) == (process.instance, process.life)
 
 
-def _alive(state: FormationState, view: View) -> dict[int, MemberProcess]:
+def _alive(state: FormationState, view: WorldView) -> dict[int, MemberProcess]:
     """Members of the last formation that may still have its state, by slot."""
     ended = (Standing.GONE, Standing.FINISHED)
     return {process.slot: process for process, at in where(state, view).items() if at not in ended}
 
 
-def _staying(state: FormationState, rules: Rules, view: View) -> frozenset[int]:
+def _staying(state: FormationState, rules: Rules, view: WorldView) -> frozenset[int]:
     """Slots of members that are in the next formation, wanted or not.
 
     After a loss these are all that live: nobody has handed over what it has. Otherwise members leave that were
@@ -214,7 +214,7 @@ def _staying(state: FormationState, rules: Rules, view: View) -> frozenset[int]:
     return keepers(list(alive.values()), wanted_slots(view, again=False), view, rules.min_ranks)
 
 
-def _running(state: FormationState, rules: Rules, view: View, now: float) -> Decision:
+def _running(state: FormationState, rules: Rules, view: WorldView, now: float) -> Decision:
     members = where(state, view)
     standings = set(members.values())
     if Standing.UNKNOWN in standings:  # this launcher process has just begun: its agents come, or are lost
@@ -245,7 +245,7 @@ def _form_again(state: FormationState, slots: frozenset[int]) -> Decision:
     return Decision(state, Formed(state.number, state.members, state.slots, order, state.committed))
 
 
-def _prepare(state: FormationState, rules: Rules, view: View, now: float, *, urgent: bool) -> Decision:
+def _prepare(state: FormationState, rules: Rules, view: WorldView, now: float, *, urgent: bool) -> Decision:
     """Begin the next formation."""
     if state.number >= rules.formation_limit:
         return Decision(state, end=AttemptEnd(Ruin.FORMATION_LIMIT))
@@ -265,7 +265,7 @@ def _prepare(state: FormationState, rules: Rules, view: View, now: float, *, urg
     return _tell(state, rules, view)
 
 
-def _tell(state: FormationState, rules: Rules, view: View) -> Decision:
+def _tell(state: FormationState, rules: Rules, view: WorldView) -> Decision:
     """The order to prepare, as it is now."""
     slots = _named(state, rules, view)
     state = replace(state, order=state.order + 1, slots=slots, given=True)
@@ -273,14 +273,14 @@ def _tell(state: FormationState, rules: Rules, view: View) -> Decision:
     return Decision(state, order)
 
 
-def _named(state: FormationState, rules: Rules, view: View) -> frozenset[int]:
+def _named(state: FormationState, rules: Rules, view: WorldView) -> frozenset[int]:
     """Slots that orders to prepare name. Those of living members that were told to leave are not among them."""
     staying = _staying(state, rules, view)
     told = frozenset() if rules.restarts else frozenset(_alive(state, view)) - staying
     return (wanted_slots(view, again=rules.restarts) - told) | staying
 
 
-def _preparing(state: FormationState, rules: Rules, view: View, now: float) -> Decision:
+def _preparing(state: FormationState, rules: Rules, view: WorldView, now: float) -> Decision:
     if not state.given:
         return _tell(replace(state, began=now, prepared=state.order + 1), rules, view)
     if any(slot.lost and slot.state.phase is RankPhase.RUNNING for slot in view.slots.values()):
@@ -300,13 +300,13 @@ def _preparing(state: FormationState, rules: Rules, view: View, now: float) -> D
     return _still_in(state, rules, view, now)
 
 
-def _keeps_something(state: FormationState, view: View) -> bool:
+def _keeps_something(state: FormationState, view: WorldView) -> bool:
     """Whether a member is about to be sent away with a part of the state that nobody else may have."""
     leavers = frozenset(_alive(state, view)) - state.slots
     return any(view.slots[slot].state.unshared for slot in leavers)
 
 
-def _still_in(state: FormationState, rules: Rules, view: View, now: float) -> Decision:
+def _still_in(state: FormationState, rules: Rules, view: WorldView, now: float) -> Decision:
     """Somebody has not left an earlier formation."""
     if state.formed and not state.urgent and not rules.restarts:
         # All leave at the same commit: who has not followed the others by now is held by something else.
@@ -321,7 +321,7 @@ def _still_in(state: FormationState, rules: Rules, view: View, now: float) -> De
     return Decision(state, end=AttemptEnd(Ruin.NOT_FENCED, stuck[0] if stuck else None))
 
 
-def _form(state: FormationState, rules: Rules, view: View, now: float) -> Decision:
+def _form(state: FormationState, rules: Rules, view: WorldView, now: float) -> Decision:
     """Make the formation if those that it waits for are there, or have had their time."""
     before = state
     named, staying = _named(state, rules, view), _staying(state, rules, view)
@@ -353,7 +353,7 @@ def _form(state: FormationState, rules: Rules, view: View, now: float) -> Decisi
     return _form_again(state, wanted_slots(view, again=True) | staying)
 
 
-def _awaited(state: FormationState, rules: Rules, view: View, wanted: frozenset[int]) -> frozenset[int]:
+def _awaited(state: FormationState, rules: Rules, view: WorldView, wanted: frozenset[int]) -> frozenset[int]:
     """Slots without which the formation is not made before `replace_timeout_s`."""
     if not state.formed or (state.urgent and not rules.shrinks):
         return wanted

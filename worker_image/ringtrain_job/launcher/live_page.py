@@ -7,7 +7,7 @@ from typing import Any
 
 from ringtrain_job.control.model import RankPhase
 from ringtrain_job.control.termination import failure_json
-from ringtrain_job.launcher.status import Snapshot
+from ringtrain_job.launcher.status import RunSnapshot
 from ringtrain_job.logs.events import read_events
 from ringtrain_job.page.start import start_parts
 from ringtrain_job.page.summary import other_attempts
@@ -19,7 +19,7 @@ _STATES = {RankPhase.SUCCEEDED: "Succeeded", RankPhase.FAILED: "Failed", RankPha
 class LivePage:
     """The documents of `page/summary.py`, of an attempt that has not ended. Safe to call from many threads."""
 
-    def __init__(self, snapshot: Snapshot) -> None:
+    def __init__(self, snapshot: RunSnapshot) -> None:
         self._snapshot = snapshot
         self._others = other_attempts(snapshot.store.files)
 

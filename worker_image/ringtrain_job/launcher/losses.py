@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from ringtrain_job.control.model import Failure, RankPhase, RankState
 from ringtrain_job.launcher.formation import FormationState, where
-from ringtrain_job.launcher.members import MemberProcess, Standing, View
+from ringtrain_job.launcher.members import MemberProcess, Standing, WorldView
 from ringtrain_job.launcher.verdict import Exit, GangView, WorkerView, failures_by_time, first_cause
 
 
@@ -17,7 +17,7 @@ class Losses:
         self._exits: dict[tuple[int, str, int], Exit] = {}
         self._gone: dict[int, WorkerView] = {}
 
-    def note(self, state: FormationState, view: View, gang: GangView, now: float) -> None:
+    def note(self, state: FormationState, view: WorldView, gang: GangView, now: float) -> None:
         """Take in what is seen now."""
         if state.formed != self._formation:
             self._formation, self._exits, self._gone = state.formed, {}, {}
@@ -48,7 +48,7 @@ class Losses:
     def _exit_of(self, process: MemberProcess) -> Exit | None:
         return self._exits.get((process.slot, process.instance, process.life))
 
-    def _note_gone(self, process: MemberProcess, view: View, now: float) -> None:
+    def _note_gone(self, process: MemberProcess, view: WorldView, now: float) -> None:
         slot = view.slots[process.slot]
         if slot.instance == process.instance and not slot.lost and not slot.leaving:
             return  # its process has been replaced, and its agent is well

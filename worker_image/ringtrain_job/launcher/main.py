@@ -38,7 +38,7 @@ from ringtrain_job.launcher.outcome import keep_timeline, leave_report, repeat_o
 from ringtrain_job.launcher.page_server import PageServer, RunPage
 from ringtrain_job.launcher.progress import follow_reports, say_total
 from ringtrain_job.launcher.service import CoordinatorService, DataWorkersService
-from ringtrain_job.launcher.status import Reports, Snapshot
+from ringtrain_job.launcher.status import Reports, RunSnapshot
 from ringtrain_job.launcher.telemetry import Telemetry, open_telemetry
 from ringtrain_job.launcher.verdict import GangView, Patience, decide, with_warning
 from ringtrain_job.logs.about import About
@@ -73,7 +73,7 @@ def run_launcher(config: LauncherConfig, command: Sequence[str] = (), hosts: Hos
     if store.resumed and files.outcome.exists():
         return _repeat(config, store)
     gang = Gang(config, time.monotonic)
-    snapshot = Snapshot(config, gang, store, Reports(config.world_size))
+    snapshot = RunSnapshot(config, gang, store, Reports(config.world_size))
     with ExitStack() as stack:
         stack.callback(store.close)
         mpi = _prepare_mpi(config, command, stack)
@@ -148,7 +148,7 @@ def _with_refused_lines(verdict: Verdict, store: LogStore) -> Verdict:
 
 
 def _message(
-    config: LauncherConfig, snapshot: Snapshot, verdict: Verdict, unshipped: Unshipped | None = None
+    config: LauncherConfig, snapshot: RunSnapshot, verdict: Verdict, unshipped: Unshipped | None = None
 ) -> bytes:
     return termination_message(
         verdict,
@@ -187,7 +187,7 @@ def most_logs_open(config: LauncherConfig, allowed: int) -> int:
 class _Launcher:
     """The main loop. Everything it decides is decided by `launcher/verdict.py`, or by `launcher/formation.py`."""
 
-    def __init__(self, config: LauncherConfig, gang: Gang, snapshot: Snapshot, mpi: MpiJob | None) -> None:
+    def __init__(self, config: LauncherConfig, gang: Gang, snapshot: RunSnapshot, mpi: MpiJob | None) -> None:
         self._config = config
         self._gang = gang
         self._mpi = mpi
@@ -384,7 +384,7 @@ class StopFlag:
         self.interrupted = self.interrupted or number == signal.SIGINT
 
 
-def _hand_over(config: LauncherConfig, snapshot: Snapshot, unshipped: Unshipped | None) -> int:
+def _hand_over(config: LauncherConfig, snapshot: RunSnapshot, unshipped: Unshipped | None) -> int:
     """Leave the ranks to the launcher that comes next: no order is given, and no outcome is written."""
     log.warning(
         "asked to stop, and the job goes on: its ranks train on, and wait for a new launcher at the next change "
@@ -446,7 +446,7 @@ def _hosts_followed(config: LauncherConfig, world: ElasticWorld | None, hosts: H
 
 
 def _open_ports(
-    config: LauncherConfig, gang: Gang, snapshot: Snapshot, launcher: _Launcher, stack: ExitStack
+    config: LauncherConfig, gang: Gang, snapshot: RunSnapshot, launcher: _Launcher, stack: ExitStack
 ) -> None:
     def hear_pods(events: list[dict[str, Any]], about: dict[str, str]) -> None:
         launcher.events.hear(events)
@@ -495,7 +495,7 @@ def _open_ports(
     log.info("waiting for workers (%d) on port %d, status on port %d", config.workers, server.port, http.port)
 
 
-def _page(config: LauncherConfig, snapshot: Snapshot) -> PageServer | None:
+def _page(config: LauncherConfig, snapshot: RunSnapshot) -> PageServer | None:
     if not config.page_secrets:
         return None
     access = Access(config.page_secrets, config.job.uid)

@@ -55,7 +55,7 @@ class SlotView:
 
 
 @dataclass(frozen=True)
-class View:
+class WorldView:
     """All slots of the job, also those that no agent has; `asked`: those that shall have a rank."""
 
     slots: Mapping[int, SlotView]
@@ -79,7 +79,7 @@ class Standing(Enum):
     GONE = auto()
 
 
-def standing(process: MemberProcess, formation: int, view: View) -> Standing:
+def standing(process: MemberProcess, formation: int, view: WorldView) -> Standing:
     """Where `process`, a member of `formation`, is."""
     slot = view.slots[process.slot]
     if slot.instance != process.instance:
@@ -98,7 +98,7 @@ def standing(process: MemberProcess, formation: int, view: View) -> Standing:
     return Standing.LEFT if state.formation >= formation else Standing.STARTING
 
 
-def wanted_slots(view: View, *, again: bool) -> frozenset[int]:
+def wanted_slots(view: WorldView, *, again: bool) -> frozenset[int]:
     """Slots that shall have a process: those asked for, without pods that leave and programs that have finished.
 
     `again`: finished ones are run again.
@@ -111,7 +111,9 @@ def wanted_slots(view: View, *, again: bool) -> frozenset[int]:
     )
 
 
-def fenced(members: Sequence[MemberProcess], formation: int, view: View, order: int, *, stopped: bool) -> bool:
+def fenced(
+    members: Sequence[MemberProcess], formation: int, view: WorldView, order: int, *, stopped: bool
+) -> bool:
     """Whether no process of an agent that is heard of can still be in a formation.
 
     `order`: what agents said before they had this order does not count. `stopped`: no process may run at all.
@@ -132,7 +134,7 @@ def fenced(members: Sequence[MemberProcess], formation: int, view: View, order: 
 
 
 def candidates(
-    wanted: frozenset[int], view: View, order: int, *, stopped: bool, staying: frozenset[int] = frozenset()
+    wanted: frozenset[int], view: WorldView, order: int, *, stopped: bool, staying: frozenset[int] = frozenset()
 ) -> list[SlotView]:
     """Slots that can be in the next formation: a process waits there, or with `stopped` one can be started.
 
@@ -146,7 +148,9 @@ def candidates(
     ]
 
 
-def keepers(members: Sequence[MemberProcess], wanted: frozenset[int], view: View, least: int) -> frozenset[int]:
+def keepers(
+    members: Sequence[MemberProcess], wanted: frozenset[int], view: WorldView, least: int
+) -> frozenset[int]:
     """Slots of living `members` that are not wanted and may not leave yet.
 
     Somebody who has the state stays until another one has it. So do as many as are needed for `least` ranks, but
@@ -161,7 +165,9 @@ def keepers(members: Sequence[MemberProcess], wanted: frozenset[int], view: View
     return frozenset(ordered[: max(0, min(lasting, missing)) if stay else max(1, missing)])
 
 
-def newcomers(members: Sequence[MemberProcess], wanted: frozenset[int], view: View, *, stopped: bool) -> set[int]:
+def newcomers(
+    members: Sequence[MemberProcess], wanted: frozenset[int], view: WorldView, *, stopped: bool
+) -> set[int]:
     """Wanted slots outside the formation that could be in the next one."""
     inside = {process.slot for process in members}
     return {index for index in wanted - inside if _available(view.slots[index], stopped=stopped)}

@@ -5,12 +5,12 @@ from typing import Any
 
 from ringtrain_job.launcher.console import Console
 from ringtrain_job.launcher.progress_bar import ProgressBar
-from ringtrain_job.launcher.status import Snapshot
+from ringtrain_job.launcher.status import RunSnapshot
 from ringtrain_job.launcher.throughput import step_line, total_line
 from ringtrain_job.logs.samples import Sample
 
 
-def follow_reports(snapshot: Snapshot, console: Console) -> None:
+def follow_reports(snapshot: RunSnapshot, console: Console) -> None:
     """Feed report lines into the throughput, and print progress as often as the console wants it."""
     printed_at = -math.inf
 
@@ -51,7 +51,7 @@ def follow_reports(snapshot: Snapshot, console: Console) -> None:
         snapshot.store.on_about = snapshot.about.add
 
 
-def _notes_start(snapshot: Snapshot, report: dict[str, Any]) -> bool:
+def _notes_start(snapshot: RunSnapshot, report: dict[str, Any]) -> bool:
     """Whether `report` is no step but says what training went on from. What was said first counts."""
     path = report.get("startedFrom")
     if path is None:
@@ -60,7 +60,7 @@ def _notes_start(snapshot: Snapshot, report: dict[str, Any]) -> bool:
     return True
 
 
-def say_total(snapshot: Snapshot, console: Console) -> None:
+def say_total(snapshot: RunSnapshot, console: Console) -> None:
     """Print the last line of a benchmark, if anything was measured."""
     with snapshot.reports as reports:
         progress, total = reports.progress(), reports.total()

@@ -43,7 +43,7 @@ class Reports:
 
 
 @dataclass
-class Snapshot:
+class RunSnapshot:
     """Where `/status`, `/metrics` and `/healthz` take everything from.
 
     `running_since`: when the gang was complete; None while agents are waited for. `last_progress`: when the newest

@@ -11,7 +11,7 @@ import pytest
 
 from ringtrain_operator.client.ended_logs import read_ended
 from ringtrain_operator.client.launcher_output import Printed, Wanted
-from ringtrain_operator.client.session import Session
+from ringtrain_operator.client.session import ClusterAccess
 from ringtrain_operator.cluster.api.errors import Forbidden, ServerError
 from ringtrain_operator.cluster.api.resources import SERVICES, Resource
 from ringtrain_operator.errors import OperatorError
@@ -95,7 +95,7 @@ def read(
         nonlocal found
         wanted = Wanted("digits", rank, attempt, False, tail)
         made = job(**spec) if status is None else job(**spec) | {"status": status}
-        async for chunk in read_ended(Session(Api(kept), "team", print), wanted, made, pod, Printed()):  # type: ignore[arg-type]
+        async for chunk in read_ended(ClusterAccess(Api(kept), "team", print), wanted, made, pod, Printed()):  # type: ignore[arg-type]
             found += chunk
 
     try:

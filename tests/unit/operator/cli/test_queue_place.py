@@ -10,7 +10,7 @@ from aiohttp import web
 
 from ringtrain_operator.client.causes import explain
 from ringtrain_operator.client.queue_place import PAGE, place_in_queue
-from ringtrain_operator.client.session import Session
+from ringtrain_operator.client.session import ClusterAccess
 from ringtrain_operator.cluster.api.client import ApiClient
 from ringtrain_operator.cluster.api.connection import Connection
 
@@ -52,7 +52,7 @@ def asked(job: Json, names: list[str], version: str = "v1beta2", status: int = 2
         host, port = runner.addresses[0][:2]
         try:
             async with ApiClient(Connection(f"http://{host}:{port}")) as api:
-                return await place_in_queue(Session(api, "team"), job)
+                return await place_in_queue(ClusterAccess(api, "team"), job)
         finally:
             await runner.cleanup()
 

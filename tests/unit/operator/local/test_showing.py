@@ -14,7 +14,7 @@ from support.planworld import World
 
 from ringtrain_operator.errors import Invalid
 from ringtrain_operator.local.cluster import LocalCluster
-from ringtrain_operator.local.driver import Driver, View
+from ringtrain_operator.local.driver import Driver, JobView
 from ringtrain_operator.local.live import Pace, render
 from ringtrain_operator.local.manifest import ManifestFile, ManifestUnreadable, load_job
 from ringtrain_operator.local.past_runs import Tail
@@ -24,9 +24,9 @@ from ringtrain_operator.local.summary import Results, print_summary, read_result
 from ringtrain_operator.local.wording import numbers
 
 
-def view(w: World) -> View:
+def view(w: World) -> JobView:
     """What a display gets to see of a world."""
-    return View(w.job, w.status, w.observed(), ())
+    return JobView(w.job, w.status, w.observed(), ())
 
 
 def running(step: int) -> World:

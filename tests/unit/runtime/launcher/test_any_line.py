@@ -26,7 +26,7 @@ from ringtrain_job.launcher.gang import Gang
 from ringtrain_job.launcher.http import StatusServer
 from ringtrain_job.launcher.progress import follow_reports, say_total
 from ringtrain_job.launcher.service import CoordinatorService
-from ringtrain_job.launcher.status import Reports, Snapshot
+from ringtrain_job.launcher.status import Reports, RunSnapshot
 from ringtrain_job.launcher.verdict import lost_peer
 from ringtrain_job.logs.journal import Stream, recover
 from ringtrain_job.logs.layout import AttemptFiles
@@ -164,9 +164,9 @@ def _a_line_stops_nothing(line: bytes) -> None:
     os.close(read)
 
 
-def _launcher(directory: Path, console: int) -> tuple[Snapshot, Console]:
+def _launcher(directory: Path, console: int) -> tuple[RunSnapshot, Console]:
     store = LogStore(AttemptFiles.of(directory, "default", "digits", 1), "uid-1", 1)
-    snapshot = Snapshot(CONFIG, Gang(CONFIG, time.monotonic), store, Reports(2))
+    snapshot = RunSnapshot(CONFIG, Gang(CONFIG, time.monotonic), store, Reports(2))
     shown = Console(console)
     follow_reports(snapshot, shown)
     return snapshot, shown
@@ -185,7 +185,7 @@ def _send(service: CoordinatorService, rank: int, reports: bytes, log: bytes) ->
     return [pb.Chunk.Kind.Name(durable.kind) for durable in reply.durable]
 
 
-def _everything_is_shown(snapshot: Snapshot, console: Console) -> None:
+def _everything_is_shown(snapshot: RunSnapshot, console: Console) -> None:
     say_total(snapshot, console)
     console.close(10.0)
     server = StatusServer(0, snapshot.status, snapshot.brief_status, lambda: True, everywhere=False)

@@ -15,7 +15,7 @@ from ringtrain_job.launcher.config import LauncherConfig
 from ringtrain_job.launcher.elastic import ElasticWorld
 from ringtrain_job.launcher.formation import FormationPhase
 from ringtrain_job.launcher.gang import Gang
-from ringtrain_job.launcher.status import Reports, Snapshot
+from ringtrain_job.launcher.status import Reports, RunSnapshot
 from ringtrain_job.launcher.verdict import Exit, GangView, WorkerView, failures_by_time, first_cause
 from ringtrain_job.logs.layout import AttemptFiles
 from ringtrain_job.logs.store import LogStore
@@ -38,7 +38,7 @@ class Job:
         self.clock = Clock()
         self.store = LogStore(self.files, "uid-1", 1)
         self.gang = Gang(self.config, self.clock)
-        self.snapshot = Snapshot(self.config, self.gang, self.store, Reports(self.config.world_size))
+        self.snapshot = RunSnapshot(self.config, self.gang, self.store, Reports(self.config.world_size))
         assert self.config.elastic is not None
         self.world = ElasticWorld(self.config, self.config.elastic, self.snapshot, self.clock)
         self.snapshot.elastic = self.world.status

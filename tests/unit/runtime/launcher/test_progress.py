@@ -16,7 +16,7 @@ from ringtrain_job.launcher.config import LauncherConfig
 from ringtrain_job.launcher.console import Console
 from ringtrain_job.launcher.gang import Gang
 from ringtrain_job.launcher.progress import follow_reports
-from ringtrain_job.launcher.status import Reports, Snapshot
+from ringtrain_job.launcher.status import Reports, RunSnapshot
 from ringtrain_job.logs.journal import Stream
 from ringtrain_job.logs.layout import AttemptFiles
 from ringtrain_job.logs.store import Chunk, LogStore
@@ -33,14 +33,14 @@ def console() -> Iterator[Console]:
     os.close(null)
 
 
-def begin(directory: Path, console: Console) -> Snapshot:
+def begin(directory: Path, console: Console) -> RunSnapshot:
     store = LogStore(AttemptFiles.of(directory, "default", "digits", 1), "uid-1", 1)
-    snapshot = Snapshot(CONFIG, Gang(CONFIG, time.monotonic), store, Reports(1))
+    snapshot = RunSnapshot(CONFIG, Gang(CONFIG, time.monotonic), store, Reports(1))
     follow_reports(snapshot, console)
     return snapshot
 
 
-def send(snapshot: Snapshot, first: int, **report: float | str) -> None:
+def send(snapshot: RunSnapshot, first: int, **report: float | str) -> None:
     data = json.dumps(report).encode() + b"\n"
     assert snapshot.store.append(Chunk(Stream.REPORT, 0, first, 1, data)) == first
 
@@ -63,7 +63,7 @@ def test_the_slowest_rank_is_named_with_its_tail(tmp_path: Path, console: Consol
     joined = Registration("uid-1", 1, 0, 4, "i", "digits-worker-0", "node-a", "::1", 1, (), (), 0, ranks)
     assert gang.register(joined) is None
     store = LogStore(AttemptFiles.of(tmp_path, "default", "digits", 1), "uid-1", 1)
-    snapshot = Snapshot(config, gang, store, Reports(4))
+    snapshot = RunSnapshot(config, gang, store, Reports(4))
     follow_reports(snapshot, console)
     assert snapshot.status()["runningSince"] is None
     for rank, step, at in ((0, 9, 1.0), (1, 7, 3.0), (2, 7, 2.0), (3, 1, 0.0)):
