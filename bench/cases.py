@@ -130,7 +130,7 @@ def _jax() -> Case:
 def _tensorflow_overlap() -> Case:
     """A backward pass as long as the wire needs: what is reduced during it does not count."""
     work: list[tuple[What, Rounds]] = [
-        (overlap_of(api, alone), Rounds(8, 2, 2)) for api in OVERLAP_APIS for alone in (True, False)
+        (overlap_of(api, alone), Rounds(5, 2, 2)) for api in OVERLAP_APIS for alone in (True, False)
     ]
     environment = GRPC | {"TF_USE_LEGACY_KERAS": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
     return Case(TENSORFLOW_LINE, 2, lambda: namespaces(2, "1gbit"), {"ringtrain-grpc": environment}, work)
