@@ -163,6 +163,9 @@ class _Reference:
             self._send(names, step, [rank for rank in self._ranks if rank != LOST or step != lost_at])
             if not case.overlap_steps or step == STEPS:
                 self._take(case.mix)
+        rest = "".join(name for name in SHAPES if self._sent_at[name] < STEPS)
+        self._send(rest, STEPS, self._ranks)
+        self._take(0)
         for rank in self._ranks:
             self.local[rank] = dict(self.outer)
 
