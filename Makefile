@@ -75,8 +75,9 @@ venv: $(VENV)/.installed  ## make the virtual environment with both distribution
 demo: $(VENV)/.installed  ## train on handwritten digits: 2 workers x 2 slots on this machine
 	$(BIN)/dtj local manifests/samples/digits-ring.yaml
 
-# Two at a time: much of a test is waiting. A file's tests stay together, as they share what is dear to start.
-PYTEST := $(BIN)/pytest -q -n 2 --dist loadfile --no-loadscope-reorder
+# Three at a time on two cores: half of a test is waiting. A file's tests stay together, as they share what is dear to
+# start.
+PYTEST := $(BIN)/pytest -q -n $(or $(WORKERS),3) --dist loadfile --no-loadscope-reorder
 FOR_TESTS := $(VENV)/.frameworks $(VENV)/.system $(VENV)/.mpi4py-tests $(VENV)/.openmpi5 $(VENV)/.impi $(VENV)/.others $(VENV)/.sinks
 for-tests: $(FOR_TESTS)
 fast: lint  ## lint, and the tests that take seconds: what a bare pytest runs
