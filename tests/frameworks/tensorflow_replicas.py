@@ -1,6 +1,7 @@
 """Checks that ranks of TensorFlow's and Keras' distributed optimizers compare their variables, on every rank."""
 
 import functools
+import time
 
 import pytest
 import tensorflow as tf
@@ -72,6 +73,44 @@ def check_a_wrong_rate_is_found():
     step = by_optimizer(model, keras.optimizers.SGD(rate))
     words = f"on rank 0 and [{tf.constant(0.02).numpy().item()}] on rank {ODD}"
     raises_on_every_rank(lambda: steps(step, 0, 2), words)
+
+
+def check_a_write_that_needs_no_gradient_comes_after_the_comparison():
+    """Weight decay of Keras' AdamW is one. Of one rank it is done before that rank has a gradient, of the others
+    after they have their sums."""
+    weight = tf.Variable(tf.ones([4]))
+    before = [1.0]
+
+    def wait(grad):
+        deadline = time.monotonic() + 60
+        while now() == before[0]:
+            assert time.monotonic() < deadline, "no decay"
+        return grad
+
+    def now():
+        with tf.init_scope():
+            return float(weight.read_value()[0])
+
+    @tf.custom_gradient
+    def held(x):
+        def gradient(grad):
+            result = tf.py_function(wait, [grad], tf.float32) if RANK == ODD else grad
+            return tf.ensure_shape(result, grad.shape)
+
+        return tf.identity(x), gradient
+
+    @tf.function
+    def step():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(held(weight))
+        (grad,) = hvd.DistributedGradientTape(tape).gradient(loss, [weight])
+        with tf.control_dependencies([] if RANK == ODD else [grad]):
+            weight.assign_sub(0.01 * weight)
+        weight.assign_sub(0.1 * grad)
+
+    for _ in range(3):
+        before[0] = now()
+        step()
 
 
 def check_variables_of_a_ranks_own_are_not_compared():

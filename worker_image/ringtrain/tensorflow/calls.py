@@ -19,7 +19,8 @@ from ringtrain.tensorflow.names import name_of_gradient
 from ringtrain.tensorflow.operation import Function, add_operation
 
 # How long a thread of TensorFlow's may be held by a call that waits for other ranks, before the graph asks now and
-# then. Functions make their calls one after the other, so few threads are held; a session makes all at once.
+# then. Functions make their calls one after the other, so few threads are held; a session makes all at once, and
+# beside the waits of `streamed_call` updates are to run.
 HOLD_IN_FUNCTION_S, HOLD_IN_SESSION_S = 0.05, 0.001
 PAUSE_FIRST_US, PAUSE_MAX_US = 250, 4000
 
@@ -53,7 +54,11 @@ _calls: Final = _Calls()
 
 @tf.autograph.experimental.do_not_convert
 def host_call(
-    function: Function, inputs: Sequence[Any], dtypes: Sequence[Any], shapes: Sequence[Any]
+    function: Function,
+    inputs: Sequence[Any],
+    dtypes: Sequence[Any],
+    shapes: Sequence[Any],
+    hold_s: float = HOLD_IN_FUNCTION_S,
 ) -> list[Any]:
     """Return `function(*arrays of inputs)` as tensors of the given dtypes and (partly known) shapes.
 
@@ -66,8 +71,8 @@ def host_call(
             results = function(*(np.asarray(tensor) for tensor in inputs))
         pairs = zip(results, dtypes, strict=True)
         return [tf.convert_to_tensor(_as_dtype(result, dtype)) for result, dtype in pairs]
-    in_function = tf.compat.v1.executing_eagerly_outside_functions()
-    hold_s = HOLD_IN_FUNCTION_S if in_function else HOLD_IN_SESSION_S
+    if not tf.compat.v1.executing_eagerly_outside_functions():
+        hold_s = HOLD_IN_SESSION_S
     with tf.device("/CPU:0"):
         ticket, running = add_operation(
             lambda *arrays: _calls.begin(function, arrays, hold_s), inputs, [tf.int64, tf.bool]

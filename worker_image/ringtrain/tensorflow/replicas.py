@@ -18,7 +18,7 @@ from ringtrain._core.process_groups.process_sets import ProcessSet, trains_alone
 from ringtrain.optim.memory_check import digest_of
 from ringtrain.optim.replicas import Replica, Replicas, processor, rows_of_part
 from ringtrain.tensorflow.presence import unique_name_of
-from ringtrain.tensorflow.streams import Around
+from ringtrain.tensorflow.streams import AROUND_NOTHING, Around
 
 
 @dataclass
@@ -29,15 +29,16 @@ class _Comparisons:
 
 
 def comparing(name: str, variables: Sequence[Any], rate: Any, process_set: ProcessSet) -> Around:
-    """Return what a reduction runs in, so that ranks compare `variables` and the learning rate of the update.
+    """Return what a reduction runs in, so that ranks compare `variables` and the learning rate of the update, and
+    the variables that it reads.
 
     `name`: of the call. Nothing is compared where there is no variable that Python can read: in the graphs of a
     session, and of tensors. Nor are variables that are not trained.
     """
     held = [inner for one in variables if (inner := _readable(one)) is not None and inner.trainable]
     if not held:
-        return contextlib.nullcontext
-    return functools.partial(_compared, name, held, _readable(rate), process_set)
+        return AROUND_NOTHING
+    return Around(functools.partial(_compared, name, held, _readable(rate), process_set), held)
 
 
 def _compared(name: str, variables: Sequence[Any], rate: Any, process_set: ProcessSet) -> Any:

@@ -12,7 +12,7 @@ from ringtrain._core.collectives.tensors import Array
 from ringtrain._core.negotiation.arrays import result_of
 from ringtrain._core.process_groups import context
 from ringtrain.errors import RingtrainError
-from ringtrain.tensorflow.calls import host_call
+from ringtrain.tensorflow.calls import HOLD_IN_SESSION_S, host_call
 from ringtrain.tensorflow.operation import add_node, out_of_program_order
 
 
@@ -43,7 +43,18 @@ class FinishedPart:
 WAITS, LEAST_WAITED_BYTES = 8, 1 << 20
 
 Begin = Callable[[int, Sequence[Array]], BegunPart]
-Around = Callable[[], contextlib.AbstractContextManager[Any]]
+
+
+@dataclass(frozen=True)
+class Around:
+    """What results are waited for in. `reads`: variables that it looks at when it is entered, which happens after
+    what the program did to them before, and before what it does to them afterwards, whatever that waits for."""
+
+    enter: Callable[[], contextlib.AbstractContextManager[Any]]
+    reads: Sequence[Any] = ()
+
+
+AROUND_NOTHING = Around(contextlib.nullcontext)
 
 
 @tf.autograph.experimental.do_not_convert
@@ -52,16 +63,17 @@ def streamed_call(
     begin: Begin,
     parts: Sequence[Sequence[Any]],
     outputs: tuple[Sequence[Any], Sequence[Any]],
-    around: Around = contextlib.nullcontext,
+    around: Around = AROUND_NOTHING,
 ) -> list[Any]:
     """Call `begin(number of the part, its arrays)` for each of `parts`, lists of tensors, and return all results,
     one after the other, as tensors of the given dtypes and shapes, `outputs`.
 
     In a graph a part is begun as soon as its tensors are there, whatever else goes on: `begin` must not block. A
     backward pass hands out the last part first, and so do some waits, one after the other: what needs the results
-    of one, as the update of its variables, goes on while the next ones wait. The first wait is within what
-    `around` returns. `name`: of the place in the program. A run after one that failed on this rank in between
-    raises RingtrainError, where other ranks may take what that one has begun for a part of this one.
+    of one, as the update of its variables, goes on while the next ones wait. The first wait is within `around`,
+    which is entered before the first part is begun. `name`: of the place in the program. A run after one that
+    failed on this rank in between raises RingtrainError, where other ranks may take what that one has begun for a
+    part of this one.
     """
     if tf.executing_eagerly():
         flat = [tensor for part in parts for tensor in part]
@@ -69,17 +81,24 @@ def streamed_call(
             functools.partial(_all_at_once, begin, around, [len(part) for part in parts]), flat, *outputs
         )
     place, (dtypes, shapes) = _Place(name, begin), outputs
+    # TensorFlow keeps reads of a variable behind the writes before them, and before the writes behind them.
+    before = [one.read_value().op for one in around.reads]
+    with tf.device("/CPU:0"), out_of_program_order(), tf.control_dependencies(before):
+        opened = add_node(functools.partial(place.open, around), [], [])
+    with tf.control_dependencies([opened]):
+        for one in around.reads:
+            one.read_value()
     with tf.device("/CPU:0"), out_of_program_order():
-        opened = add_node(place.open, [], [])
         with tf.control_dependencies([opened]):
             begun = [add_node(functools.partial(place.begin, i), part, []) for i, part in enumerate(parts)]
         results: list[Any] = []
         for waited in _waits(parts):
             behind = len(dtypes) - len(results)
             places = slice(behind - sum(len(parts[index]) for index in waited), behind)
-            wait = functools.partial(place.results, waited, contextlib.nullcontext if results else around)
+            wait = functools.partial(place.results, waited)
             with tf.control_dependencies([*(begun[index] for index in waited), *(r.op for r in results[:1])]):
-                results = host_call(wait, [], dtypes[places], shapes[places]) + results
+                waiting = host_call(wait, [], dtypes[places], shapes[places], HOLD_IN_SESSION_S)
+            results = waiting + results
         return results
 
 
@@ -99,15 +118,16 @@ def _waits(parts: Sequence[Sequence[Any]]) -> list[range]:
 def _all_at_once(begin: Begin, around: Around, lengths: Sequence[int], *arrays: Array) -> list[Array]:
     given = iter(arrays)
     begun = [begin(index, [next(given) for _ in range(length)]) for index, length in enumerate(lengths)]
-    with around():
+    with around.enter():
         return [array for one in begun for array in result_of(one)]
 
 
 @dataclass
 class _Runs:
-    """What places have begun in their present runs in this world."""
+    """What places have begun in their present runs in this world, and what their first wait is in."""
 
     begun: dict[str, dict[int, BegunPart]] = field(default_factory=dict)
+    around: dict[str, contextlib.AbstractContextManager[Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -117,7 +137,7 @@ class _Place:
     name: str
     begin_part: Begin
 
-    def open(self) -> list[Array]:
+    def open(self, around: Around) -> list[Array]:
         runs = self._runs()
         left = runs.begun.get(self.name, {})
         if under_way := sum(not one.done() for one in left.values()):
@@ -127,16 +147,19 @@ class _Place:
                 "every rank, and go on from the last checkpoint"
             )
         runs.begun[self.name] = {}
+        entered = runs.around[self.name] = around.enter()
+        entered.__enter__()
         return []
 
     def begin(self, index: int, *arrays: Array) -> list[Array]:
         self._runs().begun.setdefault(self.name, {})[index] = self.begin_part(index, arrays)
         return []
 
-    def results(self, indices: Sequence[int], around: Around) -> list[Array]:
+    def results(self, indices: Sequence[int]) -> list[Array]:
         begun = self._runs().begun[self.name]
         try:
-            with around():
+            with contextlib.ExitStack() as stack:
+                stack.push(self._runs().around.pop(self.name, contextlib.nullcontext()))
                 return [array for index in indices for array in result_of(begun.pop(index))]
         except BaseException:
             begun.clear()  # all ranks fail here, and go on together
