@@ -69,7 +69,7 @@ def run_elastic(
         reset_limit,
     )
     limit_s = _TIMEOUT_S if start_timeout is None else float(start_timeout)
-    check_slots(context, bounds.begin, limit_s)
+    check_slots(context, bounds.begin, limit_s, limit_s)
     stage = _ElasticStage(context, f"ringtrain-{uuid.uuid4()}", bounds.most)
     return run_in_tasks(
         RunOptions(

@@ -78,7 +78,7 @@ def run(
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:
         raise ConfigurationError(f"run: num_proc is {size!r}; expected a number of ranks of at least 1")
     limit_s = _START_TIMEOUT_S if start_timeout is None else float(start_timeout)
-    check_slots(context, size, min(_SLOTS_S, limit_s))
+    check_slots(context, size, limit_s, min(_SLOTS_S, limit_s))
     tasks = _Stage(context, f"ringtrain-{uuid.uuid4()}", size)
     return run_in_tasks(
         RunOptions(
@@ -99,21 +99,25 @@ def run(
     )
 
 
-def check_slots(context: Any, size: int, patience_s: float = _SLOTS_S) -> None:
+def check_slots(context: Any, size: int, limit_s: float, patience_s: float) -> None:
     """Raise ConfigurationError unless the cluster can run `size` tasks at once; Spark would wait for more.
 
-    `patience_s`: how long executors of a cluster may still come.
+    `limit_s`: how long the first executor of a cluster may take, which may still be asked for; `patience_s`: how
+    long each further one.
     """
     scala = context._jsc.sc()
     profile = scala.resourceProfileManager().defaultResourceProfile()
     is_one_process = context.master.startswith("local") and "cluster" not in context.master
-    end = time.monotonic() + (0.0 if is_one_process else patience_s)
+    found, end = 0, time.monotonic() + (0.0 if is_one_process else limit_s)
     while (slots := int(scala.maxNumConcurrentTasks(profile))) < size:
-        if time.monotonic() >= end:
+        now = time.monotonic()
+        if slots > found:
+            found, end = slots, min(end, now + patience_s)
+        if now >= end:
             raise ConfigurationError(
                 f"run: num_proc is {size}, and {context.master} has {slots} slots: all ranks run at once, each in "
-                f"a task of its own. Ask for {slots} ranks, or for more executors or cores (spark.task.cpus is "
-                f"{context.getConf().get('spark.task.cpus', '1')})"
+                f"a task of its own. Ask for {f'{slots} ranks, or for ' if slots else ''}more executors or cores "
+                f"(spark.task.cpus is {context.getConf().get('spark.task.cpus', '1')})"
             )
         time.sleep(_POLL_S)
 
