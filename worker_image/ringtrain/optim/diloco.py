@@ -535,6 +535,8 @@ class DiLoCo:
             self._restore(*self._restored)  # outer weights are whole now
         else:
             self._take_outer()
+            for fragment in self._fragments:
+                fragment.samples = 0
         self._commits, self._steps, sent = self._prepared
         for fragment, step in zip(self._fragments, sent, strict=True):
             fragment.sent, fragment.updates = step, fragment.host.updates
