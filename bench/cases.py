@@ -137,12 +137,12 @@ def _tensorflow_overlap() -> Case:
 
 
 def overlap_of(api: str, alone: bool = False) -> What:
-    """The step of TensorFlow's on the way `api`, whose backward pass is as long as the wire needs. `alone`: what
-    each rank computes in it, without an exchange."""
+    """The step of TensorFlow's on the way `api`, whose backward pass is as long as the wire needs. `alone`: the
+    update in it, without a pass and without an exchange."""
     return {
         "kind": "tensorflow_overlap",
         "api": api,
-        "backward_s": STEP_BYTES / LINE_BYTES_PER_S,
+        "backward_s": 0.0 if alone else STEP_BYTES / LINE_BYTES_PER_S,
         "alone": alone,
     }
 

@@ -143,7 +143,7 @@ def keras_step(wrapper: str = "", strategy: Any = None) -> Work:
 def overlapping_step(api: str, backward_s: float, alone: bool = False) -> Work:
     """A step of ours whose backward pass takes `backward_s`, on the way `api`: tape, keras, host or v1.
 
-    `alone`: what a rank computes in it, without an exchange."""
+    `alone`: without an exchange."""
     import ringtrain.keras
     import ringtrain.tensorflow as hvd
 
@@ -163,8 +163,8 @@ def overlapping_step(api: str, backward_s: float, alone: bool = False) -> Work:
         with tf.GradientTape() as tape:
             loss = tf.reduce_sum(layer(tf.zeros((1, 1))))
         weights = layer.trainable_variables
-        if api == "tape":
-            gradients = hvd.DistributedGradientTape(tape).gradient(loss, weights)
+        if api == "tape" or alone:
+            gradients = (tape if alone else hvd.DistributedGradientTape(tape)).gradient(loss, weights)
             optimizer.apply_gradients(zip(gradients, weights, strict=True))
         else:
             strategy.apply_gradients(optimizer, zip(tape.gradient(loss, weights), weights, strict=True))
