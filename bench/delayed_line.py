@@ -1,4 +1,4 @@
-"""A line with a delay between two network namespaces: packets of two TUN devices, each held back for a while.
+"""Lines with a delay between network namespaces: packets of TUN devices, each held back for a while.
 
 tc's netem would do that, and is not in every kernel. With packets of 9,000 bytes a line of 100 Mbit/s carries
 1,400 a second each way, of which the relay below takes a few per cent of a core.
@@ -13,7 +13,7 @@ import struct
 import subprocess
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 _TUNSETIFF: Final = 0x400454CA
@@ -22,9 +22,9 @@ MTU: Final = 9000
 
 
 @contextlib.contextmanager
-def delayed_line(namespaces: tuple[str, str], one_way_s: float) -> Iterator[None]:
-    """Give each of two namespaces a device `eth0` that reaches the other one after `one_way_s`. Needs root, ip and
-    /dev/net/tun. The devices are gone afterwards."""
+def delayed_line(namespaces: Sequence[str], one_way_s: float) -> Iterator[None]:
+    """Give each namespace a device `eth0` that reaches the others after `one_way_s`: the one in place i has an
+    IPv4 address that ends with i + 1. Needs root, ip and /dev/net/tun. The devices are gone afterwards."""
     ends = []
     for place, namespace in enumerate(namespaces):
         ends.append(os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK))
@@ -46,9 +46,8 @@ def delayed_line(namespaces: tuple[str, str], one_way_s: float) -> Iterator[None
 
 
 def _relay(ends: list[int], one_way_s: float) -> None:
-    """Carry packets from each end to the other, in order, when they are due."""
+    """Carry packets from each end to the one that they are addressed to, in order, when they are due."""
     held: dict[int, deque[tuple[float, bytes]]] = {end: deque() for end in ends}  # by the end that they go to
-    other = {ends[0]: ends[1], ends[1]: ends[0]}
     while True:
         due = [packets[0][0] for packets in held.values() if packets]
         wait = max(0.0, min(due) - time.monotonic()) if due else None
@@ -56,7 +55,8 @@ def _relay(ends: list[int], one_way_s: float) -> None:
             with contextlib.suppress(BlockingIOError):
                 while True:
                     packet = os.read(end, MTU + 4)
-                    held[other[end]].append((time.monotonic() + one_way_s, packet))
+                    if packet[0] >> 4 == 4 and 1 <= packet[19] <= len(ends):  # the last byte of where it goes
+                        held[ends[packet[19] - 1]].append((time.monotonic() + one_way_s, packet))
         now = time.monotonic()
         for end, packets in held.items():
             while packets and packets[0][0] <= now:

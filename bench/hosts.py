@@ -136,18 +136,18 @@ def namespaces(hosts: int, rate: str | None, ranks_each: int = 1) -> Iterator[Na
 
 
 @contextlib.contextmanager
-def two_sites(rate: str, one_way_s: float) -> Iterator[Namespaces]:
-    """Make two namespaces of a rank each, on a line of this rate with a delay. All is gone afterwards."""
-    _delete(2)
+def distant_sites(count: int, rate: str, one_way_s: float) -> Iterator[Namespaces]:
+    """Make namespaces of a rank each, on lines of this rate with a delay. All is gone afterwards."""
+    _delete(count)
     try:
-        for host in range(2):
+        for host in range(count):
             _ip(f"netns add rtb{host}")
-        with delayed_line(("rtb0", "rtb1"), one_way_s):
-            for host in range(2):
+        with delayed_line([f"rtb{host}" for host in range(count)], one_way_s):
+            for host in range(count):
                 _bring_up(host, rate)
-            yield Namespaces(2, 1)
+            yield Namespaces(count, 1)
     finally:
-        _delete(2)
+        _delete(count)
 
 
 def _bring_up(host: int, rate: str | None) -> None:
