@@ -113,6 +113,42 @@ def check_a_write_that_needs_no_gradient_comes_after_the_comparison():
         step()
 
 
+def check_a_step_that_fails_counts_on_no_rank():
+    """One rank's fails at its start, the others' when variables were looked at already: later updates are compared
+    on all ranks alike."""
+    weight = tf.Variable(tf.ones([4]))
+    batches = []
+
+    def passed(x):
+        if batches[-1] == "bad":
+            raise ValueError("a bad batch")
+        return x
+
+    def checked(x):
+        return tf.ensure_shape(tf.py_function(passed, [x], tf.float32), x.shape)
+
+    @tf.custom_gradient
+    def late(x):
+        return tf.identity(x), lambda grad: grad if RANK == ODD else checked(grad)
+
+    @tf.function
+    def step():
+        zeros = tf.zeros([4])
+        weight.assign_add(checked(zeros) if RANK == ODD else zeros)
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(late(weight))
+        (grad,) = hvd.DistributedGradientTape(tape).gradient(loss, [weight])
+        weight.assign_sub(0.1 * grad)
+
+    for number in range(2 * EVERY + 3):
+        batches.append("bad" if number in (1, EVERY - 1) else "good")
+        if batches[-1] == "bad":
+            with pytest.raises(tf.errors.OpError):
+                step()
+        else:
+            step()
+
+
 def check_variables_of_a_ranks_own_are_not_compared():
     """Local layers, frozen variables, and a model of a process set of one rank."""
     model = network()

@@ -82,19 +82,34 @@ class Replicas:
             self._compare_draws(table, draws, told)
         self._doubted = None if _alike(table) else part
 
+    def seen_now(self, look: Callable[[int], Replica]) -> Callable[[int], Replica]:
+        """A `look` for the comparison before the next update, which tells what there is to see now. Local: nothing
+        is counted, as the step may fail before its update."""
+        part = None if trains_alone(self._process_set) or joins_survivors() else self._coming_part()
+        if part is None:
+            return look
+        seen = look(part)
+        return lambda wanted: seen if wanted == part else look(wanted)
+
     def _next_part(self) -> int | None:
-        """Which part is compared before the update that comes now, if any. A world, and a join, begins anew: ranks
-        may have made different numbers of updates before it."""
+        """Count the update that comes now; as `_coming_part`."""
+        part = self._coming_part()
+        self._updates += 1
+        return part
+
+    def _coming_part(self) -> int | None:
+        """Which part is compared before the next update, if any. A world, and a join, begins anew: ranks may have
+        made different numbers of updates before it."""
         world, joined = self._since
         if world() is not current() or joined != joins():
             self._since = weakref.ref(current()), joins()
             self._updates, self._doubted = 0, None
-        self._updates += 1
+        update = self._updates + 1
         if self._doubted is not None:
             return self._doubted
-        if self._updates in FIRST:
-            return self._updates % PARTS
-        return self._updates // EVERY % PARTS if self._updates % EVERY == 0 else None
+        if update in FIRST:
+            return update % PARTS
+        return update // EVERY % PARTS if update % EVERY == 0 else None
 
     def _begin(self, seen: Replica, told: Any) -> Any:
         """Sum up tables in which each rank has written its own row; that of a rank that has joined is empty."""

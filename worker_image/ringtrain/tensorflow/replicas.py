@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,8 @@ from ringtrain.optim.memory_check import digest_of
 from ringtrain.optim.replicas import Replica, Replicas, processor, rows_of_part
 from ringtrain.tensorflow.presence import unique_name_of
 from ringtrain.tensorflow.streams import AROUND_NOTHING, Around
+
+Look = Callable[[int], Replica]
 
 
 @dataclass
@@ -38,16 +40,28 @@ def comparing(name: str, variables: Sequence[Any], rate: Any, process_set: Proce
     held = [inner for one in variables if (inner := _readable(one)) is not None and inner.trainable]
     if not held:
         return AROUND_NOTHING
-    return Around(functools.partial(_compared, name, held, _readable(rate), process_set), held)
+    look = functools.partial(_replica_of, held, _readable(rate))
+    return Around(
+        functools.partial(_seen_now, name, held, process_set, look),
+        functools.partial(_compared, name, held, process_set),
+        held,
+    )
 
 
-def _compared(name: str, variables: Sequence[Any], rate: Any, process_set: ProcessSet) -> Any:
+def _seen_now(name: str, variables: Sequence[Any], process_set: ProcessSet, look: Look) -> Look:
+    return look if trains_alone(process_set) else _replicas_of(name, variables, process_set).seen_now(look)
+
+
+def _compared(name: str, variables: Sequence[Any], process_set: ProcessSet, look: Look) -> Any:
     if trains_alone(process_set):
         return contextlib.nullcontext()
+    return _replicas_of(name, variables, process_set).compared(look)
+
+
+def _replicas_of(name: str, variables: Sequence[Any], process_set: ProcessSet) -> Replicas:
     found = context.current().attached(_Comparisons, _Comparisons).found
     which = process_set, name, *map(unique_name_of, variables)
-    replicas = found.setdefault(which, Replicas(name, process_set))
-    return replicas.compared(functools.partial(_replica_of, variables, rate))
+    return found.setdefault(which, Replicas(name, process_set))
 
 
 def _replica_of(variables: Sequence[Any], rate: Any, part: int) -> Replica:

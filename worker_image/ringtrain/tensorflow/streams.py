@@ -47,14 +47,15 @@ Begin = Callable[[int, Sequence[Array]], BegunPart]
 
 @dataclass(frozen=True)
 class Around:
-    """What results are waited for in. `reads`: variables that it looks at when it is entered, which happens after
-    what the program did to them before, and before what it does to them afterwards, whatever that waits for."""
+    """What results are waited for in: `enter(look())`. `look`: looks at the variables `reads`, after what the
+    program did to them before, and before what it does to them afterwards, whatever that waits for."""
 
-    enter: Callable[[], contextlib.AbstractContextManager[Any]]
+    look: Callable[[], Any]
+    enter: Callable[[Any], contextlib.AbstractContextManager[Any]]
     reads: Sequence[Any] = ()
 
 
-AROUND_NOTHING = Around(contextlib.nullcontext)
+AROUND_NOTHING = Around(lambda: None, contextlib.nullcontext)
 
 
 @tf.autograph.experimental.do_not_convert
@@ -71,7 +72,7 @@ def streamed_call(
     In a graph a part is begun as soon as its tensors are there, whatever else goes on: `begin` must not block. A
     backward pass hands out the last part first, and so do some waits, one after the other: what needs the results
     of one, as the update of its variables, goes on while the next ones wait. The first wait is within `around`,
-    which is entered before the first part is begun. `name`: of the place in the program. A run after one that
+    which has looked before the first part is begun. `name`: of the place in the program. A run after one that
     failed on this rank in between raises RingtrainError, where other ranks may take what that one has begun for a
     part of this one.
     """
@@ -80,14 +81,14 @@ def streamed_call(
         return host_call(
             functools.partial(_all_at_once, begin, around, [len(part) for part in parts]), flat, *outputs
         )
-    place, (dtypes, shapes) = _Place(name, begin), outputs
+    place, (dtypes, shapes) = _Place(name, begin, around), outputs
     # TensorFlow keeps reads of a variable behind the writes before them, and before the writes behind them.
-    before = [one.read_value().op for one in around.reads]
+    before = [_read(variable) for variable in around.reads]
     with tf.device("/CPU:0"), out_of_program_order(), tf.control_dependencies(before):
-        opened = add_node(functools.partial(place.open, around), [], [])
+        opened = add_node(place.open, [], [])
     with tf.control_dependencies([opened]):
-        for one in around.reads:
-            one.read_value()
+        for variable in around.reads:
+            _read(variable)
     with tf.device("/CPU:0"), out_of_program_order():
         with tf.control_dependencies([opened]):
             begun = [add_node(functools.partial(place.begin, i), part, []) for i, part in enumerate(parts)]
@@ -95,11 +96,16 @@ def streamed_call(
         for waited in _waits(parts):
             behind = len(dtypes) - len(results)
             places = slice(behind - sum(len(parts[index]) for index in waited), behind)
-            wait = functools.partial(place.results, waited)
+            wait = functools.partial(place.results, waited, is_first=not results)
             with tf.control_dependencies([*(begun[index] for index in waited), *(r.op for r in results[:1])]):
                 waiting = host_call(wait, [], dtypes[places], shapes[places], HOLD_IN_SESSION_S)
             results = waiting + results
         return results
+
+
+def _read(variable: Any) -> Any:
+    with tf.device(None):  # where the variable is
+        return tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype).op
 
 
 def _waits(parts: Sequence[Sequence[Any]]) -> list[range]:
@@ -118,16 +124,16 @@ def _waits(parts: Sequence[Sequence[Any]]) -> list[range]:
 def _all_at_once(begin: Begin, around: Around, lengths: Sequence[int], *arrays: Array) -> list[Array]:
     given = iter(arrays)
     begun = [begin(index, [next(given) for _ in range(length)]) for index, length in enumerate(lengths)]
-    with around.enter():
+    with around.enter(around.look()):
         return [array for one in begun for array in result_of(one)]
 
 
 @dataclass
 class _Runs:
-    """What places have begun in their present runs in this world, and what their first wait is in."""
+    """What places have begun in their present runs in this world, and what was seen before."""
 
     begun: dict[str, dict[int, BegunPart]] = field(default_factory=dict)
-    around: dict[str, contextlib.AbstractContextManager[Any]] = field(default_factory=dict)
+    seen: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -136,8 +142,9 @@ class _Place:
 
     name: str
     begin_part: Begin
+    around: Around
 
-    def open(self, around: Around) -> list[Array]:
+    def open(self) -> list[Array]:
         runs = self._runs()
         left = runs.begun.get(self.name, {})
         if under_way := sum(not one.done() for one in left.values()):
@@ -147,19 +154,19 @@ class _Place:
                 "every rank, and go on from the last checkpoint"
             )
         runs.begun[self.name] = {}
-        entered = runs.around[self.name] = around.enter()
-        entered.__enter__()
+        runs.seen[self.name] = self.around.look()
         return []
 
     def begin(self, index: int, *arrays: Array) -> list[Array]:
         self._runs().begun.setdefault(self.name, {})[index] = self.begin_part(index, arrays)
         return []
 
-    def results(self, indices: Sequence[int]) -> list[Array]:
-        begun = self._runs().begun[self.name]
+    def results(self, indices: Sequence[int], is_first: bool) -> list[Array]:
+        runs = self._runs()
+        begun = runs.begun[self.name]
+        within = self.around.enter(runs.seen.pop(self.name)) if is_first else contextlib.nullcontext()
         try:
-            with contextlib.ExitStack() as stack:
-                stack.push(self._runs().around.pop(self.name, contextlib.nullcontext()))
+            with within:
                 return [array for index in indices for array in result_of(begun.pop(index))]
         except BaseException:
             begun.clear()  # all ranks fail here, and go on together
