@@ -1,5 +1,6 @@
 """The direct computation that collectives are compared with, bit by bit."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import ml_dtypes
@@ -54,3 +55,20 @@ def assert_same_bits(got: Array, expected: Array) -> None:
     assert got.dtype == expected.dtype
     assert got.shape == expected.shape
     assert got.tobytes() == expected.tobytes(), f"{got} is not {expected}"
+
+
+def copied(weights: Mapping[str, Any]) -> dict[str, Any]:
+    """The arrays as they are now."""
+    return {name: np.array(array) for name, array in weights.items()}
+
+
+def bits(weights: Mapping[str, Any]) -> dict[str, bytes]:
+    return {name: np.asarray(array).tobytes() for name, array in weights.items()}
+
+
+def exactly(weights: Mapping[str, Any]) -> dict[str, bytes]:
+    """The bits of float64 values that float32 has, too."""
+    narrow = {name: array.astype(np.float32) for name, array in weights.items()}
+    for name, array in weights.items():
+        assert (narrow[name] == array).all(), "the reference is rounded: take fewer steps"
+    return bits(narrow)

@@ -14,6 +14,7 @@ from support.memory_group import MemoryGroup, Table, run_threads
 from support.ranks import Outcome, ask, ranks_ended, run_ranks, started_ranks, tell
 
 import ringtrain as rt
+from ring.reference import bits, copied, exactly
 from ringtrain._core.process_groups.group import Group
 from ringtrain.elastic.interrupt import HostsUpdatedInterrupt
 from ringtrain.errors import ConfigurationError
@@ -78,15 +79,11 @@ def _train(run: Run, group: Group | None, rank: int) -> list[dict[str, Array]]:
         for name, weights in params.items():
             weights += _change(rank, step, name)
         diloco.step()
-        seen.append(_copied(params))
+        seen.append(copied(params))
     diloco.finish()
-    seen += [_copied(params), _copied(diloco.outer_weights)]
+    seen += [copied(params), copied(diloco.outer_weights)]
     diloco.close()
     return seen
-
-
-def _copied(weights: Any) -> dict[str, Array]:
-    return {name: array.copy() for name, array in weights.items()}
 
 
 def _reference(run: Run, size: int) -> list[list[dict[str, Array]]]:
@@ -94,7 +91,7 @@ def _reference(run: Run, size: int) -> list[list[dict[str, Array]]]:
     bounds = {1: ["abc"], 2: ["a", "bc"], 3: ["a", "b", "c"]}[run.fragments]
     outer = {name: array.astype(np.float64) for name, array in _start(0).items()}
     velocity = {name: np.zeros(shape) for name, shape in SHAPES.items()}
-    local = [_copied(outer) for _ in range(size)]
+    local = [copied(outer) for _ in range(size)]
     seen: list[list[dict[str, Array]]] = [[] for _ in range(size)]
     sent_at, sent = dict.fromkeys(SHAPES, 0), dict[str, Array]()
     assert isinstance(run.outer, SGD)
@@ -115,7 +112,7 @@ def _reference(run: Run, size: int) -> list[list[dict[str, Array]]]:
 
     def look(weights_of: list[dict[str, Array]]) -> None:
         for rank, weights in enumerate(weights_of):
-            seen[rank].append(_copied(weights))
+            seen[rank].append(copied(weights))
 
     for step in range(1, run.steps + 1):
         for rank in range(size):
@@ -144,19 +141,7 @@ def _all_trained(runs: list[Run]) -> list[list[dict[str, bytes]]]:
     rt.init()
     trained = [_train(run, None, rt.rank()) for run in runs]
     rt.shutdown()
-    return [[_bits(weights) for weights in seen] for seen in trained]
-
-
-def _bits(weights: Any) -> dict[str, bytes]:
-    return {name: np.asarray(array).tobytes() for name, array in weights.items()}
-
-
-def _exactly(weights: dict[str, Array]) -> dict[str, bytes]:
-    """The bits of float64 values that float32 has, too."""
-    narrow = {name: array.astype(np.float32) for name, array in weights.items()}
-    for name, array in weights.items():
-        assert (narrow[name] == array).all(), "the reference is rounded: take fewer steps"
-    return _bits(narrow)
+    return [[bits(weights) for weights in seen] for seen in trained]
 
 
 @pytest.mark.sampled(2)
@@ -173,7 +158,7 @@ def test_every_step_has_the_weights_of_a_plain_computation(size: int, runs: list
         for rank, expected in enumerate(_reference(run, size)):
             found = by_rank[rank][index]
             for at, weights in enumerate(expected):
-                assert found[at] == _exactly(weights), f"{run}, rank {rank}, moment {at} of {len(expected)}"
+                assert found[at] == exactly(weights), f"{run}, rank {rank}, moment {at} of {len(expected)}"
 
 
 def test_all_ranks_have_equal_weights_after_each_synchronization() -> None:
@@ -199,9 +184,9 @@ def _synchronous(rate: float) -> tuple[dict[str, bytes], dict[str, bytes]]:
             weights -= np.float32(rate) * gradient
         host.step()
         diloco.step()
-    bits = _bits(params), _bits(host.weights)
+    both = bits(params), bits(host.weights)
     rt.shutdown()
-    return bits
+    return both
 
 
 def test_one_step_at_a_time_is_synchronous_sgd_to_the_bit() -> None:
@@ -335,7 +320,7 @@ def _resumed(run: Run, cut: int) -> tuple[list[dict[str, bytes]], list[dict[str,
             for name, weights in params.items():
                 weights += _change(rt.rank(), step, name) * np.float32(0.3)  # which rounds
             diloco.step()
-            seen.append(_bits(params))
+            seen.append(bits(params))
         return seen
 
     rt.init()
@@ -415,7 +400,7 @@ def test_a_state_loads_in_a_world_of_another_size(size: int, cut: int) -> None:
     _momentum_steps(outer, velocity, 2, range(1, 5))
     _momentum_steps(outer, velocity, size, range(cut + 1, 9))
     for weights in run_threads(went_on, size):
-        assert _bits(weights) == _exactly(outer)
+        assert bits(weights) == exactly(outer)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64"])

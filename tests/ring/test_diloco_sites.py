@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from support.ranks import ranks_ended, run_ranks
 
 import ringtrain as rt
+from ring.reference import bits, copied, exactly
 from ringtrain.optim import SGD, DiLoCo, Nesterov, Rule
 
 Array = NDArray[Any]
@@ -66,10 +67,6 @@ def _gradient(rank: int, step: int, name: str) -> Array:
     return 12 * random.integers(-2, 3, SHAPES[name]).astype(np.float32)
 
 
-def _copied(weights: Any) -> dict[str, Array]:
-    return {name: array.copy() for name, array in weights.items()}
-
-
 def _train(run: Run) -> list[dict[str, Array]]:
     """The local weights after every step, then those after `finish`, then the outer ones."""
     rank = rt.rank()
@@ -83,9 +80,9 @@ def _train(run: Run) -> list[dict[str, Array]]:
         for name, weights in params.items():
             weights -= gradients[name]
         diloco.step(samples=run.samples[rank])
-        seen.append(_copied(params))
+        seen.append(copied(params))
     diloco.finish()
-    seen += [_copied(params), _copied(diloco.outer_weights)]
+    seen += [copied(params), copied(diloco.outer_weights)]
     diloco.close()
     return seen
 
@@ -106,7 +103,7 @@ def _reference(run: Run) -> list[list[dict[str, Array]]]:
     """By rank, what `_train` returns; written from the papers, in float64, with nothing of the product."""
     outer = {name: array.astype(np.float64) for name, array in _start(0).items()}
     velocity = {name: np.zeros(shape) for name, shape in SHAPES.items()}
-    sites = [Site(list(ranks), _copied(outer)) for ranks in run.sites]
+    sites = [Site(list(ranks), copied(outer)) for ranks in run.sites]
     assert isinstance(run.outer, SGD)
     lr, momentum = run.outer.lr, run.outer.momentum
 
@@ -124,7 +121,7 @@ def _reference(run: Run) -> list[list[dict[str, Array]]]:
                 site.samples[name] += sum(run.samples[rank] for rank in site.ranks)
             if site.pending is not None and step == site.pending[0] + run.overlap_steps:
                 take(site)
-            site.seen.append(_copied(site.weights))
+            site.seen.append(copied(site.weights))
             site.step = step
 
     def synchronize(names: str) -> None:
@@ -149,7 +146,7 @@ def _reference(run: Run) -> list[list[dict[str, Array]]]:
             if not run.overlap_steps:
                 for site in sites:
                     take(site)
-                    site.seen[-1] = _copied(site.weights)
+                    site.seen[-1] = copied(site.weights)
     for number, site in enumerate(sites):
         advance(site, run.steps(number))
         if site.pending is not None:
@@ -158,26 +155,14 @@ def _reference(run: Run) -> list[list[dict[str, Array]]]:
         if any(site.samples[names[0]] for site in sites):
             synchronize(names)
     site_of = {rank: site for site in sites for rank in site.ranks}
-    return [[*site_of[rank].seen, _copied(outer), _copied(outer)] for rank in sorted(site_of)]
+    return [[*site_of[rank].seen, copied(outer), copied(outer)] for rank in sorted(site_of)]
 
 
 def _all_trained(runs: list[Run]) -> list[list[dict[str, bytes]]]:
     rt.init()
     trained = [_train(run) for run in runs]
     rt.shutdown()
-    return [[_bits(weights) for weights in seen] for seen in trained]
-
-
-def _bits(weights: Any) -> dict[str, bytes]:
-    return {name: np.asarray(array).tobytes() for name, array in weights.items()}
-
-
-def _exactly(weights: dict[str, Array]) -> dict[str, bytes]:
-    """The bits of float64 values that float32 has, too."""
-    narrow = {name: array.astype(np.float32) for name, array in weights.items()}
-    for name, array in weights.items():
-        assert (narrow[name] == array).all(), "the reference is rounded: take fewer steps"
-    return _bits(narrow)
+    return [[bits(weights) for weights in seen] for seen in trained]
 
 
 @pytest.mark.parametrize(
@@ -194,7 +179,7 @@ def test_every_step_has_the_weights_of_a_plain_computation_of_all_sites(runs: li
             found = by_rank[rank][index]
             assert len(found) == len(expected)
             for at, weights in enumerate(expected):
-                assert found[at] == _exactly(weights), f"{run}, rank {rank}, moment {at} of {len(expected)}"
+                assert found[at] == exactly(weights), f"{run}, rank {rank}, moment {at} of {len(expected)}"
 
 
 def test_one_step_at_a_time_is_the_synchronous_run_on_the_joined_batch() -> None:
@@ -205,7 +190,7 @@ def test_one_step_at_a_time_is_the_synchronous_run_on_the_joined_batch() -> None
         for step in range(1, run.steps(0) + 1):
             for name in weights:
                 weights[name] -= sum(_gradient(rank, step, name) for rank in range(4)) / 4
-            assert found[0][step - 1] == _exactly(weights)
+            assert found[0][step - 1] == exactly(weights)
 
 
 def test_sites_have_equal_weights_when_the_exchange_is_rounded() -> None:
@@ -229,7 +214,7 @@ def _rounded() -> tuple[dict[str, bytes], dict[str, bytes]]:
                 weights -= gradients[name]
             diloco.step()
         diloco.finish()
-        ended.append(_bits(params))
+        ended.append(bits(params))
         diloco.close()
     return ended[0], ended[1]
 
@@ -289,7 +274,7 @@ def _resumed() -> tuple[list[dict[str, bytes]], list[dict[str, bytes]]]:
             for name, weights in params.items():
                 weights -= np.float32(0.3) * gradients[name]  # which rounds
             diloco.step()
-            seen.append(_bits(params))
+            seen.append(bits(params))
         return seen
 
     options: dict[str, Any] = {"sites": THREE, "sync_every": 4, "overlap_steps": 2, "mix": 0.25}

@@ -14,6 +14,7 @@ from ringtrain_job.launcher.hosts import is_host_name, own_names
 _LINE = re.compile(
     r"(?P<host>\S+)(?:\s+slots\s*=\s*(?P<slots>\S+))?(?:\s+max_slots\s*=\s*\S+)?(?:\s+site\s*=\s*(?P<site>\S+))?"
 )
+_SLOTS = re.compile(r":\d*$")
 # As the values of labels of Kubernetes' nodes.
 _SITE = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 # From here on, ids of steps are those that SLURM gives its own: the script of a job, the shell of salloc.
@@ -93,7 +94,9 @@ def parse_hosts(text: str, ranks: int) -> list[Host]:
     need."""
     hosts = []
     for entry in filter(None, map(str.strip, text.split(","))):
-        place, at, site = entry.partition("@")
+        place, at, site = entry.rpartition("@")
+        if not _SLOTS.search(place):  # a user's name
+            place, at, site = entry, "", ""
         hosts.append(_host(f"-H {text}", *_parts(place), ranks, site if at else None))
     return hosts
 

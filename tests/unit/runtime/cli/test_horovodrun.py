@@ -201,6 +201,8 @@ def test_a_hostfile(tmp_path: Path) -> None:
     path.write_text("a slots=2 site=zone-1\nb slots=2 max_slots=4 site=zone.2\n")
     assert find_hosts("", str(path), 4) == [Host("a", 2, "zone-1"), Host("b", 2, "zone.2")]
     assert find_hosts("a:2@zone-1,[::1]:2@zone.2", None, 4) == [Host("a", 2, "zone-1"), Host("::1", 2, "zone.2")]
+    assert find_hosts("me@a:2@x,me@b:2@y", None, 4) == [Host("me@a", 2, "x"), Host("me@b", 2, "y")]
+    assert find_hosts("me@a:2,me@b:2", None, 4) == [Host("me@a", 2), Host("me@b", 2)]  # as ssh has it
 
 
 @pytest.mark.parametrize(

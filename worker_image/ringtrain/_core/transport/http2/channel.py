@@ -65,16 +65,9 @@ class Channel:
 
     def peek(self) -> bytes:
         """Wait for a byte, and return it without reading it; before `secure`."""
-        assert isinstance(self._sock, socket.socket)
-        while True:
-            try:
-                if came := self._sock.recv(1, socket.MSG_PEEK):
-                    return came
-                raise ConnectionLost(_NOTHING_FOLLOWS)
-            except BlockingIOError:
-                self._check_deadline()
-            except OSError as error:
-                raise ConnectionLost(_reason(error)) from error
+        first = bytearray(1)
+        self._received(memoryview(first), socket.MSG_PEEK)
+        return bytes(first)
 
     @property
     def buffered(self) -> memoryview:
