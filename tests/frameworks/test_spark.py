@@ -128,7 +128,7 @@ def test_a_task_that_dies_is_named(spark: SparkSession, tmp_path: Path) -> None:
 def test_more_ranks_than_slots(spark: SparkSession) -> None:
     """An error with both numbers, where Spark would wait."""
     with pytest.raises(ConfigurationError, match=r"num_proc is 3, and local.* has 2 slots"):
-        ringtrain.spark.run(trains(), num_proc=3, start_timeout=0.1)  # executors have come
+        ringtrain.spark.run(trains(), num_proc=3, start_timeout=0.1)
 
 
 @pytest.mark.parametrize("number", [0, -1, True, 1.5])

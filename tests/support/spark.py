@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 from ring.leftovers import leftovers
 
+from support.gang import until
+
 # As a cluster has them: two executors, each a JVM of its own.
 CLUSTER = "local-cluster[2,1,1024]"
+SLOTS = 2
 
 
 @contextmanager
@@ -28,7 +31,7 @@ def jvm() -> Iterator[None]:
 
 @contextmanager
 def session(directory: Path, master: str = CLUSTER, **more: str):  # type: ignore[no-untyped-def]
-    """A session of Spark; `more`: its further settings, with underscores for dots."""
+    """A session of Spark whose executors are there; `more`: its further settings, with underscores for dots."""
     from pyspark.sql import SparkSession
 
     with pytest.MonkeyPatch.context() as patch:
@@ -41,5 +44,8 @@ def session(directory: Path, master: str = CLUSTER, **more: str):  # type: ignor
         for name, value in {**settings, **{name.replace("_", "."): value for name, value in more.items()}}.items():
             builder = builder.config(name, value)
         made = builder.getOrCreate()
+        scala = made.sparkContext._jsc.sc()
+        profile = scala.resourceProfileManager().defaultResourceProfile()
+        until("all executors", lambda: int(scala.maxNumConcurrentTasks(profile)) == SLOTS)
         yield made
         made.stop()
