@@ -4,6 +4,7 @@ Inside `tf.function` such calls keep the order of the program, so that ranks tha
 same calls in the same order. They cannot be compiled by XLA.
 """
 
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
@@ -18,11 +19,12 @@ from ringtrain.tensorflow.errors import NotSupportedError, as_tensorflow
 from ringtrain.tensorflow.names import name_of_gradient
 from ringtrain.tensorflow.operation import Function, add_operation
 
-# How long a thread of TensorFlow's may be held by a call that waits for other ranks, before the graph asks now and
-# then. Functions make their calls one after the other, so few threads are held; a session makes all at once, and
-# beside the waits of `streamed_call` updates are to run.
+# How long a thread of TensorFlow's may be held by a call that waits for other ranks. Functions make their calls
+# one after the other, so few threads are held; a session makes all at once, and beside the waits of
+# `streamed_call` updates are to run.
 HOLD_IN_FUNCTION_S, HOLD_IN_SESSION_S = 0.05, 0.001
-PAUSE_FIRST_US, PAUSE_MAX_US = 250, 4000
+# How long a question waits for the end of a call, in a thread that TensorFlow does not miss.
+PATIENCE_S: Final = 0.05
 
 
 class _Calls:
@@ -36,13 +38,14 @@ class _Calls:
     def begin(self, function: Function, arrays: Sequence[Array], hold_s: float) -> list[Array]:
         """Begin a call; return its ticket, and whether it still goes on after `hold_s`."""
         ticket = next(self._tickets)
-        self._begun[ticket] = call = self._pool.submit(function, *arrays)
-        wait([call], hold_s)
-        return [np.asarray(ticket, np.int64), *self.goes_on(ticket)]
+        self._begun[ticket] = self._pool.submit(function, *arrays)
+        return [np.asarray(ticket, np.int64), *self.goes_on(ticket, hold_s)]
 
-    def goes_on(self, ticket: Any) -> list[Array]:
-        """Return whether the call goes on."""
-        return [np.asarray(not self._begun[int(ticket)].done())]
+    def goes_on(self, ticket: Any, hold_s: float = PATIENCE_S) -> list[Array]:
+        """Return whether the call still goes on after `hold_s`."""
+        call = self._begun[int(ticket)]
+        wait([call], hold_s)
+        return [np.asarray(not call.done())]
 
     def take(self, ticket: Any) -> Sequence[Array]:
         """Return the results of a call that has ended, or raise its error."""
@@ -143,27 +146,45 @@ def _no_second(*_: Array) -> Sequence[Array]:
 
 
 def _until_ended(ticket: Any, running: Any) -> Any:
-    """Return a tensor that is there when the call has ended; until then no thread of TensorFlow's is held."""
+    """Return a tensor that is there when the call has ended; until then no thread of TensorFlow's is held.
 
-    def ask(_: Any, pause: Any) -> Any:
-        with tf.control_dependencies([_paused(pause)]):
-            (still,) = add_operation(_calls.goes_on, [ticket], [tf.bool])
-        return tf.ensure_shape(still, []), tf.minimum(2 * pause, PAUSE_MAX_US)
-
-    first = tf.constant(PAUSE_FIRST_US, tf.int64)
-    return tf.while_loop(lambda still, _: still, ask, (running, first))[0]
-
-
-def _paused(microseconds: Any) -> Any:
-    """Return a tensor that is there after a time.
-
-    Reading a data set is an asynchronous operation of TensorFlow's with a thread of its own, which sleeps here.
-    What follows is queued behind all that is ready: a loop of synchronous operations would keep its thread.
+    The graph asks again and again, as a run that fails elsewhere ends between two questions only.
     """
-    numbers = tf.raw_ops.TensorDataset(components=[microseconds], output_shapes=[[]])
-    kind: dict[str, Any] = {"output_types": [tf.int64], "output_shapes": [[]]}
-    slow = tf.raw_ops.SleepDataset(input_dataset=numbers, sleep_microseconds=microseconds, **kind)
-    return tf.raw_ops.DatasetToSingleElement(dataset=slow, **kind)[0]
+
+    def ask(_: Any) -> Any:
+        return _in_a_thread_of_its_own(_goes_on()[0], ticket)
+
+    return tf.while_loop(lambda still: still, ask, (running,))[0]
+
+
+def _in_a_thread_of_its_own(function: Any, argument: Any) -> Any:
+    """Return `function(argument)`, for which no thread of TensorFlow's is held.
+
+    Reading a data set is an asynchronous operation of TensorFlow's with a thread of its own. A function that is
+    mapped over the data set runs in it, where it is told to.
+    """
+    arguments = tf.raw_ops.TensorDataset(components=[argument], output_shapes=[argument.shape])
+    kind: dict[str, Any] = {
+        "output_types": [output.dtype for output in function.outputs],
+        "output_shapes": [output.shape for output in function.outputs],
+    }
+    results = tf.raw_ops.MapDataset(
+        input_dataset=arguments, other_arguments=[], f=function, use_inter_op_parallelism=False, **kind
+    )
+    return tf.raw_ops.DatasetToSingleElement(dataset=results, **kind)[0]
+
+
+@functools.cache
+def _goes_on() -> tuple[Any, Any]:
+    """`_calls.goes_on` as a function of TensorFlow's; and the graph without which its operation would end."""
+    with tf.Graph().as_default() as graph:
+
+        @tf.function(input_signature=[tf.TensorSpec([], tf.int64)], autograph=False)
+        def goes_on(ticket: Any) -> Any:
+            (still,) = add_operation(_calls.goes_on, [ticket], [tf.bool])
+            return tf.ensure_shape(still, [])
+
+        return goes_on.get_concrete_function(), graph
 
 
 def _as_dtype(result: Any, dtype: Any) -> Array:
