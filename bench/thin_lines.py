@@ -35,6 +35,8 @@ RESULTS = Path(__file__).parent / "results" / "thin_lines.json"
 WIDTH, LAYERS, CONTEXT, BATCH = 512, 3, 64, 1
 RATE, ONE_WAY_S = "100mbit", 0.02
 SYNC_EVERY, LOOK_EVERY = 50, 10
+# By the number of sites: more of them exchange for longer.
+OVERLAP_STEPS = {2: 5, 4: 10}
 # Of synchronous contenders on the thin lines; the first ones don't count.
 TIMED_STEPS, FIRST_STEPS = 8, 2
 PACE_S = 0.2
@@ -75,10 +77,17 @@ def _diloco(model: Any, inner: Any, **options: Any) -> Trainer:
     optimizer = hvd.DiLoCo(model, inner=inner, outer=Nesterov(**OUTER), sync_every=SYNC_EVERY, **options)
 
     def finish() -> dict[str, float]:
+        during = optimizer.outer.hidden_share
         optimizer.finish()
-        return {"hidden_share": optimizer.outer.hidden_share, "sync_bytes": optimizer.outer.sync_bytes}
+        hidden = {"hidden_share": during, "hidden_share_with_last": optimizer.outer.hidden_share}
+        return {**hidden, "sync_bytes": optimizer.outer.sync_bytes}
 
     return Trainer(model, optimizer.step, finish)
+
+
+def _streaming_diloco(model: Any, inner: Any) -> Trainer:
+    overlap_steps = OVERLAP_STEPS[int(os.environ["WORLD_SIZE"])]
+    return _diloco(model, inner, fragments=2, overlap_steps=overlap_steps, mix=0.5, compression="int8")
 
 
 def _torchft(model: Any, inner: Any) -> Trainer:
@@ -114,7 +123,7 @@ CONTENDERS: dict[str, Callable[[Any, Any], Trainer]] = {
     "HostOptimizer, int8": partial(_host_optimizer, compression="int8"),
     "DiLoCo": _diloco,
     "DiLoCo, int8": partial(_diloco, compression="int8"),
-    "Streaming DiLoCo, int8": partial(_diloco, fragments=2, overlap_steps=5, mix=0.5, compression="int8"),
+    "Streaming DiLoCo, int8": _streaming_diloco,
     "torchft's DiLoCo": _torchft,
 }
 SYNCHRONOUS = 3
