@@ -15,9 +15,9 @@ import ringtrain as rt
 from ring.functions import worlds_in_turn
 from ring.leftovers import leftovers
 from ring.worlds import SEAM, World, world_of
-from ringtrain._core.collectives.work import reduction_signature
 from ringtrain._core.kernels.update import ChunkUpdate
 from ringtrain._core.process_groups.process_sets import group_of
+from ringtrain._core.process_groups.work import reduction_signature
 from ringtrain._core.transport.base import Broken, How
 from ringtrain._core.transport.rpc import RpcTransport
 from ringtrain._core.wire.messages import STATUS

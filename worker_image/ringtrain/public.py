@@ -4,7 +4,7 @@ from ringtrain._core import requirements as requirements  # first: it says what 
 
 # isort: split
 from ringtrain import checkpoint, data, elastic, errors, optim, timeline
-from ringtrain._core.api.collectives import (
+from ringtrain._core.process_groups.collectives import (
     allgather,
     allgather_async,
     allreduce,
@@ -27,7 +27,6 @@ from ringtrain._core.api.collectives import (
     reducescatter,
     reducescatter_async,
 )
-from ringtrain._core.api.objects import allgather_object, broadcast_object
 from ringtrain._core.process_groups.context import (
     cross_rank,
     cross_size,
@@ -42,6 +41,7 @@ from ringtrain._core.process_groups.context import (
     size,
 )
 from ringtrain._core.process_groups.group import Handle, poll, synchronize
+from ringtrain._core.process_groups.objects import allgather_object, broadcast_object
 from ringtrain._core.process_groups.process_sets import (
     ProcessSet,
     add_process_set,

@@ -8,9 +8,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ringtrain._core.collectives.tensors import check_writable, tensor_of
 from ringtrain._core.communicators.base import Communicator
 from ringtrain._core.process_groups.process_sets import ProcessSet, group_of
+from ringtrain._core.process_groups.tensors import check_writable, tensor_of
 from ringtrain._core.reduction.cuts import even_bounds
 from ringtrain._core.reduction.ops import Average, ReduceOp, Sum
 from ringtrain._core.wire.signature import Signature

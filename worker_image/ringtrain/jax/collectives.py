@@ -12,11 +12,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ringtrain._core.collectives.tensors import Array
 from ringtrain._core.negotiation import arrays, queues
 from ringtrain._core.negotiation.arrays import Reduction
 from ringtrain._core.negotiation.queues import queue_of
 from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set, members
+from ringtrain._core.process_groups.tensors import Array
 from ringtrain._core.reduction.ops import Average
 from ringtrain.errors import ConfigurationError
 from ringtrain.jax.calls import differentiable, host_call, is_traced

@@ -15,11 +15,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ringtrain._core.collectives.tensors import Array
 from ringtrain._core.negotiation import arrays
 from ringtrain._core.negotiation.arrays import Reduction
 from ringtrain._core.process_groups import context
 from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set, number_of
+from ringtrain._core.process_groups.tensors import Array
 from ringtrain.errors import ConfigurationError
 from ringtrain.jax.calls import host_call, is_traced
 

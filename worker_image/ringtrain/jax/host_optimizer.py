@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ringtrain._core.collectives.tensors import Array
 from ringtrain._core.process_groups.group import Group
 from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set, open_group
+from ringtrain._core.process_groups.tensors import Array
 from ringtrain.errors import ConfigurationError, RingtrainError
 from ringtrain.jax.calls import host_call
 from ringtrain.jax.gradients import leaving, left

@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 import numpy as np
 import tensorflow as tf
 
-from ringtrain._core.collectives.tensors import flat_signature
 from ringtrain._core.negotiation import queues
 from ringtrain._core.process_groups.context import current
+from ringtrain._core.process_groups.tensors import flat_signature
 from ringtrain._core.wire.dtypes import CODES
 from ringtrain.elastic import ObjectState, StateHandler
 from ringtrain.elastic.running import run_fn

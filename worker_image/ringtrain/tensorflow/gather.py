@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ringtrain._core.collectives.tensors import Array
 from ringtrain._core.negotiation import arrays
 from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set
+from ringtrain._core.process_groups.tensors import Array
 from ringtrain.tensorflow.calls import any_rows, call_of_gradient, differentiable_call, host_call, value_of
 from ringtrain.tensorflow.names import name_of_call, name_of_gradient
 

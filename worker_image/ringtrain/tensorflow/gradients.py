@@ -7,11 +7,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from ringtrain._core.collectives.tensors import Array
 from ringtrain._core.negotiation import arrays
 from ringtrain._core.negotiation.arrays import Reduction
 from ringtrain._core.negotiation.queues import name_for
 from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set, members, trains_alone
+from ringtrain._core.process_groups.tensors import Array
 from ringtrain._core.reduction.ops import Adasum, Average, ReduceOp, Sum, chosen_op
 from ringtrain.common.util import split_list
 from ringtrain.errors import ConfigurationError, kind_of

@@ -7,10 +7,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from ringtrain._core.collectives.tensors import Array
 from ringtrain._core.negotiation import arrays
 from ringtrain._core.negotiation.arrays import Reduction
 from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set
+from ringtrain._core.process_groups.tensors import Array
 from ringtrain._core.reduction.ops import Average
 from ringtrain.compression.casts import run_compressed
 from ringtrain.tensorflow.calls import any_rows, differentiable_call, value_of

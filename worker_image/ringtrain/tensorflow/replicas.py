@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ringtrain._core.collectives.tensors import Array
 from ringtrain._core.process_groups import context
 from ringtrain._core.process_groups.process_sets import ProcessSet, trains_alone
+from ringtrain._core.process_groups.tensors import Array
 from ringtrain.optim.memory_check import digest_of
 from ringtrain.optim.replicas import Replica, Replicas, processor, rows_of_part
 from ringtrain.tensorflow.presence import unique_name_of

@@ -8,9 +8,9 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
-from ringtrain._core.collectives.tensors import Array
 from ringtrain._core.negotiation.arrays import result_of
 from ringtrain._core.process_groups import context
+from ringtrain._core.process_groups.tensors import Array
 from ringtrain.errors import RingtrainError
 from ringtrain.tensorflow.calls import HOLD_IN_SESSION_S, host_call
 from ringtrain.tensorflow.operation import add_node, out_of_program_order

@@ -5,8 +5,8 @@ from typing import Any, Final
 
 import torch
 
-from ringtrain._core.collectives.tensors import Array
 from ringtrain._core.negotiation.submission import Arrays
+from ringtrain._core.process_groups.tensors import Array
 from ringtrain._core.wire.dtypes import dtype_of
 from ringtrain._core.wire.dtypes import name_of as name_of_dtype
 from ringtrain.errors import ConfigurationError

@@ -10,8 +10,8 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from ringtrain._core.collectives.tensors import Array
 from ringtrain._core.kernels.library import address_of
+from ringtrain._core.process_groups.tensors import Array
 from ringtrain._core.reduction.cuts import Bounds, offsets
 from ringtrain._core.wire.dtypes import dtype_of
 from ringtrain.torch.bridge import NAMES, to_tensor

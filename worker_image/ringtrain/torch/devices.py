@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
-from ringtrain._core.collectives.tensors import Array
 from ringtrain._core.communicators.base import Communicator
 from ringtrain._core.negotiation.execution import Carrier, FusedBatch
 from ringtrain._core.negotiation.request import CollectiveKind, Request
 from ringtrain._core.process_groups.context import current
 from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set, number_of
+from ringtrain._core.process_groups.tensors import Array
 from ringtrain.torch.bridge import to_arrays, to_tensor
 from ringtrain.torch.device_choice import HOST, Backends, backend_for
 from ringtrain.torch.device_collectives import can_carry_out, carried_out, reduced

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from ringtrain._core.collectives.tensors import Array
 from ringtrain._core.negotiation.execution import dtypes_error
 from ringtrain._core.negotiation.queues import queue_of
 from ringtrain._core.negotiation.request import Request, described
 from ringtrain._core.negotiation.submission import Finish, Submission
 from ringtrain._core.process_groups.process_sets import ProcessSet
+from ringtrain._core.process_groups.tensors import Array
 from ringtrain.step_time import REDUCTION
 from ringtrain.torch.bridge import name_of, to_arrays, to_tensors
 from ringtrain.torch.devices import DeviceTensors, backend_of, device_of, source_of

@@ -12,9 +12,9 @@ from typing import Final
 import numpy as np
 import torch
 
-from ringtrain._core.collectives.tensors import Array
 from ringtrain._core.communicators.base import Communicator
 from ringtrain._core.negotiation.execution import Carrier, FusedBatch, Result, reduce_packed
+from ringtrain._core.process_groups.tensors import Array
 from ringtrain.torch.bridge import NAMES, as_array, to_tensor
 
 # A subclass may mean something else by what is asked of it here.

@@ -8,12 +8,12 @@ from typing import Any, Final
 
 import torch
 
-from ringtrain._core.collectives.tensors import Array
 from ringtrain._core.negotiation import arrays
 from ringtrain._core.negotiation.arrays import Reduction
 from ringtrain._core.negotiation.queues import name_for
 from ringtrain._core.negotiation.request import CollectiveKind, Request, scalar_error
 from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set, members
+from ringtrain._core.process_groups.tensors import Array
 from ringtrain._core.reduction.arithmetic import adasum_error
 from ringtrain._core.reduction.ops import Average, ReduceOp
 from ringtrain.compression.casts import run_compressed

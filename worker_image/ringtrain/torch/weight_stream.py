@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ringtrain._core.collectives.tensors import Array
+from ringtrain._core.process_groups.tensors import Array
 from ringtrain.errors import ConfigurationError
 from ringtrain.optim import HostOptimizer
 from ringtrain.torch.bridge import like, real, to_tensor

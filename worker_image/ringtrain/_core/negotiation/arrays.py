@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from ringtrain._core.collectives.tensors import Array
 from ringtrain._core.negotiation.execution import dtypes_error
 from ringtrain._core.negotiation.queues import name_for, queue_of
 from ringtrain._core.negotiation.request import (
@@ -21,6 +20,7 @@ from ringtrain._core.negotiation.request import (
     splits_error,
 )
 from ringtrain._core.process_groups.process_sets import ProcessSet, members
+from ringtrain._core.process_groups.tensors import Array
 from ringtrain._core.reduction.arithmetic import adasum_error, scaled
 from ringtrain._core.reduction.ops import ReduceOp, chosen_op, only_sums
 from ringtrain._core.wire.dtypes import name_of

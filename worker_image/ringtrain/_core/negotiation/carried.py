@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ringtrain._core.collectives.tensors import Array
+from ringtrain._core.process_groups.tensors import Array
 from ringtrain._core.reduction.ops import Average, ReduceOp, Sum
 from ringtrain._core.wire.dtypes import CODES, dtype_of, name_of
 

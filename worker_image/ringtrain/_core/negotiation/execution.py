@@ -10,8 +10,6 @@ from typing import Any, Final, Protocol, runtime_checkable
 
 import numpy as np
 
-from ringtrain._core.collectives import work
-from ringtrain._core.collectives.tensors import Array, as_array, flat
 from ringtrain._core.communicators.base import Communicator
 from ringtrain._core.negotiation.agreement import Agreed
 from ringtrain._core.negotiation.carried import (
@@ -23,6 +21,8 @@ from ringtrain._core.negotiation.carried import (
     travels_as_it_is,
 )
 from ringtrain._core.negotiation.request import KNOWN_MAX, CollectiveKind, Request, splits_of
+from ringtrain._core.process_groups import work
+from ringtrain._core.process_groups.tensors import Array, as_array, flat
 from ringtrain._core.reduction.arithmetic import scaled
 from ringtrain._core.reduction.cuts import Bounds, offsets
 from ringtrain._core.reduction.ops import ReduceOp

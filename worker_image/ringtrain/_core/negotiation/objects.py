@@ -4,10 +4,10 @@ from typing import Any
 
 import numpy as np
 
-from ringtrain._core.collectives.tensors import Array
 from ringtrain._core.negotiation import arrays
 from ringtrain._core.negotiation.queues import name_for, queue_of
 from ringtrain._core.process_groups.process_sets import ProcessSet
+from ringtrain._core.process_groups.tensors import Array
 from ringtrain._core.wire.objects import check_headers, dumps, header, is_refusal, loads, packed, unpacked
 from ringtrain._core.wire.values import Foreign
 from ringtrain.errors import ConfigurationError

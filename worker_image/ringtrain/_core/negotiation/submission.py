@@ -5,9 +5,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ringtrain._core.collectives.tensors import Array
 from ringtrain._core.negotiation.execution import Result
 from ringtrain._core.negotiation.request import Request
+from ringtrain._core.process_groups.tensors import Array
 
 Finish = Callable[[Result], Any]
 Arrays = Callable[[], Sequence[Array]]

@@ -1,1 +1,1 @@
-"""Process groups: communicators with the executors that run their collectives in order; this process's world."""
+"""Collectives, and the groups that run them in order: communicators with executors; this process's world."""

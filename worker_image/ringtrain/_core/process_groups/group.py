@@ -16,11 +16,11 @@ from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from ringtrain._core.collectives.tensors import checked_bounds, flat_signature
-from ringtrain._core.collectives.work import barrier, short_allreduce, short_barrier
 from ringtrain._core.communicators.base import Communicator, Mapper, MemorySharer, Updater
 from ringtrain._core.communicators.turn import Turn
 from ringtrain._core.kernels.update import ChunkUpdate
+from ringtrain._core.process_groups.tensors import checked_bounds, flat_signature
+from ringtrain._core.process_groups.work import barrier, short_allreduce, short_barrier
 from ringtrain._core.reduction.ops import ReduceOp, Sum
 from ringtrain._core.wire.dtypes import dtype_name
 from ringtrain._core.wire.signature import ANY_ROWS, Signature, Tensor

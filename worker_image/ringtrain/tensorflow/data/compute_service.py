@@ -16,8 +16,8 @@ from typing import Any, Final
 
 import tensorflow as tf
 
-from ringtrain._core.api.collectives import barrier
 from ringtrain._core.negotiation.queues import init
+from ringtrain._core.process_groups.collectives import barrier
 from ringtrain._core.process_groups.context import current, is_initialized
 from ringtrain._core.process_groups.context import rank as world_rank
 from ringtrain._core.process_groups.context import size as world_size

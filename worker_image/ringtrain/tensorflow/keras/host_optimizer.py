@@ -9,9 +9,9 @@ from typing import Any, NoReturn
 
 import tensorflow as tf
 
-from ringtrain._core.collectives.tensors import Array
 from ringtrain._core.process_groups.group import Group
 from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set
+from ringtrain._core.process_groups.tensors import Array
 from ringtrain.common.keras_backend import check_backend
 from ringtrain.errors import ConfigurationError
 from ringtrain.optim import HostOptimizer as ArrayOptimizer

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ringtrain._core.collectives.tensors import Array
 from ringtrain._core.process_groups.group import ProcessGroup
 from ringtrain._core.process_groups.process_sets import ProcessSet, open_group
+from ringtrain._core.process_groups.tensors import Array
 from ringtrain.errors import ConfigurationError, RingtrainError
 from ringtrain.optim import HostOptimizer as ArrayOptimizer
 from ringtrain.optim.cut import first_group

@@ -12,7 +12,9 @@ from typing import Any, Final, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ringtrain._core.collectives.tensors import (
+from ringtrain._core.communicators.base import Communicator, GroupedReducer, ShortAllreduce, ShortReducer
+from ringtrain._core.communicators.turn import Turn
+from ringtrain._core.process_groups.tensors import (
     Array,
     as_array,
     as_rows,
@@ -22,8 +24,6 @@ from ringtrain._core.collectives.tensors import (
     tensor_of,
     to_bytes,
 )
-from ringtrain._core.communicators.base import Communicator, GroupedReducer, ShortAllreduce, ShortReducer
-from ringtrain._core.communicators.turn import Turn
 from ringtrain._core.reduction.arithmetic import adasum, adasum_error
 from ringtrain._core.reduction.cuts import even_bounds, lies_at, offsets
 from ringtrain._core.reduction.ops import Adasum, ReduceOp, check_op

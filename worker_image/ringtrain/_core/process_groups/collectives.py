@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ringtrain._core.collectives import work
+from ringtrain._core.process_groups import work
 from ringtrain._core.process_groups.group import Handle
 from ringtrain._core.process_groups.process_sets import ProcessSet, group_of
 from ringtrain._core.reduction.ops import Average, ReduceOp

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ringtrain._core.collectives import work
+from ringtrain._core.process_groups import work
 from ringtrain._core.process_groups.context import current
 from ringtrain._core.process_groups.process_sets import ProcessSet, group_of
 from ringtrain._core.wire.objects import check_headers, header, is_refusal, packed, unpacked

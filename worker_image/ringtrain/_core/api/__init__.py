@@ -1,1 +1,0 @@
-"""What users call on numpy arrays and plain objects: the collectives of a process set."""

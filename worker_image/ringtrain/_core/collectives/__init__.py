@@ -1,1 +1,0 @@
-"""The collectives that users call on numpy arrays."""
