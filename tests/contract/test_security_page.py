@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from ringtrain._core.transport import options
+from ringtrain._core.transport import data_server as data_port
+from ringtrain._core.transport import data_serving, options
 from ringtrain._core.transport import rpc as ring
-from ringtrain._core.transport.http2 import server as data_port
-from ringtrain._core.transport.http2 import serving
 from ringtrain._core.wire.messages import MOST_CONTROL_BYTES
 from ringtrain._core.world import gathering
 from ringtrain.data.service import server as data_worker
@@ -55,7 +54,7 @@ KIB = 1 << 10
             [
                 strangers.MOST_STRANGERS,
                 vars(data_port)["_STRANGER_S"],
-                vars(serving)["_MOST_REQUEST_BYTES"] / KIB**2,
+                vars(data_serving)["_MOST_REQUEST_BYTES"] / KIB**2,
             ],
             id="data-port",
         ),

@@ -11,11 +11,11 @@ from typing import Any
 import grpc
 
 from ringtrain._core.transport.base import Broken, Caller, How
-from ringtrain._core.transport.http2.channel import Channel
-from ringtrain._core.transport.http2.connection import Connection
-from ringtrain._core.transport.http2.frames import MAX_WINDOW
-from ringtrain._core.transport.http2.path import PullStream
-from ringtrain._core.transport.http2.server import DataServer
+from ringtrain._core.transport.channel import Channel
+from ringtrain._core.transport.connection import Connection
+from ringtrain._core.transport.data_path import PullStream
+from ringtrain._core.transport.data_server import DataServer
+from ringtrain._core.transport.frames import MAX_WINDOW
 from ringtrain._core.transport.rpc import RingHandlers
 from ringtrain._core.wire.failure import NotAPeer, PullRefused, WorldFailure
 from ringtrain._core.wire.messages import HEADER_BYTES, Frame

@@ -7,7 +7,7 @@ from contextlib import closing, contextmanager
 
 import pytest
 
-from ringtrain._core.transport.http2.channel import Channel
+from ringtrain._core.transport.channel import Channel
 from ringtrain.shared.connection_errors import DeadlinePassed
 
 _of_linux = pytest.mark.skipif(not hasattr(socket, "TCP_CONGESTION"), reason="these are options of Linux")

@@ -30,11 +30,12 @@ from ring.pulls import (
     their_server,
 )
 from ring.worlds import world_of
+from ringtrain._core.transport import frames
 from ringtrain._core.transport.base import Broken, How, Unexpected
-from ringtrain._core.transport.http2 import frames
-from ringtrain._core.transport.http2.channel import Channel
-from ringtrain._core.transport.http2.connection import Connection
-from ringtrain._core.transport.http2.frames import (
+from ringtrain._core.transport.channel import Channel
+from ringtrain._core.transport.connection import Connection
+from ringtrain._core.transport.data_path import DataPath, PullStream
+from ringtrain._core.transport.frames import (
     END_HEADERS,
     PREFACE,
     FrameType,
@@ -42,7 +43,6 @@ from ringtrain._core.transport.http2.frames import (
     response_block,
     trailer_block,
 )
-from ringtrain._core.transport.http2.path import DataPath, PullStream
 from ringtrain._core.wire.failure import PullRefused
 
 KIB = 1 << 10

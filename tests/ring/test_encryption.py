@@ -22,7 +22,7 @@ from support.ports import free_addresses
 import ringtrain as rt
 from ring.leftovers import leftovers
 from ringtrain._core.process_groups.rank_context import RankContext
-from ringtrain._core.transport.http2.channel import Channel
+from ringtrain._core.transport.channel import Channel
 from ringtrain._core.world.config import WorkerConfig
 from ringtrain.errors import ConfigurationError, RingtrainError
 from ringtrain.shared.address import split_address

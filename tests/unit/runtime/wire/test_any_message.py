@@ -9,9 +9,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from support.memory_transport import MemoryCaller, MemoryNetwork, MemoryTransport
 
+from ringtrain._core.transport import frames
 from ringtrain._core.transport.base import Broken
-from ringtrain._core.transport.http2 import frames
-from ringtrain._core.transport.http2.frames import BlockReader
+from ringtrain._core.transport.frames import BlockReader
 from ringtrain._core.wire.failure import PullRefused, WorldFailure
 from ringtrain._core.wire.messages import (
     ABORT,

@@ -20,7 +20,7 @@ from ringtrain._core.transport.base import (
     error_of,
     status_of,
 )
-from ringtrain._core.transport.http2.path import DataPath
+from ringtrain._core.transport.data_path import DataPath
 from ringtrain._core.transport.options import channel_options, server_options
 from ringtrain._core.transport.threads import DaemonPool
 from ringtrain._core.wire.failure import NotAPeer, PullRefused, WorldFailure
@@ -95,7 +95,7 @@ class RpcStream:
 class RpcTransport:
     """One rank's server, and its channels to all peers. `addresses`: `host:port` by rank.
 
-    `data_path`: whether frames take the data port (`http2`) where it can be reached; they take gRPC otherwise.
+    `data_path`: whether frames take the data port (`data_path`) where it can be reached; they take gRPC otherwise.
     `tls`: encrypts all of it, and lets nobody in who is not a rank of the job. `in_clear`: peers with which frames
     travel in clear on the data port all the same.
     """

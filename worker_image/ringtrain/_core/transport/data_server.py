@@ -2,15 +2,16 @@
 
 import contextlib
 import logging
+import selectors
 import socket
 import threading
 import time
+from collections.abc import Callable
 from typing import Final
 
 from ringtrain._core.transport.base import Service
-from ringtrain._core.transport.http2.channel import Channel
-from ringtrain._core.transport.http2.idle import IdleConnections
-from ringtrain._core.transport.http2.serving import Serving
+from ringtrain._core.transport.channel import Channel
+from ringtrain._core.transport.data_serving import Serving
 from ringtrain.shared.address import listening_socket
 from ringtrain.shared.connection_errors import ConnectionLost
 from ringtrain.shared.strangers import Complaints, Strangers
@@ -18,11 +19,12 @@ from ringtrain.shared.tls import Tls
 
 log = logging.getLogger("ringtrain")
 
-# From its first byte until a connection has shown a session: two requests' time, see `serving`.
+# From its first byte until a connection has shown a session: two requests' time, see `data_serving`.
 _STRANGER_S: Final = 20.0
 _ACCEPT_S: Final = 1.0
 # Threads that wait for the next call wake up so often: it costs nothing beside a tick of the reading side.
 _TICK_S: Final = 1.0
+_IDLE_CLOSE_S: Final = 10.0
 
 
 class DataServer:
@@ -42,7 +44,7 @@ class DataServer:
         self._changed = threading.Condition()
         self._closing = False
         self._serving: dict[Serving, threading.Thread | None] = {}  # None: it rests
-        self._idle: IdleConnections[Serving] = IdleConnections(self._resume)
+        self._idle = _IdleConnections(self._resume)
         self._strangers = Strangers(limit_s=_STRANGER_S)
         self._complaints = Complaints(log.warning)
         self._acceptor = threading.Thread(target=self._accept, name="ringtrain-data-port", daemon=True)
@@ -142,3 +144,39 @@ class DataServer:
                 return
             thread = self._serving[one] = self._thread_for(one)
             thread.start()  # before `close` may want to join it
+
+
+class _IdleConnections:
+    """Connections that wait for their next call, all of them in one thread, which calls `resume(connection)` when
+    something has come on one."""
+
+    def __init__(self, resume: Callable[[Serving], None]) -> None:
+        self._resume = resume
+        self._lock = threading.Lock()
+        self._selector = selectors.DefaultSelector()
+        self._wake_read, self._wake_write = socket.socketpair()
+        self._selector.register(self._wake_read, selectors.EVENT_READ)
+        self._thread = threading.Thread(target=self._run, name="ringtrain-data-idle", daemon=True)
+        self._thread.start()
+
+    def add(self, connection: Serving) -> None:
+        """Wait for what comes on `connection`, which nobody else reads until it is resumed."""
+        with self._lock:
+            self._selector.register(connection.fileno(), selectors.EVENT_READ, connection)
+
+    def close(self) -> None:
+        """Resume nothing any more. The connections are left to whoever added them."""
+        with contextlib.suppress(OSError):
+            self._wake_write.send(b"\0")
+        self._thread.join(_IDLE_CLOSE_S)
+        for end in (self._selector, self._wake_read, self._wake_write):
+            end.close()
+
+    def _run(self) -> None:
+        while True:
+            for key, _ in self._selector.select():
+                if key.fileobj is self._wake_read:
+                    return
+                with self._lock:
+                    self._selector.unregister(key.fd)
+                self._resume(key.data)

@@ -2,10 +2,10 @@
 
 from typing import Final
 
+from ringtrain._core.transport import frames
 from ringtrain._core.transport.base import Status
-from ringtrain._core.transport.http2 import frames
-from ringtrain._core.transport.http2.channel import BUFFER_BYTES, Buffer, Channel, Sender
-from ringtrain._core.transport.http2.frames import (
+from ringtrain._core.transport.channel import BUFFER_BYTES, Buffer, Channel, Sender
+from ringtrain._core.transport.frames import (
     MAX_BLOCK_BYTES,
     BlockReader,
     Code,

@@ -10,10 +10,10 @@ from concurrent.futures import Future
 from typing import Final
 
 from ringtrain._core.transport.base import Broken, How, Service, Status, Unexpected, error_of
-from ringtrain._core.transport.http2.channel import Channel, prefix_of
-from ringtrain._core.transport.http2.connection import Connection
-from ringtrain._core.transport.http2.frames import MAX_STREAM, PREFIX_BYTES, message_of, request_block
-from ringtrain._core.transport.http2.server import DataServer
+from ringtrain._core.transport.channel import Channel, prefix_of
+from ringtrain._core.transport.connection import Connection
+from ringtrain._core.transport.data_server import DataServer
+from ringtrain._core.transport.frames import MAX_STREAM, PREFIX_BYTES, message_of, request_block
 from ringtrain._core.wire.failure import PullRefused
 from ringtrain._core.wire.messages import HEADER_BYTES, describe_difference
 from ringtrain.shared.address import host_port, listening_address, split_address

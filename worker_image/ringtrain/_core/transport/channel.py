@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from ringtrain._core.transport.http2 import frames
-from ringtrain._core.transport.http2.frames import FrameType, Setting
+from ringtrain._core.transport import frames
+from ringtrain._core.transport.frames import FrameType, Setting
 from ringtrain.shared.connection_errors import ConnectionLost, DeadlinePassed, ProtocolError
 from ringtrain.shared.tls import Tls, TlsSocket
 

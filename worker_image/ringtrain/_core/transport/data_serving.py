@@ -8,9 +8,9 @@ from enum import Enum, auto
 from typing import Final
 
 from ringtrain._core.transport.base import Broken, Service, Status, status_of
-from ringtrain._core.transport.http2.channel import Channel, prefix_of
-from ringtrain._core.transport.http2.connection import Connection
-from ringtrain._core.transport.http2.frames import (
+from ringtrain._core.transport.channel import Channel, prefix_of
+from ringtrain._core.transport.connection import Connection
+from ringtrain._core.transport.frames import (
     CONTENT_TYPE,
     PREFACE,
     PREFIX_BYTES,
