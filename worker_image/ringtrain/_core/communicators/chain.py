@@ -7,17 +7,18 @@ from functools import partial
 
 import numpy as np
 
-from ringtrain._core.communicators.call import Call, FramesFor, ScratchBuffers
 from ringtrain._core.communicators.exchange import ExchangeCommunicator
 from ringtrain._core.communicators.lone import LoneRank
 from ringtrain._core.communicators.pairing import Pairing
 from ringtrain._core.communicators.shm.group import Mapped, SharedGroup
 from ringtrain._core.communicators.shm.native import Chunks, Work, accumulator_dtype
+from ringtrain._core.communicators.steps import ScratchBuffers
 from ringtrain._core.reduction.fold import Contributions, Flat
 from ringtrain._core.reduction.ops import ReduceOp
 from ringtrain._core.transport.base import Caller
 from ringtrain._core.wire.messages import Frame, Step
 from ringtrain._core.wire.signature import Signature
+from ringtrain._core.world.call import Call, FramesFor
 
 
 @dataclass(frozen=True)

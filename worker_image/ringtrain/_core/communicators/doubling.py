@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ringtrain._core.communicators.call import ExchangeSteps
+from ringtrain._core.communicators.steps import ExchangeSteps
 from ringtrain._core.reduction.cuts import Bounds, offsets, segments
 from ringtrain._core.reduction.fold import Flat
 from ringtrain._core.transport.base import Caller

@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringtrain._core.communicators.broadcast import Broadcast, Route
-from ringtrain._core.communicators.call import ExchangeSteps
 from ringtrain._core.communicators.doubling import (
     LONG_RANKS_MOST_DIRECT,
     PART_BYTES_MOST,
@@ -26,6 +25,7 @@ from ringtrain._core.communicators.doubling import (
 )
 from ringtrain._core.communicators.fused_update import FusedUpdates
 from ringtrain._core.communicators.lone import LoneRank
+from ringtrain._core.communicators.steps import ExchangeSteps
 from ringtrain._core.kernels.update import ChunkUpdate
 from ringtrain._core.reduction.cuts import (
     Bounds,

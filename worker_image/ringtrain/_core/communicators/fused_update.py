@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ringtrain import timeline
-from ringtrain._core.communicators.call import Call, ExchangeSteps
+from ringtrain._core.communicators.steps import ExchangeSteps
 from ringtrain._core.kernels.update import ChunkUpdate
 from ringtrain._core.reduction import fold
 from ringtrain._core.reduction.cuts import Bounds
@@ -21,6 +21,7 @@ from ringtrain._core.reduction.ops import ReduceOp
 from ringtrain._core.transport.base import Caller
 from ringtrain._core.wire.messages import Frame, Step
 from ringtrain._core.wire.signature import Signature
+from ringtrain._core.world.call import Call
 
 
 @dataclass(frozen=True)

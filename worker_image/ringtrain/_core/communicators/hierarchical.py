@@ -19,7 +19,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringtrain._core.communicators.broadcast import Route
-from ringtrain._core.communicators.call import ScratchBuffers
 from ringtrain._core.communicators.chain import Chain, Pods, Section
 from ringtrain._core.communicators.doubling import PART_BYTES_MOST
 from ringtrain._core.communicators.exchange import ExchangeCommunicator
@@ -30,6 +29,7 @@ from ringtrain._core.communicators.pod_gather import gather_by_pods
 from ringtrain._core.communicators.pod_tree import PodTree
 from ringtrain._core.communicators.shm.join import Hosts, allocate
 from ringtrain._core.communicators.shm.native import Chunks
+from ringtrain._core.communicators.steps import ScratchBuffers
 from ringtrain._core.kernels.update import ChunkUpdate
 from ringtrain._core.reduction.cuts import Bounds, even_bounds
 from ringtrain._core.reduction.fold import Flat

@@ -1,21 +1,12 @@
-"""One collective as one rank lives through it: offer, read, finish; or fail like all others.
+"""One collective as one rank lives through it: offer, read, finish; or fail like all others."""
 
-`ExchangeSteps` begins them for an exchange between all ranks of a set.
-"""
-
-import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, NoReturn
 
-import numpy as np
-from numpy.typing import NDArray
-
 from ringtrain import timeline
-from ringtrain._core.reduction.cuts import Bounds, segments_at
 from ringtrain._core.reduction.fold import Flat
 from ringtrain._core.transport.base import Broken, Caller, FrameStream, How, Unexpected
 from ringtrain._core.wire.dtypes import dtype_name
@@ -95,10 +86,12 @@ class Call:
             # Also for a verdict that was reached in the meantime: it calls back at once.
             self._member.failure_state.on_reached(self._cancel)
         except BaseException as error:
-            with self._released():
+            try:
                 if isinstance(error, Broken):
                     self._fail(peer, error)
-            raise
+                raise
+            finally:
+                self._release()
         return self
 
     def read(self, peer: int, step: Step, segment: int, into: Flat) -> None:
@@ -136,25 +129,23 @@ class Call:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with self._released():
+        try:
             if error is None:
                 self._finish()
             elif self._member.failure_state.failure is None and not self._member.left:
                 self._member.give_up(self._activity, error)
-
-    @contextlib.contextmanager
-    def _released(self) -> Iterator[None]:
-        """Afterwards, however it ends, nobody else uses the buffers and no stream is open."""
-        try:
-            yield
         finally:
-            self._member.failure_state.forget(self._cancel)
-            self._member.offers.withdraw(self._key.key)
-            # It refers to this call: as a cycle the buffers would live on until the garbage collector comes by.
-            self._offer.frames_for = _no_frames
-            for stream in self._streams.values():
-                stream.close()
-            self._span.__exit__(None, None, None)
+            self._release()
+
+    def _release(self) -> None:
+        """Afterwards, however it ended, nobody else uses the buffers and no stream is open."""
+        self._member.failure_state.forget(self._cancel)
+        self._member.offers.withdraw(self._key.key)
+        # It refers to this call: as a cycle the buffers would live on until the garbage collector comes by.
+        self._offer.frames_for = _no_frames
+        for stream in self._streams.values():
+            stream.close()
+        self._span.__exit__(None, None, None)
 
     def _head(self, step: Step, segment: int, payload: Flat) -> bytes:
         dtype, sequence = dtype_name(payload.dtype), self._key.key[1]
@@ -200,96 +191,3 @@ class Call:
     def _cancel(self) -> None:
         for stream in list(self._streams.values()):
             stream.cancel()
-
-
-class ScratchBuffers:
-    """Buffers that are used again for segment after segment: fresh memory costs a page fault every 4 KiB."""
-
-    def __init__(self) -> None:
-        self._buffers: dict[int, NDArray[np.uint8]] = {}
-
-    def like(self, segment: Flat, number: int) -> Flat:
-        """Return buffer `number` as an array of `segment`'s length and dtype. What was in it is lost."""
-        buffer = self._buffers.get(number)
-        if buffer is None or buffer.nbytes < segment.nbytes:
-            buffer = self._buffers[number] = np.empty(segment.nbytes, np.uint8)
-        return buffer[: segment.nbytes].view(segment.dtype)
-
-
-class ExchangeSteps:
-    """One rank's view of its set: positions, segments, and the number of the collective that comes next."""
-
-    def __init__(self, member: Membership, process_set: int, ranks: tuple[int, ...], segment_bytes: int) -> None:
-        self._member = member
-        self._process_set = process_set
-        self._sequence = 0
-        self._scratch = ScratchBuffers()
-        self.segment_bytes = segment_bytes
-        self.ranks = ranks
-        self.position = ranks.index(member.ring.rank)
-        # The next position first: if all began with the same one, all would wait for its link.
-        self.others = tuple((self.position + shift) % len(ranks) for shift in range(1, len(ranks)))
-
-    def continue_at(self, sequence: int) -> None:
-        """Give the next collective this number: for a communicator that counts its own, beside this one."""
-        self._sequence = sequence - 1
-
-    def call(
-        self, what: Signature, bounds: Bounds, frames_for: FramesFor, total_bytes: int, is_span: bool = True
-    ) -> Call:
-        """Begin the set's next collective. Ranks compare `bounds`, too."""
-        what = replace(what, layout=(self.segment_bytes, *what.layout, *bounds))
-        return self.call_among(None, what, frames_for, total_bytes, is_span)
-
-    def call_among(
-        self,
-        peers: tuple[int, ...] | None,
-        what: Signature,
-        frames_for: FramesFor,
-        total_bytes: int,
-        is_span: bool = True,
-        takers: tuple[int, ...] | None = None,
-    ) -> Call:
-        """Begin the set's next collective, in which frames come from world ranks `peers` (None: all) and go to
-        `takers` (None: to those)."""
-        self._sequence += 1
-        others = tuple(self.ranks[position] for position in sorted(self.others))
-        number = (self._process_set, self._sequence)
-        peers = others if peers is None else peers
-        key = CollectiveKey(number, peers, peers if takers is None else takers, others, is_span)
-        return Call(self._member, key, what, frames_for, total_bytes)
-
-    def cut(self, bounds: Bounds, like: Flat) -> list[list[slice]]:
-        return segments_at(bounds, max(1, self.segment_bytes // like.itemsize))
-
-    def contributions(self, call: Call, segment: int, own: Flat, keep_all: bool) -> Iterator[Flat]:
-        """What every rank adds to a segment of this rank's chunk, in rank order, each read when asked for.
-
-        `keep_all`: until the next segment; otherwise only the last two.
-        """
-        for position, rank in enumerate(self.ranks):
-            if position == self.position:
-                yield own
-                continue
-            part = self._scratch.like(own, position if keep_all else position % 2)
-            call.read(rank, Step.CONTRIBUTION, segment, part)
-            yield part
-
-    def read_results(self, call: Call, cuts: list[list[slice]], segment: int, buffer: Flat) -> None:
-        for position in self.others:
-            if segment < len(cuts[position]):
-                call.read(self.ranks[position], Step.RESULT, segment, buffer[cuts[position][segment]])
-
-    def offer(self, call: Call, frames: list[Frame], frame: Frame) -> None:
-        frames.append(frame)
-        call.offer_changed()
-
-    def results(self, call: Call, frames: list[Frame], count: int, caller: Caller) -> Iterator[Frame]:
-        """Frames as they are offered, until there were `count`."""
-        for index in range(count):
-            call.wait_until(partial(_longer_than, frames, index), caller)
-            yield frames[index]
-
-
-def _longer_than(frames: list[Frame], index: int) -> bool:
-    return index < len(frames)

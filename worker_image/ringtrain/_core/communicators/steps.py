@@ -1,0 +1,109 @@
+"""What an exchange between all ranks of a set is made of: numbered calls, segments, contributions and results."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringtrain._core.reduction.cuts import Bounds, segments_at
+from ringtrain._core.reduction.fold import Flat
+from ringtrain._core.transport.base import Caller
+from ringtrain._core.wire.messages import Frame, Step
+from ringtrain._core.wire.signature import Signature
+from ringtrain._core.world.call import Call, CollectiveKey, FramesFor
+from ringtrain._core.world.membership import Membership
+
+
+class ScratchBuffers:
+    """Buffers that are used again for segment after segment: fresh memory costs a page fault every 4 KiB."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[int, NDArray[np.uint8]] = {}
+
+    def like(self, segment: Flat, number: int) -> Flat:
+        """Return buffer `number` as an array of `segment`'s length and dtype. What was in it is lost."""
+        buffer = self._buffers.get(number)
+        if buffer is None or buffer.nbytes < segment.nbytes:
+            buffer = self._buffers[number] = np.empty(segment.nbytes, np.uint8)
+        return buffer[: segment.nbytes].view(segment.dtype)
+
+
+class ExchangeSteps:
+    """One rank's view of its set: positions, segments, and the number of the collective that comes next."""
+
+    def __init__(self, member: Membership, process_set: int, ranks: tuple[int, ...], segment_bytes: int) -> None:
+        self._member = member
+        self._process_set = process_set
+        self._sequence = 0
+        self._scratch = ScratchBuffers()
+        self.segment_bytes = segment_bytes
+        self.ranks = ranks
+        self.position = ranks.index(member.ring.rank)
+        # The next position first: if all began with the same one, all would wait for its link.
+        self.others = tuple((self.position + shift) % len(ranks) for shift in range(1, len(ranks)))
+
+    def continue_at(self, sequence: int) -> None:
+        """Give the next collective this number: for a communicator that counts its own, beside this one."""
+        self._sequence = sequence - 1
+
+    def call(
+        self, what: Signature, bounds: Bounds, frames_for: FramesFor, total_bytes: int, is_span: bool = True
+    ) -> Call:
+        """Begin the set's next collective. Ranks compare `bounds`, too."""
+        what = replace(what, layout=(self.segment_bytes, *what.layout, *bounds))
+        return self.call_among(None, what, frames_for, total_bytes, is_span)
+
+    def call_among(
+        self,
+        peers: tuple[int, ...] | None,
+        what: Signature,
+        frames_for: FramesFor,
+        total_bytes: int,
+        is_span: bool = True,
+        takers: tuple[int, ...] | None = None,
+    ) -> Call:
+        """Begin the set's next collective, in which frames come from world ranks `peers` (None: all) and go to
+        `takers` (None: to those)."""
+        self._sequence += 1
+        others = tuple(self.ranks[position] for position in sorted(self.others))
+        number = (self._process_set, self._sequence)
+        peers = others if peers is None else peers
+        key = CollectiveKey(number, peers, peers if takers is None else takers, others, is_span)
+        return Call(self._member, key, what, frames_for, total_bytes)
+
+    def cut(self, bounds: Bounds, like: Flat) -> list[list[slice]]:
+        return segments_at(bounds, max(1, self.segment_bytes // like.itemsize))
+
+    def contributions(self, call: Call, segment: int, own: Flat, keep_all: bool) -> Iterator[Flat]:
+        """What every rank adds to a segment of this rank's chunk, in rank order, each read when asked for.
+
+        `keep_all`: until the next segment; otherwise only the last two.
+        """
+        for position, rank in enumerate(self.ranks):
+            if position == self.position:
+                yield own
+                continue
+            part = self._scratch.like(own, position if keep_all else position % 2)
+            call.read(rank, Step.CONTRIBUTION, segment, part)
+            yield part
+
+    def read_results(self, call: Call, cuts: list[list[slice]], segment: int, buffer: Flat) -> None:
+        for position in self.others:
+            if segment < len(cuts[position]):
+                call.read(self.ranks[position], Step.RESULT, segment, buffer[cuts[position][segment]])
+
+    def offer(self, call: Call, frames: list[Frame], frame: Frame) -> None:
+        frames.append(frame)
+        call.offer_changed()
+
+    def results(self, call: Call, frames: list[Frame], count: int, caller: Caller) -> Iterator[Frame]:
+        """Frames as they are offered, until there were `count`."""
+        for index in range(count):
+            call.wait_until(partial(_longer_than, frames, index), caller)
+            yield frames[index]
+
+
+def _longer_than(frames: list[Frame], index: int) -> bool:
+    return index < len(frames)
