@@ -1,12 +1,13 @@
 """The seam beneath the public collectives: what a way of exchanging tensors has to offer."""
 
+import threading
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ringtrain._core.communicators.turn import Turn
 from ringtrain._core.kernels.update import ChunkUpdate
 from ringtrain._core.reduction.cuts import Bounds
 from ringtrain._core.reduction.fold import Flat
@@ -93,12 +94,25 @@ class GroupedReducer(Protocol):
 ShortAllreduce = Callable[[Any, ReduceOp, str | None, bool], Any]
 
 
+class SharedTurn(Protocol):
+    """Who runs a collective. Compiled code (`kernels/native/calls.c`) reads `wanted`, and takes `held` by itself.
+
+    `wanted`: how many have the turn, or wait for it; above 0 for ever once nobody is to have it any more.
+    """
+
+    held: threading.Lock
+    wanted: int
+
+    def counted(self) -> AbstractContextManager[None]:
+        """What compiled code, which took it for the calling thread and passes it on, could not end at once."""
+
+
 @runtime_checkable
 class ShortReducer(Protocol):
     """A `Communicator` that reduces short arrays in less time than it takes to say what they are."""
 
     def short_allreduce(
-        self, meaning: Callable[[Any, ReduceOp, str | None], Signature | None], turn: Turn
+        self, meaning: Callable[[Any, ReduceOp, str | None], Signature | None], turn: SharedTurn
     ) -> ShortAllreduce | None:
         """Return what reduces an array, by operation and name, in place or not; None: there is no such way.
         What is no `ReduceOp`, and has a meaning, is a meeting without a reduction, of an array without elements.

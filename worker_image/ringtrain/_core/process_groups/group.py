@@ -6,9 +6,10 @@ checkpoints need of it; the tests run the same code on a `Group` of threads.
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast
@@ -17,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringtrain._core.communicators.base import Communicator, Mapper, MemorySharer, Updater
-from ringtrain._core.communicators.turn import Turn
 from ringtrain._core.kernels.update import ChunkUpdate
 from ringtrain._core.process_groups.tensors import checked_bounds, flat_signature
 from ringtrain._core.process_groups.work import barrier, short_allreduce, short_barrier
@@ -58,6 +58,65 @@ def poll(handle: Handle[Any]) -> bool:
 def synchronize(handle: Handle[T]) -> T:
     """Wait for the collective behind `handle`; return its result or raise its error."""
     return handle.synchronize()
+
+
+class Turn:
+    """The right to run collectives of some groups: one at a time, which is the order that peers must meet in."""
+
+    def __init__(self) -> None:
+        self.held = threading.Lock()
+        self.wanted = 0
+        self._counting = threading.Lock()
+        self._holder = 0  # the thread that has it
+
+    def want(self, step: int = 1) -> None:
+        """Wait for it from now on, or `step` -1: no longer."""
+        with self._counting:
+            self.wanted += step
+
+    def disown(self) -> None:
+        """In a forked process: nobody is to have it any more."""
+        self._counting = threading.Lock()
+        self.wanted = 1
+
+    def take_if_free(self) -> bool:
+        """Take it unless somebody has it or waits for it. Whoever takes it passes it on."""
+        with self._counting:
+            if self.wanted:
+                return False
+            self.wanted = 1
+        self.held.acquire()  # compiled code may have it, uncounted as yet
+        self._holder = threading.get_ident()
+        return True
+
+    @contextlib.contextmanager
+    def counted(self) -> Iterator[None]:
+        """What compiled code, which took it for the calling thread and passes it on, could not end at once."""
+        self.want()
+        self._holder = threading.get_ident()
+        try:
+            yield
+        finally:
+            self._holder = 0
+            self.want(-1)
+
+    @contextlib.contextmanager
+    def taken(self) -> Iterator[None]:
+        """Have it, as soon as who has it passes it on; for those who are counted already."""
+        with self.held:
+            self._holder = threading.get_ident()
+            yield
+            self._holder = 0
+
+    def pass_on(self) -> None:
+        self._holder = 0
+        self.held.release()
+        self.want(-1)
+
+    def await_end(self, timeout_s: float) -> None:
+        """Wait until what runs has ended; not where it runs in this very thread, in whose midst a signal came."""
+        if self._holder != threading.get_ident() and self.held.acquire(timeout=timeout_s):
+            self.held.release()
 
 
 class Executor:

@@ -12,8 +12,13 @@ from typing import Any, Final, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ringtrain._core.communicators.base import Communicator, GroupedReducer, ShortAllreduce, ShortReducer
-from ringtrain._core.communicators.turn import Turn
+from ringtrain._core.communicators.base import (
+    Communicator,
+    GroupedReducer,
+    SharedTurn,
+    ShortAllreduce,
+    ShortReducer,
+)
 from ringtrain._core.process_groups.tensors import (
     Array,
     as_array,
@@ -300,7 +305,7 @@ _BARRIER: Final[Any] = object()
 _NOTHING: Final = np.empty(0, np.uint8)
 
 
-def short_allreduce(communicator: Communicator, turn: Turn) -> ShortAllreduce:
+def short_allreduce(communicator: Communicator, turn: SharedTurn) -> ShortAllreduce:
     """The short way of `communicator`, which has none for most arrays.
 
     It raises ConfigurationError for an operation that has no meaning.

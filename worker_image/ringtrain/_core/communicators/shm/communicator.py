@@ -7,10 +7,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ringtrain._core.communicators.base import Communicator, ShortAllreduce
+from ringtrain._core.communicators.base import Communicator, SharedTurn, ShortAllreduce
 from ringtrain._core.communicators.shm.join import Hosts, allocate
 from ringtrain._core.communicators.shm.native import Work, chunks_of
-from ringtrain._core.communicators.turn import Turn
 from ringtrain._core.kernels.update import ChunkUpdate
 from ringtrain._core.reduction.cuts import Bounds, even_bounds, lies_at, offsets
 from ringtrain._core.reduction.fold import Flat
@@ -44,7 +43,7 @@ class SharedMemoryCommunicator:
         self._group.run(what, work)
 
     def short_allreduce(
-        self, meaning: Callable[[Any, ReduceOp, str | None], Signature | None], turn: Turn
+        self, meaning: Callable[[Any, ReduceOp, str | None], Signature | None], turn: SharedTurn
     ) -> ShortAllreduce | None:
         return self._group.short_allreduce(meaning, turn)
 

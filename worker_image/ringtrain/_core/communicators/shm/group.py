@@ -9,11 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringtrain import timeline
-from ringtrain._core.communicators.base import ShortAllreduce
+from ringtrain._core.communicators.base import SharedTurn, ShortAllreduce
 from ringtrain._core.communicators.numbers import inside_number
 from ringtrain._core.communicators.shm.native import Addresses, NativeChannel, ShmResult, ShortJob, Work
 from ringtrain._core.communicators.shm.segment import Segment
-from ringtrain._core.communicators.turn import Turn
 from ringtrain._core.kernels.update import ChunkUpdate
 from ringtrain._core.reduction.fold import Flat
 from ringtrain._core.reduction.ops import ReduceOp
@@ -102,7 +101,7 @@ class SharedGroup:
         self._meet(what, work.source.nbytes, lambda: self._channel.run(compared, work, timeout_s, addresses))
 
     def short_allreduce(
-        self, meaning: Callable[[Any, ReduceOp, str | None], Signature | None], turn: Turn
+        self, meaning: Callable[[Any, ReduceOp, str | None], Signature | None], turn: SharedTurn
     ) -> ShortAllreduce | None:
         """As of `communicators.base.ShortReducer`. Other ranks learn of its collectives when they ask."""
 

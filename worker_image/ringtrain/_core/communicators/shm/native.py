@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ringtrain._core.communicators.turn import Turn
+from ringtrain._core.communicators.base import SharedTurn
 from ringtrain._core.kernels.library import address_of, native_calls
 from ringtrain._core.kernels.structures import (
     COUNTERS_BYTES,
@@ -135,7 +135,7 @@ class NativeChannel:
 
     def short_calls(
         self,
-        turn: Turn,
+        turn: SharedTurn,
         is_traced: Callable[[], bool],
         find: Callable[[NDArray[Any], ReduceOp, str | None], tuple[int, ShortJob] | None],
         go_on: Callable[[ShortJob, int], None],
