@@ -10,7 +10,7 @@ Between few there is a tree for each but the root, which passes on to all others
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import chain
 from typing import Final
@@ -23,7 +23,7 @@ from ringtrain._core.reduction.cuts import Bounds, even_bounds, passing_bytes, s
 from ringtrain._core.reduction.fold import Flat
 from ringtrain._core.transport.base import Caller
 from ringtrain._core.wire.messages import Frame, Step
-from ringtrain._core.wire.signature import Signature
+from ringtrain._core.wire.signature import Signature, laid_out
 
 _ROOT: Final = 0
 # Between more two trees are quicker for short tensors, and as quick for long ones: see bench/scale/ring.md.
@@ -123,7 +123,7 @@ class Broadcast:
     def run(self, what: Signature) -> None:
         """Fill the buffer."""
         steps, ranks, below = self._steps, self._route.ranks, self._below
-        what = replace(what, layout=(steps.segment_bytes, *what.layout))
+        what = laid_out(what, (steps.segment_bytes, *what.layout))
         peers, takers = self._partners()
         call = self._call = steps.call_among(peers, what, self._frames_for, self._buffer.nbytes, takers=takers)
         with call:

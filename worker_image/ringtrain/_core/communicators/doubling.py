@@ -6,7 +6,6 @@ to r + 2**(k + 1) - 1. So it reads from log2 N ranks, and not from N - 1. The by
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -18,7 +17,7 @@ from ringtrain._core.reduction.cuts import Bounds, offsets, segments
 from ringtrain._core.reduction.fold import Flat
 from ringtrain._core.transport.base import Caller
 from ringtrain._core.wire.messages import Frame, Step
-from ringtrain._core.wire.signature import Signature
+from ringtrain._core.wire.signature import Signature, laid_out
 
 # More ranks than these have fewer partners this way: bench/README has the sweep.
 RANKS_MOST_DIRECT: Final = 3
@@ -57,7 +56,7 @@ class Doubling:
                     call.wait_until(partial(holds, shift), caller)
                     yield call.frame(Step.RESULT, step, buffer[: bounds[min(shift, size - shift)]])
 
-        what = replace(what, layout=(steps.segment_bytes, *what.layout))
+        what = laid_out(what, (steps.segment_bytes, *what.layout))
         call = steps.call_among(self._peers(1), what, frames_for, buffer.nbytes, takers=self._peers(-1))
         with call:
             for step, shift in enumerate(self._shifts):
@@ -92,7 +91,7 @@ class Doubling:
                 call.wait_until(partial(holds, count), caller)
                 yield call.frame(Step.RESULT, index, buffer[cut])
 
-        what = replace(what, layout=(steps.segment_bytes, *what.layout, *bounds))
+        what = laid_out(what, (steps.segment_bytes, *what.layout, *bounds))
         peers, takers = self._peers(1), self._peers(-1)
         call = steps.call_among(peers, what, frames_for, buffer.nbytes, takers=takers)
         with call:

@@ -9,7 +9,6 @@ see `doubling.py`. Reductions of more ranks than `hierarchical.DIRECT_RANKS_MOST
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from itertools import pairwise
 from typing import Final
 
@@ -39,7 +38,7 @@ from ringtrain._core.reduction.fold import Flat, Folder
 from ringtrain._core.reduction.ops import ReduceOp
 from ringtrain._core.transport.base import Caller
 from ringtrain._core.wire.messages import Frame, Step
-from ringtrain._core.wire.signature import Signature
+from ringtrain._core.wire.signature import Signature, laid_out
 from ringtrain._core.world.membership import Membership
 
 SEGMENT_BYTES: Final = 2 << 20
@@ -114,7 +113,7 @@ class ExchangeCommunicator:
     def reduce_scatter(self, what: Signature, source: Flat, bounds: Bounds, target: Flat, op: ReduceOp) -> None:
         start = bounds[self.position]
         if doubling := self._doubling_of(source.nbytes):
-            what = replace(what, layout=(*what.layout, *bounds))
+            what = laid_out(what, (*what.layout, *bounds))
             parts = doubling.gather(what, source, [len(source)] * len(self.ranks))
             own = slice(start, bounds[self.position + 1])
             Folder(op, source.dtype, len(self.ranks), self.position).fold((part[own] for part in parts), target)
@@ -134,7 +133,7 @@ class ExchangeCommunicator:
     def all_gather(self, what: Signature, buffer: Flat, bounds: Bounds) -> None:
         lengths = [end - start for start, end in pairwise(bounds)]
         if doubling := self._doubling_of(max(lengths) * buffer.itemsize):
-            what = replace(what, layout=(*what.layout, *bounds))
+            what = laid_out(what, (*what.layout, *bounds))
             own = buffer[bounds[self.position] : bounds[self.position + 1]]
             np.concatenate(doubling.gather(what, own, lengths), out=buffer)
             return
@@ -185,7 +184,7 @@ class ExchangeCommunicator:
         asked = self.steps.others if origins is None else [p for p in origins if p != self.position]
         given = [p for p in self.steps.others if origins is None or len(parts[p])]
         peers, takers = (tuple(self.ranks[p] for p in positions) for positions in (asked, given))
-        what = replace(what, layout=(self.segment_bytes, *what.layout))
+        what = laid_out(what, (self.segment_bytes, *what.layout))
         call = self.steps.call_among(peers, what, frames_for, sum(part.nbytes for part in parts), takers=takers)
         size = np.empty(1, np.int64)
         with call:
@@ -210,7 +209,7 @@ class ExchangeCommunicator:
             return call.frames(Step.RESULT, (source[cut] for cut in parts))
 
         peers = tuple(dict.fromkeys((self.ranks[to], self.ranks[origin])))
-        what = replace(what, layout=(self.segment_bytes,))
+        what = laid_out(what, (self.segment_bytes,))
         call = self.steps.call_among(peers, what, frames_for, source.nbytes + target.nbytes)
         with call:
             for index, cut in enumerate(segments(0, len(target), step)):
@@ -273,8 +272,10 @@ class ExchangeCommunicator:
 
         call = self.steps.call(what, (), frames_for, source.nbytes)
         # Not yet into `target`: it may be `source`, which peers still read.
-        result = np.empty_like(source)
+        result, parts = np.empty_like(source), self.steps.parts_like(source)
         with call:
-            parts = list(self.steps.contributions(call, 0, source, keep_all=True))
+            for rank, part in zip(self.ranks, parts, strict=True):
+                if part is not source:
+                    call.read(rank, Step.CONTRIBUTION, 0, part)
             Folder(op, source.dtype, len(self.ranks), self.position).fold(parts, result)
         target[...] = result

@@ -10,7 +10,6 @@ import hashlib
 import itertools
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Final, NoReturn
 
@@ -22,7 +21,7 @@ from ringtrain._core.communicators.numbers import inside_number
 from ringtrain._core.reduction.cuts import Bounds, even_bounds, offsets, segments
 from ringtrain._core.reduction.fold import Flat, Folder
 from ringtrain._core.reduction.ops import ReduceOp
-from ringtrain._core.wire.signature import Signature
+from ringtrain._core.wire.signature import Signature, laid_out
 from ringtrain._core.world.membership import Membership
 from ringtrain._core.world.mpi_library import give_up, load_mpi, load_world
 from ringtrain._core.world.reports import Activity, Stalled
@@ -73,13 +72,13 @@ class MpiCommunicator:
 
     def reduce_scatter(self, what: Signature, source: Flat, bounds: Bounds, target: Flat, op: ReduceOp) -> None:
         start = bounds[self.position]
-        activity = self._begin(replace(what, layout=bounds))
+        activity = self._begin(laid_out(what, bounds))
         for piece in self._pieces(bounds, source.itemsize):
             first, last = piece[self.position]
             self._fold(activity, source, piece, target[first - start : last - start], op)
 
     def all_gather(self, what: Signature, buffer: Flat, bounds: Bounds) -> None:
-        activity = self._begin(replace(what, layout=bounds))
+        activity = self._begin(laid_out(what, bounds))
         self._gather(activity, buffer, list(itertools.pairwise(bounds)))
 
     def all_gather_parts(self, what: Signature, part: Flat) -> list[Flat]:

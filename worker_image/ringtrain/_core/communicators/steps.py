@@ -1,7 +1,6 @@
 """What an exchange between all ranks of a set is made of: numbered calls, segments, contributions and results."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -11,7 +10,7 @@ from ringtrain._core.reduction.cuts import Bounds, segments_at
 from ringtrain._core.reduction.fold import Flat
 from ringtrain._core.transport.base import Caller
 from ringtrain._core.wire.messages import Frame, Step
-from ringtrain._core.wire.signature import Signature
+from ringtrain._core.wire.signature import Signature, laid_out
 from ringtrain._core.world.call import Call, CollectiveKey, FramesFor
 from ringtrain._core.world.membership import Membership
 
@@ -52,7 +51,7 @@ class ExchangeSteps:
         self, what: Signature, bounds: Bounds, frames_for: FramesFor, total_bytes: int, is_span: bool = True
     ) -> Call:
         """Begin the set's next collective. Ranks compare `bounds`, too."""
-        what = replace(what, layout=(self.segment_bytes, *what.layout, *bounds))
+        what = laid_out(what, (self.segment_bytes, *what.layout, *bounds))
         return self.call_among(None, what, frames_for, total_bytes, is_span)
 
     def call_among(
@@ -75,6 +74,11 @@ class ExchangeSteps:
 
     def cut(self, bounds: Bounds, like: Flat) -> list[list[slice]]:
         return segments_at(bounds, max(1, self.segment_bytes // like.itemsize))
+
+    def parts_like(self, own: Flat) -> list[Flat]:
+        """Room for what each position adds to a segment, this one's being `own`. What was in it is lost."""
+        like = self._scratch.like
+        return [own if position == self.position else like(own, position) for position in range(len(self.ranks))]
 
     def contributions(self, call: Call, segment: int, own: Flat, keep_all: bool) -> Iterator[Flat]:
         """What every rank adds to a segment of this rank's chunk, in rank order, each read when asked for.

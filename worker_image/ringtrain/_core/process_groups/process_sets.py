@@ -165,10 +165,7 @@ def group_of(process_set: ProcessSet | None = None) -> ProcessGroup:
     Raises NotInitializedError without a world, ConfigurationError for a set that is not in use or without this
     rank.
     """
-    context = current()
-    if process_set is None:
-        return context.group()
-    return context.group(number_of(process_set))
+    return current().groups[WORLD if process_set is None else number_of(process_set)]
 
 
 def open_group(process_set: ProcessSet) -> ProcessGroup:

@@ -90,7 +90,7 @@ class RankContext:
         self._sets: dict[int, tuple[int, ...]] = {}  # ranks by number
         self._set_objects: dict[int, weakref.ref[Any]] = {}  # what users hold, by set
         self._left_sets: set[int] = set()  # of the former world, which nobody here has added in this one
-        self._groups: dict[int, ProcessGroup] = {}  # of the public collectives, by set
+        self.groups: dict[int, ProcessGroup] = {}  # of the public collectives, by set
         self._communicators: dict[int, Communicator] = {}  # all, by number
         self._further: Counter[int] = Counter()  # communicators of a set beside those of queue and collectives
         self._attached: dict[type[Any], Any] = {}
@@ -103,16 +103,16 @@ class RankContext:
             self.close()
             raise
 
-    def group(self, process_set: int = WORLD) -> ProcessGroup:
-        """The group that the public collectives of a set run on."""
-        return self._groups[process_set]
+    def group(self) -> ProcessGroup:
+        """The group that the public collectives of all ranks run on."""
+        return self.groups[WORLD]
 
     def add_set(self, ranks: tuple[int, ...]) -> int:
         """Return the number of a new set; all ranks add the same sets in the same order."""
         number = next(self._set_numbers)  # never that of a set that was removed
         self._sets[number] = ranks
         if self.config.rank in ranks:
-            self._groups[number] = self._open(number, number, self._executor)
+            self.groups[number] = self._open(number, number, self._executor)
         return number
 
     def added_set(self, ranks: Sequence[int]) -> int | None:
@@ -177,7 +177,7 @@ class RankContext:
         self._set_objects.pop(process_set, None)
         if self.config.rank not in ranks:
             return
-        self._groups.pop(process_set)
+        self.groups.pop(process_set)
         with self._lock:
             stopped = [runner for number, runner in self._runners if number == process_set]
             self._runners = [entry for entry in self._runners if entry[0] != process_set]

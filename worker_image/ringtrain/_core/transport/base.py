@@ -47,7 +47,7 @@ class FrameStream(Protocol):
         """
 
     def end(self) -> None:
-        """Wait until the peer has said that there is nothing more."""
+        """Wait until the peer has said that there is nothing more, and let go of the connection."""
 
     def cancel(self) -> None:
         """Make a read that waits raise, from any thread."""

@@ -4,7 +4,7 @@ import functools
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from ringtrain.errors import ConfigurationError
@@ -50,13 +50,10 @@ class Signature:
     def encode(self) -> bytes:
         return _encode(self)
 
+    @functools.cached_property
     def compared(self) -> bytes:
         """What ranks compare: equal exactly if the signatures are. The text, or for a long one its digest."""
-        return self._compared
-
-    @functools.cached_property
-    def _compared(self) -> bytes:  # to hash a signature, as the cache below does, takes 2 us
-        return _compared(self)
+        return _compared(self)  # to hash a signature, as that cache does, takes 2 us
 
     @functools.cached_property
     def label(self) -> str:
@@ -64,6 +61,12 @@ class Signature:
         names = [t.name for t in self.tensors if t.name is not None]
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         return f'{_clipped(self.kind)} "{_clipped(names[0])}"{more}' if names else _clipped(self.kind)
+
+
+@functools.lru_cache(maxsize=4096)  # one object each time, so that what ranks compare is known from the second on
+def laid_out(what: Signature, layout: tuple[int, ...]) -> Signature:
+    """`what` of a collective whose buffers are cut so."""
+    return replace(what, layout=layout)
 
 
 @functools.lru_cache(maxsize=4096)  # a training step repeats the same signatures

@@ -157,6 +157,7 @@ class Call:
                 stream.end()
             except (Unexpected, Broken, PullRefused) as error:
                 self._went_wrong(peer, error)
+        self._streams.clear()
         left = self._timeout_s - (time.monotonic() - self._started)
         if not self._member.all_taken(self._offer, left, lambda: self._activity):
             if self._member.offers.who_left(self._offer) is not None:  # which the membership has reported

@@ -144,7 +144,7 @@ class Membership:
             self._handshake.use_data_ports(self.transport, peers)
 
     def pull_request(self, peer: int, key: Key, what: Signature) -> bytes:
-        return PullRequest(self._handshake.sessions.get(peer, b""), self.ring.rank, *key, what.compared()).encode()
+        return PullRequest(self._handshake.sessions.get(peer, b""), self.ring.rank, *key, what.compared).encode()
 
     def mismatch(self, key: Key, mine: Signature, peer: int, compared: bytes) -> WorldFailure:
         """What `peer` means otherwise than this rank in collective `key`, of which it has shown `compared`.
@@ -273,7 +273,7 @@ class Membership:
         caller.on_end(self.offers.changed)
         try:
             offer = self.offers.offer((pull.process_set, pull.sequence), caller)
-            if offer.signature.compared() != pull.compared:
+            if offer.signature.compared != pull.compared:
                 key = (pull.process_set, pull.sequence)
                 failure = self.mismatch(key, offer.signature, pull.rank, pull.compared)
                 self.monitor.report(failure)

@@ -1,7 +1,6 @@
 """Collectives through shared memory, with the same contract as those over the network."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -14,7 +13,7 @@ from ringtrain._core.kernels.update import ChunkUpdate
 from ringtrain._core.reduction.cuts import Bounds, even_bounds, lies_at, offsets
 from ringtrain._core.reduction.fold import Flat
 from ringtrain._core.reduction.ops import ReduceOp
-from ringtrain._core.wire.signature import Signature
+from ringtrain._core.wire.signature import Signature, laid_out
 
 _NOTHING: Final = np.empty(0, np.uint8)
 
@@ -58,7 +57,7 @@ class SharedMemoryCommunicator:
 
     def reduce_scatter(self, what: Signature, source: Flat, bounds: Bounds, target: Flat, op: ReduceOp) -> None:
         work = Work(chunks_of(bounds), source, op, own=target, average_over=self._size)
-        self._group.run(replace(what, layout=bounds), work)
+        self._group.run(laid_out(what, bounds), work)
 
     def memory_of(self, position: int, buffer: Flat) -> Flat | None:
         return self._group.memory_of(position, buffer)
@@ -68,13 +67,13 @@ class SharedMemoryCommunicator:
 
     def update(self, what: Signature, gradients: Flat, bounds: Bounds, op: ReduceOp, change: ChunkUpdate) -> None:
         work = Work(chunks_of(bounds), gradients, op, average_over=self._size)
-        self._group.update(replace(what, layout=bounds), work, change)
+        self._group.update(laid_out(what, bounds), work, change)
 
     def finish_updates(self) -> bool:
         return False  # ranks meet once an update
 
     def all_gather(self, what: Signature, buffer: Flat, bounds: Bounds) -> None:
-        self._group.run(replace(what, layout=bounds), Work(chunks_of(bounds), buffer, gathered=buffer))
+        self._group.run(laid_out(what, bounds), Work(chunks_of(bounds), buffer, gathered=buffer))
 
     def all_gather_parts(self, what: Signature, part: Flat) -> list[Flat]:
         self.barrier(what)

@@ -94,7 +94,7 @@ class SharedGroup:
 
     def run(self, what: Signature, work: Work) -> None:
         """Do `work` on all ranks. Raises, on all of them, MismatchError where `what` differs, and PeerLost."""
-        compared, addresses = what.compared(), None
+        compared, addresses = what.compared, None
         if self.arenas and not _gathers_elsewhere(work):
             compared, addresses = self._with_offset(compared, work.source)
         timeout_s = self._member.ring.stall_timeout_s
@@ -153,7 +153,7 @@ class SharedGroup:
 
     def update(self, what: Signature, work: Work, change: ChunkUpdate) -> None:
         """Reduce `work.source` and update every rank's weights. Raises what `run` raises."""
-        compared, gradients = self._with_offset(what.compared(), work.source)
+        compared, gradients = self._with_offset(what.compared, work.source)
         compared, weights = self._with_offset(compared, change.weights)
         assert gradients is not None, "ask can_update first"
         assert weights is not None, "ask can_update first"
@@ -169,7 +169,7 @@ class SharedGroup:
         It takes whether to wait for them. If it has not, nothing else may be done here before it has. All ranks
         have a meeting; where they come and how often they ask is theirs. It raises what `run` raises.
         """
-        compared = what.compared()
+        compared = what.compared
         for buffer in buffers:
             compared, _ = self._with_offset(compared, buffer)
         job = self._channel.meeting(compared, buffers[0], self._member.ring.stall_timeout_s)

@@ -131,7 +131,7 @@ class NativeChannel:
         """What compiled code is told of the reductions of arrays like `like`, but for where they lie."""
         chunks, flat = chunks_of(even_bounds(like.size, self._size)), like.reshape(-1)
         work = Work(chunks, flat, op, own=flat, gathered=flat, average_over=self._size, whole=True)
-        return ShortJob(self._job(what.compared(), work, timeout_s), what)
+        return ShortJob(self._job(what.compared, work, timeout_s), what)
 
     def short_calls(
         self,
