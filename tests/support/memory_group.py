@@ -113,8 +113,11 @@ class MemoryGroup:
         return self.allgather_object(value, what)[0]
 
     def allgather_object(self, value: Any, what: str) -> list[Any]:
-        gathered: list[Any] = self._join("object", value, None, None).wait()
+        gathered: list[Any] = self.gather_objects(value, what).wait()
         return gathered
+
+    def gather_objects(self, value: Any, what: str) -> Pending:
+        return self._join("object", value, None, None)
 
     def _join(self, kind: str, payload: Any, bounds: tuple[int, ...] | None, op: ReduceOp | None) -> Collective:
         with self._table.lock:
@@ -161,8 +164,10 @@ class OneOfTwo(MemoryGroup):
     def broadcast(self, buffer: Flat) -> None:
         """Rank 0's values are here already."""
 
-    def allgather_object(self, value: Any, what: str) -> list[Any]:
-        return [value, value]
+    def gather_objects(self, value: Any, what: str) -> Pending:
+        ended = Collective(result=[value, value])
+        ended.done.set()
+        return ended
 
 
 def _carry_out(contributed: list[tuple[Any, ...]]) -> Any:

@@ -230,6 +230,9 @@ class Unjoined:
     def allgather_object(self, value: Any, what: str) -> list[Any]:
         return [value]
 
+    def gather_objects(self, value: Any, what: str) -> Pending:
+        self._refuse()
+
     def broadcast_object(self, value: Any, what: str) -> Any:
         return value
 

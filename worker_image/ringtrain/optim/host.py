@@ -417,11 +417,10 @@ class HostOptimizer:
         """
         self._require_world("state_dict")
         self._require_idle("state_dict")
-        wanted = StateRequest(self._updates, self._model.rule_name, root, error_feedback)
-        gathered = gather_state(self._cut.context, wanted)
-        if self._cut.replicas is not None and self._model.sharded:  # else a rank may call it alone
-            self._cut.replicas.at_save(self._updates)
-        return gathered
+        replicas = self._cut.replicas if self._model.sharded else None  # else a rank may call it alone
+        digest = replicas.digest() if replicas is not None else None
+        wanted = StateRequest(self._updates, self._model.rule_name, root, error_feedback, digest)
+        return gather_state(self._cut.context, wanted)
 
     def shard_dict(self, error_feedback: bool = True) -> dict[str, Any]:
         """Copy this rank's part of weights and state, for a checkpoint below a URI. Not collective; between

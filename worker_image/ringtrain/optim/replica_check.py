@@ -33,7 +33,7 @@ class ReplicaCheck:
 
     def begin(self) -> None:
         """Weights were set from outside, to the same on all ranks: nothing from before counts."""
-        self._begun = digest_of(part for parts in self._parts for part in parts)
+        self._begun = self.digest()
         self._digests: dict[int, int] = {}
         self._rates: dict[int, list[float]] = {}
 
@@ -61,18 +61,13 @@ class ReplicaCheck:
         told = self._group.allgather_object(seen, "replica check")
         draws.compare(self._group.rank, [one[2] for one in told])
         self._compare_rates([dict(map(tuple, one[1])) for one in told])
-        self._compare_weights([dict(map(tuple, one[0])) for one in told])
+        compare_weights([dict(map(tuple, one[0])) for one in told])
         self._digests.clear()
         self._rates = {n: rates for n, rates in self._rates.items() if n > done}
 
-    def at_save(self, number: int) -> None:
-        """All weights are about to be saved as they are after update `number`. Collective.
-
-        Raises StateCorrupt, on every rank.
-        """
-        whole = digest_of(part for parts in self._parts for part in parts)
-        told = self._group.allgather_object(whole, "replicas saved")
-        self._compare_weights([{number: one} for one in told])
+    def digest(self) -> int:
+        """Of all weights that ranks compare."""
+        return digest_of(part for parts in self._parts for part in parts)
 
     def _compare_rates(self, told: Sequence[dict[int, list[float]]]) -> None:
         for rank, rates in enumerate(told):
@@ -80,11 +75,13 @@ class ReplicaCheck:
                 if rates[number] != told[0][number]:
                     raise other_rates(number, (0, told[0][number]), (rank, rates[number]))
 
-    def _compare_weights(self, told: Sequence[dict[int, int]]) -> None:
-        for number in sorted(set.intersection(*(set(one) for one in told))):
-            if odd := odd_ranks([one[number] for one in told]):
-                when = f"after update {number}" if number >= 0 else "when they were last set or loaded"
-                raise other_weights(odd, when, PARTS)
+
+def compare_weights(told: Sequence[dict[int, int]]) -> None:
+    """Compare digests by update, as each rank has told them. Raises StateCorrupt, on every rank alike."""
+    for number in sorted(set.intersection(*(set(one) for one in told))):
+        if odd := odd_ranks([one[number] for one in told]):
+            when = f"after update {number}" if number >= 0 else "when they were last set or loaded"
+            raise other_weights(odd, when, PARTS)
 
 
 def odd_ranks(digests: Sequence[int]) -> tuple[int, ...]:

@@ -10,13 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from ringtrain._core.process_groups.group import Flat, Group
+from ringtrain._core.process_groups.group import Flat, Group, Pending
 from ringtrain._core.reduction.cuts import ArrayPart, Readable, elements
 from ringtrain.errors import ConfigurationError, MismatchError
 from ringtrain.optim.arenas import WEIGHTS
 from ringtrain.optim.layout import Bucket, Layout, ParamSpec
 from ringtrain.optim.mirror import Mirror
 from ringtrain.optim.pipeline import UpdateContext
+from ringtrain.optim.replica_check import compare_weights
 from ringtrain.optim.wire import LOST, LOST_CHANGE, Wire
 
 FEEDBACK, MISSED = "error_feedback", "missed"
@@ -24,12 +25,14 @@ FEEDBACK, MISSED = "error_feedback", "missed"
 
 @dataclass(frozen=True)
 class StateRequest:
-    """What `gather_state` is asked for. `rule`: the name of the rules."""
+    """What `gather_state` is asked for. `rule`: the name of the rules. `digest`: of the weights that all ranks
+    have; None: these are not compared."""
 
     updates: int
     rule: str
     root: int | None
     error_feedback: bool
+    digest: int | None = None
 
 
 def gather_state(context: UpdateContext, wanted: StateRequest) -> dict[str, Any]:
@@ -39,29 +42,20 @@ def gather_state(context: UpdateContext, wanted: StateRequest) -> dict[str, Any]
     `error_feedback` what compression owes. Where parameters had no gradient in some updates, the slot "missed" has
     the number of these. Arrays have the parameter's shape; those of a local parameter are
     stacked by rank, because each rank has its own. Raises MismatchError where ranks pass different arguments or
-    are at different updates.
+    are at different updates, and StateCorrupt where they have different weights.
     """
-    updates, rule, root, error_feedback = wanted.updates, wanted.rule, wanted.root, wanted.error_feedback
-    missed = _agree(context, {"updates": updates, "root": root, "error_feedback": error_feedback})
-    keep = root in (None, context.group.rank)
-    arrays: dict[str, dict[str, Flat]] = {}
-    for bucket in context.layout.buckets:
-        for slot, values in _slots(context, bucket).items():
-            whole = _gathered(context, bucket, values, complete=slot == WEIGHTS)
-            if keep:
-                arrays.setdefault(slot, {}).update(_by_name(bucket, whole))
-    owed: dict[str, dict[str, Flat]] = {}
-    for bucket, wire in _compressed(context) if error_feedback else ():
-        lost = _stacked(context.group, wire.lost(bucket))
-        change = _gathered(context, bucket, wire.lost_change(bucket), complete=False)
-        if keep:
-            owed.setdefault(LOST, {}).update(_by_name(bucket, lost))
-            owed.setdefault(LOST_CHANGE, {}).update(_by_name(bucket, change))
+    keep = wanted.root in (None, context.group.rank)
+    asked = _begin_agreement(context, wanted)
+    # All at once where all is kept; the other ranks have memory for one after the other.
+    begun = list(_begin_slots(context)) if keep else _begin_slots(context)
+    missed = _agreed(context, asked, wanted)
+    arrays = _ended(begun, keep)
+    owed = _ended(_begin_feedback(context), keep) if wanted.error_feedback else {}
     if not keep:
         return {}
     if missed:
         arrays[MISSED] = {name: np.array([count], np.int64) for name, count in missed.items()}
-    state = {"updates": updates, "rule": rule, "size": context.group.size, "arrays": arrays}
+    state = {"updates": wanted.updates, "rule": wanted.rule, "size": context.group.size, "arrays": arrays}
     return {**state, FEEDBACK: owed} if owed else state
 
 
@@ -160,21 +154,35 @@ def _restore_mirror(context: UpdateContext, mirror: Mirror, state: Mapping[str, 
                 _fill(context, bucket, state["arrays"][slot], values, shard)
 
 
-def _agree(context: UpdateContext, asked: Mapping[str, Any]) -> dict[str, int]:
-    """Meet, also where no array will travel: a call that one rank makes alone must not pass. Return what
-    parameters have missed, which is known to who updates them."""
-    own = {name: count for name, count in context.missed.counts.items() if count}
+def _own_missed(context: UpdateContext) -> dict[str, int]:
+    return {name: count for name, count in context.missed.counts.items() if count}
+
+
+def _begin_agreement(context: UpdateContext, wanted: StateRequest) -> Pending | None:
+    """Begin to meet, also where no array will travel: a call that one rank makes alone must not pass. None: where
+    nothing is shared, a rank may call it alone."""
     if context.group.size == 1 or not (context.sharded or any(spec.local for spec in context.layout.specs)):
-        return own
-    reported = context.group.allgather_object({**asked, MISSED: own}, "state_dict")
-    for rank, other in enumerate(reported[1:], start=1):
-        for what, expected in reported[0].items():
-            if what != MISSED and other.get(what) != expected:
+        return None
+    asked = {"updates": wanted.updates, "root": wanted.root, "error_feedback": wanted.error_feedback}
+    return context.group.gather_objects([asked, _own_missed(context), wanted.digest], "state_dict")
+
+
+def _agreed(context: UpdateContext, asked: Pending | None, wanted: StateRequest) -> dict[str, int]:
+    """Return what parameters have missed, which is known to who updates them, once all ranks agree."""
+    if asked is None:
+        return _own_missed(context)
+    reported = asked.wait()
+    expected = reported[0][0]
+    for rank, (other, _, _) in enumerate(reported[1:], start=1):
+        for what, value in other.items():
+            if value != expected[what]:
                 raise MismatchError(
-                    f"state_dict: {what} is {expected} on rank 0 and {other.get(what)} on rank {rank}; every rank "
+                    f"state_dict: {what} is {expected[what]} on rank 0 and {value} on rank {rank}; every rank "
                     "must call it with the same arguments after the same update"
                 )
-    return merged_missed(other[MISSED] for other in reported)
+    if wanted.digest is not None:
+        compare_weights([{wanted.updates: digest} for _, _, digest in reported])
+    return merged_missed(missed for _, missed, _ in reported)
 
 
 def merged_missed(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
@@ -190,28 +198,60 @@ def _slots(context: UpdateContext, bucket: Bucket) -> dict[str, Flat]:
     return {WEIGHTS: context.arenas.weights(bucket), **context.arenas.state[bucket.index]}
 
 
-def _gathered(context: UpdateContext, bucket: Bucket, values: Flat, *, complete: bool) -> Flat:
-    """All ranks' `values` of one slot of `bucket`. `complete`: every rank has them all, unless local."""
+@dataclass(frozen=True)
+class _Gathered:
+    """All ranks' values of one slot of `bucket`, once `pending` has ended."""
+
+    bucket: Bucket
+    slot: str
+    whole: Flat
+    pending: Pending | None
+
+
+def _begin_slots(context: UpdateContext) -> Iterator[_Gathered]:
+    for bucket in context.layout.buckets:
+        for slot, values in _slots(context, bucket).items():
+            yield _begin_gather(context, bucket, slot, values)
+
+
+def _begin_feedback(context: UpdateContext) -> Iterator[_Gathered]:
+    for bucket, wire in _compressed(context):
+        yield _begin_rows(context.group, bucket, LOST, wire.lost(bucket))
+        yield _begin_gather(context, bucket, LOST_CHANGE, wire.lost_change(bucket))
+
+
+def _begin_gather(context: UpdateContext, bucket: Bucket, slot: str, values: Flat) -> _Gathered:
+    """Begin to gather a slot, unless every rank has all of it."""
     group, size = context.group, bucket.size
     if bucket.local:
-        return _stacked(group, values)
+        return _begin_rows(group, bucket, slot, values)
     whole = np.empty(size, values.dtype)
-    if complete or not context.sharded:
+    if slot == WEIGHTS or not context.sharded:
         whole[:] = values
-        return whole
+        return _Gathered(bucket, slot, whole, None)
     whole[context.arenas.owned(bucket)] = values
-    if group.size > 1 and size:
-        group.all_gather(whole, bucket.bounds).wait()
-    return whole
+    travels = group.size > 1 and size
+    return _Gathered(bucket, slot, whole, group.all_gather(whole, bucket.bounds) if travels else None)
 
 
-def _stacked(group: Group, values: Flat) -> Flat:
-    """Every rank's `values`, equally long, as rows by rank."""
-    rows = np.empty((group.size, len(values)), values.dtype)
+def _begin_rows(group: Group, bucket: Bucket, slot: str, values: Flat) -> _Gathered:
+    """The same of values that each rank has of its own, equally many: as rows by rank."""
+    rows, count = np.empty((group.size, len(values)), values.dtype), len(values)
     rows[group.rank] = values
-    if group.size > 1 and len(values):
-        group.all_gather(rows.reshape(-1), [rank * len(values) for rank in range(group.size + 1)]).wait()
-    return rows
+    travels = group.size > 1 and count
+    bounds = [rank * count for rank in range(group.size + 1)]
+    return _Gathered(bucket, slot, rows, group.all_gather(rows.reshape(-1), bounds) if travels else None)
+
+
+def _ended(begun: Iterable[_Gathered], keep: bool) -> dict[str, dict[str, Flat]]:
+    """What was gathered, by slot and by name; nothing where this rank does not `keep` it."""
+    arrays: dict[str, dict[str, Flat]] = {}
+    for one in begun:
+        if one.pending is not None:
+            one.pending.wait()
+        if keep:
+            arrays.setdefault(one.slot, {}).update(_by_name(one.bucket, one.whole))
+    return arrays
 
 
 def _by_name(bucket: Bucket, whole: Flat) -> dict[str, Flat]:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ringtrain._core.communicators.base import Communicator, Mapper, MemorySharer, Updater
 from ringtrain._core.kernels.update import ChunkUpdate
 from ringtrain._core.process_groups.tensors import checked_bounds, flat_signature
-from ringtrain._core.process_groups.work import barrier, short_allreduce, short_barrier
+from ringtrain._core.process_groups.work import Work, barrier, short_allreduce, short_barrier
 from ringtrain._core.reduction.ops import ReduceOp, Sum
 from ringtrain._core.wire.dtypes import dtype_name
 from ringtrain._core.wire.signature import ANY_ROWS, Signature, Tensor
@@ -280,6 +280,9 @@ class Group(Protocol):
     def allgather_object(self, value: Any, what: str) -> list[Any]:
         """Return every rank's JSON-safe `value`, by rank. `what` it is ranks compare."""
 
+    def gather_objects(self, value: Any, what: str) -> Pending:
+        """Begin `allgather_object`; `wait` returns what it returns."""
+
 
 class ProcessGroup:
     """The ranks of a process set with a communicator of their own. `rank` and roots count within the set.
@@ -395,9 +398,19 @@ class ProcessGroup:
         return self.allgather_object(value if self.rank == 0 else None, what)[0]
 
     def allgather_object(self, value: Any, what: str) -> list[Any]:
-        data = np.frombuffer(encode_value(value), np.uint8)
-        parts = self.call(lambda communicator: communicator.all_gather_parts(Signature(what), data))
-        return [decode_value(part.tobytes()) for part in parts]
+        return self.call(_objects(value, what))
+
+    def gather_objects(self, value: Any, what: str) -> Handle[list[Any]]:
+        return self.begin(_objects(value, what))
+
+
+def _objects(value: Any, what: str) -> Work[list[Any]]:
+    data = np.frombuffer(encode_value(value), np.uint8)
+
+    def work(communicator: Communicator) -> list[Any]:
+        return [decode_value(part.tobytes()) for part in communicator.all_gather_parts(Signature(what), data)]
+
+    return work
 
 
 def _updater(communicator: Communicator) -> Updater:
