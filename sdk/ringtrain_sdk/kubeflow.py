@@ -22,8 +22,8 @@ from ringtrain_operator.client.blocking import Client, Run
 from ringtrain_operator.client.runs import Options
 from ringtrain_operator.cluster.api.errors import NotFound
 from ringtrain_operator.errors import Invalid, Problem
+from ringtrain_operator.spec.base import parse_time
 from ringtrain_operator.spec.parse import parse_job
-from ringtrain_operator.spec.times import parse_time
 
 __all__ = [
     "CustomTrainer",

@@ -15,8 +15,8 @@ from ..errors import Invalid
 from ..observe.pods import main_container, pull_of, view_pod
 from ..spec.job import is_ours
 from ..status.model import EndedPod, Incarnations, format_time, parse_status
+from ..status.progress import last_started, parts_of, start_of
 from ..status.situation import counted
-from ..status.start import last_started, parts_of, start_of
 from ..workers.elastic import avoided_because, avoided_nodes
 from .following import ENDED, state_of
 from .queue_place import place_in_queue

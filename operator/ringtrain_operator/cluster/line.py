@@ -10,9 +10,9 @@ from typing import Any
 from ..observe.model import PodView
 from ..placement.line import Contender, Contention, NodeDevices
 from ..plan.incomplete import tries_at
+from ..spec.base import parse_time
 from ..spec.job import is_ours
 from ..spec.template import worker_devices
-from ..spec.times import parse_time
 from ..status.waiting import NAMES_SHOWN
 from .queue import Key
 

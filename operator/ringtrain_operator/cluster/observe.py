@@ -13,9 +13,9 @@ from ..build.names import ObjectRef
 from ..observe.model import Foreign, Observed
 from ..observe.pods import owned_by, owner_name
 from ..placement.line import NodeDevices
-from ..spec.times import parse_time
+from ..spec.base import parse_time
 from ..status.model import parse_status
-from ..status.start import is_start_over
+from ..status.progress import is_start_over
 from .api.client import ApiClient
 from .api.errors import ApiError, Forbidden, NotFound
 from .api.resources import COMPANIONS, NODES, PODS, Resource

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..observe.model import PodView
 from ..observe.pods import Pull, pull_of
-from ..status.start import last_started
+from ..status.progress import last_started
 from .api.client import ApiClient
 from .api.errors import ApiError
 from .api.resources import EVENTS

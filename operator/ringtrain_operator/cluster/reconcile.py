@@ -14,7 +14,7 @@ from ..observe.model import Observed
 from ..observe.pods import main_container, status_token
 from ..plan import Plan, plan_object
 from ..status.model import parse_status
-from ..status.start import told_of_pods
+from ..status.progress import told_of_pods
 from .api.errors import NotFound
 from .api.resources import JOBS
 from .apply import apply_plan

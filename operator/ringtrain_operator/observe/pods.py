@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 from .. import contract
 from ..errors import shown
+from ..spec.base import parse_time
 from ..spec.reserved import VOLUME_SECRET
-from ..spec.times import parse_time
 from .model import LauncherReport, PodView, Role
 
 # Reasons of a container's waiting state that are a stage of every start, not a cause to report.

@@ -13,8 +13,8 @@ from typing import Any
 
 from ..build import names
 from ..build.names import ObjectRef
+from ..spec.base import format_time, parse_time
 from ..spec.job import Job
-from ..spec.times import format_time, parse_time
 from .base import Attempt, Json, Wait, weighed_template
 
 AUTOSCALER_GROUP = "autoscaling.x-k8s.io"

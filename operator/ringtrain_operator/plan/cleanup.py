@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from ..observe.model import PodView
 from ..status.model import JobStatus
 from ..status.situation import Situation
-from ..workers.evaluator import evaluator_until
+from ..workers.lasting import evaluator_until
 from .deadlines import DEADLINE_EXCEEDED
 from .result import Deletion
 

@@ -7,13 +7,11 @@ from ..workers.data_workers import AUTOSCALE
 from ..workers.elastic import LAUNCHER, WORKERS
 from ..workers.gang import DISRUPTION, SCALE
 from ..workers.lasting import LASTING
-from .deadlines import ACTIVE_DEADLINE, PROGRESS_DEADLINE
+from .deadlines import ACTIVE_DEADLINE, PROGRESS_DEADLINE, UNSTARTABLE
 from .incomplete import INCOMPLETE, REFUSED
 from .ledger import CREDENTIALS, PLACEMENTS
-from .lost_pod import LOST_POD
-from .outcome import FAILURE, SUCCESS
+from .outcome import FAILURE, LOST_POD, SUCCESS
 from .queueing import QUEUEING, SUSPENSION
-from .unstartable import UNSTARTABLE
 
 # A success that came in time is one, whatever else happened since; a suspension, or quota that is asked back, goes
 # before judging a failure; a lost pod explains a failed rank, not the other way round.

@@ -1,13 +1,17 @@
-"""What all models of the resource share: frozen, camelCase outside, no unknown fields, rules in two languages."""
+"""What all models of the resource share: frozen, camelCase outside, no unknown fields, rules in two languages.
+
+Times are as Kubernetes writes them.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
 from pydantic.alias_generators import to_camel
 
 # As many workers as the operator was measured with, in one job; see bench/operator/README.md.
@@ -82,3 +86,23 @@ class StatusModel(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", alias_generator=to_camel, populate_by_name=True)
 
     RULES: ClassVar[tuple[Rule, ...]] = ()
+
+
+def parse_time(value: object) -> datetime | None:
+    """A Kubernetes timestamp (RFC 3339) as an aware datetime; None for nothing."""
+    if value is None or value == "":
+        return None
+    parsed = value if isinstance(value, datetime) else datetime.fromisoformat(str(value).replace("Z", "+00:00"))
+    return parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)
+
+
+def format_time(moment: datetime) -> str:
+    """`moment` as Kubernetes writes times: RFC 3339, UTC, whole seconds."""
+    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+Time = Annotated[
+    datetime,
+    BeforeValidator(lambda v: datetime.fromisoformat(v.replace("Z", "+00:00")) if isinstance(v, str) else v),
+    PlainSerializer(format_time, return_type=str),
+]

@@ -12,14 +12,13 @@ from pydantic import BaseModel, ValidationError
 
 from ..contract import API_VERSION, KIND
 from ..errors import Invalid, Problem, did_you_mean, shown
-from .base import MAX_DEPTH, Rule, depth_of
+from .base import MAX_DEPTH, Rule, depth_of, parse_time
 from .job import KUEUE_PROVISIONS, QUEUE_LABEL, Job, JobSpec
 from .launcher_words import MPI, launcher_in
 from .metrics_rule import rule_problem
 from .pod_schema import PodSchema, packaged_schema
 from .reserved import clashes, dangling
 from .template import containers_of, partial_template_problems, shape_problems, worker_template_problems
-from .times import parse_time
 from .training_template import resolved
 from .updates import is_fixed
 
@@ -53,7 +52,8 @@ def parse_job(obj: Mapping[str, Any], *, schema: PodSchema | None = None, templa
     metadata = obj.get("metadata")
     if not isinstance(metadata, Mapping):
         raise Invalid([Problem("metadata", f"must be a mapping with a name, is {shown(metadata)}")])
-    obj = resolved(obj)
+    if isinstance(spec := obj.get("spec"), Mapping) and spec.get("templateRef") is not None:
+        obj = resolved(obj)
     problems = list(_identity_problems(obj, metadata))
     spec = obj.get("spec")
     if not isinstance(spec, Mapping):

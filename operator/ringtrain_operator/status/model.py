@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field
 
-from ..spec.base import Schema, StatusModel
-from ..spec.times import Time, after_pause, format_time
+from ..spec.base import Schema, StatusModel, Time, format_time
 
 __all__ = ["format_time"]
 
@@ -180,6 +179,19 @@ class EvaluatorStatus(StatusModel):
     message: str = Field(
         default="", description="What became of the last one that did, or why the API refuses the next one."
     )
+
+
+# A loss that is so long ago says nothing about the next one.
+REMEMBERED_S = 3600
+LONGEST_PAUSE_S = 300
+
+
+def after_pause(last: datetime, losses: int) -> datetime | None:
+    """When the next pod of a name may be made that was lost so often within an hour, and `last` then.
+
+    None: at once. One loss is bad luck; from the second on pauses double.
+    """
+    return None if losses < 2 else last + timedelta(seconds=min(2 ** min(losses - 2, 30), LONGEST_PAUSE_S))
 
 
 class EndedPod(StatusModel):

@@ -1,14 +1,32 @@
-"""How far training is and where its logs are, from what the launcher says: as often as it is asked, no oftener."""
+"""How far training is, where its logs are, and where the start of an attempt went.
+
+From what the launcher says, as often as it is asked, no oftener, and from what becomes of pods.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
+from ..observe.model import LauncherReport, PodView
 from ..observe.pods import is_finite, termination_of
-from .model import ConditionChange, Progress
+from .model import ConditionChange, JobStatus, Progress, StartStatus
 from .situation import Situation
+
+# What a launcher is told of its pods at a time: of a thousand pods that all fail the first ones say why.
+MOST_EVENTS: Final = 100
+LONGEST_TEXT: Final = 250
+# Each part of a start ends at this time; in their order.
+_PARTS: Final = (
+    ("queued", "created"),
+    ("scheduled", "scheduled"),
+    ("prepared", "pulling"),
+    ("pulled", "pulled"),
+    ("started", "started"),
+    ("formed", "formed"),
+    ("first step", "first_step"),
+)
 
 
 def progress_fields(s: Situation, succeeded: bool, input_bound: str) -> dict[str, Any]:
@@ -115,3 +133,164 @@ def _at_the_end(attempt: int, unshipped: object) -> ConditionChange:
         f"volume has: {unshipped.get('problem')}"
     )
     return ConditionChange("LogsNotShipped", "True", "NotShipped", text)
+
+
+def start_of(status: JobStatus, pods: Iterable[PodView], *, has_begun: bool = False) -> StartStatus:
+    """The start of the present attempt, as far as its gang's `pods` tell.
+
+    A part has ended when all pods that the attempt was made with have come so far; of a gang that `has_begun`,
+    which may be smaller in an elastic job, when those have that there are.
+    """
+    gang = [pod for pod in pods if pod.attempt == status.attempt and not pod.outlives_attempts]
+    whole = len(gang) if has_begun else status.ledger.attempt_workers + 1
+    started = _last([pod.started_at for pod in gang], whole)
+    ended = last_started(gang) if started is not None else None
+    return StartStatus(
+        attempt=status.attempt,
+        queued=_asked_for(status),
+        created=_last([pod.created_at for pod in gang], whole),
+        scheduled=_last([pod.scheduled_at for pod in gang], whole),
+        pulling=ended.pulling_at if ended else None,
+        pulled=ended.pulled_at if ended else None,
+        started=started,
+        pod=ended.name if ended else None,
+        node=(ended.node or None) if ended else None,
+    )
+
+
+def last_started(pods: Iterable[PodView]) -> PodView | None:
+    """The pod whose main container started last; None where none has."""
+    begun = [(pod.started_at, pod.index, pod) for pod in pods if pod.started_at is not None]
+    return max(begun, key=lambda one: one[:2])[2] if begun else None
+
+
+def _last(times: Sequence[datetime | None], whole: int) -> datetime | None:
+    """The last of `whole` times; None while one of them is not known."""
+    known = [time for time in times if time is not None]
+    return max(known) if known and len(known) >= whole else None
+
+
+def _asked_for(status: JobStatus) -> datetime | None:
+    """When the attempt was asked for: `activeSince`, unless another attempt has begun since."""
+    since, before = status.ledger.active_since, status.start
+    if before is not None and before.attempt != status.attempt:
+        began = before.formed or before.started or before.created
+        return since if since is not None and began is not None and since > began else None
+    return since
+
+
+def is_start_over(status: JobStatus, report: LauncherReport | None) -> bool:
+    """Whether the present attempt's ranks were started, and the status does not tell of the start yet."""
+    known = status.start is not None and status.start.attempt == status.attempt
+    began = report is not None and report.attempt == status.attempt and report.running_since is not None
+    return began and not known
+
+
+def start_fields(s: Situation) -> dict[str, Any]:
+    """The field `start`, written once when the ranks were started, and once more with the first step.
+
+    `s.attempt` is the attempt that was looked at.
+    """
+    report, found = s.report, s.status.start
+    if not s.pods:
+        return {}
+    if found is None or found.attempt != s.attempt:
+        has_ended = s.launcher is not None and s.launcher.finished
+        if not (has_ended or is_start_over(s.status, report)):
+            return {}
+        found = start_of(s.status, s.pods, has_begun=True)
+        found = found.model_copy(update={"formed": _whole(report.running_since if report else None)})
+    if found.first_step is None and report is not None and report.first_step_time is not None:
+        found = found.model_copy(update={"first_step": _whole(report.first_step_time)})
+    return {"start": found} if found != s.status.start else {}
+
+
+def _whole(time: datetime | None) -> datetime | None:
+    return None if time is None else time.replace(microsecond=0)
+
+
+def parts_of(start: StartStatus) -> list[tuple[str, float]]:
+    """Each part of a start that is known, with its seconds, from one known time to the next."""
+    found: list[tuple[str, float]] = []
+    before = start.queued
+    for name, field in _PARTS:
+        time: datetime | None = getattr(start, field)
+        if time is None:
+            continue
+        if before is not None:
+            found.append((name, max(0.0, (time - before).total_seconds())))  # clocks of two machines
+        before = time if before is None else max(before, time)
+    return found
+
+
+def told_of_pods(
+    status: JobStatus, pods: Sequence[PodView], before: Iterable[Mapping[str, Any]] = ()
+) -> dict[str, Any]:
+    """What the attempt's launcher is told of its pods, all of it each time: `PUT /pods` of docs/contract.md.
+
+    `before`: the events of the last time, for a pod may be gone before anybody was told what became of it.
+    """
+    known = status.start
+    if known is None or known.attempt != status.attempt:
+        known = start_of(status, pods)
+    gang = [pod for pod in pods if pod.attempt == status.attempt and not pod.outlives_attempts]
+    events = [*_of_start(known), *(event for pod in gang for event in _of_pod(pod, known))]
+    events.sort(key=lambda event: event[0])
+    now = [
+        {"time": time.timestamp(), "kind": kind, "text": text[:LONGEST_TEXT]}
+        for time, kind, text in events[:MOST_EVENTS]
+    ]
+    past = [dict(event) for event in before if event not in now][-MOST_EVENTS:]
+    told = sorted([*past, *now], key=lambda event: event["time"])
+    return {"events": told, **_images([pod for pod in gang if pod.role == "worker"])}
+
+
+Event = tuple[datetime, str, str]
+
+
+def _of_start(start: StartStatus) -> Iterator[Event]:
+    where = f"{start.pod}" + (f" on {start.node}" if start.node else "")
+    said = (
+        ("Queued", start.queued, "the attempt was asked for"),
+        ("Created", start.created, "its pods were made"),
+        ("Scheduled", start.scheduled, "all pods have a node"),
+        ("Pulling", start.pulling, f"{where} pulls its image"),
+        ("Pulled", start.pulled, f"{where} has its image"),
+        ("Started", start.started, f"all containers run, the last that of {where}"),
+    )
+    yield from ((time, kind, text) for kind, time, text in said if time is not None)
+
+
+def _of_pod(pod: PodView, start: StartStatus) -> Iterator[Event]:
+    """What became of one pod: of those that came after the start its own, too."""
+    where = f"{pod.name}" + (f" on {pod.node}" if pod.node else "")
+    if start.started is not None and pod.created_at is not None and pod.created_at > start.started:
+        which = f"{where}, in the place of one before it" if pod.incarnation > 1 else f"{where}, which was added"
+        if pod.scheduled_at is not None:
+            yield pod.scheduled_at, "Scheduled", which
+        if pod.started_at is not None:
+            yield pod.started_at, "Started", which
+    since = pod.unschedulable_since or pod.scheduled_at or pod.created_at
+    if pod.waiting and since is not None:
+        yield since, "Waiting", f"{where}: {pod.waiting}"
+    if pod.disruption and pod.disrupted_at is not None:
+        yield pod.disrupted_at, "Evicted", f"{where}: {pod.disruption}"
+    elif pod.reason and pod.phase == "Failed" and (ended := pod.exit_time or pod.deletion_time) is not None:
+        yield ended, pod.reason if pod.reason.isalpha() else "Failed", f"{where}: {pod.message}".rstrip(": ")
+    if pod.exit_code and pod.exit_time is not None:
+        yield pod.exit_time, "Exited", f"{where}: exit code {pod.exit_code} {pod.exit_reason}".rstrip()
+
+
+def _images(workers: Sequence[PodView]) -> dict[str, str]:
+    """The workers' image, and the kubelets' words for what it is; of several, for a tag moved, each with a pod."""
+    found: dict[str, PodView] = {}
+    for pod in sorted(workers, key=lambda pod: pod.index):
+        if pod.image_id:
+            found.setdefault(pod.image_id, pod)
+    if not found:
+        return {}
+    image = next(iter(found.values())).image
+    if len(found) == 1:
+        return {"image": image, "imageID": next(iter(found))}
+    several = ", ".join(f"{image_id} ({pod.name})" for image_id, pod in list(found.items())[:3])
+    return {"image": image, "imageID": f"not the same in all workers: {several}"}

@@ -14,8 +14,8 @@ from datetime import datetime, timedelta
 
 from ..build import evaluator_name
 from ..observe.pods import by_index, is_finite
+from ..spec.base import format_time
 from ..spec.data_workers import Autoscale, DataWorkers
-from ..spec.times import format_time
 from ..status.decision import Decision, Enqueue, Finish, Halt, Policy
 from ..status.model import ConditionChange, DataScale, DataWorkersStatus, EndedPod, JobStatus
 from ..status.situation import Situation, counted

@@ -24,9 +24,18 @@ from ..build.names import ObjectRef
 from ..contract import EXIT_GANG_STOPPED
 from ..observe.model import PodView
 from ..observe.pods import by_index, is_finite, termination_of
-from ..spec.times import REMEMBERED_S, after_pause, format_time
+from ..spec.base import format_time
 from ..status.decision import NO_DECISION, Begin, Decision, Enqueue, Finish, Halt, Policy, PolicyResult, Restart
-from ..status.model import ConditionChange, ElasticStatus, Failure, Incarnations, JobStatus, Loss
+from ..status.model import (
+    REMEMBERED_S,
+    ConditionChange,
+    ElasticStatus,
+    Failure,
+    Incarnations,
+    JobStatus,
+    Loss,
+    after_pause,
+)
 from ..status.progress import is_whole
 from ..status.situation import Situation, counted
 from .gang import LAUNCHER_REPORT_S, node_is_suspect, pod_disruption

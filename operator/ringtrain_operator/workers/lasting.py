@@ -2,26 +2,27 @@
 
 How a pod ended is noted in the status before the pod is deleted: an operator that is killed in between counts it
 once. A pod that others took away is made anew at once; one that ended by itself for the second time within an hour
-waits, longer each time.
+waits, longer each time. The evaluator may go on for a while beside a job that has succeeded.
 """
 
 from __future__ import annotations
 
 from collections.abc import Container, Iterator
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, Literal
 
 from .. import build
-from ..build import Settings
+from ..build import Settings, evaluator_name
 from ..observe.model import PodView
-from ..spec.times import REMEMBERED_S
 from ..status.decision import Decision, Enqueue, Finish, Halt, Policy
-from ..status.model import EndedPod, JobStatus
+from ..status.model import REMEMBERED_S, EndedPod, EvaluatorStatus, JobStatus
 from ..status.situation import Situation
 from .gang import LAST_LINE_CHARACTERS, pod_disruption
 
 # How a message begins that holds only as long as the refusal.
 REFUSED = "the API refused"
+
+State = Literal["Pending", "Running", "Succeeded", "Failed", "Stopped"]  # of the evaluator
 
 
 def note_ended(s: Situation, decision: Decision | None) -> JobStatus:
@@ -133,6 +134,46 @@ def refused_of(s: Situation, names: Container[str]) -> str:
 def runs(pod: PodView) -> bool:
     """Whether the pod serves."""
     return pod.phase == "Running" and pod.ready and not pod.finished and pod.deletion_time is None
+
+
+def evaluator_until(s: Situation) -> datetime | None:
+    """Until when the evaluator of a job that succeeded may go on; None: there is none that does."""
+    evaluator, ended = s.job.spec.evaluator, s.status.completion_time
+    pod = s.evaluator
+    if evaluator is None or ended is None or not s.status.is_true("Succeeded"):
+        return None
+    if pod is None or pod.finished or pod.deletion_time is not None:
+        return None
+    return ended + timedelta(seconds=evaluator.timeout_seconds)
+
+
+def evaluator_status(s: Situation, seen: Situation) -> EvaluatorStatus:
+    """The field `evaluator`. `seen`: the same before this look's notes."""
+    before = s.status.evaluator or EvaluatorStatus(state="Pending")
+    name = evaluator_name(s.job)
+    note = next((note for note in s.status.ledger.ended_pods if note.pod == name), None)
+    new = note is not None and not note.done and note not in seen.status.ledger.ended_pods
+    last = "" if before.message.startswith(REFUSED) else before.message
+    if note is not None and not note.done:
+        last = f"{note.pod} {note.cause}"
+    return EvaluatorStatus(
+        state=_state(s, note),
+        failures=before.failures + (1 if new else 0),
+        message=refused_of(s, (name,)) or last,
+    )
+
+
+def _state(s: Situation, note: EndedPod | None) -> State:
+    pod = s.evaluator
+    if pod is not None and pod.finished:
+        return "Succeeded" if pod.phase == "Succeeded" else "Failed"
+    if pod is not None and runs(pod):
+        return "Running"
+    if note is not None and note.done:
+        return "Succeeded"
+    if s.finished or s.is_without_pods:
+        return "Stopped"
+    return "Failed" if note is not None and pod is None else "Pending"
 
 
 LASTING = Policy(note=note_ended, wakes=lasting_wakes_at)

@@ -19,7 +19,7 @@ from support.operating import running_operator
 from ringtrain_operator.client.page import serving_page
 from ringtrain_operator.client.session import ClusterAccess
 from ringtrain_operator.cluster.api.resources import EVENTS, JOBS, PODS
-from ringtrain_operator.spec.times import parse_time
+from ringtrain_operator.spec.base import parse_time
 from ringtrain_operator.status.model import parse_status
 
 from .test_commands import dtj

@@ -7,8 +7,8 @@ from datetime import datetime
 from typing import Any
 
 from ...build.names import owner_references
+from ...spec.base import format_time
 from ...spec.job import Job
-from ...spec.times import format_time
 from .view import WorkloadView
 from .workload import pod_counts
 

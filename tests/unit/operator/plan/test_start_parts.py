@@ -11,7 +11,7 @@ from support.planworld import World, elastic, format_time
 
 from ringtrain_operator.client.causes import explain
 from ringtrain_operator.observe.pods import view_pod
-from ringtrain_operator.status.start import MOST_EVENTS, parts_of, start_of, told_of_pods
+from ringtrain_operator.status.progress import MOST_EVENTS, parts_of, start_of, told_of_pods
 
 
 def stamp(world: World, name: str, scheduled: int, started: int | None, image_id: str = "") -> None:
