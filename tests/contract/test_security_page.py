@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ringtrain._core.transport import data_server as data_port
-from ringtrain._core.transport import data_serving, options
+from ringtrain._core.transport import data_serving
 from ringtrain._core.transport import rpc as ring
 from ringtrain._core.wire.messages import MOST_CONTROL_BYTES
 from ringtrain._core.world import gathering
@@ -17,7 +17,7 @@ from ringtrain_job.launcher import http, page_server
 PAGE = (Path(__file__).parents[2] / "docs/security.md").read_text()
 CONTROL = dict(rpc.server_options(1, False))
 DATA_WORKER = dict(rpc.server_options(vars(data_worker)["_MOST_RANKS"], False))
-RING = dict(options.server_options(60.0, 1))
+RING = dict(ring.server_options(60.0, 1))
 PATIENCE = "grpc.server_handshake_timeout_ms"
 CONNECTIONS = "grpc.max_allowed_incoming_connections"
 KIB = 1 << 10

@@ -17,9 +17,8 @@ import ringtrain as rt
 from ring.functions import worlds_in_turn
 from ring.leftovers import leftovers
 from ringtrain._core.process_groups import context
-from ringtrain._core.world.failure_state import FailureState
+from ringtrain._core.world.failure_state import Closed, FailureState
 from ringtrain._core.world.neighbours import MESH_MOST
-from ringtrain._core.world.reports import Closed
 
 SIZE = MESH_MOST + 4
 TIMEOUT_S = 20.0

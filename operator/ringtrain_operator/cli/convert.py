@@ -18,8 +18,15 @@ from ..errors import ManifestUnreadable, OperatorError
 from ..local.documents import read_documents
 from ..spec.parse import name_of
 from ..spec.training_template import read_template
-from .failures import errors_reported, problem_lines
-from .session import ClusterAccess, ClusterOptions, Json, cluster_options, with_session
+from .session import (
+    ClusterAccess,
+    ClusterOptions,
+    Json,
+    cluster_options,
+    errors_reported,
+    problem_lines,
+    with_session,
+)
 
 
 @click.command()

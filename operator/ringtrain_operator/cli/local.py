@@ -11,7 +11,7 @@ import click
 from rich.console import Console
 
 from ..local.templates import Templates
-from .failures import errors_reported
+from .session import errors_reported
 from .templates import template_options
 
 

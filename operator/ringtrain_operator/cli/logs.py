@@ -11,11 +11,11 @@ from ..client.launcher_output import Wanted
 from ..client.pod_logs import WantedPod, read_pod
 from ..client.runs import AsyncClient
 from ..local.past_runs import pod_lines
-from .failures import errors_reported
 from .session import (
     RUNS,
     ClusterAccess,
     ClusterOptions,
+    errors_reported,
     job_argument,
     local_or_cluster_options,
     with_client,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .failures import errors_reported
+from .session import errors_reported
 
 if TYPE_CHECKING:
     from ..build.settings import Settings
@@ -188,8 +188,7 @@ def operator(kubeconfig: str | None, gangs: tuple[tuple[str, str], ...], **optio
     Exit codes: 0 after SIGTERM or SIGINT, 1 when something broke or the lease was lost.
     """
     from ..cluster.api.connection import Connection
-    from ..cluster.config import OperatorConfig, default_identity
-    from ..cluster.logs import configure_logging
+    from ..cluster.config import OperatorConfig, configure_logging, default_identity
     from ..cluster.operator import run_until_signalled
 
     objects = _take_settings(options)

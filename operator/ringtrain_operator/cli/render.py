@@ -17,8 +17,8 @@ from ..local.templates import Templates
 from ..spec.job import Job
 from ..spec.parse import parse_job
 from ..spec.template import containers_of
-from .failures import errors_reported
 from .operator import settings_of
+from .session import errors_reported
 from .templates import template_options
 
 # A manifest has no uid before an API server gives it one.

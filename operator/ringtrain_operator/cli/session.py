@@ -1,4 +1,4 @@
-"""What the commands that speak to a cluster share: the options that choose it, and a client while they run."""
+"""What the commands that speak to a cluster share: the options that choose it, a client meanwhile, its errors."""
 
 from __future__ import annotations
 
@@ -15,11 +15,16 @@ from click.shell_completion import CompletionItem
 
 from ..client.session import ClusterAccess as ClusterAccess
 from ..client.session import Json as Json
-from .failures import errors_reported
 
 if TYPE_CHECKING:
     from ..client.backends import Backend
     from ..client.runs import AsyncClient
+
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from ..errors import Invalid, ManifestUnreadable, OperatorError
 
 # Where `dtj local` keeps its runs unless told otherwise.
 RUNS = Path("runs")
@@ -134,3 +139,21 @@ def job_argument(command: Command) -> Command:
 def optional_job_argument(command: Command) -> Command:
     """Give a command the argument [JOB]."""
     return click.argument("name", metavar="[JOB]", required=False, shell_complete=complete_job)(command)
+
+
+def problem_lines(error: OperatorError) -> list[str]:
+    """An error as lines for a person: a problem each."""
+    if isinstance(error, Invalid):
+        return [str(problem) for problem in error.problems]
+    return [str(error)]
+
+
+@contextmanager
+def errors_reported(prefix: str = "") -> Iterator[None]:
+    """Turn an OperatorError into lines on stderr and exit code 1; `prefix` says about which file."""
+    try:
+        yield
+    except OperatorError as exc:
+        about = "" if isinstance(exc, ManifestUnreadable) else prefix  # it names the file itself
+        lines = [f"{about}{line}" for line in problem_lines(exc)]
+        raise click.ClickException("\n       ".join(lines)) from exc

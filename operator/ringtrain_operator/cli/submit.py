@@ -13,8 +13,7 @@ from ..cluster.api.errors import NotFound
 from ..local.manifest import load_objects
 from ..spec.parse import parse_job
 from ..spec.training_template import named_template
-from .failures import errors_reported
-from .session import ClusterOptions, Json, cluster_options, with_client
+from .session import ClusterOptions, Json, cluster_options, errors_reported, with_client
 
 
 @click.command()

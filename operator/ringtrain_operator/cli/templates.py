@@ -11,9 +11,8 @@ import click
 
 from ..local.templates import Templates
 from ..spec.training_template import Template, named_template
-from .failures import errors_reported
 from .listing import print_data
-from .session import ClusterAccess, ClusterOptions, Json, cluster_options, with_session
+from .session import ClusterAccess, ClusterOptions, Json, cluster_options, errors_reported, with_session
 
 template_files = click.option(
     "--templates",

@@ -16,8 +16,15 @@ import click
 
 from ..client.reports import read_reports
 from ..local.past_runs import newest_run
-from .failures import errors_reported
-from .session import RUNS, ClusterAccess, ClusterOptions, job_argument, local_or_cluster_options, with_session
+from .session import (
+    RUNS,
+    ClusterAccess,
+    ClusterOptions,
+    errors_reported,
+    job_argument,
+    local_or_cluster_options,
+    with_session,
+)
 
 # Of the runtime: only that knows TensorBoard's files.
 _PROGRAM = "ringtrain"

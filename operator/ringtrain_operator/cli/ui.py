@@ -9,12 +9,12 @@ import click
 from ..client.page import serving_page
 from ..errors import OperatorError
 from ..local.past_runs import newest_run
-from .failures import errors_reported
 from .listing import print_jobs
 from .session import (
     RUNS,
     ClusterAccess,
     ClusterOptions,
+    errors_reported,
     local_or_cluster_options,
     optional_job_argument,
     with_client,

@@ -18,8 +18,7 @@ from ..spec.job import Job
 from ..spec.parse import parse_job, part_problems
 from ..spec.pod_schema import PodSchema, packaged_schema
 from ..status.situation import counted
-from .failures import problem_lines
-from .session import ClusterAccess, ClusterOptions, cluster_options, with_session
+from .session import ClusterAccess, ClusterOptions, cluster_options, problem_lines, with_session
 from .templates import template_files, templates_of
 
 WAY_OUT = "; if your cluster has it, ask the cluster: --server"

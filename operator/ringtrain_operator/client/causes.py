@@ -17,7 +17,7 @@ from ..spec.job import is_ours
 from ..status.model import EndedPod, Incarnations, format_time, parse_status
 from ..status.progress import last_started, parts_of, start_of
 from ..status.situation import counted
-from ..workers.elastic import avoided_because, avoided_nodes
+from ..workers.replacing import avoided_because, avoided_nodes
 from .following import ENDED, state_of
 from .queue_place import place_in_queue
 from .session import ClusterAccess, Json

@@ -6,7 +6,7 @@ from typing import Any
 
 from .. import contract
 from ..observe.pods import owned_by
-from ..placement.gang_scheduler import GangScheduler
+from ..placement.base import GangScheduler
 from ..placement.gangs import SCHEDULERS, GangsView, GroupView, view_group
 from .api.client import ApiClient
 from .api.errors import NotFound

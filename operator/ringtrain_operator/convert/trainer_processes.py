@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import Invalid, Problem, shown
-from .torchrun import read_torchrun
-from .variables import TORCHRUN, expanded_by_kubernetes, give
+from .torchrun import TORCHRUN, expanded_by_kubernetes, give, read_torchrun
 
 SOURCES = ("torch", "jax", "xgboost")
 _JAX = {

@@ -17,8 +17,7 @@ from ..spec.parse import parse_job
 from ..spec.template import shape_problems
 from .metadata import carried_metadata, carry_to_pods, leave_suspension_to_queue
 from .mpijob import Converted, run_policy, take_devices, whole
-from .torchrun import torch_ranks
-from .variables import TORCHRUN, expanded_by_kubernetes, give
+from .torchrun import TORCHRUN, expanded_by_kubernetes, give, torch_ranks
 
 _VERSION = "kubeflow.org/v1"
 # As many attempts as an MPIJob has: restarts without a limit have no counterpart.

@@ -1,12 +1,13 @@
 """What whoever places a job's pods is asked: one interface, which the files beside this one fill in.
 
 A placement is a job's attempt and what was read of its scheduler or autoscaler (its view). It touches nothing.
+`GangScheduler` is what the file of a scheduler has to say that places all pods of a group or none.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Protocol
@@ -15,6 +16,7 @@ from .. import contract
 from ..build import names
 from ..build.names import ObjectRef
 from ..spec.job import Job
+from ..spec.scheduling import Topology
 
 Json = dict[str, Any]
 # How often a job looks whether the scheduler or autoscaler that it asks for has come.
@@ -105,3 +107,32 @@ def weighed_template(pod: Json) -> Json:
     changing = (contract.LABEL_ATTEMPT, contract.LABEL_WORKER_INDEX, contract.LABEL_DATA_INDEX)
     lasting = {name: value for name, value in labels.items() if name not in changing}
     return {"metadata": {"labels": lasting}, "spec": {"restartPolicy": "Never", **weighed}}
+
+
+@dataclass(frozen=True)
+class PlacedGang:
+    """One attempt's pods; with fewer than `min_pods` none is placed. `queue` is Volcano's; empty: its default."""
+
+    name: str
+    min_pods: int
+    queue: str = ""
+    priority_class: str = ""
+    topology: Topology | None = None
+
+
+@dataclass(frozen=True)
+class GangScheduler:
+    """A scheduler that knows gangs, as `PodGroup` objects of its API group.
+
+    `versions`: of that API, the newest first. `scheduler_name`: who places the pods unless the installation or the
+    template says otherwise; empty: the cluster's own scheduler. `spec` is that of a gang's PodGroup; `join` makes
+    a pod one of the group of that name. `no_room`: type and status of the condition of a group whose
+    gang finds no room; None: the pods say it.
+    """
+
+    api_group: str
+    versions: tuple[str, ...]
+    scheduler_name: str
+    spec: Callable[[PlacedGang], Json]
+    join: Callable[[Json, str], None]
+    no_room: tuple[str, str] | None = None

@@ -10,9 +10,8 @@ from typing import Any, Literal
 from ..build import names
 from ..build.names import ObjectRef
 from ..spec.job import Job
-from .base import Attempt, Json, Wait
+from .base import Attempt, GangScheduler, Json, PlacedGang, Wait
 from .coscheduling import COSCHEDULING
-from .gang_scheduler import GangScheduler, PlacedGang
 from .kubernetes import KUBERNETES
 from .volcano import VOLCANO
 

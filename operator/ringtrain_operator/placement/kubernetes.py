@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from .base import Json
-from .gang_scheduler import GangScheduler, PlacedGang
+from .base import GangScheduler, Json, PlacedGang
 
 
 def _spec(gang: PlacedGang) -> Json:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from ..status.decision import Policy
 from ..workers.data_workers import AUTOSCALE
-from ..workers.elastic import LAUNCHER, WORKERS
 from ..workers.gang import DISRUPTION, SCALE
 from ..workers.lasting import LASTING
+from ..workers.replacing import LAUNCHER, WORKERS
 from .deadlines import ACTIVE_DEADLINE, PROGRESS_DEADLINE, UNSTARTABLE
 from .incomplete import INCOMPLETE, REFUSED
 from .ledger import CREDENTIALS, PLACEMENTS

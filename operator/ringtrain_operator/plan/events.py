@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ..status.model import Condition, JobStatus
 from ..status.situation import counted
-from ..workers.elastic import avoided_because, avoided_nodes, incarnations_of, new_losses
+from ..workers.replacing import avoided_because, avoided_nodes, incarnations_of, new_losses
 from .result import Event
 
 # Reasons of Running=False that are stages of every start; a person reads them in the condition, not as events.

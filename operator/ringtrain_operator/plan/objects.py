@@ -14,9 +14,9 @@ from ..contract import KIND
 from ..observe.model import PodView
 from ..spec.job import Job
 from ..status.situation import Situation
-from ..workers.elastic import missing_elastic_pods, unwanted_elastic_pods
 from ..workers.gang import missing_pods, one_of_each
 from ..workers.lasting import missing_lasting, unwanted_lasting
+from ..workers.replacing import missing_elastic_pods, unwanted_elastic_pods
 from .cleanup import deletion, expiry, force_time, unwanted_pods
 from .result import Deletion
 

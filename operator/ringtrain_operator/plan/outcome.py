@@ -17,8 +17,8 @@ from ..status.decision import NO_DECISION, Decision, Finish, GiveWay, Policy, Po
 from ..status.model import Failure, JobStatus, LostPod
 from ..status.progress import is_whole
 from ..status.situation import Situation
-from ..workers.elastic import comes_back_by, incarnations_of, launcher_loss
 from ..workers.gang import LAUNCHER_REPORT_S, node_is_suspect, pod_disruption
+from ..workers.replacing import comes_back_by, incarnations_of, launcher_loss
 from .failure_rules import judge, limit_reached
 from .incomplete import gives_way
 from .queueing import missed_suspension
@@ -72,11 +72,11 @@ def attempt_failure(s: Situation) -> PolicyResult:
     """A launcher that failed ends the attempt; so does a worker that failed and of which no launcher speaks."""
     if s.launcher is not None and s.launcher.finished:
         back_by = comes_back_by(s, s.launcher)
-        if back_by or launcher_loss(s):  # it is made anew, see workers/elastic.py
+        if back_by or launcher_loss(s):  # it is made anew, see workers/replacing.py
             return PolicyResult(requeue_at=back_by)
         return _launcher_failed(s, s.launcher)
     if s.job.spec.elastic is not None and s.gang_began:
-        return NO_DECISION  # a worker that is lost is made anew, see workers/elastic.py
+        return NO_DECISION  # a worker that is lost is made anew, see workers/replacing.py
     failed = [
         pod for pod in s.workers if pod.ended_badly and (s.job.spec.elastic is None or not pod_disruption(pod))
     ]

@@ -29,7 +29,7 @@ from ..status.progress import logs_not_shipped, progress_fields, start_fields
 from ..status.situation import Situation
 from ..status.waiting import kept_here, queued_because, running_or_why_not
 from ..workers.data_workers import data_workers_status, input_bound, input_stalled
-from ..workers.elastic import degraded, elastic_fields
+from ..workers.elastic_status import degraded, elastic_fields
 from ..workers.gang import counts
 from ..workers.lasting import evaluator_status
 from .decide import POLICIES

@@ -15,9 +15,8 @@ from pydantic import Field
 from ..contract import GROUP
 from .base import DEVICES_HAVE_DOMAINS, MOST_SLOTS, MOST_WORKERS, Devices, ObjectName, Rule, SpecModel
 from .data_workers import DataWorkers
-from .elastic import Elastic
 from .evaluator import Evaluator
-from .policy import RunPolicy
+from .policy import Elastic, RunPolicy
 from .scheduling import Scheduling, TopologyKey
 from .storage import Checkpoint, Logs
 from .template import PartialTemplate, WorkerTemplate, device_count, template_devices, worker_devices

@@ -1,6 +1,6 @@
 """The launcher and the workers of an attempt: which are missing, which others took away, how many there are.
 
-A gang restarts as one. What becomes of the single pods of an elastic job is in elastic.py.
+A gang restarts as one. What becomes of the single pods of an elastic job is in replacing.py.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def disruption_cause(s: Situation) -> str | None:
     """Who took which pod of the present attempt away; None when all are where they should be.
 
     Of an elastic job's pods only the launcher's, and that only before there is a world: later each pod is made
-    anew within the attempt, see elastic.py.
+    anew within the attempt, see replacing.py.
     """
     if s.has_world:
         return None

@@ -9,7 +9,7 @@ from support.planworld import World, condition, elastic, running
 from ringtrain_operator import contract
 from ringtrain_operator.build.names import ObjectRef
 from ringtrain_operator.observe.model import Refusal
-from ringtrain_operator.workers.elastic import LOSSES_OF_A_BAD_NODE, incarnations_of
+from ringtrain_operator.workers.replacing import LOSSES_OF_A_BAD_NODE, incarnations_of
 
 VICTIM = "digits-worker-1"
 LAUNCHER = "digits-launcher"

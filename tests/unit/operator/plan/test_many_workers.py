@@ -16,7 +16,7 @@ from ringtrain_operator.build.names import ObjectRef
 from ringtrain_operator.cluster.observe import split_owned
 from ringtrain_operator.observe.model import Refusal
 from ringtrain_operator.spec.base import MOST_WORKERS
-from ringtrain_operator.workers.elastic import LOSSES_KEPT
+from ringtrain_operator.workers.replacing import LOSSES_KEPT
 
 # etcd takes 1.5 MiB of an object; 128 KiB leave room for a spec, and for what the API server notes beside.
 STATUS_BYTES_MAX = 128 * 1024

@@ -13,7 +13,7 @@ from support.planworld import World
 
 from ringtrain_operator import contract
 from ringtrain_operator.placement.gangs import GangsView
-from ringtrain_operator.workers.elastic import incarnations_of, number_of
+from ringtrain_operator.workers.replacing import incarnations_of, number_of
 
 pytestmark = pytest.mark.slow
 

@@ -9,10 +9,9 @@ import pytest
 from ringtrain._core.transport.base import Broken
 from ringtrain._core.wire.failure import WorldFailure
 from ringtrain._core.wire.messages import dump
-from ringtrain._core.world.failure_state import FailureState
+from ringtrain._core.world.failure_state import Closed, FailureState
 from ringtrain._core.world.monitor import Monitor
 from ringtrain._core.world.neighbours import MESH_MOST, told
-from ringtrain._core.world.reports import Closed
 from ringtrain._core.world.ring_config import RingConfig
 
 SIZE = MESH_MOST + 4

@@ -9,10 +9,9 @@ import pytest
 from ringtrain._core.transport.base import Broken, How
 from ringtrain._core.wire.failure import WorldFailure
 from ringtrain._core.wire.messages import ABORT, dump
-from ringtrain._core.world.failure_state import FailureState
+from ringtrain._core.world.failure_state import Activity, FailureState, Stalled
 from ringtrain._core.world.monitor import Monitor
 from ringtrain._core.world.neighbours import near
-from ringtrain._core.world.reports import Activity, Stalled
 from ringtrain._core.world.ring_config import RingConfig
 
 SIZE = 1000

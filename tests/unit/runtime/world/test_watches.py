@@ -5,8 +5,8 @@ from concurrent.futures import Future
 import pytest
 
 from ringtrain._core.transport.base import Broken, How, Unreached
+from ringtrain._core.world.failure_state import Closed, Report
 from ringtrain._core.world.neighbours import MESH_MOST
-from ringtrain._core.world.reports import Closed, Report
 from ringtrain._core.world.ring_config import RingConfig
 from ringtrain._core.world.watches import ALIVE, LEFT, Watches
 

@@ -15,8 +15,7 @@ from functools import lru_cache, partial
 from itertools import chain
 from typing import Final
 
-from ringtrain._core.communicators.lone import LoneRank
-from ringtrain._core.communicators.shm.group import SharedGroup
+from ringtrain._core.communicators.shm.group import LoneRank, SharedGroup
 from ringtrain._core.communicators.shm.native import Work, chunks_of
 from ringtrain._core.communicators.steps import ExchangeSteps
 from ringtrain._core.reduction.cuts import Bounds, even_bounds, passing_bytes, segments

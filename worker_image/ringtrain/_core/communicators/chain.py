@@ -8,9 +8,8 @@ from functools import partial
 import numpy as np
 
 from ringtrain._core.communicators.exchange import ExchangeCommunicator
-from ringtrain._core.communicators.lone import LoneRank
 from ringtrain._core.communicators.pairing import Pairing
-from ringtrain._core.communicators.shm.group import Mapped, SharedGroup
+from ringtrain._core.communicators.shm.group import LoneRank, Mapped, SharedGroup
 from ringtrain._core.communicators.shm.native import Chunks, Work, accumulator_dtype
 from ringtrain._core.communicators.steps import ScratchBuffers
 from ringtrain._core.reduction.fold import Contributions, Flat

@@ -23,7 +23,7 @@ from ringtrain._core.communicators.doubling import (
     Doubling,
 )
 from ringtrain._core.communicators.fused_update import FusedUpdates
-from ringtrain._core.communicators.lone import LoneRank
+from ringtrain._core.communicators.shm.group import LoneRank
 from ringtrain._core.communicators.steps import ExchangeSteps
 from ringtrain._core.kernels.update import ChunkUpdate
 from ringtrain._core.reduction.cuts import (

@@ -6,8 +6,8 @@ from typing import Any, Final, NoReturn
 
 from ringtrain._core.communicators.numbers import foreign_number
 from ringtrain._core.wire.signature import Signature
+from ringtrain._core.world.failure_state import Activity, Closed, Stalled
 from ringtrain._core.world.membership import Membership
-from ringtrain._core.world.reports import Activity, Closed, Stalled
 
 # The library's own threads do the work: first look without a pause, then with one that costs no core.
 _EAGER_S: Final = 1e-3

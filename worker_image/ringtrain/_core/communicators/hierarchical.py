@@ -22,10 +22,10 @@ from ringtrain._core.communicators.chain import Chain, Pods, Section
 from ringtrain._core.communicators.doubling import PART_BYTES_MOST
 from ringtrain._core.communicators.exchange import ExchangeCommunicator
 from ringtrain._core.communicators.fused_chain import ChainUpdates
-from ringtrain._core.communicators.lone import LoneRank
 from ringtrain._core.communicators.pairing import Pairing, dealt_section, shared_section
 from ringtrain._core.communicators.pod_gather import gather_by_pods
 from ringtrain._core.communicators.pod_tree import PodTree
+from ringtrain._core.communicators.shm.group import LoneRank
 from ringtrain._core.communicators.shm.join import Hosts, allocate
 from ringtrain._core.communicators.shm.native import Chunks
 from ringtrain._core.communicators.steps import ScratchBuffers

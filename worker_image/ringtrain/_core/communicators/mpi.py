@@ -22,9 +22,9 @@ from ringtrain._core.reduction.cuts import Bounds, even_bounds, offsets, segment
 from ringtrain._core.reduction.fold import Flat, Folder
 from ringtrain._core.reduction.ops import ReduceOp
 from ringtrain._core.wire.signature import Signature, laid_out
+from ringtrain._core.world.failure_state import Activity, Stalled
 from ringtrain._core.world.membership import Membership
 from ringtrain._core.world.mpi_library import give_up, load_mpi, load_world
-from ringtrain._core.world.reports import Activity, Stalled
 from ringtrain.errors import RingtrainError
 
 # Contributions are folded so much at a time: what is scratch memory, and not more in flight than the caches like.

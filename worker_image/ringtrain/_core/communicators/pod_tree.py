@@ -19,8 +19,8 @@ from typing import Final
 import numpy as np
 
 from ringtrain._core.communicators.chain import Pods
-from ringtrain._core.communicators.lone import LoneRank
 from ringtrain._core.communicators.pairing import TreeSection
+from ringtrain._core.communicators.shm.group import LoneRank
 from ringtrain._core.communicators.shm.native import Work, accumulator_dtype
 from ringtrain._core.reduction.fold import Flat
 from ringtrain._core.reduction.ops import UFUNCS, ReduceOp

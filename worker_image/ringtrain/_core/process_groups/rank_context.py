@@ -25,8 +25,8 @@ from ringtrain._core.process_groups.group import Executor, ProcessGroup
 from ringtrain._core.transport.base import NoPeers, Transport
 from ringtrain._core.world.agent_socket import AgentSocket
 from ringtrain._core.world.config import WorkerConfig
+from ringtrain._core.world.failure_state import Activity
 from ringtrain._core.world.membership import Membership
-from ringtrain._core.world.reports import Activity
 from ringtrain._core.world.ring_config import RingConfig
 from ringtrain.errors import ConfigurationError, NotInitializedError
 from ringtrain.shared import contract

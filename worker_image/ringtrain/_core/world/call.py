@@ -13,9 +13,9 @@ from ringtrain._core.wire.dtypes import dtype_name
 from ringtrain._core.wire.failure import PullRefused
 from ringtrain._core.wire.messages import Frame, Step, encoded_header, octets
 from ringtrain._core.wire.signature import Signature
+from ringtrain._core.world.failure_state import Activity, Closed, Stalled
 from ringtrain._core.world.membership import Membership
 from ringtrain._core.world.offers import Key, Offer
-from ringtrain._core.world.reports import Activity, Closed, Stalled
 from ringtrain.errors import RingtrainError
 
 # A link slower than this is taken for broken. Only large collectives wait longer for it than the timeout says.

@@ -1,7 +1,8 @@
-"""Whether a world still stands."""
+"""Whether a world still stands, and what a rank notices of that and hands to its monitor."""
 
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from ringtrain._core.wire.failure import WorldFailure
 
@@ -69,3 +70,33 @@ class FailureState:
         """Raise the world's failure if it has one."""
         if self.failure is not None:
             raise self.failure.error()
+
+
+@dataclass(frozen=True)
+class Activity:
+    """The collective that a rank is in, for messages and for probing: `allreduce #7 "conv1.weight"`."""
+
+    label: str
+    process_set: int
+    sequence: int
+
+
+@dataclass(frozen=True)
+class Closed:
+    """The connection to `peer` broke."""
+
+    peer: int
+    detail: str
+    activity: Activity | None
+
+
+@dataclass(frozen=True)
+class Stalled:
+    """Nothing came from `peers` within the deadline."""
+
+    peers: tuple[int, ...]
+    waited_s: float
+    activity: Activity
+
+
+Report = Closed | Stalled | WorldFailure

@@ -24,12 +24,11 @@ from ringtrain._core.wire.messages import (
 )
 from ringtrain._core.wire.signature import Signature, decode_signature, describe_mismatch, is_text
 from ringtrain._core.world import neighbours
-from ringtrain._core.world.failure_state import FailureState
+from ringtrain._core.world.failure_state import Activity, Closed, FailureState
 from ringtrain._core.world.handshake import PATIENCE, Handshake
 from ringtrain._core.world.lateness import Lateness
 from ringtrain._core.world.monitor import Monitor
 from ringtrain._core.world.offers import CallerGone, Key, Offer, OfferTable
-from ringtrain._core.world.reports import Activity, Closed
 from ringtrain._core.world.ring_config import RingConfig
 from ringtrain._core.world.roster import Roster, Told
 from ringtrain._core.world.watches import ALIVE

@@ -16,8 +16,7 @@ from ringtrain._core.transport.base import Broken, How, Transport
 from ringtrain._core.wire.failure import PullRefused, WorldFailure
 from ringtrain._core.wire.messages import ABORT, STATUS, WATCH, dump, load, load_fields
 from ringtrain._core.world import neighbours
-from ringtrain._core.world.failure_state import FailureState
-from ringtrain._core.world.reports import Activity, Closed, Report, Stalled
+from ringtrain._core.world.failure_state import Activity, Closed, FailureState, Report, Stalled
 from ringtrain._core.world.ring_config import RingConfig
 from ringtrain._core.world.spread import Spread, await_answers, is_answered
 from ringtrain._core.world.watches import Watches, has_gone

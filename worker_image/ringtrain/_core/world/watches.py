@@ -9,7 +9,7 @@ from ringtrain._core.transport.base import Broken, How, Unreached
 from ringtrain._core.wire.failure import PullRefused
 from ringtrain._core.wire.messages import dump, load
 from ringtrain._core.world import neighbours
-from ringtrain._core.world.reports import Closed, Report
+from ringtrain._core.world.failure_state import Closed, Report
 from ringtrain._core.world.ring_config import RingConfig
 
 ALIVE = b"alive"

@@ -18,9 +18,9 @@ from ringtrain._core.reduction.fold import Flat
 from ringtrain._core.reduction.ops import ReduceOp
 from ringtrain._core.wire.failure import WorldFailure
 from ringtrain._core.wire.signature import Signature
+from ringtrain._core.world.failure_state import Activity, Closed, Stalled
 from ringtrain._core.world.membership import Membership
 from ringtrain._core.world.offers import Begun, Key
-from ringtrain._core.world.reports import Activity, Closed, Stalled
 from ringtrain.step_time import REDUCTION
 
 # Between what stands for a signature and where its buffer lies.
@@ -286,3 +286,24 @@ class SharedGroup:
 
 def _gathers_elsewhere(work: Work) -> bool:
     return work.gathered is not None and work.gathered.ctypes.data != work.source.ctypes.data
+
+
+class LoneRank:
+    """In the place of a `SharedGroup`. It meets nobody: what differs between ranks is found between pods."""
+
+    position: Final = 0
+
+    def __init__(self, rank: int) -> None:
+        self.ranks = (rank,)
+
+    def run(self, what: Signature, work: Work) -> None:
+        """Copy this rank's contribution to `work.partial`; what is gathered is in its place already."""
+        if work.partial is not None:
+            ((start, end),) = work.chunks
+            work.partial[...] = work.source[start:end]
+
+    def mapped(self, what: Signature, buffer: Flat) -> None:
+        """Nobody else is here who could read `buffer`."""
+
+    def close(self) -> None:
+        """There is nothing to give back."""

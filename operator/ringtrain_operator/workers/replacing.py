@@ -23,21 +23,16 @@ from ..build import RESTARTED_CODES, Settings
 from ..build.names import ObjectRef
 from ..contract import EXIT_GANG_STOPPED
 from ..observe.model import PodView
-from ..observe.pods import by_index, is_finite, termination_of
-from ..spec.base import format_time
+from ..observe.pods import by_index, termination_of
 from ..status.decision import NO_DECISION, Begin, Decision, Enqueue, Finish, Halt, Policy, PolicyResult, Restart
 from ..status.model import (
     REMEMBERED_S,
-    ConditionChange,
-    ElasticStatus,
-    Failure,
     Incarnations,
     JobStatus,
     Loss,
     after_pause,
 )
-from ..status.progress import is_whole
-from ..status.situation import Situation, counted
+from ..status.situation import Situation
 from .gang import LAUNCHER_REPORT_S, node_is_suspect, pod_disruption
 
 # So many losses are kept: more than what is ever counted of one worker or of one node.
@@ -453,134 +448,6 @@ def avoided_because(losses: Sequence[Loss], node: str) -> str:
     """Why a node is avoided, in a sentence."""
     found = [loss for loss in losses if loss.suspect and loss.node == node]
     return f"node {node} has lost {len(found)} workers, the last because {found[-1].pod} {found[-1].cause}"
-
-
-def elastic_fields(s: Situation, seen: Situation) -> dict[str, Any]:
-    """The field `elastic`, and a new `failure` where the state was lost. `seen`: before this look's notes.
-
-    Nothing in it goes back within an attempt: a launcher whose process came back has to learn the world again.
-    """
-    lost = sum(loss.worker is not None for loss in new_losses(seen.status, s.status))
-    before, notes = s.status.elastic or ElasticStatus(), incarnations_of(s.status)
-    said = (s.report.elastic if s.report is not None else None) or {}
-    formation = _whole(said, "formation")
-    new = ElasticStatus(
-        formation=max(before.formation, formation),
-        ranks=_whole(said, "ranks") if formation and formation >= before.formation else before.ranks,
-        workers=sum(pod.phase == "Running" and pod.ready and not pod.finished for pod in s.workers),
-        lost_workers=before.lost_workers + lost,
-        lost_steps=max(before.lost_steps, notes.lost_steps + _whole(said, "lostSteps")),
-        recoveries=max(before.recoveries, notes.recoveries + _whole(said, "recoveries")),
-        last_recovery_seconds=_seconds(said.get("lastRecoverySeconds"), before.last_recovery_seconds),
-    )
-    return {"elastic": new, **_state_lost(s, said.get("stateLost"))}
-
-
-def _state_lost(s: Situation, said: object) -> dict[str, Failure]:
-    """The failure of a training that begins at its checkpoint within the attempt; empty without a new one."""
-    if not isinstance(said, dict) or not said.get("message"):
-        return {}
-    message, last = str(said["message"]), s.status.failure
-    if last is not None and (last.attempt, last.reason, last.message) == (s.attempt, "StateLost", message):
-        return {}
-    tail = said.get("logTail")
-    failure = Failure(
-        attempt=s.attempt,
-        rank=_whole(said, "rank") if is_whole(said.get("rank")) else None,
-        pod=str(said.get("pod") or "") or None,
-        node=str(said.get("node") or "") or None,
-        exit_code=_whole(said, "exitCode") if is_whole(said.get("exitCode")) else None,
-        reason="StateLost",
-        message=message,
-        log_tail=tuple(map(str, tail)) if isinstance(tail, list) else (),
-        time=s.now,
-    )
-    return {"failure": failure}
-
-
-def degraded(s: Situation) -> ConditionChange | None:
-    """The Degraded condition of an elastic job that runs; None: nobody knows better than what it says already."""
-    since = incarnations_of(s.status).launcher_lost
-    if since is not None:
-        return ConditionChange("Degraded", "True", "LauncherLost", _without_launcher(s, since))
-    said = s.report.elastic if s.report is not None and s.report.phase == "Running" else None
-    if said is None:
-        return None
-    if s.observed.launcher_refused:
-        workers = counted(s.status.ledger.attempt_workers, "worker")
-        why = f"the launcher was told that {workers} are wanted, and {s.observed.launcher_refused}"
-        return ConditionChange("Degraded", "True", "ScaleRefused", why)
-    wanted = s.status.ledger.attempt_workers * s.job.spec.slots
-    ranks = _whole(said, "ranks")
-    if ranks >= wanted and said.get("degraded") is not True:
-        verb = "trains" if ranks == 1 else "train"
-        return ConditionChange("Degraded", "False", "Complete", f"{counted(ranks, 'rank')} {verb}")
-    reason, why = _why_fewer(s)
-    return ConditionChange("Degraded", "True", reason, f"{ranks} of {counted(wanted, 'rank')} train: {why}")
-
-
-def _why_fewer(s: Situation) -> tuple[str, str]:
-    """What keeps the world from being complete, in one word and in a sentence."""
-    for refusal in s.gang_refusals:
-        return "CreationRefused", f"the API refused {refusal.ref} ({refusal.reason}): {refusal.message}"
-    pods = {pod.index: pod for pod in s.workers}
-    absent = [
-        worker
-        for worker in range(s.status.ledger.attempt_workers)
-        if worker not in pods or pods[worker].phase != "Running" or not is_present(s.status, worker)
-    ]
-    if not absent:
-        return "WorkersJoining", "all workers run, and some have not joined yet"
-    first = absent[0]
-    others = f"; {counted(len(absent) - 1, 'more worker')} missing" if len(absent) > 1 else ""
-    pod = pods.get(first)
-    if pod is not None and pod.waiting and is_present(s.status, first):
-        return pod.waiting, f"{pod.name}: {pod.waiting_message or pod.waiting}{others}"
-    name, loss = build.worker_name(s.job, first), _last_loss(s, first)
-    if loss is None:
-        return "WorkersJoining", f"{name} does not run yet{others}"
-    due = made_after(s.status, first)
-    if not is_present(s.status, first) and due is not None and s.now < due:
-        return "BackOff", f"{name} {loss}; a new one is made at {format_time(due)}{others}"
-    return "WorkerLost", f"{name} {loss}; a new one is on its way{others}"
-
-
-def _without_launcher(s: Situation, since: datetime) -> str:
-    """What became of the launcher's pod, what keeps the next one, and until when ranks have patience."""
-    name, due = build.launcher_name(s.job), made_after(s.status, None)
-    until = since + timedelta(seconds=s.job.spec.networking.start_timeout_seconds)
-    next_one = "a new one is on its way"
-    if s.launcher is None and due is not None and s.now < due:
-        next_one = f"a new one is made at {format_time(due)}"
-    if s.launcher is not None and s.launcher.waiting:
-        next_one = f"the new one waits: {s.launcher.waiting_message or s.launcher.waiting}"
-    for refusal in s.gang_refusals:
-        next_one = f"the API refused {refusal.ref} ({refusal.reason}): {refusal.message}"
-    return (
-        f"{name} {_last_loss(s, None) or 'is not there'}; {next_one}; ranks train on, and wait for it at a change "
-        f"of their world, until {format_time(until)}"
-    )
-
-
-def _last_loss(s: Situation, worker: int | None) -> str | None:
-    """What became of the last pod of `worker` (None: the launcher), if that was lost in this attempt."""
-    losses = incarnations_of(s.status).losses
-    found = [loss for loss in losses if loss.worker == worker and loss.attempt == s.attempt]
-    if not found:
-        return None
-    node = f"on node {found[-1].node} " if found[-1].node else ""
-    return f"{node}{found[-1].cause}"
-
-
-def _whole(said: dict[str, Any], field: str) -> int:
-    value = said.get(field)
-    return value if isinstance(value, int) and is_whole(value) else 0
-
-
-def _seconds(value: object, before: float | None) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not is_finite(value):
-        return before
-    return round(float(value), 3)
 
 
 WORKERS = Policy(note=note_workers, wakes=workers_wake_at, elastic=True)
