@@ -216,31 +216,24 @@ def _begin_slots(context: UpdateContext) -> Iterator[_Gathered]:
 
 def _begin_feedback(context: UpdateContext) -> Iterator[_Gathered]:
     for bucket, wire in _compressed(context):
-        yield _begin_rows(context.group, bucket, LOST, wire.lost(bucket))
+        yield _begin_gather(context, bucket, LOST, wire.lost(bucket))
         yield _begin_gather(context, bucket, LOST_CHANGE, wire.lost_change(bucket))
 
 
 def _begin_gather(context: UpdateContext, bucket: Bucket, slot: str, values: Flat) -> _Gathered:
-    """Begin to gather a slot, unless every rank has all of it."""
-    group, size = context.group, bucket.size
-    if bucket.local:
-        return _begin_rows(group, bucket, slot, values)
-    whole = np.empty(size, values.dtype)
-    if slot == WEIGHTS or not context.sharded:
-        whole[:] = values
+    """Begin to gather a slot, unless every rank has all of it. What is each rank's own becomes rows by rank."""
+    group, is_own = context.group, bucket.local or slot == LOST
+    is_whole = not is_own and (slot == WEIGHTS or not context.sharded)
+    if is_own:
+        whole = np.empty((group.size, len(values)), values.dtype)
+        whole[group.rank] = values
+    else:
+        whole = np.empty(bucket.size, values.dtype)
+        whole[slice(None) if is_whole else context.arenas.owned(bucket)] = values
+    if is_whole or group.size == 1 or not whole.size:
         return _Gathered(bucket, slot, whole, None)
-    whole[context.arenas.owned(bucket)] = values
-    travels = group.size > 1 and size
-    return _Gathered(bucket, slot, whole, group.all_gather(whole, bucket.bounds) if travels else None)
-
-
-def _begin_rows(group: Group, bucket: Bucket, slot: str, values: Flat) -> _Gathered:
-    """The same of values that each rank has of its own, equally many: as rows by rank."""
-    rows, count = np.empty((group.size, len(values)), values.dtype), len(values)
-    rows[group.rank] = values
-    travels = group.size > 1 and count
-    bounds = [rank * count for rank in range(group.size + 1)]
-    return _Gathered(bucket, slot, rows, group.all_gather(rows.reshape(-1), bounds) if travels else None)
+    bounds = [rank * len(values) for rank in range(group.size + 1)] if is_own else bucket.bounds
+    return _Gathered(bucket, slot, whole, group.all_gather(whole.reshape(-1), bounds))
 
 
 def _ended(begun: Iterable[_Gathered], keep: bool) -> dict[str, dict[str, Flat]]:
