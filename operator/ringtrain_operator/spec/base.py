@@ -6,7 +6,7 @@ Times are as Kubernetes writes them.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Annotated, Any, ClassVar
@@ -31,6 +31,13 @@ def depth_of(value: Any) -> int:
         depth += 1
         level = [inner for one in level for inner in (one.values() if isinstance(one, Mapping) else one)]
     return depth
+
+
+def without_nulls(value: Any, opaque: Collection[str] = ()) -> Any:
+    """`value` without fields that are null, as the API server prunes them; `opaque` fields stay as they are."""
+    if isinstance(value, Mapping):
+        return {k: v if k in opaque else without_nulls(v, opaque) for k, v in value.items() if v is not None}
+    return [without_nulls(item, opaque) for item in value] if isinstance(value, list) else value
 
 
 @dataclass(frozen=True)

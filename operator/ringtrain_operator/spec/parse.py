@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from ..contract import API_VERSION, KIND
 from ..errors import Invalid, Problem, did_you_mean, shown
-from .base import MAX_DEPTH, Rule, depth_of, parse_time
+from .base import MAX_DEPTH, Rule, depth_of, parse_time, without_nulls
 from .job import KUEUE_PROVISIONS, QUEUE_LABEL, Job, JobSpec
 from .launcher_words import MPI, launcher_in
 from .metrics_rule import rule_problem
@@ -134,7 +134,7 @@ def _identity_problems(obj: Mapping[str, Any], metadata: Mapping[str, Any]) -> I
 
 
 def _parse_spec(raw: Mapping[str, Any], schema: PodSchema | None) -> tuple[JobSpec | None, list[Problem]]:
-    pruned = _without_nulls(raw)
+    pruned = without_nulls(raw, _OPAQUE)
     try:
         # By way of JSON: strict types, and lists may become tuples.
         spec = JobSpec.model_validate_json(json.dumps(pruned, default=str))
@@ -160,15 +160,6 @@ def part_problems(spec: Mapping[str, Any], schema: PodSchema | None = None) -> l
         found = [_problem(error) for error in exc.errors(include_url=False)]
     found += _template_problems(spec, {p.path for p in found}, schema or packaged_schema())
     return [problem for problem in found if not problem.message.startswith(("is missing", "is empty"))]
-
-
-def _without_nulls(value: Any) -> Any:
-    """`value` without fields that are null, as the API server prunes them; templates stay as they are."""
-    if isinstance(value, Mapping):
-        return {k: v if k in _OPAQUE else _without_nulls(v) for k, v in value.items() if v is not None}
-    if isinstance(value, list):
-        return [_without_nulls(item) for item in value]
-    return value
 
 
 def _template_problems(spec: Mapping[str, Any], reported: set[str], schema: PodSchema | None) -> Iterator[Problem]:

@@ -13,7 +13,7 @@ from pydantic_core import PydanticUndefined
 
 from ..contract import GROUP
 from ..errors import Invalid, Problem, shown
-from .base import MAX_DEPTH, depth_of
+from .base import MAX_DEPTH, depth_of, without_nulls
 from .job import CLUSTER, TEMPLATE_KINDS, JobSpec
 
 Json = dict[str, Any]
@@ -75,14 +75,7 @@ def read_template(obj: Mapping[str, Any]) -> Template:
         problems.append(Problem(f"spec.{unknown[0]}", "is not a field here; allowed: description, job"))
     if problems:
         raise Invalid(problems)
-    return Template(str(obj.get("kind")), str(name), _without_nulls(job), str(description))
-
-
-def _without_nulls(value: Any) -> Any:
-    """`value` without null fields, which say nothing in a template."""
-    if isinstance(value, Mapping):
-        return {key: _without_nulls(inner) for key, inner in value.items() if inner is not None}
-    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
+    return Template(str(obj.get("kind")), str(name), without_nulls(job), str(description))
 
 
 def _unfit(job: Mapping[str, Any]) -> list[Problem]:
