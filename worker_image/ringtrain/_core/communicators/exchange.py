@@ -270,9 +270,9 @@ class ExchangeCommunicator:
         def frames_for(rank: int, caller: Caller) -> Iterator[Frame]:
             return call.frames(Step.CONTRIBUTION, [source])
 
-        call = self.steps.call(what, (), frames_for, source.nbytes)
         # Not yet into `target`: it may be `source`, which peers still read.
         result, parts = np.empty_like(source), self.steps.parts_like(source)
+        call = self.steps.call(what, (), frames_for, source.nbytes)
         with call:
             for rank, part in zip(self.ranks, parts, strict=True):
                 if part is not source:

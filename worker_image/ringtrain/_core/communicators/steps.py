@@ -42,6 +42,7 @@ class ExchangeSteps:
         self.position = ranks.index(member.ring.rank)
         # The next position first: if all began with the same one, all would wait for its link.
         self.others = tuple((self.position + shift) % len(ranks) for shift in range(1, len(ranks)))
+        self._other_ranks = tuple(rank for rank in ranks if rank != member.ring.rank)
 
     def continue_at(self, sequence: int) -> None:
         """Give the next collective this number: for a communicator that counts its own, beside this one."""
@@ -66,10 +67,9 @@ class ExchangeSteps:
         """Begin the set's next collective, in which frames come from world ranks `peers` (None: all) and go to
         `takers` (None: to those)."""
         self._sequence += 1
-        others = tuple(self.ranks[position] for position in sorted(self.others))
         number = (self._process_set, self._sequence)
-        peers = others if peers is None else peers
-        key = CollectiveKey(number, peers, peers if takers is None else takers, others, is_span)
+        peers = self._other_ranks if peers is None else peers
+        key = CollectiveKey(number, peers, peers if takers is None else takers, self._other_ranks, is_span)
         return Call(self._member, key, what, frames_for, total_bytes)
 
     def cut(self, bounds: Bounds, like: Flat) -> list[list[slice]]:
