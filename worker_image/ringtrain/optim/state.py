@@ -225,7 +225,7 @@ def _begin_gather(context: UpdateContext, bucket: Bucket, slot: str, values: Fla
     group, is_own = context.group, bucket.local or slot == LOST
     is_whole = not is_own and (slot == WEIGHTS or not context.sharded)
     if is_own:
-        whole = np.empty((group.size, len(values)), values.dtype)
+        whole: Flat = np.empty((group.size, len(values)), values.dtype)
         whole[group.rank] = values
     else:
         whole = np.empty(bucket.size, values.dtype)
