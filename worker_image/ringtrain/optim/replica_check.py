@@ -7,6 +7,7 @@ hundredth of the weights, another one each time, and the rates it was made with.
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import chain
 from typing import Final
 
 from ringtrain._core.process_groups.draws import draws_of
@@ -67,7 +68,7 @@ class ReplicaCheck:
 
     def digest(self) -> int:
         """Of all weights that ranks compare."""
-        return digest_of(part for parts in self._parts for part in parts)
+        return digest_of(chain.from_iterable(self._parts))
 
     def _compare_rates(self, told: Sequence[dict[int, list[float]]]) -> None:
         for rank, rates in enumerate(told):
