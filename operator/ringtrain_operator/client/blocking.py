@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import inspect
 import threading
-from collections.abc import AsyncGenerator, Coroutine, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from concurrent.futures import CancelledError, Future
-from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar, Unpack
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar, get_args, get_type_hints
 
-from ..status.model import JobStatus, Progress
 from .backends import Backend
-from .runs import AsyncClient, AsyncRun, Code, Options
-from .session import Json
-from .views import Snapshot, Why, table, text_table
+from .runs import AsyncClient, AsyncRun
+from .views import table, text_table
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -27,16 +27,12 @@ class _Loop:
         self._thread = threading.Thread(target=self._loop.run_forever, name="ringtrain-sdk", daemon=True)
         self._thread.start()
         self._lock = threading.Lock()
-        self._closed = False
-
-    def is_open(self) -> bool:
-        """Whether it runs still."""
-        return not self._closed
+        self.closed = False
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of `work`. Ctrl-C cancels it, and so does another thread that closes the client."""
         with self._lock:
-            if self._closed:
+            if self.closed:
                 work.close()
                 raise RuntimeError("this client is closed; make another")
             future: Future[T] = asyncio.run_coroutine_threadsafe(work, self._loop)
@@ -49,22 +45,22 @@ class _Loop:
             raise
 
     def iterate(self, items: AsyncGenerator[T, None]) -> Iterator[T]:
-        """What `items` yields, as it comes."""
+        """What `items` yields, as it comes; None is no item."""
 
-        async def following() -> list[T]:
-            return [item async for item in _first(items)]
+        async def following() -> T | None:
+            return await anext(items, None)
 
         try:
-            while found := self.run(following()):
-                yield found[0]
+            while (item := self.run(following())) is not None:
+                yield item
         finally:
-            if self.is_open():
+            if not self.closed:
                 self.run(items.aclose())
 
     def close(self) -> None:
         """End the thread, and whatever another thread waits for in it."""
         with self._lock:
-            self._closed = True
+            self.closed = True
         asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -78,10 +74,40 @@ async def _cancel_others() -> None:
     await asyncio.gather(*others, return_exceptions=True)
 
 
-async def _first(items: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
-    async for item in items:
-        yield item
-        return
+def _like(method: Callable[..., Any], blocking: Callable[P, T], returns: Any) -> Callable[P, T]:
+    """`blocking`, which runs `method`, with the other's name, promise and arguments."""
+    functools.update_wrapper(blocking, method)
+    blocking.__qualname__ = method.__qualname__.removeprefix("Async")
+    signature = inspect.signature(method).replace(return_annotation=returns)
+    blocking.__signature__ = signature  # type: ignore[attr-defined]
+    return blocking
+
+
+def _waits(
+    method: Callable[Concatenate[AsyncRun, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[Run, P], T]:
+    def blocking(self: Run, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self._loop.run(method(self._run, *args, **kwargs))
+
+    return _like(method, blocking, get_type_hints(method)["return"])
+
+
+def _follows(
+    method: Callable[Concatenate[AsyncRun, P], AsyncGenerator[T, None]],
+) -> Callable[Concatenate[Run, P], Iterator[T]]:
+    def blocking(self: Run, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
+        return self._loop.iterate(method(self._run, *args, **kwargs))
+
+    return _like(method, blocking, Iterator[get_args(get_type_hints(method)["return"])[0]])  # type: ignore[misc]
+
+
+def _finds(
+    method: Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, AsyncRun]],
+) -> Callable[Concatenate[Client, P], Run]:
+    def blocking(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> Run:
+        return Run(self._loop.run(method(self._client, *args, **kwargs)), self._loop)
+
+    return _like(method, blocking, Run)
 
 
 class Run:
@@ -93,16 +119,7 @@ class Run:
     def __init__(self, run: AsyncRun, loop: _Loop) -> None:
         self._run = run
         self._loop = loop
-
-    @property
-    def name(self) -> str:
-        """The job's name."""
-        return self._run.name
-
-    @property
-    def namespace(self) -> str:
-        """The job's namespace."""
-        return self._run.namespace
+        self.name, self.namespace = run.name, run.namespace
 
     def __repr__(self) -> str:
         return repr(self._run)
@@ -110,43 +127,18 @@ class Run:
     def _repr_html_(self) -> str:
         return self.snapshot()._repr_html_()
 
-    def job(self) -> Json:
-        return self._loop.run(self._run.job())
-
-    def status(self) -> JobStatus:
-        return self._loop.run(self._run.status())
-
-    def snapshot(self) -> Snapshot:
-        return self._loop.run(self._run.snapshot())
-
-    def metrics(self) -> Progress | None:
-        return self._loop.run(self._run.metrics())
-
-    def why(self) -> Why:
-        return self._loop.run(self._run.why())
-
-    def watch(self) -> Iterator[Snapshot]:
-        return self._loop.iterate(self._run.watch())
-
-    def wait(self, timeout: float | None = None, *, until: str = "", show: bool = False) -> JobStatus:
-        return self._loop.run(self._run.wait(timeout, until=until, show=show))
-
-    def scale(self, workers: int) -> None:
-        self._loop.run(self._run.scale(workers))
-
-    def suspend(self) -> None:
-        self._loop.run(self._run.suspend())
-
-    def resume(self) -> None:
-        self._loop.run(self._run.resume())
-
-    def delete(self) -> None:
-        self._loop.run(self._run.delete())
-
-    def logs(
-        self, rank: int | None = None, *, follow: bool = False, attempt: int | None = None, tail: int | None = None
-    ) -> Iterator[str]:
-        return self._loop.iterate(self._run.logs(rank, follow=follow, attempt=attempt, tail=tail))
+    job = _waits(AsyncRun.job)
+    status = _waits(AsyncRun.status)
+    snapshot = _waits(AsyncRun.snapshot)
+    metrics = _waits(AsyncRun.metrics)
+    why = _waits(AsyncRun.why)
+    watch = _follows(AsyncRun.watch)
+    wait = _waits(AsyncRun.wait)
+    scale = _waits(AsyncRun.scale)
+    suspend = _waits(AsyncRun.suspend)
+    resume = _waits(AsyncRun.resume)
+    delete = _waits(AsyncRun.delete)
+    logs = _follows(AsyncRun.logs)
 
 
 class Runs(list[Run]):
@@ -178,36 +170,19 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        if not self._loop.is_open():
+        if self._loop.closed:
             return
         try:
             self._loop.run(self._client.close())
         finally:
             self._loop.close()
 
-    def train(self, code: Code, **options: Unpack[Options]) -> Run:
-        return Run(self._loop.run(self._client.train(code, **options)), self._loop)
-
-    def submit(self, manifest: Mapping[str, Any] | str | Path) -> Run:
-        return Run(self._loop.run(self._client.submit(manifest)), self._loop)
-
-    def get(self, name: str) -> Run:
-        return Run(self._loop.run(self._client.get(name)), self._loop)
-
-    def of(self, name: str) -> Run:
-        return Run(self._loop.run(self._client.of(name)), self._loop)
+    train = _finds(AsyncClient.train)
+    submit = _finds(AsyncClient.submit)
+    get = _finds(AsyncClient.get)
+    of = _finds(AsyncClient.of)
 
     def list(self) -> Runs:
         return Runs(Run(run, self._loop) for run in self._loop.run(self._client.list()))
 
-
-def _same_promises(blocking: type, asynchronous: type) -> None:
-    """Each method promises what its namesake does."""
-    for name, method in vars(blocking).items():
-        namesake = getattr(asynchronous, name, None)
-        if callable(method) and not name.startswith("_") and namesake is not None:
-            method.__doc__ = namesake.__doc__
-
-
-_same_promises(Run, AsyncRun)
-_same_promises(Client, AsyncClient)
+    close.__doc__, list.__doc__ = AsyncClient.close.__doc__, AsyncClient.list.__doc__
