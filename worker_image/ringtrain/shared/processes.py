@@ -7,6 +7,7 @@ its environment, in which a marker names the daemon.
 
 import ctypes
 import fcntl
+import math
 import os
 import signal
 import subprocess
@@ -81,6 +82,17 @@ def start_child(
         preexec_fn=die_with_parent(os.getpid()),
         **{"stdin": subprocess.DEVNULL, **streams},
     )
+
+
+def end_child(process: "subprocess.Popen[bytes]", patience_s: float = 0.0) -> bool:
+    """Return when `process` has ended; it is killed after `patience_s`. Returns whether it ended by itself."""
+    try:
+        process.wait(patience_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        return False
+    return True
 
 
 def start_rank(rank: int, command: Sequence[str], environment: Mapping[str, str]) -> RankProcess:
@@ -163,8 +175,14 @@ def end_marked(marker: str, grace_s: float, clock: Callable[[], float] = time.mo
     signal_marked(marker, signal.SIGTERM)
     while marked_processes(marker) and clock() < deadline:
         time.sleep(_POLL_S)
+    kill_marked(marker)
+
+
+def kill_marked(marker: str, variable: str = MARKER, within_s: float = math.inf) -> None:
+    """SIGKILL to all processes of `marker`; one that waits for a disk is waited for no longer than `within_s`."""
+    deadline = time.monotonic() + within_s
     # Repeated: a process may have forked between the look and the signal.
-    while signal_marked(marker, signal.SIGKILL):
+    while signal_marked(marker, signal.SIGKILL, variable) and time.monotonic() < deadline:
         time.sleep(_POLL_S)
 
 

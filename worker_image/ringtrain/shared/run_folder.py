@@ -6,16 +6,14 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
 from ringtrain.shared import contract
-from ringtrain.shared.processes import signal_marked
+from ringtrain.shared.processes import kill_marked
 
-_POLL_S: Final = 0.05
 # A process that can't be killed yet, because it waits for a disk, is not waited for.
 _ENDED_WITHIN_S: Final = 10.0
 _PACKAGES: Final = Path(__file__).parents[2]
@@ -58,8 +56,5 @@ def watch(folder: str) -> None:
 
 
 def _clear(folder: Path) -> None:
-    deadline = time.monotonic() + _ENDED_WITHIN_S
-    # Repeated: a process may have forked between the look and the signal.
-    while signal_marked(str(folder), signal.SIGKILL, contract.ENV_RUN_FOLDER) and time.monotonic() < deadline:
-        time.sleep(_POLL_S)
+    kill_marked(str(folder), contract.ENV_RUN_FOLDER, _ENDED_WITHIN_S)
     shutil.rmtree(folder, ignore_errors=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from ringtrain.shared import contract
-from ringtrain.shared.processes import is_stopped
+from ringtrain.shared.processes import end_child, is_stopped
 from ringtrain_job.cli.run_processes import start
 
 _LOOK_S: Final = 0.5
@@ -104,8 +104,7 @@ class _Kept:
             self._stopped_since = now
         elif now - self._stopped_since >= _STOPPED_S:
             log.warning("data worker %d was stopped by a signal for %g s: it is killed", self._index, _STOPPED_S)
-            self._process.kill()
-            self._process.wait()
+            end_child(self._process)
 
     def _start(self) -> None:
         self._own, self._started = ExitStack(), time.monotonic()

@@ -19,17 +19,17 @@ from ringtrain.shared import contract
 from ringtrain_job.agent.config import AgentConfig
 from ringtrain_job.cli.agent_orders import AgentOrders
 from ringtrain_job.cli.hosts import Host
-from ringtrain_job.cli.live_page import say_link, without_token
+from ringtrain_job.cli.live_page import without_token
 from ringtrain_job.cli.run_processes import (
     AGENT_S,
+    exit_code,
     forward_signals,
     level_of,
     lost_lines,
-    start,
+    start_launcher,
     wait_for,
-    with_lost_lines,
 )
-from ringtrain_job.cli.several_hosts import prepare_run
+from ringtrain_job.cli.several_hosts import prepare_hosts
 from ringtrain_job.cli.ssh import HereOptions, HostDeadlines, RemoteAgent, SshOptions
 from ringtrain_job.launcher.hosts import LOCAL, AgentEnd, CoolDown
 
@@ -70,7 +70,7 @@ def run_on_changing_hosts(
             "the run is to go to other hosts, which needs ssh here; install it (apt install openssh-client)"
         )
     with ExitStack() as stack:
-        environment = prepare_run(stack, settings, hosts.workers, hosts.slots)
+        environment = prepare_hosts(stack, settings, hosts.workers, hosts.slots)
         level = level_of(environment, verbose)
         folder = Path(environment[contract.ENV_RUN_FOLDER])
         plan = {
@@ -80,16 +80,12 @@ def run_on_changing_hosts(
             "command": [*command],
         }
         (folder / "hosts.json").write_text(json.dumps(plan))
-        launcher_words = ["launcher", "--log-level", level, "--hosts", f"{folder / 'hosts.json'}", *words]
-        environment[contract.ENV_PORTS_HELD] = "1"
-        launcher = start(stack, contract.ROLE_LAUNCHER, environment, launcher_words)
-        say_link(environment)
+        launcher = start_launcher(stack, environment, level, ["--hosts", f"{folder / 'hosts.json'}", *words])
         stop = signal.SIGINT  # SIGTERM tells an elastic job's launcher that its own pod goes
         grace_s = AgentConfig.from_env(environment).save_s
         signals = forward_signals(stack, lambda: launcher.send_signal(stop), "ranks on all hosts", grace_s)
         code = wait_for(launcher, [], AGENT_S)
-        code = with_lost_lines(code, lost_lines(folder / _LOST_FILE), environment[contract.ENV_LOG_DIR])
-        return 128 + signals[0] if signals else code
+        return exit_code(code, lost_lines(folder / _LOST_FILE), environment[contract.ENV_LOG_DIR], signals)
 
 
 class SshHostAgents:

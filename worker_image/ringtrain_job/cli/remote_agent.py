@@ -13,7 +13,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -24,7 +23,14 @@ import click
 from ringtrain.errors import ConfigurationError
 from ringtrain.shared import contract
 from ringtrain.shared.address import interface_addresses
-from ringtrain.shared.processes import become_subreaper, kill_descendants, signal_handler, start_child
+from ringtrain.shared.processes import (
+    become_subreaper,
+    end_child,
+    kill_descendants,
+    reap,
+    signal_handler,
+    start_child,
+)
 from ringtrain.shared.run_folder import run_folder
 from ringtrain_job.agent.config import LEAVE_S, AgentConfig
 from ringtrain_job.cli.certificates import SECRET_FILES
@@ -134,30 +140,16 @@ def _watch(agent: "subprocess.Popen[bytes]", patience_s: float) -> int:
     with signal_handler(stop, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         while agent.poll() is None:
             if _is_over(poll.poll(_LOOK_MS), asked):
-                _end(agent, patience_s)
+                agent.terminate()
+                end_child(agent, patience_s)
     while kill_descendants():  # what ranks left, which this process has inherited
-        _reap()
+        reap()
+        time.sleep(_POLL_S)
     return 128 - agent.returncode if agent.returncode < 0 else agent.returncode
 
 
 def _is_over(ready: Sequence[tuple[int, int]], asked: int) -> bool:
     return any(descriptor == asked or not os.read(descriptor, 1 << 16) for descriptor, _ in ready)
-
-
-def _end(agent: "subprocess.Popen[bytes]", patience_s: float) -> None:
-    agent.terminate()
-    try:
-        agent.wait(patience_s)
-    except subprocess.TimeoutExpired:
-        agent.kill()
-        agent.wait()
-
-
-def _reap() -> None:
-    with suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
-    time.sleep(_POLL_S)
 
 
 def first_address(names: Sequence[str]) -> str:

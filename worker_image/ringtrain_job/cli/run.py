@@ -14,8 +14,6 @@ from pathlib import Path
 import click
 
 from ringtrain.shared import contract
-from ringtrain.shared.ports import HeldPorts
-from ringtrain.shared.run_folder import run_folder
 from ringtrain_job.agent.config import AgentConfig
 from ringtrain_job.cli.checks import check_command, check_launcher, check_log_dir, check_metrics, check_name
 from ringtrain_job.cli.data_workers import start_data_workers
@@ -25,22 +23,21 @@ from ringtrain_job.cli.ending import say, say_end
 from ringtrain_job.cli.failures import exit_code_of
 from ringtrain_job.cli.horovod_values import HorovodValues, horovod_options
 from ringtrain_job.cli.hosts import Host, allocated_hosts, find_hosts, given_hosts, note_on_tasks
-from ringtrain_job.cli.live_page import page_settings, say_link, without_token
+from ringtrain_job.cli.live_page import page_settings, without_token
 from ringtrain_job.cli.main import log_to_stderr
 from ringtrain_job.cli.run_processes import (
     AGENT_S,
+    exit_code,
     forward_signals,
-    inherited,
     level_of,
     lost_lines,
+    prepare_run,
     start,
-    undo_when_asked,
+    start_launcher,
     wait_for,
-    with_lost_lines,
 )
 from ringtrain_job.cli.several_hosts import run_on_hosts
 from ringtrain_job.cli.ssh import SrunOptions
-from ringtrain_job.launcher.config import LauncherConfig
 from ringtrain_job.logs.layout import AttemptFiles
 from ringtrain_job.logs.reading import read_outcome
 
@@ -202,34 +199,13 @@ def _run(
     ranks: int, settings: Mapping[str, str], command: Sequence[str], verbose: bool, words: Sequence[str]
 ) -> int:
     with ExitStack() as stack:
-        undo_when_asked(stack)
-        secret_dir = stack.enter_context(run_folder())
-        (secret_dir / "token").write_text(secrets.token_hex(32))
-        held = HeldPorts()
-        stack.callback(held.release)
-        control_port, status_port = held.take(0, 2)
-        environment = {
-            **inherited(os.environ, settings),
-            contract.ENV_SECRET_DIR: str(secret_dir),
-            contract.ENV_RUN_FOLDER: str(secret_dir),
-            contract.ENV_LAUNCHER_PORT: str(control_port),
-            contract.ENV_STATUS_PORT: str(status_port),
-            contract.ENV_LAUNCHER_ADDRESS: f"127.0.0.1:{control_port}",
-        }
-        held.share()
+        environment = prepare_run(stack, settings, _write_token)
         level = level_of(environment, verbose)
-        LauncherConfig.from_env(environment)  # of what it refuses, agents would hear by waiting for it
         grace_s = AgentConfig.from_env(environment).save_s
-        launcher = start(
-            stack,
-            contract.ROLE_LAUNCHER,
-            {**environment, contract.ENV_PORTS_HELD: "1"},
-            ["launcher", "--log-level", level, *words],
-        )
-        say_link(environment)
+        launcher = start_launcher(stack, environment, level, words)
         environment = without_token(environment)
         start_data_workers(stack, environment, command, level)
-        ended = secret_dir / "ended.json"
+        ended = Path(environment[contract.ENV_RUN_FOLDER]) / "ended.json"
         environment = {**environment, contract.ENV_TERMINATION_MESSAGE_PATH: str(ended)}
         agent = start(stack, contract.ROLE_WORKER, environment, ["agent", "--log-level", level, "--", *command])
         # SIGTERM tells an elastic job's launcher that its own pod goes, and that the ranks are to live on.
@@ -238,8 +214,12 @@ def _run(
             stack, lambda: launcher.send_signal(stop), f"{ranks} ranks" if ranks > 1 else "1 rank", grace_s
         )
         code = wait_for(launcher, [agent], AGENT_S)
-        code = with_lost_lines(code, lost_lines(ended), environment[contract.ENV_LOG_DIR])
-        return 128 + signals[0] if signals else code
+        return exit_code(code, lost_lines(ended), environment[contract.ENV_LOG_DIR], signals)
+
+
+def _write_token(folder: Path) -> Path:
+    (folder / "token").write_text(secrets.token_hex(32))
+    return folder
 
 
 def _environment(slots: int, log_dir: Path, job: str, settings: Mapping[str, str]) -> dict[str, str]:

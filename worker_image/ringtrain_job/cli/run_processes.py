@@ -1,6 +1,7 @@
 """The processes of a run: how they are started, stopped and waited for."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -12,8 +13,12 @@ from typing import Final
 
 from ringtrain.shared import contract
 from ringtrain.shared.horovod_variables import log_level, with_counterparts
-from ringtrain.shared.processes import signal_handler, start_child
+from ringtrain.shared.ports import HeldPorts
+from ringtrain.shared.processes import end_child, signal_handler, start_child
+from ringtrain.shared.run_folder import run_folder
 from ringtrain_job.cli.ending import say
+from ringtrain_job.cli.live_page import say_link
+from ringtrain_job.launcher.config import LauncherConfig
 
 _POLL_S: Final = 0.2
 # The launcher is gone: its agents have their own deadlines, and this long beyond a rank's grace to keep them.
@@ -28,6 +33,32 @@ _OF_ANOTHER_RUN: Final = frozenset(
         *(contract.ENV_FORMATION, contract.ENV_SLOT, contract.ENV_WORKER_SITES),
     }
 )
+
+
+def prepare_run(
+    stack: ExitStack, settings: Mapping[str, str], write_secrets: Callable[[Path], Path]
+) -> dict[str, str]:
+    """The environment of a run's launcher, whose folder and ports are held until `stack` ends.
+
+    `write_secrets`: puts the run's secrets into that folder, and returns where the launcher's are. Raises
+    ConfigurationError.
+    """
+    _undo_when_asked(stack)
+    folder = stack.enter_context(run_folder())
+    held = HeldPorts()
+    stack.callback(held.release)
+    control_port, status_port = held.take(0, 2)
+    environment = {
+        **inherited(os.environ, settings),
+        contract.ENV_SECRET_DIR: str(write_secrets(folder)),
+        contract.ENV_RUN_FOLDER: str(folder),
+        contract.ENV_LAUNCHER_PORT: str(control_port),
+        contract.ENV_STATUS_PORT: str(status_port),
+        contract.ENV_LAUNCHER_ADDRESS: f"127.0.0.1:{control_port}",
+    }
+    held.share()
+    LauncherConfig.from_env(environment)  # of what it refuses, agents would hear by waiting for it
+    return environment
 
 
 def inherited(environment: Mapping[str, str], settings: Mapping[str, str]) -> dict[str, str]:
@@ -53,16 +84,21 @@ def start(stack: ExitStack, role: str, environment: dict[str, str], words: list[
     """A `ringtrain` process that ends when this one does. In a session of its own: Ctrl-C is ours to pass on."""
     command = [sys.executable, "-m", "ringtrain", *words]
     process = start_child(command, {**environment, contract.ENV_ROLE: role})
-
-    def end() -> None:
-        process.kill()
-        process.wait()
-
-    stack.callback(end)
+    stack.callback(end_child, process)
     return process
 
 
-def undo_when_asked(stack: ExitStack) -> None:
+def start_launcher(
+    stack: ExitStack, environment: Mapping[str, str], level: str, words: Sequence[str] = ()
+) -> "subprocess.Popen[bytes]":
+    """The launcher, with further `words` of its command line; where its page is wanted the link to it is said."""
+    told = {**environment, contract.ENV_PORTS_HELD: "1"}
+    launcher = start(stack, contract.ROLE_LAUNCHER, told, ["launcher", "--log-level", level, *words])
+    say_link(environment)
+    return launcher
+
+
+def _undo_when_asked(stack: ExitStack) -> None:
     """Until `forward_signals` is called a signal that asks this run to end undoes what is on `stack`."""
 
     def leave(number: int, _: object) -> None:
@@ -146,11 +182,12 @@ def lost_lines(message: Path) -> int:
         return 0
 
 
-def with_lost_lines(code: int, lost: int, directory: str) -> int:
-    """Say how many log lines are `lost`; return the exit code of a run whose ranks and launcher left `code`."""
+def exit_code(code: int, lost: int, directory: str, signals: Sequence[int]) -> int:
+    """Say how many log lines are `lost`; return the exit code of a run whose ranks and launcher left `code`, and
+    which got these `signals`."""
     if lost:
         say(f"{lost} log lines are not in {directory}, which could not be written; they stand above", fg="red")
-    return code or (EXIT_LINES_LOST if lost else 0)
+    return 128 + signals[0] if signals else code or (EXIT_LINES_LOST if lost else 0)
 
 
 def _code(returncode: int) -> int:

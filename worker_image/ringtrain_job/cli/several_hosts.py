@@ -9,28 +9,25 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from ringtrain.shared import contract
-from ringtrain.shared.ports import HeldPorts
-from ringtrain.shared.run_folder import run_folder
 from ringtrain_job.agent.config import AgentConfig
 from ringtrain_job.cli.agent_orders import AgentOrders
 from ringtrain_job.cli.certificates import write_secrets
 from ringtrain_job.cli.ending import say
 from ringtrain_job.cli.hosts import Host
-from ringtrain_job.cli.live_page import say_link, without_token
+from ringtrain_job.cli.live_page import without_token
 from ringtrain_job.cli.remote_agent import Greeting
 from ringtrain_job.cli.run_processes import (
     AGENT_S,
+    exit_code,
     forward_signals,
-    inherited,
     level_of,
     lost_lines,
+    prepare_run,
     start,
-    undo_when_asked,
+    start_launcher,
     wait_for,
-    with_lost_lines,
 )
 from ringtrain_job.cli.ssh import HostDeadlines, RemoteAgent, SrunOptions, SshOptions, connect
-from ringtrain_job.launcher.config import LauncherConfig
 
 
 def run_on_hosts(
@@ -49,22 +46,16 @@ def run_on_hosts(
         if sites:
             encrypt = {} if os.environ.get(contract.ENV_ENCRYPT) else {contract.ENV_ENCRYPT: "sites"}
             settings = {**settings, contract.ENV_WORKER_SITES: sites, **encrypt}
-        environment = prepare_run(stack, settings, len(hosts), hosts[0].slots)
-        secrets, control_port = (
-            Path(environment[contract.ENV_RUN_FOLDER]),
-            int(environment[contract.ENV_LAUNCHER_PORT]),
-        )
+        environment = prepare_hosts(stack, settings, len(hosts), hosts[0].slots)
+        secrets = Path(environment[contract.ENV_RUN_FOLDER])
+        control_port = int(environment[contract.ENV_LAUNCHER_PORT])
         level = level_of(environment, verbose)
         config = AgentConfig.from_env(environment)
         others = [host for host in hosts if not host.is_here]
         deadlines = HostDeadlines(config.start_timeout_s, config.timeout_s, config.save_s + AGENT_S)
         reached = connect(stack, others, options, deadlines)
         run = AgentOrders(without_token(environment), secrets, control_port, options.interfaces, level, command)
-        launcher_words = ["launcher", "--log-level", level]
-        launcher = start(
-            stack, contract.ROLE_LAUNCHER, {**environment, contract.ENV_PORTS_HELD: "1"}, launcher_words
-        )
-        say_link(environment)
+        launcher = start_launcher(stack, environment, level)
         agents = _start_agents(stack, run, hosts, reached)
         start_end = time.monotonic() + config.start_timeout_s
         for agent, _ in reached:
@@ -75,34 +66,18 @@ def run_on_hosts(
         code = wait_for(launcher, agents, 2 * config.timeout_s + AGENT_S)
         _say_lost([agent for agent, _ in reached])
         lost = lost_lines(_ended(run)) + sum(agent.lost_lines() for agent, _ in reached)
-        code = with_lost_lines(code, lost, environment[contract.ENV_LOG_DIR])
-        return 128 + signals[0] if signals else code
+        return exit_code(code, lost, environment[contract.ENV_LOG_DIR], signals)
 
 
-def prepare_run(stack: ExitStack, settings: Mapping[str, str], workers: int, slots: int) -> dict[str, str]:
-    """The environment of a run's launcher, whose secrets and ports are held until `stack` ends.
+def prepare_hosts(stack: ExitStack, settings: Mapping[str, str], workers: int, slots: int) -> dict[str, str]:
+    """`prepare_run` for so many agents, whose secrets are beside the launcher's. Raises ConfigurationError."""
 
-    Raises ConfigurationError.
-    """
-    undo_when_asked(stack)
-    secrets = stack.enter_context(run_folder())
-    write_secrets(secrets, settings[contract.ENV_JOB_UID])
-    held = HeldPorts()
-    stack.callback(held.release)
-    control_port, status_port = held.take(0, 2)
-    environment = {
-        **inherited(os.environ, settings),
-        contract.ENV_NUM_WORKERS: str(workers),
-        contract.ENV_SLOTS_PER_WORKER: str(slots),
-        contract.ENV_SECRET_DIR: str(secrets / contract.ROLE_LAUNCHER),
-        contract.ENV_RUN_FOLDER: str(secrets),
-        contract.ENV_LAUNCHER_PORT: str(control_port),
-        contract.ENV_STATUS_PORT: str(status_port),
-        contract.ENV_LAUNCHER_ADDRESS: f"127.0.0.1:{control_port}",
-    }
-    held.share()
-    LauncherConfig.from_env(environment)  # of what it refuses, agents would hear by waiting for it
-    return environment
+    def write(folder: Path) -> Path:
+        write_secrets(folder, settings[contract.ENV_JOB_UID])
+        return folder / contract.ROLE_LAUNCHER
+
+    size = {contract.ENV_NUM_WORKERS: str(workers), contract.ENV_SLOTS_PER_WORKER: str(slots)}
+    return prepare_run(stack, {**settings, **size}, write)
 
 
 def _start_agents(

@@ -16,7 +16,7 @@ from typing import IO, Final
 import click
 
 from ringtrain.errors import ConfigurationError
-from ringtrain.shared.processes import start_child
+from ringtrain.shared.processes import end_child, start_child
 from ringtrain_job.cli.hosts import Host
 from ringtrain_job.cli.remote_agent import GREETING, LOST, STARTED, Greeting, Order
 
@@ -188,11 +188,7 @@ class RemoteAgent:
             self.process.kill()
         with suppress(OSError):
             self.process.stdin.close()
-        try:
-            self.process.wait(self.deadlines.end_s)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        end_child(self.process, self.deadlines.end_s)
         self._join()
 
     def last_words(self) -> str:

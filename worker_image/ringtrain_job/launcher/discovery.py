@@ -1,6 +1,7 @@
 """The host discovery script of an elastic run: which hosts and slots are wanted now."""
 
 import logging
+import os
 import signal
 import subprocess
 import threading
@@ -9,7 +10,7 @@ from collections.abc import Mapping
 from typing import Final, Protocol
 
 from ringtrain.errors import ConfigurationError
-from ringtrain.shared.processes import signal_group
+from ringtrain.shared.processes import signal_group, start_child
 from ringtrain_job.launcher.formation import Rules
 from ringtrain_job.launcher.hosts import ONLY_HERE, HostControl, HostTable, check_only_here, parse_hosts
 
@@ -127,14 +128,8 @@ class HostDiscovery:
 
 def run_script(script: str, deadline_s: float, closed: threading.Event) -> str:
     """What the shell command `script` prints. ConfigurationError when it fails, is late, or `closed` is set."""
-    process = subprocess.Popen(
-        script,
-        shell=True,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    )
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = start_child(["/bin/sh", "-c", script], os.environ, **pipes)
     try:
         output, errors = _read(process, time.monotonic() + deadline_s, closed)
     except subprocess.TimeoutExpired:

@@ -4,14 +4,13 @@ The launcher waits for none before the attempt is over, and then for some second
 """
 
 import logging
-import os
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from ringtrain.shared.processes import die_with_parent
+from ringtrain.shared.processes import end_child, start_child
 from ringtrain_job.logs.layout import AttemptFiles
 from ringtrain_job.sinks.feed import END_S, is_ended
 
@@ -32,23 +31,11 @@ class SinkProcesses:
 
     def _start(self, name: str, ranks: int, env: dict[str, str]) -> "subprocess.Popen[bytes]":
         words = ["export", str(self._files.directory), "--to", name, "--follow", "--ranks", str(ranks)]
-        return subprocess.Popen(
-            [sys.executable, "-m", "ringtrain", *words],
-            env=env,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            preexec_fn=die_with_parent(os.getpid()),
-            start_new_session=True,  # Ctrl-C is for the launcher, and the end is for all
-        )
+        return start_child([sys.executable, "-m", "ringtrain", *words], env, stdout=subprocess.DEVNULL)
 
     def close(self) -> None:
         """Let them send the end, for at most some seconds; without an outcome another launcher's go on."""
         deadline = time.monotonic() + (END_S + _MARGIN_S if is_ended(self._files) else 0.0)
         for name, process in self._processes.items():
-            try:
-                process.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-                if is_ended(self._files):
-                    log.warning("%s did not take the end of the run in time", name)
+            if not end_child(process, max(0.0, deadline - time.monotonic())) and is_ended(self._files):
+                log.warning("%s did not take the end of the run in time", name)

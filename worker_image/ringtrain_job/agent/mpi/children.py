@@ -6,12 +6,12 @@ child before it can end.
 
 import os
 import signal
-import subprocess
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
 
+from ringtrain.shared.processes import start_child
 from ringtrain_job.agent.main_thread import MainThread
 
 
@@ -68,14 +68,7 @@ class Children:
         self._running.clear()
 
     def _start(self, command: Sequence[str], environment: Mapping[str, str], streams: ChildStreams) -> Child:
-        process = subprocess.Popen(
-            list(command),
-            env=dict(environment),
-            stdin=streams.stdin,
-            stdout=streams.stdout,
-            stderr=streams.stderr,
-            start_new_session=True,
-        )
+        process = start_child(command, environment, **vars(streams))
         process.returncode = 0  # reaped by the main thread, with everything else: Popen need not care
         exit: Future[int] = Future()
         self._running[process.pid] = exit

@@ -1,16 +1,13 @@
 """The launcher as a worker: an agent beside it in its pod, the last of the gang."""
 
 import os
-import signal
-import subprocess
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 
 from ringtrain.shared import contract
 from ringtrain.shared.address import host_port
-from ringtrain.shared.processes import start_child
+from ringtrain.shared.processes import end_child, start_child
 from ringtrain_job.agent.mpi.worker import registry_variables
 
 
@@ -28,11 +25,7 @@ class OwnAgent:
 
     def close(self, grace_s: float) -> None:
         """Wait for the agent, which the launcher has released, and end it if it does not."""
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(grace_s)
-        if self._process.poll() is None:
-            self._process.send_signal(signal.SIGKILL)
-            self._process.wait()
+        end_child(self._process, grace_s)
 
 
 def _variables(directory: Path, index: int, port: int, inherited: Mapping[str, str]) -> dict[str, str]:
