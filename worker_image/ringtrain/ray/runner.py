@@ -5,12 +5,10 @@ from __future__ import annotations
 import logging
 import math
 import os
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, Final, TextIO
 
 import ray
@@ -19,13 +17,12 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from ringtrain.errors import ConfigurationError, RingtrainError
 from ringtrain.tasks.agent import describe, run_agent
-from ringtrain.tasks.launcher import Results, RunOptions, Tasks, pickled_by, run_in_tasks
-from ringtrain.tasks.plan import Task, TaskPlace, TaskRun, places
+from ringtrain.tasks.launcher import Output, Results, RunOptions, Scheduler, Tasks, pickled_by, run_in_tasks
+from ringtrain.tasks.plan import Task, TaskPlace, TaskRun, check_count, places
 
 log = logging.getLogger("ringtrain.ray")
 PLACEMENTS: Final = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 _PICKLER: Final = "ray.cloudpickle"
-_START_TIMEOUT_S: Final = 600.0
 # How long workers may wait for their places before a line says so.
 _PATIENCE_S: Final = 5.0
 _DEVICES: Final = "CUDA_VISIBLE_DEVICES"
@@ -66,7 +63,6 @@ def run(
     Raises ConfigurationError for arguments that make no sense, and when the cluster has no places in time.
     """
     resources = _checked(num_workers, resources_per_worker, workers_per_node, placement)
-    limit_s = _START_TIMEOUT_S if start_timeout is None else float(start_timeout)
     work = pickled_by(_PICKLER, fn, args, kwargs)
     if not ray.is_initialized():
         ray.init()
@@ -83,33 +79,20 @@ def run(
             strategy = "STRICT_SPREAD" if workers_per_node else placement
             group = placement_group([bundle] * (num_workers // per_bundle), strategy=strategy)
             stack.callback(remove_placement_group, group)
-        _await_places(group, num_workers, resources, limit_s)
+        scheduler = Scheduler("Ray", ray.util.get_node_ip_address(), _PICKLER)
+        output = Output(stdout, stderr, verbose, log_dir)
+        options = RunOptions(scheduler, num_workers, start_timeout, output, env, executable)
+        _await_places(group, num_workers, resources, options.start_timeout_s)
         actors = _Actors(group, num_workers, per_bundle, resources)
-        return run_in_tasks(
-            RunOptions(
-                scheduler="Ray",
-                size=num_workers,
-                host=ray.util.get_node_ip_address(),
-                work=work,
-                pickler=_PICKLER,
-                env=env or {},
-                executable=executable,
-                start_timeout_s=limit_s,
-                level="info" if verbose >= 2 else "warning",
-                log_dir=Path(log_dir).resolve(),
-                stdout=stdout or sys.stdout,
-                stderr=stderr or sys.stderr,
-            ),
-            Tasks(actors.run, actors.cancel, lambda error: getattr(error, "partition", None)),
-        )
+        tasks = Tasks(actors.run, actors.cancel, lambda error: getattr(error, "partition", None))
+        return run_in_tasks(options, work, tasks)
 
 
 def _checked(
     num_workers: Any, resources: Mapping[str, float] | None, per_node: Any, placement: Any
 ) -> dict[str, float]:
     for name, count in (("num_workers", num_workers), ("workers_per_node", 1 if per_node is None else per_node)):
-        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise ConfigurationError(f"run: {name} is {count!r}; expected a number of ranks of at least 1")
+        check_count("run", name, count)
     if per_node and num_workers % per_node:
         raise ConfigurationError(
             f"run: num_workers is {num_workers}, which is no multiple of workers_per_node, {per_node}"

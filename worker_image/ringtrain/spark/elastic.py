@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import os
-import sys
-import uuid
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final, TextIO
 
 from ringtrain.errors import ConfigurationError, RingtrainError
-from ringtrain.spark.runner import PICKLER, active_context, check_slots, driver_host, error_text, say_no_effect
+from ringtrain.spark.runner import (
+    PICKLER,
+    Stage,
+    active_context,
+    check_slots,
+    error_text,
+    say_no_effect,
+    spark_of,
+)
 from ringtrain.spark.task import elastic_rank_of
-from ringtrain.tasks.launcher import Results, RunOptions, Tasks, pickled_by, run_in_tasks
-from ringtrain.tasks.plan import TaskRun, WorldBounds
+from ringtrain.tasks.launcher import Output, Results, RunOptions, Tasks, pickled_by, run_in_tasks
+from ringtrain.tasks.plan import TaskRun, WorldBounds, check_count
 
 _TIMEOUT_S: Final = 600.0
 
@@ -68,49 +72,24 @@ def run_elastic(
         _TIMEOUT_S if elastic_timeout is None else float(elastic_timeout),
         reset_limit,
     )
-    limit_s = _TIMEOUT_S if start_timeout is None else float(start_timeout)
-    check_slots(context, bounds.begin, limit_s, limit_s)
-    stage = _ElasticStage(context, f"ringtrain-{uuid.uuid4()}", bounds.most)
-    return run_in_tasks(
-        RunOptions(
-            scheduler="Spark",
-            size=bounds.most,
-            host=driver_host(context),
-            work=pickled_by(PICKLER, fn, args, kwargs),
-            pickler=PICKLER,
-            env=env or {},
-            executable=None,
-            start_timeout_s=limit_s,
-            level="info" if verbose >= 2 else "warning",
-            log_dir=Path(log_dir).resolve(),
-            stdout=stdout or sys.stdout,
-            stderr=stderr or sys.stderr,
-            bounds=bounds,
-        ),
-        Tasks(stage.run, stage.cancel, lambda _: None, error_text),
-    )
+    output = Output(stdout, stderr, verbose, log_dir)
+    options = RunOptions(spark_of(context), bounds.most, start_timeout, output, env, bounds=bounds)
+    check_slots(context, bounds.begin, options.start_timeout_s, options.start_timeout_s)
+    stage = _ElasticStage(context, bounds.most)
+    work = pickled_by(PICKLER, fn, args, kwargs)
+    return run_in_tasks(options, work, Tasks(stage.run, stage.cancel, lambda _: None, error_text))
 
 
-@dataclass(frozen=True)
-class _ElasticStage:
-    """A stage whose tasks come and go, as a group of Spark's jobs."""
-
-    context: Any
-    group: str
-    size: int
+class _ElasticStage(Stage):
+    """Its tasks come and go."""
 
     def run(self, task_run: TaskRun) -> Results:
-        self.context.setJobGroup(self.group, f"up to {self.size} ranks of Ringtrain", interruptOnCancel=True)
-        tasks = self.context.parallelize(range(self.size), self.size)
-        found = tasks.mapPartitions(elastic_rank_of(task_run)).collect()
+        found = self.begin(f"up to {self.size} ranks").mapPartitions(elastic_rank_of(task_run)).collect()
         sizes = {size for _, size, _ in found}
         ranks = sorted(rank for rank, _, _ in found)
         if len(sizes) != 1 or ranks != list(range(*sizes)):
             raise RingtrainError(f"results are those of ranks {ranks}, of worlds of {sorted(sizes)}")
         return [(rank, result) for rank, _, result in found]
-
-    def cancel(self) -> None:
-        self.context.cancelJobGroup(self.group)
 
 
 def _renamed(name: str, former: int | None, value: int | None) -> int | None:
@@ -124,8 +103,7 @@ def _numbers(begin: Any, least: Any, most: Any) -> tuple[int, int, int]:
     """The least, the first and the most number of ranks. Raises ConfigurationError."""
     low, high = begin if least is None else least, begin if most is None else most
     for name, value in (("num_proc", begin), ("min_num_proc", low), ("max_num_proc", high)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ConfigurationError(f"run_elastic: {name} is {value!r}; expected a number of ranks of at least 1")
+        check_count("run_elastic", name, value)
     if not low <= begin <= high:
         raise ConfigurationError(
             f"run_elastic: num_proc is {begin}; expected a number from min_num_proc, {low}, to max_num_proc, "

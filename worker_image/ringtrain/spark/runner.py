@@ -5,22 +5,19 @@ from __future__ import annotations
 import logging
 import os
 import re
-import sys
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any, Final, TextIO
 
 from ringtrain.errors import ConfigurationError
 from ringtrain.spark.task import rank_of
-from ringtrain.tasks.launcher import Results, RunOptions, Tasks, pickled_by, run_in_tasks
-from ringtrain.tasks.plan import TaskRun
+from ringtrain.tasks.launcher import Output, Results, RunOptions, Scheduler, Tasks, pickled_by, run_in_tasks
+from ringtrain.tasks.plan import TaskRun, check_count
 
 log = logging.getLogger("ringtrain.spark")
 PICKLER: Final = "pyspark.cloudpickle"
-_START_TIMEOUT_S: Final = 600.0
 # Executors of a cluster that has just been asked for come one after the other.
 _SLOTS_S: Final = 30.0
 _POLL_S: Final = 0.1
@@ -75,28 +72,13 @@ def run(
         prefix_output_with_timestamp=prefix_output_with_timestamp,
     )
     size = context.defaultParallelism if num_proc is None else num_proc
-    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-        raise ConfigurationError(f"run: num_proc is {size!r}; expected a number of ranks of at least 1")
-    limit_s = _START_TIMEOUT_S if start_timeout is None else float(start_timeout)
-    check_slots(context, size, limit_s, min(_SLOTS_S, limit_s))
-    tasks = _Stage(context, f"ringtrain-{uuid.uuid4()}", size)
-    return run_in_tasks(
-        RunOptions(
-            scheduler="Spark",
-            size=size,
-            host=driver_host(context),
-            work=pickled_by(PICKLER, fn, args, kwargs),
-            pickler=PICKLER,
-            env=env or {},
-            executable=executable,
-            start_timeout_s=limit_s,
-            level="info" if verbose >= 2 else "warning",
-            log_dir=Path(log_dir).resolve(),
-            stdout=stdout or sys.stdout,
-            stderr=stderr or sys.stderr,
-        ),
-        Tasks(tasks.run, tasks.cancel, _partition_of, error_text),
-    )
+    check_count("run", "num_proc", size)
+    output = Output(stdout, stderr, verbose, log_dir)
+    options = RunOptions(spark_of(context), size, start_timeout, output, env, executable)
+    check_slots(context, size, options.start_timeout_s, min(_SLOTS_S, options.start_timeout_s))
+    stage = _BarrierStage(context, size)
+    work = pickled_by(PICKLER, fn, args, kwargs)
+    return run_in_tasks(options, work, Tasks(stage.run, stage.cancel, _partition_of, error_text))
 
 
 def check_slots(context: Any, size: int, limit_s: float, patience_s: float) -> None:
@@ -142,26 +124,33 @@ def say_no_effect(**arguments: Any) -> None:
             log.warning("%s has no effect: %s", name, _NO_EFFECT[name])
 
 
-def driver_host(context: Any) -> str:
-    """The address at which tasks reach the driver."""
-    return str(context.getConf().get("spark.driver.host", "127.0.0.1"))
+def spark_of(context: Any) -> Scheduler:
+    """Spark as its tasks reach its driver."""
+    return Scheduler("Spark", str(context.getConf().get("spark.driver.host", "127.0.0.1")), PICKLER)
 
 
 @dataclass(frozen=True)
-class _Stage:
-    """The barrier stage, as a group of Spark's jobs."""
+class Stage:
+    """A stage of `size` tasks, as a group of Spark's jobs."""
 
     context: Any
-    group: str
     size: int
+    group: str = field(default_factory=lambda: f"ringtrain-{uuid.uuid4()}")
 
-    def run(self, task_run: TaskRun) -> Results:
-        self.context.setJobGroup(self.group, f"{self.size} ranks of Ringtrain", interruptOnCancel=True)
-        tasks = self.context.parallelize(range(self.size), self.size).barrier()
-        return list(tasks.mapPartitions(rank_of(task_run)).collect())
+    def begin(self, said: str) -> Any:
+        """The tasks' data. `said`: what the stage is, for Spark's pages."""
+        self.context.setJobGroup(self.group, f"{said} of Ringtrain", interruptOnCancel=True)
+        return self.context.parallelize(range(self.size), self.size)
 
     def cancel(self) -> None:
+        """End the tasks."""
         self.context.cancelJobGroup(self.group)
+
+
+class _BarrierStage(Stage):
+    def run(self, task_run: TaskRun) -> Results:
+        tasks = self.begin(f"{self.size} ranks").barrier()
+        return list(tasks.mapPartitions(rank_of(task_run)).collect())
 
 
 def _partition_of(error: BaseException) -> int | None:

@@ -25,12 +25,13 @@ from ringtrain.errors import ConfigurationError, RankFailed, RingtrainError
 from ringtrain.shared import contract
 from ringtrain.shared.address import host_port
 from ringtrain.shared.ports import HeldPorts
-from ringtrain.shared.processes import start_child
+from ringtrain.shared.processes import end_child, start_child
 from ringtrain.tasks.plan import TaskRun, WorldBounds
 from ringtrain_job.cli.certificates import write_secrets
 from ringtrain_job.logs.layout import AttemptFiles
 from ringtrain_job.logs.reading import read_outcome
 
+_START_TIMEOUT_S: Final = 600.0
 _POLL_S: Final = 0.1
 # How often it is seen whether more tasks run than ranks are asked for.
 _LOOK_S: Final = 1.0
@@ -43,24 +44,47 @@ Results = list[tuple[int, bytes | None]]
 
 
 @dataclass(frozen=True)
+class Scheduler:
+    """Whose tasks they are, such as Spark. `host`: the driver's address for tasks. `pickler`: the module that
+    pickles functions."""
+
+    name: str
+    host: str
+    pickler: str
+
+
+@dataclass(frozen=True)
+class Output:
+    """Where ranks' lines go (None: this process's own streams), and how much of ours is said beside them."""
+
+    stdout: TextIO | None
+    stderr: TextIO | None
+    verbose: int
+    log_dir: str | os.PathLike[str]
+
+    @property
+    def level(self) -> str:
+        """From which level on messages of launcher and agents are shown."""
+        return "info" if self.verbose >= 2 else "warning"
+
+
+@dataclass(frozen=True)
 class RunOptions:
-    """One run as its driver starts it. `scheduler`: whose tasks they are, such as Spark. `host`: the driver's
-    address for tasks. `work`: as `pickled_by` made it with the module `pickler`. `bounds`: of a world whose ranks
+    """One run as its driver starts it. `start_timeout`: None for the usual one. `bounds`: of a world whose ranks
     may come and go; `size` is the most then, and the task `n` has the slot `n`."""
 
-    scheduler: str
+    scheduler: Scheduler
     size: int
-    host: str
-    work: bytes = field(repr=False)
-    pickler: str
-    env: Mapping[str, str]
-    executable: str | None
-    start_timeout_s: float
-    level: str
-    log_dir: Path
-    stdout: TextIO
-    stderr: TextIO
+    start_timeout: float | None
+    output: Output
+    env: Mapping[str, str] | None = None
+    executable: str | None = None
     bounds: WorldBounds | None = None
+
+    @property
+    def start_timeout_s(self) -> float:
+        """How long ranks may take to come together."""
+        return _START_TIMEOUT_S if self.start_timeout is None else float(self.start_timeout)
 
 
 @dataclass(frozen=True)
@@ -85,23 +109,25 @@ def pickled_by(pickler: str, fn: Any, args: Sequence[Any], kwargs: Mapping[str, 
         ) from error
 
 
-def run_in_tasks(options: RunOptions, tasks: Tasks) -> list[Any]:
-    """Return what the function returned on each rank, by rank. Raises RankFailed for the one that failed first."""
-    name = f"{options.scheduler.lower()}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{next(_runs)}"
+def run_in_tasks(options: RunOptions, work: bytes, tasks: Tasks) -> list[Any]:
+    """Return what the function returned on each rank, by rank. `work`: as `pickled_by` made it. Raises RankFailed
+    for the one that failed first."""
+    scheduler = options.scheduler
+    name = f"{scheduler.name.lower()}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{next(_runs)}"
     with ExitStack() as stack:
         launcher = _RunLauncher.start(stack, options, name)
         task_run = TaskRun(
-            options.scheduler,
+            scheduler.name,
             name,
             options.size,
-            host_port(options.host, launcher.port),
+            host_port(scheduler.host, launcher.port),
             launcher.secrets,
-            options.work,
-            options.pickler,
-            dict(options.env),
+            work,
+            scheduler.pickler,
+            dict(options.env or {}),
             options.executable,
             options.start_timeout_s,
-            options.level,
+            options.output.level,
             options.bounds.on_loss if options.bounds else "",
         )
         if options.bounds:
@@ -128,18 +154,19 @@ class _RunLauncher:
         stack.callback(held.release)
         port, status_port = held.take(0, 2)
         held.share()
-        command = [sys.executable, "-m", "ringtrain", "launcher", "--log-level", run.level]
+        command = [sys.executable, "-m", "ringtrain", "launcher", "--log-level", run.output.level]
         variables = _launcher_variables(run, name, folder, port, status_port)
         process = start_child(command, variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        stack.callback(_end, process)
-        for source, target in ((process.stdout, run.stdout), (process.stderr, run.stderr)):
+        stack.callback(end_child, process, _END_S)
+        own_streams = run.output.stdout or sys.stdout, run.output.stderr or sys.stderr
+        for source, target in zip((process.stdout, process.stderr), own_streams, strict=True):
             copier = threading.Thread(target=_copy, args=(source, target), daemon=True)
             copier.start()
             stack.callback(copier.join, _END_S)
         stack.callback(process.terminate)
-        files = AttemptFiles.of(run.log_dir, run.scheduler.lower(), name, 1)
+        files = AttemptFiles.of(Path(variables[contract.ENV_LOG_DIR]), run.scheduler.name.lower(), name, 1)
         own = {file.name: file.read_bytes() for file in (folder / contract.ROLE_WORKER).iterdir()}
-        return _RunLauncher(process, port, status_port, own, files, run.scheduler)
+        return _RunLauncher(process, port, status_port, own, files, run.scheduler.name)
 
     def rank_of(self, partition: int) -> int | None:
         """The rank of a task's agent, as the launcher knows it; None before it has registered."""
@@ -186,7 +213,7 @@ def _launcher_variables(run: RunOptions, name: str, folder: Path, port: int, sta
         **kept,
         contract.ENV_ROLE: contract.ROLE_LAUNCHER,
         contract.ENV_JOB_NAME: name,
-        contract.ENV_JOB_NAMESPACE: run.scheduler.lower(),
+        contract.ENV_JOB_NAMESPACE: run.scheduler.name.lower(),
         contract.ENV_JOB_UID: name,
         contract.ENV_ATTEMPT: "1",
         contract.ENV_BACKEND: "ring",
@@ -196,7 +223,7 @@ def _launcher_variables(run: RunOptions, name: str, folder: Path, port: int, sta
         contract.ENV_LAUNCHER_PORT: str(port),
         contract.ENV_STATUS_PORT: str(status_port),
         contract.ENV_PORTS_HELD: "1",
-        contract.ENV_LOG_DIR: str(run.log_dir),
+        contract.ENV_LOG_DIR: str(Path(run.output.log_dir).resolve()),
         contract.ENV_START_TIMEOUT: f"{run.start_timeout_s:g}",
         contract.ENV_TERMINATION_MESSAGE_PATH: os.devnull,
         **(run.bounds.variables() if run.bounds else {}),
@@ -208,14 +235,6 @@ def _copy(source: Any, target: TextIO) -> None:
         with suppress(ValueError, OSError):  # whoever gave the stream has closed it
             target.write(line.decode(errors="replace"))
             target.flush()
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    try:
-        process.wait(_END_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
 
 
 @dataclass

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+from ringtrain.errors import ConfigurationError
 from ringtrain.shared import contract
 
 
@@ -27,6 +29,13 @@ class TaskRun:
     start_timeout_s: float
     level: str
     on_loss: str = ""
+
+
+def check_count(where: str, name: str, value: Any) -> None:
+    """Raise ConfigurationError, for the argument `name` of the function `where`, unless `value` is a number of
+    ranks."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigurationError(f"{where}: {name} is {value!r}; expected a number of ranks of at least 1")
 
 
 @dataclass(frozen=True)
