@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
+from ringtrain.shared.framing import receive_message, send_message
 from ringtrain_job.agent.main_thread import MainThread
 from ringtrain_job.agent.mpi.rank_registry import Arrival, Departure, RankAssignment, RankRegistry
-from ringtrain_job.mpi.frames import receive_frame, send_frame
 from ringtrain_job.mpi.shim import write_shim
 
 DEADLINE_S = 60.0
@@ -55,7 +55,7 @@ class AgentAndManager:
         assert (hello["rank"], hello["size"], hello["starter"]) == (1, 2, "MPICH")
         with open(os.devnull, "wb") as nowhere:
             assignment = {"variables": {"ADDED": "by the agent"}, "check_in": str(self._directory / "check-in")}
-            send_frame(connection, assignment, [nowhere.fileno(), nowhere.fileno()])
+            send_message(connection, assignment, [nowhere.fileno(), nowhere.fileno()])
         return connection
 
     def answer_init(self) -> None:
@@ -65,7 +65,7 @@ class AgentAndManager:
 
     @staticmethod
     def receive(connection: socket.socket) -> dict[str, Any]:
-        frame = receive_frame(connection)
+        frame = receive_message(connection)
         assert frame is not None, "the wrapper hung up"
         return frame[0]
 
@@ -91,7 +91,7 @@ def test_the_agent_receives_a_death_before_mpirun_does(registry: AgentAndManager
     with pytest.raises(BlockingIOError):  # nothing yet, and not the end either
         registry.manager.recv(100)
     registry.manager.settimeout(DEADLINE_S)
-    send_frame(connection, {})
+    send_message(connection, {})
     assert registry.manager.recv(100) == b""
     assert registry.process.wait(DEADLINE_S) == -signal.SIGKILL
 
@@ -106,7 +106,7 @@ def test_an_abort_is_told_by_the_exit(registry: AgentAndManager) -> None:
     assert registry.receive(connection)["pid"] > 0
     registry.answer_init()
     assert registry.receive(connection)["code"] == 5
-    send_frame(connection, {})
+    send_message(connection, {})
     assert registry.manager.recv(100) == b""
     assert registry.process.wait(DEADLINE_S) == 5
 
@@ -117,7 +117,7 @@ def test_a_program_may_go_on_without_the_manager(registry: AgentAndManager) -> N
     assert registry.receive(connection)["pid"] > 0
     registry.answer_init()
     assert registry.receive(connection)["code"] == 7
-    send_frame(connection, {})
+    send_message(connection, {})
     assert registry.process.wait(DEADLINE_S) == 7
 
 
@@ -148,13 +148,13 @@ def test_a_wrapper_that_says_nothing_more_was_killed(told: bool, short_path: Pat
     registry = RankRegistry(short_path / "registry", MainThread(lambda work: work(), DEADLINE_S), host)
     with socket.socket(socket.AF_UNIX) as wrapper:
         wrapper.connect(str(short_path / "registry"))
-        send_frame(wrapper, {"rank": 0, "size": 1, "starter": "MPICH"})
-        frame = receive_frame(wrapper)
+        send_message(wrapper, {"rank": 0, "size": 1, "starter": "MPICH"})
+        frame = receive_message(wrapper)
         assert frame is not None
         for file in frame[1]:
             os.close(file)
-        send_frame(wrapper, {"pid": 1})
+        send_message(wrapper, {"pid": 1})
         if told:
-            send_frame(wrapper, {"code": -9, "world": None, "library": "", "asked": False})
+            send_message(wrapper, {"code": -9, "world": None, "library": "", "asked": False})
     assert host.departed.get(timeout=DEADLINE_S) == Departure(-9, told=told)
     registry.close()

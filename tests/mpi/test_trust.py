@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 import pytest
 
+from ringtrain.shared.authentication import Claim, prove
 from ringtrain.shared.environment import Environment
 from ringtrain.shared.gen import daemons_pb2 as pb
 from ringtrain.shared.gen.daemons_pb2_grpc import DaemonsStub, add_DaemonsServicer_to_server
@@ -21,7 +22,6 @@ from ringtrain_job.agent.mpi.children import Child, ChildStreams
 from ringtrain_job.agent.mpi.daemons import DaemonContext, DaemonService, Deadlines
 from ringtrain_job.control.model import JobIdentity
 from ringtrain_job.launcher.mpi.remote import DaemonNotStarted, Output, RemoteDaemon
-from ringtrain_job.mpi.proof import Claim, prove
 
 from .jobs import write_secrets
 

@@ -21,7 +21,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from ringtrain_job.mpi.frames import receive_frame, send_frame
+from ringtrain.shared.framing import receive_message, send_message
 
 REGISTRY = "RINGTRAIN_MPI_REGISTRY"
 CHECK_IN = "RINGTRAIN_MPI_CHECK_IN"
@@ -62,12 +62,12 @@ def main(program: list[str]) -> int:
         return _EXEC_FAILED
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.connect(registry)
-        send_frame(connection, {"rank": rank, "size": size, "starter": _starter()})
+        send_message(connection, {"rank": rank, "size": size, "starter": _starter()})
         assigned = _receive_assignment(connection)
         if assigned is None:
             return _EXEC_FAILED
         child = _Child(program, rank, assigned)
-        send_frame(connection, {"pid": child.pid})
+        send_message(connection, {"pid": child.pid})
         code = child.wait()
         ended = {
             "code": code,
@@ -75,8 +75,8 @@ def main(program: list[str]) -> int:
             "library": child.library,
             "asked": child.asked_to_stop(code),
         }
-        send_frame(connection, ended)
-        receive_frame(connection)  # the agent has noted it: now mpirun may know
+        send_message(connection, ended)
+        receive_message(connection)  # the agent has noted it: now mpirun may know
     if code < 0:
         _die_likewise(-code)
     return code if code >= 0 else 128 - code
@@ -97,7 +97,7 @@ def _starter() -> str:
 
 
 def _receive_assignment(connection: socket.socket) -> AssignedRank | None:
-    answer = receive_frame(connection)
+    answer = receive_message(connection)
     if answer is None:
         print("ringtrain mpi-rank: the worker's agent hung up", file=sys.stderr)
         return None

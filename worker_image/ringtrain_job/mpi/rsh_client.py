@@ -15,7 +15,7 @@ import sys
 from contextlib import suppress
 from types import FrameType
 
-from ringtrain_job.mpi.frames import receive_frame, send_frame
+from ringtrain.shared.framing import receive_message, send_message
 
 SOCKET = "RINGTRAIN_RSH_SOCKET"
 # Set for an mpirun whose programs are behind the rank wrapper, as only the launcher and its shims start it.
@@ -88,15 +88,15 @@ def _run(path: str, order: dict[str, object]) -> int:
 
         def forward(number: int, _: FrameType | None) -> None:
             with suppress(OSError):  # the daemon has ended, and the launcher has said so
-                send_frame(connection, {"signal": number})
+                send_message(connection, {"signal": number})
 
         # Held back until they can be passed on: the daemon may say something before the next line is reached.
         signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
-        send_frame(connection, order, (0, 1, 2))
+        send_message(connection, order, (0, 1, 2))
         for number in _FORWARDED:
             signal.signal(number, forward)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
-        answer = receive_frame(connection)
+        answer = receive_message(connection)
     if answer is None:
         print(f"ringtrain rsh: the launcher ended before the daemon on {order['host']} did", file=sys.stderr)
         return FAILED

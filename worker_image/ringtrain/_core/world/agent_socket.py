@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from ringtrain.errors import ConfigurationError, RingtrainError, shown
 from ringtrain.shared import contract
+from ringtrain.shared.framing import line_of
 
 log = logging.getLogger("ringtrain")
 
@@ -81,15 +82,7 @@ class AgentSocket:
         """
         with self._changed:
             self._lost, self._answer = None, None
-        self._send(
-            {
-                "type": "ready",
-                "formation": readiness.formation,
-                "committed": readiness.committed,
-                "lost_steps": readiness.lost_steps,
-                "unshared": readiness.unshared,
-            }
-        )
+        self._send({"type": "ready", **vars(readiness)})
         with self._changed:
             self._changed.wait_for(lambda: self._answer is not None or self._gone)
             answer = self._answer
@@ -137,7 +130,7 @@ class AgentSocket:
     def _send(self, message: Mapping[str, Any]) -> None:
         # An agent that is gone is noticed by the thread that reads, and ends this process.
         with contextlib.suppress(OSError):
-            self._socket.sendall(json.dumps(message).encode() + b"\n")
+            self._socket.sendall(line_of(message))
 
     def _read(self) -> None:
         with contextlib.suppress(OSError), self._socket.makefile("rb") as lines:

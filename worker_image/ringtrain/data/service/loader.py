@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 import os
 import socket
-import struct
 import sys
 import traceback
 from collections import OrderedDict
@@ -21,8 +20,8 @@ import numpy as np
 
 from ringtrain.data.service.frames import Answer, Arrays, LoadRequest, heads_of, places
 from ringtrain.errors import kind_of
+from ringtrain.shared.framing import receive_frame, send_frame
 
-LENGTH: Final = struct.Struct("<Q")
 # Splits that a loader process keeps open between two requests.
 _OPEN_SPLITS: Final = 64
 _MOST_TRACEBACK: Final = 16_000
@@ -151,9 +150,7 @@ def hand_over(sock: socket.socket, answer: Answer) -> None:
         os.truncate(memory, total)
         for array, begin in zip(answer.arrays.values(), begins, strict=True):
             _write(memory, array.reshape(-1).view(np.uint8).data, begin)
-        head = answer.encode_head()
-        socket.send_fds(sock, [LENGTH.pack(len(head))], [memory])
-        sock.sendall(head)
+        send_frame(sock, answer.encode_head(), [memory])
     finally:
         os.close(memory)
 
@@ -164,25 +161,11 @@ def _write(memory: int, data: memoryview, at: int) -> None:
         data, at = data[written:], at + written
 
 
-def receive(sock: socket.socket, count: int) -> bytes | None:
-    """Exactly `count` bytes; None where the other side has ended."""
-    parts = bytearray()
-    while len(parts) < count:
-        part = sock.recv(min(count - len(parts), 1 << 20))
-        if not part:
-            return None
-        parts += part
-    return bytes(parts)
-
-
 def serve(sock: socket.socket) -> None:
     """Answer requests until the data worker closes its end."""
     loader = Loader()
-    while (length := receive(sock, LENGTH.size)) is not None:
-        message = receive(sock, LENGTH.unpack(length)[0])
-        if message is None:
-            return
-        hand_over(sock, loader.answer(LoadRequest.decode(message)))
+    while (frame := receive_frame(sock)) is not None:
+        hand_over(sock, loader.answer(LoadRequest.decode(frame[0])))
 
 
 if __name__ == "__main__":

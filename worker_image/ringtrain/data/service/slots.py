@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -16,8 +17,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from ringtrain.data.service.frames import CHUNK_BYTES, Answer, LoadRequest, places
-from ringtrain.data.service.loader import LENGTH, receive
-from ringtrain.shared.processes import is_stopped, start_child
+from ringtrain.shared.framing import receive_frame, send_frame
+from ringtrain.shared.processes import end_child, is_stopped, start_child
 
 log = logging.getLogger(__name__)
 
@@ -183,57 +184,35 @@ class Slot:
             os.set_inheritable(theirs.fileno(), True)
             words = [sys.executable, "-m", "ringtrain.data.service.loader", str(theirs.fileno())]
             self._process = start_child(words, self._environment, pass_fds=(theirs.fileno(),))
-        own.settimeout(_LOOK_S)
         self._sock = own
 
     def _end(self) -> None:
         if self._sock is not None:
             self._sock.close()
         if self._process is not None:
-            self._process.kill()
-            self._process.wait()
+            end_child(self._process)
 
     def _load(self, request: LoadRequest) -> Loaded:
         if self._process is None or self._process.poll() is not None:
             self._end()
             self._begin()
         assert self._sock is not None
-        message = request.encode()
         try:
-            self._send(LENGTH.pack(len(message)) + message)
-            loaded = self._receive(request)
+            send_frame(self._sock, request.encode())
+            loaded = self._receive(self._sock)
         except OSError:
             loaded = None
         return loaded or Loaded(Answer("crashed", request.key, self._how_it_ended()))
 
-    def _send(self, message: bytes) -> None:
-        assert self._sock is not None
-        self._sock.settimeout(None)
-        self._sock.sendall(message)
-        self._sock.settimeout(_LOOK_S)
-
-    def _receive(self, request: LoadRequest) -> Loaded | None:
+    def _receive(self, sock: socket.socket) -> Loaded | None:
         """What the loader process answers; None where it has ended."""
-        assert self._sock is not None
-        length = b""
-        fds: list[int] = []
         stopped_since: float | None = None
-        while not length:
-            try:
-                length, fds, _, _ = socket.recv_fds(self._sock, LENGTH.size, 1)
-            except TimeoutError:
-                stopped_since = self._stopped_since(stopped_since)
-                continue
-            if not length:
-                return None
-        self._sock.settimeout(None)
-        head = receive(self._sock, LENGTH.unpack(length)[0])
-        self._sock.settimeout(_LOOK_S)
-        if head is None:
-            for fd in fds:
-                os.close(fd)
-            return None
-        return Loaded(Answer.decode_head(head), fds[0])
+        poll = select.poll()
+        poll.register(sock, select.POLLIN)
+        while not poll.poll(1000 * _LOOK_S):
+            stopped_since = self._stopped_since(stopped_since)
+        frame = receive_frame(sock)
+        return None if frame is None else Loaded(Answer.decode_head(frame[0]), frame[1][0])
 
     def _stopped_since(self, since: float | None) -> float | None:
         """Since when the process is stopped by a signal; one that is for too long is killed."""

@@ -18,6 +18,7 @@ from typing import Any, Final
 from ringtrain.errors import ConfigurationError
 from ringtrain.shared import authentication
 from ringtrain.shared.address import interface_addresses, listening_socket
+from ringtrain.shared.framing import line_of
 
 MOST_LINE_BYTES: Final = 1 << 20
 # A caller says one thing and goes. Strangers get this long, and only so many of them at once.
@@ -124,7 +125,7 @@ def proof_of(key: bytes, role: bytes, nonce: str, theirs: str, said: Mapping[str
 
 def send_line(sock: socket.socket, message: Mapping[str, Any]) -> None:
     """Send `message`. Raises OSError."""
-    sock.sendall(json.dumps(message).encode() + b"\n")
+    sock.sendall(line_of(message))
 
 
 def read_line(sock: socket.socket) -> dict[str, Any]:

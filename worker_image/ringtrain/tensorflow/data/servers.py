@@ -17,13 +17,13 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from ringtrain.errors import DataError
 from ringtrain.shared.address import host_port
+from ringtrain.shared.framing import Lines, line_of
 from ringtrain.shared.ports import HeldPorts
 from ringtrain.shared.processes import die_with_parent, start_child
 
@@ -85,7 +85,7 @@ class ServerProcesses:
         self._ready: set[str] = set()
         ours, theirs = socket.socketpair()
         self._socket = ours
-        self._lines = bytearray()
+        self._lines = Lines()
         self._pid = _forked_template(ours, theirs) if forked else _started_template(theirs)
         theirs.close()
 
@@ -119,7 +119,7 @@ class ServerProcesses:
     def _start(self, server: Server) -> str:
         self._held.release([server.port])
         self._ready.discard(server.kind)
-        self._socket.sendall(json.dumps(asdict(server)).encode() + b"\n")
+        self._socket.sendall(line_of(asdict(server)))
         end = time.monotonic() + self._timeout_s
         while server.kind not in self._ready:
             if time.monotonic() >= end:
@@ -139,10 +139,7 @@ class ServerProcesses:
             came = self._socket.recv(1 << 16)
             if not came:
                 raise DataError("the process that starts the data service's servers has ended; see its output")
-            self._lines += came
-            *lines, rest = self._lines.split(b"\n")
-            self._lines = bytearray(rest)
-            for message in map(json.loads, lines):
+            for message in map(json.loads, self._lines.feed(came)):
                 if message["event"] == "failed":
                     raise DataError(
                         f"the data service's {message['kind']} died {message['how']}, {_TRIES} times in a row "
@@ -196,7 +193,7 @@ class _Template:
 
     socket: socket.socket
     running: dict[str, _Running] = field(default_factory=dict)
-    lines: bytearray = field(default_factory=bytearray)
+    lines: Lines = field(default_factory=Lines)
 
     def run(self) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):  # whoever has this process ends it; servers go with it
@@ -206,10 +203,7 @@ class _Template:
                 came = self.socket.recv(1 << 16)
                 if not came:
                     os._exit(0)
-                self.lines += came
-                *lines, rest = self.lines.split(b"\n")
-                self.lines = bytearray(rest)
-                for line in lines:
+                for line in self.lines.feed(came):
                     self._take(Server(**json.loads(line)))
             for kind in list(self.running):
                 self._look_after(self.running[kind])
@@ -257,9 +251,8 @@ class _Template:
             os._exit(1)
 
     def _tell(self, event: str, kind: str, **more: Any) -> None:
-        message: Mapping[str, Any] = {"event": event, "kind": kind, **more}
         with suppress(OSError):
-            self.socket.sendall(json.dumps(message).encode() + b"\n")
+            self.socket.sendall(line_of({"event": event, "kind": kind, **more}))
 
 
 def _how(status: int) -> str:

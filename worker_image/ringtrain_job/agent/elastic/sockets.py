@@ -3,7 +3,6 @@
 Nothing here waits for a rank: a stopped process does not read, and what it has not read is kept until it is gone.
 """
 
-import json
 import logging
 import os
 import selectors
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ringtrain.errors import ConfigurationError
+from ringtrain.shared.framing import Lines, line_of
 from ringtrain_job.agent.elastic.messages import MOST_BYTES, FromRank, error_message, parse_message
 
 log = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ class _Connection:
 
     caller: SlotLife
     socket: socket.socket
-    received: bytearray = field(default_factory=bytearray)
+    received: Lines = field(default_factory=Lines)
     waiting: bytearray = field(default_factory=bytearray)
     closing: bool = False
 
@@ -94,7 +94,7 @@ class RankSockets:
 
     def send(self, caller: SlotLife, message: dict[str, Any]) -> None:
         """Have the rank told `message`; dropped if it is not connected."""
-        data = json.dumps(message).encode() + b"\n"
+        data = line_of(message)
 
         def send() -> None:
             listening = self._listening.get(caller)
@@ -175,12 +175,9 @@ class RankSockets:
             if not data:
                 self._drop(connection)
                 return
-            connection.received += data
-            *lines, rest = connection.received.split(b"\n")
-            connection.received = bytearray(rest)
-            for line in lines:
-                self._take(connection, bytes(line))
-            if len(rest) > MOST_BYTES:
+            for line in connection.received.feed(data):
+                self._take(connection, line)
+            if len(connection.received.rest) > MOST_BYTES:
                 self._complain(connection, f"a line of more than {MOST_BYTES} bytes")
                 connection.closing = True
                 self._write(connection)
@@ -196,7 +193,7 @@ class RankSockets:
     def _complain(self, connection: _Connection, text: str) -> None:
         log.warning("slot %d said to its agent what is not understood: %s", connection.caller.slot, text)
         if len(connection.waiting) < MOST_BYTES:  # a rank that does not read them gets no more
-            self._queue(connection, json.dumps(error_message(text)).encode() + b"\n")
+            self._queue(connection, line_of(error_message(text)))
 
     def _queue(self, connection: _Connection, data: bytes) -> None:
         if connection.socket.fileno() < 0:
@@ -251,7 +248,7 @@ class RankSockets:
 
 def _refuse(accepted: socket.socket, text: str) -> None:
     with accepted, suppress(OSError):
-        accepted.send(json.dumps(error_message(text)).encode() + b"\n")
+        accepted.send(line_of(error_message(text)))
 
 
 def _make_directory() -> Path:

@@ -13,12 +13,11 @@ from typing import Any
 import grpc
 
 from ringtrain.errors import ConfigurationError
-from ringtrain.shared.authentication import same
+from ringtrain.shared.authentication import Claim, prove, same
 from ringtrain.shared.gen import daemons_pb2 as pb
 from ringtrain.shared.processes import MARKER, end_marked, signal_marked
 from ringtrain_job.agent.mpi.children import ChildStreams, Spawner
 from ringtrain_job.control.model import JobIdentity
-from ringtrain_job.mpi.proof import Claim, prove
 
 log = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ringtrain.errors import ConfigurationError
+from ringtrain.shared.framing import receive_message, send_message
 from ringtrain_job.agent.main_thread import MainThread
-from ringtrain_job.mpi.frames import receive_frame, send_frame
 from ringtrain_job.mpi.listener import Listener
 
 log = logging.getLogger(__name__)
@@ -83,7 +83,7 @@ class RankRegistry:
 
     def _serve(self, connection: socket.socket) -> None:
         with connection, contextlib.suppress(OSError, TimeoutError):
-            hello = receive_frame(connection)
+            hello = receive_message(connection)
             if hello is None:
                 return
             arrival = Arrival(**hello[0])
@@ -92,7 +92,7 @@ class RankRegistry:
                 assignment = self._main.run(lambda: self._host.assign(arrival))
             except ConfigurationError as exc:
                 log.error("rank %d was not taken: %s", arrival.rank, exc)
-                send_frame(connection, {"error": str(exc)})
+                send_message(connection, {"error": str(exc)})
                 return
             self._follow(connection, arrival.rank, assignment)
 
@@ -100,16 +100,16 @@ class RankRegistry:
         departure = Departure(-signal.SIGKILL, told=False)
         try:
             answer = {"variables": dict(assignment.variables), "check_in": str(assignment.check_in)}
-            send_frame(connection, answer, (assignment.log_fd, assignment.report_fd))
+            send_message(connection, answer, (assignment.log_fd, assignment.report_fd))
             os.close(assignment.log_fd)
             os.close(assignment.report_fd)
-            if (started := receive_frame(connection)) is not None:
+            if (started := receive_message(connection)) is not None:
                 self._main.run(lambda: self._host.started(rank, int(started[0]["pid"])))
-            if started is not None and (ended := receive_frame(connection)) is not None:
+            if started is not None and (ended := receive_message(connection)) is not None:
                 departure = _departure(ended[0])
         finally:
             self._main.run(lambda: self._host.ended(rank, departure))
-        send_frame(connection, {})  # noted: now mpirun may know
+        send_message(connection, {})  # noted: now mpirun may know
 
 
 def _departure(message: Mapping[str, Any]) -> Departure:

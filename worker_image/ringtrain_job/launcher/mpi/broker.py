@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from ringtrain.shared.contract import EXIT_BAD_CONFIGURATION
+from ringtrain.shared.framing import receive_message, send_message
 from ringtrain_job.launcher.mpi.remote import DaemonNotStarted, Output, RemoteDaemon
-from ringtrain_job.mpi.frames import receive_frame, send_frame
 from ringtrain_job.mpi.listener import Listener
 from ringtrain_job.mpi.rsh_client import FAILED
 
@@ -60,7 +60,7 @@ class Broker:
             if not _same_user(connection):
                 log.warning("refused a process of another user at the rsh socket")
                 return
-            first = receive_frame(connection)
+            first = receive_message(connection)
             if first is None:
                 return
             message, files = first
@@ -70,7 +70,7 @@ class Broker:
                 for file in files:
                     os.close(file)
             with contextlib.suppress(OSError):  # the client was killed
-                send_frame(connection, {"exit_code": code, "error": error})
+                send_message(connection, {"exit_code": code, "error": error})
 
     def _run(self, connection: socket.socket, message: Mapping[str, Any], files: list[int]) -> tuple[int, str]:
         """Run one daemon on the client's streams; returns its exit code and, when there is none, what happened."""
@@ -168,7 +168,7 @@ def _follow_client(daemon: RemoteDaemon, connection: socket.socket, over: int) -
     poll.register(connection, select.POLLIN)
     poll.register(over, select.POLLIN)
     while over not in {file for file, _ in poll.poll()}:
-        frame = receive_frame(connection)
+        frame = receive_message(connection)
         if frame is None:
             daemon.cancel()
             return

@@ -20,6 +20,7 @@ import grpc
 from ringtrain.errors import ConfigurationError
 from ringtrain.shared import contract
 from ringtrain.shared.address import host_port, own_address
+from ringtrain.shared.authentication import Claim
 from ringtrain.shared.processes import signal_group, start_child
 from ringtrain.shared.rpc import Peer, dial
 from ringtrain_job.control.model import Registration
@@ -32,7 +33,6 @@ from ringtrain_job.launcher.mpi.own_agent import OwnAgent
 from ringtrain_job.launcher.mpi.remote import DaemonNotStarted, RemoteDaemon
 from ringtrain_job.launcher.mpi.verdict import CommandEnd, DaemonEnd
 from ringtrain_job.mpi.implementation import find_mpirun
-from ringtrain_job.mpi.proof import Claim
 from ringtrain_job.mpi.rsh_client import WRAPPED
 from ringtrain_job.mpi.settings import MpiSettings
 from ringtrain_job.mpi.shim import write_shim

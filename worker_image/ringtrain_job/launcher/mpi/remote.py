@@ -10,9 +10,9 @@ from typing import Any
 import grpc
 
 from ringtrain.errors import RingtrainError
+from ringtrain.shared.authentication import Claim, prove
 from ringtrain.shared.gen import daemons_pb2 as pb
 from ringtrain.shared.gen.daemons_pb2_grpc import DaemonsStub
-from ringtrain_job.mpi.proof import Claim, prove
 
 log = logging.getLogger(__name__)
 
