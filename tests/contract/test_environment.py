@@ -140,7 +140,7 @@ def test_both_sides_make_the_same_token_of_the_page(tmp_path: Path) -> None:
     """dtj computes from the launcher's pod what the launcher asks for."""
     pod = build.build_launcher_pod(parsed(), 1)
     config = LauncherConfig.from_env(environment(pod, tmp_path))
-    assert Access(config.page_secrets, "uid").has(pods.page_token(pods.status_token(pod)))
+    assert Access(config.tokens, "uid").has(pods.page_token(pods.status_token(pod)))
 
 
 def test_ranks_encrypt_with_what_is_built(tmp_path: Path) -> None:

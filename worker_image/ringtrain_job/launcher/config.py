@@ -58,20 +58,13 @@ class LauncherConfig(PodSettings):
 
     @property
     def status_tokens(self) -> tuple[str, ...]:
-        """Tokens of which `/status` asks for one: the operator's, the job's. Empty where control is plain."""
-        if self.secrets.tls is None:
-            return ()
-        return tuple(token for token in (self.status_token, self.secrets.token) if token)
+        """Tokens of which `/status` asks for one. Empty where control is plain."""
+        return () if self.secrets.tls is None else self.tokens
 
     @property
-    def change_tokens(self) -> tuple[str, ...]:
-        """Tokens of which `PUT /workers` asks for one, also where control is plain: any user of this machine may
-        come there."""
-        return tuple(token for token in (self.status_token, self.secrets.token) if token)
-
-    @property
-    def page_secrets(self) -> tuple[str, ...]:
-        """Of which the tokens of the page are made. Without any the page is not served."""
+    def tokens(self) -> tuple[str, ...]:
+        """The operator's, the job's. `PUT /workers` asks for one, also where control is plain: any user of this
+        machine may come there. The tokens of the page are made of them; without any it is not served."""
         return tuple(token for token in (self.status_token, self.secrets.token) if token)
 
     @property

@@ -1,7 +1,6 @@
 """HTTP for programs and people: the launcher's `/status`, `/metrics`, `/healthz`, and pages."""
 
 import contextlib
-import hmac
 import io
 import json
 import math
@@ -17,9 +16,11 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from ringtrain.errors import ConfigurationError
 from ringtrain.shared.address import listening_socket
+from ringtrain.shared.authentication import bearer, is_one_of
 from ringtrain.shared.ports import PortTaken
 from ringtrain.shared.strangers import Stranger, Strangers
 from ringtrain_job.launcher.metrics import StatusCollector
+from ringtrain_job.page.document import finite
 
 # Anyone may ask here. A request is some hundred bytes, and an answer is taken within moments.
 _MOST_REQUEST_BYTES: Final = 64 << 10  # the operator names up to 4096 workers whose pods have ended
@@ -136,13 +137,13 @@ class StatusServer(HttpServer):
 
         def answer(asked: str, authorization: str) -> Answer:
             path, _, query = asked.partition("?")
-            if path == "/status" and tokens and not _shows_one(authorization, tokens):
+            if path == "/status" and tokens and not is_one_of(bearer(authorization), tokens):
                 return 401, "text/plain", b"/status asks for the job's token: Authorization: Bearer ...\n"
             if path == "/status":
                 told = brief_status() if "brief" in query.split("&") else status()
-                if change_tokens and not _shows_one(authorization, tokens or change_tokens):
+                if change_tokens and not is_one_of(bearer(authorization), tokens or change_tokens):
                     told = _without_output(told)
-                return 200, "application/json", json.dumps(_finite(told)).encode()
+                return 200, "application/json", json.dumps(finite(told)).encode()
             if path == "/metrics":
                 return 200, CONTENT_TYPE_LATEST, generate_latest(registry)
             if path == "/healthz":
@@ -152,7 +153,7 @@ class StatusServer(HttpServer):
         def put(path: str, authorization: str, body: bytes) -> Answer:
             if path not in ("/workers", "/pods", "/sites"):
                 return 404, "text/plain", b"what can be put is /workers, /pods and /sites\n"
-            if (change_tokens or tokens) and not _shows_one(authorization, change_tokens or tokens):
+            if (change_tokens or tokens) and not is_one_of(bearer(authorization), change_tokens or tokens):
                 text = f"{path} asks for the job's token: Authorization: Bearer ...\n"
                 return 401, "text/plain", text.encode()
             if path == "/pods":
@@ -164,13 +165,6 @@ class StatusServer(HttpServer):
             return _ask_workers(body, ask_workers)
 
         super().__init__(port, answer, put, page, everywhere=everywhere, is_held=is_held)
-
-
-def _shows_one(authorization: str, tokens: tuple[str, ...]) -> bool:
-    """Whether the header holds one of `tokens`, in a time that says nothing about them."""
-    scheme, _, shown = authorization.partition(" ")
-    matches = [hmac.compare_digest(shown.strip().encode(), token.encode()) for token in tokens]
-    return scheme.lower() == "bearer" and any(matches)
 
 
 def _ask_workers(body: bytes, ask: AskWorkers) -> Answer:
@@ -247,15 +241,6 @@ def _is_this_host(name: str) -> bool:
     """Whether a `Host` header names this machine's loopback; a client may leave it out."""
     host = name.rpartition(":")[0] if re.search(r":[0-9]*$", name) else name
     return not name or host.lower() in ("localhost", "127.0.0.1", "[::1]")
-
-
-def _finite(value: Any) -> Any:
-    """`value` with None for NaN and infinities, which JSON does not have."""
-    if isinstance(value, dict):
-        return {key: _finite(inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_finite(inner) for inner in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class _Server(ThreadingHTTPServer):

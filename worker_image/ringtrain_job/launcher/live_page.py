@@ -1,7 +1,6 @@
 """The page of a job that runs: what it shows now, as the launcher knows it."""
 
 import json
-import math
 import time
 from typing import Any
 
@@ -9,6 +8,7 @@ from ringtrain_job.control.model import RankPhase
 from ringtrain_job.control.termination import failure_json
 from ringtrain_job.launcher.status import RunSnapshot
 from ringtrain_job.logs.events import read_events
+from ringtrain_job.page.document import finite
 from ringtrain_job.page.start import start_parts
 from ringtrain_job.page.summary import other_attempts
 
@@ -98,14 +98,6 @@ class LivePage:
 
     def encoded(self) -> bytes:
         """`document` as JSON."""
-        return json.dumps(_finite(self.document()), ensure_ascii=False, separators=(",", ":")).encode(
+        return json.dumps(finite(self.document()), ensure_ascii=False, separators=(",", ":")).encode(
             errors="replace"
         )
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(inner) for inner in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -460,7 +460,7 @@ def _open_ports(
         launcher.healthy,
         everywhere=config.secrets.tls is not None,
         tokens=config.status_tokens,
-        change_tokens=config.change_tokens,
+        change_tokens=config.tokens,
         ask_workers=launcher.elastic.ask if launcher.elastic else None,
         hear_pods=hear_pods,
         hear_sites=launcher.sites.update if config.site_label else None,
@@ -468,8 +468,8 @@ def _open_ports(
         page=_page(config, snapshot),
     )
     stack.callback(http.close)
-    if config.ports_held and config.page_secrets:  # a run of this machine: not in pods
-        link = f"http://127.0.0.1:{http.port}/?token={page_token(config.page_secrets[0])}"
+    if config.ports_held and config.tokens:  # a run of this machine: not in pods
+        link = f"http://127.0.0.1:{http.port}/?token={page_token(config.tokens[0])}"
         keep_page(snapshot.store.files, link, None if config.elastic else config.world_size)
         stack.callback(snapshot.store.files.page.unlink, missing_ok=True)
     data = DataMembers(config, time.monotonic)
@@ -496,9 +496,9 @@ def _open_ports(
 
 
 def _page(config: LauncherConfig, snapshot: RunSnapshot) -> PageServer | None:
-    if not config.page_secrets:
+    if not config.tokens:
         return None
-    access = Access(config.page_secrets, config.job.uid)
+    access = Access(config.tokens, config.job.uid)
     return PageServer(access, RunPage(LivePage(snapshot), snapshot.store.files, config.timeline))
 
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
+from ringtrain.shared.authentication import bearer, is_one_of
 from ringtrain_job.logs.layout import AttemptFiles
 
 
@@ -31,13 +32,11 @@ class Access:
 
     def has(self, shown: str) -> bool:
         """Whether `shown` is a token of the page, in a time that says nothing about them."""
-        matches = [hmac.compare_digest(shown.encode(), token.encode()) for token in self._tokens]
-        return any(matches)
+        return is_one_of(shown, self._tokens)
 
     def admits(self, authorization: str, cookies: str) -> bool:
         """Whether the headers Authorization and Cookie hold a token of the page."""
-        scheme, _, shown = authorization.partition(" ")
-        if scheme.lower() == "bearer" and self.has(shown.strip()):
+        if self.has(bearer(authorization)):
             return True
         # Not SimpleCookie: it gives none at all where one is not to its taste, and others on this host set theirs.
         found = (cookie.strip().partition("=") for cookie in cookies.split(";"))
