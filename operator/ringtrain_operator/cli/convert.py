@@ -10,7 +10,8 @@ import yaml
 
 from ..cluster.api.errors import ApiError
 from ..cluster.api.resources import Resource
-from ..convert.mpijob import Converted, convert_mpijob, is_mpijob
+from ..convert.metadata import Converted
+from ..convert.mpijob import convert_mpijob, is_mpijob
 from ..convert.runtime_template import beyond_template, convert_runtime
 from ..convert.trainingjob import convert_trainingjob, is_trainingjob
 from ..convert.trainjob import GROUP, RUNTIMES, VERSION, convert_trainjob, is_runtime, is_trainjob, runtime_of

@@ -1,11 +1,18 @@
-"""Labels and annotations of a converted object: a person's are carried over, those of what manages it are not."""
+"""What all conversions share: the job that comes of one, and the labels and annotations that it takes over, which
+are a person's, and not those of what manages the object that is converted.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
+from ..contract import API_VERSION, KIND
+from ..errors import did_you_mean
 from ..spec.job import QUEUE_LABEL
+from ..spec.parse import parse_job
 from ..spec.reserved import LABELS
 
 # By these kubectl, Argo CD, Helm and Flux tell what is theirs: the new job is in no release and no set of theirs
@@ -30,7 +37,31 @@ _SOURCES = ("training.kubeflow.org/", "trainer.kubeflow.org/", "jobset.sigs.k8s.
 _KINDS = ("labels", "annotations")
 
 
-def carried_metadata(*metadata: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Converted:
+    """A manifest, and in `notes` what a person should know about it, a sentence each."""
+
+    manifest: dict[str, Any]
+    notes: tuple[str, ...]
+
+
+def converted(spec: dict[str, Any], *metadata: Mapping[str, Any], notes: list[str]) -> Converted:
+    """The job with this `spec`, and of `metadata` what `_carried_metadata` takes. Raises Invalid."""
+    carried = _carried_metadata(*metadata, notes=notes)
+    _leave_suspension_to_queue(spec, carried, notes)
+    manifest = {"apiVersion": API_VERSION, "kind": KIND, "metadata": carried, "spec": spec}
+    parse_job(manifest)
+    return Converted(manifest, tuple(notes))
+
+
+def unknown_fields(path: str, section: Mapping[str, Any], known: set[str], where: str) -> Iterator[str]:
+    """A note for each field of `section` that is none of `known`; `where`: of what."""
+    for name in sorted(set(section) - known):
+        hint = did_you_mean(name, sorted(known))
+        yield f"{path}.{name} is left out: it is no field {where}" + (f"; {hint}" if hint else "")
+
+
+def _carried_metadata(*metadata: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
     """Name, namespace, labels and annotations of the first of `metadata`; labels and annotations of the others
     where those before have none of that name. What marks an object as another tool's goes into `notes`.
     """
@@ -41,17 +72,22 @@ def carried_metadata(*metadata: Mapping[str, Any], notes: list[str]) -> dict[str
     return made
 
 
-def carry_to_pods(template: dict[str, Any], *outer: Mapping[str, Any], path: str, notes: list[str]) -> None:
-    """Give a pod template (in place) the labels and annotations of what stood around it, too, and take from it
-    those that only an operator sets."""
-    own = template.get("metadata") or {}
+def carried_template(
+    template: Mapping[str, Any], *outer: Mapping[str, Any], path: str, notes: list[str]
+) -> dict[str, Any]:
+    """A copy of a pod template with the labels and annotations of what stood around it, too, and without what only
+    an operator sets."""
+    made: dict[str, Any] = copy.deepcopy(dict(template))
+    own = made.get("metadata") or {}
     for kind in _KINDS:
         found = _carried(kind, (own, *outer), LABELS, f"{path}.metadata", notes)
         if found or own.get(kind):
-            template["metadata"] = {**(template.get("metadata") or {}), kind: found}
+            made["metadata"] = {**(made.get("metadata") or {}), kind: found}
+    made["spec"].pop("restartPolicy", None)
+    return made
 
 
-def leave_suspension_to_queue(spec: dict[str, Any], metadata: Mapping[str, Any], notes: list[str]) -> None:
+def _leave_suspension_to_queue(spec: dict[str, Any], metadata: Mapping[str, Any], notes: list[str]) -> None:
     """Take `suspend: true` from a job (in place) that waits in a queue of Kueue: there Kueue sets it, and takes it
     back; here it is the user's."""
     if (metadata.get("labels") or {}).get(QUEUE_LABEL) and spec["runPolicy"].pop("suspend", False):

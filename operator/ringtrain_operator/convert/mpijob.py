@@ -5,20 +5,16 @@ docs/migrate-from-mpijob.md has the same table for people.
 
 from __future__ import annotations
 
-import copy
 import functools
 import itertools
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
-from ..contract import API_VERSION, KIND
-from ..errors import Invalid, Problem, did_you_mean, shown
-from ..spec.parse import parse_job
+from ..errors import Invalid, Problem, shown
 from ..spec.template import shape_problems, template_devices
-from .metadata import carried_metadata, carry_to_pods, leave_suspension_to_queue
+from .metadata import Converted, carried_template, converted, unknown_fields
 
 _API_GROUP = "kubeflow.org/"
 _VERSIONS = (f"{_API_GROUP}v1", f"{_API_GROUP}v2beta1")
@@ -82,14 +78,6 @@ _KNOWN = {
 }
 
 
-@dataclass(frozen=True)
-class Converted:
-    """A manifest, and in `notes` what a person should know about it, a sentence each."""
-
-    manifest: dict[str, Any]
-    notes: tuple[str, ...]
-
-
 def is_mpijob(obj: Mapping[str, Any]) -> bool:
     """Whether `obj` is an MPIJob of kubeflow, of any version."""
     return obj.get("kind") == "MPIJob" and str(obj.get("apiVersion", "")).startswith(_API_GROUP)
@@ -135,20 +123,14 @@ def convert_mpijob(obj: Mapping[str, Any]) -> Converted:
                 "runPolicy.backoffLimit times"
             )
     notes += _unknown(obj)
-    metadata = carried_metadata(obj.get("metadata") or {}, notes=notes)
-    leave_suspension_to_queue(made, metadata, notes)
-    manifest = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": made}
-    parse_job(manifest)
-    return Converted(manifest, tuple(notes))
+    return converted(made, obj.get("metadata") or {}, notes=notes)
 
 
 def _unknown(obj: Mapping[str, Any]) -> Iterator[str]:
     """A note for each field that no MPIJob has."""
     for path, known in _KNOWN.items():
         section: Any = functools.reduce(lambda inner, name: inner.get(name) or {}, path.split("."), obj)
-        for name in sorted(set(section) - known):
-            hint = did_you_mean(name, sorted(known))
-            yield f"{path}.{name} is left out: it is no field of an MPIJob" + (f"; {hint}" if hint else "")
+        yield from unknown_fields(path, section, known, "of an MPIJob")
 
 
 def _replica(spec: Mapping[str, Any], role: str) -> dict[str, Any]:
@@ -248,15 +230,13 @@ def _size_notes(made: Mapping[str, Any]) -> list[str]:
 
 def _template(role: str, replica: Mapping[str, Any], spec: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
     """The pod template with the main container in front, and without what the operator decides."""
-    template: dict[str, Any] = copy.deepcopy(dict(replica["template"]))
-    carry_to_pods(template, path=f"spec.mpiReplicaSpecs.{role}.template", notes=notes)
+    template = carried_template(replica["template"], path=f"spec.mpiReplicaSpecs.{role}.template", notes=notes)
     pod = template["spec"]
     name, first = spec.get("mainContainer"), pod["containers"][0]
     pod["containers"].sort(key=lambda one: one.get("name") != name if name else not _starts(role, one))
     if not name and (main := pod["containers"][0]) is not first:
         starts = _starts(role, main)
         notes.append(f"the {role.lower()}'s main container is {main.get('name')}, which starts {starts}")
-    pod.pop("restartPolicy", None)
     return template
 
 

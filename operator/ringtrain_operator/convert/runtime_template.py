@@ -10,7 +10,7 @@ from ..errors import Invalid
 from ..spec.job import CLUSTER
 from ..spec.template import containers_of
 from ..spec.training_template import Template, merged_spec, read_template
-from .mpijob import Converted
+from .metadata import Converted
 from .trainjob import GROUP, VERSION, convert_trainjob
 
 Json = dict[str, Any]

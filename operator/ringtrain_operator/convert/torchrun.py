@@ -1,6 +1,5 @@
-"""torchrun: which program its command lines start, how often on each node, and what it is told by variables.
-
-Variables of other operators, too, are set from ours where a rank starts, since only the agent knows them.
+"""torchrun: which program its command lines start, how often on each node, and what it is told by variables; and
+variables of other operators, set from ours where a rank starts, since only the agent knows them.
 """
 
 from __future__ import annotations
@@ -14,36 +13,6 @@ from typing import Any
 
 from ..errors import Invalid, Problem, shown
 
-# A torchrun that a script starts takes these for its options.
-TORCHRUN = {
-    "PET_NNODES": "$WORLD_SIZE",
-    "PET_NODE_RANK": "$RANK",
-    "PET_MASTER_ADDR": "$MASTER_ADDR",
-    "PET_MASTER_PORT": "$MASTER_PORT",
-}
-
-
-def give(command: Sequence[str], variables: Mapping[str, str], notes: list[str]) -> list[str]:
-    """The command, started with `variables`, whose values a shell expands from those of the agent."""
-    if not variables:
-        return list(command)
-    notes.append(f"{', '.join(variables)} are set from the agent's variables by a sh in front of the command")
-    text = " ".join(f'{name}="{value}"' for name, value in variables.items())
-    return ["sh", "-c", f'export {text}; exec "$@"', "sh", *command]
-
-
-def quoted(value: object) -> str:
-    """`value` as a shell has it between double quotes."""
-    return re.sub(r'([\\"$`])', r"\\\1", str(value))
-
-
-def expanded_by_kubernetes(container: Mapping[str, object], names: Sequence[str]) -> str:
-    """The first `$(NAME)` of `names` in a container: the pod is made before the agent knows it. Empty: none."""
-    text = str([container.get(field) for field in ("command", "args", "env")])
-    found = re.search(rf"\$\(({'|'.join(map(re.escape, names))})\)", text)
-    return found[0] if found else ""
-
-
 # Options without a value.
 _FLAGS = {"--standalone", "--run-path", "--virtual-local-rank", "--module", "--no-python", "-m"}
 _SHELLS = {"sh", "bash"}
@@ -54,6 +23,13 @@ _PER_NODE = "--nproc-per-node"
 _EXPANDED = re.compile(r"[$`*?\[~]")
 _QUOTED = re.compile(r"""("(?:\\.|[^"\\])*")|'[^']*'""")
 
+# A torchrun that a script starts takes these for its options.
+TORCHRUN = {
+    "PET_NNODES": "$WORLD_SIZE",
+    "PET_NODE_RANK": "$RANK",
+    "PET_MASTER_ADDR": "$MASTER_ADDR",
+    "PET_MASTER_PORT": "$MASTER_PORT",
+}
 # Of an elasticPolicy, by the variable that says it.
 _ELASTIC = {"rdzvId": "PET_RDZV_ID", "maxRestarts": "PET_MAX_RESTARTS"}
 
@@ -180,3 +156,24 @@ def _ranks(wanted: str, devices: Mapping[str, int]) -> int:
         return max(devices.values())
     why = "one process for each CPU of the node, which can't be seen from here"
     raise Invalid([Problem("spec.nprocPerNode", f"is {shown(wanted)}: {why}; write the number")])
+
+
+def give(command: Sequence[str], variables: Mapping[str, str], notes: list[str]) -> list[str]:
+    """The command, started with `variables`, whose values a shell expands from those of the agent."""
+    if not variables:
+        return list(command)
+    notes.append(f"{', '.join(variables)} are set from the agent's variables by a sh in front of the command")
+    text = " ".join(f'{name}="{value}"' for name, value in variables.items())
+    return ["sh", "-c", f'export {text}; exec "$@"', "sh", *command]
+
+
+def quoted(value: object) -> str:
+    """`value` as a shell has it between double quotes."""
+    return re.sub(r'([\\"$`])', r"\\\1", str(value))
+
+
+def expanded_by_kubernetes(container: Mapping[str, object], names: Sequence[str]) -> str:
+    """The first `$(NAME)` of `names` in a container: the pod is made before the agent knows it. Empty: none."""
+    text = str([container.get(field) for field in ("command", "args", "env")])
+    found = re.search(rf"\$\(({'|'.join(map(re.escape, names))})\)", text)
+    return found[0] if found else ""

@@ -5,18 +5,15 @@ There every pod is one process, which is told its place by variables. docs/what-
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..contract import API_VERSION, KIND
-from ..errors import Invalid, Problem, did_you_mean
-from ..spec.parse import parse_job
+from ..errors import Invalid, Problem
 from ..spec.template import shape_problems
-from .metadata import carried_metadata, carry_to_pods, leave_suspension_to_queue
-from .mpijob import Converted, run_policy, take_devices, whole
+from .metadata import Converted, carried_template, converted, unknown_fields
+from .mpijob import run_policy, take_devices, whole
 from .torchrun import TORCHRUN, expanded_by_kubernetes, give, torch_ranks
 
 _VERSION = "kubeflow.org/v1"
@@ -36,7 +33,7 @@ _POLICY = {
 
 @dataclass(frozen=True)
 class _Kind:
-    """`roles`: in the order of their ranks. `container`: the one that trains. `given`: see variables.give."""
+    """`roles`: in the order of their ranks. `container`: the one that trains. `given`: see torchrun.give."""
 
     replicas: str
     container: str
@@ -123,11 +120,7 @@ def convert_trainingjob(obj: Mapping[str, Any]) -> Converted:
         "runPolicy": _run_policy(spec, replicas, kind, notes),
     }
     notes += [*_tensorflow_notes(spec, workers), *_unknown(spec, kind)]
-    metadata = carried_metadata(obj.get("metadata") or {}, notes=notes)
-    leave_suspension_to_queue(made, metadata, notes)
-    manifest = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": made}
-    parse_job(manifest)
-    return Converted(manifest, tuple(notes))
+    return converted(made, obj.get("metadata") or {}, notes=notes)
 
 
 def _replicas(obj: Mapping[str, Any], kind: _Kind) -> dict[str, dict[str, Any]]:
@@ -189,12 +182,10 @@ def _gang(kind: _Kind, replicas: Mapping[str, Any], notes: list[str]) -> tuple[i
 
 
 def _template(kind: _Kind, role: str, replica: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
-    template: dict[str, Any] = copy.deepcopy(dict(replica["template"]))
     path = f"spec.{kind.replicas}.{role}.template"
-    carry_to_pods(template, path=path, notes=notes)
+    template = carried_template(replica["template"], path=path, notes=notes)
     pod = template["spec"]
     pod["containers"].sort(key=lambda container: container.get("name") != kind.container)
-    pod.pop("restartPolicy", None)
     if len(pod["containers"]) > 1:
         name = pod["containers"][0].get("name")
         notes.append(f"{path}: the variables of ranks are set in container {name}, not in the others")
@@ -268,6 +259,4 @@ def _unknown(spec: Mapping[str, Any], kind: _Kind) -> Iterator[str]:
         path = f"spec.{kind.replicas}.{role}"
         known[path], sections[path] = {"replicas", "restartPolicy", "template"}, replica
     for path, section in sections.items():
-        for name in sorted(set(section) - known[path]):
-            hint = did_you_mean(name, sorted(known[path]))
-            yield f"{path}.{name} is left out: it is no field there" + (f"; {hint}" if hint else "")
+        yield from unknown_fields(path, section, known[path], "there")

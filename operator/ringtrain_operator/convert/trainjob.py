@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..contract import API_VERSION, KIND
 from ..errors import Invalid, Problem, shown
-from ..spec.parse import parse_job
 from ..spec.template import shape_problems
-from .metadata import carried_metadata, carry_to_pods, leave_suspension_to_queue
-from .mpijob import Converted, command_notes, take_devices, whole
+from .metadata import Converted, carried_template, converted
+from .mpijob import command_notes, take_devices, whole
 from .runtime_patches import SHAPE, apply_patches
 from .trainer_processes import Node, processes, source_of
 
@@ -120,11 +118,8 @@ def convert_trainjob(obj: Mapping[str, Any], runtime: Mapping[str, Any]) -> Conv
     made = _spec(reader)
     job_set = (reader.runtime.get("template") or {}).pop("metadata", None) or {}
     of_spec = {kind: reader.job.pop(kind, None) or {} for kind in ("labels", "annotations")}
-    metadata = carried_metadata(obj.get("metadata") or {}, of_spec, job_set, notes=reader.notes)
-    leave_suspension_to_queue(made, metadata, reader.notes)
-    manifest = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": made}
-    parse_job(manifest)
-    return Converted(manifest, (*reader.notes, *reader.leftovers()))
+    found = converted(made, obj.get("metadata") or {}, of_spec, job_set, notes=reader.notes)
+    return replace(found, notes=(*found.notes, *reader.leftovers()))
 
 
 def _spec(reader: _Reader) -> dict[str, Any]:
@@ -214,10 +209,8 @@ def _template(jobs: Iterable[dict[str, Any]], role: str, reader: _Reader) -> dic
         problems = [Problem(f"{where}.spec.containers", "is empty")]
     if problems:
         raise Invalid(problems)
-    carry_to_pods(template, of_job, path=where, notes=reader.notes)
-    pod = template["spec"]
-    pod["containers"].sort(key=lambda container: container.get("name") != _NODE)
-    pod.pop("restartPolicy", None)
+    template = carried_template(template, of_job, path=where, notes=reader.notes)
+    template["spec"]["containers"].sort(key=lambda container: container.get("name") != _NODE)
     for name in sorted({*inner, *(key for key in job if key not in ("name", "template"))}):
         reader.notes.append(
             f"{path}[{job['name']}] has {name}, which is left out: the gang starts and ends as one"

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from support.source_rules import TRAINER
 
 from ringtrain_operator.cli.main import main
-from ringtrain_operator.convert.mpijob import Converted
+from ringtrain_operator.convert.metadata import Converted
 from ringtrain_operator.convert.trainjob import convert_trainjob
 from ringtrain_operator.errors import Invalid
 from ringtrain_operator.local.manifest import is_job
