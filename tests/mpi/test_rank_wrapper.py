@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from ringtrain.shared.framing import receive_message, send_message
-from ringtrain_job.agent.main_thread import MainThread
+from ringtrain_job.agent.mpi.children import MainThread
 from ringtrain_job.agent.mpi.rank_registry import Arrival, Departure, RankAssignment, RankRegistry
 from ringtrain_job.mpi.shim import write_shim
 

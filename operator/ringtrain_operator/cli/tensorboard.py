@@ -14,7 +14,7 @@ from pathlib import Path
 
 import click
 
-from ..client.reports import read_reports
+from ..client.cluster_logs import read_reports
 from ..local.past_runs import newest_run
 from .session import (
     RUNS,

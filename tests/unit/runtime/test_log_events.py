@@ -4,8 +4,7 @@ from pathlib import Path
 
 from ringtrain_job.logs.events import Events, read_events
 from ringtrain_job.logs.layout import AttemptFiles
-from ringtrain_job.page.start import start_parts
-from ringtrain_job.page.summary import brief_attempt
+from ringtrain_job.page.summary import brief_attempt, start_parts
 
 
 def test_each_change_is_noted_once(tmp_path: Path) -> None:

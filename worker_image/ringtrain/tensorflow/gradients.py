@@ -17,12 +17,12 @@ from ringtrain.common.util import split_list
 from ringtrain.errors import ConfigurationError, kind_of
 from ringtrain.tensorflow.calls import any_rows
 from ringtrain.tensorflow.compression import Compression, Compressor
-from ringtrain.tensorflow.members import members_as
 from ringtrain.tensorflow.names import name_of_call
 from ringtrain.tensorflow.presence import completed
 from ringtrain.tensorflow.reduce import scaled_slices
 from ringtrain.tensorflow.replicas import comparing
 from ringtrain.tensorflow.streams import Around, BegunPart, FinishedPart, streamed_call
+from ringtrain.tensorflow.world_ops import members_as
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from ringtrain._core.reduction.ops import Average
 from ringtrain.errors import ConfigurationError
 from ringtrain.tensorflow.gradients import GradientOptions, GradientReducer
 from ringtrain.tensorflow.keras.host_optimizer import HostKerasMixin
-from ringtrain.tensorflow.members import stays_alone
+from ringtrain.tensorflow.world_ops import stays_alone
 
 HOST = "/CPU:0"
 

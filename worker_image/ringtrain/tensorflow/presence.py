@@ -15,7 +15,7 @@ from ringtrain._core.process_groups import context
 from ringtrain._core.process_groups.process_sets import ProcessSet, number_of
 from ringtrain.errors import ConfigurationError, MismatchError
 from ringtrain.tensorflow.errors import as_tensorflow
-from ringtrain.tensorflow.members import outlives_the_world
+from ringtrain.tensorflow.world_ops import outlives_the_world
 
 # What a gradient may be; None is none of them.
 _KINDS: Final = ("dense", "slices at int32", "slices at int64")

@@ -17,8 +17,8 @@ from ringtrain.tensorflow.calls import any_rows, differentiable_call, value_of
 from ringtrain.tensorflow.compression import Compression, Compressor
 from ringtrain.tensorflow.errors import NotSupportedError
 from ringtrain.tensorflow.gather import gathered
-from ringtrain.tensorflow.members import members_as
 from ringtrain.tensorflow.names import name_of_call
+from ringtrain.tensorflow.world_ops import members_as
 
 
 def allreduce(

@@ -7,7 +7,7 @@ import tensorflow as tf
 from ringtrain._core.process_groups.process_sets import global_process_set
 from ringtrain.tensorflow.gather import allgather
 from ringtrain.tensorflow.keras.api import IS_KERAS_2, keras
-from ringtrain.tensorflow.members import members_as, stays_alone
+from ringtrain.tensorflow.world_ops import members_as, stays_alone
 
 
 class SyncBatchNormalization(keras.layers.BatchNormalization):

@@ -11,7 +11,7 @@ from ringtrain._core.process_groups.process_sets import ProcessSet, global_proce
 from ringtrain._core.reduction.ops import Average
 from ringtrain.tensorflow.compression import Compression, Compressor
 from ringtrain.tensorflow.gradients import GradientOptions, GradientReducer, trainable
-from ringtrain.tensorflow.members import stays_alone
+from ringtrain.tensorflow.world_ops import stays_alone
 
 
 class DistributedTape(tf.GradientTape):

@@ -11,7 +11,7 @@ import tensorflow as tf
 from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set
 from ringtrain.errors import ConfigurationError
 from ringtrain.tensorflow.gradients import GradientReducer, identity
-from ringtrain.tensorflow.members import members_as, stays_alone
+from ringtrain.tensorflow.world_ops import members_as, stays_alone
 
 
 class WrappedOptimizer(tf.compat.v1.train.Optimizer):

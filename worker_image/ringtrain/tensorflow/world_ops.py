@@ -1,4 +1,8 @@
-"""Facts about the queues as operations: their value is looked up when the graph runs, not when it is made."""
+"""Facts about the world as operations: their value is looked up when the graph runs, not when it is made.
+
+A graph of an elastic job outlives the world that it was built in. The number of ranks is looked up when such a
+graph runs; elsewhere it is part of the graph.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,6 +12,8 @@ import tensorflow as tf
 
 import ringtrain as rt
 from ringtrain._core.negotiation import queues
+from ringtrain._core.process_groups.formations import own_agent
+from ringtrain._core.process_groups.process_sets import ProcessSet, members, trains_alone
 from ringtrain.tensorflow.calls import host_call
 
 # What process_set_included_op returns where Horovod's does.
@@ -59,3 +65,26 @@ def join() -> Any:
 def _scalar(function: Callable[[], int]) -> Any:
     (value,) = host_call(lambda: [np.asarray(function(), np.int32)], [], [tf.int32], [[]])
     return value
+
+
+def stays_alone(process_set: ProcessSet) -> bool:
+    """Whether what is built now can do without a reduction: this rank shares gradients with no other of
+    `process_set`, and will not do so in any later world.
+    """
+    return trains_alone(process_set) and not outlives_the_world()
+
+
+def members_as(process_set: ProcessSet, dtype: Any) -> Any:
+    """Return the number of ranks in `process_set` as a tensor of `dtype`."""
+    if not outlives_the_world():
+        return tf.cast(members(process_set), dtype)
+
+    def count() -> list[Any]:
+        return [np.asarray(1 if trains_alone(process_set) else members(process_set), np.int32)]
+
+    return tf.cast(host_call(count, [], [tf.int32], [[]])[0], dtype)
+
+
+def outlives_the_world() -> bool:
+    """Whether what is built now may run in a later world of an elastic job."""
+    return own_agent() is not None and not tf.executing_eagerly()

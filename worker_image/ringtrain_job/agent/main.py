@@ -32,7 +32,7 @@ from ringtrain_job.agent.coordinator import CoordinatorClient
 from ringtrain_job.agent.elastic.slots import RankProgram, Slots
 from ringtrain_job.agent.lifecycle import Event, Lifecycle
 from ringtrain_job.agent.machine import Machine, MachineThread
-from ringtrain_job.agent.main_thread import MainThread
+from ringtrain_job.agent.mpi.children import MainThread
 from ringtrain_job.agent.mpi.formations import MpiFormations
 from ringtrain_job.agent.mpi.worker import MPI_DAEMONS, MpiWorker
 from ringtrain_job.agent.rank_env import rank_environment, usable_cores

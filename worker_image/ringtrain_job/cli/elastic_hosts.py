@@ -17,9 +17,7 @@ from typing import Any, Final
 from ringtrain.errors import ConfigurationError
 from ringtrain.shared import contract
 from ringtrain_job.agent.config import AgentConfig
-from ringtrain_job.cli.agent_orders import AgentOrders
 from ringtrain_job.cli.hosts import Host
-from ringtrain_job.cli.live_page import without_token
 from ringtrain_job.cli.run_processes import (
     AGENT_S,
     exit_code,
@@ -28,9 +26,10 @@ from ringtrain_job.cli.run_processes import (
     lost_lines,
     start_launcher,
     wait_for,
+    without_token,
 )
 from ringtrain_job.cli.several_hosts import prepare_hosts
-from ringtrain_job.cli.ssh import HereOptions, HostDeadlines, RemoteAgent, SshOptions
+from ringtrain_job.cli.ssh import AgentOrders, HereOptions, HostDeadlines, RemoteAgent, SshOptions
 from ringtrain_job.launcher.hosts import LOCAL, AgentEnd, CoolDown
 
 log = logging.getLogger(__name__)

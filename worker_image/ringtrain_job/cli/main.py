@@ -12,9 +12,9 @@ _COMMANDS = {
     "agent": "ringtrain_job.cli.pods:agent",
     "bench": "ringtrain_job.cli.bench:bench",
     "compare": "ringtrain_job.cli.listing:compare_runs",
-    "completion": "ringtrain_job.cli.completion:completion",
+    "completion": "ringtrain_job.cli.main:completion",
     "data-worker": "ringtrain_job.cli.pods:data_worker",
-    "export": "ringtrain_job.cli.export:export",
+    "export": "ringtrain_job.cli.report:export",
     "launcher": "ringtrain_job.cli.pods:launcher",
     "list": "ringtrain_job.cli.listing:list_runs",
     "logs": "ringtrain_job.cli.logs:logs",
@@ -58,3 +58,15 @@ def log_to_stderr(role: str, level: str = "info") -> None:
     """Send this process's own messages from `level` on to stderr, marked with its `role`."""
     line = f"%(asctime)s ringtrain {role}: %(message)s"
     logging.basicConfig(stream=sys.stderr, level=level.upper(), format=line, force=True)
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print the completion script of SHELL. For bash: source <(ringtrain completion bash)."""
+    from click.shell_completion import get_completion_class
+
+    found = get_completion_class(shell)
+    if found is None:
+        raise click.ClickException(f"click knows no completion for {shell}")
+    click.echo(found(main, {}, "ringtrain", "_RINGTRAIN_COMPLETE").source())

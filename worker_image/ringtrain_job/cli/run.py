@@ -23,7 +23,6 @@ from ringtrain_job.cli.ending import say, say_end
 from ringtrain_job.cli.failures import exit_code_of
 from ringtrain_job.cli.horovod_values import HorovodValues, horovod_options
 from ringtrain_job.cli.hosts import Host, allocated_hosts, find_hosts, given_hosts, note_on_tasks
-from ringtrain_job.cli.live_page import page_settings, without_token
 from ringtrain_job.cli.main import log_to_stderr
 from ringtrain_job.cli.run_processes import (
     AGENT_S,
@@ -31,10 +30,12 @@ from ringtrain_job.cli.run_processes import (
     forward_signals,
     level_of,
     lost_lines,
+    page_settings,
     prepare_run,
     start,
     start_launcher,
     wait_for,
+    without_token,
 )
 from ringtrain_job.cli.several_hosts import run_on_hosts
 from ringtrain_job.cli.ssh import SrunOptions

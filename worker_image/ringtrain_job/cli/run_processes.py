@@ -1,7 +1,8 @@
-"""The processes of a run: how they are started, stopped and waited for."""
+"""The processes of a run: how they are started, stopped and waited for, and the link to the page of one."""
 
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -17,8 +18,8 @@ from ringtrain.shared.ports import HeldPorts
 from ringtrain.shared.processes import end_child, signal_handler, start_child
 from ringtrain.shared.run_folder import run_folder
 from ringtrain_job.cli.ending import say
-from ringtrain_job.cli.live_page import say_link
 from ringtrain_job.launcher.config import LauncherConfig
+from ringtrain_job.page.access import page_token
 
 _POLL_S: Final = 0.2
 # The launcher is gone: its agents have their own deadlines, and this long beyond a rank's grace to keep them.
@@ -192,3 +193,19 @@ def exit_code(code: int, lost: int, directory: str, signals: Sequence[int]) -> i
 
 def _code(returncode: int) -> int:
     return 128 - returncode if returncode < 0 else returncode
+
+
+def page_settings(wanted: bool) -> dict[str, str]:
+    """What the launcher of a run is told whose page is wanted: a token that nobody else has."""
+    return {contract.ENV_STATUS_TOKEN: secrets.token_hex(32)} if wanted else {}
+
+
+def say_link(environment: Mapping[str, str]) -> None:
+    """Say where the page of the launcher with this environment is, if it is wanted."""
+    if token := environment.get(contract.ENV_STATUS_TOKEN):
+        say(f"page: http://127.0.0.1:{environment[contract.ENV_STATUS_PORT]}/?token={page_token(token)}")
+
+
+def without_token(environment: Mapping[str, str]) -> dict[str, str]:
+    """`environment` for an agent, whose ranks are the user's program."""
+    return {name: value for name, value in environment.items() if name != contract.ENV_STATUS_TOKEN}

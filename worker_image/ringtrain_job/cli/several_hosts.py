@@ -10,11 +10,9 @@ from pathlib import Path
 
 from ringtrain.shared import contract
 from ringtrain_job.agent.config import AgentConfig
-from ringtrain_job.cli.agent_orders import AgentOrders
 from ringtrain_job.cli.certificates import write_secrets
 from ringtrain_job.cli.ending import say
 from ringtrain_job.cli.hosts import Host
-from ringtrain_job.cli.live_page import without_token
 from ringtrain_job.cli.remote_agent import Greeting
 from ringtrain_job.cli.run_processes import (
     AGENT_S,
@@ -26,8 +24,9 @@ from ringtrain_job.cli.run_processes import (
     start,
     start_launcher,
     wait_for,
+    without_token,
 )
-from ringtrain_job.cli.ssh import HostDeadlines, RemoteAgent, SrunOptions, SshOptions, connect
+from ringtrain_job.cli.ssh import AgentOrders, HostDeadlines, RemoteAgent, SrunOptions, SshOptions, connect
 
 
 def run_on_hosts(

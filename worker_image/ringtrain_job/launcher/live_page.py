@@ -9,8 +9,7 @@ from ringtrain_job.control.termination import failure_json
 from ringtrain_job.launcher.status import RunSnapshot
 from ringtrain_job.logs.events import read_events
 from ringtrain_job.page.document import finite
-from ringtrain_job.page.start import start_parts
-from ringtrain_job.page.summary import other_attempts
+from ringtrain_job.page.summary import other_attempts, start_parts
 
 # What the page calls a rank, by what the launcher calls it.
 _STATES = {RankPhase.SUCCEEDED: "Succeeded", RankPhase.FAILED: "Failed", RankPhase.RUNNING: "Running"}

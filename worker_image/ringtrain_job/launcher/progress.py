@@ -3,8 +3,7 @@
 import math
 from typing import Any
 
-from ringtrain_job.launcher.console import Console
-from ringtrain_job.launcher.progress_bar import ProgressBar
+from ringtrain_job.launcher.console import Console, ProgressBar
 from ringtrain_job.launcher.status import RunSnapshot
 from ringtrain_job.launcher.throughput import step_line, total_line
 from ringtrain_job.logs.samples import Sample

@@ -26,7 +26,7 @@ from ringtrain.shared.framing import receive_message, send_message
 REGISTRY = "RINGTRAIN_MPI_REGISTRY"
 CHECK_IN = "RINGTRAIN_MPI_CHECK_IN"
 REPORT_FD = "RINGTRAIN_REPORT_FD"
-# Both are set by node_name.py; the second is what LD_PRELOAD is to be again in the rank's program.
+# Both are set by agent/mpi/worker.py; the second is what LD_PRELOAD is to be again in the rank's program.
 NODE_NAME, OWN_PRELOAD = "RINGTRAIN_MPI_NODE_NAME", "RINGTRAIN_MPI_OWN_PRELOAD"
 
 # The parameter of Open MPI by which MPI_Init is seen.

@@ -2,10 +2,10 @@
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from ringtrain_job.logs.about import kept_about
 from ringtrain_job.logs.events import KUBERNETES, read_events
@@ -17,7 +17,6 @@ from ringtrain_job.page.document import page
 from ringtrain_job.page.log_window import shown
 from ringtrain_job.page.machine import Machines
 from ringtrain_job.page.metrics import Metrics
-from ringtrain_job.page.start import start_parts
 
 LOG_LINES = 5000
 
@@ -162,3 +161,41 @@ def _log(files: AttemptFiles) -> dict[str, Any]:
         *whole, rest = (rest + chunk).split(b"\n")  # not splitlines: a line may hold other ends of a line
         lines += [shown(line.decode(errors="replace")) for line in whole]
     return {"lines": [*lines, shown(rest.decode(errors="replace"))] if rest else lines, "before": position}
+
+
+# The part of a start that each event ends, in their order. `Pulled` is of the pod that started last.
+_PARTS: Final = {
+    "Created": "queued",
+    "Scheduled": "scheduled",
+    "Pulling": "prepared",
+    "Pulled": "pulled",
+    "Started": "started",
+    "Joined": "joined",
+    "Running": "formed",
+    "Step": "first step",
+}
+
+
+def start_parts(events: Iterable[Mapping[str, Any]]) -> list[tuple[str, float]]:
+    """Each part of the start that is known, with its seconds; empty before the ranks were started.
+
+    `events`: of one attempt. A start begins when the job was asked for, where Kubernetes tells, else with the
+    launcher.
+    """
+    first: dict[str, float] = {}
+    for event in events:
+        first.setdefault(str(event["kind"]), float(event["time"]))
+    formed = first.get("Running")
+    if formed is None:
+        return []
+    if first.get("Joined", formed) > formed:  # an elastic job begins with fewer than all
+        del first["Joined"]
+    before = first.get("Queued", first.get("Created", first.get("Launcher", formed)))
+    found = []
+    for kind, part in _PARTS.items():
+        time = first.get(kind)
+        if time is None or (kind == "Created" and "Queued" not in first):
+            continue
+        found.append((part, max(0.0, time - before)))  # clocks of two machines
+        before = max(before, time)
+    return found

@@ -4,8 +4,7 @@ import os
 import pty
 from pathlib import Path
 
-from ringtrain_job.launcher.console import Console
-from ringtrain_job.launcher.progress_bar import ProgressBar
+from ringtrain_job.launcher.console import Console, ProgressBar
 from ringtrain_job.launcher.throughput import Progress
 
 

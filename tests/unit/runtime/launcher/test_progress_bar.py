@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from ringtrain_job.launcher.progress_bar import ProgressBar
+from ringtrain_job.launcher.console import ProgressBar
 from ringtrain_job.launcher.throughput import Progress, Speed
 
 PROGRESS = Progress(

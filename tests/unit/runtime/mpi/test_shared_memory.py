@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ringtrain_job.agent.mpi.shared_memory import make_directory
+from ringtrain_job.agent.mpi.worker import make_directory
 
 # Says where its directory is, and lives until its input ends: the test's end ends it, too.
 _AGENT = """
 import sys
 from pathlib import Path
-from ringtrain_job.agent.mpi.shared_memory import make_directory
+from ringtrain_job.agent.mpi.worker import make_directory
 print(make_directory(Path(sys.argv[1])), flush=True)
 sys.stdin.read()
 """

@@ -12,8 +12,8 @@ from ringtrain._core.reduction.ops import Min
 from ringtrain.tensorflow.keras.api import IS_KERAS_2
 from ringtrain.tensorflow.keras.host_part import number_of
 from ringtrain.tensorflow.keras.optimizer import derived
-from ringtrain.tensorflow.members import stays_alone
 from ringtrain.tensorflow.reduce import allreduce
+from ringtrain.tensorflow.world_ops import stays_alone
 
 
 class HostScaleMixin:

@@ -17,8 +17,8 @@ from ringtrain.step_time import UPDATE
 from ringtrain.tensorflow.compression import Compression, Compressor
 from ringtrain.tensorflow.gradients import GradientOptions, GradientReducer, trainable
 from ringtrain.tensorflow.keras.api import IS_KERAS_2, is_optimizer, keras
-from ringtrain.tensorflow.members import stays_alone
 from ringtrain.tensorflow.tape import layers_of
+from ringtrain.tensorflow.world_ops import stays_alone
 
 
 def update_part() -> contextlib.AbstractContextManager[Any]:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from ringtrain.errors import ConfigurationError
 from ringtrain.shared.framing import receive_message, send_message
-from ringtrain_job.agent.main_thread import MainThread
+from ringtrain_job.agent.mpi.children import MainThread
 from ringtrain_job.mpi.listener import Listener
 
 log = logging.getLogger(__name__)

@@ -1,33 +1,33 @@
 """The agent of an MPI job: its registry for ranks, its daemons, and what both need of the agent."""
 
+import fcntl
+import importlib.util
 import logging
 import os
 import shutil
 import signal
+import socket
 import tempfile
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from ringtrain.errors import ConfigurationError
 from ringtrain.shared import contract
 from ringtrain.shared.gen import daemons_pb2_grpc
 from ringtrain.shared.processes import RankProcess, make_pipe, signal_group
 from ringtrain_job.agent.config import AgentConfig
-from ringtrain_job.agent.main_thread import MainThread
-from ringtrain_job.agent.mpi.children import Children
+from ringtrain_job.agent.mpi.children import Children, MainThread
 from ringtrain_job.agent.mpi.daemons import DaemonContext, DaemonService, Deadlines
-from ringtrain_job.agent.mpi.node_name import node_name_variables
 from ringtrain_job.agent.mpi.rank_registry import Arrival, Departure, RankAssignment, RankRegistry
-from ringtrain_job.agent.mpi.shared_memory import make_directory
 from ringtrain_job.agent.rank_env import formation_variables, pod_defaults, rank_variables, usable_cores
 from ringtrain_job.control.model import RankPhase, RankState, Reason, World
 from ringtrain_job.mpi.implementation import Implementation, library_of
 from ringtrain_job.mpi.intel import daemon_variables
-from ringtrain_job.mpi.rank_wrapper import REGISTRY
+from ringtrain_job.mpi.rank_wrapper import NODE_NAME, OWN_PRELOAD, REGISTRY
 from ringtrain_job.mpi.settings import HOME
 from ringtrain_job.mpi.shim import write_shim
 
@@ -54,6 +54,9 @@ _EVERYWHERE = (
     contract.ENV_RESTORE_FROM,
     contract.ENV_DATA_WORKERS_FILE,
 )
+_PREFIX: Final = "ringtrain-mpi-"
+_LOCK: Final = "agent.lock"  # held by the agent for as long as it lives
+_NODE_NAME_LIBRARY: Final = "ringtrain_job.agent.mpi._node_name"
 # How many daemons may run at once: each holds a thread of the agent's server. A job has one a worker.
 MPI_DAEMONS = 4
 
@@ -204,7 +207,7 @@ def registry_variables(directory: Path) -> dict[str, str]:
 
 def _make_directory(given: str) -> Path:
     if not given:
-        return Path(tempfile.mkdtemp(prefix="ringtrain-mpi-"))
+        return Path(tempfile.mkdtemp(prefix=_PREFIX))
     directory = Path(given)
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     return directory
@@ -214,7 +217,7 @@ def _in_shared_memory() -> Path:
     """A directory of this agent's own in /dev/shm, or where that is not, among the temporary files."""
     with suppress(OSError):
         return make_directory(Path("/dev/shm"))
-    return Path(tempfile.mkdtemp(prefix="ringtrain-mpi-"))
+    return Path(tempfile.mkdtemp(prefix=_PREFIX))
 
 
 def _own_directories(files: Path, shared_memory: Path) -> dict[str, str]:
@@ -261,3 +264,47 @@ def _stopped(rank: int, number: int) -> RankState:
 
 def _failed(rank: int, reason: Reason, message: str) -> RankState:
     return RankState(rank, RankPhase.FAILED, 64, reason=reason, message=message)
+
+
+def make_directory(parent: Path) -> Path:
+    """Make a directory of this process's own in `parent`, in shared memory, and remove those whose processes were
+    killed.
+
+    Raises OSError where `parent` can't be used.
+    """
+    for found in parent.glob(f"{_PREFIX}*"):
+        if _is_abandoned(found):
+            shutil.rmtree(found, ignore_errors=True)
+    directory = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+    fcntl.flock(os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), fcntl.LOCK_EX)
+    return directory
+
+
+def _is_abandoned(directory: Path) -> bool:
+    """Whether nobody holds its lock. One without a lock is being made."""
+    with suppress(OSError), (directory / _LOCK).open("rb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    return False
+
+
+def node_name_variables(command: str, pod: str, inherited: Mapping[str, str]) -> dict[str, str]:
+    """Variables that make `pod` the host's name for the daemon of `command`; none where that is not needed.
+
+    Open MPI 5's daemon (prted) tells mpirun the host's name, by which PMIx then knows who is where. Workers on one
+    host (`dtj local`, hostNetwork) would all be one node to it: each daemon takes all their ranks for its own,
+    waits for them in MPI_Init, and waits forever. No option of prted sets the name, so a library preloaded into it
+    does. The ranks themselves see the host as it is.
+    """
+    if "prted" not in command or socket.gethostname() == pod:
+        return {}
+    spec = importlib.util.find_spec(_NODE_NAME_LIBRARY)
+    if spec is None or spec.origin is None:
+        log.warning(
+            "ringtrain was installed without a C compiler: with Open MPI 5, workers that share the host name %s "
+            "would wait for each other in MPI_Init",
+            socket.gethostname(),
+        )
+        return {}
+    own = inherited.get("LD_PRELOAD", "")
+    return {NODE_NAME: pod, OWN_PRELOAD: own, "LD_PRELOAD": f"{spec.origin}:{own}".rstrip(":")}

@@ -1,4 +1,4 @@
-/* gethostname() that answers $RINGTRAIN_MPI_NODE_NAME: preloaded into mpirun's daemons, see agent/mpi/node_name.py. */
+/* gethostname() that answers $RINGTRAIN_MPI_NODE_NAME: preloaded into mpirun's daemons, see agent/mpi/worker.py. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
