@@ -1,8 +1,9 @@
-"""Run a command in a container and read what it prints, as `kubectl exec` does, over a WebSocket."""
+"""Streams of a pod over WebSockets; one on which a command runs in a container, as `kubectl exec` has it."""
 
 import json
 import signal
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
@@ -22,6 +23,32 @@ class CommandFailed(ApiError):
     """The command ended badly, or could not be started; the message is what it said on stderr."""
 
 
+@asynccontextmanager
+async def pod_stream(
+    connection: Connection, path: str, query: Sequence[tuple[str, str]], what: str
+) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
+    """The stream at `path` of the API server; `what` it is, in messages.
+
+    Raises Unreachable when it cannot be had or breaks, and the ApiError of a request that was refused.
+    """
+    try:
+        async with (
+            aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=connection.tls or True)) as session,
+            session.ws_connect(
+                connection.server + path,
+                params=query,
+                protocols=[_PROTOCOL],
+                headers=connection.headers(),
+                max_msg_size=0,
+            ) as socket,
+        ):
+            yield socket
+    except aiohttp.WSServerHandshakeError as exc:
+        raise error_of(exc.status, {"message": f"{what} was refused with {exc.status}"}, None) from exc
+    except (aiohttp.ClientError, TimeoutError, ConnectionError) as exc:
+        raise Unreachable(f"{what}: {str(exc) or type(exc).__name__}") from exc
+
+
 async def execute(
     connection: Connection, namespace: str, pod: str, container: str, command: Sequence[str]
 ) -> AsyncGenerator[bytes, None]:
@@ -32,30 +59,19 @@ async def execute(
     """
     query = [("container", container), ("stdout", "true"), ("stderr", "true")]
     query += [("command", word) for word in command]
-    url = connection.server + PODS.path(namespace, pod, "exec")
-    try:
-        async with (
-            aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=connection.tls or True)) as session,
-            session.ws_connect(
-                url, params=query, protocols=[_PROTOCOL], headers=connection.headers(), max_msg_size=0
-            ) as socket,
-        ):
-            stderr = b""
-            async for message in socket:
-                if message.type is not aiohttp.WSMsgType.BINARY or not message.data:
-                    continue
-                channel, data = message.data[0], message.data[1:]
-                if channel == _STDOUT and data:
-                    yield data
-                elif channel == _STDERR:
-                    stderr += data
-                elif channel == _STATUS and data:
-                    _check(pod, json.loads(data), stderr)
-                    return
-    except aiohttp.WSServerHandshakeError as exc:
-        raise error_of(exc.status, {"message": f"exec in pod {pod} was refused with {exc.status}"}, None) from exc
-    except (aiohttp.ClientError, TimeoutError, ConnectionError) as exc:
-        raise Unreachable(f"exec in pod {pod}: {str(exc) or type(exc).__name__}") from exc
+    stderr = b""
+    async with pod_stream(connection, PODS.path(namespace, pod, "exec"), query, f"exec in pod {pod}") as socket:
+        async for message in socket:
+            if message.type is not aiohttp.WSMsgType.BINARY or not message.data:
+                continue
+            channel, data = message.data[0], message.data[1:]
+            if channel == _STDOUT and data:
+                yield data
+            elif channel == _STDERR:
+                stderr += data
+            elif channel == _STATUS and data:
+                _check(pod, json.loads(data), stderr)
+                return
     raise Unreachable(f"exec in pod {pod}: the stream ended before the command")
 
 

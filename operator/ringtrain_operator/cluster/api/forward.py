@@ -5,11 +5,11 @@ import asyncio
 import aiohttp
 
 from .connection import Connection
-from .errors import Unreachable, error_of
+from .errors import Unreachable
+from .execute import pod_stream
 from .resources import PODS
 
-# Channels of the protocol v4.channel.k8s.io: the first byte of every message. Each begins with the port's number.
-_PROTOCOL = "v4.channel.k8s.io"
+# Channels of the protocol: the first byte of every message. Each begins with the port's number.
 _DATA, _ERROR = 0, 1
 _CHUNK = 64 << 10
 
@@ -22,30 +22,15 @@ async def port_forward(
     Returns when one side has ended. Raises Unreachable when the port cannot be had, and the ApiError of a refused
     request; nothing was answered then.
     """
-    url = connection.server + PODS.path(namespace, pod, "portforward")
-    try:
-        async with (
-            aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=connection.tls or True)) as session,
-            session.ws_connect(
-                url,
-                params={"ports": str(port)},
-                protocols=[_PROTOCOL],
-                headers=connection.headers(),
-                max_msg_size=0,
-            ) as socket,
-        ):
-            await socket.send_bytes(bytes([_DATA]) + first)
-            sending = asyncio.create_task(_send(socket, ends))
-            try:
-                await _receive(socket, ends, f"port {port} of pod {pod}")
-            finally:
-                sending.cancel()
-                await asyncio.gather(sending, return_exceptions=True)
-    except aiohttp.WSServerHandshakeError as exc:
-        said = {"message": f"a forward to port {port} of pod {pod} was refused with {exc.status}"}
-        raise error_of(exc.status, said, None) from exc
-    except (aiohttp.ClientError, TimeoutError, ConnectionError) as exc:
-        raise Unreachable(f"port {port} of pod {pod}: {str(exc) or type(exc).__name__}") from exc
+    path, what = PODS.path(namespace, pod, "portforward"), f"a forward to port {port} of pod {pod}"
+    async with pod_stream(connection, path, [("ports", str(port))], what) as socket:
+        await socket.send_bytes(bytes([_DATA]) + first)
+        sending = asyncio.create_task(_send(socket, ends))
+        try:
+            await _receive(socket, ends, f"port {port} of pod {pod}")
+        finally:
+            sending.cancel()
+            await asyncio.gather(sending, return_exceptions=True)
 
 
 class Ends:
