@@ -1,9 +1,12 @@
 """Of all ranks' reports of a step one point: for services that know a run, and no ranks."""
 
 import re
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
+
+from ringtrain_job.sinks.base import Attempt
 
 # A step of which a rank's report is missing for so long, by the ranks' clocks, goes without it.
 _PATIENCE_S: Final = 30.0
@@ -24,6 +27,24 @@ class _Sums:
     time: float
     ranks: set[int] = field(default_factory=set)
     sums: dict[str, tuple[float, int]] = field(default_factory=dict)
+
+
+class MeansSink:
+    """What a sink of means has: the steps that are complete, and have not been sent. `most`: that are held."""
+
+    def __init__(self, attempt: Attempt, most: int | None = None) -> None:
+        self._attempt = attempt
+        self._means = StepMeans(attempt.ranks)
+        self._points: deque[Point] = deque(maxlen=most)
+
+    @property
+    def pending(self) -> int:
+        """How many steps were not sent."""
+        return len(self._points)
+
+    def report(self, rank: int, report: Mapping[str, Any]) -> None:
+        """Take in one report."""
+        self._points.extend(self._means.add(rank, report))
 
 
 class StepMeans:

@@ -2,7 +2,6 @@
 
 import logging
 import os
-from collections import deque
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -10,7 +9,7 @@ from mlflow.entities import Metric, Param, RunTag
 from mlflow.tracking import MlflowClient
 
 from ringtrain_job.sinks.base import Attempt
-from ringtrain_job.sinks.means import Point, StepMeans, plain_name
+from ringtrain_job.sinks.means import MeansSink, plain_name
 
 # So many values, parameters and tags a request, as its REST API allows, and steps that are held for a server.
 _MOST_METRICS: Final = 1000
@@ -36,24 +35,13 @@ def open_sink(attempt: Attempt) -> "Mlflow":
     return Mlflow(attempt)
 
 
-class Mlflow:
+class Mlflow(MeansSink):
     """Means over ranks as metrics, what `rt.report_config` was given as parameters, the outcome as status."""
 
     def __init__(self, attempt: Attempt) -> None:
-        self._attempt = attempt
-        self._means = StepMeans(attempt.ranks)
-        self._points: deque[Point] = deque(maxlen=_MOST_HELD)
+        super().__init__(attempt, _MOST_HELD)
         self._told: dict[str, str] = {}
         self._run = ""
-
-    @property
-    def pending(self) -> int:
-        """How many steps were not sent."""
-        return len(self._points)
-
-    def report(self, rank: int, report: Mapping[str, Any]) -> None:
-        """Take in one report."""
-        self._points.extend(self._means.add(rank, report))
 
     def flush(self, about: Mapping[str, Any]) -> None:
         """Send what is complete, in batches."""

@@ -7,7 +7,7 @@ from typing import Any, Final
 import wandb
 
 from ringtrain_job.sinks.base import Attempt
-from ringtrain_job.sinks.means import Point, StepMeans
+from ringtrain_job.sinks.means import MeansSink
 
 _TEXTS: Final = ("image", "imageID", "commit")
 
@@ -17,23 +17,12 @@ def open_sink(attempt: Attempt) -> "Wandb":
     return Wandb(attempt)
 
 
-class Wandb:
+class Wandb(MeansSink):
     """Means over ranks as the run's history, what `rt.report_config` was given as its config."""
 
     def __init__(self, attempt: Attempt) -> None:
-        self._means = StepMeans(attempt.ranks)
-        self._points: list[Point] = []
-        self._attempt = attempt
+        super().__init__(attempt)
         self._run: Any = None
-
-    @property
-    def pending(self) -> int:
-        """How many steps were not written."""
-        return len(self._points)
-
-    def report(self, rank: int, report: Mapping[str, Any]) -> None:
-        """Take in one report."""
-        self._points.extend(self._means.add(rank, report))
 
     def flush(self, about: Mapping[str, Any]) -> None:
         """Write what is complete."""
@@ -45,7 +34,7 @@ class Wandb:
         while self._points:
             point = self._points[0]
             run.log({**point.values, "_timestamp": point.time}, step=point.step)
-            del self._points[0]
+            self._points.popleft()
 
     def _begun(self) -> Any:
         if self._run is None:
