@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -18,6 +18,7 @@ from ringtrain.jax.calls import host_call
 from ringtrain.jax.gradients import leaving, left
 from ringtrain.optim import HostOptimizer as ArrayOptimizer
 from ringtrain.optim.cut import first_group
+from ringtrain.optim.on_host import OnHost
 from ringtrain.optim.rules import Rule
 
 
@@ -33,7 +34,7 @@ class Updates(NamedTuple):
     weights: tuple[Any, ...]
 
 
-class HostOptimizer:
+class HostOptimizer(OnHost):
     """Average gradients over all ranks and update the weights in host memory while the backward pass goes on.
 
         optimizer = hvd.HostOptimizer(AdamW(lr=1e-3), clip_norm=1.0)
@@ -148,16 +149,6 @@ class HostOptimizer:
         """The state that goes with `params()`."""
         return jnp.asarray(self._host.updates, jnp.int32)
 
-    @property
-    def updates(self) -> int:
-        """Updates done so far."""
-        return self._host.updates
-
-    @property
-    def state_bytes(self) -> int:
-        """Bytes of optimizer state that this rank holds in host memory."""
-        return self._host.state_bytes
-
     def state_dict(self, root: int | None = None, error_feedback: bool = True) -> dict[str, Any]:
         """Gather weights and state of all ranks, by path. Collective, between updates; as of
         `ringtrain.optim.HostOptimizer.state_dict`."""
@@ -175,21 +166,12 @@ class HostOptimizer:
         jax.effects_barrier()
         self._host.load_state_dict(state)
 
-    @property
-    def accumulating(self) -> bool:
-        """Whether gradients of an update that has not been made are here."""
-        return self._host.accumulating
-
     def wait_for(self) -> None:
         """Return when what was compiled and runs has made its updates. Raises what made one fail."""
         jax.effects_barrier()
         self._host.wait_for()
 
     # What `ringtrain.elastic.State` calls, as of `ringtrain.optim.HostOptimizer`.
-
-    def commit(self) -> None:
-        """Let `rollback` go back to the rules as they are now."""
-        self._host.commit()
 
     def rollback(self, to: int | None = None) -> int:
         """Set this rank's part of weights and state to those after update `to`, with `elastic`; forget gradients
@@ -205,16 +187,8 @@ class HostOptimizer:
         """Go on with what `prepare` brought."""
         self._host.adopt()
 
-    def discard(self) -> None:
-        """Forget what `prepare` brought."""
-        self._host.discard()
-
-    def hand_over(self, leaving: Collection[int]) -> None:
-        """Have ranks that stay keep what only the ranks `leaving` hold. Collective."""
-        self._host.hand_over(leaving)
-
     @property
-    def _host(self) -> ArrayOptimizer:
+    def _host(self) -> ArrayOptimizer:  # type: ignore[override]
         if self._made is None:
             raise ConfigurationError("the HostOptimizer has no parameters yet; call init(params) first")
         return self._made
