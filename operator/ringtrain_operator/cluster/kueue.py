@@ -30,16 +30,6 @@ def workloads(version: str) -> Resource:
     return Resource(f"{KUEUE_GROUP}/{version}", "Workload", "workloads")
 
 
-async def served_version(api: ApiClient) -> str:
-    """The version in which the API server has Workloads; empty if it has none. Raises ApiError."""
-    try:
-        group = await api.raw_get(f"/apis/{KUEUE_GROUP}")
-    except NotFound:
-        return ""
-    served = [str(one.get("version")) for one in group.get("versions") or ()]
-    return next((version for version in VERSIONS if version in served), "")
-
-
 class Kueue:
     """Reads and writes Workloads in `version`; empty: there are none, and every job's view is None."""
 
@@ -47,6 +37,10 @@ class Kueue:
         self._api = api
         self.version = ""
         self._kept: dict[tuple[str, str], tuple[float, Json]] = {}
+
+    async def find(self) -> None:
+        """Look whether the API server has Workloads. Raises ApiError."""
+        self.version = await self._api.served_version(KUEUE_GROUP, VERSIONS)
 
     async def observe(self, job: Mapping[str, Any], memory: Memory) -> KueueView | None:
         """What `plan` sees of Kueue for one job. Raises ApiError."""

@@ -19,7 +19,7 @@ from .api.transport import Limits
 from .config import OperatorConfig
 from .gangs import Gangs
 from .health import ApiReach, ReachTimes, health_server
-from .kueue import served_version, workloads
+from .kueue import workloads
 from .lease import LeaderLease, LeaseTimes
 from .metrics import Metrics
 from .pods import PodChange
@@ -174,7 +174,7 @@ class Operator:
         """Look for Kueue and gang schedulers; whether asking again would not help."""
         try:
             if self.config.kueue:
-                self._reconciler.kueue.version = await served_version(self.api)
+                await self._reconciler.kueue.find()
             await self._reconciler.gangs.find()
             await self._reconciler.provisioning.find()
         except ApiError as exc:

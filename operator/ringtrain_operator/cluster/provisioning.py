@@ -31,13 +31,7 @@ class Autoscaler:
         """Look whether there are any. Raises ApiError."""
         if not self._allowed:
             return
-        try:
-            group = await self._api.raw_get(f"/apis/{AUTOSCALER_GROUP}")
-        except NotFound:
-            self.version = ""
-            return
-        served = [str(one.get("version")) for one in group.get("versions") or ()]
-        found = next((version for version in VERSIONS if version in served), "")
+        found = await self._api.served_version(AUTOSCALER_GROUP, VERSIONS)
         self.version = f"{AUTOSCALER_GROUP}/{found}" if found else ""
 
     def watched(self) -> tuple[Resource, ...]:

@@ -1,13 +1,13 @@
 """The verbs of the Kubernetes API that ringtrain uses."""
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from .connection import Connection
 from .decode import decode
-from .errors import error_of
+from .errors import NotFound, error_of
 from .resources import PODS, Resource
 from .transport import Limits, Request, Transport, lines_of
 
@@ -92,6 +92,15 @@ class ApiClient:
             if not answer["metadata"].get("continue"):
                 return
             query["continue"] = answer["metadata"]["continue"]
+
+    async def served_version(self, group: str, versions: Sequence[str]) -> str:
+        """The first of `versions` in which the API server has the API `group`; empty if it has none of them."""
+        try:
+            found = await self.raw_get(f"/apis/{group}")
+        except NotFound:
+            return ""
+        served = [str(one.get("version")) for one in found.get("versions") or ()]
+        return next((version for version in versions if version in served), "")
 
     async def create(self, resource: Resource, namespace: str | None, obj: Mapping[str, Any]) -> Json:
         """Create an object; the answer is the object as stored. Raises AlreadyExists."""
