@@ -1,10 +1,8 @@
 """Addresses of ranks: `host:port`."""
 
 import errno
-import fcntl
 import ipaddress
 import socket
-import struct
 import threading
 from contextlib import suppress
 from typing import Final
@@ -14,7 +12,6 @@ from ringtrain.errors import ConfigurationError
 _PORT_DIGITS: Final = 5
 _LONGEST_NAME: Final = 255
 _SHOWN: Final = 300
-_SIOCGIFADDR: Final = 0x8915
 # Any address that only the default route leads to. Nothing is sent there.
 _FAR_AWAY: Final = "198.18.0.1:9"
 
@@ -54,13 +51,10 @@ def own_address(address: str) -> str:
 
 def interface_addresses() -> dict[str, str]:
     """The IPv4 address of each network interface that has one, loopback last."""
-    found: dict[str, str] = {}
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, name in socket.if_nameindex():
-            with suppress(OSError):  # an interface without an address
-                request = struct.pack("256s", name.encode()[:15])
-                answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
-                found[name] = socket.inet_ntoa(answer[20:24])
+    import psutil  # which ranks do without
+
+    both = ((name, each) for name, addresses in psutil.net_if_addrs().items() for each in reversed(addresses))
+    found = {name: each.address for name, each in both if each.family == socket.AF_INET}
     return dict(sorted(found.items(), key=lambda item: item[1].startswith("127.")))
 
 

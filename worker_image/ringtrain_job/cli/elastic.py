@@ -5,7 +5,7 @@ import os
 import shlex
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -107,30 +107,21 @@ def elastic_options(command: F) -> F:
     """`command` with the options, of which it gets one value, `elastic`."""
 
     @functools.wraps(command)
-    def gathered(
-        *args: Any,
-        min_np: int | None,
-        max_np: int | None,
-        host_discovery_script: Path | None,
-        on_loss: str | None,
-        replace_timeout: float | None,
-        reset_limit: int | None,
-        **others: Any,
-    ) -> Any:
-        options = ElasticOptions(min_np, max_np, host_discovery_script, on_loss, replace_timeout, reset_limit)
-        return command(*args, elastic=options, **others)
+    def gathered(**given: Any) -> Any:
+        options = ElasticOptions(**{field.name: given.pop(field.name) for field in fields(ElasticOptions)})
+        return command(elastic=options, **given)
 
     count = click.IntRange(1, 1024)
     seconds = click.FloatRange(0, 604800, min_open=True)
     for option in (
         click.option(
-            "--reset-limit",
+            *("--reset-limit", "resets"),
             type=click.IntRange(0, 999_998),
             metavar="N",
             help="How often the world may be made again before the run has failed [default: 99].",
         ),
         click.option(
-            "--replace-timeout",
+            *("--replace-timeout", "replace_timeout_s"),
             type=seconds,
             metavar="SECONDS",
             help="How long to wait for a rank in place of a lost one before going on without it [default: 120].",
@@ -142,20 +133,20 @@ def elastic_options(command: F) -> F:
             "Restart: all ranks are started again, for programs without ringtrain.elastic [default: Replace].",
         ),
         click.option(
-            "--host-discovery-script",
+            *("--host-discovery-script", "discovery"),
             type=click.Path(path_type=Path),
             metavar="PROGRAM",
             help="Program that prints on which hosts ranks are wanted, as lines host:slots. It is run again and "
             "again, and the world follows what it prints; other hosts are reached by ssh. Maturity: Beta.",
         ),
         click.option(
-            *("--max-np", "--max-num-proc"),
+            *("--max-np", "--max-num-proc", "max_ranks"),
             type=count,
             metavar="N",
             help="Most ranks of a world [default: -np]. Maturity: Beta.",
         ),
         click.option(
-            *("--min-np", "--min-num-proc"),
+            *("--min-np", "--min-num-proc", "min_ranks"),
             type=count,
             metavar="N",
             help="Fewest ranks of a world: with fewer the run waits, then ends [default: -np]. Maturity: Beta.",

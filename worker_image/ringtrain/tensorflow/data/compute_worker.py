@@ -10,7 +10,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -44,16 +44,9 @@ def compute_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add the options of a compute job to a click command, which gets them as `options`."""
 
     @functools.wraps(command)
-    def with_options(
-        *,
-        configfile: Path,
-        dispatchers: int,
-        dispatcher_side: str,
-        timeout: int,
-        key_file: Path | None,
-        **others: Any,
-    ) -> None:
-        command(options=ComputeOptions(configfile, dispatchers, dispatcher_side, timeout, key_file), **others)
+    def with_options(**given: Any) -> None:
+        options = ComputeOptions(**{field.name: given.pop(field.name) for field in fields(ComputeOptions)})
+        command(options=options, **given)
 
     one_or_each = "One, or one for each training rank."
     times = "Seconds that dispatchers and workers get to start and find each other."
