@@ -9,7 +9,7 @@ import socket
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, BinaryIO, ClassVar, Final, Protocol
+from typing import Any, BinaryIO, ClassVar, Final
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
@@ -20,6 +20,7 @@ from ringtrain.shared.authentication import bearer, is_one_of
 from ringtrain.shared.ports import PortTaken
 from ringtrain.shared.strangers import Stranger, Strangers
 from ringtrain_job.launcher.metrics import StatusCollector
+from ringtrain_job.launcher.page_server import PageServer
 from ringtrain_job.page.document import finite
 
 # Anyone may ask here. A request is some hundred bytes, and an answer is taken within moments.
@@ -47,19 +48,6 @@ HearPods = Callable[[list[dict[str, Any]], dict[str, str]], None]
 HearSites = Callable[[dict[int, str]], None]
 
 
-class Pages(Protocol):
-    """What people see: answers GET requests for its own paths, each in its own thread."""
-
-    def serves(self, path: str) -> bool:
-        """Whether `path` is one of its own."""
-
-    def get(self, request: BaseHTTPRequestHandler, admitted: Callable[[], None]) -> None:
-        """Answer one request; `admitted` is called once it has shown a token, and may take its time."""
-
-    def close(self, timeout_s: float) -> None:
-        """Have open pages show the last state, for at most `timeout_s`."""
-
-
 class HttpServer:
     """Serves HTTP in threads until it is closed.
 
@@ -76,7 +64,7 @@ class HttpServer:
         port: int,
         answer: Callable[[str, str], Answer],
         put: Callable[[str, str, bytes], Answer],
-        page: Pages | None,
+        page: PageServer | None,
         *,
         everywhere: bool = False,
         is_held: bool = False,
@@ -130,7 +118,7 @@ class StatusServer(HttpServer):
         hear_pods: HearPods | None = None,
         hear_sites: HearSites | None = None,
         is_held: bool = False,
-        page: Pages | None = None,
+        page: PageServer | None = None,
     ) -> None:
         registry = CollectorRegistry()
         registry.register(StatusCollector(status))
@@ -156,36 +144,41 @@ class StatusServer(HttpServer):
             if (change_tokens or tokens) and not is_one_of(bearer(authorization), change_tokens or tokens):
                 text = f"{path} asks for the job's token: Authorization: Bearer ...\n"
                 return 401, "text/plain", text.encode()
-            if path == "/pods":
-                return _hear_pods(body, hear_pods)
-            if path == "/sites":
-                return _hear_sites(body, hear_sites)
-            if ask_workers is None:
-                return 409, "text/plain", b"this job is not elastic: its number of workers does not change\n"
-            return _ask_workers(body, ask_workers)
+            try:
+                if path == "/pods":
+                    (hear_pods or _nobody)(*_pods_in(body))
+                elif path == "/sites":
+                    (hear_sites or _nobody)(_sites_in(body))
+                elif ask_workers is not None:
+                    ask_workers(*_workers_in(body))
+                else:
+                    return 409, "text/plain", b"this job is not elastic: its number of workers does not change\n"
+            except ConfigurationError as exc:
+                return 422, "text/plain", f"{exc}\n".encode()
+            return 204, "text/plain", b""
 
         super().__init__(port, answer, put, page, everywhere=everywhere, is_held=is_held)
 
 
-def _ask_workers(body: bytes, ask: AskWorkers) -> Answer:
+def _nobody(*_: object) -> None:
+    """Hears what is put where nobody asked for it."""
+
+
+def _workers_in(body: bytes) -> tuple[int, dict[int, int]]:
     expected = 'expected {"workers": number} and, if pods have ended, {"gone": {"index": incarnation}}'
     try:
         said = json.loads(body)
         workers, gone = said["workers"], said.get("gone", {})
     except (ValueError, TypeError, KeyError, AttributeError):
-        return 422, "text/plain", f"{body[:200]!r} says no number of workers; {expected}\n".encode()
+        raise ConfigurationError(f"{body[:200]!r} says no number of workers; {expected}") from None
     if not _is_whole(workers):
-        return 422, "text/plain", f"workers is {workers!r}; {expected}\n".encode()
+        raise ConfigurationError(f"workers is {workers!r}; {expected}")
     if not isinstance(gone, dict) or not all(i.isdecimal() and _is_whole(gone[i]) for i in gone):
-        return 422, "text/plain", f"gone is {str(gone)[:200]}; {expected}\n".encode()
-    try:
-        ask(workers, {int(index): incarnation for index, incarnation in gone.items()})
-    except ConfigurationError as exc:
-        return 422, "text/plain", f"{exc}\n".encode()
-    return 204, "text/plain", b""
+        raise ConfigurationError(f"gone is {str(gone)[:200]}; {expected}")
+    return workers, {int(index): incarnation for index, incarnation in gone.items()}
 
 
-def _hear_pods(body: bytes, hear: HearPods | None) -> Answer:
+def _pods_in(body: bytes) -> tuple[list[dict[str, Any]], dict[str, str]]:
     expected = (
         'expected {"events": [{"time": seconds, "kind": word, "text": text}], "image": text, "imageID": text}'
     )
@@ -197,29 +190,21 @@ def _hear_pods(body: bytes, hear: HearPods | None) -> Answer:
         ]
         about = {name: said[name][:_MOST_TEXT] for name in ("image", "imageID") if name in said}
     except (ValueError, TypeError, KeyError, AttributeError):
-        return 422, "text/plain", f"{body[:200]!r} says nothing of pods; {expected}\n".encode()
+        raise ConfigurationError(f"{body[:200]!r} says nothing of pods; {expected}") from None
     texts = [event["kind"] for event in events] + [event["text"] for event in events] + list(about.values())
     if not all(map(_is_time, (event["time"] for event in events))) or not all(isinstance(t, str) for t in texts):
-        return 422, "text/plain", f"{body[:200]!r} has a time or a text that is none; {expected}\n".encode()
-    if hear is not None:
-        hear(events, about)
-    return 204, "text/plain", b""
+        raise ConfigurationError(f"{body[:200]!r} has a time or a text that is none; {expected}")
+    return events, about
 
 
-def _hear_sites(body: bytes, hear: HearSites | None) -> Answer:
+def _sites_in(body: bytes) -> dict[int, str]:
     try:
         sites = {index: site for site, workers in json.loads(body)["sites"].items() for index in workers}
     except (ValueError, TypeError, KeyError, AttributeError):
         sites = {}
     if not sites or not all(_is_whole(index) for index in sites):
-        return (
-            422,
-            "text/plain",
-            f'{body[:200]!r} says no sites; expected {{"sites": {{"name": [index]}}}}\n'.encode(),
-        )
-    if hear is not None:
-        hear(sites)
-    return 204, "text/plain", b""
+        raise ConfigurationError(f'{body[:200]!r} says no sites; expected {{"sites": {{"name": [index]}}}}')
+    return sites
 
 
 def _is_time(value: object) -> bool:
@@ -314,7 +299,7 @@ class _Beginning:
 def _handler(
     answer: Callable[[str, str], Answer],
     put: Callable[[str, str, bytes], Answer],
-    page: Pages | None,
+    page: PageServer | None,
     *,
     is_local: bool,
 ) -> type[BaseHTTPRequestHandler]:

@@ -499,7 +499,7 @@ def _page(config: LauncherConfig, snapshot: RunSnapshot) -> PageServer | None:
     if not config.tokens:
         return None
     access = Access(config.tokens, config.job.uid)
-    return PageServer(access, RunPage(LivePage(snapshot), snapshot.store.files, config.timeline))
+    return PageServer(access, RunPage(LivePage(snapshot).encoded, snapshot.store.files, config.timeline))
 
 
 def _say_verdict(verdict: Verdict) -> None:

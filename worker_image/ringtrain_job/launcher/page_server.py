@@ -35,13 +35,6 @@ _REFUSED: Final = (
 )
 
 
-class Source(Protocol):
-    """What the page shows."""
-
-    def encoded(self) -> bytes:
-        """The document without the log, as JSON in one line."""
-
-
 class Routes(Protocol):
     """What a page server shows to who has shown the token."""
 
@@ -91,9 +84,10 @@ class PageServer:
 class RunPage:
     """The page of a run that goes on."""
 
-    def __init__(self, source: Source, files: AttemptFiles, timeline: Path | None = None) -> None:
-        """`timeline`: where ranks of this machine write theirs, until it is among `files`."""
-        self._source = source
+    def __init__(self, document: Callable[[], bytes], files: AttemptFiles, timeline: Path | None = None) -> None:
+        """`document`: what the page shows, without the log, as JSON in one line. `timeline`: where ranks of this
+        machine write theirs, until it is among `files`."""
+        self._document = document
         self._files = files
         self._timeline = timeline
         self._closing = threading.Event()
@@ -144,7 +138,7 @@ class RunPage:
         over = False
         while True:
             if over or time.monotonic() >= next_document:
-                document = self._source.encoded()
+                document = self._document()
                 yield b"state", document
                 next_document = time.monotonic() + max(_EVERY_S, len(document) / _BYTES_PER_S) - 0.05
             window = window_after(self._files.job_log, wanted, window.end)
