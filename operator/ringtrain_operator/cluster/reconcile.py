@@ -26,10 +26,9 @@ from .memory import Memory
 from .metrics import Metrics
 from .observe import NodeRoom, Reading, read_surroundings
 from .pod_schema import ServedPodSchema
-from .poll import Document, Endpoint, LauncherPoller, Wish
+from .poll import Document, Endpoint, LauncherPoller, Wish, read_sites
 from .provisioning import Autoscaler
 from .queue import Key, KeyedQueue
-from .sites import read_sites
 from .templates import whole_job
 from .versions import Versions
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, TextIO
 
 from ringtrain.errors import ConfigurationError, RingtrainError
@@ -17,7 +17,7 @@ from ringtrain.spark.runner import (
     say_no_effect,
     spark_of,
 )
-from ringtrain.spark.task import elastic_rank_of
+from ringtrain.tasks.agent import describe, run_elastic_agent
 from ringtrain.tasks.launcher import Output, Results, RunOptions, Tasks, pickled_by, run_in_tasks
 from ringtrain.tasks.plan import TaskRun, WorldBounds, check_count
 
@@ -80,11 +80,27 @@ def run_elastic(
     return run_in_tasks(options, work, Tasks(stage.run, stage.cancel, lambda _: None, error_text))
 
 
+def _rank_of(run: TaskRun) -> Callable[[Iterable[Any]], Iterator[tuple[int, int, bytes]]]:
+    """What each task of a run runs whose ranks may come and go: it yields (rank, size of the last world, pickled
+    result), and nothing where there is none."""
+
+    def task(_: Iterable[Any]) -> Iterator[tuple[int, int, bytes]]:
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        assert context is not None, "this runs in a task"
+        found = run_elastic_agent(run, describe(run.launcher, context.partitionId()))
+        if found is not None:
+            yield found
+
+    return task
+
+
 class _ElasticStage(Stage):
     """Its tasks come and go."""
 
     def run(self, task_run: TaskRun) -> Results:
-        found = self.begin(f"up to {self.size} ranks").mapPartitions(elastic_rank_of(task_run)).collect()
+        found = self.begin(f"up to {self.size} ranks").mapPartitions(_rank_of(task_run)).collect()
         sizes = {size for _, size, _ in found}
         ranks = sorted(rank for rank, _, _ in found)
         if len(sizes) != 1 or ranks != list(range(*sizes)):

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final, TextIO
 
 from ringtrain.errors import ConfigurationError
-from ringtrain.spark.task import rank_of
+from ringtrain.tasks.agent import describe, run_agent
 from ringtrain.tasks.launcher import Output, Results, RunOptions, Scheduler, Tasks, pickled_by, run_in_tasks
-from ringtrain.tasks.plan import TaskRun, check_count
+from ringtrain.tasks.plan import Task, TaskRun, check_count, places
 
 log = logging.getLogger("ringtrain.spark")
 PICKLER: Final = "pyspark.cloudpickle"
@@ -147,10 +148,25 @@ class Stage:
         self.context.cancelJobGroup(self.group)
 
 
+def _rank_of(run: TaskRun) -> Callable[[Iterable[Any]], Iterator[tuple[int, bytes | None]]]:
+    """What each task runs: it yields (rank, pickled result), None for a rank that failed."""
+
+    def task(_: Iterable[Any]) -> Iterator[tuple[int, bytes | None]]:
+        from pyspark import BarrierTaskContext
+
+        context = BarrierTaskContext.get()
+        own = describe(run.launcher, context.partitionId())
+        everyone = [Task(**json.loads(text)) for text in context.allGather(json.dumps(asdict(own)))]
+        place = places(everyone)[own.partition]
+        yield place.rank, run_agent(run, own, place)
+
+    return task
+
+
 class _BarrierStage(Stage):
     def run(self, task_run: TaskRun) -> Results:
         tasks = self.begin(f"{self.size} ranks").barrier()
-        return list(tasks.mapPartitions(rank_of(task_run)).collect())
+        return list(tasks.mapPartitions(_rank_of(task_run)).collect())
 
 
 def _partition_of(error: BaseException) -> int | None:
