@@ -22,7 +22,8 @@ from support.spark import CLUSTER, jvm, session
 
 import ringtrain.spark
 from ringtrain.errors import ConfigurationError, RankFailed, RingtrainError
-from ringtrain.tasks.plan import Task, TaskPlace, places
+from ringtrain.shared.place import RankPlace
+from ringtrain.tasks.plan import Task, places
 
 # In this order: Spark starts no executors for a second session of its JVM.
 both = pytest.mark.parametrize("spark", [CLUSTER, "local[2]"], ids=["two-executors", "local"], indirect=True)
@@ -143,11 +144,11 @@ def test_ranks_of_a_host_follow_each_other() -> None:
     hosts = ["a", "b", "a", "b", "a"]
     found = places([Task(partition, host, "10.0.0.1") for partition, host in reversed(list(enumerate(hosts)))])
     assert found == {
-        0: TaskPlace(0, 5, 0, 3, 0, 2),
-        2: TaskPlace(1, 5, 1, 3, 0, 2),
-        4: TaskPlace(2, 5, 2, 3, 0, 1),
-        1: TaskPlace(3, 5, 0, 2, 1, 2),
-        3: TaskPlace(4, 5, 1, 2, 1, 2),
+        0: RankPlace(0, 5, 0, 3, 0, 2),
+        2: RankPlace(1, 5, 1, 3, 0, 2),
+        4: RankPlace(2, 5, 2, 3, 0, 1),
+        1: RankPlace(3, 5, 0, 2, 1, 2),
+        3: RankPlace(4, 5, 1, 2, 1, 2),
     }
 
 

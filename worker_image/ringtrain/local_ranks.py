@@ -129,6 +129,7 @@ def _environments(size: int, directory: Path, env: Mapping[str, str]) -> list[di
     """The variables of each rank: addresses of its own on loopback and a token that only this run has."""
     import secrets
 
+    from ringtrain.shared.place import RankPlace
     from ringtrain.shared.ports import HeldPorts
 
     token = directory / "token"
@@ -141,19 +142,8 @@ def _environments(size: int, directory: Path, env: Mapping[str, str]) -> list[di
         {
             **env,
             contract.ENV_RUN_FOLDER: str(directory),
-            contract.ENV_RANK: str(rank),
-            contract.ENV_SIZE: str(size),
-            contract.ENV_LOCAL_RANK: str(rank),
-            contract.ENV_LOCAL_SIZE: str(size),
-            contract.ENV_CROSS_RANK: "0",
-            contract.ENV_CROSS_SIZE: "1",
+            **RankPlace(rank, size, rank, size, 0, 1).variables(),
             "HOROVOD_HOSTNAME": "127.0.0.1",
-            "HOROVOD_RANK": str(rank),
-            "HOROVOD_SIZE": str(size),
-            "HOROVOD_LOCAL_RANK": str(rank),
-            "HOROVOD_LOCAL_SIZE": str(size),
-            "HOROVOD_CROSS_RANK": "0",
-            "HOROVOD_CROSS_SIZE": "1",
             contract.ENV_RING_ADDRESSES: addresses,
             contract.ENV_TOKEN_FILE: str(token),
         }

@@ -16,9 +16,10 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from ringtrain.errors import ConfigurationError, RingtrainError
+from ringtrain.shared.place import RankPlace
 from ringtrain.tasks.agent import describe, run_agent
 from ringtrain.tasks.launcher import Output, Results, RunOptions, Scheduler, Tasks, pickled_by, run_in_tasks
-from ringtrain.tasks.plan import Task, TaskPlace, TaskRun, check_count, places
+from ringtrain.tasks.plan import Task, TaskRun, check_count, places
 
 log = logging.getLogger("ringtrain.ray")
 PLACEMENTS: Final = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
@@ -143,7 +144,7 @@ class RankActor:
         """This task, and the devices that Ray has given it."""
         return self._task, os.environ.get(_DEVICES, "")
 
-    def work(self, place: TaskPlace, devices: str) -> tuple[int, bytes | None]:
+    def work(self, place: RankPlace, devices: str) -> tuple[int, bytes | None]:
         """Return the rank and its pickled result, None for a rank that failed. `devices`: of all ranks here."""
         env = {_DEVICES: devices, **self._run.env} if devices else self._run.env
         return place.rank, run_agent(replace(self._run, env=env), self._task, place)
@@ -202,7 +203,7 @@ def _each(futures: list[Any]) -> list[Any]:
     return [results[partition] for partition in range(len(futures))]
 
 
-def _devices_of(task: Task, described: Sequence[tuple[Task, str]], found: Mapping[int, TaskPlace]) -> str:
+def _devices_of(task: Task, described: Sequence[tuple[Task, str]], found: Mapping[int, RankPlace]) -> str:
     """The devices of all ranks on the task's host, by local rank; empty where one has none."""
     here = [(found[other.partition].local_rank, given) for other, given in described if other.host == task.host]
     return ",".join(given for _, given in sorted(here)) if all(given for _, given in here) else ""

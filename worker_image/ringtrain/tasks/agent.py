@@ -13,9 +13,10 @@ from typing import Final
 
 from ringtrain.shared import contract
 from ringtrain.shared.address import own_address
+from ringtrain.shared.place import RankPlace
 from ringtrain.shared.processes import start_child
 from ringtrain.shared.run_folder import run_folder
-from ringtrain.tasks.plan import Task, TaskPlace, TaskRun
+from ringtrain.tasks.plan import Task, TaskRun, place_variables
 
 WORK, RESULT, PLACE, SECRETS, RANK = "work", "result", "place.json", "secrets", "rank"
 # To see whether the launcher still listens, and until an agent that was lost is started again.
@@ -28,7 +29,7 @@ def describe(run_launcher: str, partition: int) -> Task:
     return Task(partition, _host(), own_address(run_launcher))
 
 
-def run_agent(run: TaskRun, task: Task, place: TaskPlace) -> bytes | None:
+def run_agent(run: TaskRun, task: Task, place: RankPlace) -> bytes | None:
     """Run the rank under an agent, which ships its output; returns its pickled result, None where it has none.
 
     Nothing that was started outlives this call, nor this process.
@@ -59,9 +60,9 @@ def _is_there(launcher: str) -> bool:
     return True
 
 
-def _run_in(folder: Path, run: TaskRun, task: Task, place: TaskPlace | None) -> bytes | None:
+def _run_in(folder: Path, run: TaskRun, task: Task, place: RankPlace | None) -> bytes | None:
     (folder / WORK).write_bytes(run.work)
-    (folder / PLACE).write_text(json.dumps(place.variables() if place else {}))
+    (folder / PLACE).write_text(json.dumps(place_variables(place) if place else {}))
     (folder / SECRETS).mkdir(exist_ok=True)
     for name, content in run.secrets.items():
         (folder / SECRETS / name).write_bytes(content)
@@ -74,7 +75,7 @@ def _run_in(folder: Path, run: TaskRun, task: Task, place: TaskPlace | None) -> 
     return None
 
 
-def _variables(run: TaskRun, task: Task, place: TaskPlace | None, folder: Path) -> dict[str, str]:
+def _variables(run: TaskRun, task: Task, place: RankPlace | None, folder: Path) -> dict[str, str]:
     """What an agent is told: it is one of as many workers as there are ranks, with one slot."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("RINGTRAIN_")}
     return {

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ringtrain.errors import ConfigurationError
 from ringtrain.shared import contract
+from ringtrain.shared.place import RankPlace
 
 
 @dataclass(frozen=True)
@@ -77,46 +79,18 @@ class Task:
     address: str
 
 
-@dataclass(frozen=True)
-class TaskPlace:
-    """Where a rank is in the world, and among the ranks of its host."""
-
-    rank: int
-    size: int
-    local_rank: int
-    local_size: int
-    cross_rank: int
-    cross_size: int
-
-    def variables(self) -> dict[str, str]:
-        """What differs from a pod of one rank, which the task's agent takes itself for."""
-        values = {
-            contract.ENV_LOCAL_RANK: self.local_rank,
-            contract.ENV_LOCAL_SIZE: self.local_size,
-            contract.ENV_CROSS_RANK: self.cross_rank,
-            contract.ENV_CROSS_SIZE: self.cross_size,
-            "LOCAL_RANK": self.local_rank,
-            "LOCAL_WORLD_SIZE": self.local_size,
-            "GROUP_RANK": self.cross_rank,
-        }
-        return {name: str(value) for name, value in values.items()}
+def place_variables(place: RankPlace) -> dict[str, str]:
+    """What differs from a pod of one rank, which the task's agent takes itself for."""
+    own = {"LOCAL_RANK": place.local_rank, "LOCAL_WORLD_SIZE": place.local_size, "GROUP_RANK": place.cross_rank}
+    return {**place.variables(), **{name: str(value) for name, value in own.items()}}
 
 
-def places(tasks: Sequence[Task]) -> dict[int, TaskPlace]:
+def places(tasks: Sequence[Task]) -> dict[int, RankPlace]:
     """The place of each task, by partition: ranks of one host follow each other, that of partition 0 is 0."""
     hosts: dict[str, list[int]] = {}
     for task in sorted(tasks, key=lambda task: task.partition):
         hosts.setdefault(task.host, []).append(task.partition)
-    found: dict[int, TaskPlace] = {}
-    for partitions in hosts.values():
-        for local_rank, partition in enumerate(partitions):
-            column = [others[local_rank] for others in hosts.values() if len(others) > local_rank]
-            found[partition] = TaskPlace(
-                rank=len(found),
-                size=len(tasks),
-                local_rank=local_rank,
-                local_size=len(partitions),
-                cross_rank=column.index(partition),
-                cross_size=len(column),
-            )
-    return found
+    ranks = itertools.count()
+    numbered = [[next(ranks) for _ in partitions] for partitions in hosts.values()]
+    in_order = itertools.chain(*hosts.values())
+    return {partition: RankPlace.among(numbered, rank) for rank, partition in enumerate(in_order)}

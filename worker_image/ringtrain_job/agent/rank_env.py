@@ -4,31 +4,18 @@ import json
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
 from ringtrain.shared import contract
 from ringtrain.shared.address import host_port, split_address
+from ringtrain.shared.place import RankPlace
 from ringtrain_job.agent.config import AgentConfig
 from ringtrain_job.control.model import World
 
 # glibc hands blocks above its threshold back to the kernel at every free; gradients are such blocks, and faulting
 # their pages in again was a third of an allreduce's time on loopback. 4 GiB keeps them.
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(4 << 30), "MALLOC_TRIM_THRESHOLD_": str(4 << 30)}
-
-
-@dataclass(frozen=True)
-class RankPlace:
-    """Where a rank is in the world, in its pod, and its pod among the pods. `cross_rank` of `cross_size`: among
-    the ranks that have the same position among the ranks of their pods."""
-
-    rank: int
-    size: int
-    local_rank: int
-    local_size: int
-    group_rank: int
-    cross_rank: int
-    cross_size: int
 
 
 def rank_environment(
@@ -60,7 +47,7 @@ def pod_defaults(slots: int, cores: int) -> dict[str, str]:
 
 def rank_variables(config: AgentConfig, world: World, rank: int) -> dict[str, str]:
     """Variables that tell `rank`, one of this worker's, its place in the world and its job."""
-    return _world_variables(config, world, place_in_gang(config, rank))
+    return _world_variables(config, world, place_in_gang(config, rank), config.position)
 
 
 def formation_variables(config: AgentConfig, world: World, slot: int) -> dict[str, str]:
@@ -70,89 +57,63 @@ def formation_variables(config: AgentConfig, world: World, slot: int) -> dict[st
         contract.ENV_COMMITTED: str(world.committed),
         contract.ENV_SLOT: str(slot),
     }
-    return {**_world_variables(config, world, place_in_formation(world, slot, config.slots)), **own}
+    place, pod = place_in_formation(world, slot, config.slots)
+    return {**_world_variables(config, world, place, pod), **own}
 
 
 def place_in_gang(config: AgentConfig, rank: int) -> RankPlace:
     """Of `rank`, one of this worker's, in a world of all workers and all their slots."""
     local_rank = rank - config.first_rank
     position = config.position
-    return RankPlace(rank, config.world_size, local_rank, config.slots, position, position, config.workers)
+    return RankPlace(rank, config.world_size, local_rank, config.slots, position, config.workers)
 
 
-def place_in_formation(world: World, slot: int, slots: int) -> RankPlace:
-    """Of the process in `slot`, where each worker has `slots` slots: pods count in the order of their first ranks,
-    and have as many ranks as are members. The local rank is that of the slot, which a process keeps with the
-    device that it has chosen by it: where the pod has a gap, it may be no smaller than the local size."""
+def place_in_formation(world: World, slot: int, slots: int) -> tuple[RankPlace, int]:
+    """Of the process in `slot`, where each worker has `slots` slots, and of its pod among the pods: they count in
+    the order of their first ranks, and have as many ranks as are members. The local rank is that of the slot,
+    which a process keeps with the device that it has chosen by it: where the pod has a gap, it may be no smaller
+    than the local size."""
     pods: dict[int, list[int]] = {}
     for rank, member in enumerate(world.members):
         pods.setdefault(member.slot // slots, []).append(rank)
     rank = next(rank for rank, member in enumerate(world.members) if member.slot == slot)
-    own = pods[slot // slots]
-    position = own.index(rank)
-    column = [ranks[position] for ranks in pods.values() if len(ranks) > position]
-    return RankPlace(
-        rank=rank,
-        size=len(world.members),
-        local_rank=slot % slots,
-        local_size=len(own),
-        group_rank=list(pods).index(slot // slots),
-        cross_rank=column.index(rank),
-        cross_size=len(column),
-    )
+    place = RankPlace.among([*pods.values()], rank)
+    return replace(place, local_rank=slot % slots), list(pods).index(slot // slots)
 
 
-def _world_variables(config: AgentConfig, world: World, place: RankPlace) -> dict[str, str]:
-    variables = {**_place_variables(world, place), **_job_variables(config)}
+def _world_variables(config: AgentConfig, world: World, place: RankPlace, pod: int) -> dict[str, str]:
+    variables = {**_place_variables(world, place, pod), **_job_variables(config)}
     if world.sites:
         variables[contract.ENV_SITES] = ",".join(world.sites)
     return {**variables, "TF_CONFIG": tf_config(world, place.rank)}
 
 
-def _place_variables(world: World, place: RankPlace) -> dict[str, str]:
+def _place_variables(world: World, place: RankPlace, pod: int) -> dict[str, str]:
+    addresses = world.ring_addresses
     variables = {
         "RANK": place.rank,
         "LOCAL_RANK": place.local_rank,
         "WORLD_SIZE": place.size,
         "LOCAL_WORLD_SIZE": place.local_size,
-        "GROUP_RANK": place.group_rank,
+        "GROUP_RANK": pod,
         "MASTER_ADDR": world.master_address,
         "MASTER_PORT": world.master_port,
         # Of jax.distributed, whose coordinator rank 0 starts.
         "JAX_COORDINATOR_ADDRESS": host_port(world.master_address, world.master_port),
         "JAX_NUM_PROCESSES": place.size,
         "JAX_PROCESS_ID": place.rank,
-        contract.ENV_RANK: place.rank,
-        contract.ENV_SIZE: place.size,
-        contract.ENV_LOCAL_RANK: place.local_rank,
-        contract.ENV_LOCAL_SIZE: place.local_size,
-        contract.ENV_CROSS_RANK: place.cross_rank,
-        contract.ENV_CROSS_SIZE: place.cross_size,
-        contract.ENV_RING_ADDRESSES: ",".join(world.ring_addresses),
+        contract.ENV_RING_ADDRESSES: ",".join(addresses),
         contract.ENV_GENERATION: world.generation,
-        **_horovod_variables(world, place),
+        "HOROVOD_HOSTNAME": split_address(addresses[place.rank])[0] if place.rank < len(addresses) else "",
+        **place.variables(),
     }
     return {name: str(value) for name, value in variables.items()}
-
-
-def _horovod_variables(world: World, place: RankPlace) -> dict[str, object]:
-    """What Horovod's launchers tell a rank, and its scripts read: `if int(os.environ["HOROVOD_RANK"]) == 0`."""
-    addresses = world.ring_addresses
-    return {
-        "HOROVOD_HOSTNAME": split_address(addresses[place.rank])[0] if place.rank < len(addresses) else "",
-        "HOROVOD_RANK": place.rank,
-        "HOROVOD_SIZE": place.size,
-        "HOROVOD_LOCAL_RANK": place.local_rank,
-        "HOROVOD_LOCAL_SIZE": place.local_size,
-        "HOROVOD_CROSS_RANK": place.cross_rank,
-        "HOROVOD_CROSS_SIZE": place.cross_size,
-    }
 
 
 # What a process must not take from its pod's environment before it has been told a world.
 _OF_A_WORLD = frozenset(
     {
-        *_place_variables(World(1, (), (), "", 0), RankPlace(0, 1, 0, 1, 0, 0, 1)),
+        *_place_variables(World(1, (), (), "", 0), RankPlace(0, 1, 0, 1, 0, 1), 0),
         contract.ENV_FORMATION,
         contract.ENV_COMMITTED,
         contract.ENV_WORLD_FILE,
