@@ -111,7 +111,7 @@ def test_arguments_that_mean_something(tmp_path: Path) -> None:
     [
         ({"hosts": "elsewhere:2"}, "elsewhere is another machine, and run"),
         ({"hosts": "localhost:2", "num_proc": 3}, "np is 3 and the hosts have 2 slots"),
-        ({"hosts": "localhost:many"}, "'localhost:many' is no host; expected in hosts: name:slots"),
+        ({"hosts": "localhost:many"}, "run: hosts localhost:many: 'many' is not a number of slots"),
         ({"hosts": "localhost:2", "hostfile": "x"}, "expected one of them"),
         ({"hostfile": "/absent"}, "hostfile /absent: No such file"),
     ],
@@ -120,6 +120,13 @@ def test_hosts_that_run_cannot_use(given: dict[str, Any], message: str) -> None:
     """The error says why, before anything is started."""
     with pytest.raises(ConfigurationError, match=message):
         rt.run(functions.summed, (1.0,), **given)
+
+
+@pytest.mark.parametrize("name", ["localhost:2", "[::1]:2", "machine:2", "machine.example:1,machine:1"])
+def test_hosts_that_are_this_machine(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the names that `ringtrain run -H` knows, too: also without its domain."""
+    monkeypatch.setattr("socket.gethostname", lambda: "machine.example")
+    assert horovod_run.ranks_on_this_machine(2, name, None) == 2
 
 
 @pytest.mark.parametrize("np_", [0, -1, True, 2.0, "2", 100_000])

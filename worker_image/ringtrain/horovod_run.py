@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
-import socket
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,11 +11,10 @@ from typing import Any, Final
 
 from ringtrain.errors import ConfigurationError
 from ringtrain.shared import contract
+from ringtrain.shared.hosts import read_hostfile, read_hosts
 
 log = logging.getLogger("ringtrain")
 
-_IN_TEXT: Final = re.compile(r"(?P<name>\[[^]]+\]|[^\s:]+)(?::(?P<slots>\d{1,6}))?")
-_IN_FILE: Final = re.compile(r"(?P<name>\S+)(?:\s+slots\s*=\s*(?P<slots>\d{1,6}))?(?:\s+max_slots\s*=\s*\d+)?")
 _ELASTIC: Final = "all ranks run from the beginning to the end; horovodrun --min-np starts elastic ones"
 _NO_SSH: Final = "ranks of run() are processes of this machine"
 NO_MEANING: Final = {
@@ -53,36 +50,21 @@ def ranks_on_this_machine(asked: Any, hosts: str | None, hostfile: str | None) -
         raise ConfigurationError(f"run: hosts is {hosts!r} and hostfile is {hostfile!r}; expected one of them")
     if hosts is None and hostfile is None:
         return asked
-    found = _of_text(hosts) if hosts is not None else _of_file(Path(str(hostfile)))
-    here = {"localhost", "127.0.0.1", "::1", "[::1]", socket.gethostname()}
-    if others := [name for name, _ in found if name not in here]:
+    ranks = asked if isinstance(asked, int) else 1
+    found = (
+        read_hosts("run: hosts", hosts, ranks)
+        if hosts is not None
+        else read_hostfile("run: hostfile", str(hostfile), ranks)
+    )
+    if others := [host.name for host in found if not host.is_here]:
         raise ConfigurationError(
             f"run: {others[0]} is another machine, and run() starts ranks on this one; start the script there by "
             "horovodrun -H, or as a job"
         )
-    there = sum(slots for _, slots in found)
+    there = sum(host.slots for host in found)
     if isinstance(asked, int) and asked > there:
         raise ConfigurationError(f"run: np is {asked} and the hosts have {there} slots; give them {asked}")
     return asked
-
-
-def _of_text(hosts: str) -> list[tuple[str, int]]:
-    return [_host(entry, _IN_TEXT, "hosts: name:slots, comma-separated") for entry in hosts.split(",")]
-
-
-def _of_file(path: Path) -> list[tuple[str, int]]:
-    try:
-        lines = [line.partition("#")[0] for line in path.read_text().splitlines()]
-    except (OSError, UnicodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is no text"
-        raise ConfigurationError(f"run: hostfile {path}: {why}") from error
-    return [_host(line, _IN_FILE, f"hostfile {path}: lines `name slots=2`") for line in lines if line.strip()]
-
-
-def _host(text: str, form: re.Pattern[str], expected: str) -> tuple[str, int]:
-    if (found := form.fullmatch(text.strip())) is None:
-        raise ConfigurationError(f"run: {text.strip()!r} is no host; expected in {expected}")
-    return found["name"], int(found["slots"] or 1)
 
 
 def variables(start_timeout: float | None, verbose: Any) -> dict[str, str]:

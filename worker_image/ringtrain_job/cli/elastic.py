@@ -13,11 +13,11 @@ import click
 
 from ringtrain.errors import ConfigurationError
 from ringtrain.shared import contract
+from ringtrain.shared.hosts import Host, own_names
 from ringtrain_job.cli.elastic_hosts import ChangingHosts
 from ringtrain_job.cli.horovod_values import HorovodValues
-from ringtrain_job.cli.hosts import Host
 from ringtrain_job.launcher.discovery import FIRST_ANSWER_WITHIN_S, run_script
-from ringtrain_job.launcher.hosts import DEFAULT_COOLDOWN, CoolDown, own_names, parse_hosts
+from ringtrain_job.launcher.hosts import DEFAULT_COOLDOWN, CoolDown, parse_hosts
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -16,8 +16,8 @@ from typing import Any, Final
 
 from ringtrain.errors import ConfigurationError
 from ringtrain.shared import contract
+from ringtrain.shared.hosts import LOCAL, Host
 from ringtrain_job.agent.config import AgentConfig
-from ringtrain_job.cli.hosts import Host
 from ringtrain_job.cli.run_processes import (
     AGENT_S,
     exit_code,
@@ -30,7 +30,7 @@ from ringtrain_job.cli.run_processes import (
 )
 from ringtrain_job.cli.several_hosts import prepare_hosts
 from ringtrain_job.cli.ssh import AgentOrders, HereOptions, HostDeadlines, RemoteAgent, SshOptions
-from ringtrain_job.launcher.hosts import LOCAL, AgentEnd, CoolDown
+from ringtrain_job.launcher.hosts import AgentEnd, CoolDown
 
 log = logging.getLogger(__name__)
 

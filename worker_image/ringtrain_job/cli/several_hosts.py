@@ -9,10 +9,10 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from ringtrain.shared import contract
+from ringtrain.shared.hosts import Host
 from ringtrain_job.agent.config import AgentConfig
 from ringtrain_job.cli.certificates import write_secrets
 from ringtrain_job.cli.ending import say
-from ringtrain_job.cli.hosts import Host
 from ringtrain_job.cli.remote_agent import Greeting
 from ringtrain_job.cli.run_processes import (
     AGENT_S,

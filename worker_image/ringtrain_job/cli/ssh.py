@@ -21,9 +21,9 @@ import click
 from ringtrain.errors import ConfigurationError
 from ringtrain.shared import contract
 from ringtrain.shared.address import host_port
+from ringtrain.shared.hosts import Host
 from ringtrain.shared.processes import end_child, start_child
 from ringtrain_job.cli.certificates import SECRET_FILES
-from ringtrain_job.cli.hosts import Host
 from ringtrain_job.cli.remote_agent import GREETING, LOST, STARTED, Greeting, Order, first_address
 
 # For TCP and the handshake; ssh's own default is the kernel's, minutes.

@@ -3,16 +3,13 @@
 Nothing here asks a clock, a process or a file.
 """
 
-import re
-import socket
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from ringtrain.errors import ConfigurationError, quoted
+from ringtrain.shared.hosts import LOCAL, is_host_name, own_names
 
-# A name that begins with a dash would be an option of ssh.
-_HOST: Final = re.compile(r"[A-Za-z0-9_:][A-Za-z0-9_.@%:-]*")
 # Failures are counted, and a host is remembered, for as long: as nodes of a cluster.
 _REMEMBERED_S: Final = 3600.0
 # What ends at the same time, as the ranks of one host, has failed once.
@@ -242,20 +239,6 @@ class HostTable:
                 host.times_aside = 0
             if host.worker is None and not host.failed and now >= host.aside_until and name not in self.machines:
                 del self._hosts[name]
-
-
-LOCAL: Final = "localhost"
-
-
-def own_names() -> frozenset[str]:
-    """Names under which this machine may be listed."""
-    name = socket.gethostname()
-    return frozenset({LOCAL, "127.0.0.1", "::1", name, name.partition(".")[0]})
-
-
-def is_host_name(text: str) -> bool:
-    """Whether ssh can be given `text` as a host."""
-    return _HOST.fullmatch(text) is not None
 
 
 def parse_hosts(output: str, slots_per_host: int = 1) -> dict[str, int]:

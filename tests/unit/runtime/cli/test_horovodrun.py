@@ -11,10 +11,11 @@ from ringtrain._core.world.config import WorkerConfig
 from ringtrain.errors import ConfigurationError
 from ringtrain.shared import contract
 from ringtrain.shared.horovod_variables import COUNTERPARTS, with_counterparts
+from ringtrain.shared.hosts import Host
 from ringtrain_job.cli.horovod_options import OPTIONS
 from ringtrain_job.cli.horovod_values import HorovodValues, horovod_options, read_config_file
 from ringtrain_job.cli.horovodrun import main as horovodrun
-from ringtrain_job.cli.hosts import Host, find_hosts
+from ringtrain_job.cli.hosts import find_hosts
 from ringtrain_job.cli.run import run
 from ringtrain_job.logs.layout import AttemptFiles
 

@@ -7,9 +7,9 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from ringtrain.shared.hosts import Host
 from ringtrain_job.cli.elastic import ElasticOptions, ElasticRun, elastic_run
 from ringtrain_job.cli.horovod_values import HorovodValues
-from ringtrain_job.cli.hosts import Host
 from ringtrain_job.cli.main import main
 from ringtrain_job.launcher.discovery import run_script
 from ringtrain_job.launcher.hosts import CoolDown

@@ -15,8 +15,8 @@ import pytest
 
 from ringtrain.errors import ConfigurationError
 from ringtrain.shared import contract
+from ringtrain.shared.hosts import Host
 from ringtrain_job.cli.certificates import SECRET_FILES, write_secrets
-from ringtrain_job.cli.hosts import Host
 from ringtrain_job.cli.remote_agent import GREETING, Order, first_address
 from ringtrain_job.cli.ssh import HostDeadlines, SshOptions, connect, portable
 

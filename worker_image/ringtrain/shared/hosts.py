@@ -1,0 +1,101 @@
+"""Hosts as users name them, and how many ranks each may have: `a:2,b:2`, or a hostfile."""
+
+import re
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from ringtrain.errors import ConfigurationError
+
+LOCAL: Final = "localhost"
+# A name that begins with a dash would be an option of ssh.
+_HOST: Final = re.compile(r"[A-Za-z0-9_:][A-Za-z0-9_.@%:-]*")
+_LINE: Final = re.compile(
+    r"(?P<host>\S+)(?:\s+slots\s*=\s*(?P<slots>\S+))?(?:\s+max_slots\s*=\s*\S+)?(?:\s+site\s*=\s*(?P<site>\S+))?"
+)
+_SLOTS: Final = re.compile(r":\d*$")
+# As the values of labels of Kubernetes' nodes.
+_SITE: Final = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+
+
+@dataclass(frozen=True)
+class Host:
+    """A host, its slots, and the name of its site, if it has one."""
+
+    name: str
+    slots: int
+    site: str = ""
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the name is one of this machine."""
+        return self.name in own_names()
+
+
+def own_names() -> frozenset[str]:
+    """Names under which this machine may be listed."""
+    name = socket.gethostname()
+    return frozenset({LOCAL, "127.0.0.1", "::1", name, name.partition(".")[0]})
+
+
+def is_host_name(text: str) -> bool:
+    """Whether ssh can be given `text` as a host."""
+    return _HOST.fullmatch(text) is not None
+
+
+def read_hosts(option: str, text: str, ranks: int) -> list[Host]:
+    """The hosts of `a:2,b:2`, or `a:2@site1,b:2@site2`, which `option` was given. Raises ConfigurationError, which
+    shows what `ranks` ranks would need."""
+    hosts = []
+    for entry in filter(None, map(str.strip, text.split(","))):
+        place, at, site = entry.rpartition("@")
+        if not _SLOTS.search(place):  # a user's name
+            place, at, site = entry, "", ""
+        hosts.append(_host(f"{option} {text}", *_parts(place), ranks, site if at else None))
+    return hosts
+
+
+def read_hostfile(option: str, path: str, ranks: int) -> list[Host]:
+    """The hosts of a file with lines `host slots=2`. Raises ConfigurationError that names the line."""
+    try:
+        lines = Path(path).read_text().splitlines()
+    except (OSError, UnicodeError) as exc:
+        why = exc.strerror if isinstance(exc, OSError) else "it is no text"
+        raise ConfigurationError(f"{option} {path}: {why}") from exc
+    hosts = []
+    for number, line in enumerate(lines, 1):
+        if not (text := line.partition("#")[0].strip()):
+            continue
+        said, found = f"{option} {path}, line {number}", _LINE.fullmatch(text)
+        if found is None:
+            raise ConfigurationError(f"{said}: {line!r}; expected host slots={ranks}")
+        # Of more colons than one the name is an IPv6 address, where it stands in no brackets.
+        whole = found["host"].count(":") > 1 and not found["host"].startswith("[")
+        name, count = (found["host"], "") if whole else _parts(found["host"])
+        if count and found["slots"]:
+            raise ConfigurationError(f"{said}: {text!r} says twice how many slots there are")
+        hosts.append(_host(said, name, count or found["slots"] or "", ranks, found["site"]))
+    if not hosts:
+        raise ConfigurationError(
+            f"{option} {path}: there is no host in it; expected lines as localhost slots={ranks}"
+        )
+    return hosts
+
+
+def _parts(entry: str) -> tuple[str, str]:
+    if entry.startswith("["):  # an IPv6 address
+        host, _, rest = entry[1:].partition("]")
+        return host, rest.removeprefix(":")
+    host, _, count = entry.partition(":")
+    return host, count
+
+
+def _host(said: str, name: str, count: str, ranks: int, site: str | None) -> Host:
+    if count and not count.isdecimal():
+        raise ConfigurationError(f"{said}: {count!r} is not a number of slots; expected {name}:{ranks}")
+    if not is_host_name(name):
+        raise ConfigurationError(f"{said}: {name!r} is no name of a host; expected localhost:{ranks}")
+    if site is not None and not _SITE.fullmatch(site):
+        raise ConfigurationError(f"{said}: {site!r} is no name of a site; expected {name}:{ranks}@site1")
+    return Host(name, int(count or 1), site or "")
