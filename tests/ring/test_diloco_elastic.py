@@ -133,7 +133,8 @@ def _train(case: Case, point: Point) -> dict[str, Any]:
 
 class _Reference:
     """Plain numpy. `lost_at`: after the commit of that inner step the world goes on without the lost rank, or with
-    one that begins from the outer weights; `counted`: the lost rank's part in that synchronization counts."""
+    one that begins from the outer weights; `counted`: the lost rank's part in that synchronization counts. A rank
+    counts by its inner steps since the last one."""
 
     def __init__(self, case: Case, lost_at: int, counted: bool) -> None:
         self._case = case
@@ -141,10 +142,10 @@ class _Reference:
         self._velocity = {name: np.zeros(shape) for name, shape in SHAPES.items()}
         self.local = [dict(self.outer) for _ in range(SIZE)]
         self._ranks = list(range(SIZE))
-        self._sent_at = dict.fromkeys(SHAPES, 0)
+        self._sent_at, self._entered_at = dict.fromkeys(SHAPES, 0), [0] * SIZE
         self._sent: dict[str, Array] = {}
         if lost_at == 0:
-            self._change_world()
+            self._change_world(0)
         for step in range(1, STEPS + 1):
             for rank in self._ranks:
                 self.local[rank] = {
@@ -154,17 +155,17 @@ class _Reference:
                 self._take(case.mix)
             names = self._due(step)
             if step == lost_at and counted:
-                self._send(names, step, self._ranks)
+                self._send(names, step)
                 self._take(case.mix)
             if step == lost_at:
-                self._change_world()
+                self._change_world(step)
             if step == lost_at and counted:
                 continue
-            self._send(names, step, [rank for rank in self._ranks if rank != LOST or step != lost_at])
+            self._send(names, step)
             if not case.overlap_steps or step == STEPS:
                 self._take(case.mix)
         rest = "".join(name for name in SHAPES if self._sent_at[name] < STEPS)
-        self._send(rest, STEPS, self._ranks)
+        self._send(rest, STEPS)
         self._take(0)
         for rank in self._ranks:
             self.local[rank] = dict(self.outer)
@@ -176,9 +177,11 @@ class _Reference:
                 return names
         return "abc" if step == STEPS else ""
 
-    def _send(self, names: str, step: int, counting: Sequence[int]) -> None:
+    def _send(self, names: str, step: int) -> None:
         for name in names:
-            self._sent[name] = sum(self.outer[name] - self.local[rank][name] for rank in counting) / len(counting)
+            steps = [step - max(self._sent_at[name], self._entered_at[rank]) for rank in self._ranks]
+            parts = [self.outer[name] - self.local[rank][name] for rank in self._ranks]
+            self._sent[name] = np.average(parts, axis=0, weights=steps)
             self._sent_at[name] = step
 
     def _take(self, mix: float) -> None:
@@ -189,9 +192,9 @@ class _Reference:
             for rank in self._ranks:
                 self.local[rank][name] = mix * self.local[rank][name] + (1 - mix) * self.outer[name]
 
-    def _change_world(self) -> None:
+    def _change_world(self, step: int) -> None:
         if self._case.is_replaced:
-            self.local[LOST] = dict(self.outer)
+            self.local[LOST], self._entered_at[LOST] = dict(self.outer), step
         else:
             self._ranks.remove(LOST)
 
