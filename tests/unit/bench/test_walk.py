@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-ROW = re.compile(r"^\| ([^|]+) \| (\d+) \| (\d+) \| \d+ \|", re.MULTILINE)
+ROW = re.compile(r"^(?:\[0\] )?\| ([^|]+) \| (\d+) \| (\d+) \| \d+ \|", re.MULTILINE)
 DEADLINE_S = 180
 
 
