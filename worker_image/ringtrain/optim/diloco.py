@@ -8,21 +8,17 @@ from __future__ import annotations
 
 import logging
 import math
-import time
-from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 from itertools import pairwise
 from types import MappingProxyType
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 
 from ringtrain._core.process_groups.context import current, current_or_none, drain_before_leaving
 from ringtrain._core.process_groups.group import Flat, Group, ProcessGroup
 from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set, open_group
-from ringtrain._core.process_groups.rank_context import RankContext
-from ringtrain._core.wire.signature import Signature
 from ringtrain.errors import ConfigurationError, MismatchError, kind_of
 from ringtrain.optim.arguments import check_rule, described
 from ringtrain.optim.cut import first_group
@@ -30,28 +26,17 @@ from ringtrain.optim.fragments import Exchange, Fragment, FragmentSchedule, frag
 from ringtrain.optim.host import BUCKET_BYTES, HostOptimizer
 from ringtrain.optim.layout import Layout, ParamSpec
 from ringtrain.optim.memory_check import digest_of
+from ringtrain.optim.recovery import LocalWeights, Recovering
 from ringtrain.optim.rules import Nesterov, Rule
 from ringtrain.optim.sites import SiteGroups, SiteOptimizer, Sites
 from ringtrain.optim.state import check_same_model
 from ringtrain.report import add_to_reports
-from ringtrain.shared.contract import ENV_TIMEOUT
 from ringtrain.step_time import REDUCTION
 
 log = logging.getLogger("ringtrain")
 
 # Bytes on the wire for each float32, the int8's scales included; other types travel as they are.
 _WIRE_BYTES = {"bf16": 2.0, "fp16": 2.0, "int8": 1 + 4 / 512}
-
-
-@runtime_checkable
-class LocalWeights(Protocol):
-    """This rank's own weights, which its inner optimizer changes: in host memory, or on a device."""
-
-    def read(self, names: Sequence[str]) -> Sequence[Flat]:
-        """Return the weights `names` as arrays of the host, to be read before the next inner step."""
-
-    def write(self, name: str, values: Flat) -> None:
-        """Set the weight `name`, in place."""
 
 
 class _Arrays:
@@ -68,26 +53,6 @@ class _Arrays:
 
 
 @dataclass(frozen=True)
-class _AtCommit:
-    """What a rank had at commit `number`, before its synchronization: by fragment the outer steps, the inner step
-    of the synchronization before and the samples since; inner steps; its weights, and whether its own inner steps
-    made them."""
-
-    number: int
-    updates: list[int]
-    sent: list[int]
-    steps: int
-    samples: list[float]
-    weights: dict[str, Flat]
-    own: bool
-
-    @property
-    def at(self) -> int:
-        """`DiLoCo.updates` then."""
-        return self.number + sum(self.updates)
-
-
-@dataclass(frozen=True)
 class _Told:
     """What a rank tells the others of a pseudo-gradient: its inner steps so far, the samples since the last one,
     and a digest of the weights it was made of."""
@@ -97,7 +62,7 @@ class _Told:
     digest: int
 
 
-class DiLoCo:
+class DiLoCo(Recovering):
     """Average over all ranks what many inner steps have changed, and step an outer optimizer by that.
 
         diloco = DiLoCo(params, outer=Nesterov(lr=0.7, momentum=0.9), sync_every=100)
@@ -163,6 +128,7 @@ class DiLoCo:
         group: Group | None = None,
         initial: Mapping[str, Flat] | None = None,
     ) -> None:
+        super().__init__()
         initial, self._local = _given(params, initial)
         schedules = [FragmentSchedule(h, fragments, overlap_steps, mix) for h in _listed(sync_every)]
         for schedule in schedules:
@@ -177,8 +143,8 @@ class DiLoCo:
             )
         self._schedule = schedules[0 if self._every_site_alike else chosen.own]
         self._elastic = elastic
-        self._opened: list[ProcessGroup] = []  # of this world, and of the one that is prepared
-        self._group: Group = group or first_group(elastic, self._open_group)
+        self._opened = []
+        self._group = group or first_group(elastic, self._open_group)
         specs = tuple(ParamSpec(name, array.shape, array.dtype) for name, array in initial.items())
         compared = vars(self._schedule) | {"outer": outer, "sync_every": sync_every, "sites": chosen.ranks}
         check_same_model(self._group, Layout(specs, ()), {name: described(v) for name, v in compared.items()})
@@ -202,17 +168,8 @@ class DiLoCo:
             carries = host.carries if isinstance(host, SiteOptimizer) else names
             self._fragments.append(Fragment(index, names, carries, host))
         self._steps = self._synchronizations = 0
-        self._exchange: Exchange | None = None
+        self._exchange = None
         self._norm: float | None = None
-        self._own = True  # whether the local weights are what this rank's inner steps have made
-        self._known = True  # whether this rank knows where the others are
-        # Of two commits: a rank may have come through the synchronization that another one has to repeat.
-        self._kept: deque[_AtCommit] = deque(maxlen=2)
-        self._commits = self._reached = 0  # reached: inner steps before a rollback
-        self._prepared: tuple[int, int, list[int]] = 0, 0, []
-        self._committed_at = time.monotonic()
-        self._restored: tuple[_AtCommit, Sequence[int]] | None = None
-        self._synchronized: list[int] = []  # updates by fragment after the last commit's synchronization
         self._exchanged_s = self._waited_s = 0.0
         wire = _WIRE_BYTES.get(compression or "", 4.0)
         sent = {name for fragment in self._fragments for name in fragment.carries}
@@ -416,158 +373,9 @@ class DiLoCo:
         if self._sites is not None:
             self._sites.close()
 
-    # What `ringtrain.elastic.State` asks of it, with `elastic`.
-
-    @property
-    def updates(self) -> int:
-        """Commits and outer steps of all fragments so far, without one that is under way: no two moments at which
-        a state may begin again have the same number."""
-        return self._commits + sum(fragment.updates for fragment in self._fragments)
-
-    @property
-    def undoable(self) -> int:
-        """How many of the last outer steps can be undone: one of each fragment."""
-        return len(self._fragments)
-
-    @property
-    def accumulating(self) -> bool:
-        """Whether a commit has to wait: never, it may come after any inner step."""
-        return False
-
-    def wait_for(self) -> None:
-        """Take the outer weights of an exchange that is under way. On all ranks after the same inner step."""
-        if self._exchange is not None:
-            self._land()
-
-    def commit(self) -> None:
-        """Keep this rank's own weights as they are, before they are synchronized: `rollback` goes back to them."""
-        self._commits += 1
-        for fragment in self._fragments:
-            fragment.host.commit()
-        names = [name for fragment in self._fragments for name in fragment.names]
-        weights = {name: np.array(array) for name, array in zip(names, self._local.read(names), strict=True)}
-        at = [(fragment.updates, fragment.sent, fragment.samples) for fragment in self._fragments]
-        updates, sent, samples = (list(of) for of in zip(*at, strict=True))
-        self._kept.append(_AtCommit(self._commits, updates, sent, self._steps, samples, weights, self._own))
-        self._committed_at = time.monotonic()
-
-    def rollback(self, to: int | None = None) -> int:
-        """Go back to the moment when `updates` was `to`: to a commit, or to the end of its synchronization. Local.
-        Return `to`."""
-        self.drain()
-        self._exchange = None
-        self._reached = max(self._reached, self._steps)
-        done = self.updates if to is None else to
-        kept = next((kept for kept in reversed(self._kept) if kept.at <= done), None)
-        self._known, self._own = kept is not None, False
-        updates = [fragment.updates for fragment in self._fragments]
-        if kept is not None:
-            is_done = kept.at < done
-            updates, self._own = (self._synchronized if is_done else kept.updates), kept.own or is_done
-            self._commits = kept.number
-        for fragment, wanted in zip(self._fragments, updates, strict=True):
-            fragment.updates = fragment.host.rollback(wanted)
-        if kept is not None:
-            self._restored = kept, updates
-            self._restore(*self._restored)
-        return done
-
-    def _restore(self, kept: _AtCommit, updates: Sequence[int]) -> None:
-        """Have local weights as after `updates`: those of a commit, or what its synchronization made of them."""
-        self._steps = kept.steps
-        for index, fragment in enumerate(self._fragments):
-            for name in fragment.names:
-                self._local.write(name, kept.weights[name])
-            fragment.sent, fragment.samples = kept.sent[index], kept.samples[index]
-            if updates[index] > kept.updates[index]:
-                fragment.sent, fragment.samples = kept.steps, 0
-                self._mix(fragment)
-
-    def _leave_in_time(self, world: RankContext) -> None:
-        """Raise PeerLost where a member was lost and the next commit, which notices that, is so far away that this
-        rank's agent would end the process first."""
-        per_step_s = (time.monotonic() - self._committed_at) / max(1, self._steps - self._kept[-1].steps)
-        left = self._schedule.steps_left(self._steps)
-        if (left_s := left * per_step_s) > world.config.timeout_s / 2:
-            log.warning(
-                "a rank was lost, and the next commit is %d inner steps or %.0f s away (sync_every=%d), where %s "
-                "is %g s: going back to the last commit",
-                left,
-                left_s,
-                self._schedule.sync_every,
-                ENV_TIMEOUT,
-                world.config.timeout_s,
-            )
-            world.group().call(lambda ring: ring.barrier(Signature("DiLoCo")))
-
-    def hand_over(self, leaving: Collection[int]) -> None:
-        """As `HostOptimizer.hand_over`."""
-        for fragment in self._fragments:
-            fragment.host.hand_over(leaving)
-
-    def prepare(self, group: Group, former: Sequence[int | None]) -> None:
-        """Bring the outer optimizer into the world of now, in a group of its own. Collective."""
-        opened = self._open_group()
-        for fragment in self._fragments:
-            fragment.host.prepare(opened, former)
-        if former[opened.rank] is None:
-            first = min(fragment.sent for fragment in self._fragments) + 1
-            if self._known and first <= self._reached:
-                log.warning(
-                    "the others went on without this rank: its inner steps %d to %d are given up, and it takes "
-                    "their outer weights",
-                    first,
-                    self._reached,
-                )
-            self._own = self._known = False
-        own = [self._known, self._commits, self._steps, [fragment.sent for fragment in self._fragments]]
-        told = opened.allgather_object(own, "DiLoCo's steps")
-        _, commits, steps, sent = next((one for one in told if one[0]), told[0])
-        self._prepared = commits, steps, sent
-
-    def adopt(self) -> None:
-        """Go on with what `prepare` brought. Local."""
-        self._opened = self._opened[-1:]
-        self._group = self._opened[0]
-        for fragment in self._fragments:
-            fragment.host.adopt()
-        if self._known and self._restored is not None:
-            self._restore(*self._restored)  # outer weights are whole now
-        else:
-            self._take_outer()
-            for fragment in self._fragments:
-                fragment.samples = 0
-        self._commits, self._steps, sent = self._prepared
-        for fragment, step in zip(self._fragments, sent, strict=True):
-            fragment.sent, fragment.updates = step, fragment.host.updates
-        self._synchronized = [fragment.updates for fragment in self._fragments]
-        if self._group.rank == 0 and min(sent) < self._steps:
-            log.warning(
-                "inner steps %d to %d count without those of ranks that were lost", min(sent) + 1, self._steps
-            )
-
-    def discard(self) -> None:
-        """Forget what `prepare` brought. Local."""
-        for fragment in self._fragments:
-            fragment.host.discard()
-
     @property
     def _site_ranks(self) -> str:
         return "" if self._sites is None else str([list(ranks) for ranks in self._sites.sites.ranks])
-
-    def finish_commit(self, whole: bool = False) -> None:
-        """Average what inner steps have changed since the last time, of the ranks that know their own: of the
-        fragment that is due; of all where none is, or with `whole`, as before a planned change. Collective, after
-        a commit on all ranks, and again in the next world where that failed."""
-        index = self._schedule.due(self._steps)
-        overlaps = self._schedule.overlap_steps > 0 and not whole and index is not None
-        for fragment in self._fragments if whole or index is None else [self._fragments[index]]:
-            if fragment.sent < self._steps:
-                self._begin(fragment, overlaps)
-                if not overlaps:
-                    self._land()
-        self._own, self._known, self._reached = True, True, 0
-        self._synchronized = [fragment.updates for fragment in self._fragments]
 
     def _open_group(self) -> ProcessGroup:
         """A group of all ranks whose collectives need not wait for the script's."""
