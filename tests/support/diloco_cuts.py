@@ -9,7 +9,6 @@ packets for a while, or for good. After each of these the training waits until t
 what is cut off for good. `support.diloco_training` says how samples are counted. Needs root, ip and tc.
 """
 
-import argparse
 import json
 import os
 import random
@@ -27,9 +26,9 @@ from pathlib import Path
 
 from support.certificates import JobAuthority
 from support.diloco_training import STEPS, SYNC_EVERY, wrong_in
-from support.elastic_chaos import seeds_of
+from support.elastic_chaos import given_seeds
+from support.elastic_pods import GuardedGang
 from support.gang import GangProcesses, PodProcess
-from support.guard import GUARD
 from support.namespaces import HostNet, Network, network
 from support.namespaces import why_not as no_namespaces
 
@@ -175,7 +174,8 @@ class _Playing:
             RINGTRAIN_ELASTIC_FORMATION_LIMIT="1000",
         )
         self._job.settings["RINGTRAIN_LAUNCHER_ADDRESS"] = f"{net.hosts[0].address}:{self._job.control_port}"
-        self._launcher = self._start(
+        self._gang = GuardedGang(self._job, "support.diloco_training")
+        self._launcher = self._gang.start(
             self._job.launcher(inside=net.hosts[0].enter, RINGTRAIN_SECRET_DIR=str(directory / "launcher"))
         )
         self._agents: dict[int, PodProcess] = {}
@@ -191,7 +191,7 @@ class _Playing:
         end = time.monotonic() + HISTORY_DEADLINE_S
         while (code := self._launcher.process.poll()) is None:
             if time.monotonic() > end:
-                self._show_stacks()
+                self._gang.show_stacks()
                 return f"the job hangs; over are {sorted(self._over)} of {len(self._history.events)} events"
             self._look()
             for index, event in enumerate(self._history.events):
@@ -217,7 +217,7 @@ class _Playing:
                     RINGTRAIN_POD_IP=host.address,
                     RINGTRAIN_SECRET_DIR=secrets,
                 )
-                self._agents[index] = self._start(pod)
+                self._agents[index] = self._gang.start(pod)
 
     def _go_on(self, index: int, event: Event) -> None:
         fired = self._directory / f"fired-{index}"
@@ -288,45 +288,23 @@ class _Playing:
     def _host(self, pod: int) -> HostNet:
         return self._net.hosts[1 + pod]
 
-    def _show_stacks(self) -> None:
-        """Have ranks write into their logs where they are."""
-        for process in self._job.descendants():
-            with suppress(ProcessLookupError):
-                if "support.diloco_training" in process.cmdline():
-                    os.kill(process.pid, signal.SIGUSR1)
-        time.sleep(1)
-
     def log(self) -> str:
         """The end of what launcher, agents and ranks have said, and what ranks have noted."""
-        logs = [self._launcher.err()[-6000:]]
-        logs += [path.read_text()[-3000:] for path in sorted(self._directory.glob("job-worker-*.err"))]
-        slots = range(self._history.pods * self._history.slots)
-        logs += [self._job.rank_log(slot).decode(errors="replace")[-4000:] for slot in slots]
-        logs += [f"{path.name}\n{path.read_text()[-1500:]}" for path in sorted(self._directory.glob("events-*"))]
-        return "\n-----\n".join(logs)
+        events = sorted(self._directory.glob("events-*"))
+        noted = [f"{path.name}\n{path.read_text()[-1500:]}" for path in events]
+        return "\n-----\n".join([self._gang.log(self._launcher), *noted])
 
     def close(self) -> None:
         """Leave nothing behind."""
-        self._job.close()
-        for pod in self._job.pods:
-            GUARD.ended(pod.pid)
-
-    def _start(self, pod: PodProcess) -> PodProcess:
-        GUARD.begun(pod.pid)
-        return pod
+        self._gang.close()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("seeds", nargs="?", default="20", help="how many from 0 on, or first-last")
-    parser.add_argument("--seed", type=int, help="one, alone")
-    parser.add_argument("--jobs", type=int, default=1, help="how many jobs run at a time")
-    given = parser.parse_args()
-    seeds = seeds_of(given.seeds) if given.seed is None else [given.seed]
+    seeds, jobs = given_seeds("20")
     if problem := why_not():
         sys.exit(problem)
     bad = 0
-    with ThreadPoolExecutor(given.jobs) as pool:
+    with ThreadPoolExecutor(jobs) as pool:
         for seed, text, seconds in pool.map(_timed, seeds):
             bad += bool(text)
             acts = [event.act for event in history_of(seed).events]

@@ -14,6 +14,7 @@ each commit that it begins, and for each that it has come through, to `events-<s
 """
 
 import argparse
+import faulthandler
 import hashlib
 import json
 import os
@@ -40,6 +41,7 @@ DEADLINE_S = 180.0
 
 def train() -> None:
     """The training of one process."""
+    faulthandler.register(signal.SIGUSR1)  # to see where a rank hangs
     directory, slot = Path(os.environ["DIRECTORY"]), os.environ["RINGTRAIN_SLOT"]
     faults = [fault.split(":") for fault in os.environ["FAULTS"].split(",")]
     holds = int(os.environ.get("HOLDS", "0"))

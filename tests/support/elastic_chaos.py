@@ -139,18 +139,23 @@ def seeds_of(text: str) -> list[int]:
     return list(range(int(first), int(last) + 1)) if first else list(range(int(last)))
 
 
-def main() -> None:
+def given_seeds(without: str) -> tuple[list[int], int]:
+    """The seeds that the command line names, those of `without` if it names none; how many jobs run at a time."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("seeds", nargs="?", default="50", help="how many from 0 on, or first-last")
+    parser.add_argument("seeds", nargs="?", default=without, help="how many from 0 on, or first-last")
     parser.add_argument("--seed", type=int, help="one, alone")
     parser.add_argument("--jobs", type=int, default=1, help="how many jobs run at a time")
     given = parser.parse_args()
-    seeds = seeds_of(given.seeds) if given.seed is None else [given.seed]
+    return seeds_of(given.seeds) if given.seed is None else [given.seed], given.jobs
+
+
+def main() -> None:
+    seeds, jobs = given_seeds("50")
     blocks: dict[int, list[int]] = {}
     for seed in seeds:
         blocks.setdefault(seed // BLOCK, []).append(seed)
     bad = 0
-    with ThreadPoolExecutor(given.jobs) as pool:
+    with ThreadPoolExecutor(jobs) as pool:
         for own, verdict, seconds in pool.map(_timed, blocks.values()):
             bad += len(verdict.wrong)
             faults = f"{verdict.faults} faults, {verdict.missed} not reached"

@@ -15,7 +15,7 @@ import psutil
 
 from support import elastic_training
 from support.elastic_faults import Fault, Shape
-from support.gang import GangProcesses, PodProcess
+from support.gang import GangProcesses, PodProcess, until
 from support.guard import GUARD
 
 # From one window's end to the next: only a job that hangs waits for it.
@@ -71,6 +71,49 @@ def play(shape: Shape, plans: Sequence[Sequence[Fault]], directory: Path) -> Pla
     return played
 
 
+class GuardedGang:
+    """A launcher and agents that end with this process, whatever ends it; what all of them have said."""
+
+    def __init__(self, job: GangProcesses, program: str) -> None:
+        """`program`: a word of the ranks' command lines."""
+        self.job, self._program = job, program
+
+    def start(self, pod: PodProcess) -> PodProcess:
+        """Have `pod` end with this process."""
+        GUARD.begun(pod.pid)
+        return pod
+
+    def show_stacks(self) -> None:
+        """Have ranks write into their logs where they are."""
+        before, asked = self._stacks(), 0
+        for process in self.job.descendants():
+            with suppress(psutil.Error, ProcessLookupError):
+                if any(self._program in word for word in process.cmdline()):
+                    os.kill(process.pid, signal.SIGUSR1)
+                    asked += 1
+        with suppress(AssertionError):  # one that is stopped writes nothing
+            until("stacks of all ranks", lambda: self._stacks() >= before + asked, deadline_s=5)
+
+    def log(self, launcher: PodProcess) -> str:
+        """The end of what launcher, agents and ranks have said."""
+        errors = sorted(self.job.directory.glob("job-worker-*.err"))
+        logs = [launcher.err()[-6000:], *(path.read_text()[-3000:] for path in errors)]
+        return "\n-----\n".join([*logs, *(text[-5000:] for text in self._rank_logs())])
+
+    def close(self) -> None:
+        """Leave nothing behind."""
+        self.job.close()
+        for pod in self.job.pods:
+            GUARD.ended(pod.pid)
+
+    def _stacks(self) -> int:
+        return sum(text.count("most recent call first") for text in self._rank_logs())
+
+    def _rank_logs(self) -> list[str]:
+        slots = range(self.job.workers * self.job.slots)
+        return [self.job.rank_log(slot).decode(errors="replace") for slot in slots]
+
+
 class _Playing:
     def __init__(self, shape: Shape, plans: Sequence[Sequence[Fault]], directory: Path) -> None:
         self._shape, self._directory = shape, directory
@@ -96,7 +139,8 @@ class _Playing:
             RINGTRAIN_ELASTIC_JOIN_DELAY="0.2",
             RINGTRAIN_ELASTIC_FORMATION_LIMIT="10000",
         )
-        self._launcher = self._start(self._job.launcher())
+        self._gang = GuardedGang(self._job, elastic_training.__file__)
+        self._launcher = self._gang.start(self._job.launcher())
         self._agents = {index: self._agent(index) for index in range(shape.pods)}
         self._struck_launcher = False
         self._under_way: dict[int, _UnderWay] = {}
@@ -113,7 +157,7 @@ class _Playing:
                 return "" if code == 0 else f"the job has ended with {code}"
             if code is not None:
                 self._struck_launcher = False
-                self._launcher = self._start(self._job.launcher())
+                self._launcher = self._gang.start(self._job.launcher())
             for index, agent in self._agents.items():
                 if agent.process.poll() is not None and self._launcher.process.poll() is None:
                     self._agents[index] = self._agent(index)
@@ -121,7 +165,7 @@ class _Playing:
             if (now_closed := self._closed()) > closed:
                 closed, at = now_closed, time.monotonic()
             if time.monotonic() - at > WINDOW_DEADLINE_S:
-                self._show_stacks()
+                self._gang.show_stacks()
                 return f"the job hangs after {closed} windows"
             slept = time.monotonic()
             time.sleep(_POLL_S)
@@ -130,21 +174,13 @@ class _Playing:
 
     def log(self) -> str:
         """The end of what launcher, agents and ranks have said."""
-        logs = [self._launcher.err()[-6000:], *(agent.err()[-3000:] for agent in self._agents.values())]
-        logs += [self._job.rank_log(slot).decode(errors="replace")[-5000:] for slot in range(self._shape.ranks)]
-        return "\n-----\n".join(logs)
+        return self._gang.log(self._launcher)
 
     def close(self) -> None:
-        self._job.close()
-        for pod in self._job.pods:
-            GUARD.ended(pod.pid)
-
-    def _start(self, pod: PodProcess) -> PodProcess:
-        GUARD.begun(pod.pid)
-        return pod
+        self._gang.close()
 
     def _agent(self, index: int) -> PodProcess:
-        return self._start(self._job.agent(index, sys.executable, elastic_training.__file__))
+        return self._gang.start(self._job.agent(index, sys.executable, elastic_training.__file__))
 
     def _closed(self) -> int:
         return len(list(self._directory.glob("closed-*")))
@@ -225,12 +261,6 @@ class _Playing:
     def _left(self) -> set[str]:
         """Formations that a rank has left because of a loss."""
         return {path.name for path in self._directory.glob("left-*")}
-
-    def _show_stacks(self) -> None:
-        """Have ranks write into their logs where they are."""
-        for path in self._directory.glob("begin-*"):
-            _signal_all([int(path.name.rpartition("-")[2])], signal.SIGUSR1)
-        time.sleep(1)
 
 
 @dataclass
