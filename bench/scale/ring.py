@@ -27,9 +27,10 @@ import numpy as np
 
 from bench.scale.clock import Clock, Condition
 from bench.scale.network import Costs, Host, Link, Network, SimulatedTransport
-from ringtrain._core.communicators import call, exchange, hierarchical, lone, pod_tree
+from ringtrain._core.communicators import exchange, hierarchical, pod_tree
 from ringtrain._core.communicators.exchange import ExchangeCommunicator
 from ringtrain._core.communicators.hierarchical import CHAIN_PODS_MOST, HierarchicalCommunicator
+from ringtrain._core.communicators.shm.group import LoneRank
 from ringtrain._core.communicators.shm.join import Hosts
 from ringtrain._core.reduction.cuts import even_bounds
 from ringtrain._core.reduction.fold import Flat
@@ -37,6 +38,7 @@ from ringtrain._core.reduction.ops import ReduceOp
 from ringtrain._core.wire.failure import WorldFailure
 from ringtrain._core.wire.signature import Signature
 from ringtrain._core.world import (
+    call,
     failure_state,
     handshake,
     lateness,
@@ -50,7 +52,7 @@ from ringtrain._core.world import (
 from ringtrain._core.world.membership import Membership
 from ringtrain._core.world.ring_config import RingConfig
 
-_WORLD: Final = (failure_state, handshake, lateness, membership, monitor, offers, roster, spread, watches)
+_WORLD: Final = (call, failure_state, handshake, lateness, membership, monitor, offers, roster, spread, watches)
 # Chosen so that the two loopback rows of `MEASURED` come out; near what bench/README.md says of them: 0.1 ms of
 # Python a request on either side, 50 µs a frame on both together, 0.75 s of processor time a GB of two ranks. A
 # question to another rank goes through gRPC's library, see ring.md. Headers take 4.4 % of a line.
@@ -117,13 +119,13 @@ class SimulatedWorld:
         self, size: int, link: Link, *, ranks_each: int = 1, cores: int = 8, costs: Costs = COSTS
     ) -> None:
         self.clock = Clock()
-        for module in (*_WORLD, call):
+        for module in _WORLD:
             for name in ("threading", "time", "queue"):
                 if hasattr(module, name):
                     setattr(module, name, getattr(self.clock, name))
         exchange.Folder = _Drained  # type: ignore[assignment,misc]
         pod_tree.add_up = lambda op, lower, upper, out: None
-        lone.LoneRank.run = self._copy  # type: ignore[assignment]
+        LoneRank.run = self._copy  # type: ignore[assignment]
         self.size, self._ranks_each = size, ranks_each
         self.network = Network(
             self.clock, [Host(cores) for _ in range(-(-size // ranks_each))], ranks_each, link, costs
