@@ -18,7 +18,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from ringtrain.errors import ConfigurationError, RingtrainError
 from ringtrain.shared.place import RankPlace
 from ringtrain.tasks.agent import describe, run_agent
-from ringtrain.tasks.launcher import Output, Results, RunOptions, Scheduler, Tasks, pickled_by, run_in_tasks
+from ringtrain.tasks.launcher import Results, RunOptions, RunOutput, Scheduler, Tasks, pickled_by, run_in_tasks
 from ringtrain.tasks.plan import Task, TaskRun, check_count, places
 
 log = logging.getLogger("ringtrain.ray")
@@ -81,7 +81,7 @@ def run(
             group = placement_group([bundle] * (num_workers // per_bundle), strategy=strategy)
             stack.callback(remove_placement_group, group)
         scheduler = Scheduler("Ray", ray.util.get_node_ip_address(), _PICKLER)
-        output = Output(stdout, stderr, verbose, log_dir)
+        output = RunOutput(stdout, stderr, verbose, log_dir)
         options = RunOptions(scheduler, num_workers, start_timeout, output, env, executable)
         _await_places(group, num_workers, resources, options.start_timeout_s)
         actors = _Actors(group, num_workers, per_bundle, resources)

@@ -18,7 +18,7 @@ from ringtrain.spark.runner import (
     spark_of,
 )
 from ringtrain.tasks.agent import describe, run_elastic_agent
-from ringtrain.tasks.launcher import Output, Results, RunOptions, Tasks, pickled_by, run_in_tasks
+from ringtrain.tasks.launcher import Results, RunOptions, RunOutput, Tasks, pickled_by, run_in_tasks
 from ringtrain.tasks.plan import TaskRun, WorldBounds, check_count
 
 _TIMEOUT_S: Final = 600.0
@@ -72,7 +72,7 @@ def run_elastic(
         _TIMEOUT_S if elastic_timeout is None else float(elastic_timeout),
         reset_limit,
     )
-    output = Output(stdout, stderr, verbose, log_dir)
+    output = RunOutput(stdout, stderr, verbose, log_dir)
     options = RunOptions(spark_of(context), bounds.most, start_timeout, output, env, bounds=bounds)
     check_slots(context, bounds.begin, options.start_timeout_s, options.start_timeout_s)
     stage = _ElasticStage(context, bounds.most)

@@ -14,7 +14,7 @@ from typing import Any, Final, TextIO
 
 from ringtrain.errors import ConfigurationError
 from ringtrain.tasks.agent import describe, run_agent
-from ringtrain.tasks.launcher import Output, Results, RunOptions, Scheduler, Tasks, pickled_by, run_in_tasks
+from ringtrain.tasks.launcher import Results, RunOptions, RunOutput, Scheduler, Tasks, pickled_by, run_in_tasks
 from ringtrain.tasks.plan import Task, TaskRun, check_count, places
 
 log = logging.getLogger("ringtrain.spark")
@@ -74,7 +74,7 @@ def run(
     )
     size = context.defaultParallelism if num_proc is None else num_proc
     check_count("run", "num_proc", size)
-    output = Output(stdout, stderr, verbose, log_dir)
+    output = RunOutput(stdout, stderr, verbose, log_dir)
     options = RunOptions(spark_of(context), size, start_timeout, output, env, executable)
     check_slots(context, size, options.start_timeout_s, min(_SLOTS_S, options.start_timeout_s))
     stage = _BarrierStage(context, size)

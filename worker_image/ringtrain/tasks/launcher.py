@@ -54,7 +54,7 @@ class Scheduler:
 
 
 @dataclass(frozen=True)
-class Output:
+class RunOutput:
     """Where ranks' lines go (None: this process's own streams), and how much of ours is said beside them."""
 
     stdout: TextIO | None
@@ -76,7 +76,7 @@ class RunOptions:
     scheduler: Scheduler
     size: int
     start_timeout: float | None
-    output: Output
+    output: RunOutput
     env: Mapping[str, str] | None = None
     executable: str | None = None
     bounds: WorldBounds | None = None

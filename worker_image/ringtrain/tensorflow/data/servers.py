@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from ringtrain.errors import DataError
 from ringtrain.shared.address import host_port
-from ringtrain.shared.framing import Lines, line_of
+from ringtrain.shared.framing import LineBuffer, line_of
 from ringtrain.shared.ports import HeldPorts
 from ringtrain.shared.processes import die_with_parent, start_child
 
@@ -85,7 +85,7 @@ class ServerProcesses:
         self._ready: set[str] = set()
         ours, theirs = socket.socketpair()
         self._socket = ours
-        self._lines = Lines()
+        self._lines = LineBuffer()
         self._pid = _forked_template(ours, theirs) if forked else _started_template(theirs)
         theirs.close()
 
@@ -193,7 +193,7 @@ class _Template:
 
     socket: socket.socket
     running: dict[str, _Running] = field(default_factory=dict)
-    lines: Lines = field(default_factory=Lines)
+    lines: LineBuffer = field(default_factory=LineBuffer)
 
     def run(self) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):  # whoever has this process ends it; servers go with it

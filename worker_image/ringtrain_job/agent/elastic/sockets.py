@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ringtrain.errors import ConfigurationError
-from ringtrain.shared.framing import Lines, line_of
+from ringtrain.shared.framing import LineBuffer, line_of
 from ringtrain_job.agent.elastic.messages import MOST_BYTES, FromRank, error_message, parse_message
 
 log = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ class _Connection:
 
     caller: SlotLife
     socket: socket.socket
-    received: Lines = field(default_factory=Lines)
+    received: LineBuffer = field(default_factory=LineBuffer)
     waiting: bytearray = field(default_factory=bytearray)
     closing: bool = False
 
