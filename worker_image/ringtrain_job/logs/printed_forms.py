@@ -76,9 +76,9 @@ class Benchmark:
         if found := self._STEP.fullmatch(line):
             values = {} if found[4] is None else {"loss": float(found[4])}
             step = None if found[1] is None else int(found[1])
-            return Found(step, unit=found[2], rate=self._ranks * float(found[3]), values=values)
+            return Found(step, unit=found[2], rate=_positive(self._ranks * float(found[3])), values=values)
         if found := self._ITERATION.fullmatch(line):
-            return Found(int(found[1]) + 1, unit=found[3], rate=self._ranks * float(found[2]))
+            return Found(int(found[1]) + 1, unit=found[3], rate=_positive(self._ranks * float(found[2])))
         return None
 
 

@@ -5,7 +5,7 @@ import re
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ringtrain.errors import ConfigurationError
@@ -229,6 +229,7 @@ _PRINTED = re.compile(
 
 
 @given(st.lists(st.one_of(st.binary(max_size=80), st.from_regex(_PRINTED, fullmatch=True)), max_size=30))
+@example([b"0/sec: -1"])
 def test_any_line(parts: list[bytes]) -> None:
     """Whatever ranks print, what is read from it are reports that the launcher takes."""
     printed = PrintedReports("", 2)
