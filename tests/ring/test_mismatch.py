@@ -10,7 +10,7 @@ import ringtrain as rt
 from ring.worlds import TRANSPORTS, world_of
 from ringtrain._core.process_groups.process_sets import group_of
 from ringtrain.errors import MismatchError
-from ringtrain.optim import SGD, HostOptimizer
+from ringtrain.optim import SGD, AdamW, HostOptimizer
 
 # What three ranks call, of which one is different, and what every one of them must then read.
 CASES: dict[str, tuple[Callable[[int], object], str]] = {
@@ -301,6 +301,28 @@ def test_state_dict_of_ranks_at_different_updates_is_an_error() -> None:
         for error in world.errors(work):
             assert isinstance(error, MismatchError)
             assert "root is 0 on rank 0 and 1 on rank 1" in str(error)
+
+
+@pytest.mark.parametrize("transport", ["memory", "shm"])
+@pytest.mark.parametrize("roots", [(0, 0), (None, 1), (0, 1)])
+def test_state_dict_with_other_arguments_leaves_nothing_behind(
+    transport: str, roots: tuple[int | None, int]
+) -> None:
+    """Also where one rank keeps the state and the other does not: nobody waits for arrays that the other one does
+    not send, and the call that is right goes on."""
+
+    def work(rank: int) -> tuple[str, int]:
+        opt = HostOptimizer({"w": np.zeros(3, np.float32)}, AdamW(lr=0.1))
+        with pytest.raises(MismatchError) as error:
+            opt.state_dict(root=roots[rank], error_feedback=not rank)
+        rt.barrier()
+        return str(error.value), len(opt.state_dict(root=0))
+
+    with world_of(2, transport, timeout_s=10) as world:
+        (said, whole), (also_said, nothing) = world.run(work)
+    assert said == also_said
+    assert "on rank 0 and" in said
+    assert (whole > 0, nothing) == (True, 0)
 
 
 @pytest.mark.parametrize("passes", [(2, 3), (2, 1)], ids=["both-changed", "one-changed"])

@@ -4,7 +4,7 @@ What compression still owes is part of it. Each rank owes what rounding took fro
 long as the weights on every rank), and the owner of a shard what it took from its last change (`lost_change`).
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,11 +46,11 @@ def gather_state(context: UpdateContext, wanted: StateRequest) -> dict[str, Any]
     """
     keep = wanted.root in (None, context.group.rank)
     asked = _begin_agreement(context, wanted)
-    # All at once where all is kept; the other ranks have memory for one after the other.
-    begun = list(_begin_slots(context)) if keep else _begin_slots(context)
-    missed = _agreed(context, asked, wanted)
-    arrays = _ended(begun, keep)
-    owed = _ended(_begin_feedback(context), keep) if wanted.error_feedback else {}
+    # Copied meanwhile where all is kept; the other ranks have memory for one after the other.
+    slots = list(_slots_to_fill(context)) if keep else _slots_to_fill(context)
+    missed = _agreed(context, asked, wanted)  # before any gathers: those that don't agree would leave others to it
+    arrays = _filled(context.group, slots, keep)
+    owed = _filled(context.group, _feedback_to_fill(context), keep) if wanted.error_feedback else {}
     if not keep:
         return {}
     if missed:
@@ -199,29 +199,29 @@ def _slots(context: UpdateContext, bucket: Bucket) -> dict[str, Flat]:
 
 
 @dataclass(frozen=True)
-class _Gathered:
-    """All ranks' values of one slot of `bucket`, once `pending` has ended."""
+class _ToFill:
+    """A slot of `bucket` with what this rank has of it. `bounds`: of each rank's part; None: it is whole."""
 
     bucket: Bucket
     slot: str
     whole: Flat
-    pending: Pending | None
+    bounds: Sequence[int] | None
 
 
-def _begin_slots(context: UpdateContext) -> Iterator[_Gathered]:
+def _slots_to_fill(context: UpdateContext) -> Iterator[_ToFill]:
     for bucket in context.layout.buckets:
         for slot, values in _slots(context, bucket).items():
-            yield _begin_gather(context, bucket, slot, values)
+            yield _to_fill(context, bucket, slot, values)
 
 
-def _begin_feedback(context: UpdateContext) -> Iterator[_Gathered]:
+def _feedback_to_fill(context: UpdateContext) -> Iterator[_ToFill]:
     for bucket, wire in _compressed(context):
-        yield _begin_gather(context, bucket, LOST, wire.lost(bucket))
-        yield _begin_gather(context, bucket, LOST_CHANGE, wire.lost_change(bucket))
+        yield _to_fill(context, bucket, LOST, wire.lost(bucket))
+        yield _to_fill(context, bucket, LOST_CHANGE, wire.lost_change(bucket))
 
 
-def _begin_gather(context: UpdateContext, bucket: Bucket, slot: str, values: Flat) -> _Gathered:
-    """Begin to gather a slot, unless every rank has all of it. What is each rank's own becomes rows by rank."""
+def _to_fill(context: UpdateContext, bucket: Bucket, slot: str, values: Flat) -> _ToFill:
+    """A slot of which every rank has all, or a part; what is each rank's own becomes rows by rank."""
     group, is_own = context.group, bucket.local or slot == LOST
     is_whole = not is_own and (slot == WEIGHTS or not context.sharded)
     if is_own:
@@ -231,17 +231,22 @@ def _begin_gather(context: UpdateContext, bucket: Bucket, slot: str, values: Fla
         whole = np.empty(bucket.size, values.dtype)
         whole[slice(None) if is_whole else context.arenas.owned(bucket)] = values
     if is_whole or group.size == 1 or not whole.size:
-        return _Gathered(bucket, slot, whole, None)
+        return _ToFill(bucket, slot, whole, None)
     bounds = [rank * len(values) for rank in range(group.size + 1)] if is_own else bucket.bounds
-    return _Gathered(bucket, slot, whole, group.all_gather(whole.reshape(-1), bounds))
+    return _ToFill(bucket, slot, whole, bounds)
 
 
-def _ended(begun: Iterable[_Gathered], keep: bool) -> dict[str, dict[str, Flat]]:
-    """What was gathered, by slot and by name; nothing where this rank does not `keep` it."""
+def _filled(group: Group, slots: Iterable[_ToFill], keep: bool) -> dict[str, dict[str, Flat]]:
+    """Gather `slots`, all at once where they are kept; by slot and by name, nothing where they are not."""
+
+    def begin(one: _ToFill) -> Pending | None:
+        return None if one.bounds is None else group.all_gather(one.whole.reshape(-1), one.bounds)
+
+    begun = ((one, begin(one)) for one in slots)
     arrays: dict[str, dict[str, Flat]] = {}
-    for one in begun:
-        if one.pending is not None:
-            one.pending.wait()
+    for one, pending in list(begun) if keep else begun:
+        if pending is not None:
+            pending.wait()
         if keep:
             arrays.setdefault(one.slot, {}).update(_by_name(one.bucket, one.whole))
     return arrays
