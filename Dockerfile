@@ -41,9 +41,6 @@ RUN /opt/pip/bin/pip install '/src/worker_image[mpi,s3]' \
     && ls /opt/venv/lib/python3*/site-packages/ringtrain/_core/kernels/_native*.so \
     && find /opt/venv -type d -name tests -prune -exec rm -r {} +
 COPY examples /opt/ringtrain/examples
-# Of scikit-learn (150 MB with SciPy) the examples need one file.
-RUN /opt/pip/bin/pip install --no-deps --target /tmp/data scikit-learn \
-    && cp /tmp/data/sklearn/datasets/data/digits.csv.gz /opt/ringtrain/examples/
 RUN mpicc -O2 -o /opt/ringtrain/examples/mpi/pi /opt/ringtrain/examples/mpi/pi.c -lm \
     && python3 -m compileall -q /opt/ringtrain/examples
 

@@ -13,7 +13,7 @@ help:  ## list the commands
 $(VENV)/.installed: requirements-dev.txt operator/pyproject.toml sdk/pyproject.toml worker_image/pyproject.toml $(wildcard worker_image/ringtrain/_core/kernels/native/*)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -qq --upgrade pip
-	$(BIN)/pip install -qq -e 'operator[controller]' -e sdk -e 'worker_image[examples]' -r requirements-dev.txt
+	$(BIN)/pip install -qq -e 'operator[controller]' -e sdk -e worker_image -r requirements-dev.txt
 	@touch $@
 
 $(VENV)/.frameworks: requirements-frameworks.txt $(VENV)/.installed

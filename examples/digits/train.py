@@ -6,7 +6,9 @@
     ringtrain run -np 2 --data-workers 2 python examples/digits/train.py --on-data-workers
     dtj local manifests/samples/digits-ring.yaml                                 # what a cluster would run
 
-The data is scikit-learn's copy of the UCI digits (1797 images of 8 x 8), or with `--data-dir` MNIST's IDX files.
+The data is `examples/digits.csv.gz`: 1797 images of 8 x 8, the test set of "Optical Recognition of Handwritten
+Digits" (E. Alpaydin and C. Kaynak, UCI Machine Learning Repository, CC BY 4.0). With `--data-dir` it is MNIST's
+IDX files.
 """
 
 import argparse
@@ -57,15 +59,9 @@ def load(directory: Path | None) -> Data:
 
 
 def bundled() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The digits of scikit-learn. Ringtrain's images have its file and not the library."""
-    file = Path(__file__).parents[1] / "digits.csv.gz"
-    if file.exists():
-        table = np.loadtxt(file, delimiter=",")
-        return table[:, :-1], table[:, -1]
-    from sklearn.datasets import load_digits
-
-    images, labels = load_digits(return_X_y=True)
-    return images, labels
+    """Images of shape (1797, 64) with values from 0 to 16, and their labels."""
+    table = np.loadtxt(Path(__file__).parents[1] / "digits.csv.gz", delimiter=",")
+    return table[:, :-1], table[:, -1]
 
 
 def train(options: argparse.Namespace) -> None:
@@ -117,7 +113,7 @@ def epoch_of(
 
 @functools.cache
 def bundled_data() -> Data:
-    """Scikit-learn's digits, read once by each loader process."""
+    """The bundled digits, read once by each loader process."""
     return load(None)
 
 
@@ -199,9 +195,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--batch-size", type=int, default=32, help="images per rank and step")
     parser.add_argument("--hidden", type=int, nargs="+", default=[128, 64], help="widths of the hidden layers")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--on-data-workers", action="store_true", help="have data workers load scikit-learn's digits"
-    )
+    parser.add_argument("--on-data-workers", action="store_true", help="have data workers load the bundled digits")
     parser.add_argument("--data-dir", type=Path, help="directory with MNIST's IDX files, gzipped or not")
     parser.add_argument("--checkpoint-dir", type=Path, help="default: the job's, if it keeps any")
     parser.add_argument("--checkpoint-every", type=int, default=5, help="epochs between checkpoints")
