@@ -168,7 +168,8 @@ class SimulatedAgent:
         heartbeat_s = self._config.heartbeat_s
         while True:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), heartbeat_s)
+                async with asyncio.timeout(heartbeat_s):
+                    await self._changed.wait()
             self._changed.clear()
             if self._registered:
                 reply = await self._call("Sync", self._state)

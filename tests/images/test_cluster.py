@@ -103,7 +103,8 @@ async def operator_container(engine: Engine, plane: ControlPlane, folder: Path) 
     finally:
         if process.returncode is None:
             process.terminate()
-        code = await asyncio.wait_for(process.wait(), 60)
+        async with asyncio.timeout(60):
+            code = await process.wait()
         assert code == 0, f"the operator ended with {code}:\n{log.read_text()[-3000:]}"
 
 

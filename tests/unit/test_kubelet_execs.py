@@ -38,7 +38,9 @@ async def test_a_command_beside_a_container_is_closed_with_its_reader(program: s
         socket = await session.ws_connect(f"{url}?command=x")
         if who == "reader":
             await socket.close()
-            await asyncio.wait_for(process.wait(), 60)
+            async with asyncio.timeout(60):
+                await process.wait()
         await runner.cleanup()
-    assert await asyncio.wait_for(process.wait(), 60) is not None
+    async with asyncio.timeout(60):
+        assert await process.wait() is not None
     assert transport.is_closing()

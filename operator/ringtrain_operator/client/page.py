@@ -40,7 +40,8 @@ class _Forward:
         """Answer one connection."""
         try:
             with suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, TimeoutError):
-                head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), _HEAD_S)
+                async with asyncio.timeout(_HEAD_S):
+                    head = await reader.readuntil(b"\r\n\r\n")
                 await self._pass_on(head, Ends(reader, writer))
         finally:
             writer.close()

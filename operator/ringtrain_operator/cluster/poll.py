@@ -242,7 +242,8 @@ class LauncherPoller:
         """Return after `seconds`, or when there is news to tell."""
         news = self._news.setdefault(key, asyncio.Event())
         with suppress(TimeoutError):
-            await asyncio.wait_for(news.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                await news.wait()
         news.clear()
 
     def _client(self) -> aiohttp.ClientSession:

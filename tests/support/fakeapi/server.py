@@ -295,7 +295,8 @@ class FakeApi:
             version = max(version, self.store.version if not changes else version)
             left = min(BOOKMARK_INTERVAL_S, deadline - asyncio.get_running_loop().time())
             try:
-                await asyncio.wait_for(waker().wait(), max(left, 0.001))
+                async with asyncio.timeout(max(left, 0.001)):
+                    await waker().wait()
             except TimeoutError:
                 meta = {"resourceVersion": str(version), "creationTimestamp": None}
                 kind = target.kind

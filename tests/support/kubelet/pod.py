@@ -154,7 +154,8 @@ class PodLife:
             self._restarts += 1
             await self._post_restarting(how)
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._deleted.wait(), RESTARTED_AFTER_S)
+                async with asyncio.timeout(RESTARTED_AFTER_S):
+                    await self._deleted.wait()
 
     def _starts_again(self, how: Exit) -> bool:
         """Whether the pod's policy, or a rule of its container, has a container that ended so started again."""
@@ -213,7 +214,8 @@ class PodLife:
                     )
                 said = True
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._deleted.wait(), 0.1)
+                    async with asyncio.timeout(0.1):
+                        await self._deleted.wait()
         return None
 
     async def _pull(self, image: str) -> None:
@@ -221,7 +223,8 @@ class PodLife:
             return
         await self._post_event("Pulling", f'Pulling image "{image}"', "Normal")
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._deleted.wait(), self._pull_s)
+            async with asyncio.timeout(self._pull_s):
+                await self._deleted.wait()
         await self._post_event("Pulled", f'Successfully pulled image "{image}"', "Normal")
 
     async def _post_event(self, reason: str, message: str, kind: str = "Warning") -> None:

@@ -70,7 +70,8 @@ class RootRuntime:
             for init in spec.get("initContainers") or ():
                 words = self._words(sandbox, init, init["command"], {})
                 process = await asyncio.create_subprocess_exec(*words, env={}, stdout=out, stderr=out)
-                code = await asyncio.wait_for(process.wait(), _COPIES_WITHIN_S)
+                async with asyncio.timeout(_COPIES_WITHIN_S):
+                    code = await process.wait()
                 if code:
                     raise OSError(f"init container {init['name']} ended with {code}: {sandbox.log.read_text()}")
             env = dict(sandbox.env)

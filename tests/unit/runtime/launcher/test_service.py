@@ -83,7 +83,11 @@ def worker(index: int, instance: str = "first") -> Registration:
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(work, DEADLINE_S))
+    async def bounded() -> None:
+        async with asyncio.timeout(DEADLINE_S):
+            await work
+
+    asyncio.run(bounded())
 
 
 async def cancelled(task: "asyncio.Task[None]") -> None:
