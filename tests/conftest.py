@@ -1,6 +1,7 @@
 """What all tests rely on."""
 
 import asyncio
+import functools
 import inspect
 import random
 import signal
@@ -15,7 +16,11 @@ from support.sampling import MARK, Sample, mark_seams
 pytest_plugins = ["support.storefixtures"]
 
 TESTS = Path(__file__).parent
-MARKS_OF = {"frameworks": "frameworks", "integration/operator": "cluster", "e2e": "cluster"}
+MARKS_OF = {
+    TESTS / "frameworks": "frameworks",
+    TESTS / "integration" / "operator": "cluster",
+    TESTS / "e2e": "cluster",
+}
 
 # Of a test that is a coroutine. Generous: the machine may be busy; a passing test takes seconds.
 DEADLINE_S = 480.0
@@ -79,7 +84,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Mark what folders say of their tests. A sample, and a run that names no tests, leave some out."""
     for item in items:
         for folder, mark in MARKS_OF.items():
-            if item.path.is_relative_to(TESTS / folder):
+            if _is_in(item.path, folder):
                 item.add_marker(mark)
     mark_seams(items)
     left_out = Sample(config.option.sample, config.option.thin).left_out(items)
@@ -90,10 +95,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left_out |= {
             item
             for item in items
-            if any(item.path.is_relative_to(path) for path in fast) and not item.get_closest_marker("slow")
+            if any(_is_in(item.path, path) for path in fast) and not item.get_closest_marker("slow")
         }
     config.hook.pytest_deselected(items=[item for item in items if item in left_out])
     items[:] = [item for item in items if item not in left_out]
+
+
+@functools.cache
+def _is_in(path: Path, folder: Path) -> bool:
+    """Of ten thousand cases in some hundred files."""
+    return path.is_relative_to(folder)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 import click
 import numpy as np
 import pytest
+from support.needs import need
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
@@ -118,7 +119,7 @@ def ended_with(directory: Path, ranks: int) -> np.ndarray:
 @pytest.mark.slow
 def test_the_readmes_torch_program_gives_the_same_weights_on_any_number_of_ranks(tmp_path: Path) -> None:
     """As it is written, in at most 25 lines, with 1, 2 and 3 ranks. It is the first program that README shows."""
-    pytest.importorskip("torch", reason="needs PyTorch: requirements-frameworks.txt")
+    need("torch")
     program, _ = blocks(README, "python")
     assert len(program.splitlines()) <= 25
     (tmp_path / "train.py").write_text(program)

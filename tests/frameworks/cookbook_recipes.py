@@ -5,7 +5,6 @@ same samples in both.
 """
 
 import contextlib
-import importlib.util
 import multiprocessing
 import os
 import re
@@ -18,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 from frameworks.torch_training import same_everywhere
+from support.needs import installed
 from support.ports import free_addresses
 from torch import nn
 
@@ -100,10 +100,6 @@ def shared_folder() -> Iterator[None]:
         yield
     finally:
         os.chdir(before)
-
-
-def installed(module: str) -> bool:
-    return importlib.util.find_spec(module) is not None
 
 
 def check_clip_gradients():

@@ -1,6 +1,5 @@
 """docs/cookbook.md: every recipe runs as it is written, and does what the page says."""
 
-import importlib.util
 import os
 import re
 import subprocess
@@ -9,14 +8,11 @@ from pathlib import Path
 
 import pytest
 from frameworks.harness import Checks
+from support.needs import installed, need
 
 PAGE = (Path(__file__).parents[2] / "docs/cookbook.md").read_text()
 NEEDS = {"pytorch_lightning": ("lightning",), "hugging_face_s_trainer": ("transformers", "accelerate")}
 DEADLINE_S = 120.0
-
-
-def installed(*modules: str) -> bool:
-    return all(importlib.util.find_spec(module) for module in modules)
 
 
 # Lightning imports torch; imported here, it is imported once and not in each rank.
@@ -36,9 +32,7 @@ def blocks() -> dict[str, list[str]]:
 @pytest.mark.parametrize("check", CHECKS.names())
 def test_a_recipe_does_what_the_page_says(check):
     """With one rank and with two, which end with the same weights."""
-    for module in NEEDS.get(check.partition("check_")[2], ()):
-        if not installed(module):
-            pytest.skip(f"{module} is not installed: pip install {module}")
+    need(*NEEDS.get(check.partition("check_")[2], ()))
     assert not CHECKS.failure(check, 1)
     assert not CHECKS.failure(check, 2)
 

@@ -3,9 +3,9 @@
 import json
 import subprocess
 import sys
-from importlib.util import find_spec
 
 import pytest
+from support.needs import need
 
 DESCRIBE = """
 import importlib, inspect, json, sys
@@ -34,8 +34,7 @@ MODULES = {
 @pytest.mark.parametrize("framework", MODULES)
 def test_a_shell_shows_the_public_api(framework: str) -> None:
     """Completion offers public names alone, `help()` shows short types, and everything has a docstring."""
-    if find_spec(framework) is None:
-        pytest.skip(f"{framework} is not installed")
+    need(framework)
     done = subprocess.run(
         [sys.executable, "-c", DESCRIBE, *MODULES[framework]], stdout=subprocess.PIPE, text=True, check=True
     )

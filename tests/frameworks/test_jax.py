@@ -2,9 +2,9 @@
 
 import pytest
 from frameworks.harness import Checks, Scenarios
+from support.needs import need
 
-pytest.importorskip("jax")
-pytest.importorskip("optax")
+need("jax", "optax")
 
 # What takes longest here is compiling.
 QUICKLY = (("XLA_FLAGS", "--xla_backend_optimization_level=0"),)
@@ -28,7 +28,7 @@ def test_jax(check, size, among):
 def test_script(check, size, among):
     """As people write it, with JAX, optax and Flax: what one process has on the joined batches."""
     module = check.partition(".")[0]
-    pytest.importorskip(module.partition("_")[0])
+    need(module.partition("_")[0])
     assert not SCRIPTS[module].failure(check, size, tuple(name for name in among if name.startswith(module)))
 
 
@@ -38,5 +38,5 @@ def test_script(check, size, among):
 )
 def test_elastic(module, scenario):
     """Weights are to the bit those of a training that nothing has disturbed."""
-    pytest.importorskip(module.partition("_")[0])
+    need(module.partition("_")[0])
     assert not ELASTIC[module].failure(scenario)

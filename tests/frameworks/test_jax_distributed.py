@@ -6,10 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 import yaml
+from support.needs import need
 
-pytest.importorskip("jax")
+need("jax")
 
 ROOT = Path(__file__).parents[2]
 DTJ = Path(sys.executable).with_name("dtj")

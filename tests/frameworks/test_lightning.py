@@ -2,8 +2,9 @@
 
 import pytest
 from frameworks.harness import Checks
+from support.needs import need
 
-pytest.importorskip("lightning")
+need("lightning")
 
 CHECKS = Checks("lightning", ("lightning_training",))
 

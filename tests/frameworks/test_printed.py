@@ -3,10 +3,10 @@
 import json
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from support.needs import need
 
 PROGRAM = """
 import sys
@@ -24,8 +24,7 @@ open("loss", "w").write(str(kept.history["loss"][-1]))
 @pytest.mark.parametrize("verbose", [1, 2], ids=["bar", "line"])
 def test_keras_prints_its_progress(verbose: int, tmp_path: Path) -> None:
     """Steps of all epochs and the last loss are those of `fit`, not of the evaluation after it."""
-    if find_spec("keras") is None:
-        pytest.skip("keras is not installed")
+    need("keras")
     (tmp_path / "train.py").write_text(PROGRAM)
     words = ["run", "-np", "1", "--name", "t", sys.executable, "train.py", str(verbose)]
     done = subprocess.run(

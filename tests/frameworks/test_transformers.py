@@ -2,9 +2,9 @@
 
 import pytest
 from frameworks.harness import Checks
+from support.needs import need
 
-pytest.importorskip("transformers")
-pytest.importorskip("accelerate")
+need("transformers", "accelerate")
 
 CHECKS = Checks("transformers.trainer", ("transformers_training",))  # transformers alone imports next to nothing
 

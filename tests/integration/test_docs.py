@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.needs import need
 
 import ringtrain as rt
 
@@ -17,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.sampled(one_in=3)
 def test_the_pages_build_and_hold_the_whole_public_api(tmp_path: Path) -> None:
     """Strictly: no dead link or heading. Every public function and class of `ringtrain` has its entry."""
-    pytest.importorskip("mkdocs", reason="needs mkdocs-material and mkdocstrings: requirements-dev.txt")
+    need("mkdocs")
     made = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)],
         cwd=ROOT,

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from support.needs import need
 from support.ports import free_ports
 
 from ringtrain._core.process_groups.rank_context import warn_of_strangers
@@ -52,7 +53,7 @@ def _ended(started: list["subprocess.Popen[str]"]) -> list[str]:
 @pytest.mark.parametrize("more", [[], ["--standalone"]], ids=["static", "standalone"])
 def test_ranks_of_one_torchrun_meet(more: list[str], tmp_path: Path) -> None:
     """`torchrun --nproc-per-node 2 script.py`, and the script may leave its world and enter the next one."""
-    pytest.importorskip("torch")
+    need("torch")
     (tmp_path / "script.py").write_text(SUM)
     rendezvous = more or ["--master-port", str(free_ports(1)[0])]
     words = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", *rendezvous]
@@ -62,7 +63,7 @@ def test_ranks_of_one_torchrun_meet(more: list[str], tmp_path: Path) -> None:
 
 def test_ranks_of_torchrun_on_two_hosts_meet(tmp_path: Path) -> None:
     """One torchrun a host, found through `--master-addr`; places on hosts are those that torchrun says."""
-    pytest.importorskip("torch")
+    need("torch")
     (tmp_path / "script.py").write_text(SUM)
     port = str(free_ports(1)[0])
     (tmp_path / "token").write_text("a secret")

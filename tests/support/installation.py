@@ -4,11 +4,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from ringtrain_operator.cluster.api.client import ApiClient
 from ringtrain_operator.cluster.api.errors import AlreadyExists
 from ringtrain_operator.cluster.api.resources import SERVICE_ACCOUNTS, Resource
+from support.documents import documents
 from support.fakeapi.server import Call
 from support.objects import NAMESPACES, subresource
 
@@ -27,7 +26,7 @@ INSTALLED = {
 
 def manifests(path: Path = ROOT / "manifests" / "operator.yaml") -> list[Json]:
     """The objects of a manifest file."""
-    return [obj for obj in yaml.safe_load_all(path.read_text()) if obj]
+    return documents(path)
 
 
 def beyond_rights(calls: Iterable[Call], objects: list[Json]) -> set[str]:

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import yaml
+from support.documents import documents
 
 CHART = Path(__file__).parents[2] / "charts" / "ringtrain-operator"
 HELM = Path(sys.executable).with_name("helm")
@@ -26,4 +26,4 @@ def render(
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise HelmFailed(done.stderr)
-    return [obj for obj in yaml.safe_load_all(done.stdout) if obj]
+    return documents(done.stdout)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from support.needs import need
 from support.objectstore import BUCKET, Proxy, Server, environment, s3_server
 
 # Azurite's own, the same for everybody, from its manual.
@@ -39,7 +40,7 @@ def gcs_uri() -> Iterator[str]:
         # The driver asks gRPC services of Google first, which the server does not have.
         patch.setenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
         patch.setenv("FSSPEC_GS_TOKEN", "anon")
-        pytest.importorskip("gcsfs", reason="needs ringtrain[gcs]")
+        need("gcsfs")
         running = server.FakeGCSServer()
         running.start()
         try:
@@ -58,7 +59,7 @@ def azure_uri() -> Iterator[str]:
     program = shutil.which("azurite-blob")
     if program is None:
         pytest.skip("needs azurite-blob (npm install --global azurite)")
-    pytest.importorskip("adlfs", reason="needs ringtrain[azure]")
+    need("adlfs")
     options = ("--blobPort=0", "--inMemoryPersistence", "--skipApiVersionCheck", "--disableTelemetry")
     command = [program, "--blobHost=127.0.0.1", *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:

@@ -22,6 +22,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 from mpi.libraries import INTEL_MPI, MPICH, OPEN_MPI
+from support.documents import documents
 from support.source_rules import HOSTFILE, TORCHRUN, TRAINER, TRAINING_OPERATOR
 
 from ringtrain_operator.cli.main import main
@@ -84,7 +85,7 @@ def read_cases() -> Iterator[Case]:
     """Those of all files; what stands before a file's first Expectation is beside each of its jobs."""
     for path in FILES:
         groups: list[list[dict[str, Any]]] = [[]]
-        for document in yaml.safe_load_all(path.read_text()):
+        for document in documents(path):
             if document["kind"] == "Expectation":
                 groups.append([])
             groups[-1].append(document)
@@ -112,7 +113,7 @@ def converted(case: Case, folder: Path) -> tuple[dict[str, Any], str]:
     assert done.exit_code == 0, done.output
     valid = CliRunner().invoke(main, ["validate", str(made)])
     assert valid.exit_code == 0, valid.output
-    [job] = [one for one in yaml.safe_load_all(made.read_text()) if one["kind"] == "DistributedTrainingJob"]
+    [job] = [one for one in documents(made) if one["kind"] == "DistributedTrainingJob"]
     return job, done.stderr
 
 
@@ -173,10 +174,10 @@ def test_it_is_converted_or_refused(name: str, tmp_path: Path) -> None:
 def test_one_that_is_refused_stops_no_other(path: Path) -> None:
     """All jobs of a file but those are written, and each of them is named."""
     done = CliRunner().invoke(main, ["convert", str(path)])
-    expected = [one for one in yaml.safe_load_all(path.read_text()) if one["kind"] == "Expectation"]
+    expected = [one for one in documents(path) if one["kind"] == "Expectation"]
     refused = [one["name"] for one in expected if "refused" in one]
     assert done.exit_code == bool(refused)
-    made = [one for one in yaml.safe_load_all(done.stdout) if one["kind"] == "DistributedTrainingJob"]
+    made = [one for one in documents(done.stdout) if one["kind"] == "DistributedTrainingJob"]
     assert len(made) == len(expected) - len(refused)
     assert all(f"{path}: {name}: " in done.stderr for name in refused)
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import yaml
 from support.apiserver import ControlPlane, why_unavailable
 from support.cluster import OpenCluster, fake_cluster, real_cluster
+from support.documents import documents
 from support.kueue import why_no_kueue
 from support.queued import Setting, open_setting
 
@@ -24,7 +24,7 @@ def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlP
     if reason := why_unavailable():
         pytest.skip(reason)
     files = [ROOT / "manifests" / name for name in ("crd.yaml", "crd-templates.yaml")]
-    crds = tuple(crd for file in files for crd in yaml.safe_load_all(file.read_text()))
+    crds = tuple(crd for file in files for crd in documents(file))
     plane = ControlPlane.start(tmp_path_factory.mktemp("control-plane"), crds)
     yield plane
     plane.stop()

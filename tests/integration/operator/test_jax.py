@@ -8,11 +8,12 @@ import pytest
 from support.cluster import OpenCluster, can_open
 from support.jobs import state
 from support.kubelet import Kubelet, ProcessRuntime
+from support.needs import need
 from support.operating import running_operator
 
 from ringtrain_operator.cluster.api.resources import JOBS, TEMPLATES
 
-pytest.importorskip("jax", reason="jax is not installed: pip install -r requirements-frameworks.txt")
+need("jax")
 ROOT = Path(__file__).parents[3]
 ENDED_WITHIN_S = 200.0  # some 20 s on an idle machine
 # In its first attempt process 1 ends in the middle.

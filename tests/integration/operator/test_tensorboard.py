@@ -13,12 +13,13 @@ import pytest
 from support.cluster import fake_cluster
 from support.jobs import python_job, state
 from support.kubelet import Kubelet, ProcessRuntime
+from support.needs import need
 from support.operating import running_operator
 from support.ports import free_ports
 
 from ringtrain_operator.cluster.api.resources import JOBS
 
-pytest.importorskip("tensorboard")
+need("tensorboard")
 ROOT = Path(__file__).parents[3]
 DTJ = [sys.executable, "-m", "ringtrain_operator.cli"]
 # TensorBoard asks for this module, and does not load TensorFlow, which takes long.

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from support.browser import open_browser
 from support.gang import DEADLINE_S
+from support.needs import need
 
 from ringtrain_job.logs.layout import AttemptFiles
 
@@ -77,7 +78,7 @@ def _listed(folder: Path) -> dict[str, Any]:
 async def test_the_bars_of_tqdm(tmp_path: Path) -> None:
     """Steps go through all epochs, in the summary, the list and the page; the log has what was written, to the
     byte; the bars within the epochs are none of training."""
-    pytest.importorskip("tqdm")
+    need("tqdm")
     assert "steps  120/120, loss 0.008" in _run(tmp_path, BARS)
     found = _listed(tmp_path)
     assert (found["step"], found["totalSteps"], found["unit"]) == (120, 120, "it")

@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 from support.gang import DEADLINE_S, runs, until, until_ended
+from support.needs import need
 from support.terminal import Terminal
 
 from ringtrain.shared.contract import JOINED_LINE
@@ -101,7 +102,7 @@ else:
 def test_ranks_that_meet_by_any_library_are_no_surprise(script: str, tmp_path: Path) -> None:
     """The summary has no word on it."""
     if "torch" in script:
-        pytest.importorskip("torch")
+        need("torch")
     _, err = _start(tmp_path, "-np", "2", sys.executable, "-c", script).communicate(timeout=DEADLINE_S)
     assert "state  Succeeded" in err
     assert "in touch" not in err

@@ -13,6 +13,7 @@ import psutil
 import pytest
 from integration.runtime.sshd import PORT, SshHosts, ssh_hosts, why_no_sshd
 from support.gang import DEADLINE_S, runs, until
+from support.needs import need
 
 pytestmark = pytest.mark.skipif(bool(why_no_sshd()), reason=why_no_sshd() or "there is sshd")
 ROOT = Path(__file__).parents[3]
@@ -157,7 +158,7 @@ def test_this_machine_and_another_with_encrypted_tensors(hosts: SshHosts, tmp_pa
 @pytest.mark.sampled(one_in=3)
 def test_jax_on_two_hosts(hosts: SshHosts, tmp_path: Path) -> None:
     """Its processes find each other by `jax.distributed.initialize()`, which has no arguments."""
-    pytest.importorskip("jax")
+    need("jax")
     known = "".join(f"{host.address} {host.name}\n" for host in hosts.network.hosts)
     (tmp_path / "hosts").write_text(known)  # JAX's gloo asks for the address of its host's name
     named = ["unshare", "--mount", "sh", "-c", f'mount --bind {tmp_path}/hosts /etc/hosts && exec "$@"', "sh"]

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from support.gang import GangProcesses, until
+from support.needs import need
 from support.ports import free_ports
 
 MakeGang = Callable[..., GangProcesses]
@@ -291,7 +292,7 @@ print(json.dumps(found))
 @pytest.mark.sampled(one_in=3)
 def test_tensorboard_has_the_run_while_it_goes_on(gang: MakeGang) -> None:
     """Event files of each rank, by TensorBoard's own reader."""
-    pytest.importorskip("tensorboard")
+    need("tensorboard")
     job, code = run(gang, "tensorboard")
     assert code == 0, job.pods[0].err()
     read = """

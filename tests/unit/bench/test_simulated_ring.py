@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
+from support.needs import need
 
 ROOT = Path(__file__).parents[3]
 
@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[3]
 def test_the_simulation_reproduces_what_was_measured() -> None:
     """Each measured row of 2 and 4 ranks, within the margin that bench/scale/ring.md states. In a process of its
     own: it puts simulated time in the place of the real one."""
-    pytest.importorskip("greenlet", reason="greenlet runs the simulation's ranks")
+    need("greenlet")
     done = subprocess.run(
         [sys.executable, "-m", "bench.scale.ring", "check"], cwd=ROOT, capture_output=True, text=True, timeout=100
     )

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import yaml
+from support.documents import documents
 from support.jobs import job
 from support.rendering import CHART, HELM, HelmFailed, render
 
@@ -135,8 +136,7 @@ def test_the_crds_are_upgraded_with_the_chart_and_outlive_it() -> None:
     """They are templates with Helm's keep policy, equal to those in manifests/; both are values."""
     crds = of_kind(render(), "CustomResourceDefinition")
     assert [crd["metadata"].pop("annotations") for crd in crds] == [{"helm.sh/resource-policy": "keep"}] * 3
-    files = [(ROOT / "manifests" / name).read_text() for name in CRD_FILES]
-    wanted = [crd for file in files for crd in yaml.safe_load_all(file)]
+    wanted = [crd for name in CRD_FILES for crd in documents(ROOT / "manifests" / name)]
     assert sorted(crds, key=name_of) == sorted(wanted, key=name_of)
     bare = of_kind(render("crds.keep=false"), "CustomResourceDefinition")
     assert [crd for crd in bare if "annotations" in crd["metadata"]] == []
@@ -217,7 +217,7 @@ def test_users_rights_outlive_the_chart_with_the_jobs() -> None:
 def test_the_manifests_are_the_charts() -> None:
     """manifests/operator.yaml is what the chart renders (`make generate` writes it)."""
     rendered = render("crds.install=false")
-    committed = [o for o in yaml.safe_load_all((ROOT / "manifests" / "operator.yaml").read_text()) if o]
+    committed = documents(ROOT / "manifests" / "operator.yaml")
     assert committed[0]["kind"] == "Namespace"
     for obj in rendered:
         strip_of_helm(obj)
@@ -303,7 +303,7 @@ def test_the_charts_templates_need_only_a_command() -> None:
     objects = render(*chosen, "aggregateRoles=false", serves=served)
     made = of_kind(objects, "ClusterTrainingTemplate")
     assert {name_of(obj) for obj in made} == {"torch", "tensorflow", "jax", "mpi"}
-    samples = [*yaml.safe_load_all((ROOT / "manifests/samples/templates/chart.yaml").read_text())]
+    samples = documents(ROOT / "manifests/samples/templates/chart.yaml")
     by_template = {sample["spec"]["templateRef"]["name"]: sample for sample in samples}
     assert len(samples) == len(made)
     for obj in made:

@@ -13,6 +13,7 @@ import yaml
 from click.testing import CliRunner, Result
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.documents import documents
 
 from ringtrain_operator.cli.main import main
 from ringtrain_operator.cli.render import rendered
@@ -30,8 +31,7 @@ GOOD = [
     document
     for path in [*sorted((ROOT / "manifests/samples").glob("*.yaml")), *CORPUS]
     if path.parent.name == "samples" or path.stem.startswith("good-")
-    for document in yaml.safe_load_all(path.read_text())
-    if document
+    for document in documents(path)
 ]
 SAMPLES = [document for document in GOOD if document["kind"] == "DistributedTrainingJob"]
 MPIJOBS = [document for document in GOOD if document["kind"] == "MPIJob"]

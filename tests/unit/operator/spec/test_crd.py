@@ -3,10 +3,11 @@
 from pathlib import Path
 from typing import Any
 
-import yaml
+from support.documents import documents
 
 PATH = Path(__file__).parents[4] / "manifests" / "crd.yaml"
-CRD: dict[str, Any] = yaml.safe_load(PATH.read_text())
+CRD: dict[str, Any]
+(CRD,) = documents(PATH)
 (VERSION,) = CRD["spec"]["versions"]
 
 

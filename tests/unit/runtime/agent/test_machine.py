@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+from support.needs import need
 
 from ringtrain_job.agent.machine import Gpus, Machine, MachineThread
 from ringtrain_job.agent.memory import Memory
@@ -158,7 +159,7 @@ int nvmlDeviceGetUtilizationRates(device one, unsigned gpu_memory[2]) { gpu_memo
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler for a stand-in of NVIDIA's driver")
 def test_gpus_are_asked_by_nvml(tmp_path: Path) -> None:
     """NVIDIA's package asks a stand-in for the driver, with two GPUs; without a driver there are none."""
-    pytest.importorskip("pynvml")
+    need("pynvml")
     assert Gpus().look() == ()
     build = ["cc", "-shared", "-fPIC", "-xc", "-", "-o", str(tmp_path / "libnvidia-ml.so.1")]
     subprocess.run(build, input=DRIVER, text=True, check=True)

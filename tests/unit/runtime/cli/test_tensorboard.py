@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from support.needs import need
 
 from ringtrain_job.cli.tensorboard import tensorboard
 
-pytest.importorskip("tensorboard")
+need("tensorboard")
 
 
 @pytest.fixture(autouse=True)
