@@ -3,6 +3,7 @@
 Of the standard library only, and little of it: the two programs that mpirun starts many of import it.
 """
 
+import contextlib
 import json
 import os
 import socket
@@ -22,12 +23,12 @@ def send_frame(connection: socket.socket, data: bytes, files: Sequence[int] = ()
 
 def receive_frame(connection: socket.socket) -> tuple[bytes, list[int]] | None:
     """One frame and the files that came with it, now the caller's; None when the other side is gone."""
-    try:
+    files: list[int] = []
+    body = None
+    with contextlib.suppress(ConnectionError):
         head, files, _, _ = socket.recv_fds(connection, _LENGTH.size, _MOST_FILES)
         rest = _receive(connection, _LENGTH.size - len(head)) if head else None
         body = None if rest is None else _receive(connection, _LENGTH.unpack(head + rest)[0])
-    except ConnectionError:
-        return None
     if body is None:
         for file in files:
             os.close(file)
