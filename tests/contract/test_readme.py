@@ -118,15 +118,14 @@ def ended_with(directory: Path, ranks: int) -> np.ndarray:
 
 @pytest.mark.slow
 def test_the_readmes_torch_program_gives_the_same_weights_on_any_number_of_ranks(tmp_path: Path) -> None:
-    """As it is written, in at most 25 lines, with 1, 2 and 3 ranks. It is the first program that README shows."""
+    """As it is written, in at most 25 lines, with 1 and 3 ranks. It is the first program that README shows."""
     need("torch")
     program, _ = blocks(README, "python")
     assert len(program.splitlines()) <= 25
     (tmp_path / "train.py").write_text(program)
     weights = ended_with(tmp_path, 1)
     assert np.abs(weights - np.arange(8)).max() < 0.2
-    for ranks in (2, 3):
-        assert np.allclose(ended_with(tmp_path, ranks), weights, atol=1.1e-3)  # printed with 3 digits
+    assert np.allclose(ended_with(tmp_path, 3), weights, atol=1.1e-3)  # printed with 3 digits
 
 
 @pytest.mark.slow
