@@ -9,12 +9,13 @@ from typing import Final
 from ringtrain._core.world.mpi_environment import mpi_rank
 from ringtrain._core.world.slurm import meet_on_first_node, slurm_rank
 from ringtrain._core.world.tf_config import parse_tf_config
-from ringtrain._core.world.topology import Topology, check_addresses, same_address, topology_of
+from ringtrain._core.world.topology import check_addresses, place_of, same_address
 from ringtrain._core.world.torchrun import meet_beside_master, torchrun_rank
 from ringtrain.errors import ConfigurationError, shown
 from ringtrain.shared import contract
 from ringtrain.shared.environment import Environment, without_empty
 from ringtrain.shared.horovod_variables import log_level, with_counterparts
+from ringtrain.shared.place import RankPlace
 
 _VERSION: Final = 1
 
@@ -55,9 +56,8 @@ class _DiscoveredWorld:
 
     source: str
     role: str
-    rank: int
     addresses: tuple[str, ...]
-    topology: Topology
+    place: RankPlace
 
 
 @dataclass(frozen=True)
@@ -152,10 +152,8 @@ class WorkerConfig:
         encrypt = read.choice(contract.ENV_ENCRYPT, contract.ENCRYPTION, contract.ENCRYPTION[0])
         sites = _sites(env, len(world.addresses))
         return WorkerConfig(
-            rank=world.rank,
-            size=len(world.addresses),
             addresses=world.addresses,
-            **asdict(world.topology),
+            **asdict(world.place),
             role=world.role,
             source=world.source,
             generation=read.integer(contract.ENV_GENERATION, attempt, low=0),
@@ -213,7 +211,7 @@ def _token(file: Path | None, text: str | None) -> bytes | None:
 
 
 def _alone(source: str, role: str) -> _DiscoveredWorld:
-    return _DiscoveredWorld(source, role, 0, _ALONE, Topology(0, 1, 0, 1))
+    return _DiscoveredWorld(source, role, _ALONE, RankPlace(0, 1, 0, 1, 0, 1))
 
 
 def _from_ringtrain(env: Mapping[str, str]) -> _DiscoveredWorld | None:
@@ -233,7 +231,7 @@ def _from_ringtrain(env: Mapping[str, str]) -> _DiscoveredWorld | None:
                 f"of each of {size} ranks, by rank"
             )
         addresses = _ALONE
-    return _DiscoveredWorld("ringtrain", "worker", rank, addresses, _topology(env, addresses, rank))
+    return _DiscoveredWorld("ringtrain", "worker", addresses, _place(env, addresses, rank))
 
 
 def _from_tf_config(env: Mapping[str, str]) -> _DiscoveredWorld | None:
@@ -243,8 +241,7 @@ def _from_tf_config(env: Mapping[str, str]) -> _DiscoveredWorld | None:
         return None
     if not task.addresses:
         return _alone("tf_config", task.type)
-    topology = topology_of(task.addresses, task.rank)
-    return _DiscoveredWorld("tf_config", task.type, task.rank, task.addresses, topology)
+    return _DiscoveredWorld("tf_config", task.type, task.addresses, place_of(task.addresses, task.rank))
 
 
 def _from_slurm(env: Mapping[str, str]) -> _DiscoveredWorld | None:
@@ -255,7 +252,7 @@ def _from_slurm(env: Mapping[str, str]) -> _DiscoveredWorld | None:
     if addresses is None:
         token = _token(_path(env, contract.ENV_TOKEN_FILE), env.get(contract.ENV_TOKEN))
         addresses = meet_on_first_node(found, env, token, Environment(env).seconds(contract.ENV_TIMEOUT, 60.0))
-    return _DiscoveredWorld("slurm", "worker", found.rank, addresses, topology_of(addresses, found.rank))
+    return _DiscoveredWorld("slurm", "worker", addresses, place_of(addresses, found.rank))
 
 
 def _from_mpi(env: Mapping[str, str]) -> _DiscoveredWorld | None:
@@ -274,7 +271,7 @@ def _from_mpi(env: Mapping[str, str]) -> _DiscoveredWorld | None:
         from ringtrain._core.world.mpi_rendezvous import meet  # rarely needed, and import time counts
 
         addresses = meet(found, env, Environment(env).seconds(contract.ENV_TIMEOUT, 60.0))
-    return _DiscoveredWorld("mpi", "worker", found.rank, addresses, topology_of(addresses, found.rank))
+    return _DiscoveredWorld("mpi", "worker", addresses, place_of(addresses, found.rank))
 
 
 def _from_torchrun(env: Mapping[str, str]) -> _DiscoveredWorld | None:
@@ -285,7 +282,7 @@ def _from_torchrun(env: Mapping[str, str]) -> _DiscoveredWorld | None:
     if addresses is None:
         token = _token(_path(env, contract.ENV_TOKEN_FILE), env.get(contract.ENV_TOKEN))
         addresses = meet_beside_master(found, env, token, Environment(env).seconds(contract.ENV_TIMEOUT, 60.0))
-    return _DiscoveredWorld("torchrun", "worker", found.rank, addresses, found.topology(addresses))
+    return _DiscoveredWorld("torchrun", "worker", addresses, found.place(addresses))
 
 
 def _ring_addresses(env: Mapping[str, str], size: int) -> tuple[str, ...] | None:
@@ -325,15 +322,17 @@ def _slot(env: Mapping[str, str]) -> int | None:
     return Environment(env).integer(contract.ENV_SLOT, low=0) if contract.ENV_SLOT in env else None
 
 
-def _topology(env: Mapping[str, str], addresses: tuple[str, ...], rank: int) -> Topology:
+def _place(env: Mapping[str, str], addresses: tuple[str, ...], rank: int) -> RankPlace:
     """What the environment says, and what it leaves out from the hosts of the addresses."""
-    by_host = topology_of(addresses, rank)
+    by_host = place_of(addresses, rank)
     read = Environment(env)
     local_size = read.integer(contract.ENV_LOCAL_SIZE, by_host.local_size, low=1)
     cross_size = read.integer(contract.ENV_CROSS_SIZE, by_host.cross_size, low=1)
     slot = _slot(env)  # the local rank is that of the slot: a pod may have a gap
     highest = local_size - 1 if slot is None else slot
-    return Topology(
+    return RankPlace(
+        rank,
+        len(addresses),
         read.integer(contract.ENV_LOCAL_RANK, by_host.local_rank, low=0, high=highest),
         local_size,
         read.integer(contract.ENV_CROSS_RANK, by_host.cross_rank, low=0, high=cross_size - 1),

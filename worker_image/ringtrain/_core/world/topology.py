@@ -1,31 +1,18 @@
 """Where ranks sit: by host, as their addresses say."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from ringtrain.errors import ConfigurationError
 from ringtrain.shared.address import split_address
+from ringtrain.shared.place import RankPlace
 
 
-@dataclass(frozen=True)
-class Topology:
-    """Place of one rank on its host, and of its host among those with a rank in the same place."""
-
-    local_rank: int
-    local_size: int
-    cross_rank: int
-    cross_size: int
-
-
-def topology_of(addresses: tuple[str, ...], rank: int) -> Topology:
+def place_of(addresses: tuple[str, ...], rank: int) -> RankPlace:
     """Group ranks by the host of their address, in rank order."""
     hosts: dict[str, list[int]] = {}
     for other, address in enumerate(addresses):
         hosts.setdefault(split_address(address)[0], []).append(other)
-    mine = hosts[split_address(addresses[rank])[0]]
-    local_rank = mine.index(rank)
-    column = [ranks[local_rank] for ranks in hosts.values() if len(ranks) > local_rank]
-    return Topology(local_rank, len(mine), column.index(rank), len(column))
+    return RankPlace.among([*hosts.values()], rank)
 
 
 def check_addresses(addresses: Sequence[str], name: Callable[[int], str]) -> None:

@@ -12,11 +12,12 @@ from datetime import timedelta
 from typing import Any, Final
 
 from ringtrain._core.world.gathering import Meeting, gather_addresses
-from ringtrain._core.world.topology import Topology, topology_of
+from ringtrain._core.world.topology import place_of
 from ringtrain.errors import ConfigurationError, in_ranges, shown
 from ringtrain.shared import authentication
 from ringtrain.shared.address import own_address, split_address
 from ringtrain.shared.environment import HIGHEST, Environment
+from ringtrain.shared.place import RankPlace
 from ringtrain.shared.ports import HeldPorts
 
 _NAMES: Final = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -36,12 +37,13 @@ class TorchrunRank:
     local_size: int | None = None
     host: int | None = None
 
-    def topology(self, addresses: tuple[str, ...]) -> Topology:
+    def place(self, addresses: tuple[str, ...]) -> RankPlace:
         """What the environment says, else by the hosts of the addresses."""
         if self.local_rank is None or self.local_size is None or self.size % self.local_size:
-            return topology_of(addresses, self.rank)
+            return place_of(addresses, self.rank)
         host = self.rank // self.local_size if self.host is None else self.host
-        return Topology(self.local_rank, self.local_size, host, self.size // self.local_size)
+        hosts = self.size // self.local_size
+        return RankPlace(self.rank, self.size, self.local_rank, self.local_size, host, hosts)
 
 
 def torchrun_rank(env: Mapping[str, str]) -> TorchrunRank | None:
