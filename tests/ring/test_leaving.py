@@ -23,8 +23,8 @@ from ringtrain._core.transport.rpc import RpcTransport
 from ringtrain._core.wire.messages import STATUS
 from ringtrain.errors import PeerLost
 from ringtrain.optim import SGD
-from ringtrain.optim.layout import ParamSpec
-from ringtrain.optim.spans import Missed, NativeSpans, Span, StepRules
+from ringtrain.optim.layout import ParamLocation, ParamSpec
+from ringtrain.optim.spans import Missed, NativeSpans, StepRules
 
 OVER = pytest.mark.parametrize("transport", SEAM)
 GRPC = {"RINGTRAIN_TRANSPORT": "grpc"}
@@ -99,7 +99,7 @@ def test_a_rank_that_shuts_down_before_it_has_taken_everything_is_named(transpor
 
         def run(rank: int) -> BaseException | None:
             group, buffer = group_of(), weights[rank]
-            span = Span(ParamSpec("w", (8 << 20,), np.dtype(np.float32)), 0, 8 << 20)
+            span = ParamLocation(ParamSpec("w", (8 << 20,), np.dtype(np.float32)), 0, 8 << 20)
             rule = NativeSpans([span], {"w": 0}).rule(StepRules(1, 1.0, (SGD(0.1),), {"w": 0}), Missed(), 1.0)
             last = ChunkUpdate(rule, buffer, (), None, last=rank == 0)
             assert group.can_update(buffer, buffer)

@@ -48,7 +48,7 @@ class ParamSpec:
 
 @dataclass(frozen=True)
 class ParamLocation:
-    """A parameter's elements `start:stop` within its bucket."""
+    """A parameter's elements `start:stop` within its bucket, or those that a part of the bucket has of it."""
 
     spec: ParamSpec
     start: int

@@ -19,8 +19,8 @@ from ringtrain._core.process_groups.group import Flat, Group, Pending
 from ringtrain.errors import RingtrainError
 from ringtrain.optim.arenas import MASTER, WEIGHTS, Arenas
 from ringtrain.optim.kernels import Kernels, Part
-from ringtrain.optim.layout import Bucket, Layout
-from ringtrain.optim.spans import Missed, Span, StepRules, spans_of
+from ringtrain.optim.layout import Bucket, Layout, ParamLocation
+from ringtrain.optim.spans import Missed, StepRules, spans_of
 from ringtrain.optim.wire import LOST_CHANGE, Wire
 
 _GENERATIONS: Final = 2
@@ -246,7 +246,7 @@ def _room(bucket: Bucket) -> int:
     return -(-longest * bucket.dtype.itemsize // _ALIGNED) * _ALIGNED
 
 
-def descend(part: Part, spans: Sequence[Span], rates: Mapping[str, float], kernels: Kernels) -> None:
+def descend(part: Part, spans: Sequence[ParamLocation], rates: Mapping[str, float], kernels: Kernels) -> None:
     """Take the step of each parameter that has a rate of its own, along the direction in place of its gradient."""
     for span in spans:
         if span.spec.name in rates:

@@ -27,12 +27,12 @@ from ringtrain.optim.arenas import Arenas
 from ringtrain.optim.arguments import OptimizerSettings
 from ringtrain.optim.inbox import Inbox
 from ringtrain.optim.kernels import Kernels, Part, Sums
-from ringtrain.optim.layout import Bucket, Layout
+from ringtrain.optim.layout import Bucket, Layout, ParamLocation
 from ringtrain.optim.mirror import KeptShard, Mirror, Replay, descend
 from ringtrain.optim.norms import Norms, squares_by_parameter
 from ringtrain.optim.order import BucketOrder
 from ringtrain.optim.rules import LayerRule
-from ringtrain.optim.spans import Missed, Span, StepRules
+from ringtrain.optim.spans import Missed, StepRules
 from ringtrain.optim.undo import Undo
 from ringtrain.optim.wire import LOST_CHANGE, Wire
 from ringtrain.step_time import HIDDEN_UPDATE, REDUCTION
@@ -74,7 +74,7 @@ class UpdateContext:
     order: BucketOrder
     norms: Norms
     sharded: bool
-    spans: tuple[tuple[Span, ...], ...]
+    spans: tuple[tuple[ParamLocation, ...], ...]
     missed: Missed
     wire: Wire | None = None
     lane: Group | None = None
@@ -368,7 +368,7 @@ class Update:
         # In this order it is NaN where the norm is: the other one would leave all gradients unclipped.
         return min(clip_norm / (self.norm + 1e-6), 1.0)
 
-    def _descend_by_layer(self, bucket: Bucket, part: Part, present: Sequence[Span]) -> dict[str, float]:
+    def _descend_by_layer(self, bucket: Bucket, part: Part, present: Sequence[ParamLocation]) -> dict[str, float]:
         """Return the rate of each parameter."""
         own = [self._m.norms.of_owned(bucket, values) for values in (part.weights, part.gradients)]
         weight_sums, direction_sums = self._exchanged(own, [bucket, bucket])

@@ -18,29 +18,20 @@ from ringtrain._core.kernels.update import NativeRule
 from ringtrain._core.process_groups.group import Flat
 from ringtrain.optim.compiled import RULE_CODES, native_terms
 from ringtrain.optim.kernels import Kernels, Part
-from ringtrain.optim.layout import Bucket, Layout, ParamSpec
+from ringtrain.optim.layout import Bucket, Layout, ParamLocation, ParamSpec
 from ringtrain.optim.rules import FusableRule, LayerRule, Rule, StepValues
 
 ABSENT: Final = -0.0
 _UNDONE: Final = 2  # so many updates can be given up
 
 
-@dataclass(frozen=True)
-class Span:
-    """Elements `start:stop` of a part: all that it has of one parameter."""
-
-    spec: ParamSpec
-    start: int
-    stop: int
-
-
-def spans_of(bucket: Bucket, owned: slice) -> tuple[Span, ...]:
+def spans_of(bucket: Bucket, owned: slice) -> tuple[ParamLocation, ...]:
     """The parameters of the elements `owned` of `bucket`, counted from their start."""
     found = []
     for location in bucket.locations:
         low, high = max(location.start, owned.start), min(location.stop, owned.stop)
         if low < high:
-            found.append(Span(location.spec, low - owned.start, high - owned.start))
+            found.append(ParamLocation(location.spec, low - owned.start, high - owned.start))
     return tuple(found)
 
 
@@ -109,8 +100,8 @@ class StepRules:
         return StepValues(self.number - missed.of(spec.name), self.rule(spec).lr * self.factor, scale)
 
     def apply(
-        self, part: Part, spans: Sequence[Span], missed: Missed, scale: float, kernels: Kernels
-    ) -> list[Span]:
+        self, part: Part, spans: Sequence[ParamLocation], missed: Missed, scale: float, kernels: Kernels
+    ) -> list[ParamLocation]:
         """Change the weights and the state of `part`; of a `LayerRule` its state alone, and put directions into
         the place of its gradients. Return the spans that had a gradient.
         """
@@ -127,9 +118,9 @@ class StepRules:
             change(cut, self.values(run[0].spec, missed, scale), kernels)
         return present
 
-    def _runs(self, spans: Sequence[Span], missed: Missed) -> Iterator[list[Span]]:
+    def _runs(self, spans: Sequence[ParamLocation], missed: Missed) -> Iterator[list[ParamLocation]]:
         """Neighbours that one call of a kernel updates."""
-        run: list[Span] = []
+        run: list[ParamLocation] = []
         for span in spans:
             if run and not (
                 run[-1].stop == span.start
@@ -152,7 +143,7 @@ def rule_is_whole(rule: Rule) -> bool:
 class NativeSpans:
     """The spans of one bucket's own elements, as compiled code takes them."""
 
-    def __init__(self, spans: Sequence[Span], group_of: Mapping[str, int]) -> None:
+    def __init__(self, spans: Sequence[ParamLocation], group_of: Mapping[str, int]) -> None:
         self._spans = spans
         self._array = np.zeros(max(1, len(spans)), SPAN)
         self._array["end"][: len(spans)] = [span.stop for span in spans]
