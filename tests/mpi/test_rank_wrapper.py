@@ -15,7 +15,8 @@ import pytest
 
 from ringtrain.shared.framing import receive_message, send_message
 from ringtrain_job.agent.mpi.children import MainThread
-from ringtrain_job.agent.mpi.rank_registry import Arrival, Departure, RankAssignment, RankRegistry
+from ringtrain_job.agent.mpi.rank_registry import Arrival, Departure, RankRegistry
+from ringtrain_job.mpi.rank_wrapper import RankAssignment
 from ringtrain_job.mpi.shim import write_shim
 
 DEADLINE_S = 60.0
@@ -132,7 +133,7 @@ class RankHost:
 
     def assign(self, arrival: Arrival) -> RankAssignment:
         files = [os.open(os.devnull, os.O_WRONLY) for _ in range(2)]
-        return RankAssignment(*files, {}, Path("/no/check-in"))
+        return RankAssignment(*files, {}, "/no/check-in")
 
     def started(self, rank: int, pid: int) -> None:
         """Nothing to do."""

@@ -141,7 +141,7 @@ class SlotHistory:
 
 @dataclass(frozen=True)
 class Member:
-    """A process that is in a formation. `life`: number of the process in its slot, from 1."""
+    """A process of a slot. `life`: its number in the slot, from 1."""
 
     slot: int
     life: int

@@ -44,8 +44,9 @@ _EXEC_FAILED = 127
 
 
 @dataclass(frozen=True)
-class AssignedRank:
-    """What the agent gives a rank: where its output goes, variables of its environment, and the check-in file."""
+class RankAssignment:
+    """What the agent gives a rank: where its output goes (write ends, which the agent closes once they are sent),
+    variables of its environment, and the check-in file."""
 
     log_fd: int
     report_fd: int
@@ -96,7 +97,7 @@ def _starter() -> str:
     return "Intel" if "I_MPI_INFO_NP" in os.environ else "MPICH"
 
 
-def _receive_assignment(connection: socket.socket) -> AssignedRank | None:
+def _receive_assignment(connection: socket.socket) -> RankAssignment | None:
     answer = receive_message(connection)
     if answer is None:
         print("ringtrain mpi-rank: the worker's agent hung up", file=sys.stderr)
@@ -108,13 +109,13 @@ def _receive_assignment(connection: socket.socket) -> AssignedRank | None:
     log_fd, report_fd = files
     os.set_inheritable(report_fd, True)
     variables = {**message["variables"], REPORT_FD: str(report_fd)}
-    return AssignedRank(log_fd, report_fd, variables, message["check_in"])
+    return RankAssignment(log_fd, report_fd, variables, message["check_in"])
 
 
 class _Child:
     """The program, and what is seen of it while it runs."""
 
-    def __init__(self, program: list[str], rank: int, assigned: AssignedRank) -> None:
+    def __init__(self, program: list[str], rank: int, assigned: RankAssignment) -> None:
         self._program = program
         self._rank = rank
         self._check_in = assigned.check_in
@@ -263,7 +264,7 @@ def _forget_node_name(environment: dict[str, str]) -> None:
         environment["LD_PRELOAD"] = environment.pop(OWN_PRELOAD)  # empty is as good as none
 
 
-def _become(program: list[str], environment: dict[str, str], assigned: AssignedRank) -> None:
+def _become(program: list[str], environment: dict[str, str], assigned: RankAssignment) -> None:
     """In the child: turn into the program."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)

@@ -12,9 +12,10 @@ import pytest
 
 from ringtrain.errors import ConfigurationError
 from ringtrain_job.agent.elastic.messages import Committed, FromRank, Joined, Ready, change_message, parse_message
-from ringtrain_job.agent.elastic.sockets import RankSockets, SlotLife
+from ringtrain_job.agent.elastic.sockets import RankSockets
+from ringtrain_job.control.model import Member
 
-CALLER = SlotLife(3, 1)
+CALLER = Member(3, 1)
 DEADLINE_S = 30.0
 
 
@@ -22,11 +23,11 @@ class Server:
     """Sockets, and a queue of what ranks said and did on them."""
 
     def __init__(self) -> None:
-        self.heard: queue.SimpleQueue[tuple[SlotLife, bool | FromRank]] = queue.SimpleQueue()
+        self.heard: queue.SimpleQueue[tuple[Member, bool | FromRank]] = queue.SimpleQueue()
         both = [lambda caller, what: self.heard.put((caller, what))] * 2
         self.sockets = RankSockets(*both)
 
-    def next(self) -> tuple[SlotLife, bool | FromRank]:
+    def next(self) -> tuple[Member, bool | FromRank]:
         return self.heard.get(timeout=DEADLINE_S)
 
     def connect(self, path: Any) -> socket.socket:
@@ -53,9 +54,9 @@ def line(connection: socket.socket) -> Any:
 def test_both_ways(server: Server) -> None:
     """Messages arrive with the slot and life whose socket it is, in the order in which they were sent."""
     path = server.sockets.open(CALLER)
-    other = server.sockets.open(SlotLife(4, 2))
+    other = server.sockets.open(Member(4, 2))
     with server.connect(path) as rank, server.connect(other):
-        assert {server.next(), server.next()} == {(CALLER, True), (SlotLife(4, 2), True)}
+        assert {server.next(), server.next()} == {(CALLER, True), (Member(4, 2), True)}
         rank.sendall(b'{"type": "ready", "formation": 2, "committed": 7, "lost_steps": 1, "more": []}\n{"type":')
         rank.sendall(b' "joined", "formation": 3}\n{"type": "committed", "step": 9}\n')
         said = [server.next() for _ in range(3)]
@@ -175,12 +176,12 @@ def test_a_rank_that_does_not_read(server: Server) -> None:
     world = {"type": "world", "formation": 1, "environment": {"A": "x" * 1_000_000}}
     with (
         server.connect(server.sockets.open(CALLER)) as stopped,
-        server.connect(server.sockets.open(SlotLife(4, 1))) as other,
+        server.connect(server.sockets.open(Member(4, 1))) as other,
     ):
-        assert {server.next(), server.next()} == {(CALLER, True), (SlotLife(4, 1), True)}
+        assert {server.next(), server.next()} == {(CALLER, True), (Member(4, 1), True)}
         server.sockets.send(CALLER, world)
         server.sockets.send(CALLER, change_message(2, urgent=True))
-        server.sockets.send(SlotLife(4, 1), change_message(2, urgent=False))
+        server.sockets.send(Member(4, 1), change_message(2, urgent=False))
         assert line(other) == {"type": "change", "formation": 2, "urgent": False, "leaving": []}
         with stopped.makefile("rb") as file:
             assert [json.loads(file.readline())["type"] for _ in range(2)] == ["world", "change"]

@@ -28,7 +28,7 @@ from ringtrain_job.agent.elastic.orders import (
     current_order,
     next_action,
 )
-from ringtrain_job.agent.elastic.sockets import RankSockets, SlotLife
+from ringtrain_job.agent.elastic.sockets import RankSockets
 from ringtrain_job.agent.rank_env import (
     formation_variables,
     pod_defaults,
@@ -36,7 +36,7 @@ from ringtrain_job.agent.rank_env import (
     usable_cores,
 )
 from ringtrain_job.agent.ranks import Ranks
-from ringtrain_job.control.model import Form, Prepare, RankPhase, RankState, World
+from ringtrain_job.control.model import Form, Member, Prepare, RankPhase, RankState, World
 
 log = logging.getLogger(__name__)
 
@@ -151,7 +151,7 @@ class Slots:
         state = self._ranks.state(slot)
         self._ranks.clear(slot)
         if self._sockets is not None:
-            caller = SlotLife(slot, state.life)
+            caller = Member(slot, state.life)
             self._sockets.forget(caller)
             signal_marked(str(self._sockets.path(caller)), signal.SIGKILL, contract.ENV_AGENT_SOCKET)
         said = self._said[slot]
@@ -228,7 +228,7 @@ class Slots:
         state = RankState(slot, RankPhase.RUNNING, life=life)
         config, inherited = self._config, self._program.inherited
         if self._sockets is not None:
-            path = self._sockets.open(SlotLife(slot, life))
+            path = self._sockets.open(Member(slot, life))
             environment = slot_environment(config, slot, str(path), inherited, self._cores)
         else:
             assert order.world is not None, "in this job processes start with their world"
@@ -290,12 +290,12 @@ class Slots:
 
     def _say(self, slot: int, message: dict[str, Any]) -> None:
         if self._sockets is not None:
-            self._sockets.send(SlotLife(slot, self._ranks.state(slot).life), message)
+            self._sockets.send(Member(slot, self._ranks.state(slot).life), message)
 
-    def _on_connection(self, caller: SlotLife, opened: bool) -> None:
+    def _on_connection(self, caller: Member, opened: bool) -> None:
         self._host.post(lambda: self._connection(caller, opened))
 
-    def _on_message(self, caller: SlotLife, message: FromRank) -> None:
+    def _on_message(self, caller: Member, message: FromRank) -> None:
         match message:
             case Committed(step):
                 self._ranks.update(caller.slot, caller.life, committed=step)
@@ -304,7 +304,7 @@ class Slots:
             case Ready():
                 self._host.post(lambda: self._ready(caller, message))
 
-    def _connection(self, caller: SlotLife, opened: bool) -> None:
+    def _connection(self, caller: Member, opened: bool) -> None:
         if self._ranks.state(caller.slot).life != caller.life:
             return
         if opened:
@@ -313,13 +313,13 @@ class Slots:
             self._ranks.update(caller.slot, caller.life, parked=False)
             self._host.changed()
 
-    def _joined(self, caller: SlotLife, message: Joined) -> None:
+    def _joined(self, caller: Member, message: Joined) -> None:
         state = self._ranks.state(caller.slot)
         if message.formation == state.formation and not state.parked:  # else it has been told something newer
             self._ranks.update(caller.slot, caller.life, joined=True)
             self._host.changed()
 
-    def _ready(self, caller: SlotLife, message: Ready) -> None:
+    def _ready(self, caller: Member, message: Ready) -> None:
         state = self._ranks.state(caller.slot)
         if state.life != caller.life or state.phase is not RankPhase.RUNNING:
             return

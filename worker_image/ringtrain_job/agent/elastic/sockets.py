@@ -20,6 +20,7 @@ from typing import Any
 from ringtrain.errors import ConfigurationError
 from ringtrain.shared.framing import LineBuffer, line_of
 from ringtrain_job.agent.elastic.messages import MOST_BYTES, FromRank, error_message, parse_message
+from ringtrain_job.control.model import Member
 
 log = logging.getLogger(__name__)
 
@@ -28,19 +29,11 @@ _READ_BYTES = 64 << 10
 _MOST_PATH = 80
 
 
-@dataclass(frozen=True)
-class SlotLife:
-    """Whose socket it is."""
-
-    slot: int
-    life: int
-
-
 @dataclass
 class _Connection:
     """What a rank has sent and not ended by a newline, and what it has yet to read."""
 
-    caller: SlotLife
+    caller: Member
     socket: socket.socket
     received: LineBuffer = field(default_factory=LineBuffer)
     waiting: bytearray = field(default_factory=bytearray)
@@ -51,7 +44,7 @@ class _Connection:
 class _Listening:
     """The listening socket of one life of one slot, and its rank's connection."""
 
-    caller: SlotLife
+    caller: Member
     path: Path
     socket: socket.socket
     connection: _Connection | None = None
@@ -62,12 +55,12 @@ class RankSockets:
     rank has connected and when it has closed, and `on_message(caller, message)` for everything that it says."""
 
     def __init__(
-        self, on_connection: Callable[[SlotLife, bool], None], on_message: Callable[[SlotLife, FromRank], None]
+        self, on_connection: Callable[[Member, bool], None], on_message: Callable[[Member, FromRank], None]
     ) -> None:
         self._on_connection = on_connection
         self._on_message = on_message
         self._directory = _make_directory()
-        self._listening: dict[SlotLife, _Listening] = {}  # used by the server's thread alone, as all below
+        self._listening: dict[Member, _Listening] = {}  # used by the server's thread alone, as all below
         self._selector = selectors.DefaultSelector()
         self._work: deque[Callable[[], None]] = deque()
         self._closed = False
@@ -77,7 +70,7 @@ class RankSockets:
         self._thread = threading.Thread(target=self._run, name="ringtrain-rank-sockets", daemon=True)
         self._thread.start()
 
-    def open(self, caller: SlotLife) -> Path:
+    def open(self, caller: Member) -> Path:
         """The path of a socket for `caller`, which listens."""
         path = self.path(caller)
         listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -88,11 +81,11 @@ class RankSockets:
         self._do(lambda: self._add(_Listening(caller, path, listening)))
         return path
 
-    def path(self, caller: SlotLife) -> Path:
+    def path(self, caller: Member) -> Path:
         """Where the socket of `caller` is, or was."""
         return self._directory / f"{caller.slot}-{caller.life}"
 
-    def send(self, caller: SlotLife, message: dict[str, Any]) -> None:
+    def send(self, caller: Member, message: dict[str, Any]) -> None:
         """Have the rank told `message`; dropped if it is not connected."""
         data = line_of(message)
 
@@ -103,7 +96,7 @@ class RankSockets:
 
         self._do(send)
 
-    def forget(self, caller: SlotLife) -> None:
+    def forget(self, caller: Member) -> None:
         """The process has ended."""
         self._do(lambda: self._remove(caller))
 
@@ -226,7 +219,7 @@ class RankSockets:
             listening.connection = None
             self._on_connection(connection.caller, False)
 
-    def _remove(self, caller: SlotLife) -> None:
+    def _remove(self, caller: Member) -> None:
         listening = self._listening.pop(caller, None)
         if listening is None:
             return

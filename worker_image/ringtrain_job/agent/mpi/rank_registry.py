@@ -14,6 +14,7 @@ from ringtrain.errors import ConfigurationError
 from ringtrain.shared.framing import receive_message, send_message
 from ringtrain_job.agent.mpi.children import MainThread
 from ringtrain_job.mpi.listener import Listener
+from ringtrain_job.mpi.rank_wrapper import RankAssignment
 
 log = logging.getLogger(__name__)
 
@@ -25,16 +26,6 @@ class Arrival:
     rank: int
     size: int
     starter: str
-
-
-@dataclass(frozen=True)
-class RankAssignment:
-    """What a rank gets. `log_fd`, `report_fd`: write ends, closed here once they are sent."""
-
-    log_fd: int
-    report_fd: int
-    variables: Mapping[str, str]
-    check_in: Path
 
 
 @dataclass(frozen=True)
@@ -99,7 +90,7 @@ class RankRegistry:
     def _follow(self, connection: socket.socket, rank: int, assignment: RankAssignment) -> None:
         departure = Departure(-signal.SIGKILL, told=False)
         try:
-            answer = {"variables": dict(assignment.variables), "check_in": str(assignment.check_in)}
+            answer = {"variables": dict(assignment.variables), "check_in": assignment.check_in}
             send_message(connection, answer, (assignment.log_fd, assignment.report_fd))
             os.close(assignment.log_fd)
             os.close(assignment.report_fd)

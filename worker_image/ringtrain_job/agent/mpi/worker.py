@@ -22,12 +22,12 @@ from ringtrain.shared.processes import RankProcess, make_pipe, signal_group
 from ringtrain_job.agent.config import AgentConfig
 from ringtrain_job.agent.mpi.children import Children, MainThread
 from ringtrain_job.agent.mpi.daemons import DaemonContext, DaemonService, Deadlines
-from ringtrain_job.agent.mpi.rank_registry import Arrival, Departure, RankAssignment, RankRegistry
+from ringtrain_job.agent.mpi.rank_registry import Arrival, Departure, RankRegistry
 from ringtrain_job.agent.rank_env import formation_variables, pod_defaults, rank_variables, usable_cores
 from ringtrain_job.control.model import RankPhase, RankState, Reason, World
 from ringtrain_job.mpi.implementation import Implementation, library_of
 from ringtrain_job.mpi.intel import daemon_variables
-from ringtrain_job.mpi.rank_wrapper import NODE_NAME, OWN_PRELOAD, REGISTRY
+from ringtrain_job.mpi.rank_wrapper import NODE_NAME, OWN_PRELOAD, REGISTRY, RankAssignment
 from ringtrain_job.mpi.settings import HOME
 from ringtrain_job.mpi.shim import write_shim
 
@@ -161,7 +161,7 @@ class MpiWorker:
         check_in.unlink(missing_ok=True)  # of a rank of an earlier formation
         if slot not in own:  # mapped by the user (--map-by node): MPI's own variables tell its place
             variables = {name: variables[name] for name in _EVERYWHERE if name in variables}
-        return RankAssignment(log_write, report_write, self._pod.fitted(variables, world), check_in)
+        return RankAssignment(log_write, report_write, self._pod.fitted(variables, world), str(check_in))
 
     def _refusal(self, arrival: Arrival, declared: int) -> str:
         """Why the rank is none of this job's; empty when it is."""
