@@ -5,6 +5,7 @@ as a heartbeat. Both go on through a launcher that is away; the agent's main loo
 """
 
 import logging
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -41,6 +42,8 @@ class LeaveNoted:
 
 
 Message = Order | Refusal | Registered | LeaveNoted
+# What the launcher says, a signal that this process got, or what another thread asks the main thread to do.
+Event = Message | signal.Signals | Callable[[], None]
 
 
 class CoordinatorClient:

@@ -4,15 +4,13 @@ import logging
 import queue
 import signal
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol
 
 from ringtrain.shared import contract
 from ringtrain_job.agent.config import LEAVE_S, AgentConfig
-from ringtrain_job.agent.coordinator import CoordinatorClient, LeaveNoted, Message, Registered
-from ringtrain_job.agent.ranks import Ranks
+from ringtrain_job.agent.coordinator import Event, LeaveNoted, Registered
+from ringtrain_job.agent.pod import Pod
 from ringtrain_job.control.model import (
     Failure,
     Form,
@@ -21,20 +19,14 @@ from ringtrain_job.control.model import (
     Reason,
     Refusal,
     Release,
-    SlotHistory,
     Start,
     Stop,
     Verdict,
-    World,
 )
 
 log = logging.getLogger(__name__)
 
 _TICK_S = 0.5
-
-
-# What the launcher says, a signal that this process got, or what another thread asks the main thread to do.
-Event = Message | signal.Signals | Callable[[], None]
 
 
 @dataclass(frozen=True)
@@ -45,37 +37,10 @@ class Ending:
     verdict: Verdict
 
 
-class PodControl(Protocol):
-    """What the main loop works on."""
-
-    ranks: Ranks
-    coordinator: CoordinatorClient
-    leaving: str
-    stopping: bool
-
-    def start_ranks(self, world: World) -> None:
-        """Start all ranks in `world`."""
-
-    def go_on(self, histories: tuple[SlotHistory, ...]) -> None:
-        """Count on from what an earlier agent of this worker has left of an elastic job's slots."""
-
-    def follow(self, order: Prepare | Form) -> None:
-        """Make `order` of an elastic job's launcher come true, bit by bit."""
-
-    def act(self) -> None:
-        """Do what such an order makes due now."""
-
-    def reap(self) -> None:
-        """Take note of ended processes."""
-
-    def drained(self) -> bool:
-        """Whether no rank runs and all that ranks wrote is in the launcher's files."""
-
-
 class Lifecycle:
     """Runs in the main thread, which is the one that started the ranks and that gets signals."""
 
-    def __init__(self, config: AgentConfig, pod: PodControl, events: "queue.SimpleQueue[Event]") -> None:
+    def __init__(self, config: AgentConfig, pod: Pod, events: "queue.SimpleQueue[Event]") -> None:
         self._config = config
         self._pod = pod
         self._events = events

@@ -1,61 +1,25 @@
 """`ringtrain agent`: join, start the ranks, watch them and the launcher, ship everything, leave."""
 
-import json
 import logging
-import os
 import queue
 import signal
 import sys
 import tempfile
-import time
-import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from ringtrain.errors import ConfigurationError
-from ringtrain.shared import contract
-from ringtrain.shared.address import own_address
-from ringtrain.shared.data_members import MembersFile
-from ringtrain.shared.gen import coordinator_pb2_grpc
-from ringtrain.shared.masking import shown_command
-from ringtrain.shared.ports import HeldPorts
-from ringtrain.shared.processes import RankProcess, become_subreaper, signal_handler
-from ringtrain.shared.rpc import Peer, dial, serve
-from ringtrain_job.agent.collector import Collector
-from ringtrain_job.agent.commit import commit_of
+from ringtrain.shared.processes import become_subreaper, signal_handler
 from ringtrain_job.agent.config import AgentConfig
-from ringtrain_job.agent.contact import Contact
-from ringtrain_job.agent.coordinator import CoordinatorClient
-from ringtrain_job.agent.elastic.slots import RankProgram, Slots
-from ringtrain_job.agent.lifecycle import Event, Lifecycle
-from ringtrain_job.agent.machine import Machine, MachineThread
-from ringtrain_job.agent.mpi.children import MainThread
-from ringtrain_job.agent.mpi.formations import MpiFormations
-from ringtrain_job.agent.mpi.worker import MPI_DAEMONS, MpiWorker
-from ringtrain_job.agent.rank_env import rank_environment, usable_cores
-from ringtrain_job.agent.ranks import Ranks
-from ringtrain_job.agent.shipper import Shipper, ShipperEvents
-from ringtrain_job.agent.spool import Spool
-from ringtrain_job.agent.world_file import WorldFiles
-from ringtrain_job.control.model import (
-    ENDED,
-    AgentState,
-    Form,
-    Prepare,
-    RankPhase,
-    RankState,
-    Registration,
-    SlotHistory,
-    World,
-)
+from ringtrain_job.agent.coordinator import Event
+from ringtrain_job.agent.elastic.slots import RankProgram
+from ringtrain_job.agent.lifecycle import Lifecycle
+from ringtrain_job.agent.pod import Pod
 from ringtrain_job.control.termination import termination_message, write_termination_message
 from ringtrain_job.logs.journal import Stream
-from ringtrain_job.logs.printed import PrintedReports
 from ringtrain_job.logs.records import prefixed
-from ringtrain_job.logs.samples import Sample
 from ringtrain_job.logs.store import Chunk
 
 log = logging.getLogger(__name__)
@@ -79,7 +43,7 @@ def run_agent(config: AgentConfig, command: Sequence[str], inherited: Mapping[st
         if config.data_workers:
             directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="ringtrain-data-"))
             config = replace(config, data_file=Path(directory) / "workers.json")
-        pod = _Pod(config, RankProgram(command, inherited), events, stack)
+        pod = Pod(config, RankProgram(command, inherited), events, stack)
         ending = Lifecycle(config, pod, events).run()
         lost = _print(pod.unshipped())
         if lost:
@@ -101,285 +65,3 @@ def _print(chunks: Iterable[Chunk]) -> int:
                 sys.stdout.buffer.write(prefixed(chunk.rank, chunk.data))
                 sys.stdout.buffer.flush()
     return count
-
-
-class _Pod:
-    """Everything that an agent holds open: ranks, spool, threads, channel, its own service."""
-
-    def __init__(
-        self, config: AgentConfig, program: RankProgram, events: "queue.SimpleQueue[Event]", stack: ExitStack
-    ) -> None:
-        self._config = config
-        self._program = program
-        self._instance = uuid.uuid4().hex
-        self._collectors: dict[int, Collector] = {}
-        self._spool = Spool()
-        self._printed = PrintedReports(config.metrics_rule, config.world_size, elastic=config.elastic)
-        self.ranks = Ranks(config.first_rank, 0 if config.mpi else config.slots)
-        machine = Machine(config.index, self.ranks.pids)
-        self.ranks.why_ended = machine.why_ended
-        self._machine = MachineThread(machine, self._tell_machine)
-        stack.callback(self._machine.close)
-        self._world_files = WorldFiles(stack)
-        self.leaving = ""
-        self.stopping = False
-        self._mpi = self._prepare_mpi(events, stack) if config.mpi else None
-        self._contact: Contact | None = None
-        self._post = events.put
-        self._slots = Slots(config, program, self.ranks, self) if config.elastic and not config.mpi else None
-        self._formations = MpiFormations(config, self.ranks, self._mpi) if config.elastic and self._mpi else None
-        if self._slots is not None:
-            stack.callback(self._slots.close)
-        self._held = HeldPorts()
-        stack.callback(self._held.release)
-        ports = config.ports
-        self._ring_ports = self._held.take(ports.ring_base, config.slots)
-        self._tf_ports = self._held.take(ports.tf_base, config.slots)
-        # In an elastic job any worker may come to have the first rank.
-        leads = config.elastic or config.position == 0
-        self._master_port = self._held.take(ports.master, 1)[0] if leads else 0
-        self._agent_port = self._serve(self._mpi, stack) if self._mpi else 0
-        launcher = Peer(contract.ROLE_LAUNCHER, config.job.uid)
-        channel = dial(config.launcher_address, config.secrets, launcher, config.workers)
-        stub = coordinator_pb2_grpc.CoordinatorStub(channel)
-        self.coordinator = CoordinatorClient(
-            stub,
-            config,
-            self._instance,
-            self._registration,
-            self.state,
-            events.put,
-            self._acknowledged,
-            MembersFile(config.data_file) if config.data_file else None,
-        )
-        header = {"attempt": config.job.attempt, "worker_index": config.index, "instance": self._instance}
-        heard = ShipperEvents(on_contact=self.coordinator.heard, on_empty=self.coordinator.changed)
-        self._shipper = Shipper(stub, self._spool, header, config.call_s, heard)
-        for last_to_first in (self.coordinator.join, self._shipper.join, channel.close):
-            stack.callback(last_to_first)
-        stack.callback(self._shipper.close)
-        stack.callback(self.coordinator.close)
-        log.info("worker %d dials the launcher at %s", config.index, config.launcher_address)
-        self._shipper.start()
-        if config.index == 0:
-            self._tell({"about": _about(program.command)})
-        self._machine.start()
-        self.coordinator.start()
-
-    def start_ranks(self, world: World) -> None:
-        """Start all ranks in `world`."""
-        self._held.release()
-        _make_directory(self._config.checkpoint_dir)
-        if self._mpi is not None:
-            self._mpi.begin(world)  # mpirun starts them
-            return
-        self._contact = Contact(world)
-        cores = usable_cores()
-        processes = self.ranks.start(
-            self._program.command,
-            lambda local: self.fitted(
-                rank_environment(self._config, world, local, self._program.inherited, cores), world
-            ),
-        )
-        self._collect(processes)
-        for rank, line in self.ranks.not_started():
-            self.say(rank, line)
-        self.coordinator.changed()
-
-    def fitted(self, variables: Mapping[str, str], world: World) -> dict[str, str]:
-        """`variables` of a rank in `world`, with a file in place of those that are too long."""
-        return self._world_files.fitted(variables, world)
-
-    def go_on(self, histories: tuple[SlotHistory, ...]) -> None:
-        """Count lives and log records of slots on from where an earlier agent of this worker was."""
-        for history in histories if self._config.elastic else ():
-            if self._slots is not None:
-                self.ranks.number_from(history.slot, history.life)
-            self._spool.go_on(Stream.LOG, history.slot, history.log_records)
-            self._spool.go_on(Stream.REPORT, history.slot, history.report_records)
-
-    def follow(self, order: Prepare | Form) -> None:
-        """Make `order` come true, bit by bit."""
-        if self._formations is not None:
-            self._held.release()
-            _make_directory(self._config.checkpoint_dir)
-            self._formations.follow(order)
-        elif self._slots is not None:
-            self._slots.follow(order)
-        else:
-            log.error("ignored an order of an elastic job: the ranks of this agent are started once")
-
-    def act(self) -> None:
-        """Do what the newest order of an elastic job makes due."""
-        if self._slots is not None:
-            self._slots.act(starting=not (self.leaving or self.stopping))
-        elif self._formations is not None:
-            self._formations.act()
-        elif self._contact is not None and self._contact.is_due():
-            self._look_for_contact(self._contact)
-
-    def prepare_start(self, slot: int) -> None:
-        """A process is about to start in `slot`: give it its ports, and make the job's folder."""
-        local_rank = slot - self._config.first_rank
-        self._held.release({self._ring_ports[local_rank], self._tf_ports[local_rank], self._master_port})
-        _make_directory(self._config.checkpoint_dir)
-
-    def started(self, process: RankProcess) -> None:
-        """A process runs in a slot."""
-        self._collect([process])
-
-    def say(self, slot: int, line: str) -> None:
-        """Put `line` into the slot's log."""
-        self._spool.put(Stream.LOG, slot, f"{line}\n".encode(errors="replace"))
-
-    def _tell_machine(self, sample: Sample) -> None:
-        self._tell({"machine": sample.document()})
-
-    def _tell(self, what: dict[str, Any]) -> None:
-        """Send `what` with the reports of the first rank."""
-        report = {"step": 0, "time": time.time(), **what}
-        self._spool.offer(Stream.REPORT, self._config.first_rank, f"{json.dumps(report)}\n".encode())
-
-    def changed(self) -> None:
-        """The launcher is to be told the state of the ranks now."""
-        self.coordinator.changed()
-
-    def post(self, work: Callable[[], None]) -> None:
-        """Have the main thread do `work` soon."""
-        self._post(work)
-
-    def _acknowledged(self, state: AgentState) -> None:
-        if self._slots is not None and any(rank.phase in ENDED for rank in state.ranks):
-            self.ranks.note_told(state.ranks)
-            self._post(lambda: None)  # the main thread looks what may be done now
-
-    def collect(self, process: RankProcess) -> None:
-        """Read what a rank writes that mpirun has started."""
-        self._collect([process])
-
-    def rank_started(self, process: RankProcess, life: int, formation: int) -> None:
-        """A rank runs that mpirun has started."""
-        self.ranks.adopt(process, life, formation)
-        self.coordinator.changed()
-
-    def rank_ended(self, rank: int, code: int, problem: RankState | None) -> None:
-        """A rank has ended that mpirun had started."""
-        self.ranks.note_exit(rank, code, problem)
-        self._output_ends(rank)
-        self.coordinator.changed()
-
-    def reap(self) -> None:
-        """Take note of ended processes; when no rank is left, leave nothing else behind either."""
-        # Before the launcher can know that all have ended.
-        if self._contact is not None and not self._contact.found:
-            self._look_for_contact(self._contact)
-        for rank in self.ranks.reap(self._mpi.children.note_exit if self._mpi else lambda *_: None):
-            self._output_ends(rank)
-            if self._slots is not None:
-                self._slots.ended(rank)
-        if self.ranks.all_ended and not (self._mpi and self._mpi.children.running):
-            self.ranks.sweep()
-        self.coordinator.changed()
-
-    def _look_for_contact(self, contact: Contact) -> None:
-        if contact.look():
-            self.ranks.note_joined()
-
-    def _joined(self) -> None:
-        if self._contact is not None:
-            self._contact.found = True
-            self.ranks.note_joined()
-
-    def _collect(self, processes: Sequence[RankProcess]) -> None:
-        collector = Collector(
-            self._spool, processes, lambda _: self.coordinator.changed(), self._joined, self._printed
-        )
-        self._collectors.update((process.rank, collector) for process in processes)
-        collector.start()
-
-    def _output_ends(self, rank: int) -> None:
-        if rank in self._collectors:
-            self._collectors[rank].rank_ended(rank)
-
-    def drained(self) -> bool:
-        """Whether the end has come, no rank runs, and all that ranks wrote is in the launcher's files."""
-        return (
-            (self.stopping or bool(self.leaving))
-            and self.ranks.all_ended
-            and self._spool.empty
-            and all(state.phase is not RankPhase.RUNNING for state in self._states())
-        )
-
-    def unshipped(self) -> Iterable[Chunk]:
-        """What was read from ranks and is not in the launcher's files."""
-        if self._spool.empty:
-            return ()
-        self._shipper.stop()
-        return self._spool.rest()
-
-    def state(self) -> AgentState:
-        """What the launcher is told at every heartbeat."""
-        follower = self._slots or self._formations
-        order = follower.order if follower is not None else 0
-        drained = self.drained()  # first, as the order: what they cover is in the states that follow
-        shown = self.ranks.started or self._config.elastic
-        return AgentState(self._states() if shown else (), drained, self.leaving, order)
-
-    def _states(self) -> tuple[RankState, ...]:
-        collectors = dict(self._collectors)
-        return self.ranks.states(
-            lambda rank: rank not in collectors or collectors[rank].complete(rank),
-            lambda rank: collectors[rank].tail(rank) if rank in collectors else (),
-        )
-
-    def _registration(self) -> Registration:
-        config = self._config
-        return Registration(
-            job_uid=config.job.uid,
-            attempt=config.job.attempt,
-            worker_index=config.index,
-            slots=config.slots,
-            instance=self._instance,
-            pod=config.pod,
-            node=config.node,
-            address=config.pod_ip or own_address(config.launcher_address),
-            agent_port=self._agent_port,
-            ring_ports=self._ring_ports,
-            tf_ports=self._tf_ports,
-            master_port=self._master_port,
-            ranks=self.state().ranks if self.ranks.started else (),
-            incarnation=config.incarnation,
-            pod_uid=config.pod_uid,
-        )
-
-    def _prepare_mpi(self, events: "queue.SimpleQueue[Event]", stack: ExitStack) -> MpiWorker:
-        main = MainThread(events.put, self._config.timeout_s)
-        worker = MpiWorker(self._config, self, main)
-        stack.callback(worker.close)
-        return worker
-
-    def _serve(self, mpi: MpiWorker, stack: ExitStack) -> int:
-        server = serve(
-            self._config.ports.agent,
-            self._config.secrets,
-            Peer(contract.ROLE_LAUNCHER, self._config.job.uid),
-            threads=4 + MPI_DAEMONS,
-            register=mpi.register,
-        )
-        stack.callback(server.close, 0.5)
-        return server.port
-
-
-def _about(command: Sequence[str]) -> dict[str, Any]:
-    """What this agent runs, and where."""
-    told = {"command": list(shown_command(command)), "directory": os.getcwd(), "commit": commit_of(Path.cwd())}
-    return {name: value for name, value in told.items() if value}
-
-
-def _make_directory(path: str) -> None:
-    """Make the job's folder on its claim, for programs that write there without ringtrain's checkpoints."""
-    try:
-        if path:
-            Path(path).mkdir(parents=True, exist_ok=True)
-    except OSError as exc:  # for the ranks to fail of, if they write there at all
-        log.warning("%s=%s cannot be made: %s", contract.ENV_CHECKPOINT_DIR, path, exc)
