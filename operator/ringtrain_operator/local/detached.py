@@ -75,9 +75,7 @@ def driving(run_dir: Path) -> Iterator[None]:
 
 def write_manifest(run_dir: Path, job: dict[str, Any]) -> None:
     """Save the manifest; its driver takes the change up."""
-    draft = run_dir / f"{MANIFEST_FILE}.tmp"
-    draft.write_text(json.dumps(job, indent=1), encoding="utf-8")
-    os.replace(draft, run_dir / MANIFEST_FILE)
+    write_job(run_dir, job, MANIFEST_FILE)
 
 
 def drive(run_dir: Path, claims_dir: Path) -> None:

@@ -57,11 +57,11 @@ class PastRun:
         return path
 
 
-def write_job(run_dir: Path, job: dict[str, Any]) -> None:
-    """Write the job as it is now; whoever reads meanwhile sees a whole one."""
-    draft = run_dir / f"{JOB_FILE}.tmp"
+def write_job(run_dir: Path, job: dict[str, Any], name: str = JOB_FILE) -> None:
+    """Write the job as it is now, as `name`; whoever reads meanwhile sees a whole one."""
+    draft = run_dir / f"{name}.tmp"
     draft.write_text(json.dumps(job, indent=1), encoding="utf-8")
-    os.replace(draft, run_dir / JOB_FILE)
+    os.replace(draft, run_dir / name)
 
 
 def past_runs(runs: Path) -> list[PastRun]:

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import os
 import threading
 import time
 from collections import Counter
@@ -23,7 +22,7 @@ from ringtrain_job.launcher.mpi.job import MpiJob
 from ringtrain_job.launcher.mpi.verdict import decide_mpi
 from ringtrain_job.launcher.status import RunSnapshot
 from ringtrain_job.launcher.verdict import GangView, Patience, lost_peer
-from ringtrain_job.logs.layout import AttemptFiles
+from ringtrain_job.logs.layout import AttemptFiles, replace_whole
 
 log = logging.getLogger(__name__)
 
@@ -332,10 +331,8 @@ class FormationJournal:
     def write(self, state: FormationState, asked: frozenset[int]) -> None:
         """Replace the file. A disk that is full is said: then a new process learns from the agents."""
         document = {**asdict(state), "slots": sorted(state.slots), "asked": sorted(asked)}
-        draft = self._path.with_suffix(".tmp")
         try:
-            draft.write_text(json.dumps(document))
-            os.replace(draft, self._path)
+            replace_whole(self._path, json.dumps(document))
         except OSError as exc:
             log.error("a launcher that is started again will have to make the world anew: %s", exc)
 

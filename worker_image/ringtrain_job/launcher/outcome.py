@@ -9,7 +9,7 @@ from pathlib import Path
 from ringtrain_job.control.model import Verdict
 from ringtrain_job.control.termination import fit_message, write_termination_message
 from ringtrain_job.launcher.config import LauncherConfig
-from ringtrain_job.logs.layout import AttemptFiles
+from ringtrain_job.logs.layout import AttemptFiles, replace_whole
 from ringtrain_job.logs.shipping import Unshipped
 from ringtrain_job.page.metrics import Metrics
 from ringtrain_job.page.summary import write_report
@@ -20,10 +20,8 @@ log = logging.getLogger(__name__)
 def write_outcome(files: AttemptFiles, verdict: Verdict, message: bytes) -> None:
     """Leave the outcome for a launcher that is started again after this attempt is over."""
     document = {"exitCode": verdict.exit_code, "message": json.loads(message)}
-    draft = files.outcome.with_suffix(".tmp")
     try:
-        draft.write_text(json.dumps(document))
-        os.replace(draft, files.outcome)
+        replace_whole(files.outcome, json.dumps(document))
     except OSError as exc:  # the attempt ended as it did, whether or not the disk is full
         log.error("a launcher that is started again will not know how this attempt ended: %s", exc)
 

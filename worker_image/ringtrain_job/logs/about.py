@@ -2,12 +2,11 @@
 
 import json
 import logging
-import os
 import threading
 from collections.abc import Mapping
 from typing import Any, Final
 
-from ringtrain_job.logs.layout import AttemptFiles
+from ringtrain_job.logs.layout import AttemptFiles, replace_whole
 
 log = logging.getLogger(__name__)
 
@@ -76,10 +75,8 @@ class About:
             self._write()
 
     def _write(self) -> None:
-        draft = self._path.with_suffix(".tmp")
         try:
-            draft.write_text(json.dumps(self.document, indent=1) + "\n", encoding="utf-8")
-            os.replace(draft, self._path)
+            replace_whole(self._path, json.dumps(self.document, indent=1) + "\n")
         except OSError as exc:  # the job goes on, whether or not the disk is full
             log.debug("%s cannot be written: %s", self._path, exc)
 

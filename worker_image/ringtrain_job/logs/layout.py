@@ -1,7 +1,15 @@
 """Where the files of an attempt are."""
 
+import os
 from pathlib import Path
 from typing import Final
+
+
+def replace_whole(path: Path, text: str) -> None:
+    """Write `text` to `path`: whoever looks meanwhile finds the file before, or all of this one. OSError."""
+    draft = path.with_suffix(".tmp")
+    draft.write_text(text, encoding="utf-8", errors="replace")
+    os.replace(draft, path)
 
 
 class AttemptFiles:

@@ -9,7 +9,6 @@ local files stay as they are: nothing is removed because it was shipped.
 
 import json
 import logging
-import os
 import re
 import secrets
 import threading
@@ -22,7 +21,7 @@ from typing import Any
 
 from ringtrain.errors import StorageError
 from ringtrain.shared.storage import ObjectStore
-from ringtrain_job.logs.layout import AttemptFiles
+from ringtrain_job.logs.layout import AttemptFiles, replace_whole
 
 log = logging.getLogger(__name__)
 
@@ -196,7 +195,7 @@ class LogShipping:
             base = {}
         number = len([name for name in self._store.folders(self._attempt) if _LIFE.fullmatch(name)])
         life = _ShippedTo(f"{self._attempt}/{number:03d}-{secrets.token_hex(4)}", base)
-        _write_folder(self._files.shipping, life)
+        replace_whole(self._files.shipping, json.dumps({"folder": life.folder, "base": dict(life.base)}))
         return life
 
     def _ship_notes(self) -> None:
@@ -223,12 +222,6 @@ def _read_folder(path: Path) -> _ShippedTo | None:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         log.warning("%s is damaged (%s): logs are shipped from their beginning, once more", path, error)
         return None
-
-
-def _write_folder(path: Path, life: _ShippedTo) -> None:
-    draft = path.with_suffix(".tmp")
-    draft.write_text(json.dumps({"folder": life.folder, "base": dict(life.base)}))
-    os.replace(draft, path)
 
 
 def shipped_attempts(store: ObjectStore) -> list[int]:

@@ -1,7 +1,6 @@
 """What the page of a run shows, read from the files that its launcher has kept."""
 
 import json
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any, Final
 
 from ringtrain_job.logs.about import kept_about
 from ringtrain_job.logs.events import KUBERNETES, read_events
-from ringtrain_job.logs.layout import AttemptFiles
+from ringtrain_job.logs.layout import AttemptFiles, replace_whole
 from ringtrain_job.logs.printed import Voice
 from ringtrain_job.logs.reading import read_from, read_members, read_outcome, tail_position
 from ringtrain_job.logs.samples import read_samples
@@ -23,9 +22,7 @@ LOG_LINES = 5000
 
 def write_report(files: AttemptFiles, metrics: Metrics | None = None) -> None:
     """Write the attempt of `files` as one page beside its logs; `metrics`: if they are known already. OSError."""
-    draft = files.report.with_suffix(".tmp")
-    draft.write_text(page(summarize(files, metrics)), encoding="utf-8", errors="replace")
-    os.replace(draft, files.report)
+    replace_whole(files.report, page(summarize(files, metrics)))
 
 
 def summarize(files: AttemptFiles, metrics: Metrics | None = None) -> dict[str, Any]:
