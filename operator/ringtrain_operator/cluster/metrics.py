@@ -2,6 +2,7 @@
 
 from collections import Counter as Tally
 from collections.abc import Mapping
+from functools import partial
 from importlib.metadata import version
 from platform import python_version
 from typing import Any
@@ -20,61 +21,40 @@ class Metrics:
 
     def __init__(self) -> None:
         registry = self.registry = CollectorRegistry()
-        self.reconciles = Counter("ringtrain_reconciles", "Reconciles by result", ["result"], registry=registry)
+        counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
+        histogram = partial(Histogram, registry=registry)
+        self.reconciles = counter("ringtrain_reconciles", "Reconciles by result", ["result"])
         for result in ("ok", "conflict", "error", "fenced", "defect"):
             self.reconciles.labels(result)  # 0 from the beginning, so that a rate is known from the first one on
-        self.reconcile_seconds = Histogram(
-            "ringtrain_reconcile_duration_seconds", "Duration of a reconcile", registry=registry
-        )
-        self.queue_depth = Gauge("ringtrain_queue_depth", "Jobs waiting for a worker", registry=registry)
-        self.leader = Gauge("ringtrain_leader", "1 while this replica holds the lease", registry=registry)
-        self.jobs = Gauge("ringtrain_jobs", "Jobs by state", ["state"], registry=registry)
-        self.time_to_running = Histogram(
+        self.reconcile_seconds = histogram("ringtrain_reconcile_duration_seconds", "Duration of a reconcile")
+        self.queue_depth = gauge("ringtrain_queue_depth", "Jobs waiting for a worker")
+        self.leader = gauge("ringtrain_leader", "1 while this replica holds the lease")
+        self.jobs = gauge("ringtrain_jobs", "Jobs by state", ["state"])
+        self.time_to_running = histogram(
             "ringtrain_job_time_to_running_seconds",
             "From a job's creation to its first Running",
             buckets=(1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1800, 3600),
-            registry=registry,
         )
-        self.restarts = Counter(
-            "ringtrain_job_restarts",
-            "Restarts of a gang; counted: against backoffLimit",
-            ["counted"],
-            registry=registry,
-        )
+        text = "Restarts of a gang; counted: against backoffLimit"
+        self.restarts = counter("ringtrain_job_restarts", text, ["counted"])
         for counted in ("true", "false"):
             self.restarts.labels(counted)
-        self.failures = Counter(
-            "ringtrain_job_failures", "Failed attempts by reason", ["reason"], registry=registry
-        )
-        self.workers_lost = Counter(
-            "ringtrain_job_workers_lost", "Worker pods of elastic jobs that were lost", registry=registry
-        )
-        self.recoveries = Counter(
-            "ringtrain_job_recoveries",
-            "Losses after which an elastic job went on in its attempt",
-            registry=registry,
-        )
-        self.steps_lost = Counter("ringtrain_job_steps_lost", "Steps that these losses cost", registry=registry)
-        self.formations = Counter("ringtrain_job_formations", "Worlds of elastic jobs", registry=registry)
-        self.data_workers_lost = Counter(
-            "ringtrain_job_data_workers_lost", "Data workers that ended by themselves", registry=registry
-        )
-        self.evaluator_failures = Counter(
-            "ringtrain_job_evaluator_failures", "Evaluators that ended badly", registry=registry
-        )
-        self.input_stalls = Counter(
-            "ringtrain_job_input_stalls", "Times that a gang was left without any data worker", registry=registry
-        )
-        self.input_wait = Gauge(
-            "ringtrain_job_input_wait_ratio",
-            "Part of its time that a rank of the job waits for input",
-            _JOB,
-            registry=registry,
-        )
-        self.attempt = Gauge(
-            "ringtrain_job_attempt", "Attempt that a job is at which is not over", _JOB, registry=registry
-        )
-        build = Gauge("ringtrain_operator_build_info", "1", ["version", "python"], registry=registry)
+        self.failures = counter("ringtrain_job_failures", "Failed attempts by reason", ["reason"])
+        text = "Worker pods of elastic jobs that were lost"
+        self.workers_lost = counter("ringtrain_job_workers_lost", text)
+        text = "Losses after which an elastic job went on in its attempt"
+        self.recoveries = counter("ringtrain_job_recoveries", text)
+        self.steps_lost = counter("ringtrain_job_steps_lost", "Steps that these losses cost")
+        self.formations = counter("ringtrain_job_formations", "Worlds of elastic jobs")
+        text = "Data workers that ended by themselves"
+        self.data_workers_lost = counter("ringtrain_job_data_workers_lost", text)
+        self.evaluator_failures = counter("ringtrain_job_evaluator_failures", "Evaluators that ended badly")
+        text = "Times that a gang was left without any data worker"
+        self.input_stalls = counter("ringtrain_job_input_stalls", text)
+        text = "Part of its time that a rank of the job waits for input"
+        self.input_wait = gauge("ringtrain_job_input_wait_ratio", text, _JOB)
+        self.attempt = gauge("ringtrain_job_attempt", "Attempt that a job is at which is not over", _JOB)
+        build = gauge("ringtrain_operator_build_info", "1", ["version", "python"])
         build.labels(version("ringtrain-operator"), python_version()).set(1)
         ProcessCollector(registry=registry)
         self._states: dict[Key, str] = {}
