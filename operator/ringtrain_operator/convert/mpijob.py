@@ -22,8 +22,9 @@ _IMPLEMENTATIONS = ("OpenMPI", "MPICH", "Intel")
 _MPIRUNS = ("mpirun", "mpiexec", "orterun", "prterun")
 # In the container of a template that is the main one, also behind a sidecar.
 _STARTS = {"Launcher": re.compile(rf"\b({'|'.join(_MPIRUNS)}|horovodrun)\b"), "Worker": re.compile(r"\bsshd\b")}
-# What MPIJob takes where a field is not set, and we would take something else.
-_BACKOFF_LIMIT = 6
+# What kubeflow's kinds take where a field is not set, and we would take something else; of those that restart
+# without a limit, as many attempts.
+BACKOFF_LIMIT = 6
 # A 64-bit number has no more.
 _DIGITS = 19
 # What is read here beside the templates, which have a shape of their own.
@@ -53,6 +54,16 @@ _COMMAND_NOTES = {
     r"(?<!\w)/\S*/ssh\b": "there is no sshd; ssh without a path runs a command on a worker by its agent",
     r"\bhorovodrun\b": "write mpirun and the program in its place, which Horovod runs under as well",
 }
+# What kubeflow's runPolicy has, and a replica.
+POLICY = {
+    "cleanPodPolicy",
+    "suspend",
+    "ttlSecondsAfterFinished",
+    "activeDeadlineSeconds",
+    "backoffLimit",
+    *_DROPPED_POLICY,
+}
+REPLICA = {"replicas", "restartPolicy", "template"}
 # What MPIJob has where; of all else it is said that it is left out.
 _KNOWN = {
     "spec": {
@@ -64,17 +75,10 @@ _KNOWN = {
         "cleanPodPolicy",
         *_DROPPED,
     },
-    "spec.runPolicy": {
-        "cleanPodPolicy",
-        "suspend",
-        "ttlSecondsAfterFinished",
-        "activeDeadlineSeconds",
-        "backoffLimit",
-        *_DROPPED_POLICY,
-    },
+    "spec.runPolicy": POLICY,
     "spec.mpiReplicaSpecs": {"Launcher", "Worker"},
-    "spec.mpiReplicaSpecs.Launcher": {"replicas", "restartPolicy", "template"},
-    "spec.mpiReplicaSpecs.Worker": {"replicas", "restartPolicy", "template"},
+    "spec.mpiReplicaSpecs.Launcher": REPLICA,
+    "spec.mpiReplicaSpecs.Worker": REPLICA,
 }
 
 
@@ -107,7 +111,7 @@ def convert_mpijob(obj: Mapping[str, Any]) -> Converted:
         "mpi": _mpi(spec, launcher_as_worker=not all_workers),
         "worker": _worker(worker, spec, notes, more=int(all_workers)),
         "launcher": {"template": _launcher_template(launcher, spec, notes)},
-        "runPolicy": run_policy(spec, _BACKOFF_LIMIT, notes),
+        "runPolicy": run_policy(spec, BACKOFF_LIMIT, notes),
     }
     if all_workers:
         notes.append(

@@ -13,22 +13,11 @@ from typing import Any
 from ..errors import Invalid, Problem
 from ..spec.template import shape_problems
 from .metadata import Converted, carried_template, converted, unknown_fields
-from .mpijob import run_policy, take_devices, whole
+from .mpijob import BACKOFF_LIMIT, POLICY, REPLICA, run_policy, take_devices, whole
 from .torchrun import TORCHRUN, expanded_by_kubernetes, give, torch_ranks
 
 _VERSION = "kubeflow.org/v1"
-# As many attempts as an MPIJob has: restarts without a limit have no counterpart.
-_BACKOFF_LIMIT = 6
 _RETRIES_ITSELF = ("OnFailure", "Always", "ExitCode")
-_POLICY = {
-    "cleanPodPolicy",
-    "suspend",
-    "ttlSecondsAfterFinished",
-    "activeDeadlineSeconds",
-    "backoffLimit",
-    "managedBy",
-    "schedulingPolicy",
-}
 
 
 @dataclass(frozen=True)
@@ -230,7 +219,7 @@ def _run_policy(
     """Restarts in place become attempts of the gang; where no role restarts, neither does the gang."""
     policies = {role: replica.get("restartPolicy") or kind.restart for role, replica in replicas.items()}
     restarts = any(policy in _RETRIES_ITSELF for policy in policies.values())
-    made = run_policy(spec, _BACKOFF_LIMIT if restarts else 0, notes)
+    made = run_policy(spec, BACKOFF_LIMIT if restarts else 0, notes)
     if not restarts:
         if made["backoffLimit"]:
             notes.append("spec.runPolicy.backoffLimit is left out beside restartPolicy Never: a failure is final")
@@ -253,10 +242,10 @@ def _tensorflow_notes(spec: Mapping[str, Any], workers: int) -> Iterator[str]:
 
 def _unknown(spec: Mapping[str, Any], kind: _Kind) -> Iterator[str]:
     """A note for each field that the kind does not have."""
-    known = {"spec": {"runPolicy", kind.replicas, *kind.fields}, "spec.runPolicy": _POLICY}
+    known = {"spec": {"runPolicy", kind.replicas, *kind.fields}, "spec.runPolicy": POLICY}
     sections = {"spec": spec, "spec.runPolicy": spec.get("runPolicy") or {}}
     for role, replica in (spec.get(kind.replicas) or {}).items():
         path = f"spec.{kind.replicas}.{role}"
-        known[path], sections[path] = {"replicas", "restartPolicy", "template"}, replica
+        known[path], sections[path] = REPLICA, replica
     for path, section in sections.items():
         yield from unknown_fields(path, section, known[path], "there")
