@@ -10,7 +10,7 @@ import inspect
 import json
 import re
 import symtable
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType
@@ -113,7 +113,8 @@ def _is_source_of(code: CodeType, source: str) -> bool:
     """Whether `source` defines what `code` does; a file may have been changed after it was imported."""
     flags = code.co_flags & __future__.annotations.compiler_flag
     whole = compile(source, code.co_filename, "exec", flags=flags, dont_inherit=True)
-    found = next((inner for inner in _codes(whole) if inner.co_name == code.co_name), None)
+    inner = (one for one in whole.co_consts if isinstance(one, CodeType))
+    found = next((one for one in inner if one.co_name == code.co_name), None)
     if found is None:
         return False
     if any(name.startswith("@py") for name in code.co_names + code.co_varnames):
@@ -138,12 +139,6 @@ def _operations(code: CodeType) -> list[tuple[str, str]]:
     kinds = ("BINARY", "COMPARE", "CONTAINS", "IS", "UNARY")
     found = [(step.opname, step.argrepr) for step in dis.get_instructions(code)]
     return [step for step in found if step[0].startswith(kinds)]
-
-
-def _codes(code: CodeType) -> Iterator[CodeType]:
-    for inner in code.co_consts:
-        if isinstance(inner, CodeType):
-            yield inner
 
 
 def _check_names(definition: ast.FunctionDef, source: str, around: Mapping[str, Any]) -> None:

@@ -148,12 +148,9 @@ def _spec() -> dict[str, Any]:
     worker["properties"]["template"] = {"description": description, **_schema_of(PartialTemplate)}
     for rule in spec["x-kubernetes-validations"]:
         if "oldSelf" not in rule["rule"]:
-            rule["rule"] = f"has(self.templateRef) || {_grouped(rule['rule'])}"
+            cel = rule["rule"]
+            rule["rule"] = f"has(self.templateRef) || {f'({cel})' if '&&' in cel or '?' in cel else cel}"
     return spec
-
-
-def _grouped(cel: str) -> str:
-    return f"({cel})" if "&&" in cel or "?" in cel else cel
 
 
 def _schema_of(annotated: Any) -> dict[str, Any]:

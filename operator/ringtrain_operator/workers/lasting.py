@@ -34,7 +34,7 @@ def note_ended(s: Situation, decision: Decision | None) -> JobStatus:
     notes = {note.pod: note for note in s.status.ledger.ended_pods if note.pod in s.lasting_names}
     for pod in s.lasting_pods:
         before, matters = notes.get(pod.name), pod.role == "evaluator" or not s.finished
-        if pod.name not in s.lasting_names or not (matters and _ended_by_itself(pod)):
+        if pod.name not in s.lasting_names or not (matters and pod.finished and not pod_disruption(pod)):
             continue
         if before is None or before.uid != pod.uid:
             notes[pod.name] = _ended(s, pod, before)
@@ -80,10 +80,6 @@ def _is_done(s: Situation, name: str) -> bool:
 def _made_after(s: Situation, name: str) -> datetime | None:
     note = next((note for note in s.status.ledger.ended_pods if note.pod == name), None)
     return note.next_at if note is not None else None
-
-
-def _ended_by_itself(pod: PodView) -> bool:
-    return pod.finished and not pod_disruption(pod)
 
 
 def _ended(s: Situation, pod: PodView, before: EndedPod | None) -> EndedPod:

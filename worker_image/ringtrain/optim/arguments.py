@@ -37,7 +37,8 @@ def as_arrays(params: Params) -> dict[str, Flat]:
             f"params is {kind_of(params)}; expected arrays by name, as {{'w': array}}; a PyTorch model is trained "
             "by ringtrain.torch.HostOptimizer"
         )
-    arrays = {name: _native(np.asarray(array)) for name, array in pairs}
+    held = ((name, np.asarray(array)) for name, array in pairs)
+    arrays = {name: array.astype(array.dtype.newbyteorder("="), copy=False) for name, array in held}
     if len(arrays) != len(pairs):
         names = [name for name, _ in pairs]
         twice = sorted({name for name in names if names.count(name) > 1})
@@ -120,10 +121,6 @@ def grouped_rules(
 def described(value: Any) -> str:
     """What ranks compare: the repr, or the name of a function (its repr has an address in it)."""
     return value.__qualname__ if hasattr(value, "__qualname__") else repr(value)
-
-
-def _native(array: Flat) -> Flat:
-    return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
 def _pairs(params: Any) -> list[tuple[str, Any]] | None:

@@ -136,7 +136,7 @@ class RemoteAgent:
         try:
             self.process = start_child(
                 words,
-                _environment(),
+                {**os.environ, "LC_MESSAGES": "C"},  # messages that `_hint` knows
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -278,10 +278,6 @@ def portable(environment: Mapping[str, str]) -> dict[str, str]:
         for name, value in environment.items()
         if name not in _OF_A_HOST and not name.startswith(_OF_A_LOGIN)
     }
-
-
-def _environment() -> dict[str, str]:
-    return {**os.environ, "LC_MESSAGES": "C"}  # messages that `_hint` knows
 
 
 # Set anew on each host: where its secrets are, and its own address.

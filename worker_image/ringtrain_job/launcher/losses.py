@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from ringtrain_job.control.model import Failure, RankPhase, RankState
+from ringtrain_job.control.model import Failure, RankPhase
 from ringtrain_job.launcher.formation import FormationState, where
 from ringtrain_job.launcher.members import MemberProcess, Standing, WorldView
 from ringtrain_job.launcher.verdict import Exit, GangView, WorkerView, failures_by_time, first_cause
@@ -28,7 +28,7 @@ class Losses:
             if slot.instance:
                 self._workers[slot.instance] = gang.workers[slot.worker]
         for process, at in where(state, view).items():
-            if at is Standing.GONE and self._exit_of(process) is None:
+            if at is Standing.GONE and (process.slot, process.instance, process.life) not in self._exits:
                 self._note_gone(process, view, now)
 
     def cause(self, state: FormationState, gang: GangView) -> Failure | None:
@@ -41,12 +41,9 @@ class Losses:
 
     def of_slot(self, slot: int, gang: GangView) -> Failure | None:
         """How the newest process of `slot` that failed has failed."""
-        exits = [exit for exit in self._exits.values() if exit.state.rank == slot]
-        failed = [exit for exit in [*exits, *gang.exits] if exit.state.rank == slot and _failed(exit.state)]
+        exits = [exit for exit in [*self._exits.values(), *gang.exits] if exit.state.rank == slot]
+        failed = [exit for exit in exits if exit.state.phase is RankPhase.FAILED]
         return first_cause(gang, failed[-1:], []) if failed else None
-
-    def _exit_of(self, process: MemberProcess) -> Exit | None:
-        return self._exits.get((process.slot, process.instance, process.life))
 
     def _note_gone(self, process: MemberProcess, view: WorldView, now: float) -> None:
         slot = view.slots[process.slot]
@@ -55,7 +52,3 @@ class Losses:
         known = self._workers.get(process.instance, WorkerView(slot.worker, f"worker-{slot.worker}"))
         if slot.worker not in self._gone:
             self._gone[slot.worker] = replace(known, silent_since=known.silent_since or now)
-
-
-def _failed(state: RankState) -> bool:
-    return state.phase is RankPhase.FAILED

@@ -154,10 +154,6 @@ def with_warning(view: GangView, verdict: Verdict | None) -> Verdict | None:
     return replace(verdict, warning=warning)
 
 
-def _failed(state: RankState) -> bool:
-    return state.phase is RankPhase.FAILED
-
-
 def _exit_time(exit: Exit) -> tuple[float, int]:
     # Rounded to 10 ms: within it the order that the agent saw says more than clocks and the network do.
     return (round(exit.at, 2), exit.state.exit_order)
@@ -193,7 +189,7 @@ def _gone(view: GangView, failed: Sequence[Exit], now: float, patience: Patience
 
 def failures_by_time(exits: Iterable[Exit]) -> list[Exit]:
     """Of `exits` those of ranks that failed, the first one first."""
-    return sorted((exit for exit in exits if _failed(exit.state)), key=_exit_time)
+    return sorted((exit for exit in exits if exit.state.phase is RankPhase.FAILED), key=_exit_time)
 
 
 def first_cause(view: GangView, failed: Sequence[Exit], gone: Sequence[WorkerView]) -> Failure | None:
