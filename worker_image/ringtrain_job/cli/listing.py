@@ -8,7 +8,6 @@ from typing import Any
 
 import click
 
-from ringtrain_job.logs.reading import LogMissing
 from ringtrain_job.page.document import page
 from ringtrain_job.page.runs import FACTS, MOST_COMPARED, Run, compare, find_run, find_runs
 
@@ -52,10 +51,7 @@ def compare_runs(runs: tuple[str, ...], directory: Path, html: Path | None) -> N
     """
     if not 2 <= len(runs) <= MOST_COMPARED:
         raise click.UsageError(f"{len(runs)} run(s) to compare; expected 2 to {MOST_COMPARED}")
-    try:
-        found = compare([find_run(name, directory) for name in runs])
-    except LogMissing as exc:
-        raise click.ClickException(str(exc)) from exc
+    found = compare([find_run(name, directory) for name in runs])
     differences = found["differences"] or [("no difference", [])]
     _table([["", *found["runs"]], *([name, *values] for name, values in (*found["facts"], *differences))])
     if html is not None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from ringtrain.errors import ConfigurationError, StorageError, in_ranges
+from ringtrain.errors import in_ranges
 from ringtrain.shared import contract
 from ringtrain.shared.environment import Environment
 from ringtrain.shared.storage import ObjectStore
@@ -35,24 +35,21 @@ def logs(
     """
     if reports and rank is not None:
         raise click.UsageError("give one of --rank and --reports: reports of all ranks are in one file")
-    try:
-        env = Environment(os.environ)
-        wanted = _Wanted(rank, attempt, tail, reports)
-        if directory is None and (shipped := _shipped(env, wanted)) is not None:
-            if following:
-                print("ringtrain: no launcher runs here; this is what the store has", file=sys.stderr)
-            for chunk in shipped:
-                sys.stdout.buffer.write(chunk)
-                sys.stdout.buffer.flush()
-            return
-        if directory is not None or contract.ENV_JOB_NAME not in os.environ:
-            files, present = find_attempt(directory or Path("runs"), attempt), True
-            path = find_log(files, rank)
-        else:
-            files, present = _files(env, attempt)
-            path = _present_log(env, files, rank) if present else find_log(files, rank)
-    except (ConfigurationError, LogMissing, StorageError) as exc:
-        raise click.ClickException(str(exc)) from exc
+    env = Environment(os.environ)
+    wanted = _Wanted(rank, attempt, tail, reports)
+    if directory is None and (shipped := _shipped(env, wanted)) is not None:
+        if following:
+            print("ringtrain: no launcher runs here; this is what the store has", file=sys.stderr)
+        for chunk in shipped:
+            sys.stdout.buffer.write(chunk)
+            sys.stdout.buffer.flush()
+        return
+    if directory is not None or contract.ENV_JOB_NAME not in os.environ:
+        files, present = find_attempt(directory or Path("runs"), attempt), True
+        path = find_log(files, rank)
+    else:
+        files, present = _files(env, attempt)
+        path = _present_log(env, files, rank) if present else find_log(files, rank)
     path = files.metrics if reports else path
     start = 0 if tail is None else tail_position(path, tail)
     chunks = follow(path, start, files.outcome.exists) if following and present else read_from(path, start)

@@ -4,8 +4,11 @@ import difflib
 import importlib
 import logging
 import sys
+from typing import Any
 
 import click
+
+from ringtrain.errors import RingtrainError
 
 # Loaded when used, so that `ringtrain agent` does not pay for what it does not run.
 _COMMANDS = {
@@ -46,6 +49,13 @@ class _LazyGroup(click.Group):
             near = difflib.get_close_matches(args[0], _COMMANDS, n=1)
             ctx.fail(f"No such command {args[0]!r}." + (f" Did you mean {near[0]!r}?" if near else ""))
         return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """An error of ringtrain's is a message on stderr, and exit code 1."""
+        try:
+            return super().invoke(ctx)
+        except RingtrainError as exc:
+            raise click.ClickException(str(exc)) from exc
 
 
 @click.command(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

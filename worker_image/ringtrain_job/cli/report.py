@@ -4,9 +4,8 @@ from pathlib import Path
 
 import click
 
-from ringtrain.errors import ConfigurationError
 from ringtrain_job.cli.main import log_to_stderr
-from ringtrain_job.logs.reading import LogMissing, find_attempt
+from ringtrain_job.logs.reading import find_attempt
 from ringtrain_job.page.document import page
 from ringtrain_job.page.summary import summarize
 from ringtrain_job.sinks.base import SINKS, check_sink, open_sink
@@ -27,10 +26,7 @@ def report(directory: Path, attempt: int | None, to: Path | None) -> None:
     Its curves, attempts, ranks, the first failure and the log are in the file, which needs no network and no other
     file to be read. Numbers between 0 and infinity alone can be drawn: NaN has no place in a curve.
     """
-    try:
-        files = find_attempt(directory, attempt)
-    except LogMissing as exc:
-        raise click.ClickException(str(exc)) from exc
+    files = find_attempt(directory, attempt)
     place = to or files.report
     try:
         run = summarize(files)
@@ -56,11 +52,8 @@ def export(directory: Path, name: str, attempt: int | None, follow: bool, ranks:
     'ringtrain[mlflow]'.
     """
     log_to_stderr("export")
-    try:
-        check_sink(name, "--to")
-        files = find_attempt(directory, attempt)
-    except (LogMissing, ConfigurationError) as exc:
-        raise click.ClickException(str(exc)) from exc
+    check_sink(name, "--to")
+    files = find_attempt(directory, attempt)
     sink = open_sink(name, attempt_of(files, ranks))
     problem = Feed(name, sink, files).run(lambda: not follow or is_ended(files))
     if problem:

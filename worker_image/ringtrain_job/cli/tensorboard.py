@@ -12,7 +12,7 @@ import click
 
 from ringtrain.shared.processes import die_with_parent
 from ringtrain_job.logs.layout import AttemptFiles
-from ringtrain_job.logs.reading import LogMissing, find_attempt, follow, read_from
+from ringtrain_job.logs.reading import find_attempt, follow, read_from
 from ringtrain_job.sinks.tensorboard import EventFiles
 
 
@@ -35,10 +35,7 @@ def tensorboard(directory: Path, attempt: int | None, to: Path | None, port: int
     """
     if find_spec("tensorboard") is None:
         raise click.ClickException("TensorBoard is not installed here: pip install 'ringtrain[tensorboard]'")
-    try:
-        files = find_attempt(directory, attempt)
-    except LogMissing as exc:
-        raise click.ClickException(str(exc)) from exc
+    files = find_attempt(directory, attempt)
     place = to or files.directory / "tensorboard"
     with ExitStack() as stack:
         try:

@@ -14,7 +14,6 @@ import click
 from ringtrain.shared.ports import PortTaken
 from ringtrain_job.launcher.http import HttpServer
 from ringtrain_job.launcher.page_server import PageServer, answer, begin
-from ringtrain_job.logs.reading import LogMissing
 from ringtrain_job.page.access import Access, kept_page, page_token
 from ringtrain_job.page.document import page, runs_page
 from ringtrain_job.page.runs import RUNNING, Run, find_run, find_runs
@@ -43,10 +42,7 @@ def ui(run: str | None, directory: Path, port: int, opens: bool) -> None:
     shows it, live; of any other run the page shows what its files hold. The link works on this machine, for who
     has it.
     """
-    try:
-        shown = None if run is None else find_run(run, directory)
-    except LogMissing as exc:
-        raise click.ClickException(str(exc)) from exc
+    shown = None if run is None else find_run(run, directory)
     if shown is not None and shown.files.directory.resolve() not in _folders(directory):
         directory = shown.files.directory.parent  # a folder elsewhere
     secret = secrets.token_hex(32)

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 from support.needs import need
 
-from ringtrain_job.cli.tensorboard import tensorboard
+from ringtrain_job.cli.main import main
 
 need("tensorboard")
 
@@ -33,7 +33,7 @@ def kept(folder: Path, *rows: dict[str, Any]) -> Path:
 
 def convert(folder: Path, *words: str) -> str:
     """What the command prints."""
-    done = CliRunner().invoke(tensorboard, [str(folder / "runs"), "--convert", *words])
+    done = CliRunner().invoke(main, ["tensorboard", str(folder / "runs"), "--convert", *words])
     assert done.exit_code == 0, done.output
     return done.output.strip()
 
@@ -84,6 +84,6 @@ def test_a_second_time_replaces_the_first(tmp_path: Path) -> None:
 def test_no_run_is_an_error(tmp_path: Path) -> None:
     """With what was looked for."""
     (tmp_path / "runs").mkdir()
-    done = CliRunner().invoke(tensorboard, [str(tmp_path / "runs"), "--convert"])
+    done = CliRunner().invoke(main, ["tensorboard", str(tmp_path / "runs"), "--convert"])
     assert done.exit_code == 1
     assert "has no job.log in it or below" in done.output

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 from support.small_job import environment
 
-from ringtrain_job.cli.logs import logs
+from ringtrain_job.cli.main import main
 from ringtrain_job.logs.layout import AttemptFiles
 from ringtrain_job.logs.reading import LogMissing, find_log, follow, read_from, tail_position
 
@@ -83,7 +83,7 @@ def test_the_command_prints_it(
 ) -> None:
     """`ringtrain logs` in the launcher's container, whose environment names job, attempt and store."""
     files.outcome.write_text("{}")
-    done = CliRunner().invoke(logs, arguments, env={**ENV, "RINGTRAIN_LOG_DIR": str(tmp_path)})
+    done = CliRunner().invoke(main, ["logs", *arguments], env={**ENV, "RINGTRAIN_LOG_DIR": str(tmp_path)})
     assert done.exit_code == code
     assert done.output.startswith(expected)
     assert code or done.output == expected
@@ -111,9 +111,9 @@ def test_the_newest_run_of_a_directory(
         files.job_log.write_bytes(b"[0] %s\n" % name)
         files.rank_log(0).write_bytes(b"%s\n" % name)
         os.utime(files.job_log, (at, at))
-    result = CliRunner(env={"RINGTRAIN_JOB_NAME": None}).invoke(logs, list(words))
+    result = CliRunner(env={"RINGTRAIN_JOB_NAME": None}).invoke(main, ["logs", *words])
     assert (result.exit_code, result.stdout) == (0, expected)
-    result = CliRunner(env={"RINGTRAIN_JOB_NAME": None}).invoke(logs, ["runs/old-1", "--rank", "4"])
+    result = CliRunner(env={"RINGTRAIN_JOB_NAME": None}).invoke(main, ["logs", "runs/old-1", "--rank", "4"])
     assert "rank-0004.log is not there: ranks that have written something are 0" in result.stderr
-    result = CliRunner(env={"RINGTRAIN_JOB_NAME": None}).invoke(logs, ["runs", "--attempt", "4"])
+    result = CliRunner(env={"RINGTRAIN_JOB_NAME": None}).invoke(main, ["logs", "runs", "--attempt", "4"])
     assert "has no job.log of attempt 4 in it or below" in result.stderr

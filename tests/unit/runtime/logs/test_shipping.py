@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from support.objectstore import BUCKET, Proxy, Server, wait_until
 
 from ringtrain.shared.storage import ObjectStore
-from ringtrain_job.cli.logs import logs
+from ringtrain_job.cli.main import main
 from ringtrain_job.logs import shipping
 from ringtrain_job.logs.journal import Stream
 from ringtrain_job.logs.layout import AttemptFiles
@@ -62,9 +62,9 @@ def test_all_is_in_the_store_at_the_end(
     assert _read(uri, "rank-0000.log", tail=0) == b""
     assert shipped_attempts(ObjectStore(uri)) == [1]
     _in_a_pod_without_files(monkeypatch, uri, tmp_path)
-    found = CliRunner().invoke(logs, ["--rank", "1"])
+    found = CliRunner().invoke(main, ["logs", "--rank", "1"])
     assert (found.exit_code, found.stdout_bytes) == (0, b"other\n")
-    missing = CliRunner().invoke(logs, ["--rank", "1", "--attempt", "7"])
+    missing = CliRunner().invoke(main, ["logs", "--rank", "1", "--attempt", "7"])
     assert missing.exit_code == 1
     assert "it has logs of attempts 1" in missing.output
 
@@ -207,12 +207,12 @@ def test_reports_and_ranks_that_wrote_nothing(tmp_path: Path, monkeypatch: pytes
     assert _ship(uri, store).finish(60) is None
     store.close()
     _in_a_pod_without_files(monkeypatch, uri, tmp_path)
-    assert json.loads(CliRunner().invoke(logs, ["--reports"]).stdout)["step"] == 4
-    followed = CliRunner().invoke(logs, ["--follow"])
+    assert json.loads(CliRunner().invoke(main, ["logs", "--reports"]).stdout)["step"] == 4
+    followed = CliRunner().invoke(main, ["logs", "--follow"])
     assert (followed.exit_code, followed.stdout) == (0, "[0] line\n")
     assert "no launcher runs here" in followed.stderr
-    assert CliRunner().invoke(logs, ["--rank", "2"]).stdout == ""
-    assert CliRunner().invoke(logs, ["--rank", "3"]).exit_code == 1
+    assert CliRunner().invoke(main, ["logs", "--rank", "2"]).stdout == ""
+    assert CliRunner().invoke(main, ["logs", "--rank", "3"]).exit_code == 1
 
 
 def test_no_line_of_a_write_under_way_is_shipped(tmp_path: Path) -> None:
