@@ -51,6 +51,14 @@ def signal_handler(handler: Callable[[int, Any], None], *numbers: int) -> Iterat
             signal.signal(number, previous)
 
 
+def signal_name(number: int) -> str:
+    """SIGTERM for 15; of one without a name, as real-time signals are, the number."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
 def become_subreaper() -> None:
     """Make orphaned descendants of this process its children, as they are for PID 1."""
     _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)

@@ -11,7 +11,15 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ringtrain.shared.processes import RankProcess, is_stopped, kill_descendants, reap, signal_group, start_rank
+from ringtrain.shared.processes import (
+    RankProcess,
+    is_stopped,
+    kill_descendants,
+    reap,
+    signal_group,
+    signal_name,
+    start_rank,
+)
 from ringtrain_job.control.model import ENDED, RankPhase, RankState, Reason
 
 _SWEEP_S = 5.0
@@ -254,7 +262,7 @@ class Ranks:
                 life.state,
                 phase=phase,
                 exit_code=128 - code if code < 0 else code,
-                signal=_signal_name(-code) if code < 0 else "",
+                signal=signal_name(-code) if code < 0 else "",
                 exit_order=self._exits,
                 parked=False,
                 message=life.reason if phase is RankPhase.STOPPED else "",
@@ -279,13 +287,6 @@ class Ranks:
         )
         with self._lock:
             self._lives[state.rank] = _Life(state, None, time.monotonic())
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:  # a real-time signal
-        return f"signal {number}"
 
 
 def exit_phase(code: int, sent: Set[int]) -> RankPhase:

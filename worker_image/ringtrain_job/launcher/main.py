@@ -47,7 +47,7 @@ from ringtrain_job.logs.layout import AttemptFiles
 from ringtrain_job.logs.shipping import LogShipping, Unshipped
 from ringtrain_job.logs.store import LogStore
 from ringtrain_job.page.access import Access, keep_page, page_token
-from ringtrain_job.sinks.process import SinkProcesses
+from ringtrain_job.sinks.feed import SinkProcesses
 
 log = logging.getLogger(__name__)
 

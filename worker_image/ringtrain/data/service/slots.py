@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import select
-import signal
 import socket
 import subprocess
 import sys
@@ -18,7 +17,7 @@ from typing import Final
 
 from ringtrain.data.service.frames import CHUNK_BYTES, Answer, LoadRequest, places
 from ringtrain.shared.framing import receive_frame, send_frame
-from ringtrain.shared.processes import end_child, is_stopped, start_child
+from ringtrain.shared.processes import end_child, is_stopped, signal_name, start_child
 
 log = logging.getLogger(__name__)
 
@@ -231,13 +230,6 @@ class Slot:
         assert self._process is not None
         self._end()
         code = self._process.returncode
-        how = f"was killed by {_signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
+        how = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
         log.warning("loader process %d %s", self._index, how)
         return how
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

@@ -21,15 +21,15 @@ from ringtrain.errors import ConfigurationError
 from ringtrain.shared import contract
 from ringtrain.shared.address import host_port, own_address
 from ringtrain.shared.authentication import Claim
-from ringtrain.shared.processes import signal_group, start_child
+from ringtrain.shared.processes import end_child, signal_group, start_child
 from ringtrain.shared.rpc import Peer, dial
+from ringtrain_job.agent.mpi.worker import registry_variables
 from ringtrain_job.control.model import Registration
 from ringtrain_job.launcher.config import LauncherConfig
 from ringtrain_job.launcher.mpi.broker import Broker
 from ringtrain_job.launcher.mpi.command_line import MpirunLine, is_mpirun, parse, refuse_sizes
 from ringtrain_job.launcher.mpi.hosts import Paths, daemon_command, host_names, hostfile, mpirun_environment
 from ringtrain_job.launcher.mpi.mpirun_shim import by_shim, login_path, named_mpirun, write_mpirun_shims
-from ringtrain_job.launcher.mpi.own_agent import OwnAgent
 from ringtrain_job.launcher.mpi.remote import DaemonNotStarted, RemoteDaemon
 from ringtrain_job.launcher.mpi.verdict import CommandEnd, DaemonEnd
 from ringtrain_job.mpi.implementation import find_mpirun
@@ -146,7 +146,7 @@ class MpiJob:
                 self._process.wait(grace_s)
         self._signal(signal.SIGKILL)
 
-    def _start_own_agent(self) -> OwnAgent:
+    def _start_own_agent(self) -> "OwnAgent":
         agent = OwnAgent(self._directory / "agent", self._config.workers - 1, self._config.port, os.environ)
         self._stack.callback(agent.close, self._config.settle_s)
         return agent
@@ -210,3 +210,29 @@ class MpiJob:
     def _signal(self, number: int) -> None:
         if self._process is not None and self._process.poll() is None:
             signal_group(self._process.pid, number)
+
+
+class OwnAgent:
+    """The launcher as a worker: an agent beside it in its pod, the last of the gang.
+
+    `directory`: where it makes its registry, so that an mpirun beside it finds it there.
+    """
+
+    def __init__(self, directory: Path, index: int, port: int, inherited: Mapping[str, str]) -> None:
+        self._directory = directory
+        own = {
+            contract.ENV_ROLE: contract.ROLE_WORKER,
+            contract.ENV_WORKER_INDEX: str(index),
+            contract.ENV_LAUNCHER_ADDRESS: host_port(inherited.get(contract.ENV_POD_IP) or "127.0.0.1", port),
+            contract.ENV_MPI_REGISTRY_DIRECTORY: str(directory),
+            contract.ENV_TERMINATION_MESSAGE_PATH: os.devnull,  # the pod's last output are the launcher's
+        }
+        self._process = start_child([sys.executable, "-m", "ringtrain", "agent"], {**inherited, **own})
+
+    def variables(self) -> dict[str, str]:
+        """Variables by which the ranks that mpirun starts in this pod find the agent's registry."""
+        return registry_variables(self._directory)
+
+    def close(self, grace_s: float) -> None:
+        """Wait for the agent, which the launcher has released, and end it if it does not."""
+        end_child(self._process, grace_s)
