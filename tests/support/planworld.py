@@ -156,17 +156,27 @@ class World:
         self.now += timedelta(**seconds)
         self.settle()
 
+    def go_on(self, **seconds: float) -> None:
+        """What is being deleted has ended; then time passes, if any. Settled before and after."""
+        self.settle()
+        self.pods_go()
+        self.run(**seconds)
+
     def start_gang(self, step: int = 0) -> None:
         """All pods run, all agents are registered, the launcher says so."""
         self.settle()
-        for name in self.pods:
-            self.pod_runs(name)
+        self.pods_run()
         self.launcher_says("Running", step)
         self.settle()
 
     def pod_runs(self, name: str) -> None:
         """A kubelet has started the pod."""
         self._post(name, "Running", {"running": {}})
+
+    def pods_run(self) -> None:
+        """Kubelets have started every pod."""
+        for name in self.pods:
+            self.pod_runs(name)
 
     def pod_finds_no_node(self, name: str, message: str) -> None:
         """The scheduler has found no node for the pod."""
@@ -231,7 +241,6 @@ class World:
     def world_is(self, formation: int, ranks: int, **more: Any) -> None:
         """What an elastic job's launcher says of its world from now on."""
         self.launcher_says("Running")
-        assert self.report is not None
         wanted = self.status.ledger.attempt_workers
         self.report["elastic"] = {
             "formation": formation,
@@ -270,6 +279,11 @@ class World:
         """The user changes the spec."""
         self.job["spec"].update(spec)
         self.job["metadata"]["generation"] += 1
+
+    def scale(self, workers: int) -> None:
+        """The user changes the number of workers."""
+        self.job["spec"]["worker"]["replicas"] = workers
+        self.change()
 
     def name(self, suffix: str) -> str:
         """Full name of a pod."""
@@ -319,7 +333,6 @@ class World:
             self.made.append((name, int(incarnation), obj["metadata"]["uid"]))
 
     def _change_workload(self, change: WorkloadChange) -> None:
-        assert self.kueue is not None
         self.kueue.change(change, dict(self.pods))
 
     def harm(self, name: str) -> None:

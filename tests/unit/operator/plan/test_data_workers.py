@@ -31,7 +31,6 @@ def served(replicas: int = 2, autoscale: dict[str, Any] | None = None, **spec: A
 def input_is(w: World, waited: float | None, *registered: int) -> None:
     """What the launcher says of its data workers from now on."""
     w.launcher_says("Running", 12)
-    assert w.report is not None
     workers = [{"index": i, "pod": w.name(f"data-{i}"), "registered": True} for i in registered]
     w.report["data"] = {"wanted": 2, "registered": len(registered), "workers": workers, "waitFraction": waited}
 
@@ -46,6 +45,11 @@ def shape(w: World) -> tuple[int, int, float | None]:
     assert w.status.data_workers is not None
     found = w.status.data_workers
     return found.desired, found.ready, found.wait_fraction
+
+
+@pytest.fixture
+def w() -> World:
+    return served()
 
 
 def test_they_are_made_with_the_gang_and_after_it() -> None:
@@ -71,9 +75,8 @@ def test_the_gang_waits_for_none_of_them() -> None:
 
 
 @pytest.mark.parametrize("how", ["failed", "ended well", "evicted", "deleted", "gone"])
-def test_one_that_is_lost_is_made_anew_and_nothing_else_changes(how: str) -> None:
+def test_one_that_is_lost_is_made_anew_and_nothing_else_changes(w: World, how: str) -> None:
     """However it went: the attempt, its restarts, and all other pods stay."""
-    w = served()
     before = w.uids()
     victim = NAMES[1]
     match how:
@@ -87,17 +90,14 @@ def test_one_that_is_lost_is_made_anew_and_nothing_else_changes(how: str) -> Non
             w.user_deletes(victim)
         case "gone":
             del w.pods[victim]
-    w.settle()
-    w.pods_go()
-    w.settle()
+    w.go_on()
     assert {name for name, uid in w.uids().items() if before[name] != uid} == {victim}
     assert (w.status.attempt, w.status.restarts, w.status.disruptions, w.status.state) == (1, 0, 0, "Running")
     assert len(w.messages("DataWorkerLost")) == (how in ("failed", "ended well"))
 
 
-def test_one_that_ends_again_and_again_waits_longer_each_time() -> None:
+def test_one_that_ends_again_and_again_waits_longer_each_time(w: World) -> None:
     """At once after the first end, 1 s after the second, 2 s after the third, up to 300 s."""
-    w = served()
     pauses = []
     for _ in range(12):
         w.pod_ends(NAMES[0], 1)
@@ -110,9 +110,8 @@ def test_one_that_ends_again_and_again_waits_longer_each_time() -> None:
     assert pauses == [0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300]
 
 
-def test_the_plan_asks_to_be_woken_for_the_next_pod() -> None:
+def test_the_plan_asks_to_be_woken_for_the_next_pod(w: World) -> None:
     """Nothing else may happen meanwhile."""
-    w = served()
     for _ in range(5):
         w.pod_ends(NAMES[0], 1)
         w.settle()
@@ -123,9 +122,8 @@ def test_the_plan_asks_to_be_woken_for_the_next_pod() -> None:
 
 
 @pytest.mark.parametrize("writes", range(4))
-def test_an_end_counts_once_wherever_the_operator_dies(writes: int) -> None:
+def test_an_end_counts_once_wherever_the_operator_dies(w: World, writes: int) -> None:
     """Noted before the pod is deleted: who looks next neither counts it again nor forgets it."""
-    w = served()
     w.pod_ends(NAMES[0], 1)
     w.apply(w.plan(), writes=writes)
     w.settle()
@@ -134,24 +132,8 @@ def test_an_end_counts_once_wherever_the_operator_dies(writes: int) -> None:
     assert NAMES[0] in w.pods
 
 
-def test_they_outlive_attempts() -> None:
-    """The gang restarts; they, and the Secret that they mount, stay."""
-    w = served()
-    before = w.uids()
-    w.launcher_ends(1)
-    w.settle()
-    w.pods_go()
-    assert data_pods(w) == NAMES
-    w.run(seconds=5)
-    assert w.status.attempt == 2
-    assert {name: w.uids()[name] for name in NAMES} == {name: before[name] for name in NAMES}
-    secrets = [ref.name for ref in w.objects if ref.kind == "Secret"]
-    assert len(secrets) == 1
-
-
-def test_an_operator_that_remembers_nothing_keeps_their_secret() -> None:
+def test_an_operator_that_remembers_nothing_keeps_their_secret(w: World) -> None:
     """Between attempts only they show that the Secret is the job's own."""
-    w = served()
     w.launcher_ends(1)
     w.settle()
     w.pods_go()
@@ -161,35 +143,28 @@ def test_an_operator_that_remembers_nothing_keeps_their_secret() -> None:
     assert w.status.ledger.credentials == 0
 
 
-def test_strangers_to_the_gang_are_replaced() -> None:
+def test_strangers_to_the_gang_are_replaced(w: World) -> None:
     """One that mounts another Secret than the gang could not register."""
-    w = served()
     w.pods[NAMES[0]]["spec"]["volumes"][0]["secret"]["secretName"] = "digits-older"
     before = w.uids()
-    w.settle()
-    w.pods_go()
-    w.settle()
+    w.go_on()
     assert w.uids()[NAMES[0]] != before[NAMES[0]]
 
 
-def test_replicas_may_change_in_life() -> None:
+def test_replicas_may_change_in_life(w: World) -> None:
     """More are added, the last ones are taken away; the gang does not notice."""
-    w = served()
     gang = {name: uid for name, uid in w.uids().items() if name not in NAMES}
     w.change(dataWorkers={"replicas": 4})
     w.settle()
     assert len(data_pods(w)) == 4
     w.change(dataWorkers={"replicas": 1})
-    w.settle()
-    w.pods_go()
-    w.settle()
+    w.go_on()
     assert data_pods(w) == NAMES[:1]
     assert gang.items() <= w.uids().items()
 
 
-def test_all_lost_is_said() -> None:
+def test_all_lost_is_said(w: World) -> None:
     """InputStalled names the pod and what became of it, as an event, too; it passes with the first one back."""
-    w = served()
     for name in NAMES:
         w.pod_ends(name, 1, "MemoryError: decoding")
     input_is(w, 1.0)
@@ -208,27 +183,13 @@ def test_all_lost_is_said() -> None:
     assert len(w.messages("InputServed")) == 1
 
 
-def test_data_workers_that_fell_silent_are_no_mere_start() -> None:
-    """They run, and the launcher has lost them: said, as an event, too."""
-    w = served()
-    input_is(w, 1.0)
-    w.settle()
-    status, reason, message = condition(w, "InputStalled")
-    assert (status, reason) == ("True", "DataWorkersSilent")
-    assert message.endswith("digits-data-0, digits-data-1 run, and the launcher hears nothing of them any more")
-    assert w.messages("InputStalled") == [message]
-
-
-def test_another_attempts_launcher_has_to_hear_of_them_first() -> None:
+def test_another_attempts_launcher_has_to_hear_of_them_first(w: World) -> None:
     """Until then they are starting, whatever became of one long ago; nobody is alarmed."""
-    w = served()
     w.pod_ends(NAMES[0], 1)
     w.settle()
     w.pod_runs(NAMES[0])
     w.launcher_ends(1)
-    w.settle()
-    w.pods_go()
-    w.run(seconds=5)
+    w.go_on(seconds=5)
     for name in ("digits-launcher", "digits-worker-0", "digits-worker-1"):
         w.pod_runs(name)
     input_is(w, None)
@@ -238,9 +199,8 @@ def test_another_attempts_launcher_has_to_hear_of_them_first() -> None:
     assert w.messages("InputStalled") == []
 
 
-def test_what_keeps_them_away_is_said_in_the_words_of_who_does() -> None:
+def test_what_keeps_them_away_is_said_in_the_words_of_who_does(w: World) -> None:
     """A scheduler, a kubelet, or the API."""
-    w = served()
     for name in NAMES:
         w.pod_waits(name, "ImagePullBackOff", "no such image")
     input_is(w, None)
@@ -255,17 +215,15 @@ def test_what_keeps_them_away_is_said_in_the_words_of_who_does() -> None:
     assert condition(w, "Running")[:2] == ("True", "GangRunning")
 
 
-def test_running_without_having_registered_is_not_ready() -> None:
+def test_running_without_having_registered_is_not_ready(w: World) -> None:
     """The launcher knows better than the kubelet."""
-    w = served()
     input_is(w, 0.9, 1)
     w.settle()
     assert shape(w) == (2, 1, 0.9)
 
 
-def test_the_wait_is_in_the_status() -> None:
+def test_the_wait_is_in_the_status(w: World) -> None:
     """As a figure, and in words from 5 % on."""
-    w = served()
     input_is(w, 0.231, 0, 1)
     w.settle()
     assert shape(w) == (2, 2, 0.23)
@@ -276,25 +234,21 @@ def test_the_wait_is_in_the_status() -> None:
 
 
 @pytest.mark.parametrize("waited", [True, "0.5", float("nan"), float("inf"), [0.5], None])
-def test_a_wait_that_is_no_number_is_none(waited: Any) -> None:
+def test_a_wait_that_is_no_number_is_none(w: World, waited: Any) -> None:
     """A launcher of another version breaks no status."""
-    w = served()
     input_is(w, waited, 0, 1)
     w.settle()
     assert shape(w) == (2, 2, None)
 
 
-def test_suspended_there_are_none_and_resumed_they_begin_anew() -> None:
+def test_suspended_there_are_none_and_resumed_they_begin_anew(w: World) -> None:
     """What had ended before is forgotten."""
-    w = served()
     for _ in range(3):
         w.pod_ends(NAMES[0], 1)
         w.settle()
         w.run(seconds=5)
     w.change(runPolicy={"suspend": True})
-    w.settle()
-    w.pods_go()
-    w.run(seconds=40)
+    w.go_on(seconds=40)
     w.pods_go()
     w.settle()
     assert w.pods == {}
@@ -313,18 +267,15 @@ def test_they_end_with_the_job(policy: str, code: int) -> None:
     w.launcher_ends(code)
     for index in (0, 1):
         w.pod_ends(f"digits-worker-{index}", code)
-    w.settle()
-    w.pods_go()
-    w.settle()
+    w.go_on()
     assert w.status.finished
     assert data_pods(w) == []
     assert shape(w)[:2] == (0, 0)
     assert w.messages("DataWorkerLost") == []
 
 
-def test_a_job_that_gives_way_keeps_none() -> None:
+def test_a_job_that_gives_way_keeps_none(w: World) -> None:
     """It waits without pods, theirs among them."""
-    w = served()
     w.job["status"]["ledger"]["queuedSince"] = "2026-01-01T00:00:00Z"
     for name in [name for name in w.pods if name not in NAMES]:
         del w.pods[name]
@@ -339,7 +290,6 @@ def test_kueue_admits_them_with_the_job() -> None:
     data = {"replicas": 2, "autoscale": {"maxReplicas": 3}}
     w = World(job(scheduling={"queue": "research"}, dataWorkers=data), kueue=kueue)
     w.settle()
-    assert kueue.workload is not None
     sets = {p["name"]: p["count"] for p in kueue.workload["spec"]["podSets"]}
     assert sets == {"launcher": 1, "workers": 2, "data": 3}
     kueue.admit()
@@ -375,8 +325,7 @@ def test_autoscale_adds_and_takes_away() -> None:
     input_is(w, 0.0, 0, 1, 2, 3)
     w.settle()
     w.run(seconds=300)
-    w.pods_go()
-    w.settle()
+    w.go_on()
     assert len(data_pods(w)) == 3
     w.run(seconds=600)
     w.pods_go()
@@ -427,9 +376,7 @@ def test_left_to_itself_a_job_has_the_data_workers_that_it_wants(story: list[tup
         w.apply(w.plan(), writes=writes)
     w.change(runPolicy={"backoffLimit": 1000, "suspend": False})
     for _ in range(8):
-        w.settle()
-        w.pods_go()
-        w.run(seconds=301)
+        w.go_on(seconds=301)
     wanted = w.job["spec"]["dataWorkers"]["replicas"]
     assert data_pods(w) == [f"digits-data-{index}" for index in range(wanted)]
     assert w.status.restarts <= gang_failures

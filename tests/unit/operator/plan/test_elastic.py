@@ -15,6 +15,12 @@ VICTIM = "digits-worker-1"
 LAUNCHER = "digits-launcher"
 
 
+@pytest.fixture
+def w() -> World:
+    """An elastic job of three workers whose first formation runs."""
+    return elastic()
+
+
 def incarnation(w: World, name: str = VICTIM) -> int:
     """Which pod of its name it is."""
     return int(w.pods[name]["metadata"]["labels"][contract.LABEL_INCARNATION])
@@ -25,17 +31,15 @@ def replaced(w: World, before: dict[str, str]) -> set[str]:
     return {name for name, uid in w.uids().items() if before.get(name) != uid}
 
 
-def test_first_pods_are_first_incarnations() -> None:
+def test_first_pods_are_first_incarnations(w: World) -> None:
     """Every worker begins with 1, and so does the launcher."""
-    w = elastic()
     assert [incarnation(w, name) for name in sorted(w.pods)] == [1, 1, 1, 1]
     assert w.status.state == "Running"
 
 
 @pytest.mark.parametrize("how", ["deleted", "evicted", "gone", "failed"])
-def test_a_lost_worker_is_made_anew_within_the_attempt(how: str) -> None:
+def test_a_lost_worker_is_made_anew_within_the_attempt(w: World, how: str) -> None:
     """However it was lost: same attempt, the next incarnation, and no other pod is touched."""
-    w = elastic()
     before = w.uids()
     match how:
         case "deleted":
@@ -47,21 +51,18 @@ def test_a_lost_worker_is_made_anew_within_the_attempt(how: str) -> None:
         case "failed":
             w.pod_ends(VICTIM, 137, reason="OOMKilled")
     w.run(seconds=6)
-    w.pods_go()
-    w.settle()
+    w.go_on()
     assert replaced(w, before) == {VICTIM}
     assert incarnation(w) == 2
     assert (w.status.attempt, w.status.restarts, w.status.disruptions) == (1, 0, 0)
     assert w.status.state == "Running"
     (text,) = w.messages("WorkerLost")
     assert VICTIM in text
-    assert w.status.elastic is not None
     assert w.status.elastic.lost_workers == 1
 
 
-def test_a_pod_that_is_ending_is_waited_for() -> None:
+def test_a_pod_that_is_ending_is_waited_for(w: World) -> None:
     """A worker's next pod is made when the one before is gone: never two at a time."""
-    w = elastic()
     before = w.uids()
     w.user_deletes(VICTIM)
     w.run(seconds=5)
@@ -71,9 +72,8 @@ def test_a_pod_that_is_ending_is_waited_for() -> None:
     assert replaced(w, before) == {VICTIM}
 
 
-def test_a_worker_that_failed_waits_for_the_launchers_word() -> None:
+def test_a_worker_that_failed_waits_for_the_launchers_word(w: World) -> None:
     """Agents end when the attempt does, the launcher after them: then the attempt has failed, not its workers."""
-    w = elastic()
     w.pod_ends(VICTIM, 1)
     w.settle()
     assert VICTIM in w.pods
@@ -84,9 +84,8 @@ def test_a_worker_that_failed_waits_for_the_launchers_word() -> None:
     assert w.messages("WorkerLost") == []
 
 
-def test_workers_that_the_launcher_stopped_wait_longer() -> None:
+def test_workers_that_the_launcher_stopped_wait_longer(w: World) -> None:
     """Exit code 75 says that the attempt ends."""
-    w = elastic()
     w.pod_ends(VICTIM, contract.EXIT_GANG_STOPPED)
     w.run(seconds=20)
     assert w.messages("WorkerLost") == []
@@ -94,9 +93,8 @@ def test_workers_that_the_launcher_stopped_wait_longer() -> None:
     assert len(w.messages("WorkerLost")) == 1
 
 
-def test_a_worker_that_ended_well_is_left_alone() -> None:
+def test_a_worker_that_ended_well_is_left_alone(w: World) -> None:
     """Its ranks are through; the others go on to their end."""
-    w = elastic()
     before = w.uids()
     w.pod_ends(VICTIM, 0)
     w.run(hours=1)
@@ -104,10 +102,8 @@ def test_a_worker_that_ended_well_is_left_alone() -> None:
     assert w.status.state == "Running"
 
 
-def test_a_silent_worker_is_deleted() -> None:
+def test_a_silent_worker_is_deleted(w: World) -> None:
     """A pod that runs and whose agent the launcher has given up is made anew."""
-    w = elastic()
-    assert w.report is not None
     w.report["workers"][1]["lost"] = True
     w.settle()
     assert "deletionTimestamp" in w.pods[VICTIM]["metadata"]
@@ -117,10 +113,8 @@ def test_a_silent_worker_is_deleted() -> None:
 
 
 @pytest.mark.parametrize("incarnation", [1, 2], ids=["its-agent", "another-pods"])
-def test_a_worker_has_joined_by_what_is_said_of_its_own_agent(incarnation: int) -> None:
+def test_a_worker_has_joined_by_what_is_said_of_its_own_agent(w: World, incarnation: int) -> None:
     """Only a worker that has joined is deleted when it falls silent: one that never registered is waited for."""
-    w = elastic()
-    assert w.report is not None
     w.job["status"]["ledger"]["incarnations"]["joined"] = [False] * 3
     w.report["workers"] = [{"index": 0, "to": 2, "incarnation": incarnation, "registered": True, "lost": False}]
     w.settle()
@@ -147,9 +141,8 @@ def lose_launcher(w: World, how: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["deleted", "evicted", "gone", "killed", "asked-to-stop"])
-def test_a_lost_launcher_is_made_anew_within_the_attempt(how: str) -> None:
+def test_a_lost_launcher_is_made_anew_within_the_attempt(w: World, how: str) -> None:
     """However its pod was lost: the next incarnation, told where the world was; no worker and no counter moves."""
-    w = elastic()
     before = w.uids()
     lose_launcher(w, how)
     status, reason, message = condition(w, "Degraded")
@@ -172,14 +165,12 @@ def test_a_lost_launcher_is_made_anew_within_the_attempt(how: str) -> None:
     (text,) = w.messages("LauncherLost")
     assert text.startswith(LAUNCHER)
     assert text.endswith("; it is made anew")
-    assert w.status.elastic is not None
     assert w.status.elastic.lost_workers == 0
     assert w.messages("WorkerLost") == []
 
 
-def test_a_launcher_that_does_not_come_back_restarts_the_gang_uncounted() -> None:
+def test_a_launcher_that_does_not_come_back_restarts_the_gang_uncounted(w: World) -> None:
     """When its agents have waited for startTimeoutSeconds: a new pod that knows nothing by then is none."""
-    w = elastic()
     lose_launcher(w, "gone")
     w.run(seconds=590)
     assert (w.status.attempt, incarnation(w, LAUNCHER)) == (1, 2)
@@ -188,13 +179,11 @@ def test_a_launcher_that_does_not_come_back_restarts_the_gang_uncounted() -> Non
     w.run(seconds=11)
     assert (w.status.attempt, w.status.restarts, w.status.disruptions) == (2, 0, 1)
     found = w.status.condition("Restarting")
-    assert found is not None
     assert "no new one has learned the world within 600 s" in found.message
 
 
-def test_a_launcher_that_is_lost_with_all_workers_restarts_the_gang_uncounted() -> None:
+def test_a_launcher_that_is_lost_with_all_workers_restarts_the_gang_uncounted(w: World) -> None:
     """Nobody is left who knows the world."""
-    w = elastic()
     for name in list(w.pods):
         w.user_deletes(name)
     w.report = None
@@ -202,9 +191,8 @@ def test_a_launcher_that_is_lost_with_all_workers_restarts_the_gang_uncounted() 
     assert (w.status.attempt, w.status.restarts, w.status.disruptions) == (2, 0, 1)
 
 
-def test_a_launcher_that_has_said_how_the_attempt_ended_is_not_lost() -> None:
+def test_a_launcher_that_has_said_how_the_attempt_ended_is_not_lost(w: World) -> None:
     """Its word counts, also when its pod is deleted then."""
-    w = elastic()
     w.launcher_ends(1)
     w.user_deletes(LAUNCHER)
     w.settle()
@@ -216,17 +204,15 @@ def test_a_launcher_that_is_lost_before_the_gang_began_restarts_it_uncounted() -
     """There is no world that could be lost with it."""
     w = World(job(elastic={"maxReplicas": 3}))
     w.settle()
-    for name in w.pods:
-        w.pod_runs(name)
+    w.pods_run()
     w.launcher_says("Waiting")
     w.user_deletes(LAUNCHER)
     w.settle()
     assert (w.status.attempt, w.status.restarts, w.status.disruptions) == (2, 0, 1)
 
 
-def test_a_launcher_that_is_lost_again_and_again_is_made_after_a_pause() -> None:
+def test_a_launcher_that_is_lost_again_and_again_is_made_after_a_pause(w: World) -> None:
     """At once, after 1 s, 2 s; Degraded says when."""
-    w = elastic()
     for pause_s in (0, 1, 2):
         lose_launcher(w, "gone")
         assert (LAUNCHER in w.pods) == (pause_s == 0)
@@ -238,9 +224,8 @@ def test_a_launcher_that_is_lost_again_and_again_is_made_after_a_pause() -> None
     assert (w.status.attempt, incarnation(w, LAUNCHER)) == (1, 4)
 
 
-def test_sums_go_on_over_launchers() -> None:
+def test_sums_go_on_over_launchers(w: World) -> None:
     """A new launcher that found no notes counts from 0; what was lost before is not forgotten."""
-    w = elastic()
     w.world_is(4, 3, lostSteps=2, recoveries=3)
     w.settle()
     lose_launcher(w, "gone")
@@ -250,13 +235,11 @@ def test_sums_go_on_over_launchers() -> None:
     w.world_is(6, 3, lostSteps=2, recoveries=1)
     w.settle()
     found = w.status.elastic
-    assert found is not None
     assert (found.formation, found.lost_steps, found.recoveries) == (6, 4, 4)
 
 
-def test_a_killed_launcher_may_come_back_in_its_pod() -> None:
+def test_a_killed_launcher_may_come_back_in_its_pod(w: World) -> None:
     """For a minute its container is expected to run again; then its pod is made anew."""
-    w = elastic()
     w.pod_ends("digits-launcher", 137)
     w.pods["digits-launcher"]["status"]["phase"] = "Running"
     w.report = None
@@ -270,14 +253,12 @@ def test_a_killed_launcher_may_come_back_in_its_pod() -> None:
     w.pods["digits-launcher"]["status"]["phase"] = "Running"
     w.report = None
     w.run(seconds=61)
-    w.pods_go()
-    w.settle()
+    w.go_on()
     assert (w.status.attempt, incarnation(w, LAUNCHER)) == (1, 2), "the kubelet did not: it gets another pod"
 
 
-def test_a_launcher_that_came_back_and_waits_for_agents_has_lost_no_gang() -> None:
+def test_a_launcher_that_came_back_and_waits_for_agents_has_lost_no_gang(w: World) -> None:
     """The job runs, and an agent that gave up on the launcher meanwhile is one lost worker."""
-    w = elastic()
     w.launcher_says("Waiting")
     w.settle()
     assert w.status.state == "Running"
@@ -287,69 +268,53 @@ def test_a_launcher_that_came_back_and_waits_for_agents_has_lost_no_gang() -> No
     assert (w.status.attempt, w.status.restarts, incarnation(w)) == (1, 0, 2)
 
 
-def test_incarnations_go_on_over_attempts() -> None:
+def test_incarnations_go_on_over_attempts(w: World) -> None:
     """The next attempt's pods have the next numbers: a number and an index are one pod in all of a job's life."""
-    w = elastic()
     w.launcher_ends(1)
-    w.settle()
-    w.pods_go()
-    w.run(seconds=5)
+    w.go_on(seconds=5)
     assert w.status.attempt == 2
     assert [incarnation(w, f"digits-worker-{i}") for i in range(3)] == [2, 2, 2]
     assert w.messages("WorkerLost") == []
 
 
-def test_scaled_up_within_the_attempt() -> None:
+def test_scaled_up_within_the_attempt(w: World) -> None:
     """New pods at the end, nothing else changes."""
-    w = elastic()
     before = w.uids()
-    w.job["spec"]["worker"]["replicas"] = 5
-    w.change()
+    w.scale(5)
     w.settle()
     assert replaced(w, before) == {"digits-worker-3", "digits-worker-4"}
     assert (w.status.attempt, w.status.ledger.attempt_workers) == (1, 5)
     assert w.messages("Scaled") == ["worker.replicas changed from 3 to 5; workers join and leave"]
 
 
-def test_scaled_down_within_the_attempt() -> None:
+def test_scaled_down_within_the_attempt(w: World) -> None:
     """The highest indexes are asked to end, which is no loss; scaled up again, they are new incarnations."""
-    w = elastic()
-    w.job["spec"]["worker"]["replicas"] = 1
-    w.change()
+    w.scale(1)
     w.settle()
     ending = {name for name, pod in w.pods.items() if "deletionTimestamp" in pod["metadata"]}
     assert ending == {"digits-worker-1", "digits-worker-2"}
-    w.job["spec"]["worker"]["replicas"] = 2
-    w.change()
-    w.settle()
-    w.pods_go()
-    w.settle()
+    w.scale(2)
+    w.go_on()
     assert set(w.pods) == {"digits-launcher", "digits-worker-0", "digits-worker-1"}
     assert incarnation(w) == 2
     assert w.messages("WorkerLost") == []
     assert w.status.attempt == 1
 
 
-def test_scaled_down_is_written_before_pods_are_touched() -> None:
+def test_scaled_down_is_written_before_pods_are_touched(w: World) -> None:
     """An operator that died before the deletions is followed by one that knows whose they were."""
-    w = elastic()
-    w.job["spec"]["worker"]["replicas"] = 2
-    w.change()
+    w.scale(2)
     w.apply(w.plan(), writes=1)
     assert w.status.ledger.attempt_workers == 2
     assert "digits-worker-2" in w.pods
-    w.settle()
-    w.pods_go()
-    w.settle()
+    w.go_on()
     assert "digits-worker-2" not in w.pods
     assert w.messages("WorkerLost") == []
 
 
-def test_an_operator_that_died_before_it_made_a_pod_infers_no_loss() -> None:
+def test_an_operator_that_died_before_it_made_a_pod_infers_no_loss(w: World) -> None:
     """A pod that was never seen may never have been made: the next number, and no word of a loss."""
-    w = elastic()
-    w.job["spec"]["worker"]["replicas"] = 4
-    w.change()
+    w.scale(4)
     w.apply(w.plan(), writes=1)
     assert "digits-worker-3" not in w.pods
     w.settle()
@@ -357,9 +322,8 @@ def test_an_operator_that_died_before_it_made_a_pod_infers_no_loss() -> None:
     assert w.messages("WorkerLost") == []
 
 
-def test_a_refused_pod_keeps_its_number() -> None:
+def test_a_refused_pod_keeps_its_number(w: World) -> None:
     """As long as the API refuses it, nothing changes in the status, and Degraded says why."""
-    w = elastic()
     del w.pods[VICTIM]
     w.apply(w.plan(), writes=1)
     w.world_is(2, 2)
@@ -371,14 +335,12 @@ def test_a_refused_pod_keeps_its_number() -> None:
     assert condition(w, "Degraded")[:2] == ("True", "CreationRefused")
 
 
-def test_losses_of_one_worker_are_followed_by_longer_and_longer_pauses() -> None:
+def test_losses_of_one_worker_are_followed_by_longer_and_longer_pauses(w: World) -> None:
     """A worker that ends at once is not made anew without a pause: at once, after 1 s, 2 s, 4 s."""
-    w = elastic()
     for pause_s in (0, 1, 2, 4):
         w.pod_ends(VICTIM, 1)
         w.run(seconds=5)
-        w.pods_go()
-        w.settle()
+        w.go_on()
         assert (VICTIM in w.pods) == (pause_s == 0)
         w.run(seconds=pause_s)
         assert VICTIM in w.pods
@@ -387,14 +349,12 @@ def test_losses_of_one_worker_are_followed_by_longer_and_longer_pauses() -> None
     assert w.status.attempt == 1
 
 
-def test_losses_that_a_clock_ahead_noted_hold_no_pod_back_for_longer() -> None:
+def test_losses_that_a_clock_ahead_noted_hold_no_pod_back_for_longer(w: World) -> None:
     """The next operator's clock is right, an hour behind: the pod is made after its pause, counted from now."""
-    w = elastic()
     for _ in range(2):
         w.pod_ends(VICTIM, 1)
         w.run(seconds=5)
-        w.pods_go()
-        w.settle()
+        w.go_on()
         if VICTIM in w.pods:
             w.pod_runs(VICTIM)
             w.settle()
@@ -405,28 +365,21 @@ def test_losses_that_a_clock_ahead_noted_hold_no_pod_back_for_longer() -> None:
     assert w.plan().status is None
 
 
-def test_a_worker_that_fails_before_the_gang_began_fails_the_attempt() -> None:
+def test_a_worker_that_fails_before_the_gang_began_fails_the_attempt(w: World) -> None:
     """A bad configuration is told at once, and not after start timeouts."""
-    w = elastic()
     w.launcher_ends(1)
-    w.settle()
-    w.pods_go()
-    w.run(seconds=5)
-    for name in w.pods:
-        w.pod_runs(name)
+    w.go_on(seconds=5)
+    w.pods_run()
     w.launcher_says("Waiting")
     w.pod_ends(VICTIM, contract.EXIT_BAD_CONFIGURATION)
     w.settle()
     assert w.status.state == "Failed"
 
 
-def test_a_pod_taken_away_before_the_gang_began_is_made_anew() -> None:
+def test_a_pod_taken_away_before_the_gang_began_is_made_anew(w: World) -> None:
     """Nothing is lost with it, and nothing restarts."""
-    w = elastic()
     w.launcher_ends(1)
-    w.settle()
-    w.pods_go()
-    w.run(seconds=5)
+    w.go_on(seconds=5)
     before = w.uids()
     w.evict(VICTIM)
     w.settle()
@@ -435,9 +388,8 @@ def test_a_pod_taken_away_before_the_gang_began_is_made_anew() -> None:
     assert replaced(w, before) == {VICTIM}
 
 
-def test_too_few_workers_for_too_long_do_not_count() -> None:
+def test_too_few_workers_for_too_long_do_not_count(w: World) -> None:
     """The launcher gives the attempt up, which is not the job's fault, unless the worker ended by itself."""
-    w = elastic()
     w.user_deletes(VICTIM)
     w.settle()
     w.launcher_ends(75, reason="AgentLost", pod=VICTIM)
@@ -464,25 +416,19 @@ def test_success_is_attested_for_the_last_world(ranks: int, state: str) -> None:
     assert w.status.state == state
 
 
-def test_only_wanted_workers_are_waited_for() -> None:
+def test_only_wanted_workers_are_waited_for(w: World) -> None:
     """The launcher tells of all that there may ever be."""
-    w = elastic()
     w.launcher_ends(1)
-    w.settle()
-    w.pods_go()
-    w.run(seconds=5)
-    for name in w.pods:
-        w.pod_runs(name)
+    w.go_on(seconds=5)
+    w.pods_run()
     w.launcher_says("Waiting")
-    assert w.report is not None
     w.report["workers"] = [{"index": i, "registered": i < 2} for i in range(8)]
     w.settle()
     assert condition(w, "Running")[2] == "2 of 3 workers registered; not yet: digits-worker-2"
 
 
-def test_degraded_while_the_world_is_too_small() -> None:
+def test_degraded_while_the_world_is_too_small(w: World) -> None:
     """With the worker that is missing and what became of it; over when all are in."""
-    w = elastic()
     assert condition(w, "Degraded")[:2] == ("False", "Complete")
     w.evict(VICTIM)
     w.world_is(2, 2, lostSteps=1, recoveries=1, lastRecoverySeconds=1.5)
@@ -499,7 +445,6 @@ def test_degraded_while_the_world_is_too_small() -> None:
     w.settle()
     assert condition(w, "Degraded")[:2] == ("False", "Complete")
     found = w.status.elastic
-    assert found is not None
     assert (found.formation, found.ranks, found.workers) == (3, 3, 3)
     assert (found.lost_steps, found.recoveries, found.last_recovery_seconds) == (1, 1, 1.5)
     assert w.messages("FormationChanged") == [
@@ -508,32 +453,25 @@ def test_degraded_while_the_world_is_too_small() -> None:
     ]
 
 
-def test_sums_go_on_over_attempts() -> None:
+def test_sums_go_on_over_attempts(w: World) -> None:
     """Formations begin anew with an attempt; what was lost before is not forgotten."""
-    w = elastic()
     w.world_is(4, 3, lostSteps=2, recoveries=3)
     w.settle()
     w.launcher_ends(1)
-    w.settle()
-    w.pods_go()
-    w.run(seconds=5)
+    w.go_on(seconds=5)
     w.start_gang()
     w.world_is(1, 3, lostSteps=1, recoveries=1)
     w.settle()
     found = w.status.elastic
-    assert found is not None
     assert (found.formation, found.lost_steps, found.recoveries) == (1, 3, 4)
 
 
-def test_a_node_that_loses_workers_again_and_again_is_avoided() -> None:
+def test_a_node_that_loses_workers_again_and_again_is_avoided(w: World) -> None:
     """New pods prefer others for an hour; a node that was drained is not to blame."""
-    w = elastic()
     for _ in range(LOSSES_OF_A_BAD_NODE):
         w.user_deletes("digits-worker-0")
         w.evict(VICTIM)
-        w.settle()
-        w.pods_go()
-        w.run(seconds=300)
+        w.go_on(seconds=300)
         for name in (VICTIM, "digits-worker-0"):
             assert name in w.pods
             w.pod_runs(name)
@@ -553,13 +491,10 @@ def test_a_node_that_loses_workers_again_and_again_is_avoided() -> None:
     assert "affinity" not in w.pods[VICTIM]["spec"]
 
 
-def test_suspended_and_resumed() -> None:
+def test_suspended_and_resumed(w: World) -> None:
     """A new attempt; pods that the operator took away were not lost."""
-    w = elastic()
     w.change(runPolicy={"suspend": True})
-    w.settle()
-    w.pods_go()
-    w.run(seconds=60)
+    w.go_on(seconds=60)
     w.pods_go()
     w.change(runPolicy={"suspend": False})
     w.settle()

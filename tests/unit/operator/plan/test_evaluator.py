@@ -25,9 +25,13 @@ def evaluated(evaluator: dict[str, Any] | None = None, **spec: Any) -> World:
     return w
 
 
+@pytest.fixture
+def w() -> World:
+    return evaluated()
+
+
 def state(w: World) -> str:
     """What the status says of it."""
-    assert w.status.evaluator is not None
     return w.status.evaluator.state
 
 
@@ -67,14 +71,12 @@ def test_the_gang_does_not_wait_for_it() -> None:
     assert (w.status.state, state(w)) == ("Running", "Pending")
 
 
-def test_its_failure_fails_nothing_and_is_said() -> None:
+def test_its_failure_fails_nothing_and_is_said(w: World) -> None:
     """It is made anew; status and event say what its last line was."""
-    w = evaluated()
     w.pod_ends(NAME, 3, "Traceback\nValueError: no such layer\n")
     w.settle()
     assert NAME in w.pods
     assert (w.status.state, w.status.attempt, w.status.restarts) == ("Running", 1, 0)
-    assert w.status.evaluator is not None
     assert w.status.evaluator.failures == 1
     assert w.status.evaluator.message == f"{NAME} ended with exit code 3: ValueError: no such layer"
     (event,) = [event for event in w.events if event.reason == "EvaluatorFailed"]
@@ -92,7 +94,6 @@ def test_a_refusal_of_its_pod_is_said() -> None:
     w.start_gang()
     del w.pods[NAME]
     w.settle()
-    assert w.status.evaluator is not None
     assert w.status.evaluator.message == f"the API refused {refused.ref} (Forbidden): {refused.message}"
     why = [line for line in explain(w.job, [], []) if "evaluator" in line]
     assert why == [f"  the evaluator is {state(w)}: {w.status.evaluator.message}"]
@@ -101,9 +102,8 @@ def test_a_refusal_of_its_pod_is_said() -> None:
     assert (state(w), w.status.evaluator.message) == ("Pending", "")
 
 
-def test_all_its_failures_are_counted() -> None:
+def test_all_its_failures_are_counted(w: World) -> None:
     """Those of more than an hour ago, too; meanwhile its state is Failed."""
-    w = evaluated()
     for _ in range(3):
         w.pod_ends(NAME, 3)
         w.settle()
@@ -111,13 +111,11 @@ def test_all_its_failures_are_counted() -> None:
         w.run(seconds=4000)
         w.pod_runs(NAME)
         w.settle()
-    assert w.status.evaluator is not None
     assert (w.status.evaluator.failures, state(w)) == (3, "Running")
 
 
-def test_an_end_that_a_clock_ahead_noted_holds_it_back_no_longer() -> None:
+def test_an_end_that_a_clock_ahead_noted_holds_it_back_no_longer(w: World) -> None:
     """The next operator's clock is right, an hour behind: it is made after its pause, counted from now."""
-    w = evaluated()
     for _ in range(2):
         w.pod_ends(NAME, 3)
         w.settle()
@@ -131,34 +129,19 @@ def test_an_end_that_a_clock_ahead_noted_holds_it_back_no_longer() -> None:
     assert NAME in w.pods
 
 
-def test_one_that_ended_well_is_done() -> None:
+def test_one_that_ended_well_is_done(w: World) -> None:
     """It knows when it has seen the last checkpoint: it is not made again, nor in the next attempt."""
-    w = evaluated()
     w.pod_ends(NAME, 0)
     w.settle()
     assert state(w) == "Succeeded"
     w.launcher_ends(1)
-    w.settle()
-    w.pods_go()
-    w.run(seconds=5)
+    w.go_on(seconds=5)
     del w.pods[NAME]
     w.settle()
     assert w.status.attempt == 2
     assert NAME not in w.pods
     assert state(w) == "Succeeded"
     assert w.reasons().count("EvaluatorSucceeded") == 1
-
-
-def test_it_outlives_attempts() -> None:
-    """The gang restarts, and it goes on."""
-    w = evaluated()
-    uid = w.pods[NAME]["metadata"]["uid"]
-    w.launcher_ends(1)
-    w.settle()
-    w.pods_go()
-    w.run(seconds=5)
-    assert (w.status.attempt, w.pods[NAME]["metadata"]["uid"]) == (2, uid)
-    assert "deletionTimestamp" not in w.pods[NAME]["metadata"]
 
 
 @pytest.mark.parametrize("policy", ["None", "Running", "All"])
@@ -168,14 +151,12 @@ def test_after_a_success_it_has_its_time(policy: str) -> None:
     gang_ends(w, 0)
     assert (w.status.state, state(w)) == ("Succeeded", "Running")
     w.run(seconds=60)
-    w.pods_go()
-    w.settle()
+    w.go_on()
     assert NAME in w.pods
     assert "deletionTimestamp" not in w.pods[NAME]["metadata"]
     assert w.plan().requeue_after_s == 60
     w.run(seconds=60)
-    w.pods_go()
-    w.settle()
+    w.go_on()
     assert NAME not in w.pods
     assert state(w) == "Stopped"
 
@@ -183,9 +164,8 @@ def test_after_a_success_it_has_its_time(policy: str) -> None:
 @pytest.mark.parametrize(
     ("code", "becomes", "event"), [(0, "Succeeded", "EvaluatorSucceeded"), (1, "Failed", "EvaluatorFailed")]
 )
-def test_how_it_ends_after_the_job_is_said(code: int, becomes: str, event: str) -> None:
+def test_how_it_ends_after_the_job_is_said(w: World, code: int, becomes: str, event: str) -> None:
     """The job's state stays; the pod stays for its log, as other ended pods do."""
-    w = evaluated()
     gang_ends(w, 0)
     w.pod_ends(NAME, code)
     w.settle()
@@ -216,16 +196,14 @@ def test_a_job_is_not_deleted_under_it() -> None:
     assert w.deleted
 
 
-def test_suspended_there_is_none() -> None:
+def test_suspended_there_is_none(w: World) -> None:
     """And one that was done begins anew with the job."""
-    w = evaluated()
     w.pod_ends(NAME, 0)
     w.settle()
     w.change(runPolicy={"suspend": True})
     w.settle()
     w.run(seconds=40)
-    w.pods_go()
-    w.settle()
+    w.go_on()
     assert NAME not in w.pods
     w.change(runPolicy={"suspend": False})
     w.settle()

@@ -29,7 +29,6 @@ def test_a_failed_attempt_is_followed_by_the_next() -> None:
     w.start_gang()
     assert condition(w, "Restarting")[0] == "False"
     failure = w.status.failure
-    assert failure is not None
     assert (failure.attempt, failure.rank, failure.pod, failure.exit_code) == (1, 0, "digits-worker-0", 1)
     assert failure.log_tail == ("Traceback", "ValueError: bad sample 17", "")
 
@@ -38,15 +37,12 @@ def test_backoff_limit() -> None:
     """After so many counted restarts the next failure is the job's, and its failure is named."""
     w = running(backoffLimit=1)
     w.launcher_ends(7)
-    w.settle()
-    w.pods_go()
-    w.run(seconds=5)
+    w.go_on(seconds=5)
     w.start_gang()
     w.launcher_ends(9)
     w.settle()
     assert w.status.state == "Failed"
     assert condition(w, "Failed")[1] == "BackoffLimitExceeded"
-    assert w.status.failure is not None
     assert w.status.failure.exit_code == 9
 
 
@@ -74,9 +70,7 @@ def test_a_delay_that_a_clock_ahead_noted_is_no_longer_than_from_now() -> None:
     w = running(backoffLimit=10)
     for _ in range(2):
         w.launcher_ends(1)
-        w.settle()
-        w.pods_go()
-        w.settle()
+        w.go_on()
         if not w.pods:
             break
         w.start_gang()
@@ -131,7 +125,6 @@ def test_a_failed_worker_waits_for_the_launchers_report() -> None:
     w.settle()
     assert w.status.attempt == 1
     w.run(seconds=30)
-    assert w.status.failure is not None
     assert (w.status.failure.pod, w.status.failure.exit_code) == ("digits-worker-0", 5)
 
 
@@ -139,8 +132,7 @@ def test_a_worker_that_fails_before_the_start_is_judged_at_once() -> None:
     """A launcher that still waits for agents cannot know about an agent that never came."""
     w = world()
     w.settle()
-    for name in w.pods:
-        w.pod_runs(name)
+    w.pods_run()
     w.launcher_says("Waiting")
     w.pod_ends("digits-worker-0", 64)
     w.settle()
@@ -156,7 +148,6 @@ def test_an_out_of_memory_kill_is_said() -> None:
     w.pod_ends("digits-worker-0", 137, reason="OOMKilled")
     w.launcher_ends(137, reason="AgentLost", message="the agent of digits-worker-0 is lost")
     w.settle()
-    assert w.status.failure is not None
     assert w.status.failure.message == (
         "digits-worker-0 was killed for want of memory (OOMKilled); its container may have 8Gi, set "
         "resources.limits.memory"
@@ -174,9 +165,7 @@ def test_what_is_killed_twice_at_one_memory_limit_is_not_tried_again(limit: str 
         w.start_gang()
         w.pod_ends("digits-worker-0", 137, reason="OOMKilled")
         w.launcher_ends(137, reason="AgentLost", message="the agent of digits-worker-0 is lost")
-        w.settle()
-        w.pods_go()
-        w.run(seconds=10)
+        w.go_on(seconds=10)
         w.settle()
     assert w.status.attempt == attempts
     assert condition(w, "Failed")[1] == ("OutOfMemory" if limit else "BackoffLimitExceeded")
@@ -186,7 +175,6 @@ def test_a_launcher_that_was_killed_for_memory_says_so() -> None:
     w = running()
     w.pod_ends("digits-launcher", 137, reason="OOMKilled")
     w.settle()
-    assert w.status.failure is not None
     assert w.status.failure.message == "digits-launcher was killed for want of memory (OOMKilled)"
 
 
@@ -221,7 +209,6 @@ def test_a_pod_whose_image_has_no_possible_name(name: str) -> None:
     w.pod_waits(name, "InvalidImageName", "couldn't parse image name")
     w.settle()
     failed = w.status.condition("Failed")
-    assert failed is not None
     assert failed.reason == "CannotStart"
     assert f"{name} can't start: InvalidImageName: couldn't parse image name" in failed.message
     w.run(seconds=60)
@@ -239,7 +226,6 @@ def test_a_pod_that_lacks_what_may_still_come(name: str, reason: str) -> None:
     assert (w.status.attempt, w.status.state) == (1, "Pending")
     w.run(seconds=2)
     failure = w.status.failure
-    assert failure is not None
     assert (failure.reason, failure.pod, w.status.state, w.status.attempt) == ("CannotStart", name, "Failed", 1)
     assert "within 100 s" in failure.message
     assert "configmap" in failure.message
@@ -315,7 +301,6 @@ def test_the_launcher_that_gives_up_first() -> None:
     w.pod_waits("digits-worker-1", "CreateContainerConfigError", 'secret "key" not found')
     w.launcher_ends(69, reason="NotAssembled", rank=None, pod=None)
     w.settle()
-    assert w.status.failure is not None
     assert (w.status.failure.reason, w.status.attempt) == ("CannotStart", 1)
 
 
@@ -339,7 +324,6 @@ def test_a_failed_init_container_is_told_as_one() -> None:
     }
     w.run(seconds=60)
     failure = w.status.failure
-    assert failure is not None
     assert (failure.reason, failure.rank, failure.exit_code) == ("InitContainerFailed", None, 9)
     assert failure.message == "init container fetch of digits-worker-1 exited with 9"
     assert failure.log_tail == ("no data", "at s3://x")
@@ -353,7 +337,6 @@ def test_a_templates_deadline_is_told_without_raw_json() -> None:
     w.pods["digits-worker-0"]["status"]["reason"] = "DeadlineExceeded"
     w.run(seconds=60)
     failure = w.status.failure
-    assert failure is not None
     assert "activeDeadlineSeconds" in failure.message
     assert failure.log_tail == ()
 

@@ -166,7 +166,6 @@ def test_a_job_in_kueues_queue_has_no_group_unless_it_asks() -> None:
     """Kueue admits whole jobs; with both, the group is made when the job is admitted."""
     w = World(job(scheduling={"queue": "research"}), schedulers=gangs("Kubernetes"), kueue=PlayedKueue())
     w.settle()
-    assert w.kueue is not None
     w.kueue.admit()
     w.settle()
     assert (len(w.pods), w.groups) == (3, {})
@@ -174,7 +173,6 @@ def test_a_job_in_kueues_queue_has_no_group_unless_it_asks() -> None:
     w = World(job(scheduling=both), schedulers=gangs("Kubernetes"), kueue=PlayedKueue())
     w.settle()
     assert w.groups == {}
-    assert w.kueue is not None
     w.kueue.admit()
     w.settle()
     assert (len(w.pods), len(w.groups)) == (3, 1)

@@ -58,7 +58,6 @@ def test_a_job_that_waits_is_queued_and_has_no_pods() -> None:
     crowd.tick()
     assert waiting.pods == {}
     running = waiting.status.condition("Running")
-    assert running is not None
     assert (running.status, running.reason) == ("False", "Queued")
     ahead = "directly ahead of it in the line: default/job-"
     assert running.message.startswith(f"it waits without pods for nvidia.com/gpu; {ahead}")
@@ -76,7 +75,6 @@ def test_a_gang_larger_than_the_cluster_holds_nothing_and_is_in_nobodys_way() ->
     assert crowd.running == [small]
     assert large.pods == {}
     running = large.status.condition("Running")
-    assert running is not None
     assert running.reason == "TooLarge"
     assert "6 workers with 2 nvidia.com/gpu each are more than all nodes" in running.message
     large.devices_of_nodes = crowd.nodes = (4, 4, 4)
@@ -141,7 +139,6 @@ def test_jobs_that_no_other_jobs_end_would_help_are_in_nobodys_way(never: Ask) -
     for tenant in crowd.tenants[:3] if not never.launcher_nowhere else []:
         assert tenant.status.attempt == 1
         waits = tenant.status.condition("Running")
-        assert waits is not None
         assert "didn't match Pod's node affinity/selector" in waits.message
 
 

@@ -27,8 +27,7 @@ def running_world(workers: int, *, is_elastic: bool) -> World:
     bounds = {"minReplicas": 1, "maxReplicas": workers}
     w = World(job(workers=workers, **({"elastic": bounds} if is_elastic else {})))
     w.settle()
-    for name in w.pods:
-        w.pod_runs(name)
+    w.pods_run()
     agents = [{"index": index, "registered": True} for index in range(workers)]
     w.report = {"version": 1, "attempt": 1, "phase": "Running", "worldSize": workers, "workers": agents}
     w.settle()

@@ -9,9 +9,14 @@ from support.jobs import job
 from support.planworld import World, condition, running, world
 
 
-def test_suspend_and_resume() -> None:
+@pytest.fixture
+def w() -> World:
+    """A job whose gang runs."""
+    return running()
+
+
+def test_suspend_and_resume(w: World) -> None:
     """Suspending deletes the pods; resuming begins the next attempt, which does not count."""
-    w = running()
     w.change(runPolicy={"suspend": True})
     w.settle()
     w.pods_go()
@@ -27,9 +32,8 @@ def test_suspend_and_resume() -> None:
     assert "Resumed" in w.reasons()
 
 
-def test_a_job_that_ends_in_the_second_of_its_suspension_has_ended() -> None:
+def test_a_job_that_ends_in_the_second_of_its_suspension_has_ended(w: World) -> None:
     """Whatever was decided before its end was seen: it has succeeded, and its launcher and logs stay."""
-    w = running()
     w.change(runPolicy={"suspend": True})
     w.settle()
     w.launcher_ends(0)
@@ -41,9 +45,8 @@ def test_a_job_that_ends_in_the_second_of_its_suspension_has_ended() -> None:
 
 
 @pytest.mark.parametrize("hangs", [False, True], ids=["ends", "hangs"])
-def test_a_suspended_jobs_launcher_goes_when_it_has_ended(hangs: bool) -> None:
+def test_a_suspended_jobs_launcher_goes_when_it_has_ended(w: World, hangs: bool) -> None:
     """The workers go at once; the launcher when it has ended as it does without them, or after half a minute."""
-    w = running()
     w.change(runPolicy={"suspend": True})
     w.settle()
     w.pods_go()
@@ -55,16 +58,6 @@ def test_a_suspended_jobs_launcher_goes_when_it_has_ended(hangs: bool) -> None:
         w.launcher_ends(75, reason="AgentLost")
         w.settle()
     assert (w.status.state, w.status.restarts, w.pods) == ("Suspended", 0, {})
-
-
-def test_created_suspended() -> None:
-    """Nothing is created until the job is resumed; then it is attempt 1."""
-    w = world(suspend=True)
-    w.settle()
-    assert (w.status.state, w.status.attempt, w.pods, w.objects) == ("Suspended", 0, {}, {})
-    w.change(runPolicy={})
-    w.settle()
-    assert (w.status.attempt, len(w.pods)) == (1, 3)
 
 
 def test_deadline_counts_waiting() -> None:
@@ -79,8 +72,7 @@ def test_deadline_counts_waiting() -> None:
     w.pods_go()
     assert set(w.pods) == {"digits-launcher"}
     w.run(seconds=60)
-    w.pods_go()
-    w.settle()
+    w.go_on()
     assert not w.pods
 
 
@@ -104,12 +96,10 @@ def test_a_launcher_stays_while_its_workers_may_save(why: str) -> None:
 def test_the_deadline_leaves_something_to_read() -> None:
     """The launcher outlives its workers, whose last lines it has, and the status names the slowest rank."""
     w = running(activeDeadlineSeconds=60)
-    assert w.report is not None
     w.report["slowest"] = {"rank": 1, "pod": "digits-worker-1", "node": "node-b", "logTail": ["loading"]}
     w.run(seconds=60)
     assert condition(w, "Failed")[1] == "DeadlineExceeded"
     failure = w.status.failure
-    assert failure is not None
     assert (failure.reason, failure.rank, failure.log_tail) == ("DeadlineExceeded", 1, ("loading",))
     w.pods_go()
     assert set(w.pods) == {"digits-launcher"}
@@ -124,9 +114,7 @@ def test_deadline_excludes_suspension() -> None:
     w = running(activeDeadlineSeconds=60)
     w.run(seconds=40)
     w.change(runPolicy={"suspend": True, "activeDeadlineSeconds": 60})
-    w.settle()
-    w.pods_go()
-    w.run(hours=1)
+    w.go_on(hours=1)
     w.change(runPolicy={"activeDeadlineSeconds": 60})
     w.settle()
     w.run(seconds=19)
@@ -153,7 +141,6 @@ def test_progress_deadline() -> None:
     assert w.status.attempt == 1
     w.run(seconds=1)
     assert (w.status.attempt, w.status.restarts) == (2, 1)
-    assert w.status.failure is not None
     assert w.status.failure.reason == "ProgressDeadlineExceeded"
 
 
@@ -161,8 +148,7 @@ def test_the_progress_deadline_counts_from_running() -> None:
     """However long the launcher waits for its workers, the deadline begins when all ranks are there."""
     w = world(progressDeadlineSeconds=20)
     w.settle()
-    for name in w.pods:
-        w.pod_runs(name)
+    w.pods_run()
     w.launcher_says("Waiting")
     w.run(seconds=600)
     w.launcher_says("Running")
@@ -175,13 +161,11 @@ def test_the_progress_deadline_counts_from_running() -> None:
 def test_the_progress_deadline_names_the_slowest_rank() -> None:
     """With its place and the end of its log, so that somebody can look there."""
     w = running(progressDeadlineSeconds=20)
-    assert w.report is not None
     w.report["slowest"] = {
         "rank": 1, "pod": "digits-worker-1", "node": "node-b", "step": 7, "logTail": ["reading shard 8"],
     }  # fmt: skip
     w.run(seconds=20)
     failure = w.status.failure
-    assert failure is not None
     assert (failure.rank, failure.pod, failure.node) == (1, "digits-worker-1", "node-b")
     assert failure.log_tail == ("reading shard 8",)
     assert failure.message.endswith("the slowest is rank 1 in digits-worker-1 on node-b, at step 7")
@@ -202,11 +186,8 @@ def test_an_old_answer_of_the_launcher_does_not_end_a_gang() -> None:
 def test_scale() -> None:
     """A change of replicas begins the next attempt with the new world; it does not count and is not delayed."""
     w = running(backoffLimit=0)
-    w.job["spec"]["worker"]["replicas"] = 3
-    w.change()
-    w.settle()
-    w.pods_go()
-    w.settle()
+    w.scale(3)
+    w.go_on()
     assert (w.status.attempt, w.status.restarts, w.status.ledger.attempt_workers, len(w.pods)) == (2, 0, 3, 4)
     worker = w.pods["digits-worker-0"]["spec"]["containers"][0]
     assert {"name": "RINGTRAIN_NUM_WORKERS", "value": "3"} in worker["env"]
@@ -227,8 +208,7 @@ def test_clean_pod_policy(policy: str, left: set[str]) -> None:
     w.launcher_ends(0)
     w.settle()
     w.run(seconds=10)
-    w.pods_go()
-    w.settle()
+    w.go_on()
     assert set(w.pods) == left
 
 
@@ -242,9 +222,8 @@ def test_time_to_live() -> None:
     assert (deletion.ref.kind, deletion.uid) == ("DistributedTrainingJob", "0a1b2c3d-e")
 
 
-def test_terminal_states_are_sticky() -> None:
+def test_terminal_states_are_sticky(w: World) -> None:
     """Whatever happens to a finished job or its pods, it stays finished."""
-    w = running()
     w.launcher_ends(0)
     w.settle()
     w.change(runPolicy={"suspend": True})
@@ -259,27 +238,23 @@ def test_a_finished_job_is_not_written_again() -> None:
     """An operator that restarts writes nothing."""
     w = running(cleanPodPolicy="All")
     w.launcher_ends(0)
-    w.settle()
-    w.pods_go()
-    w.settle()
+    w.go_on()
     before = w.writes
     w.now += timedelta(days=1)
     w.settle()
     assert w.writes == before
 
 
-def test_a_success_with_a_warning() -> None:
+def test_a_success_with_a_warning(w: World) -> None:
     """What the launcher has to say of it is in the condition."""
-    w = running()
     w.launcher_ends(0, warning="each ran by itself")
     w.settle()
     assert condition(w, "Succeeded")[2] == "all 2 ranks exited 0; each ran by itself"
 
 
 @pytest.mark.parametrize("ended", [False, True], ids=["runs", "has-ended"])
-def test_a_suspension_that_nobody_saw_is_made_up_for(ended: bool) -> None:
+def test_a_suspension_that_nobody_saw_is_made_up_for(w: World, ended: bool) -> None:
     """Suspended, changed and resumed while the operator was away: the gang begins anew as the job is by now."""
-    w = running()
     if ended:
         w.launcher_ends(0)
     w.change(slotsPerWorker=2)
@@ -293,11 +268,9 @@ def test_a_suspension_that_nobody_saw_is_made_up_for(ended: bool) -> None:
     assert (w.status.state, condition(w, "Succeeded")[2]) == ("Succeeded", "all 4 ranks exited 0")
 
 
-def test_what_an_operator_of_another_version_noted_is_not_compared() -> None:
+def test_what_an_operator_of_another_version_noted_is_not_compared(w: World) -> None:
     """Its models write the same spec otherwise, perhaps: jobs that run outlive an update, and are noted anew."""
-    w = running()
     fixed = w.status.ledger.begun_with
-    assert fixed is not None
     w.job["status"]["ledger"]["begunWith"] = f"0ther123:{fixed.partition(':')[2]}"
     w.settle()
     assert (w.status.attempt, w.status.state, w.status.ledger.begun_with) == (1, "Running", fixed)

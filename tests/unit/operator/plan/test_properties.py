@@ -239,7 +239,6 @@ def test_an_elastic_jobs_pods_are_numbered(history: list[tuple[str, int]]) -> No
         now = (w.status.attempt, w.status.elastic.formation if w.status.elastic else 0)
         assert now >= formation
         formation = now
-    assert w is not None
     newest: dict[str, int] = {}
     for name, number, _uid in w.made:
         assert number > newest.get(name, 0)

@@ -123,9 +123,7 @@ def test_nothing_is_left_of_a_job_that_waits_no_more() -> None:
     w.autoscaler_says("Provisioned")
     w.start_gang()
     w.launcher_ends(3)
-    w.settle()
-    w.pods_go()
-    w.run(seconds=30)
+    w.go_on(seconds=30)
     assert request(w)["metadata"]["name"] == "digits-0a1b2c3d-3"
     assert len(w.asked) == 3
     w.autoscaler_says("Provisioned")

@@ -30,7 +30,6 @@ def running(**spec: Any) -> tuple[World, PlayedKueue]:
 
 
 def podsets(kueue: PlayedKueue) -> dict[str, Any]:
-    assert kueue.workload is not None
     return {p["name"]: p for p in kueue.workload["spec"]["podSets"]}
 
 
@@ -38,7 +37,6 @@ def test_a_queued_job_has_a_workload_and_nothing_else() -> None:
     """State Queued, no pod, no Secret; the Workload asks for the launcher and all workers."""
     w, kueue = queued()
     assert (w.status.state, w.status.attempt, w.pods, w.objects) == ("Queued", 0, {}, {})
-    assert kueue.workload is not None
     assert kueue.workload["spec"]["queueName"] == "research"
     assert {name: p["count"] for name, p in podsets(kueue).items()} == {"launcher": 1, "workers": 2}
     assert kueue.workload["metadata"]["ownerReferences"][0]["uid"] == w.job["metadata"]["uid"]
@@ -51,8 +49,6 @@ def test_kueues_label_names_the_queue_too() -> None:
     described["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "by-label"}
     w = World(described, kueue=PlayedKueue())
     w.settle()
-    assert w.kueue is not None
-    assert w.kueue.workload is not None
     assert w.kueue.workload["spec"]["queueName"] == "by-label"
 
 
@@ -70,7 +66,6 @@ def test_admission_starts_the_first_attempt() -> None:
     w, kueue = queued()
     before = str(w.job["spec"])
     kueue.flavors["gpu"] = {"nodeLabels": {"pool": "gpu"}, "tolerations": [{"key": "gpu", "operator": "Exists"}]}
-    assert kueue.workload is not None
     update = {"name": "workers", "annotations": {"consume": "request"}, "nodeSelector": {"zone": "a"}}
     kueue.workload["status"]["admissionChecks"] = [{"name": "c", "state": "Ready", "podSetUpdates": [update]}]
     kueue.admit(flavor="gpu")
@@ -157,8 +152,7 @@ def test_the_end_is_told_when_no_pod_runs(code: int) -> None:
     w.settle()
     assert kueue.condition("Finished") == ("", "")
     w.run(seconds=11)
-    w.pods_go()
-    w.settle()
+    w.go_on()
     assert kueue.condition("Finished") == ("True", "Failed" if code else "Succeeded")
 
 
@@ -169,8 +163,7 @@ def test_a_suspended_job_leaves_the_queue_and_comes_back() -> None:
     w.settle()
     assert kueue.workload is not None
     w.run(seconds=31)
-    w.pods_go()
-    w.settle()
+    w.go_on()
     assert (kueue.workload, kueue.pods_at_release, w.status.state) == (None, [], "Suspended")
     w.change(runPolicy={"suspend": False})
     w.settle()
@@ -196,20 +189,17 @@ def test_a_deleted_workload_stops_the_job() -> None:
     assert condition(w, "Queued")[:2] == ("True", "WorkloadDeleted")
     assert kueue.workload is None
     w.run(seconds=31)
-    w.pods_go()
-    w.settle()
+    w.go_on()
     assert kueue.workload is not None
 
 
 def test_another_number_of_workers_goes_through_the_queue() -> None:
     """Quota for two is not quota for three."""
     w, kueue = running()
-    w.job["spec"]["worker"]["replicas"] = 3
-    w.job["metadata"]["generation"] += 1
+    w.scale(3)
     w.run(seconds=31)
     w.run(seconds=31)
-    w.pods_go()
-    w.settle()
+    w.go_on()
     assert (podsets(kueue)["workers"]["count"], w.status.state) == (3, "Queued")
     kueue.admit()
     w.settle()
@@ -220,9 +210,8 @@ def test_another_number_of_workers_goes_through_the_queue() -> None:
 def test_a_waiting_job_may_change_its_size_without_losing_its_place() -> None:
     """The Workload that has no quota yet is changed, not made anew."""
     w, kueue = queued()
-    assert kueue.workload is not None
     uid = kueue.workload["metadata"]["uid"]
-    w.job["spec"]["worker"]["replicas"] = 4
+    w.scale(4)
     w.settle()
     assert kueue.workload["metadata"]["uid"] == uid
     assert podsets(kueue)["workers"]["count"] == 4
@@ -255,9 +244,7 @@ def test_a_job_that_gives_way_asks_for_no_more_than_was_admitted() -> None:
     w.launcher_ends(69, reason="NotAssembled", rank=None, pod=None)
     w.apply(w.plan())
     assert (w.status.attempt, w.status.state, w.status.ledger.attempt_workers) == (2, "Queued", 2)
-    w.settle()
-    w.pods_go()
-    w.settle()
+    w.go_on()
     assert sorted(w.pods) == ["digits-launcher", "digits-worker-0", "digits-worker-1"]
     assert "Scaled" not in w.reasons()
 
@@ -284,10 +271,9 @@ def test_an_elastic_job_that_shrinks_returns_quota() -> None:
     kueue.admit()
     w.start_gang()
     w.world_is(1, 4)
-    w.job["spec"]["worker"]["replicas"] = 2
+    w.scale(2)
     w.settle()
     assert w.status.attempt == 1
-    assert kueue.workload is not None
     assert kueue.workload["status"]["reclaimablePods"] == [{"name": "workers", "count": 2}]
 
 
@@ -344,7 +330,6 @@ def test_a_job_for_another_cluster_without_a_queue_says_so() -> None:
     assert "scheduling.queue" in condition(w, "Running")[2]
     w.job["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "team"}
     w.settle()
-    assert w.kueue is not None
     assert w.kueue.workload is not None
     assert (w.status.state, w.status.reason) == ("Pending", "WaitingForMultiKueue")
     w.job["status"] = theirs = {"state": "Running", "attempt": 1}
@@ -374,7 +359,6 @@ def test_a_workload_that_was_made_for_the_job_becomes_its_own() -> None:
     w.settle()
     assert kueue.workload is None
     kueue.workload = theirs.workload
-    assert kueue.workload is not None
     del kueue.workload["metadata"]["ownerReferences"]
     w.settle()
     assert kueue.workload["metadata"]["ownerReferences"][0]["name"] == "digits"

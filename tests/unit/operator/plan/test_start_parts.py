@@ -46,11 +46,9 @@ def test_a_start_is_written_once_its_ranks_run() -> None:
     assert w.status.start is None
     made = w.now
     w.launcher_says("Running", 0)
-    assert w.report is not None
     w.report.update(runningSince=(made + timedelta(seconds=11)).timestamp(), firstStepTime=None)
     w.settle()
     start = w.status.start
-    assert start is not None
     assert (start.attempt, start.pod, start.node) == (1, "digits-worker-1", "node-of-digits-worker-1")
     assert parts_of(start) == [("queued", 3.0), ("scheduled", 2.0), ("started", 7.0), ("formed", 2.0)]
     w.report.update(runningSince=w.now.timestamp() + 500, firstStepTime=(made + timedelta(seconds=16)).timestamp())

@@ -17,11 +17,16 @@ from ringtrain_operator.plan.objects import companion_refs
 from ringtrain_operator.spec.parse import parse_job
 
 
+@pytest.fixture
+def w() -> World:
+    """A job whose gang runs."""
+    return running()
+
+
 def test_everything_is_created_at_once() -> None:
     """The first plan creates all objects, the launcher and the workers, and enters attempt 1."""
     w = world()
     plan = w.plan()
-    assert plan.status is not None
     assert plan.status["attempt"] == 1
     kinds = [obj["kind"] for obj in plan.create]
     assert kinds == ["Secret", "Service", "ServiceAccount", "NetworkPolicy", "Pod", "Pod", "Pod"]
@@ -40,8 +45,7 @@ def test_a_running_gang() -> None:
     """Running is what the launcher says, not what pods look like."""
     w = world()
     w.settle()
-    for name in w.pods:
-        w.pod_runs(name)
+    w.pods_run()
     w.settle()
     assert condition(w, "Running")[:2] == ("False", "WaitingForLauncher")
     w.launcher_says("Waiting")
@@ -62,8 +66,7 @@ def test_a_launcher_of_another_version_is_told(version: int, says: str) -> None:
     """A gang does not count as running by a /status that can't be read; one that runs goes on."""
     w = world()
     w.settle()
-    for name in w.pods:
-        w.pod_runs(name)
+    w.pods_run()
     w.launcher_says("Running", step=7)
     assert w.report is not None
     readable, w.report = w.report, {"version": version, "progress": "of another shape"}
@@ -78,17 +81,15 @@ def test_a_launcher_of_another_version_is_told(version: int, says: str) -> None:
     assert "its progress is not known" in condition(w, "Running")[2]
 
 
-def test_a_launcher_that_cannot_be_asked_for_a_moment_changes_nothing() -> None:
+def test_a_launcher_that_cannot_be_asked_for_a_moment_changes_nothing(w: World) -> None:
     """Running stays True while all pods run."""
-    w = running()
     w.report = None
     w.settle()
     assert w.status.state == "Running"
 
 
-def test_success() -> None:
+def test_success(w: World) -> None:
     """The launcher's attested exit 0 is the job's success; nothing is created or restarted after it."""
-    w = running()
     w.launcher_ends(0)
     w.settle()
     assert w.status.state == "Succeeded"
@@ -98,9 +99,8 @@ def test_success() -> None:
 
 
 @pytest.mark.parametrize("words", ["", '{"version": 1, "attempt": 1, "outcome": "Succeeded", "worldSize": 1}'])
-def test_success_that_nobody_attests_is_a_failure(words: str) -> None:
+def test_success_that_nobody_attests_is_a_failure(w: World, words: str) -> None:
     """Exit 0 of a launcher that does not say that all ranks succeeded fails the job, at once."""
-    w = running()
     w.pod_ends("digits-launcher", 0, words)
     w.settle()
     assert w.status.state == "Failed"
@@ -141,9 +141,8 @@ def test_the_ranks_of_a_launcher_that_is_a_worker_too_are_attested() -> None:
     assert condition(w, "Succeeded")[2] == "all 6 ranks exited 0"
 
 
-def test_the_last_progress_is_the_launchers_last_word() -> None:
+def test_the_last_progress_is_the_launchers_last_word(w: World) -> None:
     """A job that ends between two polls has its last step in the status, not the one that was polled."""
-    w = running()
     w.launcher_says("Running", step=3)
     w.settle()
     words = {"version": 1, "attempt": 1, "outcome": "Succeeded", "worldSize": 2, "ranksSucceeded": 2}
@@ -152,14 +151,11 @@ def test_the_last_progress_is_the_launchers_last_word() -> None:
     assert w.status.progress_summary == "100/100 (100%)"
 
 
-def test_pods_of_a_forgotten_past_are_replaced() -> None:
+def test_pods_of_a_forgotten_past_are_replaced(w: World) -> None:
     """A job whose status was lost begins an attempt with a number that no existing pod has."""
-    w = running()
     del w.job["status"]
     w.report = None
-    w.settle()
-    w.pods_go()
-    w.settle()
+    w.go_on()
     assert w.status.attempt == 2
     assert len(w.pods) == 3
 
@@ -173,14 +169,11 @@ def test_transition_times_move_only_with_the_status() -> None:
     w.pod_waits("digits-worker-0", "ErrImagePull", "no")
     w.settle()
     after = w.status.condition("Running")
-    assert before is not None
-    assert after is not None
     assert (after.reason, after.last_transition_time) == ("ErrImagePull", before.last_transition_time)
 
 
-def test_every_answer_of_the_launcher_is_written_once() -> None:
+def test_every_answer_of_the_launcher_is_written_once(w: World) -> None:
     """How often it is asked bounds the writes; that is often enough to show a step within five seconds."""
-    w = running()
     before = w.writes
     for step in range(1, 21):
         w.now += timedelta(seconds=1)
@@ -209,9 +202,8 @@ def test_launchers_that_run_are_asked_within_bounds() -> None:
     assert PollTimes().pause_s(1000, None) == 50.0
 
 
-def test_the_last_progress_of_an_attempt_that_failed_is_kept() -> None:
+def test_the_last_progress_of_an_attempt_that_failed_is_kept(w: World) -> None:
     """An attempt that ends between two polls has its last step in the status while the next one starts."""
-    w = running()
     w.launcher_says("Running", step=3)
     w.settle()
     failure = {"rank": 0, "exitCode": 1, "reason": "RankFailed"}
@@ -221,16 +213,13 @@ def test_the_last_progress_of_an_attempt_that_failed_is_kept() -> None:
     assert (w.status.attempt, w.status.progress_summary) == (2, "100/100 (100%)")
 
 
-def test_a_last_attempt_that_had_nothing_to_do_does_not_end_at_an_earlier_ones_step() -> None:
+def test_a_last_attempt_that_had_nothing_to_do_does_not_end_at_an_earlier_ones_step(w: World) -> None:
     """It found its checkpoint complete and reported no step; an earlier attempt's step says nothing of its end."""
-    w = running()
     w.launcher_says("Running", step=25)
     w.settle()
     w.evict("digits-worker-0")
     w.report = None
-    w.settle()
-    w.pods_go()
-    w.run(seconds=5)
+    w.go_on(seconds=5)
     w.start_gang()
     assert w.status.progress_summary == "25/100 (25%)"
     w.launcher_ends(0)
@@ -238,9 +227,8 @@ def test_a_last_attempt_that_had_nothing_to_do_does_not_end_at_an_earlier_ones_s
     assert (w.status.state, w.status.progress, w.status.progress_summary) == ("Succeeded", None, "")
 
 
-def test_a_gang_that_runs_outlives_a_stricter_schema() -> None:
+def test_a_gang_that_runs_outlives_a_stricter_schema(w: World) -> None:
     """A template that was accepted once is not judged again while its job runs, but when it is to go on."""
-    w = running()
     w.job["spec"]["worker"]["template"]["spec"]["fieldOfYesterday"] = 1
     w.job["status"]["ledger"]["begunWith"] = parse_job(w.job, templates=False).spec.fixed
     w.settle()
@@ -261,32 +249,14 @@ def secrets_of(w: World) -> set[str]:
     return {ref.name for ref in w.objects if ref.kind == "Secret"}
 
 
-def test_a_secret_that_is_there_already_is_not_trusted() -> None:
-    """Whoever made it knows what is in it: the job gets another one, and its pods mount that."""
-    w = world()
-    w.taken_secrets = frozenset({ObjectRef("Secret", "digits-0a1b2c3d")})
-    w.settle()
-    assert secrets_of(w) == {"digits-0a1b2c3d-1"}
-    mounted = {
-        volume["secret"]["secretName"]
-        for pod in w.pods.values()
-        for volume in pod["spec"]["volumes"]
-        if "secret" in volume
-    }
-    assert (len(w.pods), mounted) == (3, {"digits-0a1b2c3d-1"})
-
-
-def test_a_gangs_secret_is_known_by_its_pods() -> None:
+def test_a_gangs_secret_is_known_by_its_pods(w: World) -> None:
     """An operator that remembers nothing makes none for an attempt whose pods are there, and one for the next."""
-    w = running()
     w.objects = {ref: obj for ref, obj in w.objects.items() if ref.kind != "Secret"}
     del w.pods["digits-worker-1"]["status"]
     w.settle()
     assert secrets_of(w) == set()
     w.launcher_ends(1)
-    w.settle()
-    w.pods_go()
-    w.run(seconds=5)
+    w.go_on(seconds=5)
     assert secrets_of(w) == {"digits-0a1b2c3d"}
 
 
@@ -304,9 +274,7 @@ def test_an_attempt_has_started_when_a_pod_of_it_exists() -> None:
     assert w.reasons().count("AttemptStarted") == 1
     w.evict("digits-worker-0")
     w.report = None
-    w.settle()
-    w.pods_go()
-    w.run(seconds=5)
+    w.go_on(seconds=5)
     w.start_gang()
     assert w.reasons().count("AttemptStarted") == 2
 
@@ -355,8 +323,7 @@ def test_a_gang_that_ran_between_two_looks_has_run(code: int) -> None:
     """Nobody looked while it did: its end tells, and what the job is made of is fixed from then on."""
     w = world()
     w.settle()
-    for name in w.pods:
-        w.pod_runs(name)
+    w.pods_run()
     w.launcher_ends(code)
     w.settle()
     assert (w.status.state, w.status.ledger.has_run) == ("Restarting" if code else "Succeeded", True)
@@ -414,8 +381,6 @@ def test_a_side_container_that_fails_while_training_goes_on() -> None:
     assert condition(w, "Running") == ("True", "SideContainerFailed", text)
     assert (w.status.state, w.status.reason) == ("Running", "SideContainerFailed")
     now = w.status.condition("Running")
-    assert since is not None
-    assert now is not None
     assert now.last_transition_time == since.last_transition_time
     assert [event.type for event in w.events if event.reason == "SideContainerFailed"] == ["Warning"]
     causes = "\n".join(explain(w.job, list(w.pods.values()), []))
