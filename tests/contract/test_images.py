@@ -15,7 +15,6 @@ def test_samples_and_chart_name_images_that_can_be_built() -> None:
     texts = [path.read_text() for path in (ROOT / "manifests").rglob("*.yaml")]
     named = {image for text in texts for image in re.findall(r"image[:=] ?(ghcr\.io/ringtrain/\S+)", text)}
     made = re.search(r"^IMAGES := (.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    assert made is not None
     assert named == {name_of(target) for target in made[1].split()}
     assert set(made[1].split()) <= set(STAGES)
 

@@ -123,7 +123,6 @@ def commands() -> Iterator[tuple[str, str]]:
         assert isinstance(group, click.Group)
         for name in group.list_commands(click.Context(group)):
             command = group.get_command(click.Context(group), name)
-            assert command is not None
             texts = {f"{program} {name}": command.help or ""}
             for option in command.params:
                 if isinstance(option, click.Option):

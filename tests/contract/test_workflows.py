@@ -17,7 +17,6 @@ def test_what_runs_before_a_commit_is_a_part_of_lint() -> None:
     config = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())
     hooks = [hook for repo in config["repos"] for hook in repo["hooks"]]
     rules = re.search(r"^lint:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    assert rules is not None
     lines = [line.strip().replace("$(BIN)", ".venv/bin").removesuffix(" .") for line in rules[1].splitlines()]
     assert hooks
     assert [hook["entry"] for hook in hooks if hook["entry"] not in lines] == []

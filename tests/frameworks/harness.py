@@ -107,8 +107,6 @@ def run_checks(modules: tuple[str, ...], among: tuple[str, ...] = ()) -> dict[st
 def _answer(program: tuple[str, ...], env: tuple[tuple[str, str], ...], question: str) -> dict[str, str]:
     """What a server of ranks says to a line: how each check failed, by name; under "*" why there is no answer."""
     server = _server(program, env)
-    assert server.stdin is not None
-    assert server.stdout is not None
     server.stdin.write(f"{question}\n")
     server.stdin.flush()
     answer = server.stdout.readline()

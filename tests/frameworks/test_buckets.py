@@ -16,7 +16,6 @@ def parameters(count: int, elements: int = 4, dtype: torch.dtype = torch.float32
 def reduced(memory: BucketMemory, grads: list[torch.Tensor], untouched: bool = False) -> None:
     """Double `grads` as a reduction over two ranks that hold the same would."""
     place = memory.place(grads, untouched)
-    assert place is not None
     sums = torch.cat([grad.reshape(-1) for grad in grads]) * 2
     to_tensor(place.flat).copy_(sums)
     place.store(grads)
@@ -39,7 +38,6 @@ def test_gradients_become_views_of_one_array(dtype: torch.dtype) -> None:
     reduced(memory, grads)
     assert all(torch.equal(grad, torch.full_like(grad, 2)) for grad in grads)
     place = memory.place(grads, untouched=False)
-    assert place is not None
     assert place.held == (True, True, True)
     to_tensor(place.flat).fill_(7)
     assert all(torch.equal(grad, torch.full_like(grad, 7)) for grad in grads)
@@ -49,7 +47,6 @@ def test_gradients_that_must_stay_are_reduced_elsewhere() -> None:
     memory, grads = BucketMemory(), [torch.ones(3), torch.ones(2)]
     reduced(memory, grads)
     place = memory.place(grads, untouched=True)
-    assert place is not None
     to_tensor(place.flat).fill_(5)
     assert grads[0].tolist() == [2, 2, 2]
     place.store(grads)

@@ -151,7 +151,6 @@ def test_a_wrapper_that_says_nothing_more_was_killed(told: bool, short_path: Pat
         wrapper.connect(str(short_path / "registry"))
         send_message(wrapper, {"rank": 0, "size": 1, "starter": "MPICH"})
         frame = receive_message(wrapper)
-        assert frame is not None
         for file in frame[1]:
             os.close(file)
         send_message(wrapper, {"pid": 1})

@@ -120,7 +120,6 @@ def test_the_jobs_own_launcher_is_served(agent: Agent) -> None:
 
 def test_a_client_without_certificate_starts_nothing(agent: Agent, capfd: pytest.CaptureFixture[str]) -> None:
     tls = agent.launcher().tls
-    assert tls is not None
     named = (("grpc.ssl_target_name_override", "worker.uid-1.ringtrain"),)
     with grpc.secure_channel(agent.address, grpc.ssl_channel_credentials(tls.ca), options=named) as channel:
         call = DaemonsStub(channel).Run(iter(()), timeout=DEADLINE_S)  # type: ignore[no-untyped-call]
@@ -136,7 +135,6 @@ def test_another_jobs_certificate_starts_nothing(
     """Even when its owner knows this job's CA and token, as a thief of the worker's files would."""
     theirs, ours = load(write_secrets(tmp_path, "uid-2")["launcher"]), agent.launcher()
     assert theirs.tls is not None
-    assert ours.tls is not None
     mixed = replace(ours, tls=replace(theirs.tls, ca=ours.tls.ca))
     with dial(agent.address, mixed, Peer("worker", "uid-1")) as channel:
         call = DaemonsStub(channel).Run(iter(()), timeout=DEADLINE_S)  # type: ignore[no-untyped-call]

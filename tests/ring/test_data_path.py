@@ -364,7 +364,6 @@ def test_a_connection_that_was_closed_meanwhile_is_dialled_again() -> None:
 
     def pulled() -> Connection:
         stream = path.pull(1, asking(5), DEADLINE_S)
-        assert stream is not None
         assert read(stream, [5]) == [payload(5, 0)]
         return stream._connection
 

@@ -278,7 +278,6 @@ def test_a_rank_that_raises_ends_the_others() -> None:
     outcomes = ranks_ended(_raise_on_one, 3, env=GRPC)
     assert outcomes[2].error == "ValueError: a bug in the training script"
     for outcome in outcomes[:2]:
-        assert outcome.error is not None
         assert outcome.error.startswith("PeerLost: rank 2 has shut down")
 
 

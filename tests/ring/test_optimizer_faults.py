@@ -42,7 +42,6 @@ def _resume(directory: str) -> tuple[int, bytes]:
     rt.init()
     opt = _optimizer()
     saved = Checkpoints(Path(directory) / str(rt.rank())).latest()
-    assert saved is not None
     opt.load_state_dict(saved.state["optimizer"])
     _advance(opt, 3)
     weights = b"".join(array.tobytes() for array in opt.weights.values())

@@ -83,7 +83,6 @@ class DataWorkers:
         return self._starter.submit(start_child, words, environment, stdout=subprocess.PIPE).result()
 
     def _enter(self, index: int, process: "subprocess.Popen[bytes]") -> None:
-        assert process.stdout is not None
         port = int(process.stdout.readline())
         self.processes[index] = process
         self._entries[index] = {

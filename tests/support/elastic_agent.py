@@ -56,7 +56,6 @@ class Life:
         return self.ranks.processes[0].is_alive()
 
     def send(self, message: Mapping[str, Any]) -> None:
-        assert self.connection is not None
         with contextlib.suppress(OSError):  # it has just died
             self.connection.sendall(json.dumps(message).encode() + b"\n")
 
@@ -223,7 +222,6 @@ def await_go_on() -> None:
     """In a rank: wait for `Slots.go_on`, and until this process has heard what its slot was told of a change."""
     if ask() == "change":
         agent = own_agent()
-        assert agent is not None
         until("the agent's word", lambda: agent.change_pending)
 
 

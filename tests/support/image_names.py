@@ -23,7 +23,6 @@ def version() -> str:
     """The version that chart, samples and images share."""
     chart = (ROOT / "charts/ringtrain-operator/Chart.yaml").read_text()
     found = re.search(r'^appVersion: "(.+)"$', chart, re.MULTILINE)
-    assert found is not None
     return found[1]
 
 

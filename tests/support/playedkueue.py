@@ -39,8 +39,6 @@ class PlayedKueue:
             self.workload["metadata"]["uid"] = f"workload-{self._next_version()}"
             self._touch()
         elif change.verb == "delete":
-            assert self.workload is not None
-            assert change.deletion is not None
             assert change.deletion.uid == self.workload["metadata"]["uid"]
             self.workload = None
             self.pods_at_release += pods
@@ -49,7 +47,6 @@ class PlayedKueue:
 
     def admit(self, workers: int | None = None, *, flavor: str = "default", **more: Any) -> None:
         """Reserve quota, in `flavor`, for so many workers, and admit. `more`: fields of each assignment."""
-        assert self.workload is not None
         counts = {p["name"]: p["count"] for p in self.workload["spec"]["podSets"]}
         counts["workers"] = workers or counts["workers"]
         given = [{"name": n, "count": c, "flavors": {"cpu": flavor}, **more} for n, c in counts.items()]
@@ -64,7 +61,6 @@ class PlayedKueue:
 
     def says(self, kind: str, status: str, reason: str, message: str) -> None:
         """Set a condition."""
-        assert self.workload is not None
         new = {"type": kind, "status": status, "reason": reason, "message": message, "lastTransitionTime": "now"}
         kept = [c for c in self.workload["status"].get("conditions") or [] if c["type"] != kind]
         self.workload["status"]["conditions"] = [*kept, new]
@@ -76,7 +72,6 @@ class PlayedKueue:
         return next(((c["status"], c["reason"]) for c in found if c["type"] == kind), ("", ""))
 
     def _patch(self, patch: list[Json], pods: Json) -> None:
-        assert self.workload is not None
         assert patch[0]["value"] == self.workload["metadata"]["resourceVersion"]
         held = "admission" in self.workload["status"]
         for step in patch[1:]:
@@ -93,7 +88,6 @@ class PlayedKueue:
         self._touch()
 
     def _touch(self) -> None:
-        assert self.workload is not None
         self.workload["metadata"]["resourceVersion"] = self._next_version()
 
     def _next_version(self) -> str:

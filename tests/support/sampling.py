@@ -73,7 +73,6 @@ class Sample:
         taken = []
         for test, names in tests.items():
             mark = cases[names[0]][0].get_closest_marker("sampled")
-            assert mark is not None
             is_seam = mark.kwargs.get("each") == _OTHERS and "one_in" not in mark.kwargs
             one_in = mark.kwargs.get("one_in", 1) * (1 if is_seam else self._thin)
             count, rest = divmod(len(names), one_in)
@@ -83,7 +82,6 @@ class Sample:
 
     def _left_out(self, name: str, functions: list[pytest.Function]) -> list[pytest.Function]:
         mark = functions[0].get_closest_marker("sampled")
-        assert mark is not None
         if not mark.args:
             return []
         of, can_run = mark.kwargs.get("of"), mark.kwargs.get("can_run")

@@ -30,7 +30,6 @@ def test_a_guarded_process_ends_with_its_starter(number: signal.Signals) -> None
     """One whose end was told is left alone: its number may be another's by then."""
     program = [sys.executable, "-c", STARTER.format(tests=str(TESTS))]
     with subprocess.Popen(program, stdout=subprocess.PIPE, text=True) as starter:
-        assert starter.stdout is not None
         left, ended = (psutil.Process(int(pid)) for pid in starter.stdout.readline().split())
         starter.send_signal(number)
     try:

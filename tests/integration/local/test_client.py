@@ -71,7 +71,6 @@ def test_a_function_trains_on_several_nodes(client: Client) -> None:
     assert sorted(run.logs(follow=True)) == [f"[{rank}] hello {rank} of 6" for rank in range(6)]
     assert run.wait(SOON_S).state == "Succeeded"
     metrics = run.metrics()
-    assert metrics is not None
     assert (metrics.step, metrics.total_steps, metrics.loss) == (5, 5, 0.2)
     assert list(run.logs(rank=4)) == ["hello 4 of 6"]
     assert "5/5" in run._repr_html_()
@@ -148,7 +147,6 @@ def test_a_failure_has_its_first_cause(client: Client) -> None:
     run = client.train(fails, workers=2, spec={"runPolicy": {"backoffLimit": 0}})
     with pytest.raises(JobFailed, match="rank 1 exited with 7") as failed:
         run.wait(SOON_S)
-    assert failed.value.failure is not None
     assert (failed.value.failure.rank, failed.value.failure.exit_code) == (1, 7)
     assert tuple(failed.value.causes) == run.why().lines
     assert "no such data set" in str(run.why())

@@ -60,7 +60,6 @@ async def test_a_finished_job_costs_no_reads_of_what_it_has_besides_pods() -> No
 async def test_jobs_that_wait_in_a_queue_cost_nothing_while_others_come_and_go() -> None:
     """Not one of them is looked at while another job is made, gets its pods and is deleted."""
     async with fake_cluster(render("kueue.enabled=true")) as c:
-        assert c.fake is not None
         ns, names = await c.new_namespace(), [f"waits-{number}" for number in range(20)]
         async with running_operator(c.operator_connection, kueue=True):
             for name in names:

@@ -51,7 +51,6 @@ async def test_a_job_that_no_node_takes_keeps_no_gang_waiting(open_cluster: Open
     """It is the oldest, in another namespace, and wants no device: gangs that each need all devices run one after
     the other, with the operator's clock as it is. Whoever waits is told who is ahead."""
     async with open_arena(open_cluster, tmp_path) as s:
-        assert s.operator is not None
         elsewhere = replace(s, namespace=s.operator.config.namespaces[1])
         lost = await submit(elsewhere, "lost", 1, 0, nodeSelector={"disk": "sdd"})
         await lost.until_condition("Running", "False", "didn't match Pod's node affinity/selector")

@@ -131,7 +131,6 @@ async def play(scenario: Scenario) -> None:
 async def test_every_expression_has_data(tmp_path: Path, job: GangProcesses) -> None:
     """A number for each panel of each dashboard and for what alerts compare; and Prometheus took the rules."""
     async with open_scenario(fake_cluster, tmp_path) as scenario:
-        assert scenario.operator is not None
         targets = {"launchers": [job.status_port], "operator": [scenario.operator.port]}
         (directory := tmp_path / "prometheus").mkdir()
         with prometheus(directory, targets) as found:

@@ -286,7 +286,6 @@ def test_a_rank_that_does_not_read_is_given_no_more(
         env={**os.environ, "PYTHONPATH": str(TESTS)},
         stdout=subprocess.PIPE,
     )
-    assert rank.stdout is not None
     assert rank.stdout.readline() == b"read\n"
     found = list(distribute("support.loaders:squares", one_rank(), epoch=0))
     assert len(found) == 25
@@ -447,7 +446,6 @@ def command_line(**variables: str) -> tuple["subprocess.Popen[bytes]", int]:
     worker = subprocess.Popen(
         [sys.executable, "-m", "ringtrain", "data-worker"], env=environment, stderr=subprocess.PIPE
     )
-    assert worker.stderr is not None
     line = worker.stderr.readline().decode()
     found = re.search(r"data worker 0: 2 loader processes, port (\d+)", line)
     assert found is not None, line
@@ -458,7 +456,6 @@ def end(worker: "subprocess.Popen[bytes]") -> None:
     """SIGTERM, and the exit code of a data worker that was told to stop."""
     worker.send_signal(signal.SIGTERM)
     assert worker.wait(60) == 0
-    assert worker.stderr is not None
     worker.stderr.close()
 
 

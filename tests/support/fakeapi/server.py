@@ -85,7 +85,6 @@ class FakeApi:
 
     async def __aexit__(self, *exc: type[BaseException] | BaseException | TracebackType | None) -> None:
         self.drop_watches()
-        assert self._runner is not None
         await self._runner.cleanup()
 
     def drop_watches(self) -> None:

@@ -190,7 +190,6 @@ class PodLife:
         await self._post_running(ready=True)
 
     async def _stop(self, ended: "asyncio.Task[Exit]") -> None:
-        assert self._container is not None
         self._container.ask_to_stop()
         grace_s = self.pod["metadata"].get("deletionGracePeriodSeconds") or 0
         done, _ = await asyncio.wait((ended,), timeout=grace_s)

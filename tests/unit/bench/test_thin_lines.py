@@ -48,7 +48,6 @@ def test_an_answer_takes_twice_the_delay() -> None:
                 subprocess.run(["ip", "-n", name, *words.split()], check=True)
         inside = [["ip", "netns", "exec", name, sys.executable, "-c"] for name in names]
         with subprocess.Popen([*inside[1], ANSWERS], stdout=subprocess.PIPE, text=True) as answers:
-            assert answers.stdout is not None
             assert answers.stdout.readline() == "up\n"
             asked = subprocess.run([*inside[0], ASKS], check=True, timeout=60, stdout=subprocess.PIPE, text=True)
     assert 0.04 <= float(asked.stdout) < 0.4

@@ -30,7 +30,6 @@ def served() -> World:
 def waits(w: World, fraction: float | None) -> None:
     """What the launcher says from now on."""
     w.launcher_says("Running", 12)
-    assert w.report is not None
     w.report["data"] = {"waitFraction": fraction}
     w.settle()
 

@@ -43,7 +43,6 @@ def test_a_lost_state_is_told_in_the_status() -> None:
         w.world_is(formation, 3, stateLost=lost)
         w.run(seconds=5)
     failure = w.status.failure
-    assert failure is not None
     assert (failure.reason, failure.rank, failure.pod, failure.attempt) == ("StateLost", 2, VICTIM, 1)
     assert (w.status.state, w.status.attempt, w.status.restarts) == ("Running", 1, 0)
     assert w.reasons().count("StateLost") == 1

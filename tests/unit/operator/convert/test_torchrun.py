@@ -30,7 +30,6 @@ PYTHON = ("python", "-u")
 def test_what_torchrun_would_start(words: list[str], program: tuple[str, ...], per_node: str) -> None:
     """The program with its own arguments; options with and without values are told apart."""
     found = read_torchrun(words)
-    assert found is not None
     assert (found.program, found.per_node) == (program, per_node)
 
 

@@ -33,7 +33,6 @@ def running(step: int) -> World:
     """A gang at this step."""
     w = World(job())
     w.start_gang(step)
-    assert w.report is not None
     w.report["ranks"] = [{"rank": r, "state": "Running", "step": step, "exitCode": None} for r in range(2)]
     return w
 
@@ -71,7 +70,6 @@ LOOKS = [(0, 40), (2, 40), (10, 50), (13, 50), (15, 70), (20, 100), (21, 10), (2
 def test_ranks_of_a_worker_that_fit_no_line() -> None:
     """Eight of them: they take several lines, and none loses its state or its step."""
     w = running(40)
-    assert w.report is not None
     w.report["ranks"] = [{"rank": r, "state": "Running", "step": 123456} for r in range(16)]
     text = on_screen(w)
     assert all(f"rank {rank} Running step 123456 " in text for rank in range(16))
@@ -81,7 +79,6 @@ def test_ranks_of_a_worker_that_fit_no_line() -> None:
 def test_many_ranks_are_counted() -> None:
     """More ranks than fit a screen are counted by state."""
     w = running(40)
-    assert w.report is not None
     w.report["ranks"] = [{"rank": r, "state": "Running" if r else "Failed"} for r in range(100)]
     text = on_screen(w)
     assert "99 Running" in text

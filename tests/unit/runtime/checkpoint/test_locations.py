@@ -76,12 +76,10 @@ def test_a_job_begins_with_anothers_when_it_says_so(tmp_path: Path, named: str) 
     before = sorted(tmp_path.rglob("*"))
     b = Attempt(tmp_path, "b", 1, restore_from=named)
     saved = b.latest()
-    assert saved is not None
     assert (saved.step, saved.state) == (120, {"by": 2})
     assert sorted(tmp_path.rglob("*")) == before
     b.save(3, keep=1)
     again = Attempt(tmp_path, "b", 2, restore_from=named).latest()
-    assert again is not None
     assert again.step == 3
     assert damaged.exists()
 
@@ -94,7 +92,6 @@ def test_a_folder_made_by_hand_can_be_begun_with(tmp_path: Path) -> None:
     (tmp_path / "pretrained").mkdir()
     (tmp_path / "moved").rename(tmp_path / "pretrained" / "model")
     saved = Attempt(tmp_path, "b", 1, restore_from="pretrained").latest(below="model")
-    assert saved is not None
     assert saved.step == 5
 
 
@@ -129,7 +126,6 @@ def test_the_newest_attempt_counts_not_the_highest_step(tmp_path: Path) -> None:
     second.save(110)
     first.save(200, 210, 220, 230, keep=1)
     saved = third.latest()
-    assert saved is not None
     assert (saved.step, saved.state) == (110, {"by": 2})
 
 
@@ -155,7 +151,6 @@ def test_a_damaged_newest_of_an_earlier_attempt(tmp_path: Path) -> None:
     Attempt(tmp_path, "a", 2).save(2)
     (tmp_path / f"a-{OLD}/attempt-0002/ckpt-0000000002.npz").write_bytes(b"half")
     saved = Attempt(tmp_path, "a", 3).latest()
-    assert saved is not None
     assert saved.step == 1
 
 
@@ -186,7 +181,6 @@ def test_the_launcher_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert job.latest() is None
     job.save(7)
     saved = job.latest()
-    assert saved is not None
     none, seven = map(json.loads, os.read(read, 1 << 16).splitlines())
     assert (none["step"], none["startedFrom"]) == (0, "")
     assert (seven["step"], seven["startedFrom"]) == (7, str(saved.path)[-300:])

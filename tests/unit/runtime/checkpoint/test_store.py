@@ -58,7 +58,6 @@ def test_what_was_saved_is_read(tmp_path: Path) -> None:
     """Arrays of every kind, numbers, strings, booleans and None come back as they were."""
     _alone(tmp_path).save(7, STATE)
     saved = _alone(tmp_path).latest()
-    assert saved is not None
     assert saved.step == 7
     assert _same(saved.state, STATE)
     assert _names(tmp_path) == ["ckpt-0000000007.npz"]
@@ -81,7 +80,6 @@ def test_whatever_is_nested_comes_back_as_it_was(tmp_path: Path, state: Any) -> 
     """With its types: keys that are no texts, tuples, sets, numbers of every kind."""
     _alone(tmp_path).save(7, {"state": state})
     saved = _alone(tmp_path).latest()
-    assert saved is not None
     assert repr(saved.state["state"]) == repr(state)
 
 
@@ -89,7 +87,6 @@ def test_foreign_byte_order_is_stored_as_native(tmp_path: Path) -> None:
     """The values are what counts."""
     _alone(tmp_path).save(1, {"a": np.arange(3, dtype=">f4")})
     saved = _alone(tmp_path).latest()
-    assert saved is not None
     assert _same(saved.state, {"a": np.arange(3, dtype=np.float32)})
 
 
@@ -139,7 +136,6 @@ def test_a_truncated_newest_falls_back_to_the_one_before(tmp_path: Path, caplog:
         newest.write_bytes(whole[:cut])
         caplog.clear()
         saved = checkpoints.latest()
-        assert saved is not None
         assert saved.step == 1, f"cut at {cut}"
         assert saved.state["epoch"] == 1
         assert f"{newest} is damaged" in caplog.text
@@ -198,7 +194,6 @@ def test_a_flipped_bit_is_never_believed(tmp_path: Path) -> None:
     for place in range(0, len(whole), 3):
         newest.write_bytes(whole[:place] + bytes([whole[place] ^ 0x10]) + whole[place + 1 :])
         saved = checkpoints.latest()
-        assert saved is not None
         fell_back += saved.step == 1
         assert saved.step == 1 or _same(saved.state, {"x": np.arange(40.0), "epoch": 5}), f"byte {place}"
     assert fell_back > len(whole) // 6
@@ -235,7 +230,6 @@ def test_a_save_in_the_background_lets_training_go_on(tmp_path: Path) -> None:
     assert _names(tmp_path) in ([], [f"ckpt-0000000001.npz.{os.getpid()}.tmp"])
     allowed.set()
     saved = checkpoints.latest()
-    assert saved is not None
     assert _same(saved.state, STATE)
     assert not any(thread.name == "ringtrain-checkpoint" for thread in threading.enumerate())
 
@@ -270,7 +264,6 @@ def test_a_failure_while_saving_leaves_a_whole_checkpoint(tmp_path: Path, stage:
     with pytest.raises(Stopped):
         _alone(tmp_path, on_stage=stop).save(2, {"x": 2})
     saved = _alone(tmp_path).latest()
-    assert saved is not None
     assert saved.state == {"x": 2 if stage == "renamed" else 1}
     assert not list(tmp_path.glob("*.tmp"))
 
@@ -290,7 +283,6 @@ def test_a_process_killed_while_saving_leaves_a_whole_checkpoint(tmp_path: Path,
     (outcome,) = ranks_ended(_die_at, 1, str(tmp_path), stage)
     assert outcome.exit_code == -signal.SIGKILL
     saved = _alone(tmp_path).latest()
-    assert saved is not None
     assert saved.state == {"x": 2 if stage == "renamed" else 1}
     _alone(tmp_path).save(3, {"x": 3})
     assert not list(tmp_path.glob("*.tmp"))
@@ -305,7 +297,6 @@ def test_all_ranks_resume_from_what_rank_0_read(tmp_path: Path) -> None:
         return checkpoints.latest()
 
     for saved in run_threads(save_and_resume, 3):
-        assert saved is not None
         assert saved.step == 4
         assert _same(saved.state, STATE)
     assert _names(tmp_path) == ["0"]
@@ -371,7 +362,6 @@ def test_a_step_may_be_numpys(tmp_path: Path) -> None:
     for checkpoints in (Checkpoints(tmp_path, group=group), ShardedCheckpoints(f"file://{tmp_path}", group=group)):
         checkpoints.save(np.int64(7), STATE)
         saved = checkpoints.latest()
-        assert saved is not None
         assert saved.step == 7
 
 

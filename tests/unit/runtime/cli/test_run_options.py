@@ -186,7 +186,6 @@ def test_what_an_elastic_run_is_told(options: ElasticOptions, slots: int, expect
     """-np is where it begins, and the bound that is not given; there are as many slots as ranks at most."""
     assert elastic_run(4, "", ElasticOptions()) is None
     made = elastic_run(4, "", options)
-    assert made is not None
     always = {"_START_RANKS": "4", "_JOIN_DELAY": "2"}
     assert made.slots == slots
     assert made.variables == {f"RINGTRAIN_ELASTIC{name}": value for name, value in {**expected, **always}.items()}
@@ -228,7 +227,6 @@ def test_what_hosts_of_a_script_cannot_have(answer: str, options: list[str], mes
 def test_places_of_hosts_that_come_and_go(first: dict[str, int], most: int, workers: int, slots: int) -> None:
     """All hosts may be others from one answer to the next; the launcher has at most 4096 slots to look at."""
     made = ElasticRun(most, {"RINGTRAIN_HOST_DISCOVERY_SCRIPT": "x"}, first).reach(HorovodValues(), [])
-    assert made.hosts is not None
     assert (made.hosts.workers, made.hosts.slots) == (workers, slots)
     assert made.hosts.cooldown == CoolDown(2, 10, 600)
 
@@ -236,9 +234,7 @@ def test_places_of_hosts_that_come_and_go(first: dict[str, int], most: int, work
 def test_fixed_hosts_of_an_elastic_run() -> None:
     """They are what a script prints that always says the same; with too few slots the run is refused."""
     world = elastic_run(3, "-H a:2,b:2", ElasticOptions(min_ranks=1))
-    assert world is not None
     made = world.reach(HorovodValues({"blacklist_cooldown_range": (5.0, 50.0)}), [Host("a", 2), Host("b", 2)])
-    assert made.hosts is not None
     assert made.hosts.cooldown == CoolDown(1, 5, 50)
     assert run_script(made.variables["RINGTRAIN_HOST_DISCOVERY_SCRIPT"], 30, threading.Event()) == "a:2\nb:2\n"
     assert world.reach(HorovodValues(), [Host("localhost", 3)]).hosts is None

@@ -17,7 +17,6 @@ def test_the_lag_is_counted_from_the_first_rank_of_a_step() -> None:
         throughput.add(0, _report(step, step + 0.25))
     assert (throughput.lag.of(0), throughput.lag.of(1)) == (0.0, 0.25)
     progress = throughput.progress()
-    assert progress is not None
     assert progress.samples == 40
 
 

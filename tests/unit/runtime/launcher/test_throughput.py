@@ -22,7 +22,6 @@ def test_mean_uncertainty_and_jitter() -> None:
         closed += throughput.add(1, report(step, time))
     assert closed == [1, 2, 3, 4]
     speed = throughput.speed()
-    assert speed is not None
     assert speed.mean == throughput.total() == 60 / 4
     mean = 50 / 3
     deviation = math.sqrt(((20 - mean) ** 2 * 2 + (10 - mean) ** 2) / 3)
@@ -36,7 +35,6 @@ def test_jitter_is_scaled_to_a_standard_deviation() -> None:
     for step, time in ((1, 0.0), (2, 1.0), (3, 1.5), (4, 1.75)):
         throughput.add(0, report(step, 20 + time))
     speed = throughput.speed()
-    assert speed is not None
     assert speed.jitter == pytest.approx(14.826)
 
 
@@ -48,7 +46,6 @@ def test_ranks_may_report_at_different_times() -> None:
     assert throughput.add(1, report(1, 1.5)) == [1]
     assert throughput.add(1, report(2, 2.5)) == [2]
     progress = throughput.progress()
-    assert progress is not None
     assert progress.step == 2
     assert throughput.step_of(0) == 3
     assert throughput.step_of(5) is None

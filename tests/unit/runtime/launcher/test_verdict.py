@@ -98,8 +98,6 @@ KILLED = Ended(3, 10.2, 137, "SIGKILL", says="step 7")
 def test_the_first_cause(view: GangView, rank: int, code: int, words: str) -> None:
     """The rank that began it, with its own exit code, pod and log."""
     verdict = decide(view, 13.0, PATIENCE)
-    assert verdict is not None
-    assert verdict.failure is not None
     assert (verdict.outcome, verdict.exit_code) == (Outcome.FAILED, code)
     assert (verdict.failure.rank, verdict.failure.reason) == (rank, Reason.RANK_FAILED)
     assert (verdict.failure.pod, verdict.failure.node) == (f"job-worker-{rank // 2}", f"node-{rank // 2}")
@@ -137,8 +135,6 @@ def test_open(view: GangView, now: float) -> None:
 def test_a_lost_agent(view: GangView, now: float) -> None:
     """An agent that fell silent is the cause, not those whose peers it took along."""
     verdict = decide(view, now, PATIENCE)
-    assert verdict is not None
-    assert verdict.failure is not None
     assert (verdict.failure.reason, verdict.exit_code) == (Reason.AGENT_LOST, 75)
     assert (verdict.failure.rank, verdict.failure.exit_code) == (2, None)
     assert verdict.failure.message == (
@@ -151,8 +147,6 @@ def test_a_leaving_agent() -> None:
     view = gang(Ended(2, 10.0, 143, "SIGTERM", phase=STOPPED))
     workers = [view.workers[0], WorkerView(1, "job-worker-1", "", leaving="SIGTERM", leaving_since=10.0)]
     verdict = decide(GangView(2, workers, view.ranks, view.exits), 10.0, PATIENCE)
-    assert verdict is not None
-    assert verdict.failure is not None
     assert (verdict.exit_code, verdict.failure.signal, verdict.failure.pod) == (143, "SIGTERM", "job-worker-1")
 
 
@@ -160,7 +154,6 @@ def test_success_is_every_rank() -> None:
     """All ranks of the world exited 0: attested."""
     ended = [Ended(rank, 10.0, 0, phase=SUCCEEDED) for rank in range(4)]
     verdict = decide(gang(*ended), 10.0, PATIENCE)
-    assert verdict is not None
     assert (verdict.outcome, verdict.exit_code, verdict.ranks_succeeded) == (Outcome.SUCCEEDED, 0, 4)
 
 
@@ -170,7 +163,6 @@ def test_ranks_that_ran_each_by_itself(size: int, joined: int, warns: bool) -> N
     states = [RankState(rank, SUCCEEDED, 0, joined=rank < joined) for rank in range(size)]
     view = GangView(size, [WorkerView(0, "job-worker-0")], states, [Exit(state, 10.0) for state in states])
     verdict = with_warning(view, decide(view, 10.0, PATIENCE))
-    assert verdict is not None
     assert verdict.outcome is Outcome.SUCCEEDED
     assert ("none of the 4 ranks was in touch with another one" in verdict.warning) is warns
 
@@ -179,8 +171,6 @@ def test_an_incomplete_world_is_a_failure() -> None:
     """Nobody failed, all ended, and yet not all ranks exited 0."""
     ended = [Ended(rank, 10.0, 0, phase=SUCCEEDED) for rank in range(3)]
     verdict = decide(gang(*ended, Ended(3, 10.0, 143, "SIGTERM", phase=STOPPED)), 10.0, PATIENCE)
-    assert verdict is not None
-    assert verdict.failure is not None
     assert (verdict.failure.reason, verdict.ranks_succeeded) == (Reason.WORLD_INCOMPLETE, 3)
     assert verdict.failure.message == "only 3 of 4 ranks finished; rank(s) 3 did not"
 

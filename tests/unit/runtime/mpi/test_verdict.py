@@ -104,8 +104,6 @@ def test_failed(
 ) -> None:
     """The reason, and a message that says what happened."""
     verdict = decide_mpi(view, command, daemon, 14.5, PATIENCE)
-    assert verdict is not None
-    assert verdict.failure is not None
     assert (verdict.outcome, verdict.failure.reason) == (Outcome.FAILED, reason)
     assert words in verdict.failure.message
 
@@ -114,13 +112,10 @@ def test_a_daemon_that_ends_before_any_rank() -> None:
     """What mpirun said goes along: the daemon may have said nothing."""
     daemon = DaemonEnd("10.0.0.2", 1, "", at=10.0)
     verdict = decide_mpi(gang(), CommandEnd(1, 10.0, ("no such directory",)), daemon, 14.5, PATIENCE)
-    assert verdict is not None
-    assert verdict.failure is not None
     assert verdict.failure.message == "mpirun's daemon on 10.0.0.2 ended with 1: it said nothing"
     assert verdict.failure.log_tail == ("no such directory",)
 
 
 def test_success_is_every_rank_and_the_command() -> None:
     verdict = decide_mpi(SUCCEEDED, CommandEnd(0, 10.0), None, 10.0, PATIENCE)
-    assert verdict is not None
     assert (verdict.outcome, verdict.ranks_succeeded) == (Outcome.SUCCEEDED, 4)
