@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import yaml
+from support.commands import module_at
 from support.documents import documents
 from support.jobs import job
 from support.rendering import CHART, HELM, HelmFailed, render
@@ -23,8 +24,7 @@ def of_kind(objects: list[Json], kind: str) -> list[Json]:
 
 def container(objects: list[Json]) -> Json:
     (deployment,) = of_kind(objects, "Deployment")
-    found: Json = deployment["spec"]["template"]["spec"]["containers"][0]
-    return found
+    return deployment["spec"]["template"]["spec"]["containers"][0]
 
 
 def test_helm_finds_nothing_to_object_to() -> None:
@@ -227,13 +227,7 @@ def test_the_manifests_are_the_charts() -> None:
 
 def test_the_charts_crds_are_in_step(tmp_path: Path) -> None:
     """The templates of the CRDs are what charts/generate.py makes of those in manifests/."""
-    import importlib.util
-
-    spec = importlib.util.spec_from_file_location("chart_generate", ROOT / "charts" / "generate.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = module_at(ROOT / "charts" / "generate.py")
     for name in CRD_FILES:
         wanted = module.chart_crd((ROOT / "manifests" / name).read_text())
         assert (CHART / "templates" / name).read_text() == wanted

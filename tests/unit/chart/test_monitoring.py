@@ -1,17 +1,14 @@
 """Dashboards, rules and the PodMonitor: what the chart renders when it is asked to, and that it can be read."""
 
-import importlib.util
 import json
 import re
-import subprocess
-import sys
 from itertools import combinations
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import yaml
+from support.commands import completed, module_at
 from support.jobs import job
 from support.prometheus import NEEDS_PROMETHEUS, RULES
 from support.rendering import CHART, HelmFailed, render
@@ -26,17 +23,6 @@ FILES = {path.stem: path for path in (CHART / "files").glob("dashboard-*.json")}
 KINDS = {"ConfigMap", "PrometheusRule", "PodMonitor"}
 ALERTS = [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
 Json = dict[str, Any]
-
-
-def generator() -> ModuleType:
-    """charts/dashboards.py, which is no package."""
-    spec = importlib.util.spec_from_file_location("chart_dashboards", ROOT / "charts" / "dashboards.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def known_metrics() -> set[str]:
@@ -138,8 +124,8 @@ def test_wrong_values_are_refused(value: str) -> None:
 def test_a_dashboard_is_whole(name: str) -> None:
     """What Grafana asks of one: ids once, the data source by a variable, panels apart, known metrics."""
     model = json.loads(FILES[name].read_text())
-    assert FILES[name].read_text() == generator().as_json(
-        generator().DASHBOARDS[name.removeprefix("dashboard-")]
+    assert FILES[name].read_text() == module_at(ROOT / "charts/dashboards.py").as_json(
+        module_at(ROOT / "charts/dashboards.py").DASHBOARDS[name.removeprefix("dashboard-")]
     ), "make generate"
     panels, variables = model["panels"], {v["name"]: v for v in model["templating"]["list"]}
     assert model["uid"]
@@ -179,5 +165,5 @@ def test_an_alert_says_what_to_do(alert: Json) -> None:
 )
 def test_promtool_agrees(words: tuple[Any, ...]) -> None:
     """Rules are valid, and fire when they should and not otherwise (rules_test.yaml)."""
-    done = subprocess.run(["promtool", *map(str, words)], capture_output=True, text=True, check=False)
+    done = completed(["promtool", *map(str, words)])
     assert done.returncode == 0, done.stdout + done.stderr

@@ -22,8 +22,7 @@ def deployment(*values: str, **options: str) -> Json:
 
 
 def pod(*values: str, **options: str) -> Json:
-    found: Json = deployment(*values, **options)["spec"]["template"]["spec"]
-    return found
+    return deployment(*values, **options)["spec"]["template"]["spec"]
 
 
 def names(*values: str, **options: str) -> set[str]:

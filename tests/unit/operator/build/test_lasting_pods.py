@@ -47,8 +47,7 @@ def parsed(**spec: Any) -> Job:
 
 def main(pod: Json) -> Json:
     """The pod's first container."""
-    found: Json = pod["spec"]["containers"][0]
-    return found
+    return pod["spec"]["containers"][0]
 
 
 def env(pod: Json) -> dict[str, Any]:

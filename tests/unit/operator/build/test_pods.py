@@ -38,8 +38,7 @@ def parsed(container: Json | None = None, pod: Json | None = None, **spec: Any) 
 
 def main(pod: Json) -> Json:
     """The pod's first container."""
-    found: Json = pod["spec"]["containers"][0]
-    return found
+    return pod["spec"]["containers"][0]
 
 
 def env(pod: Json) -> dict[str, Any]:
@@ -232,8 +231,7 @@ def test_only_our_own_program_has_a_read_only_root() -> None:
     writable = {"template": {"spec": {"containers": [{"securityContext": {"readOnlyRootFilesystem": False}}]}}}
 
     def read_only(pod: Json) -> bool | None:
-        found: bool | None = main(pod)["securityContext"].get("readOnlyRootFilesystem")
-        return found
+        return main(pod)["securityContext"].get("readOnlyRootFilesystem")
 
     assert read_only(build_launcher_pod(parsed(), 1)) is True
     assert read_only(build_worker_pod(parsed(), 1, 0)) is None

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.commands import completed
 
 from ringtrain_operator.client.errors import ScriptUnusable
 from ringtrain_operator.client.script import MAX_BYTES, function_script, read_script
@@ -21,7 +22,7 @@ def run(text: str, tmp_path: Path) -> str:
     """What the script prints, run as a rank would run it."""
     file = tmp_path / "script.py"
     file.write_text(text)
-    return subprocess.run([sys.executable, str(file)], check=True, capture_output=True, text=True).stdout
+    return completed([sys.executable, str(file)], check=True).stdout
 
 
 def prints(rows: list[int], scale: float = 1.0, *, label: "json.JSONDecoder | str" = "sum") -> None:

@@ -1,8 +1,6 @@
 """The queue of keys: each at most once, none with two workers, failures wait longer and longer."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from typing import Any
 
 import pytest
 
@@ -11,98 +9,74 @@ from ringtrain_operator.cluster.queue import FIRST_BACKOFF_S, LONGEST_BACKOFF_S,
 A, B = Key("default", "a"), Key("default", "b")
 
 
-def run(test: Callable[[KeyedQueue], Coroutine[Any, Any, None]]) -> None:
-    """Run a coroutine on a queue without jitter, within ten seconds."""
-
-    async def bounded() -> None:
-        async with asyncio.timeout(10):
-            await test(KeyedQueue(jitter=lambda: 1.0))
-
-    asyncio.run(bounded())
+def even_queue() -> KeyedQueue:
+    """Without jitter."""
+    return KeyedQueue(jitter=lambda: 1.0)
 
 
-def test_a_key_waits_once() -> None:
+async def test_a_key_waits_once() -> None:
     """Added thrice it is taken once, in the order of the first."""
-
-    async def test(queue: KeyedQueue) -> None:
-        for key in (A, B, A, A):
-            queue.add(key)
-        assert len(queue) == 2
-        assert [await queue.take(), await queue.take()] == [A, B]
-        assert len(queue) == 0
-
-    run(test)
+    queue = even_queue()
+    for key in (A, B, A, A):
+        queue.add(key)
+    assert len(queue) == 2
+    assert [await queue.take(), await queue.take()] == [A, B]
+    assert len(queue) == 0
 
 
-def test_a_key_has_one_worker() -> None:
+async def test_a_key_has_one_worker() -> None:
     """What is added while a worker has it comes when that one is done, once."""
-
-    async def test(queue: KeyedQueue) -> None:
-        queue.add(A)
-        await queue.take()
-        queue.add(A)
-        queue.add(A)
-        assert len(queue) == 0
-        queue.done(A)
-        assert await queue.take() == A
-        queue.done(A)
-        assert len(queue) == 0
-
-    run(test)
+    queue = even_queue()
+    queue.add(A)
+    await queue.take()
+    queue.add(A)
+    queue.add(A)
+    assert len(queue) == 0
+    queue.done(A)
+    assert await queue.take() == A
+    queue.done(A)
+    assert len(queue) == 0
 
 
-def test_each_failure_doubles_the_wait_up_to_a_bound() -> None:
+async def test_each_failure_doubles_the_wait_up_to_a_bound() -> None:
     """Until it succeeds: then the wait begins anew."""
-
-    async def test(queue: KeyedQueue) -> None:
-        waits = [queue.retry(A) for _ in range(13)]
-        assert waits[:4] == [FIRST_BACKOFF_S * 2**n for n in range(4)]
-        assert waits[-1] == LONGEST_BACKOFF_S
-        assert queue.retry(B) == FIRST_BACKOFF_S
-        queue.succeeded(A)
-        assert queue.retry(A) == FIRST_BACKOFF_S
-
-    run(test)
+    queue = even_queue()
+    waits = [queue.retry(A) for _ in range(13)]
+    assert waits[:4] == [FIRST_BACKOFF_S * 2**n for n in range(4)]
+    assert waits[-1] == LONGEST_BACKOFF_S
+    assert queue.retry(B) == FIRST_BACKOFF_S
+    queue.succeeded(A)
+    assert queue.retry(A) == FIRST_BACKOFF_S
 
 
-def test_waits_are_spread() -> None:
+async def test_waits_are_spread() -> None:
     """Jobs that failed together do not come back together."""
-
-    async def test(_queue: KeyedQueue) -> None:
-        queue = KeyedQueue()
-        waits = {queue.retry(Key("default", str(n))) for n in range(20)}
-        assert len(waits) > 10
-        assert all(0.75 * FIRST_BACKOFF_S <= wait <= 1.25 * FIRST_BACKOFF_S for wait in waits)
-
-    run(test)
+    queue = KeyedQueue()
+    waits = {queue.retry(Key("default", str(n))) for n in range(20)}
+    assert len(waits) > 10
+    assert all(0.75 * FIRST_BACKOFF_S <= wait <= 1.25 * FIRST_BACKOFF_S for wait in waits)
 
 
 @pytest.mark.parametrize("later_s", [0.02, 3600.0], ids=["in-time", "brought-forward"])
-def test_a_key_comes_when_it_is_due(later_s: float) -> None:
+async def test_a_key_comes_when_it_is_due(later_s: float) -> None:
     """Of two times the earlier counts, and an event counts at once."""
-
-    async def test(queue: KeyedQueue) -> None:
-        queue.add_after(A, later_s)
-        queue.add_after(A, 7200.0)
-        if later_s > 1:
-            queue.add(A)
-        assert await queue.take() == A
-
-    run(test)
-
-
-def test_a_closed_queue_takes_nothing_in() -> None:
-    """`idle` returns when the looks in progress are over."""
-
-    async def test(queue: KeyedQueue) -> None:
+    queue = even_queue()
+    queue.add_after(A, later_s)
+    queue.add_after(A, 7200.0)
+    if later_s > 1:
         queue.add(A)
-        await queue.take()
-        queue.add(B)
-        queue.close()
-        queue.add(B)
-        assert len(queue) == 0
-        idle = asyncio.ensure_future(queue.idle())
-        queue.done(A)
-        await idle
+    assert await queue.take() == A
 
-    run(test)
+
+async def test_a_closed_queue_takes_nothing_in() -> None:
+    """`idle` returns when the looks in progress are over."""
+    queue = even_queue()
+    queue.add(A)
+    await queue.take()
+    queue.add(B)
+    queue.close()
+    queue.add(B)
+    assert len(queue) == 0
+    idle = asyncio.ensure_future(queue.idle())
+    queue.done(A)
+    await idle

@@ -1,23 +1,10 @@
 """In which order jobs are looked at."""
 
-import asyncio
-from collections.abc import Awaitable, Callable
-
 from ringtrain_operator.cluster.queue import FAIR_SHARE, Key, KeyedQueue
 
 
 def key(name: str) -> Key:
     return Key("default", name)
-
-
-def run(scenario: Callable[[KeyedQueue], Awaitable[None]]) -> None:
-    """Run a scenario on a fresh queue, with a deadline."""
-
-    async def bounded() -> None:
-        async with asyncio.timeout(10):
-            await scenario(KeyedQueue())
-
-    asyncio.run(bounded())
 
 
 async def drain(queue: KeyedQueue) -> list[str]:
@@ -30,45 +17,36 @@ async def drain(queue: KeyedQueue) -> list[str]:
     return names
 
 
-def test_urgent_keys_go_first() -> None:
+async def test_urgent_keys_go_first() -> None:
     """Also one that waited among the others already; each comes once."""
-
-    async def scenario(queue: KeyedQueue) -> None:
-        for name in ("a", "b", "c"):
-            queue.add(key(name))
-        queue.add(key("u"), urgent=True)
-        queue.add(key("c"), urgent=True)
-        queue.add(key("c"), urgent=True)
-        assert await drain(queue) == ["u", "c", "a", "b"]
-
-    run(scenario)
+    queue = KeyedQueue()
+    for name in ("a", "b", "c"):
+        queue.add(key(name))
+    queue.add(key("u"), urgent=True)
+    queue.add(key("c"), urgent=True)
+    queue.add(key("c"), urgent=True)
+    assert await drain(queue) == ["u", "c", "a", "b"]
 
 
-def test_others_have_a_share() -> None:
+async def test_others_have_a_share() -> None:
     """A key that is not urgent is taken in time, however many are."""
-
-    async def scenario(queue: KeyedQueue) -> None:
-        queue.add(key("patient"))
-        for number in range(50):
-            queue.add(key(f"u{number}"), urgent=True)
-        assert (await drain(queue)).index("patient") == FAIR_SHARE - 1
-
-    run(scenario)
+    queue = KeyedQueue()
+    queue.add(key("patient"))
+    for number in range(50):
+        queue.add(key(f"u{number}"), urgent=True)
+    assert (await drain(queue)).index("patient") == FAIR_SHARE - 1
 
 
-def test_a_key_that_is_worked_on_comes_again_once() -> None:
+async def test_a_key_that_is_worked_on_comes_again_once() -> None:
     """And before the others if that was urgent; afterwards it is like any other."""
-
-    async def scenario(queue: KeyedQueue) -> None:
-        queue.add(key("busy"))
-        taken = await queue.take()
-        queue.add(key("other"))
-        queue.add(taken)
-        queue.add(taken, urgent=True)
-        queue.done(taken)
-        assert await drain(queue) == ["busy", "other"]
-        queue.add(key("other"))
-        queue.add(key("busy"))
-        assert await drain(queue) == ["other", "busy"]
-
-    run(scenario)
+    queue = KeyedQueue()
+    queue.add(key("busy"))
+    taken = await queue.take()
+    queue.add(key("other"))
+    queue.add(taken)
+    queue.add(taken, urgent=True)
+    queue.done(taken)
+    assert await drain(queue) == ["busy", "other"]
+    queue.add(key("other"))
+    queue.add(key("busy"))
+    assert await drain(queue) == ["other", "busy"]

@@ -1,13 +1,13 @@
 """`dtj convert` on PyTorchJob, TFJob, JAXJob and XGBoostJob, held against the training operator's own rules."""
 
 import copy
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from click.testing import CliRunner
+from support.commands import completed
 from support.source_rules import TRAINING_OPERATOR
 
 from ringtrain_operator.cli.main import main
@@ -53,7 +53,7 @@ def found_by(command: list[str], rank: int, pods: int) -> dict[str, str]:
     """The environment of a command that prints it, started as the agent starts it."""
     agent = {"RANK": rank, "WORLD_SIZE": pods, "MASTER_ADDR": "head", "MASTER_PORT": 29400}
     environment = {"PATH": "/usr/bin:/bin", **{name: str(value) for name, value in agent.items()}}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=30)
+    done = completed(command, env=environment, check=True, timeout=30)
     return dict(line.split("=", 1) for line in done.stdout.splitlines())
 
 

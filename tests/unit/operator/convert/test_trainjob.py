@@ -1,13 +1,13 @@
 """`dtj convert` on TrainJobs of Kubeflow Trainer: each field is carried over, or named as left out."""
 
 import copy
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from click.testing import CliRunner
+from support.commands import completed
 from support.source_rules import TRAINER
 
 from ringtrain_operator.cli.main import main
@@ -205,11 +205,9 @@ def test_variables_are_those_of_the_source(source: str) -> None:
             "MASTER_PORT": 29400,
             "PATH": "/usr/bin:/bin",
         }
-        done = subprocess.run(
+        done = completed(
             spec["worker"]["template"]["spec"]["containers"][0]["command"],
             env={name: str(value) for name, value in agent.items()},
-            capture_output=True,
-            text=True,
             check=True,
             timeout=30,
         )

@@ -19,8 +19,7 @@ def field(annotation: Any, **options: Any) -> dict[str, Any]:
     info = Field(description="d", **options)
     model = create_model("M", __base__=SpecModel, __doc__="A model.", one_field=(annotation, info))
     schema = object_schema(model)
-    found: dict[str, Any] = schema["properties"]["oneField"]
-    return found
+    return schema["properties"]["oneField"]
 
 
 @pytest.mark.parametrize(

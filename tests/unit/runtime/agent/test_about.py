@@ -3,13 +3,13 @@
 import contextlib
 import json
 import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from support.commands import completed
 
 from ringtrain.errors import ConfigurationError
 from ringtrain.run_config import report_config
@@ -103,14 +103,7 @@ def test_the_commit_is_read_from_gits_files(tmp_path: Path) -> None:
     def git(*words: str) -> str:
         own = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}
         who = ("-c", "user.name=a", "-c", "user.email=a@b")
-        done = subprocess.run(
-            ["git", *who, *words],
-            cwd=tmp_path,
-            env={**os.environ, **own},
-            check=True,
-            capture_output=True,
-            text=True,
-        )
+        done = completed(["git", *who, *words], cwd=tmp_path, env={**os.environ, **own}, check=True)
         return done.stdout.strip()
 
     assert commit_of(tmp_path) == ""

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+from support.commands import completed
 from support.needs import need
 
 from ringtrain_job.agent.machine import Gpus, Machine, MachineThread
@@ -165,7 +166,7 @@ def test_gpus_are_asked_by_nvml(tmp_path: Path) -> None:
     subprocess.run(build, input=DRIVER, text=True, check=True)
     program = "from ringtrain_job.agent.machine import Gpus; print(Gpus().look())"
     env = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}
-    asked = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True)
+    asked = completed([sys.executable, "-c", program], env=env, check=True)
     assert asked.stdout.strip() == str((GpuUse(0.75, GIB, 80 * GIB), GpuUse(0.75, 2 * GIB, 80 * GIB)))
 
 

@@ -4,11 +4,11 @@ import errno
 import json
 import signal
 import socket
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from support.commands import completed
 from support.small_job import of_agent
 
 from ringtrain.shared.address import listening_socket
@@ -138,7 +138,7 @@ print(state.phase.value, state.exit_order)
 
 def test_the_end_of_an_adopted_rank_is_told_once() -> None:
     """mpirun kills the wrapper, the agent notes it and kills the orphan: that is not another rank that failed."""
-    done = subprocess.run([sys.executable, "-c", ADOPTED], capture_output=True, text=True, timeout=60)
+    done = completed([sys.executable, "-c", ADOPTED])
     assert (done.stdout, done.stderr) == ("Succeeded 1\n", "")
 
 

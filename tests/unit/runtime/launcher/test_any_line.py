@@ -4,6 +4,7 @@ import json
 import os
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -188,12 +189,11 @@ def _send(service: CoordinatorService, rank: int, reports: bytes, log: bytes) ->
 def _everything_is_shown(snapshot: RunSnapshot, console: Console) -> None:
     say_total(snapshot, console)
     console.close(10.0)
-    server = StatusServer(0, snapshot.status, snapshot.brief_status, lambda: True, everywhere=False)
-    try:
+    with closing(
+        StatusServer(0, snapshot.status, snapshot.brief_status, lambda: True, everywhere=False)
+    ) as server:
         status = json.loads(_get(server.port, "/status"), parse_constant=pytest.fail)
         assert list(text_string_to_metric_families(_get(server.port, "/metrics")))
-    finally:
-        server.close()
     assert status["progress"]["step"] >= 2
     json.dumps(status, ensure_ascii=False).encode()
     message = termination_message(Verdict(Outcome.SUCCEEDED, 0, 2), 1, 2, snapshot.progress())

@@ -1,7 +1,8 @@
 """What the launcher of an elastic job is told, who may register, and what it writes down."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,12 @@ class Job:
         return form
 
 
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Job]:
+    with closing(Job(tmp_path)) as found:
+        yield found
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -99,7 +106,6 @@ def test_settings_that_cannot_be(change: dict[str, str], message: str) -> None:
 def test_defaults() -> None:
     """Those of the contract; without RINGTRAIN_ELASTIC the job is not elastic, whatever else is set."""
     elastic = LauncherConfig.from_env(JOB).elastic
-    assert elastic is not None
     rules = elastic.rules
     assert (rules.min_ranks, rules.max_ranks, elastic.start_ranks) == (1, 6, 6)
     assert (rules.replace_timeout_s, rules.join_delay_s, rules.formation_limit) == (120, 30, 100)
@@ -123,18 +129,15 @@ def test_the_world_of_a_formation(tmp_path: Path) -> None:
     job.close()
 
 
-def test_a_status_without_formations_has_no_word_of_them(tmp_path: Path) -> None:
+def test_a_status_without_formations_has_no_word_of_them(job: Job) -> None:
     """What reads /status of other jobs reads what it always did."""
-    job = Job(tmp_path)
     job.snapshot.elastic = None
     assert "elastic" not in job.snapshot.status()
     assert job.snapshot.status()["worldSize"] == 6
-    job.close()
 
 
-def test_a_new_pod_hears_nothing_that_was_meant_for_the_one_before(tmp_path: Path) -> None:
+def test_a_new_pod_hears_nothing_that_was_meant_for_the_one_before(job: Job) -> None:
     """Its first order is one that was given after it had come."""
-    job = Job(tmp_path)
     job.form(0, 1, 2)
     job.gang.detach(1, "first-1")
     assert job.gang.register(worker(1, "second")) is None
@@ -145,31 +148,25 @@ def test_a_new_pod_hears_nothing_that_was_meant_for_the_one_before(tmp_path: Pat
     assert isinstance(order, Prepare)
     assert order.urgent
     assert order is not old
-    job.close()
 
 
-def test_a_new_pod_takes_the_place_of_the_one_before(tmp_path: Path) -> None:
+def test_a_new_pod_takes_the_place_of_the_one_before(job: Job) -> None:
     """As soon as the connection of that has ended; where it has not, the new one is refused."""
-    job = Job(tmp_path)
     job.form(0, 1, 2)
     assert not job.gang.is_vacant(worker(1, "second"))
     job.gang.detach(1, "first-1")
     assert job.gang.is_vacant(worker(1, "second"))
     assert job.gang.register(worker(1, "second")) is None
     refusal = job.gang.register(worker(0, "second"))
-    assert refusal is not None
     assert not refusal.misconfigured
-    job.close()
 
 
-def test_a_worker_that_is_silent_is_lost_in_the_status(tmp_path: Path) -> None:
+def test_a_worker_that_is_silent_is_lost_in_the_status(job: Job) -> None:
     """The operator then makes its pod anew."""
-    job = Job(tmp_path)
     job.form(0, 1, 2)
     job.clock.now += job.config.lost_after_s
     job.say(0, 0, formation=1, joined=True)
     assert [worker["lost"] for worker in job.snapshot.status()["workers"]] == [False, True, True]
-    job.close()
 
 
 def test_another_launcher_process_goes_on(tmp_path: Path) -> None:
@@ -190,9 +187,8 @@ def test_another_launcher_process_goes_on(tmp_path: Path) -> None:
     again.close()
 
 
-def test_a_new_world_begins_anew_on_the_page(tmp_path: Path) -> None:
+def test_a_new_world_begins_anew_on_the_page(job: Job) -> None:
     """The time in which it was made is no step's, and slots that are not in it have no bar and no step."""
-    job = Job(tmp_path)
     job.form(0, 1, 2)
     for step in (0, 1, 2):
         _report(job, range(6), step, float(step))
@@ -206,7 +202,6 @@ def test_a_new_world_begins_anew_on_the_page(tmp_path: Path) -> None:
     metrics = job.snapshot.metrics
     assert [metrics.times.of(slot) for slot in range(6)] == [{"compute": 0.5, "reduction": 0.5}] * 4 + [None] * 2
     assert metrics.steps == dict.fromkeys(range(4), 4)
-    job.close()
 
 
 def _report(job: Job, slots: Iterable[int], step: int, time: float) -> None:
@@ -229,9 +224,8 @@ def test_notes_that_cannot_be_read(tmp_path: Path) -> None:
     again.close()
 
 
-def test_a_launcher_whose_gang_does_not_change_looks_now_and_then(tmp_path: Path) -> None:
+def test_a_launcher_whose_gang_does_not_change_looks_now_and_then(job: Job) -> None:
     """At once when an agent says something new, and after half a second for what only time changes."""
-    job = Job(tmp_path)
     job.form(0, 1, 2)
     assert job.world.tick() is None
     looked = job.gang.changes
@@ -241,7 +235,6 @@ def test_a_launcher_whose_gang_does_not_change_looks_now_and_then(tmp_path: Path
     for index in (0, 2):
         job.gang.sync(index, f"first-{index}", AgentState(()))
     assert isinstance(job.order(), Prepare)
-    job.close()
 
 
 def test_what_is_asked_for_has_bounds(tmp_path: Path) -> None:
@@ -252,16 +245,14 @@ def test_what_is_asked_for_has_bounds(tmp_path: Path) -> None:
     job.close()
 
 
-def test_the_last_life_of_a_rank_has_its_own_exit(tmp_path: Path) -> None:
+def test_the_last_life_of_a_rank_has_its_own_exit(job: Job) -> None:
     """An exit that was seen once is not taken for that of a later process."""
-    job = Job(tmp_path)
     job.form(0, 1, 2)
     ended = RankState(0, RankPhase.FAILED, 1, life=1, formation=1)
     job.gang.sync(0, "first-0", AgentState((ended,)))
     job.gang.sync(0, "first-0", AgentState((replace(ended, exit_code=2, life=2),)))
     (exit,) = job.gang.view().exits
     assert exit.state.exit_code == 2
-    job.close()
 
 
 @pytest.mark.parametrize(("code", "by"), [(1, ""), (137, "SIGKILL")], ids=["raises", "mpirun-kills-it"])
@@ -274,7 +265,6 @@ def test_who_was_lost_is_named_by_slot(code: int, by: str) -> None:
     # Rank 0 of this formation is slot 2, and slot 0 has rank 1.
     view = GangView(2, workers, ranks, exits, members=(2, 0, 1, 3))
     failure = first_cause(view, failures_by_time(exits), [])
-    assert failure is not None
     assert (failure.rank, failure.pod) == (2, "pod-1")
 
 

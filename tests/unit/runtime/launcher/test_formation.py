@@ -23,6 +23,12 @@ def running(rules: Rules = RULES, workers: int = 3) -> World:
     return world
 
 
+@pytest.fixture
+def world() -> World:
+    """A job of three workers whose first formation has met."""
+    return running()
+
+
 def met(world: World) -> bool:
     """Whether everyone that is asked for has met the others."""
     ranks = [world.rank(process.slot) for process in world.state.members]
@@ -34,17 +40,15 @@ def slots_of(world: World) -> list[int]:
     return [process.slot for process in world.state.members]
 
 
-def test_the_first_formation_has_all_that_are_asked_for() -> None:
+def test_the_first_formation_has_all_that_are_asked_for(world: World) -> None:
     """Ranks are slots as long as nothing was lost."""
-    world = running()
     assert slots_of(world) == [0, 1, 2, 3, 4, 5]
     assert [formed.formation for formed in world.formed] == [1]
     assert world.state.recoveries == 0
 
 
-def test_a_lost_rank_costs_one_formation_and_survivors_go_first() -> None:
+def test_a_lost_rank_costs_one_formation_and_survivors_go_first(world: World) -> None:
     """Rank 0 is a process that has lived through it, and the world is as large as before."""
-    world = running()
     world.kill(0)
     world.until(lambda: world.state.number == 2 and met(world))
     assert slots_of(world) == [1, 0, 2, 3, 4, 5]
@@ -66,9 +70,8 @@ def test_shrink_goes_on_with_those_that_live() -> None:
     assert slots_of(world) == [0, 1, 4, 5, 2, 3]
 
 
-def test_replace_goes_on_smaller_when_nobody_comes_in_time() -> None:
+def test_replace_goes_on_smaller_when_nobody_comes_in_time(world: World) -> None:
     """After `replace_timeout_s` the formation is made with those that are there."""
-    world = running()
     world.lose(1)
     lost_at = world.now
     world.until(lambda: world.state.number == 2 and world.state.phase is FormationPhase.RUNNING)
@@ -87,9 +90,8 @@ def test_too_few_for_too_long_is_the_end() -> None:
     assert len(world.formed) == 1
 
 
-def test_a_leaving_pod_costs_no_loss() -> None:
+def test_a_leaving_pod_costs_no_loss(world: World) -> None:
     """Ranks leave at their next commit, nothing counts as lost, and the pod's slots are not waited for."""
-    world = running()
     world.agents[2].leaving = True
     world.until(lambda: world.state.number == 2 and world.state.phase is FormationPhase.RUNNING, seconds=20)
     assert slots_of(world) == [0, 1, 2, 3]
@@ -101,9 +103,10 @@ def test_a_leaving_pod_costs_no_loss() -> None:
 
 
 @pytest.mark.parametrize("leavers", [(1,), (0, 1), (1, 2), (0, 2), (0, 1, 2)], ids=str)
-def test_no_member_that_leaves_is_sent_away_before_the_next_formation(leavers: tuple[int, ...]) -> None:
+def test_no_member_that_leaves_is_sent_away_before_the_next_formation(
+    world: World, leavers: tuple[int, ...]
+) -> None:
     """What it holds may be needed, so its process lives until the others have met without it; somebody stays."""
-    world = running()
     world.until(lambda: _all_committed(world, 5))
     before = {process.slot: world.process(process.slot) for process in world.state.members}
     for worker in leavers:
@@ -145,9 +148,8 @@ def test_who_has_the_state_stays_until_a_newcomer_has_it() -> None:
     assert set(slots_of(world)) == {2, 3}
 
 
-def test_a_drain_while_a_loss_is_made_good() -> None:
+def test_a_drain_while_a_loss_is_made_good(world: World) -> None:
     """The pod that is to end is in the next formation, which waits for no one else, and hands over in it."""
-    world = running()
     world.lose(2)
     world.until(lambda: world.state.phase is FormationPhase.PREPARING)
     began = world.now
@@ -166,9 +168,8 @@ def _all_committed(world: World, step: int) -> bool:
     return world.view().progressed == step
 
 
-def test_lost_steps_are_all_steps_where_nobody_is_left() -> None:
+def test_lost_steps_are_all_steps_where_nobody_is_left(world: World) -> None:
     """A training whose state is gone with all ranks has lost what it had committed, once."""
-    world = running()
     world.until(lambda: _all_committed(world, 17))
     for _ in range(2):
         for slot in range(6):
@@ -191,9 +192,8 @@ def test_newcomers_are_gathered_into_one_change() -> None:
     assert slots_of(world) == [0, 1, 2, 3, 4, 5]
 
 
-def test_a_newcomer_that_dies_while_joining_costs_nothing_else() -> None:
+def test_a_newcomer_that_dies_while_joining_costs_nothing_else(world: World) -> None:
     """Its slot gets another process, the survivors keep theirs, and the formation's number stays."""
-    world = running()
     world.kill(4)
     world.until(lambda: world.state.phase is FormationPhase.PREPARING)
     for _ in range(4):
@@ -205,9 +205,8 @@ def test_a_newcomer_that_dies_while_joining_costs_nothing_else() -> None:
     assert {p.slot: p.life for p in world.state.members} == {0: 1, 1: 1, 2: 1, 3: 1, 4: 6, 5: 1}
 
 
-def test_fewer_workers_are_asked_for() -> None:
+def test_fewer_workers_are_asked_for(world: World) -> None:
     """The highest leave at their next commit."""
-    world = running()
     world.asked = frozenset(range(4))
     world.until(lambda: met(world))
     assert slots_of(world) == [0, 1, 2, 3]
@@ -247,9 +246,8 @@ def test_the_formation_limit() -> None:
     assert world.end == AttemptEnd(Ruin.FORMATION_LIMIT)
 
 
-def test_a_program_that_always_fails() -> None:
+def test_a_program_that_always_fails(world: World) -> None:
     """Three lives of a slot that end by an error of their own, without a step between, end the attempt."""
-    world = running()
     for life in (1, 2, 3):
         world.until(lambda: met(world) or world.end is not None)
         assert world.process(3).life == life
@@ -270,9 +268,8 @@ def test_ranks_that_all_fail_end_the_attempt(way: Rules) -> None:
     assert len(world.formed) == 1
 
 
-def test_ranks_that_disagree_after_a_loss_begin_anew() -> None:
+def test_ranks_that_disagree_after_a_loss_begin_anew(world: World) -> None:
     """One had begun to take the state of those that were lost, the other begins: the next formation may help."""
-    world = running()
     for slot in range(6):
         world.kill(
             slot, code=1, tail=("ringtrain.errors.MismatchError: collective #2: rank 0 called elastic state",)
@@ -281,9 +278,8 @@ def test_ranks_that_disagree_after_a_loss_begin_anew() -> None:
     assert world.end is None
 
 
-def test_ranks_that_are_all_killed_begin_anew() -> None:
+def test_ranks_that_are_all_killed_begin_anew(world: World) -> None:
     """Nothing says that the program is at fault."""
-    world = running()
     for slot in range(6):
         world.kill(slot)
     world.until(lambda: world.state.number == 2 and met(world))
@@ -303,13 +299,11 @@ def test_the_same_error_again_and_again_ends_a_job_that_restarts() -> None:
             world.kill(slot, code=1, tail=("KeyError: 'a typo of mine'",))
         world.step()
     world.until(lambda: world.end is not None)
-    assert world.end is not None
     assert world.end.ruin is Ruin.OWN_ERROR
 
 
-def test_errors_of_different_ranks_without_a_step_between() -> None:
+def test_errors_of_different_ranks_without_a_step_between(world: World) -> None:
     """Each slot fails less often than is allowed; together they bring the job nowhere."""
-    world = running()
     for slot in range(6):
         world.until(lambda: met(world) or world.end is not None)
         if world.end is None:
@@ -319,9 +313,8 @@ def test_errors_of_different_ranks_without_a_step_between() -> None:
     assert world.end == AttemptEnd(Ruin.FRUITLESS)
 
 
-def test_a_training_that_began_anew_makes_progress_below_the_step_that_it_had_reached() -> None:
+def test_a_training_that_began_anew_makes_progress_below_the_step_that_it_had_reached(world: World) -> None:
     """All ranks raise StateLost, and begin at their checkpoint: their commits count from there on."""
-    world = running()
     for committed in (40, 30, 20, 10):
         for slot in range(6):
             world.rank(slot).committed = committed  # type: ignore[union-attr]
@@ -336,9 +329,8 @@ def test_a_training_that_began_anew_makes_progress_below_the_step_that_it_had_re
     assert world.end is None
 
 
-def test_a_rank_that_only_lost_a_peer_has_no_error_of_its_own() -> None:
+def test_a_rank_that_only_lost_a_peer_has_no_error_of_its_own(world: World) -> None:
     """Scripts that are not elastic end with PeerLost, and are started again as often as the formations last."""
-    world = running()
     for _ in range(5):
         world.kill(3, code=1, tail=("ringtrain.errors.PeerLost: rank 0 (10.0.0.7:7400) ended",))
         world.step()
@@ -346,9 +338,8 @@ def test_a_rank_that_only_lost_a_peer_has_no_error_of_its_own() -> None:
     assert world.end is None
 
 
-def test_all_ranks_end_with_0() -> None:
+def test_all_ranks_end_with_0(world: World) -> None:
     """The attempt has succeeded; a rank that ends before the others is no loss."""
-    world = running()
     world.process(0).end(RankPhase.SUCCEEDED, 0)
     for _ in range(5):
         world.step()
@@ -359,9 +350,8 @@ def test_all_ranks_end_with_0() -> None:
     assert world.end == AttemptEnd()
 
 
-def test_the_last_ranks_die_after_the_others_have_finished() -> None:
+def test_the_last_ranks_die_after_the_others_have_finished(world: World) -> None:
     """Nobody is left who knows what they had: the attempt has failed."""
-    world = running()
     for slot in range(5):
         world.process(slot).end(RankPhase.SUCCEEDED, 0)
     world.kill(5)
@@ -369,9 +359,8 @@ def test_the_last_ranks_die_after_the_others_have_finished() -> None:
     assert world.end == AttemptEnd(Ruin.NO_SURVIVOR, 5)
 
 
-def test_a_launcher_that_was_cut_off_hears_from_one_agent_after_the_other() -> None:
+def test_a_launcher_that_was_cut_off_hears_from_one_agent_after_the_other(world: World) -> None:
     """Ranks have finished meanwhile: those of which nothing is heard yet may have, too, for `timeout_s`."""
-    world = running()
     for agent in world.agents.values():
         agent.cut = True
     for _ in range(LOST_AFTER + 2):
@@ -387,9 +376,8 @@ def test_a_launcher_that_was_cut_off_hears_from_one_agent_after_the_other() -> N
 
 
 @pytest.mark.parametrize("timeouts", [1, 4])
-def test_a_launcher_that_was_cut_off_for_a_while_makes_the_next_formation(timeouts: int) -> None:
+def test_a_launcher_that_was_cut_off_for_a_while_makes_the_next_formation(world: World, timeouts: int) -> None:
     """Ranks are in the former one until their agents hear the order to leave it: when the line is back."""
-    world = running()
     for agent in world.agents.values():
         agent.cut = True
     for _ in range(timeouts * int(RULES.timeout_s) + 1):
@@ -402,9 +390,8 @@ def test_a_launcher_that_was_cut_off_for_a_while_makes_the_next_formation(timeou
     assert sorted(slots_of(world)) == [0, 1, 2, 3, 4, 5]
 
 
-def test_ranks_that_are_not_heard_of_again_after_the_others_have_finished() -> None:
+def test_ranks_that_are_not_heard_of_again_after_the_others_have_finished(world: World) -> None:
     """The attempt has failed, `timeout_s` later."""
-    world = running()
     world.agents[2].cut = True
     for slot in range(4):
         world.process(slot).end(RankPhase.SUCCEEDED, 0)
@@ -415,9 +402,8 @@ def test_ranks_that_are_not_heard_of_again_after_the_others_have_finished() -> N
 
 
 @pytest.mark.parametrize("killed", [0, 1, 2, 3, 4, 6, 9])
-def test_the_launcher_dies_in_any_second_of_a_recovery(killed: int) -> None:
+def test_the_launcher_dies_in_any_second_of_a_recovery(world: World, killed: int) -> None:
     """It repeats the phase that it was in, and the world is made once."""
-    world = running()
     world.kill(4)
     for _ in range(killed):
         world.step()
@@ -426,9 +412,8 @@ def test_the_launcher_dies_in_any_second_of_a_recovery(killed: int) -> None:
     assert [formed.formation for formed in world.formed] == [1, 2]
 
 
-def test_the_launcher_dies_while_all_is_well() -> None:
+def test_the_launcher_dies_while_all_is_well(world: World) -> None:
     """No rank leaves its world."""
-    world = running()
     world.restart_launcher()
     for _ in range(3 * LOST_AFTER):
         world.step()
@@ -436,9 +421,8 @@ def test_the_launcher_dies_while_all_is_well() -> None:
     assert world.state.number == 1
 
 
-def test_a_launcher_without_notes_learns_from_the_processes() -> None:
+def test_a_launcher_without_notes_learns_from_the_processes(world: World) -> None:
     """The formation after the highest that any of them was in is the next one, and survivors stay first."""
-    world = running()
     world.kill(1)
     world.until(lambda: world.state.number == 2 and met(world))
     world.forget()

@@ -101,6 +101,15 @@ def test_metrics(server: tuple[StatusServer, list[bool]]) -> None:
     assert [line for line in expected if line not in body] == []
 
 
+@contextlib.contextmanager
+def serving(status: dict[str, Any] = STATUS, **options: Any) -> Iterator[StatusServer]:
+    """A server on loopback that answers with this status."""
+    with contextlib.closing(
+        StatusServer(0, lambda: status, lambda: BRIEF, lambda: True, everywhere=False, **options)
+    ) as server:
+        yield server
+
+
 def test_metrics_of_many_ranks() -> None:
     """Beyond 64 ranks no series of a single rank, and 64 of what training code reports; the largest lag stays."""
     own = {"progress": {"metrics": {f"m{n}": n for n in range(100)}}}
@@ -108,13 +117,8 @@ def test_metrics_of_many_ranks() -> None:
         {"rank": n, "state": "Running", "step": 1, "lag": n / 10, "inputWait": 0.1, "stepTime": {"compute": 1.0}}
         for n in range(65)
     ]
-    server = StatusServer(
-        0, lambda: {**STATUS, **own, "ranks": ranks}, lambda: BRIEF, lambda: True, everywhere=False
-    )
-    try:
+    with serving({**STATUS, **own, "ranks": ranks}) as server:
         body = _get(server, "/metrics")[1]
-    finally:
-        server.close()
     assert "rank=" not in body
     assert re.search(r"^ringtrain_lag_seconds{.*} 6.4$", body, re.MULTILINE)
     assert re.search(r'^ringtrain_reported_value{.*metric="m63"} 63.0$', body, re.MULTILINE)
@@ -143,17 +147,12 @@ def test_health(server: tuple[StatusServer, list[bool]]) -> None:
 )
 def test_status_is_for_who_shows_a_token(shown: str, code: int) -> None:
     """With the log's tail in it, it is not for everyone; figures and health are."""
-    server = StatusServer(
-        0, lambda: STATUS, lambda: BRIEF, lambda: True, everywhere=False, tokens=("operators", "jobs")
-    )
-    try:
+    with serving(tokens=("operators", "jobs")) as server:
         for path in ("/status", "/status?brief"):
             answer = _get(server, path, shown)
             assert (answer[0], "worldSize" in answer[1]) == (code, code == 200)
         assert _get(server, "/metrics", shown)[0] == 200
         assert _get(server, "/healthz", shown)[0] == 200
-    finally:
-        server.close()
 
 
 @pytest.mark.parametrize(
@@ -184,16 +183,11 @@ def test_what_ranks_wrote_is_for_who_shows_a_token() -> None:
     """On loopback without tokens other users of the machine may ask, too; figures are for them, and lines not."""
     said = {"worldSize": 2, "failure": {"logTail": ["password: 1234"], "message": "rank 1 exited with 1"}}
     for tokens in ((), ("jobs",)):
-        server = StatusServer(
-            0, lambda: said, lambda: BRIEF, lambda: True, everywhere=False, tokens=tokens, change_tokens=("jobs",)
-        )
-        try:
+        with serving(said, tokens=tokens, change_tokens=("jobs",)) as server:
             body = _get(server, "/status", "Bearer jobs" if tokens else "")[1]
             put = urllib.request.Request(f"http://127.0.0.1:{server.port}/workers", b"{}", method="PUT")
             with pytest.raises(urllib.error.HTTPError, match="401"):
                 urllib.request.urlopen(put, timeout=60)
-        finally:
-            server.close()
         assert ("1234" in body) == bool(tokens)
         assert "rank 1 exited with 1" in body
 
@@ -274,21 +268,17 @@ def test_a_client_that_takes_its_time_gets_all(monkeypatch: pytest.MonkeyPatch) 
     silence_s = 2.0
     monkeypatch.setattr(http, "_SILENCE_S", silence_s)
     text = "x" * (32 << 20)
-    server = StatusServer(0, lambda: {"text": text}, lambda: BRIEF, lambda: True, everywhere=False)
-    try:
-        with socket.socket() as slow:
-            slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 << 10)
-            slow.settimeout(60)
-            slow.connect(("127.0.0.1", server.port))
-            slow.sendall(b"GET /status HTTP/1.0\r\n\r\n")
-            begun, taken = time.monotonic(), 0
-            while part := slow.recv(64 << 10):
-                taken += len(part)
-                # As a line of so many bytes a second would have it: twice the time that a part may take.
-                time.sleep(max(0.0, begun + 2 * silence_s * taken / len(text) - time.monotonic()))
-            assert taken > len(text)
-    finally:
-        server.close()
+    with serving({"text": text}) as server, socket.socket() as slow:
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 << 10)
+        slow.settimeout(60)
+        slow.connect(("127.0.0.1", server.port))
+        slow.sendall(b"GET /status HTTP/1.0\r\n\r\n")
+        begun, taken = time.monotonic(), 0
+        while part := slow.recv(64 << 10):
+            taken += len(part)
+            # As a line of so many bytes a second would have it: twice the time that a part may take.
+            time.sleep(max(0.0, begun + 2 * silence_s * taken / len(text) - time.monotonic()))
+        assert taken > len(text)
 
 
 def _put(server: StatusServer, body: object, token: str = "t", path: str = "/pods") -> tuple[int, str]:
@@ -306,12 +296,8 @@ def _put(server: StatusServer, body: object, token: str = "t", path: str = "/pod
 def test_what_became_of_pods_is_put() -> None:
     """By who shows the token; what is no event is refused whole, and texts are bounded."""
     heard: list[Any] = []
-    server = StatusServer(
-        0, lambda: STATUS, lambda: BRIEF, lambda: True, everywhere=False, tokens=("t",),
-        hear_pods=lambda events, about: heard.append((events, about)),
-    )  # fmt: skip
     event = {"time": 5.5, "kind": "Scheduled", "text": "all pods have a node"}
-    try:
+    with serving(tokens=("t",), hear_pods=lambda events, about: heard.append((events, about))) as server:
         assert _put(server, {"events": [event]}, token="other")[0] == 401
         assert _put(server, {"events": [event], "imageID": "i@sha256:1", "more": 1}) == (204, "")
         assert heard == [([event], {"imageID": "i@sha256:1"})]
@@ -330,17 +316,12 @@ def test_what_became_of_pods_is_put() -> None:
         assert len(heard) == 1
         assert _put(server, {"events": [{**event, "text": "x" * 5000}]})[0] == 204
         assert len(heard[1][0][0]["text"]) == 1000
-    finally:
-        server.close()
 
 
 def test_sites_of_workers_are_put() -> None:
     """By who shows the token; what names no workers is refused whole."""
     heard: dict[int, str] = {}
-    server = StatusServer(
-        0, lambda: STATUS, lambda: BRIEF, lambda: True, everywhere=False, tokens=("t",), hear_sites=heard.update
-    )
-    try:
+    with serving(tokens=("t",), hear_sites=heard.update) as server:
         sites = {"sites": {"zone-a": [0, 2], "": [1]}}
         assert _put(server, sites, token="other", path="/sites")[0] == 401
         for body in ([], {"sites": {}}, {"sites": {"a": 1}}, {"sites": {"a": ["b"]}}, {"sites": {"a": [[1]]}}):
@@ -350,5 +331,3 @@ def test_sites_of_workers_are_put() -> None:
         assert not heard
         assert _put(server, sites, path="/sites") == (204, "")
         assert heard == {0: "zone-a", 2: "zone-a", 1: ""}
-    finally:
-        server.close()

@@ -5,8 +5,8 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Coroutine
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -82,12 +82,30 @@ def worker(index: int, instance: str = "first") -> Registration:
     return Registration("uid-1", 1, index, 1, instance, *where, (7400,), (7500,), 7390)
 
 
-def run(work: Coroutine[Any, Any, None]) -> None:
-    async def bounded() -> None:
-        async with asyncio.timeout(DEADLINE_S):
-            await work
+@contextmanager
+def dialled(job: Served, clients: int, secrets: Secrets | None = None) -> Iterator[tuple[AsyncServer, Any]]:
+    """A server for so many agents, which the test closes, and a stub of one who has no token."""
 
-    asyncio.run(bounded())
+    def register(server: grpc.aio.Server) -> None:
+        coordinator_pb2_grpc.add_CoordinatorServicer_to_server(job.service, server)
+
+    server = AsyncServer.start(
+        0, secrets or Secrets(), Peer("worker", "uid-1"), clients=clients, register=register
+    )
+    with dial(f"127.0.0.1:{server.port}", Secrets(), Peer("launcher", "uid-1")) as channel:
+        yield server, coordinator_pb2_grpc.CoordinatorStub(channel)
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Served]:
+    with closing(Served(tmp_path)) as found:
+        yield found
+
+
+@pytest.fixture
+def elastic_job(tmp_path: Path) -> Iterator[Served]:
+    with closing(Served(tmp_path, ELASTIC)) as found:
+        yield found
 
 
 async def cancelled(task: "asyncio.Task[None]") -> None:
@@ -96,118 +114,88 @@ async def cancelled(task: "asyncio.Task[None]") -> None:
         await task
 
 
-def test_orders_reach_all_who_listen(tmp_path: Path) -> None:
+async def test_orders_reach_all_who_listen(job: Served) -> None:
     """Each gets each order once, the newest first; who does not listen any more is detached."""
-    job = Served(tmp_path)
-
-    async def scene() -> None:
-        calls, streams = [Call() for _ in range(3)], []
-        for index, call in enumerate(calls):
-            assert (await job.register(index)).accepted
-            streams.append(job.follow(index, call))
-        await asyncio.sleep(0)
-        await asyncio.to_thread(job.gang.give, Start(SMALL))
-        await asyncio.gather(*(call.wrote.wait() for call in calls))
-        calls[0].wrote.clear()
-        await cancelled(streams.pop())
-        assert not job.gang.all_detached()
-        stop = Stop(Verdict(Outcome.SUCCEEDED, 0))
-        await asyncio.to_thread(job.gang.give, stop)
-        await calls[0].wrote.wait()
-        assert [order_from_message(order) for order in calls[0].written] == [Start(SMALL), stop]
-        assert len(calls[2].written) == 1
-        for stream in streams:
-            await cancelled(stream)
-        assert job.gang.all_detached()
-
-    run(scene())
-    job.close()
-
-
-def test_a_large_world_is_sent_compressed_to_who_reads_that(tmp_path: Path) -> None:
-    """It is the same order, less than a fiftieth as long; other agents get it as it always was."""
-    job = Served(tmp_path)
-
-    async def scene() -> None:
-        calls = [Call(), Call()]
-        for index in range(2):
-            await job.register(index)
-        job.gang.give(Start(LARGE))
-        streams = [job.follow(0, calls[0]), job.follow(1, calls[1], reads_deflated=False)]
-        await asyncio.gather(*(call.wrote.wait() for call in calls))
-        small, plain = calls[0].written[0], calls[1].written[0]
-        assert plain.WhichOneof("order") == "start"
-        assert small.ByteSize() * 50 < plain.ByteSize()
-        assert order_from_message(small) == order_from_message(plain) == Start(LARGE)
-        for stream in streams:
-            await cancelled(stream)
-
-    run(scene())
-    job.close()
-
-
-def test_a_new_pod_waits_for_the_end_of_the_connection_of_the_one_before(tmp_path: Path) -> None:
-    """In an elastic job it is taken in when that has ended, and nobody else waits for it."""
-    job = Served(tmp_path, ELASTIC)
-
-    async def scene() -> None:
-        call = Call()
-        await job.register(0)
-        stream = job.follow(0, call)
-        job.gang.give(Start(SMALL))
-        await call.wrote.wait()
-        second = asyncio.create_task(job.register(0, "second"))
-        assert (await job.register(1)).accepted
-        assert not second.done()
+    calls, streams = [Call() for _ in range(3)], []
+    for index, call in enumerate(calls):
+        assert (await job.register(index)).accepted
+        streams.append(job.follow(index, call))
+    await asyncio.sleep(0)
+    await asyncio.to_thread(job.gang.give, Start(SMALL))
+    await asyncio.gather(*(call.wrote.wait() for call in calls))
+    calls[0].wrote.clear()
+    await cancelled(streams.pop())
+    assert not job.gang.all_detached()
+    stop = Stop(Verdict(Outcome.SUCCEEDED, 0))
+    await asyncio.to_thread(job.gang.give, stop)
+    await calls[0].wrote.wait()
+    assert [order_from_message(order) for order in calls[0].written] == [Start(SMALL), stop]
+    assert len(calls[2].written) == 1
+    for stream in streams:
         await cancelled(stream)
-        assert (await second).accepted
-
-    run(scene())
-    job.close()
+    assert job.gang.all_detached()
 
 
-def test_lines_of_an_agent_that_was_replaced_take_no_other_lines_place(tmp_path: Path) -> None:
+async def test_a_large_world_is_sent_compressed_to_who_reads_that(job: Served) -> None:
+    """It is the same order, less than a fiftieth as long; other agents get it as it always was."""
+    calls = [Call(), Call()]
+    for index in range(2):
+        await job.register(index)
+    job.gang.give(Start(LARGE))
+    streams = [job.follow(0, calls[0]), job.follow(1, calls[1], reads_deflated=False)]
+    await asyncio.gather(*(call.wrote.wait() for call in calls))
+    small, plain = calls[0].written[0], calls[1].written[0]
+    assert plain.WhichOneof("order") == "start"
+    assert small.ByteSize() * 50 < plain.ByteSize()
+    assert order_from_message(small) == order_from_message(plain) == Start(LARGE)
+    for stream in streams:
+        await cancelled(stream)
+
+
+async def test_a_new_pod_waits_for_the_end_of_the_connection_of_the_one_before(elastic_job: Served) -> None:
+    """In an elastic job it is taken in when that has ended, and nobody else waits for it."""
+    call = Call()
+    await elastic_job.register(0)
+    stream = elastic_job.follow(0, call)
+    elastic_job.gang.give(Start(SMALL))
+    await call.wrote.wait()
+    second = asyncio.create_task(elastic_job.register(0, "second"))
+    assert (await elastic_job.register(1)).accepted
+    assert not second.done()
+    await cancelled(stream)
+    assert (await second).accepted
+
+
+async def test_lines_of_an_agent_that_was_replaced_take_no_other_lines_place(elastic_job: Served) -> None:
     """It is back from behind a broken network, and has records of the numbers that those of the new one have."""
-    job = Served(tmp_path, ELASTIC)
 
     async def append(instance: str, first: int, line: bytes) -> list[int]:
         chunk = pb.Chunk(rank=0, first=first, lines=1, data=line)
         request = pb.AppendRequest(attempt=1, worker_index=0, chunks=[chunk], instance=instance)
-        return [durable.last for durable in (await job.service.Append(request, Call())).durable]
+        return [durable.last for durable in (await elastic_job.service.Append(request, Call())).durable]
 
-    async def scene() -> None:
-        await job.register(0)
-        assert await append("first", 1, b"one\n") == [1]
-        assert [slot.log_records for slot in (await job.register(0, "second")).slots] == [1]
-        assert await append("first", 2, b"too late\n") == []
-        assert await append("second", 2, b"two\n") == [2]
-
-    run(scene())
-    job.close()
-    assert job.store.files.rank_log(0).read_bytes() == b"one\ntwo\n"
+    await elastic_job.register(0)
+    assert await append("first", 1, b"one\n") == [1]
+    assert [slot.log_records for slot in (await elastic_job.register(0, "second")).slots] == [1]
+    assert await append("first", 2, b"too late\n") == []
+    assert await append("second", 2, b"two\n") == [2]
+    assert elastic_job.store.files.rank_log(0).read_bytes() == b"one\ntwo\n"
 
 
-def test_what_all_agents_of_a_worker_have_dropped_counts(tmp_path: Path) -> None:
+async def test_what_all_agents_of_a_worker_have_dropped_counts(elastic_job: Served) -> None:
     """Each tells its own number, again and again; one that takes another's place begins at 0."""
-    job = Served(tmp_path, ELASTIC)
-
-    async def scene() -> None:
-        for instance, numbers in (("first", (3, 5, 5)), ("second", (1, 4))):
-            await job.register(0, instance)
-            for lines in numbers:
-                dropped = [pb.Dropped(rank=0, lines=lines)]
-                request = pb.AppendRequest(attempt=1, worker_index=0, dropped=dropped, instance=instance)
-                await job.service.Append(request, Call())
-
-    run(scene())
-    job.close()
-    assert job.store.dropped == 9
+    for instance, numbers in (("first", (3, 5, 5)), ("second", (1, 4))):
+        await elastic_job.register(0, instance)
+        for lines in numbers:
+            dropped = [pb.Dropped(rank=0, lines=lines)]
+            request = pb.AppendRequest(attempt=1, worker_index=0, dropped=dropped, instance=instance)
+            await elastic_job.service.Append(request, Call())
+    assert elastic_job.store.dropped == 9
 
 
 @pytest.mark.slow
-def test_a_disk_that_hangs_holds_up_nothing_but_lines(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_disk_that_hangs_holds_up_nothing_but_lines(job: Served, caplog: pytest.LogCaptureFixture) -> None:
     """Heartbeats are answered; lines of others stay with their agents; when the disk is back they are taken."""
-    job = Served(tmp_path)
     pipe = job.store.files.rank_log(0)
     os.mkfifo(pipe)  # opened for writing, it waits for a reader as a file server does that is away
 
@@ -215,34 +203,23 @@ def test_a_disk_that_hangs_holds_up_nothing_but_lines(tmp_path: Path, caplog: py
         chunk = pb.Chunk(rank=rank, first=1, lines=1, data=b"line\n")
         return pb.AppendRequest(attempt=1, worker_index=rank, chunks=[chunk])
 
-    async def scene() -> None:
-        await job.register(1)
-        hangs, other = (asyncio.create_task(job.service.Append(request(rank), Call())) for rank in (0, 1))
-        assert (await other).durable == []
-        assert (await job.service.Append(request(1), Call())).durable == []
-        sync = pb.SyncRequest(worker_index=1, instance="first", **message_fields(AgentState(())))
-        assert (await job.service.Sync(sync, Call())).known
-        assert not hangs.done()
-        reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
-        assert [durable.last for durable in (await hangs).durable] == []
-        assert [durable.last for durable in (await job.service.Append(request(1), Call())).durable] == [1]
-        os.close(reader)
-
-    run(scene())
+    await job.register(1)
+    hangs, other = (asyncio.create_task(job.service.Append(request(rank), Call())) for rank in (0, 1))
+    assert (await other).durable == []
+    assert (await job.service.Append(request(1), Call())).durable == []
+    sync = pb.SyncRequest(worker_index=1, instance="first", **message_fields(AgentState(())))
+    assert (await job.service.Sync(sync, Call())).known
+    assert not hangs.done()
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    assert [durable.last for durable in (await hangs).durable] == []
+    assert [durable.last for durable in (await job.service.Append(request(1), Call())).durable] == [1]
+    os.close(reader)
     assert "log lines cannot be written, agents keep them for now" in caplog.text
-    job.close()
 
 
-def test_open_streams_cost_no_threads(tmp_path: Path) -> None:
+def test_open_streams_cost_no_threads(job: Served) -> None:
     """Two hundred agents that listen, and all of them get the order."""
-    job = Served(tmp_path)
-    address = Peer("worker", "uid-1")
-    server = AsyncServer.start(
-        0, Secrets(), address, clients=200,
-        register=lambda server: coordinator_pb2_grpc.add_CoordinatorServicer_to_server(job.service, server),  # type: ignore[no-untyped-call]
-    )  # fmt: skip
-    with dial(f"127.0.0.1:{server.port}", Secrets(), Peer("launcher", "uid-1")) as channel:
-        stub: Any = coordinator_pb2_grpc.CoordinatorStub(channel)
+    with dialled(job, 200) as (server, stub):
         for index in range(200):
             stub.Register(pb.RegisterRequest(**message_fields(worker(index))), timeout=DEADLINE_S)
         before = threading.active_count()
@@ -254,82 +231,57 @@ def test_open_streams_cost_no_threads(tmp_path: Path) -> None:
         for stream in streams:
             stream.cancel()
     server.close(0)
-    job.close()
 
 
-def test_what_is_new_in_a_heartbeat_counts(tmp_path: Path) -> None:
+async def test_what_is_new_in_a_heartbeat_counts(elastic_job: Served) -> None:
     """One that says what the last one said keeps the agent alive; a registration between them counts."""
-    job = Served(tmp_path, ELASTIC)
 
     async def sync(phase: str, instance: str = "first") -> bool:
         ranks = [pb.RankState(rank=0, phase=phase)]
         request = pb.SyncRequest(worker_index=0, instance=instance, ranks=ranks)
-        return bool((await job.service.Sync(request, Call())).known)
+        return bool((await elastic_job.service.Sync(request, Call())).known)
 
-    async def scene() -> None:
-        assert not await sync("Running")
-        assert not await sync("Running")
-        await job.register(0)
-        assert await sync("Running")
-        assert await sync("Running")
-        assert job.gang.view().ranks[0].phase is RankPhase.RUNNING
-        await job.register(0, "second")
-        assert not await sync("Running")
-        assert await sync("Running", "second")
-        assert await sync("Failed", "second")
-        assert [exit.state.rank for exit in job.gang.view().exits] == [0]
-
-    run(scene())
-    job.close()
+    assert not await sync("Running")
+    assert not await sync("Running")
+    await elastic_job.register(0)
+    assert await sync("Running")
+    assert await sync("Running")
+    assert elastic_job.gang.view().ranks[0].phase is RankPhase.RUNNING
+    await elastic_job.register(0, "second")
+    assert not await sync("Running")
+    assert await sync("Running", "second")
+    assert await sync("Failed", "second")
+    assert [exit.state.rank for exit in elastic_job.gang.view().exits] == [0]
 
 
 @pytest.mark.parametrize(("workers", "told"), [(8, 0.0), (140, 0.0), (700, 10.0), (10_000, 15.0)])
-def test_many_agents_are_told_to_call_seldom(tmp_path: Path, workers: int, told: float) -> None:
+async def test_many_agents_are_told_to_call_seldom(tmp_path: Path, workers: int, told: float) -> None:
     """With the answer to a heartbeat; few agents keep their own pace."""
     job = Served(tmp_path, replace(CONFIG, workers=workers))
-
-    async def scene() -> None:
-        await job.register(0)
-        reply = await job.service.Sync(pb.SyncRequest(worker_index=0, instance="first"), Call())
-        assert reply.heartbeat_s == told
-
-    run(scene())
+    await job.register(0)
+    reply = await job.service.Sync(pb.SyncRequest(worker_index=0, instance="first"), Call())
+    assert reply.heartbeat_s == told
     job.close()
 
 
-def test_a_stranger_hears_why(tmp_path: Path) -> None:
+def test_a_stranger_hears_why(job: Served) -> None:
     """A stream without the token ends with the reason, before anything of the job is told."""
-    job = Served(tmp_path)
-    server = AsyncServer.start(
-        0, Secrets(token="secret"), Peer("worker", "uid-1"), clients=4,
-        register=lambda server: coordinator_pb2_grpc.add_CoordinatorServicer_to_server(job.service, server),  # type: ignore[no-untyped-call]
-    )  # fmt: skip
-    with dial(f"127.0.0.1:{server.port}", Secrets(), Peer("launcher", "uid-1")) as channel:
-        stub: Any = coordinator_pb2_grpc.CoordinatorStub(channel)
-        with pytest.raises(grpc.RpcError) as refused:
-            list(stub.Orders(pb.OrdersRequest(), timeout=DEADLINE_S))
+    with dialled(job, 4, Secrets(token="secret")) as (server, stub), pytest.raises(grpc.RpcError) as refused:
+        list(stub.Orders(pb.OrdersRequest(), timeout=DEADLINE_S))
+    server.close(0)
     assert refused.value.code() is grpc.StatusCode.PERMISSION_DENIED
     assert "token is missing or wrong" in refused.value.details()
-    server.close(0)
-    job.close()
 
 
 def test_calls_under_way_while_the_server_closes_are_no_errors(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    job: Served, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An agent calls to the end, and the job's log would show a traceback."""
-    job = Served(tmp_path)
     for _ in range(20):
-        server = AsyncServer.start(
-            0, Secrets(), Peer("worker", "uid-1"), clients=4,
-            register=lambda server: coordinator_pb2_grpc.add_CoordinatorServicer_to_server(job.service, server),  # type: ignore[no-untyped-call]
-        )  # fmt: skip
-        with dial(f"127.0.0.1:{server.port}", Secrets(), Peer("launcher", "uid-1")) as channel:
-            stub: Any = coordinator_pb2_grpc.CoordinatorStub(channel)
+        with dialled(job, 4) as (server, stub):
             stub.Register(pb.RegisterRequest(**message_fields(worker(0))), timeout=DEADLINE_S)
             calls = [stub.Sync.future(pb.SyncRequest(worker_index=0, instance="first")) for _ in range(100)]
             calls[0].result(DEADLINE_S)
             server.close(0)
             assert all(call.exception(DEADLINE_S) is None or call.code() for call in calls)
-    job.close()
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
