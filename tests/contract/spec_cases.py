@@ -57,6 +57,16 @@ def rules(*given: Manifest) -> Manifest:
     return {"failureRules": list(given)}
 
 
+def accepted(id: str, **spec: Any) -> Case:
+    """A job with this `spec` is accepted."""
+    return Case(id, manifest(**spec))
+
+
+def refused(id: str, path: str, says: str = "", *, at_admission: bool = True, **spec: Any) -> Case:
+    """A job with this `spec` is refused, with `path` and `says` in the words."""
+    return Case(id, manifest(**spec), path, says, at_admission)
+
+
 _ELASTIC = {
     "minReplicas": 2,
     "maxReplicas": 4096,
@@ -92,506 +102,452 @@ def data_container(**fields: Any) -> Manifest:
 
 
 ACCEPTED = [
-    Case("smallest", manifest()),
-    Case("mpi", manifest(backend="mpi", mpi={"implementation": "MPICH"})),
-    Case("mpi-by-default-implementation", manifest(backend="mpi", mpi={})),
-    Case("suspended", manifest(runPolicy={"suspend": True})),
-    Case(
+    accepted("smallest"),
+    accepted("mpi", backend="mpi", mpi={"implementation": "MPICH"}),
+    accepted("mpi-by-default-implementation", backend="mpi", mpi={}),
+    accepted("suspended", runPolicy={"suspend": True}),
+    accepted(
         "all-workers-placed-together",
-        manifest(worker=worker(replicas=4096), elastic={"maxReplicas": 4096}, scheduling={"minAvailable": 4097}),
+        worker=worker(replicas=4096),
+        elastic={"maxReplicas": 4096},
+        scheduling={"minAvailable": 4097},
     ),
-    Case("gpu", manifest(worker=worker(devices={"nvidia.com/gpu": 2}))),
-    Case("ipu", manifest(worker=worker(devices={"graphcore.ai/ipu": 16}))),
-    Case(
-        "two-devices-and-slots",
-        manifest(slotsPerWorker=2, worker=worker(devices={"amd.com/gpu": 2, "rdma/hca": 1})),
-    ),
-    Case("nulls-in-a-template", manifest(worker=worker({"env": None}, {"volumes": None, "nodeSelector": None}))),
-    Case(
+    accepted("gpu", worker=worker(devices={"nvidia.com/gpu": 2})),
+    accepted("ipu", worker=worker(devices={"graphcore.ai/ipu": 16})),
+    accepted("two-devices-and-slots", slotsPerWorker=2, worker=worker(devices={"amd.com/gpu": 2, "rdma/hca": 1})),
+    accepted("nulls-in-a-template", worker=worker({"env": None}, {"volumes": None, "nodeSelector": None})),
+    accepted(
         "mount-of-the-operators-volume",
-        manifest(worker=worker({"volumeMounts": [{"name": "ringtrain-shm", "mountPath": "/scratch"}]})),
+        worker=worker({"volumeMounts": [{"name": "ringtrain-shm", "mountPath": "/scratch"}]}),
     ),
-    Case("launcher-node-selector", manifest(launcher={"template": {"spec": {"nodeSelector": {"disk": "ssd"}}}})),
-    Case("launcher-container-without-image", manifest(launcher={"template": {"spec": {"containers": [{}]}}})),
-    Case(
-        "logs-in-a-store", manifest(logs={"uri": "s3://bucket/logs", "secretRef": {"name": "s3"}, "emptyDir": {}})
-    ),
-    Case("metrics-by-a-rule", manifest(logs={"metrics": r"step (?P<step>\d+)"})),
-    Case("no-metrics", manifest(logs={"metrics": "none"})),
-    Case("logs-on-a-claim", manifest(logs={"persistentVolumeClaim": {"claimName": "logs"}})),
-    Case("logs-in-an-emptydir", manifest(logs={"emptyDir": {"sizeLimit": "1Gi"}})),
-    Case("checkpoint", manifest(checkpoint={"persistentVolumeClaim": {"claimName": "c"}, "mountPath": "/data/c"})),
-    Case(
+    accepted("launcher-node-selector", launcher={"template": {"spec": {"nodeSelector": {"disk": "ssd"}}}}),
+    accepted("launcher-container-without-image", launcher={"template": {"spec": {"containers": [{}]}}}),
+    accepted("logs-in-a-store", logs={"uri": "s3://bucket/logs", "secretRef": {"name": "s3"}, "emptyDir": {}}),
+    accepted("metrics-by-a-rule", logs={"metrics": r"step (?P<step>\d+)"}),
+    accepted("no-metrics", logs={"metrics": "none"}),
+    accepted("logs-on-a-claim", logs={"persistentVolumeClaim": {"claimName": "logs"}}),
+    accepted("logs-in-an-emptydir", logs={"emptyDir": {"sizeLimit": "1Gi"}}),
+    accepted("checkpoint", checkpoint={"persistentVolumeClaim": {"claimName": "c"}, "mountPath": "/data/c"}),
+    accepted(
         "checkpoint-in-a-store",
-        manifest(checkpoint={"uri": "s3://bucket/runs", "secretRef": {"name": "s3"}, "restoreFrom": "older"}),
+        checkpoint={"uri": "s3://bucket/runs", "secretRef": {"name": "s3"}, "restoreFrom": "older"},
     ),
-    Case(
+    accepted(
         "checkpoint-on-a-claim-and-in-a-store",
-        manifest(checkpoint={"persistentVolumeClaim": {"claimName": "c"}, "uri": "gs://bucket"}),
+        checkpoint={"persistentVolumeClaim": {"claimName": "c"}, "uri": "gs://bucket"},
     ),
-    Case("restore", manifest(checkpoint={"persistentVolumeClaim": {"claimName": "c"}, "restoreFrom": "older"})),
+    accepted("restore", checkpoint={"persistentVolumeClaim": {"claimName": "c"}, "restoreFrom": "older"}),
     Case("null-is-absent", manifest(slotsPerWorker=None) | {"status": {}}),
-    Case(
+    accepted(
         "every-policy",
-        manifest(
-            runPolicy={
-                "suspend": False,
-                "cleanPodPolicy": "All",
-                "ttlSecondsAfterFinished": 0,
-                "activeDeadlineSeconds": 1,
-                "backoffLimit": 0,
-                "progressDeadlineSeconds": 600,
-                "failureRules": [
-                    {"action": "FailJob", "onExitCodes": {"operator": "In", "values": [3, 42]}},
-                    {"action": "Ignore", "onExitCodes": {"operator": "NotIn", "ranges": [{"min": 1, "max": 127}]}},
-                    {"action": "RestartJob", "onReasons": ["AgentLost", "NotAssembled"]},
-                ],
-            }
-        ),
+        runPolicy={
+            "suspend": False,
+            "cleanPodPolicy": "All",
+            "ttlSecondsAfterFinished": 0,
+            "activeDeadlineSeconds": 1,
+            "backoffLimit": 0,
+            "progressDeadlineSeconds": 600,
+            "failureRules": [
+                {"action": "FailJob", "onExitCodes": {"operator": "In", "values": [3, 42]}},
+                {"action": "Ignore", "onExitCodes": {"operator": "NotIn", "ranges": [{"min": 1, "max": 127}]}},
+                {"action": "RestartJob", "onReasons": ["AgentLost", "NotAssembled"]},
+            ],
+        },
     ),
-    Case("someone-elses", manifest(managedBy="kueue.x-k8s.io/multikueue")),
-    Case("networking", manifest(networking={"timeoutSeconds": 5, "startTimeoutSeconds": 30})),
-    Case("encryption", manifest(networking={"encryption": "tensors"})),
-    Case("sites", manifest(networking={"sites": "topology.kubernetes.io/zone"})),
-    Case("longest-name", manifest(name="a" * 51)),
-    Case("data-workers-of-tensorflow", manifest(dataWorkers=_TENSORFLOW)),
-    Case("scheduling", manifest(scheduling=_SCHEDULING, elastic={"maxReplicas": 4})),
-    Case("scheduling-preferred", manifest(scheduling={"topology": {"preferred": "kubernetes.io/hostname"}})),
-    Case("elastic", manifest(elastic={"maxReplicas": 2})),
-    Case("elastic-with-everything", manifest(elastic=_ELASTIC)),
-    Case(
+    accepted("someone-elses", managedBy="kueue.x-k8s.io/multikueue"),
+    accepted("networking", networking={"timeoutSeconds": 5, "startTimeoutSeconds": 30}),
+    accepted("encryption", networking={"encryption": "tensors"}),
+    accepted("sites", networking={"sites": "topology.kubernetes.io/zone"}),
+    accepted("longest-name", name="a" * 51),
+    accepted("data-workers-of-tensorflow", dataWorkers=_TENSORFLOW),
+    accepted("scheduling", scheduling=_SCHEDULING, elastic={"maxReplicas": 4}),
+    accepted("scheduling-preferred", scheduling={"topology": {"preferred": "kubernetes.io/hostname"}}),
+    accepted("elastic", elastic={"maxReplicas": 2}),
+    accepted("elastic-with-everything", elastic=_ELASTIC),
+    accepted(
         "mpi-with-the-launchers-command",
-        manifest(
-            backend="mpi",
-            worker=worker({"command": None}),
-            launcher={"template": {"spec": {"containers": [{"command": ["mpirun", "pi"]}]}}},
-        ),
+        backend="mpi",
+        worker=worker({"command": None}),
+        launcher={"template": {"spec": {"containers": [{"command": ["mpirun", "pi"]}]}}},
     ),
-    Case("elastic-mpi", manifest(backend="mpi", elastic={"maxReplicas": 4, "onLoss": "Restart"})),
-    Case("data-workers", manifest(dataWorkers={})),
-    Case("data-workers-with-everything", manifest(dataWorkers=_DATA_WORKERS)),
-    Case("data-workers-of-mpi", manifest(backend="mpi", dataWorkers={"replicas": 256})),
-    Case("evaluator", manifest(evaluator={})),
-    Case(
+    accepted("elastic-mpi", backend="mpi", elastic={"maxReplicas": 4, "onLoss": "Restart"}),
+    accepted("data-workers", dataWorkers={}),
+    accepted("data-workers-with-everything", dataWorkers=_DATA_WORKERS),
+    accepted("data-workers-of-mpi", backend="mpi", dataWorkers={"replicas": 256}),
+    accepted("evaluator", evaluator={}),
+    accepted(
         "evaluator-with-everything",
-        manifest(
-            evaluator={
-                "devices": {"nvidia.com/gpu": 1},
-                "timeoutSeconds": 0,
-                "template": {"spec": {"containers": [{"command": ["python", "evaluate.py"]}]}},
-            }
-        ),
+        evaluator={
+            "devices": {"nvidia.com/gpu": 1},
+            "timeoutSeconds": 0,
+            "template": {"spec": {"containers": [{"command": ["python", "evaluate.py"]}]}},
+        },
     ),
 ]
 
 REJECTED = [
-    Case("no-worker", manifest(worker=None), "spec.worker", "missing"),
-    Case("no-template", manifest(worker={"replicas": 1}), "spec.worker.template", "missing"),
-    Case(
-        "no-containers",
-        manifest(worker={"template": {"spec": {"containers": []}}}),
-        "spec.worker.template.spec.containers",
+    refused("no-worker", "spec.worker", "missing", worker=None),
+    refused("no-template", "spec.worker.template", "missing", worker={"replicas": 1}),
+    refused(
+        "no-containers", "spec.worker.template.spec.containers", worker={"template": {"spec": {"containers": []}}}
     ),
-    Case(
-        "no-command",
-        manifest(worker=worker({"command": None})),
-        "spec.worker.template.spec.containers",
-        "missing",
-    ),
-    Case(
-        "no-image",
-        manifest(worker=worker({"image": None})),
-        "spec.worker.template.spec.containers",
-        "missing",
-    ),
-    Case("command-is-a-string", manifest(worker=worker({"command": "python"})), "containers[0].command", "list"),
-    Case("backend-unknown", manifest(backend="nccl"), "spec.backend", "'ring' or 'mpi'"),
-    Case(
-        "replicas-zero", manifest(worker=worker(replicas=0)), "spec.worker.replicas", "greater than or equal to 1"
-    ),
-    Case("replicas-too-many", manifest(worker=worker(replicas=4097)), "spec.worker.replicas", "4096"),
-    Case("replicas-is-a-string", manifest(worker=worker(replicas="2")), "spec.worker.replicas", "integer"),
-    Case("slots-zero", manifest(slotsPerWorker=0), "spec.slotsPerWorker", "greater than or equal to 1"),
-    Case("slots-too-many", manifest(slotsPerWorker=1025), "spec.slotsPerWorker", "1024"),
-    Case("device-without-domain", manifest(worker=worker(devices={"gpu": 1})), "spec.worker.devices", "domain"),
-    Case("device-with-newline", manifest(worker=worker(devices={"a.b/c\n": 1})), "spec.worker.devices", "domain"),
-    Case("device-count-zero", manifest(worker=worker(devices={"nvidia.com/gpu": 0})), "spec.worker.devices", "1"),
-    Case(
+    refused("no-command", "spec.worker.template.spec.containers", "missing", worker=worker({"command": None})),
+    refused("no-image", "spec.worker.template.spec.containers", "missing", worker=worker({"image": None})),
+    refused("command-is-a-string", "containers[0].command", "list", worker=worker({"command": "python"})),
+    refused("backend-unknown", "spec.backend", "'ring' or 'mpi'", backend="nccl"),
+    refused("replicas-zero", "spec.worker.replicas", "greater than or equal to 1", worker=worker(replicas=0)),
+    refused("replicas-too-many", "spec.worker.replicas", "4096", worker=worker(replicas=4097)),
+    refused("replicas-is-a-string", "spec.worker.replicas", "integer", worker=worker(replicas="2")),
+    refused("slots-zero", "spec.slotsPerWorker", "greater than or equal to 1", slotsPerWorker=0),
+    refused("slots-too-many", "spec.slotsPerWorker", "1024", slotsPerWorker=1025),
+    refused("device-without-domain", "spec.worker.devices", "domain", worker=worker(devices={"gpu": 1})),
+    refused("device-with-newline", "spec.worker.devices", "domain", worker=worker(devices={"a.b/c\n": 1})),
+    refused("device-count-zero", "spec.worker.devices", "1", worker=worker(devices={"nvidia.com/gpu": 0})),
+    refused(
         "two-devices-no-slots",
-        manifest(worker=worker(devices={"nvidia.com/gpu": 2, "rdma/hca": 1})),
         "spec.slotsPerWorker",
         "set slotsPerWorker",
+        worker=worker(devices={"nvidia.com/gpu": 2, "rdma/hca": 1}),
     ),
-    Case(
-        "encryption-unknown", manifest(networking={"encryption": "all"}), "spec.networking.encryption", "tensors"
-    ),
-    Case("sites-of-no-label", manifest(networking={"sites": "a b"}), "spec.networking.sites", "pattern"),
-    Case(
+    refused("encryption-unknown", "spec.networking.encryption", "tensors", networking={"encryption": "all"}),
+    refused("sites-of-no-label", "spec.networking.sites", "pattern", networking={"sites": "a b"}),
+    refused(
         "sites-of-an-elastic-job",
-        manifest(networking={"sites": "zone"}, elastic={"maxReplicas": 2}),
         "spec.networking.sites",
         "whose world does not change",
+        networking={"sites": "zone"},
+        elastic={"maxReplicas": 2},
     ),
-    Case(
-        "sites-under-mpi",
-        manifest(backend="mpi", networking={"sites": "zone"}),
-        "spec.networking.sites",
-        "backend ring",
+    refused(
+        "sites-under-mpi", "spec.networking.sites", "backend ring", backend="mpi", networking={"sites": "zone"}
     ),
-    Case(
+    refused(
         "encryption-under-mpi",
-        manifest(backend="mpi", networking={"encryption": "tensors"}),
         "spec.networking.encryption",
         "only for backend ring",
+        backend="mpi",
+        networking={"encryption": "tensors"},
     ),
-    Case("mpi-under-ring", manifest(mpi={"implementation": "OpenMPI"}), "spec.mpi", "backend: mpi"),
-    Case(
-        "mpi-unknown", manifest(backend="mpi", mpi={"implementation": "LAM"}), "spec.mpi.implementation", "MPICH"
-    ),
-    Case(
-        "clean-policy", manifest(runPolicy={"cleanPodPolicy": "Some"}), "spec.runPolicy.cleanPodPolicy", "Running"
-    ),
-    Case("backoff-negative", manifest(runPolicy={"backoffLimit": -1}), "spec.runPolicy.backoffLimit", "0"),
-    Case(
-        "deadline-zero",
-        manifest(runPolicy={"activeDeadlineSeconds": 0}),
-        "spec.runPolicy.activeDeadlineSeconds",
-        "1",
-    ),
-    Case("ttl-negative", manifest(runPolicy={"ttlSecondsAfterFinished": -1}), "ttlSecondsAfterFinished", "0"),
-    Case("suspend-is-a-string", manifest(runPolicy={"suspend": "yes"}), "spec.runPolicy.suspend", "bool"),
-    Case(
+    refused("mpi-under-ring", "spec.mpi", "backend: mpi", mpi={"implementation": "OpenMPI"}),
+    refused("mpi-unknown", "spec.mpi.implementation", "MPICH", backend="mpi", mpi={"implementation": "LAM"}),
+    refused("clean-policy", "spec.runPolicy.cleanPodPolicy", "Running", runPolicy={"cleanPodPolicy": "Some"}),
+    refused("backoff-negative", "spec.runPolicy.backoffLimit", "0", runPolicy={"backoffLimit": -1}),
+    refused("deadline-zero", "spec.runPolicy.activeDeadlineSeconds", "1", runPolicy={"activeDeadlineSeconds": 0}),
+    refused("ttl-negative", "ttlSecondsAfterFinished", "0", runPolicy={"ttlSecondsAfterFinished": -1}),
+    refused("suspend-is-a-string", "spec.runPolicy.suspend", "bool", runPolicy={"suspend": "yes"}),
+    refused(
         "rule-unknown-action",
-        manifest(runPolicy=rules({"action": "Retry", "onReasons": ["AgentLost"]})),
         "spec.runPolicy.failureRules[0].action",
         "FailJob",
+        runPolicy=rules({"action": "Retry", "onReasons": ["AgentLost"]}),
     ),
-    Case(
+    refused(
         "rule-matches-nothing",
-        manifest(runPolicy=rules({"action": "FailJob"})),
         "spec.runPolicy.failureRules[0].onExitCodes",
         "onReasons",
+        runPolicy=rules({"action": "FailJob"}),
     ),
-    Case(
+    refused(
         "rule-without-codes",
-        manifest(runPolicy=rules({"action": "FailJob", "onExitCodes": {"operator": "In"}})),
         "spec.runPolicy.failureRules[0].onExitCodes.values",
         "at least one",
+        runPolicy=rules({"action": "FailJob", "onExitCodes": {"operator": "In"}}),
     ),
-    Case(
+    refused(
         "rule-exit-code-zero",
-        manifest(runPolicy=rules({"action": "FailJob", "onExitCodes": {"values": [0]}})),
         "spec.runPolicy.failureRules[0].onExitCodes.values[0]",
         "1",
+        runPolicy=rules({"action": "FailJob", "onExitCodes": {"values": [0]}}),
     ),
-    Case(
+    refused(
         "rule-range-upside-down",
-        manifest(runPolicy=rules({"action": "FailJob", "onExitCodes": {"ranges": [{"min": 9, "max": 3}]}})),
         "spec.runPolicy.failureRules[0].onExitCodes.ranges[0].min",
         "greater than max",
+        runPolicy=rules({"action": "FailJob", "onExitCodes": {"ranges": [{"min": 9, "max": 3}]}}),
     ),
-    Case(
-        "logs-twice",
-        manifest(logs={"emptyDir": {}, "persistentVolumeClaim": {"claimName": "c"}}),
-        "spec.logs",
-        "both",
-    ),
-    Case("metrics-unnamed", manifest(logs={"metrics": r"step (\d+)"}), "logs.metrics", "named group"),
-    Case(
+    refused("logs-twice", "spec.logs", "both", logs={"emptyDir": {}, "persistentVolumeClaim": {"claimName": "c"}}),
+    refused("metrics-unnamed", "logs.metrics", "named group", logs={"metrics": r"step (\d+)"}),
+    refused(
         "metrics-no-rule",
-        manifest(logs={"metrics": "(?P<step>"}),
         "spec.logs.metrics",
         "is no regular expression",
         at_admission=False,
+        logs={"metrics": "(?P<step>"},
     ),
-    Case("logs-secret-without-a-store", manifest(logs={"secretRef": {"name": "s3"}}), "secretRef", "is for uri"),
-    Case("checkpoint-nowhere", manifest(checkpoint={"mountPath": "/data"}), "uri", "uri or both"),
-    Case(
-        "checkpoint-in-an-unknown-store",
-        manifest(checkpoint={"uri": "ftp://host/path"}),
-        "spec.checkpoint.uri",
-        "s3",
-    ),
-    Case("checkpoint-in-no-bucket", manifest(checkpoint={"uri": "s3:///path"}), "spec.checkpoint.uri", "s3"),
-    Case(
+    refused("logs-secret-without-a-store", "secretRef", "is for uri", logs={"secretRef": {"name": "s3"}}),
+    refused("checkpoint-nowhere", "uri", "uri or both", checkpoint={"mountPath": "/data"}),
+    refused("checkpoint-in-an-unknown-store", "spec.checkpoint.uri", "s3", checkpoint={"uri": "ftp://host/path"}),
+    refused("checkpoint-in-no-bucket", "spec.checkpoint.uri", "s3", checkpoint={"uri": "s3:///path"}),
+    refused(
         "checkpoint-secret-without-a-store",
-        manifest(checkpoint={"persistentVolumeClaim": {"claimName": "c"}, "secretRef": {"name": "s3"}}),
         "secretRef",
         "is for uri",
+        checkpoint={"persistentVolumeClaim": {"claimName": "c"}, "secretRef": {"name": "s3"}},
     ),
-    Case("claim-without-name", manifest(checkpoint={"persistentVolumeClaim": {}}), "claimName", "missing"),
-    Case(
+    refused("claim-without-name", "claimName", "missing", checkpoint={"persistentVolumeClaim": {}}),
+    refused(
         "mount-path-relative",
-        manifest(checkpoint={"persistentVolumeClaim": {"claimName": "c"}, "mountPath": "data"}),
         "spec.checkpoint.mountPath",
         "pattern",
+        checkpoint={"persistentVolumeClaim": {"claimName": "c"}, "mountPath": "data"},
     ),
-    Case(
+    refused(
         "restore-from-outside",
-        manifest(checkpoint={"persistentVolumeClaim": {"claimName": "c"}, "restoreFrom": "../x"}),
         "spec.checkpoint.restoreFrom",
         "pattern",
+        checkpoint={"persistentVolumeClaim": {"claimName": "c"}, "restoreFrom": "../x"},
     ),
-    Case("elastic-without-bound", manifest(elastic={}), "spec.elastic.maxReplicas", "missing"),
-    Case(
+    refused("elastic-without-bound", "spec.elastic.maxReplicas", "missing", elastic={}),
+    refused(
         "elastic-below-min",
-        manifest(elastic={"minReplicas": 3, "maxReplicas": 4}),
         "spec.worker.replicas",
         "less than elastic.minReplicas",
+        elastic={"minReplicas": 3, "maxReplicas": 4},
     ),
-    Case(
-        "elastic-above-max",
-        manifest(elastic={"maxReplicas": 1}),
-        "spec.worker.replicas",
-        "greater than elastic.maxReplicas",
+    refused(
+        "elastic-above-max", "spec.worker.replicas", "greater than elastic.maxReplicas", elastic={"maxReplicas": 1}
     ),
-    Case("elastic-min-zero", manifest(elastic={**_ELASTIC, "minReplicas": 0}), "spec.elastic.minReplicas", "1"),
-    Case("elastic-max-too-many", manifest(elastic={"maxReplicas": 4097}), "spec.elastic.maxReplicas", "4096"),
-    Case(
+    refused("elastic-min-zero", "spec.elastic.minReplicas", "1", elastic={**_ELASTIC, "minReplicas": 0}),
+    refused("elastic-max-too-many", "spec.elastic.maxReplicas", "4096", elastic={"maxReplicas": 4097}),
+    refused(
         "elastic-on-loss-unknown",
-        manifest(elastic={**_ELASTIC, "onLoss": "Ignore"}),
         "spec.elastic.onLoss",
         "'Replace', 'Shrink' or 'Restart'",
+        elastic={**_ELASTIC, "onLoss": "Ignore"},
     ),
-    Case(
+    refused(
         "elastic-replace-timeout-zero",
-        manifest(elastic={**_ELASTIC, "replaceTimeoutSeconds": 0}),
         "spec.elastic.replaceTimeoutSeconds",
         "1",
+        elastic={**_ELASTIC, "replaceTimeoutSeconds": 0},
     ),
-    Case(
+    refused(
         "elastic-join-delay-negative",
-        manifest(elastic={**_ELASTIC, "joinDelaySeconds": -1}),
         "spec.elastic.joinDelaySeconds",
         "0",
+        elastic={**_ELASTIC, "joinDelaySeconds": -1},
     ),
-    Case(
+    refused(
         "elastic-formation-limit-too-high",
-        manifest(elastic={**_ELASTIC, "formationLimit": 100_001}),
         "spec.elastic.formationLimit",
         "100000",
+        elastic={**_ELASTIC, "formationLimit": 100_001},
     ),
-    Case(
+    refused(
         "elastic-mpi-that-lives",
-        manifest(backend="mpi", elastic={"maxReplicas": 4}),
         "spec.elastic.onLoss",
         "set elastic.onLoss: Restart",
+        backend="mpi",
+        elastic={"maxReplicas": 4},
     ),
-    Case(
+    refused(
         "elastic-launcher-as-worker",
-        manifest(
-            backend="mpi",
-            mpi={"runLauncherAsWorker": True},
-            elastic={"maxReplicas": 4, "onLoss": "Restart"},
-        ),
         "spec.mpi.runLauncherAsWorker",
         "has none of its own",
+        backend="mpi",
+        mpi={"runLauncherAsWorker": True},
+        elastic={"maxReplicas": 4, "onLoss": "Restart"},
     ),
-    Case("gang-unknown", manifest(scheduling={"gang": "Slurm"}), "spec.scheduling.gang", "Volcano"),
-    Case("queue-no-name", manifest(scheduling={"queue": "Research"}), "spec.scheduling.queue", "pattern"),
-    Case("min-available-zero", manifest(scheduling={"minAvailable": 0}), "spec.scheduling.minAvailable", "1"),
-    Case(
+    refused("gang-unknown", "spec.scheduling.gang", "Volcano", scheduling={"gang": "Slurm"}),
+    refused("queue-no-name", "spec.scheduling.queue", "pattern", scheduling={"queue": "Research"}),
+    refused("min-available-zero", "spec.scheduling.minAvailable", "1", scheduling={"minAvailable": 0}),
+    refused(
         "min-available-above-all",
-        manifest(scheduling={"minAvailable": 4}, elastic={"maxReplicas": 4}),
         "spec.scheduling.minAvailable",
         "worker.replicas + 1",
+        scheduling={"minAvailable": 4},
+        elastic={"maxReplicas": 4},
     ),
-    Case(
+    refused(
         "min-available-of-a-job-that-is-not-elastic",
-        manifest(scheduling={"minAvailable": 2}),
         "spec.scheduling.minAvailable",
         "is for elastic jobs",
+        scheduling={"minAvailable": 2},
     ),
-    Case("gang-timeout-zero", manifest(scheduling={"timeoutSeconds": 0}), "spec.scheduling.timeoutSeconds", "1"),
-    Case("topology-of-nothing", manifest(scheduling={"topology": {}}), "spec.scheduling.topology", "not both"),
-    Case(
+    refused("gang-timeout-zero", "spec.scheduling.timeoutSeconds", "1", scheduling={"timeoutSeconds": 0}),
+    refused("topology-of-nothing", "spec.scheduling.topology", "not both", scheduling={"topology": {}}),
+    refused(
         "topology-twice",
-        manifest(scheduling={"topology": {"required": "rack", "preferred": "zone"}}),
         "spec.scheduling.topology",
         "not both",
+        scheduling={"topology": {"required": "rack", "preferred": "zone"}},
     ),
-    Case(
+    refused(
         "topology-no-label",
-        manifest(scheduling={"topology": {"required": "a/b/c"}}),
         "spec.scheduling.topology.required",
         "pattern",
+        scheduling={"topology": {"required": "a/b/c"}},
     ),
-    Case("timeout-zero", manifest(networking={"timeoutSeconds": 0}), "spec.networking.timeoutSeconds", "1"),
-    Case("name-too-long", manifest(name="a" * 52), "metadata.name", "51"),
-    Case("name-begins-with-a-digit", manifest(name="7up"), "metadata.name", "letter"),
-    Case("name-with-dots", manifest(name="a.b"), "metadata.name", "digits"),
-    Case(
+    refused("timeout-zero", "spec.networking.timeoutSeconds", "1", networking={"timeoutSeconds": 0}),
+    refused("name-too-long", "metadata.name", "51", name="a" * 52),
+    refused("name-begins-with-a-digit", "metadata.name", "letter", name="7up"),
+    refused("name-with-dots", "metadata.name", "digits", name="a.b"),
+    refused(
         "our-environment",
-        manifest(worker=worker({"env": [{"name": "RINGTRAIN_ATTEMPT", "value": "7"}]})),
         "spec.worker.template.spec.containers[0].env[0]",
         "RINGTRAIN_ATTEMPT is set by the operator",
         at_admission=False,
+        worker=worker({"env": [{"name": "RINGTRAIN_ATTEMPT", "value": "7"}]}),
     ),
-    Case(
+    refused(
         "our-volume",
-        manifest(worker=worker(pod={"volumes": [{"name": "ringtrain-secret", "emptyDir": {}}]})),
         "spec.worker.template.spec.volumes[0].name",
         "rename",
         at_admission=False,
+        worker=worker(pod={"volumes": [{"name": "ringtrain-secret", "emptyDir": {}}]}),
     ),
-    Case(
+    refused(
         "our-mount",
-        manifest(
-            worker=worker(
-                {"volumeMounts": [{"name": "x", "mountPath": "/etc/ringtrain/secret/"}]},
-                {"volumes": [{"name": "x", "emptyDir": {}}]},
-            )
-        ),
         "spec.worker.template.spec.containers[0].volumeMounts[0].mountPath",
         "credentials",
         at_admission=False,
+        worker=worker(
+            {"volumeMounts": [{"name": "x", "mountPath": "/etc/ringtrain/secret/"}]},
+            {"volumes": [{"name": "x", "emptyDir": {}}]},
+        ),
     ),
-    Case(
+    refused(
         "restart-policy",
-        manifest(worker=worker(pod={"restartPolicy": "Always"})),
         "spec.worker.template.spec.restartPolicy",
         "'Never'",
         at_admission=False,
+        worker=worker(pod={"restartPolicy": "Always"}),
     ),
-    Case(
+    refused(
         "host-name",
-        manifest(worker=worker(pod={"hostname": "me"})),
         "spec.worker.template.spec.hostname",
         "remove it",
         at_admission=False,
+        worker=worker(pod={"hostname": "me"}),
     ),
-    Case(
+    refused(
         "launcher-with-devices",
-        manifest(
-            launcher={"template": {"spec": {"containers": [{"resources": {"limits": {"nvidia.com/gpu": 1}}}]}}}
-        ),
         "spec.launcher.template.spec.containers[0].resources[nvidia.com/gpu]",
         "never gets devices",
         at_admission=False,
+        launcher={"template": {"spec": {"containers": [{"resources": {"limits": {"nvidia.com/gpu": 1}}}]}}},
     ),
-    Case(
+    refused(
         "devices-disagree",
-        manifest(worker=worker({"resources": {"limits": {"nvidia.com/gpu": 1}}}, devices={"nvidia.com/gpu": 2})),
         "spec.worker.template.spec.containers[0].resources[nvidia.com/gpu]",
         "says 2",
         at_admission=False,
+        worker=worker({"resources": {"limits": {"nvidia.com/gpu": 1}}}, devices={"nvidia.com/gpu": 2}),
     ),
-    Case("data-workers-none", manifest(dataWorkers={"replicas": 0}), "spec.dataWorkers.replicas"),
-    Case("data-workers-too-many", manifest(dataWorkers={"replicas": 257}), "spec.dataWorkers.replicas"),
-    Case("data-workers-unknown-kind", manifest(dataWorkers={"kind": "spark"}), "spec.dataWorkers.kind"),
-    Case(
+    refused("data-workers-none", "spec.dataWorkers.replicas", dataWorkers={"replicas": 0}),
+    refused("data-workers-too-many", "spec.dataWorkers.replicas", dataWorkers={"replicas": 257}),
+    refused("data-workers-unknown-kind", "spec.dataWorkers.kind", dataWorkers={"kind": "spark"}),
+    refused(
         "dispatchers-without-tensorflow",
-        manifest(dataWorkers={"dispatchers": 1}),
         "spec.dataWorkers.dispatchers",
         "kind: tensorflow",
+        dataWorkers={"dispatchers": 1},
     ),
-    Case(
+    refused(
         "dispatcher-side-without-tensorflow",
-        manifest(dataWorkers={"dispatcherSide": "Compute"}),
         "spec.dataWorkers.dispatcherSide",
         "kind: tensorflow",
+        dataWorkers={"dispatcherSide": "Compute"},
     ),
-    Case(
+    refused(
         "data-workers-no-multiple-of-dispatchers",
-        manifest(dataWorkers={**_TENSORFLOW, "replicas": 3}),
         "spec.dataWorkers.replicas",
         "multiple of dispatchers",
+        dataWorkers={**_TENSORFLOW, "replicas": 3},
     ),
-    Case(
+    refused(
         "dispatchers-unlike-the-world",
-        manifest(dataWorkers={**_TENSORFLOW, "replicas": 6, "dispatchers": 3}),
         "spec.dataWorkers.dispatchers",
         "expected 1 or the number of ranks, 2",
         at_admission=False,
+        dataWorkers={**_TENSORFLOW, "replicas": 6, "dispatchers": 3},
     ),
-    Case(
+    refused(
         "dispatchers-in-the-ranks-of-the-job-itself",
-        manifest(dataWorkers={**_TENSORFLOW, "dispatcherSide": "Training"}),
         "spec.dataWorkers.dispatcherSide",
         "compute_worker",
+        dataWorkers={**_TENSORFLOW, "dispatcherSide": "Training"},
     ),
-    Case(
+    refused(
         "servers-of-tensorflow-where-tensors-are-encrypted",
-        manifest(dataWorkers=_TENSORFLOW, networking={"encryption": "tensors"}),
         "spec.dataWorkers.kind",
         "encrypt nothing",
         at_admission=False,
+        dataWorkers=_TENSORFLOW,
+        networking={"encryption": "tensors"},
     ),
-    Case(
+    refused(
         "dispatchers-that-scale",
-        manifest(dataWorkers={**_TENSORFLOW, "autoscale": {"maxReplicas": 8}}),
         "spec.dataWorkers.autoscale",
         "several dispatchers",
+        dataWorkers={**_TENSORFLOW, "autoscale": {"maxReplicas": 8}},
     ),
-    Case(
+    refused(
         "dispatchers-of-an-elastic-job",
-        manifest(dataWorkers=_TENSORFLOW, elastic={"maxReplicas": 2}),
         "spec.dataWorkers.dispatchers",
         "elastic",
+        dataWorkers=_TENSORFLOW,
+        elastic={"maxReplicas": 2},
     ),
-    Case(
+    refused(
         "autoscale-upside-down",
-        manifest(dataWorkers={"replicas": 2, "autoscale": {"minReplicas": 3, "maxReplicas": 2}}),
         "spec.dataWorkers.autoscale.minReplicas",
         "greater than maxReplicas",
+        dataWorkers={"replicas": 2, "autoscale": {"minReplicas": 3, "maxReplicas": 2}},
     ),
-    Case(
+    refused(
         "autoscale-from-outside",
-        manifest(dataWorkers={"replicas": 5, "autoscale": {"maxReplicas": 4}}),
         "spec.dataWorkers.replicas",
         "autoscale.minReplicas",
+        dataWorkers={"replicas": 5, "autoscale": {"maxReplicas": 4}},
     ),
-    Case(
+    refused(
         "autoscale-to-no-wait-at-all",
-        manifest(dataWorkers={"autoscale": {"maxReplicas": 4, "targetWaitFraction": 0}}),
         "spec.dataWorkers.autoscale.targetWaitFraction",
+        dataWorkers={"autoscale": {"maxReplicas": 4, "targetWaitFraction": 0}},
     ),
-    Case(
+    refused(
         "data-workers-with-devices",
-        manifest(dataWorkers=data_container(resources={"limits": {"nvidia.com/gpu": 1}})),
         "spec.dataWorkers.template.spec.containers[0].resources[nvidia.com/gpu]",
         "never get devices",
         at_admission=False,
+        dataWorkers=data_container(resources={"limits": {"nvidia.com/gpu": 1}}),
     ),
-    Case(
+    refused(
         "data-workers-with-a-command",
-        manifest(dataWorkers=data_container(command=["python", "load.py"])),
         "spec.dataWorkers.template.spec.containers[0].command",
         "ringtrain data-worker",
         at_admission=False,
+        dataWorkers=data_container(command=["python", "load.py"]),
     ),
-    Case(
+    refused(
         "evaluator-whose-role-is-set",
-        manifest(
-            evaluator={"template": {"spec": {"containers": [{"env": [{"name": "TF_CONFIG", "value": "{}"}]}]}}}
-        ),
         "spec.evaluator.template.spec.containers[0].env[0]",
         "TF_CONFIG",
         at_admission=False,
+        evaluator={"template": {"spec": {"containers": [{"env": [{"name": "TF_CONFIG", "value": "{}"}]}]}}},
     ),
-    Case(
+    refused(
         "evaluator-with-a-device-without-domain",
-        manifest(evaluator={"devices": {"gpu": 1}}),
         "spec.evaluator.devices",
         "domain",
+        evaluator={"devices": {"gpu": 1}},
     ),
-    Case(
+    refused(
         "evaluator-with-other-devices",
-        manifest(
-            evaluator={
-                "devices": {"nvidia.com/gpu": 1},
-                "template": {"spec": {"containers": [{"resources": {"limits": {"nvidia.com/gpu": 2}}}]}},
-            }
-        ),
         "spec.evaluator.template.spec.containers[0].resources[nvidia.com/gpu]",
         "keep the latter",
         at_admission=False,
+        evaluator={
+            "devices": {"nvidia.com/gpu": 1},
+            "template": {"spec": {"containers": [{"resources": {"limits": {"nvidia.com/gpu": 2}}}]}},
+        },
     ),
-    Case(
+    refused(
         "mount-that-a-data-worker-has-not",
-        manifest(dataWorkers=data_container(volumeMounts=[{"name": "ringtrain-checkpoint", "mountPath": "/c"}])),
         "spec.dataWorkers.template.spec.containers[0].volumeMounts[0].name",
         at_admission=False,
+        dataWorkers=data_container(volumeMounts=[{"name": "ringtrain-checkpoint", "mountPath": "/c"}]),
     ),
 ]
 
@@ -599,82 +555,69 @@ _MAIN = "spec.worker.template.spec.containers[0]"
 _TWO_VOLUMES = {"volumes": [{"name": "data", "emptyDir": {}}, {"name": "more", "emptyDir": {}}]}
 # Inside templates the CRD keeps everything: the models say what Kubernetes' own schema does not have.
 TEMPLATES = [
-    Case(
-        "typo-in-container",
-        manifest(worker=worker({"resorces": {}})),
-        f"{_MAIN}.resorces",
-        "did you mean resources?",
-    ),
-    Case("typo-in-pod", manifest(worker=worker(pod={"nodeselector": {}})), "spec.nodeselector", "nodeSelector?"),
-    Case(
+    refused("typo-in-container", f"{_MAIN}.resorces", "did you mean resources?", worker=worker({"resorces": {}})),
+    refused("typo-in-pod", "spec.nodeselector", "nodeSelector?", worker=worker(pod={"nodeselector": {}})),
+    refused(
         "typo-in-launcher",
-        manifest(launcher={"template": {"spec": {"tolerations": [{"efect": "NoSchedule"}]}}}),
         "spec.launcher.template.spec.tolerations[0].efect",
         "did you mean effect?",
+        launcher={"template": {"spec": {"tolerations": [{"efect": "NoSchedule"}]}}},
     ),
-    Case("typo-in-metadata", manifest(launcher={"template": {"metadata": {"lables": {}}}}), "lables", "labels?"),
-    Case(
-        "nothing-near-in-template", manifest(worker=worker(pod={"gizmo": 1})), "spec.gizmo", "allowed: activeDead"
-    ),
-    Case(
-        "number-as-env", manifest(worker=worker({"env": [{"name": "A", "value": 1}]})), "env[0].value", "in quotes"
-    ),
-    Case("yaml-yes", manifest(worker=worker({"tty": "yes"})), f"{_MAIN}.tty", "true or false"),
-    Case(
-        "word-for-port", manifest(worker=worker({"ports": [{"containerPort": "80"}]})), "containerPort", "integer"
-    ),
-    Case("mapping-for-list", manifest(worker=worker(pod={"tolerations": {"key": "a"}})), "tolerations", "a list"),
-    Case("null-in-list", manifest(worker=worker(pod={"tolerations": [None]})), "tolerations[0]", "null"),
-    Case("enum", manifest(worker=worker({"imagePullPolicy": "Often"})), "imagePullPolicy", "IfNotPresent"),
-    Case(
+    refused("typo-in-metadata", "lables", "labels?", launcher={"template": {"metadata": {"lables": {}}}}),
+    refused("nothing-near-in-template", "spec.gizmo", "allowed: activeDead", worker=worker(pod={"gizmo": 1})),
+    refused("number-as-env", "env[0].value", "in quotes", worker=worker({"env": [{"name": "A", "value": 1}]})),
+    refused("yaml-yes", f"{_MAIN}.tty", "true or false", worker=worker({"tty": "yes"})),
+    refused("word-for-port", "containerPort", "integer", worker=worker({"ports": [{"containerPort": "80"}]})),
+    refused("mapping-for-list", "tolerations", "a list", worker=worker(pod={"tolerations": {"key": "a"}})),
+    refused("null-in-list", "tolerations[0]", "null", worker=worker(pod={"tolerations": [None]})),
+    refused("enum", "imagePullPolicy", "IfNotPresent", worker=worker({"imagePullPolicy": "Often"})),
+    refused(
         "no-quantity",
-        manifest(worker=worker({"resources": {"limits": {"memory": "4GB"}}})),
         f"{_MAIN}.resources.limits[memory]",
         "4Gi",
+        worker=worker({"resources": {"limits": {"memory": "4GB"}}}),
     ),
-    Case("field-missing", manifest(worker=worker({"env": [{"value": "1"}]})), "env[0].name", "missing"),
-    Case(
+    refused("field-missing", "env[0].name", "missing", worker=worker({"env": [{"value": "1"}]})),
+    refused(
         "mount-of-no-volume",
-        manifest(worker=worker({"volumeMounts": [{"name": "dataa", "mountPath": "/d"}]}, _TWO_VOLUMES)),
         f"{_MAIN}.volumeMounts[0].name",
         "did you mean data?",
+        worker=worker({"volumeMounts": [{"name": "dataa", "mountPath": "/d"}]}, _TWO_VOLUMES),
     ),
-    Case(
+    refused(
         "mount-of-nothing-near",
-        manifest(worker=worker({"volumeMounts": [{"name": "datasets", "mountPath": "/d"}]})),
         f"{_MAIN}.volumeMounts[0].name",
         "it has none",
+        worker=worker({"volumeMounts": [{"name": "datasets", "mountPath": "/d"}]}),
     ),
-    Case(
+    refused(
         "two-mounts-at-one-path",
-        manifest(
-            worker=worker(
-                {"volumeMounts": [{"name": name, "mountPath": "/d"} for name in ("data", "more")]}, _TWO_VOLUMES
-            )
-        ),
         f"{_MAIN}.volumeMounts[1].mountPath",
         "as is",
+        worker=worker(
+            {"volumeMounts": [{"name": name, "mountPath": "/d"} for name in ("data", "more")]}, _TWO_VOLUMES
+        ),
     ),
-    Case(
+    refused(
         "two-containers-of-a-name",
-        manifest(worker=worker(pod={"initContainers": [{"name": "train", "image": "i"}]})),
         f"{_MAIN}.name",
         "another name",
+        worker=worker(pod={"initContainers": [{"name": "train", "image": "i"}]}),
     ),
-    Case(
+    refused(
         "two-volumes-of-a-name",
-        manifest(worker=worker(pod={"volumes": [{"name": "v", "emptyDir": {}}] * 2})),
         "spec.worker.template.spec.volumes[1].name",
         "another name",
+        worker=worker(pod={"volumes": [{"name": "v", "emptyDir": {}}] * 2}),
     ),
 ]
 
 # A structural schema drops unknown fields without a word unless the client asks for strict field validation (as
 # kubectl does); the models always say it.
 UNKNOWN_FIELDS = [
-    Case("typo", manifest(slotPerWorker=2), "spec.slotPerWorker", "did you mean slotsPerWorker?"),
-    Case("typo-inside", manifest(runPolicy={"backofLimit": 1}), "spec.runPolicy.backofLimit", "backoffLimit"),
-    Case("nothing-near", manifest(gizmo=1), "spec.gizmo", "allowed: agent, backend"),
+    refused("typo", "spec.slotPerWorker", "did you mean slotsPerWorker?", slotPerWorker=2),
+    refused("typo-inside", "spec.runPolicy.backofLimit", "backoffLimit", runPolicy={"backofLimit": 1}),
+    refused("nothing-near", "spec.gizmo", "allowed: agent, backend", gizmo=1),
 ]
 
 

@@ -1,13 +1,12 @@
 """docs/architecture.md's map places every folder, in the order that .importlinter enforces."""
 
 import ast
-import importlib.util
 import random
 import re
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+from support.commands import module_at
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = {
@@ -22,16 +21,6 @@ CONTRACTS = {
     "ringtrain_job": "job-layers",
     "ringtrain_operator": "operator-layers",
 }
-
-
-def drawing() -> ModuleType:
-    """The script that draws the picture of the layers."""
-    spec = importlib.util.spec_from_file_location("layers", ROOT / "docs/images/layers.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def rows(package: str) -> list[list[str]]:
@@ -76,7 +65,7 @@ def imported(package: str, module: Path) -> list[Path]:
 @pytest.mark.parametrize("package", PACKAGES)
 def test_the_map_has_the_layers_in_their_order(package: str) -> None:
     """Every layer stands in one row, and a layer that .importlinter has below another does not stand above it."""
-    layers = drawing().layers(CONTRACTS[package])
+    layers = module_at(ROOT / "docs/images/layers.py").layers(CONTRACTS[package])
     table = rows(package)
     places = []
     for names in layers:
@@ -110,7 +99,7 @@ def test_twenty_functions_are_placed_by_the_map() -> None:
 
 def test_the_picture_is_drawn_from_the_layers() -> None:
     """`make generate` draws it; nobody need look whether it is true."""
-    assert (ROOT / "docs/images/layers.svg").read_text() == drawing().picture()
+    assert (ROOT / "docs/images/layers.svg").read_text() == module_at(ROOT / "docs/images/layers.py").picture()
 
 
 def test_decisions_have_one_format_and_are_all_listed() -> None:

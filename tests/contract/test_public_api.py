@@ -1,7 +1,6 @@
 """What a user finds in the package without reading its source: names, signatures, docstrings, a version."""
 
 import inspect
-import subprocess
 import sys
 import zipfile
 from importlib.metadata import version
@@ -10,6 +9,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from support.commands import completed
 
 import ringtrain as rt
 from ringtrain import checkpoint, data, elastic, errors, optim
@@ -89,9 +89,7 @@ def test_type_checkers_find_an_editable_installation(tmp_path: Path) -> None:
         lines = (ROOT / folder / "pyproject.toml").read_text().split("[[tool.setuptools.ext-modules]]")
         (project / "pyproject.toml").write_text(lines[0])
         build = "from setuptools.build_meta import build_editable; print(build_editable('.'))"
-        made = subprocess.run(
-            [sys.executable, "-c", build], cwd=project, capture_output=True, text=True, timeout=60, check=True
-        )
+        made = completed([sys.executable, "-c", build], cwd=project, check=True)
         with zipfile.ZipFile(project / made.stdout.split()[-1]) as wheel:
             (pth,) = [name for name in wheel.namelist() if name.endswith(".pth")]
             assert wheel.read(pth).decode().strip() == str(project)

@@ -1,27 +1,22 @@
 """What README and docs tell a reader to type or to open is there."""
 
-import importlib.util
 import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import click
 import numpy as np
 import pytest
+from support.commands import completed, module_at
 from support.needs import need
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
 README = ROOT / "README.md"
-spec = importlib.util.spec_from_file_location("check", ROOT / "docs/check.py")
-assert spec is not None
-assert spec.loader is not None
-check = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(check)
+check = module_at(ROOT / "docs/check.py")
 PAGES, BLOCK = check.pages(), check.BLOCK
 DEADLINE_S = 240.0
 
@@ -89,15 +84,7 @@ def test_the_readmes_run_works_as_it_is_written(tmp_path: Path) -> None:
     (tmp_path / ".venv").symlink_to(BIN.parent)
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     env = {"PATH": os.defpath, "HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [program, run, *words],
-        cwd=tmp_path,
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        check=False,
-    )
+    done = completed([program, run, *words], cwd=tmp_path, env=env)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"test accuracy: 0\.9[6-9]", done.stdout)
 
@@ -106,9 +93,7 @@ def ended_with(directory: Path, ranks: int) -> np.ndarray:
     """The weights that every rank of README's program printed; the program is run in `directory`."""
     env = {**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
     command = [str(BIN / "ringtrain"), "run", "-np", str(ranks), "-H", f"localhost:{ranks}", "python", "train.py"]
-    done = subprocess.run(
-        command, cwd=directory, env=env, capture_output=True, text=True, timeout=DEADLINE_S, check=False
-    )
+    done = completed(command, cwd=directory, env=env)
     assert done.returncode == 0, done.stdout + done.stderr
     printed = re.findall(r"^\[\d+\] (\d+) (.+)$", done.stdout, re.MULTILINE)
     assert sorted(int(rank) for rank, _ in printed) == list(range(ranks)), done.stdout

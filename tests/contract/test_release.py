@@ -1,15 +1,14 @@
 """A release has one version."""
 
 import hashlib
-import importlib.util
 import re
-import subprocess
 import tarfile
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import yaml
+from support.commands import completed, module_at
 
 ROOT = Path(__file__).parents[2]
 
@@ -17,17 +16,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(scope="module")
 def check() -> ModuleType:
     """What `make release-check` runs."""
-    return loaded("release_check")
-
-
-def loaded(name: str) -> ModuleType:
-    """A script of charts/ as a module."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / "charts" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_at(ROOT / "charts/release_check.py")
 
 
 def test_all_that_is_published_has_one_version(check: ModuleType) -> None:
@@ -54,7 +43,7 @@ def test_what_does_not_fit_is_named(check: ModuleType, second: str, ref: str, sa
 
 def test_krew_installs_what_is_packed(tmp_path: Path) -> None:
     """The manifest has krew's fields, and leads to an archive with its checksum, whose program runs."""
-    plugin = loaded("plugin")
+    plugin = module_at(ROOT / "charts/plugin.py")
     program = tmp_path / "built"
     program.write_text("#!/bin/sh\necho this is $0\n")
     archive = plugin.pack(program, tmp_path / "dist")
@@ -74,13 +63,13 @@ def test_krew_installs_what_is_packed(tmp_path: Path) -> None:
     # krew calls the program by the plugin's name through a link to it.
     link = tmp_path / f"kubectl-{made['metadata']['name']}"
     link.symlink_to(tmp_path / "store" / chosen["bin"])
-    assert subprocess.run([link], check=True, capture_output=True, text=True).stdout == f"this is {link}\n"
+    assert completed([link], check=True).stdout == f"this is {link}\n"
 
 
 def test_a_manifest_of_nothing_is_none(tmp_path: Path) -> None:
     """Which archives there could be is told."""
     with pytest.raises(SystemExit, match=r"kubectl-dtj-linux-amd64\.tar\.gz, kubectl-dtj-linux-arm64"):
-        loaded("plugin").manifest(tmp_path, "1.2.3")
+        module_at(ROOT / "charts/plugin.py").manifest(tmp_path, "1.2.3")
 
 
 def test_krew_is_told_of_every_archive_that_a_release_makes() -> None:
