@@ -127,3 +127,10 @@ async def real_cluster(plane: ControlPlane) -> AsyncIterator[Cluster]:
     """The running control plane, shared by the tests of a session."""
     async with ApiClient(plane.connection(), user_agent="test") as api:
         yield Cluster(plane.connection(), api, plane.connection(plane.operator_token), plane=plane)
+
+
+@asynccontextmanager
+async def namespace_of(opened: AbstractAsyncContextManager[Cluster]) -> AsyncIterator[tuple[Cluster, str]]:
+    """A cluster that is opened, and a namespace of the test's own in it."""
+    async with opened as cluster:
+        yield cluster, await cluster.new_namespace()

@@ -6,7 +6,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -60,11 +60,8 @@ class Played:
 
 def play(shape: Shape, plans: Sequence[Sequence[Fault]], directory: Path) -> Played:
     """Run a job of that shape; in each of its windows the faults of a plan happen."""
-    playing = _Playing(shape, plans, directory)
-    try:
+    with closing(_Playing(shape, plans, directory)) as playing:
         problem = playing.run()
-    finally:
-        playing.close()
     played = Played(problem, _events(directory), log=playing.log(), missed=playing.missed, stalls=playing.stalls)
     for path in directory.glob("end-*.json"):
         played.ledgers[int(path.stem.removeprefix("end-"))] = json.loads(path.read_text())["ledger"]

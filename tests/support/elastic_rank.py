@@ -53,8 +53,7 @@ class Agent:
                 sys.exit("the agent is gone")
             self.received += data
         line, self.received = self.received.split(b"\n", 1)
-        message: dict[str, Any] = json.loads(line)
-        return message
+        return json.loads(line)
 
 
 def end_if_told() -> None:

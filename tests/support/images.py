@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from support.commands import completed
+
 Json = dict[str, Any]
 USER = "65532:65532"
 RUN_WITHIN_S = 300.0
@@ -33,15 +35,12 @@ class Engine:
 
     def inspect(self, image: str) -> Json:
         """What the engine knows of an image. Raises LookupError if it is not there."""
-        done = subprocess.run(
-            [self.program, "image", "inspect", image], capture_output=True, text=True, check=False
-        )
+        done = completed([self.program, "image", "inspect", image])
         if done.returncode:
             raise LookupError(
                 f"{self.program} has no image {image}: `make images` builds it ({done.stderr.strip()})"
             )
-        found: Json = json.loads(done.stdout)[0]
-        return found
+        return json.loads(done.stdout)[0]
 
     def command(
         self,

@@ -113,8 +113,7 @@ class MemoryGroup:
         return self.allgather_object(value, what)[0]
 
     def allgather_object(self, value: Any, what: str) -> list[Any]:
-        gathered: list[Any] = self.gather_objects(value, what).wait()
-        return gathered
+        return self.gather_objects(value, what).wait()
 
     def gather_objects(self, value: Any, what: str) -> Pending:
         return self._join("object", value, None, None)

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from support.commands import completed
+
 SUBNET = "10.213.77"
 _NOBODY = "02:00:00:00:00:01"  # the address of no device
 
@@ -82,7 +84,7 @@ def loopback(count: int, user: int | None = None) -> Network:
 
 def why_no_users() -> str:
     """Why processes can't be given another user id here; empty when they can."""
-    made = subprocess.run(["unshare", "--user", "--map-user=12345", "true"], capture_output=True, text=True)
+    made = completed(["unshare", "--user", "--map-user=12345", "true"])
     return f"no user namespaces here: {made.stderr.strip()}" if made.returncode else ""
 
 
@@ -93,7 +95,7 @@ def why_not() -> str:
     if not shutil.which("ip") or not shutil.which("nsenter"):
         return "network namespaces need `ip` and `nsenter` (apt install iproute2 util-linux)"
     probe = f"rt-probe-{secrets.token_hex(3)}"
-    made = subprocess.run(["ip", "netns", "add", probe], capture_output=True, text=True)
+    made = completed(["ip", "netns", "add", probe])
     if made.returncode != 0:
         return f"network namespaces cannot be made here: {made.stderr.strip()}"
     subprocess.run(["ip", "netns", "del", probe], check=False)
@@ -143,5 +145,5 @@ def _ip(*words: str) -> None:
 
 
 def _run(*words: str) -> None:
-    done = subprocess.run(words, capture_output=True, text=True)
+    done = completed(words)
     assert done.returncode == 0, f"{' '.join(words)}: {done.stderr}"

@@ -173,5 +173,4 @@ def wait_until(what: str, is_so: object, within_s: float = 30.0) -> None:
 
 def manifest_of(data: bytes) -> dict[str, object]:
     """What a manifest object holds."""
-    found: dict[str, object] = json.loads(json.loads(data)["manifest"])
-    return found
+    return json.loads(json.loads(data)["manifest"])

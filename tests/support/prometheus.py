@@ -42,8 +42,7 @@ class Prometheus:
 
     def query(self, expression: str) -> list[dict[str, Any]]:
         """The series of an expression now."""
-        found: list[dict[str, Any]] = self.ask("query", query=expression)["result"]
-        return found
+        return self.ask("query", query=expression)["result"]
 
     def is_up(self) -> bool:
         """Whether it answers queries: it says no with 503 while it starts."""

@@ -12,11 +12,9 @@ rank costs milliseconds. Leaving `started_ranks` kills whatever is still alive.
 """
 
 import contextlib
-import importlib.util
 import multiprocessing
 import os
 import signal
-import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -27,6 +25,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+from support.commands import module_at
 from support.ports import free_addresses
 
 DEADLINE_S = 120.0  # generous: a machine five times slower than an idle one must still pass
@@ -236,15 +235,7 @@ def _rank_main(
 
 
 def _load(path: Path, qualname: str) -> Callable[..., Any]:
-    name = f"ranks_{path.stem}"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, path)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
-        spec.loader.exec_module(module)
-    function: Any = sys.modules[name]
+    function: Any = module_at(path)
     for part in qualname.split("."):
         function = getattr(function, part)
     return function  # type: ignore[no-any-return]

@@ -1,11 +1,12 @@
 """The chart, rendered by Helm."""
 
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 from support.documents import documents
+
+from support.commands import completed
 
 CHART = Path(__file__).parents[2] / "charts" / "ringtrain-operator"
 HELM = Path(sys.executable).with_name("helm")
@@ -23,7 +24,7 @@ def render(
     options = [value if value.startswith("--") else f"--set={value}" for value in values]
     options += [f"--api-versions={serves}"] if serves else []
     command = [str(HELM), "template", release, str(CHART), f"--namespace={namespace}", *options]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = completed(command)
     if done.returncode:
         raise HelmFailed(done.stderr)
     return documents(done.stdout)

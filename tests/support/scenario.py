@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -16,9 +16,10 @@ from ringtrain_operator.cluster.api.resources import EVENTS, JOBS, PODS
 from ringtrain_operator.cluster.operator import Operator
 from ringtrain_operator.cluster.queue import Key
 from ringtrain_operator.observe.pods import status_token
-from support.cluster import Cluster, Json, OpenCluster
+from support.cluster import Cluster, Json, OpenCluster, namespace_of
 from support.jobs import condition, job, state, termination_message
 from support.kubelet import Kubelet, ScriptedRuntime
+from support.kubelet.runtimes import Runtime
 from support.operating import running_operator
 
 
@@ -52,6 +53,11 @@ class Scenario:
     async def change(self, patch: Json) -> None:
         """Merge `patch` into the job's spec."""
         await self.cluster.api.patch(JOBS, self.namespace, self.name, {"spec": patch})
+
+    async def suspend(self) -> None:
+        """Suspend the job, and wait for its status to say so."""
+        await self.change({"runPolicy": {"suspend": True}})
+        await self.until_state("Suspended")
 
     async def job(self) -> Json:
         """The job as it is."""
@@ -139,6 +145,11 @@ class Scenario:
             self.runtime.finish(name)
         self.runtime.finish(f"{self.name}-launcher", message=termination_message(attempt=attempt, world=workers))
 
+    async def end_well(self, workers: int = 2, attempt: int = 1) -> Json:
+        """The job once it has succeeded, as all containers of the attempt have."""
+        self.succeed(workers, attempt)
+        return await self.until_state("Succeeded")
+
     def fail(self, code: int = 1, attempt: int = 1, workers: int = 2, **failure: Any) -> None:
         """The first rank fails, and the gang with it."""
         fields = {
@@ -160,7 +171,6 @@ class Scenario:
 
     def skip(self, seconds: float) -> None:
         """Move the operator's time ahead, and have it look."""
-        assert self.operator is not None
         self.clock.ahead += timedelta(seconds=seconds)
         self.operator.queue.add(Key(self.namespace, self.name))
 
@@ -202,6 +212,28 @@ async def open_scenario(open_cluster: OpenCluster, folder: Path, **options: Any)
             running_operator(cluster.operator_connection, clock, namespaces=(namespace,)) as operator,
         ):
             yield Scenario(cluster, namespace, runtime, kubelet, operator, clock)
+
+
+@asynccontextmanager
+async def running_job(open_cluster: OpenCluster, folder: Path, **spec: Any) -> AsyncIterator[Scenario]:
+    """A scenario whose job, with this `spec`, runs."""
+    async with open_scenario(open_cluster, folder) as s:
+        await s.submit(**spec)
+        await s.until_running()
+        yield s
+
+
+@asynccontextmanager
+async def operated(
+    opened: AbstractAsyncContextManager[Cluster], runtime: Runtime, folder: Path, **options: Any
+) -> AsyncIterator[tuple[Cluster, str]]:
+    """A cluster that is opened, and a namespace with an operator and a kubelet, which has these `options`."""
+    async with (
+        namespace_of(opened) as (cluster, namespace),
+        Kubelet(cluster.api, runtime, folder, namespace=namespace, **options),
+        running_operator(cluster.operator_connection, namespaces=(namespace,)),
+    ):
+        yield cluster, namespace
 
 
 def report(attempt: int = 1, phase: str = "Running", world: int = 2, **more: Any) -> Json:

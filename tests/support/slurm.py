@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from support.commands import completed
 from support.namespaces import HostNet, network
 from support.namespaces import why_not as why_no_namespaces
 
@@ -63,7 +64,7 @@ class Cluster:
         python = str(Path(sys.executable).parent)
         env = self._environment() | {"PATH": f"{python}:{os.environ['PATH']}", **variables}
         command = [*self._enter(self.nodes[0]), *words]
-        return subprocess.run(command, env=env, text=True, capture_output=True, timeout=DEADLINE_S)
+        return completed(command, env=env)
 
     def start(self, stack: ExitStack) -> None:
         """Return when all nodes are idle."""

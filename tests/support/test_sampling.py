@@ -2,13 +2,13 @@
 
 import os
 import re
-import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from support.commands import completed
 from support.sampling import Sample
 
 pytestmark = pytest.mark.slow
@@ -125,14 +125,10 @@ def test_what_fast_leaves_out_is_what_comes_after_it() -> None:
 
 
 def _run(test: Path, *options: str) -> str:
-    done = subprocess.run(
+    done = completed(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "conftest", *options, str(test)],
         cwd=test.parent,
         env={**os.environ, "PYTHONPATH": str(MPI.parents[1])},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -144,6 +140,6 @@ def _collected(*options: str) -> str:
 
 def _run_pytest(*options: str) -> str:
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *options]
-    done = subprocess.run(command, cwd=MPI.parents[2], capture_output=True, text=True, timeout=240, check=False)
+    done = completed(command, cwd=MPI.parents[2])
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing
 
 import pytest
-from support.cluster import OpenCluster
+from support.cluster import OpenCluster, namespace_of
 from support.objects import CONFIG_MAPS, Json, config_map, pod
 
 from ringtrain_operator.cluster.api.errors import (
@@ -31,8 +31,7 @@ async def next_event(events: AsyncIterator[Json]) -> tuple[str, str]:
 
 async def test_a_created_object_has_the_servers_own_metadata(open_cluster: OpenCluster) -> None:
     """uid, resourceVersion and creationTimestamp are the server's; a second create is AlreadyExists."""
-    async with open_cluster() as c:
-        ns = await c.new_namespace()
+    async with namespace_of(open_cluster()) as (c, ns):
         made = await c.api.create(CONFIG_MAPS, ns, config_map("a", k="v"))
         assert made["metadata"]["uid"]
         assert made["metadata"]["creationTimestamp"].endswith("Z")
@@ -44,8 +43,7 @@ async def test_a_created_object_has_the_servers_own_metadata(open_cluster: OpenC
 
 async def test_a_creation_that_is_not_read_tells_its_version(open_cluster: OpenCluster) -> None:
     """Also where only metadata is sent back."""
-    async with open_cluster() as c:
-        ns = await c.new_namespace()
+    async with namespace_of(open_cluster()) as (c, ns):
         version = await c.api.create_unread(PODS, ns, pod("p"))
         assert (await c.api.get(PODS, ns, "p"))["metadata"]["resourceVersion"] == version
         with pytest.raises(AlreadyExists):
@@ -54,8 +52,7 @@ async def test_a_creation_that_is_not_read_tells_its_version(open_cluster: OpenC
 
 async def test_a_list_may_not_be_older_than_a_version(open_cluster: OpenCluster) -> None:
     """What was made at that version is in it; a version that is still to come is VersionAhead."""
-    async with open_cluster() as c:
-        ns = await c.new_namespace()
+    async with namespace_of(open_cluster()) as (c, ns):
         for name in ("a", "b", "c"):
             version = await c.api.create_unread(PODS, ns, pod(name))
             found = await c.api.listing(PODS, ns, not_older_than=version)
@@ -90,8 +87,7 @@ async def test_pods_are_listed_at_once_though_others_write(open_cluster: OpenClu
 
 async def test_generate_name_makes_names_apart(open_cluster: OpenCluster) -> None:
     """Two creations with one generateName are two objects whose names begin with it."""
-    async with open_cluster() as c:
-        ns = await c.new_namespace()
+    async with namespace_of(open_cluster()) as (c, ns):
         made = [await c.api.create(CONFIG_MAPS, ns, {"metadata": {"generateName": "gen-"}}) for _ in range(2)]
         names = {m["metadata"]["name"] for m in made}
         assert len(names) == 2
@@ -100,8 +96,7 @@ async def test_generate_name_makes_names_apart(open_cluster: OpenCluster) -> Non
 
 async def test_what_is_absent_is_not_found(open_cluster: OpenCluster) -> None:
     """Reading, changing and deleting an absent object, and creating in an absent namespace, are NotFound."""
-    async with open_cluster() as c:
-        ns = await c.new_namespace()
+    async with namespace_of(open_cluster()) as (c, ns):
         with pytest.raises(NotFound):
             await c.api.get(CONFIG_MAPS, ns, "absent")
         with pytest.raises(NotFound):
@@ -114,8 +109,7 @@ async def test_what_is_absent_is_not_found(open_cluster: OpenCluster) -> None:
 
 async def test_a_stale_write_is_a_conflict(open_cluster: OpenCluster) -> None:
     """A replace, or a patch that names a resourceVersion, fails once the object has changed."""
-    async with open_cluster() as c:
-        ns = await c.new_namespace()
+    async with namespace_of(open_cluster()) as (c, ns):
         first = await c.api.create(CONFIG_MAPS, ns, config_map("a", k="1"))
         await c.api.patch(CONFIG_MAPS, ns, "a", {"data": {"k": "2"}})
         with pytest.raises(Conflict):
@@ -128,8 +122,7 @@ async def test_a_stale_write_is_a_conflict(open_cluster: OpenCluster) -> None:
 
 async def test_a_write_that_changes_nothing_makes_no_version(open_cluster: OpenCluster) -> None:
     """So a controller that writes what is there already wakes nobody."""
-    async with open_cluster() as c:
-        ns = await c.new_namespace()
+    async with namespace_of(open_cluster()) as (c, ns):
         first = await c.api.create(CONFIG_MAPS, ns, config_map("a", k="1"))
         again = await c.api.patch(CONFIG_MAPS, ns, "a", {"data": {"k": "1"}})
         assert again["metadata"]["resourceVersion"] == first["metadata"]["resourceVersion"]
@@ -137,8 +130,7 @@ async def test_a_write_that_changes_nothing_makes_no_version(open_cluster: OpenC
 
 async def test_merge_patch_removes_by_null_and_json_patch_tests(open_cluster: OpenCluster) -> None:
     """Null removes a member; a JSON patch whose `test` fails changes nothing and is Unprocessable."""
-    async with open_cluster() as c:
-        ns = await c.new_namespace()
+    async with namespace_of(open_cluster()) as (c, ns):
         await c.api.create(CONFIG_MAPS, ns, config_map("a", k="1", gone="x"))
         patched = await c.api.patch(CONFIG_MAPS, ns, "a", {"data": {"gone": None, "new": "y"}})
         assert patched["data"] == {"k": "1", "new": "y"}
@@ -152,8 +144,7 @@ async def test_merge_patch_removes_by_null_and_json_patch_tests(open_cluster: Op
 
 async def test_status_is_a_world_of_its_own(open_cluster: OpenCluster) -> None:
     """A write to the object leaves its status, a write to its status leaves the rest."""
-    async with open_cluster() as c:
-        ns = await c.new_namespace()
+    async with namespace_of(open_cluster()) as (c, ns):
         made = await c.api.create(PODS, ns, {**pod("p"), "status": {"phase": "Succeeded"}})
         assert made["status"]["phase"] == "Pending"
         await c.api.patch(PODS, ns, "p", {"metadata": {"labels": {"a": "b"}}, "status": {"phase": "Failed"}})
@@ -177,8 +168,7 @@ async def test_status_is_a_world_of_its_own(open_cluster: OpenCluster) -> None:
 )
 async def test_label_selectors_choose(open_cluster: OpenCluster, selector: str, chosen: list[str]) -> None:
     """A list holds exactly what its selector matches."""
-    async with open_cluster() as c:
-        ns = await c.new_namespace()
+    async with namespace_of(open_cluster()) as (c, ns):
         labels = {"a": {"app": "x"}, "b": {"app": "x", "role": "w"}, "c": {"app": "y"}, "d": {"role": "v"}}
         for name, own in labels.items():
             await c.api.create(SECRETS, ns, {"metadata": {"name": name, "labels": own}})
@@ -188,8 +178,7 @@ async def test_label_selectors_choose(open_cluster: OpenCluster, selector: str, 
 
 async def test_pages_hold_everything_once(open_cluster: OpenCluster) -> None:
     """Pages of two hold five objects once each; metadata alone comes without their data."""
-    async with open_cluster() as c:
-        ns = await c.new_namespace()
+    async with namespace_of(open_cluster()) as (c, ns):
         assert [page async for page in c.api.pages(SECRETS, ns, metadata_only=True)] == [[]]
         for index in range(5):
             await c.api.create(SECRETS, ns, {"metadata": {"name": f"s{index}"}, "stringData": {"k": "v"}})
@@ -204,8 +193,7 @@ async def test_pages_hold_everything_once(open_cluster: OpenCluster) -> None:
 
 async def test_a_watch_tells_what_happens_to_what_it_selects(open_cluster: OpenCluster) -> None:
     """An object that enters the selector is ADDED, one that leaves it is DELETED, in order."""
-    async with open_cluster() as c:
-        ns = await c.new_namespace()
+    async with namespace_of(open_cluster()) as (c, ns):
         start = (await c.api.create(CONFIG_MAPS, ns, config_map("other")))["metadata"]["resourceVersion"]
         async with aclosing(c.api.watch(CONFIG_MAPS, ns, labels="app=x", since=start)) as events:
             await c.api.create(CONFIG_MAPS, ns, config_map("a", {"app": "x"}))
@@ -222,8 +210,7 @@ async def test_a_watch_tells_what_happens_to_what_it_selects(open_cluster: OpenC
 
 async def test_a_watch_from_too_long_ago_is_gone(open_cluster: OpenCluster) -> None:
     """A resource version that history does not reach back to is answered Gone."""
-    async with open_cluster() as c:
-        ns = await c.new_namespace()
+    async with namespace_of(open_cluster()) as (c, ns):
         if c.fake:  # the real server's history of a custom resource begins with its definition
             c.fake.store.compact()
         with pytest.raises(Gone):
@@ -250,8 +237,7 @@ async def test_what_breaks_a_rule_is_invalid(
     open_cluster: OpenCluster, resource: Resource, obj: Json, part: str
 ) -> None:
     """The refusal names the field."""
-    async with open_cluster() as c:
-        ns = await c.new_namespace()
+    async with namespace_of(open_cluster()) as (c, ns):
         with pytest.raises(Unprocessable) as refused:
             await c.api.create(resource, ns, obj)
         assert part in refused.value.message
@@ -259,8 +245,7 @@ async def test_what_breaks_a_rule_is_invalid(
 
 async def test_a_lease_is_taken_by_one(open_cluster: OpenCluster) -> None:
     """Of two replaces of one version, one wins and the other is a Conflict."""
-    async with open_cluster() as c:
-        ns = await c.new_namespace()
+    async with namespace_of(open_cluster()) as (c, ns):
         lease = await c.api.create(LEASES, ns, {"metadata": {"name": "l"}, "spec": {"leaseTransitions": 0}})
         takers = [{**lease, "spec": {"holderIdentity": who, "leaseTransitions": 1}} for who in ("a", "b")]
         answers = await asyncio.gather(*(c.api.replace(LEASES, ns, t) for t in takers), return_exceptions=True)

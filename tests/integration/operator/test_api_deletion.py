@@ -1,7 +1,7 @@
 """How objects go, on the fake API server and on the real one: preconditions, finalizers, owners, nodes."""
 
 import pytest
-from support.cluster import OpenCluster
+from support.cluster import OpenCluster, namespace_of
 from support.objects import CONFIG_MAPS, Json, config_map, pod, subresource
 
 from ringtrain_operator.cluster.api.errors import Conflict, NotFound
@@ -10,8 +10,7 @@ from ringtrain_operator.cluster.api.resources import PODS, SECRETS
 
 async def test_a_delete_keeps_to_its_preconditions(open_cluster: OpenCluster) -> None:
     """A delete for another uid is a Conflict and deletes nothing."""
-    async with open_cluster() as c:
-        ns = await c.new_namespace()
+    async with namespace_of(open_cluster()) as (c, ns):
         made = await c.api.create(CONFIG_MAPS, ns, config_map("a"))
         with pytest.raises(Conflict):
             await c.api.delete(CONFIG_MAPS, ns, "a", uid="3b9b5f9e-0000-4000-8000-000000000000")
@@ -22,8 +21,7 @@ async def test_a_delete_keeps_to_its_preconditions(open_cluster: OpenCluster) ->
 
 async def test_a_finalizer_holds_an_object(open_cluster: OpenCluster) -> None:
     """A deleted object with a finalizer stays, marked, until the finalizer is taken off."""
-    async with open_cluster() as c:
-        ns = await c.new_namespace()
+    async with namespace_of(open_cluster()) as (c, ns):
         held = {"metadata": {"name": "a", "finalizers": ["example.com/hold"]}}
         await c.api.create(CONFIG_MAPS, ns, held)
         await c.api.delete(CONFIG_MAPS, ns, "a")
@@ -34,8 +32,7 @@ async def test_a_finalizer_holds_an_object(open_cluster: OpenCluster) -> None:
 
 async def test_dependents_go_with_their_owner(open_cluster: OpenCluster) -> None:
     """The garbage collector deletes what only a deleted object owned, and what was born an orphan."""
-    async with open_cluster() as c:
-        ns = await c.new_namespace()
+    async with namespace_of(open_cluster()) as (c, ns):
         owner = await c.api.create(CONFIG_MAPS, ns, config_map("owner"))
         reference = {"apiVersion": "v1", "kind": "ConfigMap", "name": "owner", "uid": owner["metadata"]["uid"]}
         child: Json = {"metadata": {"name": "child", "ownerReferences": [reference]}}
@@ -48,8 +45,7 @@ async def test_dependents_go_with_their_owner(open_cluster: OpenCluster) -> None
 
 async def test_a_bound_pod_is_deleted_by_its_node(open_cluster: OpenCluster) -> None:
     """A pod without a node goes at once; one with a node is marked and waits for grace 0."""
-    async with open_cluster() as c:
-        ns = await c.new_namespace()
+    async with namespace_of(open_cluster()) as (c, ns):
         for name in ("free", "bound"):
             await c.api.create(PODS, ns, pod(name, terminationGracePeriodSeconds=7))
         target = {"target": {"apiVersion": "v1", "kind": "Node", "name": "node-a"}, "metadata": {"name": "bound"}}

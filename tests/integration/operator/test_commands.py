@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from support.cluster import Cluster, OpenCluster, fake_cluster
+from support.cluster import Cluster, OpenCluster, fake_cluster, namespace_of
 from support.jobs import job
 from support.scenario import open_scenario
 
@@ -102,8 +102,7 @@ async def test_why_tells_what_agents_say_of_the_launcher(open_cluster: OpenClust
 
 async def test_logs_that_are_gone_are_said_to_be(open_cluster: OpenCluster, tmp_path: Path) -> None:
     """Without a launcher's pod, and one that can read the claim, the answer is where the log is, not a 404."""
-    async with open_cluster() as c:
-        ns = await c.new_namespace()
+    async with namespace_of(open_cluster()) as (c, ns):
         await c.api.create(JOBS, ns, job(logs={"persistentVolumeClaim": {"claimName": "runs"}}))
         ended = {"state": "Succeeded", "attempt": 1}
         await c.api.patch(JOBS, ns, "digits", {"status": ended}, subresource="status")
@@ -137,8 +136,7 @@ async def test_completion_is_a_script(tmp_path: Path, shell: str) -> None:
 
 async def test_names_of_commands_and_jobs_are_completed(open_cluster: OpenCluster, tmp_path: Path) -> None:
     """What a shell asks after TAB: the commands, then the jobs of the namespace."""
-    async with open_cluster() as c:
-        ns = await c.new_namespace()
+    async with namespace_of(open_cluster()) as (c, ns):
         for name in ("digits", "other"):
             await c.api.create(JOBS, ns, job(name))
         _, commands = await complete(c, tmp_path, "dtj lo", 1)
@@ -156,8 +154,7 @@ async def complete(cluster: Cluster, folder: Path, words: str, index: int) -> tu
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl (kubernetes.io/docs/tasks/tools)")
 async def test_it_is_a_plugin_of_kubectl(open_cluster: OpenCluster, tmp_path: Path, venv_bin: Path) -> None:
     """`kubectl dtj list` is `dtj list`."""
-    async with open_cluster() as c:
-        ns = await c.new_namespace()
+    async with namespace_of(open_cluster()) as (c, ns):
         await c.api.create(JOBS, ns, job())
         path = {"PATH": f"{venv_bin}:{os.environ['PATH']}"}
         code, output = await dtj(c, tmp_path, "list", "--namespace", ns, env=path, program=["kubectl", "dtj"])

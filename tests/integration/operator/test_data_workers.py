@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from support.cluster import OpenCluster
-from support.scenario import Scenario, open_scenario
+from support.scenario import Scenario, running_job
 
 from ringtrain_operator import contract
 from ringtrain_operator.cluster.api.resources import PODS, SECRETS
@@ -26,9 +26,9 @@ async def until_runs(s: Scenario, name: str, other_than: str = "") -> None:
 
 async def test_they_live_beside_the_gang(open_cluster: OpenCluster, tmp_path: Path) -> None:
     """One that ends is made anew; the gang restarts without them and keeps its Secret; the job's end is theirs."""
-    async with open_scenario(open_cluster, tmp_path) as s:
-        await s.submit(dataWorkers={"replicas": 2}, evaluator={"timeoutSeconds": 0})
-        await s.until_running()
+    async with running_job(
+        open_cluster, tmp_path, dataWorkers={"replicas": 2}, evaluator={"timeoutSeconds": 0}
+    ) as s:
         for name in (*DATA, "digits-evaluator"):
             await until_runs(s, name)
         first = await s.uids()
@@ -56,9 +56,7 @@ async def test_they_live_beside_the_gang(open_cluster: OpenCluster, tmp_path: Pa
 
 async def test_all_lost_is_said_while_the_gang_runs(open_cluster: OpenCluster, tmp_path: Path) -> None:
     """InputStalled, until the first has registered again."""
-    async with open_scenario(open_cluster, tmp_path) as s:
-        await s.submit(dataWorkers={"replicas": 1})
-        await s.until_running()
+    async with running_job(open_cluster, tmp_path, dataWorkers={"replicas": 1}) as s:
         await until_runs(s, DATA[0])
         there = {"index": 0, "pod": DATA[0], "registered": True}
         async with s.launcher_says(data={"waitFraction": 0.0, "workers": [there]}) as answer:
@@ -72,11 +70,8 @@ async def test_all_lost_is_said_while_the_gang_runs(open_cluster: OpenCluster, t
 
 async def test_suspended_none_is_left(open_cluster: OpenCluster, tmp_path: Path) -> None:
     """Nor when the job is deleted."""
-    async with open_scenario(open_cluster, tmp_path) as s:
-        await s.submit(dataWorkers={"replicas": 2}, evaluator={})
-        await s.until_running()
-        await s.change({"runPolicy": {"suspend": True}})
-        await s.until_state("Suspended")
+    async with running_job(open_cluster, tmp_path, dataWorkers={"replicas": 2}, evaluator={}) as s:
+        await s.suspend()
         s.skip(60)
         for name in (*DATA, "digits-evaluator"):
             await s.cluster.until(PODS, s.namespace, name, lambda pod: pod is None)

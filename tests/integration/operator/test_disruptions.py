@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from support.cluster import Json, OpenCluster
 from support.jobs import termination_message
-from support.scenario import Scenario, open_scenario
+from support.scenario import Scenario, running_job
 
 from ringtrain_operator.cluster.api.resources import PODS
 
@@ -32,9 +32,7 @@ async def test_a_pod_that_is_taken_away_restarts_the_gang_uncounted(
     open_cluster: OpenCluster, tmp_path: Path, how: str
 ) -> None:
     """That is not the job's fault: a new attempt of all pods, although not one failure is allowed."""
-    async with open_scenario(open_cluster, tmp_path) as s:
-        await s.submit(runPolicy={"backoffLimit": 0})
-        await s.until_running()
+    async with running_job(open_cluster, tmp_path, runPolicy={"backoffLimit": 0}) as s:
         async with s.launcher_says():
             await s.until_state("Running")
             await take_away(s, how)
@@ -42,8 +40,7 @@ async def test_a_pod_that_is_taken_away_restarts_the_gang_uncounted(
         assert (again["status"]["restarts"], again["status"]["disruptions"]) == (0, 1)
         s.skip(30)
         await s.until_running(attempt=2)
-        s.succeed(attempt=2)
-        await s.until_state("Succeeded")
+        await s.end_well(attempt=2)
 
 
 async def test_a_node_that_goes_without_a_word_is_not_billed_to_the_job(
@@ -51,9 +48,7 @@ async def test_a_node_that_goes_without_a_word_is_not_billed_to_the_job(
 ) -> None:
     """The launcher gives up an agent before the control plane knows of its node: the job has no restart left, and
     goes on when the node is known to be lost."""
-    async with open_scenario(open_cluster, tmp_path) as s:
-        await s.submit(runPolicy={"backoffLimit": 0})
-        await s.until_running()
+    async with running_job(open_cluster, tmp_path, runPolicy={"backoffLimit": 0}) as s:
         node = "node-a" if "digits-launcher" in s.kubelet.pods_on("node-b") else "node-b"
         victim = s.kubelet.pods_on(node)[0]
         s.kubelet.go_silent(node)
@@ -79,9 +74,7 @@ def has_ended(pod: Json | None) -> bool:
 
 async def test_pods_of_a_dead_node_are_replaced(open_cluster: OpenCluster, tmp_path: Path) -> None:
     """A pod that stays Terminating on a node that is gone is deleted by force, and the gang starts again."""
-    async with open_scenario(open_cluster, tmp_path) as s:
-        await s.submit(runPolicy={"backoffLimit": 0})
-        await s.until_running()
+    async with running_job(open_cluster, tmp_path, runPolicy={"backoffLimit": 0}) as s:
         victims = s.kubelet.pods_on("node-b")
         await s.kubelet.lose_node("node-b")
         for name in victims:

@@ -9,7 +9,7 @@ from integration.operator.test_disruptions import take_away
 from support.apiserver import ControlPlane
 from support.cluster import OpenCluster, real_cluster
 from support.jobs import condition
-from support.scenario import Scenario, open_scenario
+from support.scenario import Scenario, open_scenario, running_job
 
 from ringtrain_operator import contract
 from ringtrain_operator.cluster.api.errors import Unprocessable
@@ -61,8 +61,7 @@ async def test_a_worker_that_is_taken_away_is_made_anew(
         status = job["status"]
         assert (status["attempt"], status["restarts"], status["disruptions"]) == (1, 0, 0)
         assert (status["elastic"]["lostWorkers"], status["elastic"]["lostSteps"]) == (1, 1)
-        s.succeed()
-        await s.until_state("Succeeded")
+        await s.end_well()
         assert {"WorkerLost", "FormationChanged"} <= await s.reasons()
 
 
@@ -71,9 +70,7 @@ async def test_a_launcher_that_does_not_take_the_number_is_told_again(
     open_cluster: OpenCluster, tmp_path: Path, refusal: tuple[int, str] | None
 ) -> None:
     """What it answers is in the Degraded condition until it takes the number; a failed connection is no answer."""
-    async with open_scenario(open_cluster, tmp_path) as s:
-        await s.submit(elastic=ELASTIC)
-        await s.until_running()
+    async with running_job(open_cluster, tmp_path, elastic=ELASTIC) as s:
         elastic = {"formation": 1, "ranks": 2}
         async with s.launcher_says(elastic=elastic, refusal=refusal) as answer:
             if refusal:
@@ -121,9 +118,7 @@ async def until_told(s: Scenario, answer: dict[str, Any], workers: int) -> None:
 
 async def test_a_launcher_whose_process_came_back_is_told_again(open_cluster: OpenCluster, tmp_path: Path) -> None:
     """It is killed in its pod, and started there again: same pods, same attempt, and it learns what is wanted."""
-    async with open_scenario(open_cluster, tmp_path) as s:
-        await s.submit(elastic=ELASTIC)
-        await s.until_running()
+    async with running_job(open_cluster, tmp_path, elastic=ELASTIC) as s:
         async with s.launcher_says(elastic={"formation": 1, "ranks": 2}, startTime=1000.0) as answer:
             await until_seen(s, 2)
             await until_told(s, answer, 2)

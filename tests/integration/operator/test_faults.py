@@ -16,7 +16,7 @@ from support.jobs import state
 from support.kubelet import Kubelet, ScriptedRuntime
 from support.operating import running_operator
 from support.rendering import render
-from support.scenario import Clock, Scenario, open_scenario
+from support.scenario import Clock, Scenario, open_scenario, running_job
 
 from ringtrain_operator.cluster.api.client import ApiClient
 from ringtrain_operator.cluster.api.connection import Connection
@@ -31,7 +31,6 @@ async def finish(s: Scenario) -> dict[str, Any]:
     done = await s.until_state("Succeeded", "Failed")
     assert state(done) == "Succeeded", done["status"]
     assert done["status"]["attempt"] == 1
-    assert s.cluster.fake is not None
     made = [c.obj["metadata"]["name"] for c in s.cluster.fake.store.additions("pods")]
     assert sorted(made) == sorted(s.pod_names(2))
     assert len(await s.cluster.api.select(EVENTS, s.namespace)) <= 4
@@ -54,7 +53,6 @@ class ShyOfGangs(Catalogue):
 async def test_no_job_starts_before_it_is_known_who_places_gangs(tmp_path: Path) -> None:
     """An operator that starts while the API server fails asks again: else jobs would be placed pod by pod."""
     async with fake_cluster(render("gangs.kubernetes=true")) as c:
-        assert c.fake is not None
         c.fake.store.catalogue = ShyOfGangs()
         namespace, runtime, clock = await c.new_namespace(), ScriptedRuntime(), Clock()
         async with Kubelet(c.api, runtime, tmp_path, namespace=namespace) as kubelet:
@@ -87,7 +85,6 @@ async def test_a_fault_of_the_api_changes_nothing(
 ) -> None:
     """The request is tried again, or the next look makes good for it."""
     async with open_scenario(fake_cluster, tmp_path) as s:
-        assert s.cluster.fake is not None
         fault = s.cluster.fake.faults.add(method, plural, code, **options)
         await s.submit()
         await finish(s)
@@ -97,7 +94,6 @@ async def test_a_fault_of_the_api_changes_nothing(
 async def test_retry_after_is_respected(tmp_path: Path) -> None:
     """After a 429 with Retry-After no request of that kind comes earlier."""
     async with open_scenario(fake_cluster, tmp_path) as s:
-        assert s.cluster.fake is not None
         fault = s.cluster.fake.faults.add("POST", "services", 429, retry_after_s=1)
         at: list[float] = []
 
@@ -143,10 +139,7 @@ async def test_a_quorum_read_has_no_floor() -> None:
 
 async def test_an_outage_is_survived(tmp_path: Path) -> None:
     """For a while the API server answers the operator not at all; afterwards it goes on where it was."""
-    async with open_scenario(fake_cluster, tmp_path) as s:
-        assert s.cluster.fake is not None
-        await s.submit()
-        await s.until_running()
+    async with running_job(fake_cluster, tmp_path) as s:
         outage = asyncio.create_task(s.cluster.fake.outage("ringtrain-operator", for_s=2.0))
         s.succeed()
         await outage
@@ -175,7 +168,6 @@ async def test_a_wrong_clock_does_no_harm(tmp_path: Path, skew_s: int) -> None:
 async def test_a_refusal_is_said_in_the_apis_own_words(tmp_path: Path, code: int, message: str) -> None:
     """A refused creation is in the job's condition, is tried again without haste, and the job goes on."""
     async with open_scenario(fake_cluster, tmp_path) as s:
-        assert s.cluster.fake is not None
         fault = s.cluster.fake.faults.add("POST", "pods", code, times=9, message=message)
         await s.submit()
         running = await s.until_condition("Running", "False", message)

@@ -6,7 +6,7 @@ from typing import Any
 
 from support.cluster import OpenCluster
 from support.jobs import condition, job, state
-from support.scenario import open_scenario
+from support.scenario import open_scenario, running_job
 
 from ringtrain_operator.cluster.api.resources import (
     JOBS,
@@ -21,9 +21,7 @@ from ringtrain_operator.plan.objects import LAUNCHER_ENDS_S
 
 async def test_a_job_runs_to_succeeded(open_cluster: OpenCluster, tmp_path: Path) -> None:
     """Launcher and workers are made and run; when all end well, the job has succeeded, and says so for ever."""
-    async with open_scenario(open_cluster, tmp_path) as s:
-        await s.submit()
-        await s.until_running()
+    async with running_job(open_cluster, tmp_path) as s:
         s.succeed()
         done = await s.until_state("Succeeded", "Failed")
         assert state(done) == "Succeeded", done["status"]
@@ -61,8 +59,7 @@ async def test_a_suspended_job_has_no_pods(open_cluster: OpenCluster, tmp_path: 
         assert await s.pods() == []
         await s.change({"runPolicy": {"suspend": False}})
         await s.until_running()
-        await s.change({"runPolicy": {"suspend": True}})
-        await s.until_state("Suspended")
+        await s.suspend()
         s.skip(LAUNCHER_ENDS_S)  # this launcher does not end by itself
         await s.until_pods(0)
         await s.change({"runPolicy": {"suspend": False}})
@@ -74,13 +71,10 @@ async def test_a_suspended_job_has_no_pods(open_cluster: OpenCluster, tmp_path: 
 async def test_a_pod_that_will_not_end_is_killed(open_cluster: OpenCluster, tmp_path: Path) -> None:
     """A container that ignores SIGTERM has its grace period, then it is gone, and the suspension is complete."""
     template = {"spec": {**job()["spec"]["worker"]["template"]["spec"], "terminationGracePeriodSeconds": 1}}
-    async with open_scenario(open_cluster, tmp_path) as s:
-        await s.submit(worker={"replicas": 2, "template": template})
-        await s.until_running()
+    async with running_job(open_cluster, tmp_path, worker={"replicas": 2, "template": template}) as s:
         stubborn = s.runtime.containers["digits-worker-0"]
         stubborn.stubborn = True
-        await s.change({"runPolicy": {"suspend": True}})
-        await s.until_state("Suspended")
+        await s.suspend()
         s.skip(LAUNCHER_ENDS_S)  # this launcher does not end by itself
         await s.until_pods(0)
         assert stubborn.ended.result().code == 137
@@ -91,9 +85,7 @@ async def test_a_failed_gang_restarts_within_its_limit(open_cluster: OpenCluster
 
     The first failed rank stays in the status when its pod is gone.
     """
-    async with open_scenario(open_cluster, tmp_path) as s:
-        await s.submit(runPolicy={"backoffLimit": 1, "cleanPodPolicy": "All"})
-        await s.until_running()
+    async with running_job(open_cluster, tmp_path, runPolicy={"backoffLimit": 1, "cleanPodPolicy": "All"}) as s:
         s.fail(code=3)
         again = await s.until(lambda j: j["status"].get("restarts") == 1)
         failure = again["status"]["failure"]
@@ -115,9 +107,9 @@ async def test_a_failed_gang_restarts_within_its_limit(open_cluster: OpenCluster
 
 async def test_a_gang_that_makes_no_step_is_restarted(open_cluster: OpenCluster, tmp_path: Path) -> None:
     """progressDeadlineSeconds counts from the last step that the launcher told of, and the restart counts."""
-    async with open_scenario(open_cluster, tmp_path) as s:
-        await s.submit(runPolicy={"progressDeadlineSeconds": 60, "backoffLimit": 1})
-        await s.until_running()
+    async with running_job(
+        open_cluster, tmp_path, runPolicy={"progressDeadlineSeconds": 60, "backoffLimit": 1}
+    ) as s:
         async with s.launcher_says(progress={"step": 3, "totalSteps": 9}, lastProgressTime=time.time()):
             running = await s.until_state("Running")
             assert running["status"]["progress"]["step"] == 3
@@ -131,17 +123,13 @@ async def test_a_gang_that_makes_no_step_is_restarted(open_cluster: OpenCluster,
         assert failure["message"] == "no step was reported for 60 s; last step: 3"
         s.skip(30)
         await s.until_running(attempt=2)
-        s.succeed(attempt=2)
-        await s.until_state("Succeeded")
+        await s.end_well(attempt=2)
 
 
 async def test_a_finished_job_is_deleted_after_its_ttl(open_cluster: OpenCluster, tmp_path: Path) -> None:
     """ttlSecondsAfterFinished deletes the job itself."""
-    async with open_scenario(open_cluster, tmp_path) as s:
-        await s.submit(runPolicy={"ttlSecondsAfterFinished": 100})
-        await s.until_running()
-        s.succeed()
-        await s.until_state("Succeeded")
+    async with running_job(open_cluster, tmp_path, runPolicy={"ttlSecondsAfterFinished": 100}) as s:
+        await s.end_well()
         s.skip(101)
         await s.cluster.until_gone(JOBS, s.namespace, "digits")
 

@@ -5,13 +5,13 @@ import os
 import shlex
 import shutil
 import signal
-import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from support.commands import completed
 from support.guard import GUARD
 from support.kubelet.environment import Sandbox
 from support.kubelet.runtimes import Exit, ProcessRuntime
@@ -30,7 +30,7 @@ def why_no_roots() -> str:
         return "needs root, to give processes another root"
     command = ["unshare", "--mount", "--pid", "--fork", "mount", "-t", "tmpfs", "none", "/mnt"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+        done = completed(command, timeout=30)
     except OSError as exc:
         return f"needs unshare: {exc}"
     return f"needs mount namespaces: {done.stderr.strip()}" if done.returncode else ""
