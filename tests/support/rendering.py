@@ -4,9 +4,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from support.documents import documents
-
 from support.commands import completed
+from support.documents import documents
 
 CHART = Path(__file__).parents[2] / "charts" / "ringtrain-operator"
 HELM = Path(sys.executable).with_name("helm")

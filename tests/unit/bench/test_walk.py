@@ -1,11 +1,11 @@
 """One call goes no farther than bench/README.md says, by what `python -m bench.walk` counts."""
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from support.commands import completed
 
 ROOT = Path(__file__).parents[3]
 ROW = re.compile(r"^(?:\[0\] )?\| ([^|]+) \| (\d+) \| (\d+) \| \d+ \|", re.MULTILINE)
@@ -20,7 +20,7 @@ def rows(text: str) -> dict[str, tuple[int, int]]:
 @pytest.fixture(scope="module")
 def counted() -> dict[str, tuple[int, int]]:
     run = [sys.executable, "-m", "bench.walk"]
-    done = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE_S)
+    done = completed(run, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     return rows(done.stdout)
 
