@@ -380,3 +380,29 @@ def test_left_to_itself_a_job_has_the_data_workers_that_it_wants(story: list[tup
     wanted = w.job["spec"]["dataWorkers"]["replicas"]
     assert data_pods(w) == [f"digits-data-{index}" for index in range(wanted)]
     assert w.status.restarts <= gang_failures
+
+
+def test_they_outlive_attempts() -> None:
+    """The gang restarts; they, and the Secret that they mount, stay."""
+    w = served()
+    before = w.uids()
+    w.launcher_ends(1)
+    w.settle()
+    w.pods_go()
+    assert data_pods(w) == NAMES
+    w.run(seconds=5)
+    assert w.status.attempt == 2
+    assert {name: w.uids()[name] for name in NAMES} == {name: before[name] for name in NAMES}
+    secrets = [ref.name for ref in w.objects if ref.kind == "Secret"]
+    assert len(secrets) == 1
+
+
+def test_data_workers_that_fell_silent_are_no_mere_start() -> None:
+    """They run, and the launcher has lost them: said, as an event, too."""
+    w = served()
+    input_is(w, 1.0)
+    w.settle()
+    status, reason, message = condition(w, "InputStalled")
+    assert (status, reason) == ("True", "DataWorkersSilent")
+    assert message.endswith("digits-data-0, digits-data-1 run, and the launcher hears nothing of them any more")
+    assert w.messages("InputStalled") == [message]

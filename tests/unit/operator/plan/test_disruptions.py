@@ -203,3 +203,11 @@ def test_a_live_nodes_pods_are_never_deleted_by_force() -> None:
     w.nodes["node-of-digits-worker-0"] = True
     w.run(hours=3)
     assert "deletionTimestamp" in w.pods["digits-worker-0"]["metadata"]
+
+
+def test_a_deleted_pod_does_not_count() -> None:
+    """A drained or deleted pod restarts the gang as soon as it is asked to end."""
+    w = running(backoffLimit=0)
+    w.user_deletes("digits-worker-0")
+    w.settle()
+    assert (w.status.attempt, w.status.restarts) == (2, 0)

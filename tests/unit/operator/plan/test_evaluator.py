@@ -208,3 +208,15 @@ def test_suspended_there_is_none(w: World) -> None:
     w.change(runPolicy={"suspend": False})
     w.settle()
     assert NAME in w.pods
+
+
+def test_it_outlives_attempts() -> None:
+    """The gang restarts, and it goes on."""
+    w = evaluated()
+    uid = w.pods[NAME]["metadata"]["uid"]
+    w.launcher_ends(1)
+    w.settle()
+    w.pods_go()
+    w.run(seconds=5)
+    assert (w.status.attempt, w.pods[NAME]["metadata"]["uid"]) == (2, uid)
+    assert "deletionTimestamp" not in w.pods[NAME]["metadata"]

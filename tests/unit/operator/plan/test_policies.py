@@ -299,3 +299,13 @@ def test_a_job_that_is_being_deleted_is_left_alone() -> None:
     w.job["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
     w.settle()
     assert w.writes == 0
+
+
+def test_created_suspended() -> None:
+    """Nothing is created until the job is resumed; then it is attempt 1."""
+    w = world(suspend=True)
+    w.settle()
+    assert (w.status.state, w.status.attempt, w.pods, w.objects) == ("Suspended", 0, {}, {})
+    w.change(runPolicy={})
+    w.settle()
+    assert (w.status.attempt, len(w.pods)) == (1, 3)

@@ -388,3 +388,18 @@ def test_a_side_container_that_fails_while_training_goes_on() -> None:
     assert "digits-worker-1: side container proxy exited with 1" in causes.replace(
         " on node-of-digits-worker-1", ""
     )
+
+
+def test_a_secret_that_is_there_already_is_not_trusted() -> None:
+    """Whoever made it knows what is in it: the job gets another one, and its pods mount that."""
+    w = world()
+    w.taken_secrets = frozenset({ObjectRef("Secret", "digits-0a1b2c3d")})
+    w.settle()
+    assert secrets_of(w) == {"digits-0a1b2c3d-1"}
+    mounted = {
+        volume["secret"]["secretName"]
+        for pod in w.pods.values()
+        for volume in pod["spec"]["volumes"]
+        if "secret" in volume
+    }
+    assert (len(w.pods), mounted) == (3, {"digits-0a1b2c3d-1"})
