@@ -306,9 +306,10 @@ def _ring_addresses(env: Mapping[str, str], size: int) -> tuple[str, ...] | None
 
 
 def _sites(env: Mapping[str, str], size: int) -> tuple[str, ...]:
-    """The name of each rank's site; empty where nobody says, and in a process beside the world."""
+    """The name of each rank's site; empty where nobody says, and in a process beside the world, which is of one
+    rank and has the names of all."""
     names = tuple(name.strip() for name in env.get(contract.ENV_SITES, "").split(","))
-    if names == ("",) or size == 1:
+    if names == ("",) or (size == 1 and len(names) > 1):
         return ()
     if len(names) != size or "" in names:
         raise ConfigurationError(
