@@ -199,3 +199,44 @@ def calls_first(collective: str) -> list[int]:
 
     train(state)
     return list(state.sizes)
+
+
+def in_sites(steps: int, told: tuple[int, ...], keeps: bool = True) -> dict[str, Any]:
+    """Train with DiLoCo in the sites of the world; tell the steps of `told`, and wait in them."""
+    torch.set_num_threads(1)
+    hvd.init()
+    x, y = data()
+    torch.manual_seed(hvd.rank())
+    model = torch.nn.Linear(12, 3)
+    inner = torch.optim.AdamW(model.parameters(), lr=0.01)
+    optimizer = hvd.DiLoCo(model, inner=inner, outer=rt.optim.Nesterov(lr=0.7), sync_every=6, elastic=True)
+    shard = rt.elastic.shard(SAMPLES, rt.elastic.FixedGlobal(12), seed=1)
+    state: Any = hvd.elastic.TorchState(optimizer=optimizer, shard=shard, step=0)
+    made: list[int] = []
+
+    @hvd.elastic.run
+    def train(state: Any) -> None:
+        while state.step < steps:
+            for batch in state.shard:
+                if state.step + 1 in told:
+                    tell(state.step + 1)
+                    await_go_on()
+                rows = torch.from_numpy(batch.indices)
+                torch.nn.functional.mse_loss(model(x[rows]), y[rows]).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                state.step += 1
+                made.append(state.step)
+                if optimizer.due or state.step == steps:
+                    state.commit()
+                elif keeps:
+                    state.keep()
+                if state.step == steps:
+                    break
+            else:
+                state.shard.next_epoch()
+        optimizer.finish()
+
+    train(state)
+    moments = [sorted((key, value.sum().item()) for key, value in one.items()) for one in inner.state.values()]
+    return {"digest": digest_of(model), "made": made, "moments": moments, "rate": inner.param_groups[0]["lr"]}

@@ -10,6 +10,7 @@ from frameworks.jax_training import STEPS, X, Y, agree, model, rows, stepped, tr
 
 import ringtrain as rt
 import ringtrain.jax as hvd
+from ringtrain import elastic
 from ringtrain.errors import ConfigurationError
 from ringtrain.optim import SGD, Nesterov
 
@@ -83,9 +84,23 @@ def check_diloco_averages_within_sites():
     diloco.close()
 
 
+def check_an_elastic_diloco_averages_at_commits():
+    """And at no other step; what is committed is in `params()`."""
+    diloco = begun(outer=SGD(lr=1.0), sync_every=2, elastic=True)
+    state = elastic.State(diloco=diloco)
+    state.sync()
+    params = diloco.params()
+    for _ in range(2):
+        params = diloco.step(jax.tree.map(lambda leaf: leaf - RANK - 1, params))
+        if diloco.due:
+            state.commit()
+        else:
+            state.keep()
+    agree(diloco.params(), jax.tree.map(lambda leaf: leaf - (SIZE + 1), model()))
+    diloco.close()
+
+
 def check_what_diloco_refuses():
-    with pytest.raises(ConfigurationError, match="elastic=True is not for JAX"):
-        begun(elastic=True)
     diloco = begun()
     with pytest.raises(ConfigurationError, match="expected the tree it was made of"):
         diloco.step({"w": jnp.zeros(2)})

@@ -110,3 +110,46 @@ def newcomer_that_calls(collective: str) -> Iterator[Any]:
         slots.go_on(0)
         slots.form()
         yield slots
+
+
+def check_sites_go_on_between_two_commits() -> None:
+    """One of a site's two ranks is killed in the middle of 4 steps, and replaced: nobody takes a step again, and
+    the newcomer has its site's momentum from the commit on."""
+    with forked_slots(elastic_jax.in_sites, 4, 3, sites=("far", "far", "near", "near")) as slots:
+        slots.form()
+        assert [slots.message(slot) for slot in range(4)] == [3] * 4
+        slots.kill(1)
+        slots.start(1)
+        slots.go_on(0, 2, 3)
+        slots.form()
+        assert [slots.message(slot) for slot in (0, 2, 3)] == [3] * 3
+        slots.go_on(0, 2, 3)
+        results = slots.results()
+    whole = [*range(1, elastic_jax.STEPS + 1)]
+    assert [results[slot]["made"] for slot in range(4)] == [whole, whole[4:], whole, whole]
+    assert all(result["params"] == results[0]["params"] for result in results.values())
+    assert results[0]["moments"] == results[1]["moments"]
+    assert results[2]["moments"] == results[3]["moments"] != results[0]["moments"]
+
+
+def check_sites_that_go_back_have_the_inner_state_of_the_commit() -> None:
+    """A rank is killed two steps after a commit, nothing was kept since, and its place is taken: parameters and
+    momentum end as without a loss, to the bit."""
+    found = []
+    for is_lost in (False, True):
+        with forked_slots(elastic_jax.in_sites, 4, 7, False, sites=("far", "far", "near", "near")) as slots:
+            slots.form()
+            assert [slots.message(slot) for slot in range(4)] == [7] * 4
+            if is_lost:
+                slots.kill(3)
+                slots.start(3)
+                slots.go_on(0, 1, 2)
+                slots.form()
+                assert [slots.message(slot) for slot in range(4)] == [7] * 4
+            slots.go_on(0, 1, 2, 3)
+            found.append(slots.results())
+    whole = [*range(1, elastic_jax.STEPS + 1)]
+    made = [found[1][slot].pop("made") for slot in range(4)]
+    assert made == [[*whole[:6], *whole[4:]]] * 3 + [whole[4:]]
+    assert [found[0][slot].pop("made") for slot in range(4)] == [whole] * 4
+    assert found[0] == found[1]

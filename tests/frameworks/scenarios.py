@@ -12,7 +12,7 @@ import multiprocessing
 import os
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,9 +21,12 @@ from support.elastic_agent import Slots, started_slots
 
 
 @contextmanager
-def forked_slots(function: Any, count: int, *args: Any, env: Mapping[str, str] | None = None) -> Iterator[Slots]:
+def forked_slots(
+    function: Any, count: int, *args: Any, env: Mapping[str, str] | None = None, sites: Sequence[str] = ()
+) -> Iterator[Slots]:
     """As `started_slots`, forked from this process."""
-    with started_slots(function, count, *args, env=env, context=multiprocessing.get_context("fork")) as slots:
+    context = multiprocessing.get_context("fork")
+    with started_slots(function, count, *args, env=env, context=context, sites=sites) as slots:
         yield slots
 
 

@@ -181,3 +181,48 @@ def check_an_optimizer_is_saved_in_place_and_what_it_is_restored_to_stays_saved(
         handler.restore()
         assert torch.equal(optimizer.state[parameter]["exp_avg"], committed)
         assert optimizer.param_groups[0]["lr"] == 0.2
+
+
+def check_sites_go_on_between_two_commits() -> None:
+    """One of a site's two ranks is killed in the middle of 6 steps, and replaced: nobody takes a step again, the
+    newcomer enters at the commit, and ranks of one site end with the same moments of AdamW."""
+    with forked_slots(elastic_torch.in_sites, 4, 15, (4,), sites=("far", "far", "near", "near")) as slots:
+        slots.form()
+        assert [slots.message(slot) for slot in range(4)] == [4] * 4
+        slots.kill(1)
+        slots.start(1)
+        slots.go_on(0, 2, 3)
+        slots.form()
+        assert [slots.message(slot) for slot in (0, 2, 3)] == [4] * 3
+        slots.go_on(0, 2, 3)
+        results = slots.results()
+    assert [results[slot]["made"] for slot in range(4)] == [
+        [*range(1, 16)],
+        [*range(7, 16)],
+        *[[*range(1, 16)]] * 2,
+    ]
+    assert len({result["digest"] for result in results.values()}) == 1
+    assert results[0]["moments"] == results[1]["moments"]
+    assert results[2]["moments"] == results[3]["moments"] != results[0]["moments"]
+
+
+def check_sites_that_go_back_have_the_inner_optimizer_of_the_commit() -> None:
+    """A rank is killed two steps after a commit, nothing was kept since, and its place is taken: weights, AdamW's
+    moments and the rate end as without a loss, to the bit."""
+    found, sites = [], ("far", "far", "near", "near")
+    for is_lost in (False, True):
+        with forked_slots(elastic_torch.in_sites, 4, 15, (9,), False, sites=sites) as slots:
+            slots.form()
+            assert [slots.message(slot) for slot in range(4)] == [9] * 4
+            if is_lost:
+                slots.kill(3)
+                slots.start(3)
+                slots.go_on(0, 1, 2)
+                slots.form()
+                assert [slots.message(slot) for slot in range(4)] == [9] * 4
+            slots.go_on(0, 1, 2, 3)
+            found.append(slots.results())
+    made = [found[1][slot].pop("made") for slot in range(4)]
+    assert made == [[*range(1, 9), *range(7, 16)]] * 3 + [[*range(7, 16)]]
+    assert [found[0][slot].pop("made") for slot in range(4)] == [[*range(1, 16)]] * 4
+    assert found[0] == found[1]

@@ -61,7 +61,7 @@ class Life:
 
 
 class Slots:
-    """Processes by slot. `env`: variables of all. `context`: how they are started."""
+    """Processes by slot. `env`: variables of all. `context`: how they are started. `sites`: of each slot."""
 
     def __init__(
         self,
@@ -70,7 +70,9 @@ class Slots:
         env: Mapping[str, str],
         directory: Path,
         context: BaseContext | None = None,
+        sites: Sequence[str] = (),
     ) -> None:
+        self._sites = sites
         self._function, self._args, self._env, self._directory = function, args, dict(env), directory
         self.living: dict[int, Life] = {}
         self.formation = 0
@@ -88,7 +90,7 @@ class Slots:
         listener.listen(1)
         stop = contextlib.ExitStack()
         stop.callback(listener.close)
-        env = {"RINGTRAIN_TIMEOUT": "60", **self._env, "RINGTRAIN_AGENT_SOCKET": str(path)}
+        env = {"RINGTRAIN_TIMEOUT": "60", "SLOT": f"{slot}", **self._env, "RINGTRAIN_AGENT_SOCKET": str(path)}
         started = started_ranks(self._function, 1, *self._args, env_of=lambda _: env, context=self._context)
         ranks = stop.enter_context(started)
         life = self.living[slot] = Life(slot, ranks, stop, free_addresses(1)[0])
@@ -135,6 +137,8 @@ class Slots:
             "RINGTRAIN_GENERATION": GENERATIONS + self.formation,
             **self._env,
         }
+        if self._sites:
+            environment["RINGTRAIN_SITES"] = ",".join(self._sites[member] for member in self.members)
         life = self.living[slot]
         life.waits = False
         life.send(
@@ -205,10 +209,11 @@ def started_slots(
     *args: Any,
     env: Mapping[str, str] | None = None,
     context: BaseContext | None = None,
+    sites: Sequence[str] = (),
 ) -> Iterator[Slots]:
-    """Start `function(*args)` in slots 0 to `slots` - 1; nothing is left after the block."""
+    """Start `function(*args)` in slots 0 to `slots` - 1; nothing is left after the block. `sites`: of each."""
     with TemporaryDirectory(prefix="elastic-") as directory:
-        made = Slots(function, args, env or {}, Path(directory), context)
+        made = Slots(function, args, env or {}, Path(directory), context, sites)
         try:
             for slot in range(slots):
                 made.start(slot)

@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar
 
 from ringtrain._core.process_groups import context
 from ringtrain._core.process_groups.formations import CARRIED, Place, own_agent
-from ringtrain.elastic.interrupt import HostsUpdatedInterrupt
+from ringtrain.elastic.interrupt import HostsUpdatedInterrupt, IntervalEnded
 from ringtrain.elastic.state import State
 from ringtrain.errors import GOES_ON, PeerLost, RingtrainError
 
@@ -50,7 +50,7 @@ def run_fn(func: Callable[..., T], init: Callable[[], Any]) -> Callable[..., T]:
                 if is_reset:
                     state.on_reset()
                 state.sync()
-                return func(state, *args, **kwargs)
+                return _entered(func, state, *args, **kwargs)
             except HostsUpdatedInterrupt:
                 lost = _handed_over(state)
             except Exception as error:
@@ -61,6 +61,15 @@ def run_fn(func: Callable[..., T], init: Callable[[], Any]) -> Callable[..., T]:
             lost, is_reset = None, True  # its traceback holds all that the function held
 
     return wrapper
+
+
+def _entered(func: Callable[..., T], state: State, *args: Any, **kwargs: Any) -> T:
+    """Call `func`, and again where this rank has only taken steps that others had taken already."""
+    while True:
+        try:
+            return func(state, *args, **kwargs)
+        except IntervalEnded:
+            log.info("formation %d: all sites are at commit %d", CARRIED.formation, state.committed)
 
 
 class _Inconsistency:

@@ -9,9 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ringtrain._core.process_groups.group import Flat
+from ringtrain._core.process_groups.group import Flat, Group
 from ringtrain.errors import ConfigurationError
 from ringtrain.optim import DiLoCo as ArrayDiLoCo
+from ringtrain.optim.on_host import OnHost
+from ringtrain.optim.recovery import Recovering
 
 
 class _Leaves:
@@ -27,7 +29,21 @@ class _Leaves:
         self.now[name] = jnp.asarray(np.array(values))
 
 
-class DiLoCo:
+class _InnerTree:
+    """The inner optimizer's state: a pytree, of which leaves are sent. `now`: the one of the last step."""
+
+    def __init__(self, now: Any) -> None:
+        self.now = now
+
+    def state_dict(self) -> list[Flat]:
+        return [np.array(leaf) for leaf in jax.tree.leaves(self.now)]
+
+    def load_state_dict(self, leaves: Sequence[Flat]) -> None:
+        structure = jax.tree.structure(self.now)
+        self.now = jax.tree.unflatten(structure, [jnp.asarray(np.array(leaf)) for leaf in leaves])
+
+
+class DiLoCo(OnHost):
     """Train a pytree on each rank alone, and average over ranks what many steps have changed.
 
         diloco = DiLoCo(params, outer=Nesterov(lr=0.7, momentum=0.9), sync_every=100)
@@ -41,19 +57,26 @@ class DiLoCo:
     fragments, overlap_steps, mix, compression, bucket_bytes, sites). `outer`: that object, with the outer weights
     by their paths in the tree, and what it tells of synchronizations.
 
+    With `elastic=True` give it to a `ringtrain.elastic.State`, and where `due` is True after a step call
+    `state.commit()` of that, and take `params()`. With sites say what the inner optimizer's state is (`inner`, a
+    pytree; () if there is none) at the start and at each step, and have the function that `elastic.run` enters
+    begin with `params()` and `inner`: those of the commit or step that it goes on from, or of this rank's site.
+
     Nothing here is for compiled code: call it between steps. The state of the inner optimizer is this rank's own.
     Collective: every rank makes it of the same tree with the same arguments, and makes as many steps, else
-    MismatchError. Raises ConfigurationError for `elastic`. Maturity: Experimental.
+    MismatchError. Maturity: Experimental.
     """
 
-    def __init__(self, params: Any, **options: Any) -> None:
-        if options.get("elastic"):
-            raise ConfigurationError("DiLoCo: elastic=True is not for JAX; expected False")
+    _host: Any
+
+    def __init__(self, params: Any, *, inner: Any = None, **options: Any) -> None:
         paths, self._structure = jax.tree_util.tree_flatten_with_path(params)
         leaves = {jax.tree_util.keystr(path): jnp.asarray(leaf) for path, leaf in paths}
         self._leaves = _Leaves(leaves)
         initial = {name: np.array(leaf) for name, leaf in leaves.items()}
-        self.outer = ArrayDiLoCo(self._leaves, initial=initial, **options)
+        self._state = _InnerTree(inner)
+        state = None if inner is None else self._state
+        self.outer = self._host = ArrayDiLoCo(self._leaves, initial=initial, inner=state, **options)
 
     def params(self) -> Any:
         """Return this rank's parameters, as a pytree of JAX arrays on the default device."""
@@ -69,14 +92,52 @@ class DiLoCo:
         self.outer.average(arrays)
         return jax.tree.unflatten(structure, [jnp.asarray(array) for array in arrays.values()])
 
-    def step(self, params: Any, samples: float = 1) -> Any:
-        """Return `params` after an inner step that was just taken, on so many samples, with what is due
-        synchronized.
+    @property
+    def inner(self) -> Any:
+        """The inner optimizer's state of the last step, or of this rank's site."""
+        return self._state.now
 
-        Raises ConfigurationError for another tree, PeerLost when the ring failed, MismatchError where ranks took
-        other numbers of steps.
+    @property
+    def due(self) -> bool:
+        """Whether a synchronization is due after the last step; with `elastic`, a commit of the state."""
+        return self.outer.due
+
+    @property
+    def in_sites(self) -> Recovering | None:
+        """What keeps the state of this rank's site; for `ringtrain.elastic`, as what follows."""
+        return self.outer.in_sites
+
+    @property
+    def undoable(self) -> int:
+        """How many of the last outer steps can be undone."""
+        return self.outer.undoable
+
+    def prepare(self, group: Group, former: Sequence[int | None]) -> None:
+        """Bring the outer optimizer into the world of now. Collective."""
+        self.outer.prepare(group, former)
+
+    def adopt(self) -> None:
+        """Go on with what `prepare` brought. Local."""
+        self.outer.adopt()
+
+    def finish_commit(self, whole: bool = False) -> None:
+        """Average what steps have changed since the last time. Collective."""
+        self.outer.finish_commit(whole)
+
+    def step(self, params: Any, samples: float = 1, inner: Any = None) -> Any:
+        """Return `params` after an inner step that was just taken, on so many samples, with what is due
+        synchronized. `inner`: the inner optimizer's state after it.
+
+        Raises ConfigurationError for another tree, or where the inner optimizer's state is missing, PeerLost when
+        the ring failed, MismatchError where ranks took other numbers of steps.
         """
+        if inner is None and self.in_sites is not None and jax.tree.leaves(self._state.now):
+            raise ConfigurationError(
+                "DiLoCo: step() was not told the inner optimizer's state in an elastic job with sites; pass it as "
+                "inner, as at the start"
+            )
         self._take(params)
+        self._state.now = self._state.now if inner is None else inner
         return self.params() if self.outer.step(samples) else params
 
     def finish(self, params: Any) -> Any:

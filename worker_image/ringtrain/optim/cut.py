@@ -19,7 +19,7 @@ from ringtrain.optim.fused import can_fuse, shared
 from ringtrain.optim.inbox import Inbox
 from ringtrain.optim.layout import Layout, ParamSpec, plan_layout
 from ringtrain.optim.memory_check import MemoryCheck
-from ringtrain.optim.mirror import Mirror, Tools, second_homes
+from ringtrain.optim.mirror import Mirror, Tools, copies_needed, second_homes
 from ringtrain.optim.norms import Norms
 from ringtrain.optim.order import BucketOrder
 from ringtrain.optim.pipeline import DeviceReducer, UpdateContext
@@ -37,6 +37,8 @@ class Model:
 
     `rules`: those that it began with, one for each group of parameters. `group_of`: each parameter's, by name.
     `elastic`: updates can be undone, and the state outlives the loss of a rank, or of as many as `redundancy`.
+    `places`: of each rank of the present world, what may be lost as a whole, and the state outlives it; None: that
+    is no more than a pod.
     """
 
     specs: tuple[ParamSpec, ...]
@@ -48,6 +50,7 @@ class Model:
     compression: str | None
     elastic: bool
     redundancy: int = 1
+    places: Callable[[], Sequence[int]] | None = None
 
     def layout(self, size: int) -> Layout:
         """Where everything lies in a world of `size` ranks."""
@@ -185,9 +188,13 @@ def _mirrors(model: Model, layout: Layout, groups: tuple[Group, Group], tools: T
     group, lane = groups
     if not model.elastic or not model.sharded or group.size == 1:
         return ()
-    context = current_or_none()
-    pod = group.rank if context is None else context.config.pod
-    copies = second_homes(group.allgather_object(pod, "optimizer pods"), model.redundancy)
+    if model.places is not None:
+        places = model.places()
+        copies = second_homes(places, copies_needed(places, model.redundancy))
+    else:
+        context = current_or_none()
+        pod = group.rank if context is None else context.config.pod
+        copies = second_homes(group.allgather_object(pod, "optimizer pods"), model.redundancy)
     return tuple(Mirror(layout, homes, lane, tools, maps=copy == 0) for copy, homes in enumerate(copies))
 
 

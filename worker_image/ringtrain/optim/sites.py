@@ -12,7 +12,12 @@ import numpy as np
 
 from ringtrain._core.process_groups.context import current
 from ringtrain._core.process_groups.group import Flat, Group, ProcessGroup
-from ringtrain._core.process_groups.process_sets import group_of, open_group, process_set_of
+from ringtrain._core.process_groups.process_sets import (
+    group_of,
+    open_group,
+    process_set_of,
+    process_set_of_world,
+)
 from ringtrain.errors import ConfigurationError
 from ringtrain.optim.fragments import fragment_bounds
 from ringtrain.optim.host import HostOptimizer
@@ -21,20 +26,23 @@ from ringtrain.optim.rules import Rule
 
 @dataclass(frozen=True)
 class Sites:
-    """The world's ranks by site, each ascending, and this rank."""
+    """The world's ranks by site, each ascending, and this rank. `follows`: each world names its own."""
 
     ranks: tuple[tuple[int, ...], ...]
     rank: int
+    follows: bool = False
 
     @classmethod
     def chosen(cls, given: Sequence[Sequence[int]] | None, elastic: bool, group: Group | None) -> Sites:
         """The sites `given`, else the world's own; each rank is one where there are none of several ranks.
 
-        Raises ConfigurationError unless each rank is in one site, and where an elastic job has sites of several.
+        Raises ConfigurationError unless each rank is in one site, and where an elastic job is given sites.
         """
         if group is not None:
             return cls(tuple((rank,) for rank in range(group.size)), group.rank)
         config = current().config
+        if elastic and given is None and config.sites:
+            return cls.of_world()
         named = config.ranks_by_site if given is None else {}
         found = [tuple(sorted(ranks)) for ranks in (named.values() if len(named) > 1 else given or ())]
         sites = cls(tuple(found) or tuple((rank,) for rank in range(config.size)), config.rank)
@@ -44,10 +52,16 @@ class Sites:
             )
         if elastic and not sites.alone:
             raise ConfigurationError(
-                f"DiLoCo: sites is {sites.ranks} with elastic=True, with which each rank trains alone; pass "
-                "sites=(), or take elastic out of the job"
+                f"DiLoCo: sites is {sites.ranks} with elastic=True, and ranks have other numbers in each world; "
+                "leave it out, and have the job name sites (-H a:4@x,b:4@y, networking.sites), or pass sites=()"
             )
         return sites
+
+    @classmethod
+    def of_world(cls) -> Sites:
+        """Those that the world of now names."""
+        config = current().config
+        return cls(tuple(map(tuple, config.ranks_by_site.values())), config.rank, follows=True)
 
     @property
     def alone(self) -> bool:
@@ -59,6 +73,12 @@ class Sites:
         """The number of this rank's site."""
         return next(number for number, ranks in enumerate(self.ranks) if self.rank in ranks)
 
+    @property
+    def by_rank(self) -> list[int]:
+        """The number of each rank's site."""
+        size = sum(map(len, self.ranks))
+        return [next(number for number, ranks in enumerate(self.ranks) if rank in ranks) for rank in range(size)]
+
 
 class SiteGroups:
     """This rank's site, and its peers: the ranks that have its place in theirs. Collective over the world.
@@ -68,11 +88,14 @@ class SiteGroups:
 
     def __init__(self, sites: Sites) -> None:
         self.sites = sites
-        self.site = [process_set_of(ranks) for ranks in sites.ranks][sites.own]
+        self.far: ProcessGroup | None = None  # of an elastic job: all ranks take part in an exchange
+        add = process_set_of_world if sites.follows else process_set_of
+        self.site = [add(ranks) for ranks in sites.ranks][sites.own]
         self.near = open_group(self.site)
         self.carriers = min(map(len, sites.ranks))
+        if sites.follows:
+            return
         peers = [process_set_of(sorted(column)) for column in zip(*sites.ranks, strict=False)]
-        self.far: ProcessGroup | None = None
         if self.near.rank < self.carriers:
             self.far = open_group(peers[self.near.rank])
 

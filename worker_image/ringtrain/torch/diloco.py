@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -11,9 +11,11 @@ import torch
 
 from ringtrain._core.process_groups.context import joins_survivors
 from ringtrain._core.process_groups.group import Flat, Group
+from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set
 from ringtrain.errors import ConfigurationError, kind_of
 from ringtrain.optim import DiLoCo as ArrayDiLoCo
 from ringtrain.optim.on_host import OnHost
+from ringtrain.optim.recovery import Recovering
 from ringtrain.torch.bridge import real, to_arrays, to_tensor
 from ringtrain.torch.host_arguments import check_devices, named
 from ringtrain.torch.host_state import OWN, HostState
@@ -34,6 +36,20 @@ class _Tensors:
     def write(self, name: str, values: Flat) -> None:
         with torch.no_grad():
             real(self._params[name].detach()).copy_(to_tensor(values))
+
+
+class _InnerState:
+    """The inner optimizer's state, read into host memory, and loaded into the objects that are there."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self._inner = inner
+
+    def state_dict(self) -> Any:
+        return map_leaves(self._inner.state_dict(), _on_host)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        with in_place(self._inner):
+            self._inner.load_state_dict(state)
 
 
 class DiLoCo(OnHost, torch.optim.Optimizer):
@@ -59,7 +75,9 @@ class DiLoCo(OnHost, torch.optim.Optimizer):
 
     With `elastic=True` give it to an `elastic.TorchState`, and call `state.commit()` where `due` is True: that
     synchronizes. The inner optimizer's state is no part of a commit: after a change of the world each rank's stays
-    as it is, and a newcomer's begins anew.
+    as it is, and a newcomer's begins anew. In sites it is: a commit copies it to host memory, and a newcomer gets
+    its site's. Call `state.keep()` there where `due` is False; a step with a closure is none to go on from, and
+    buffers go back to the last commit in any case.
 
     A parameter that requires no gradient is sent once, with rank 0's other values, and never again; one that has a
     gradient later is refused. Buffers, as the averages of BatchNorm, are each rank's own between the start and
@@ -96,9 +114,12 @@ class DiLoCo(OnHost, torch.optim.Optimizer):
         self._is_made = True
         self.param_groups, self.state = inner.param_groups, inner.state
         self.trained = frozenset(trained)  # names that a state keeps by this optimizer
-        self.outer = self._host = ArrayDiLoCo(local, initial=initial, **options)
-        if self.outer.site is not None:
-            self._inner = DistributedOptimizer(inner, params.items(), process_set=self.outer.site)
+        self.outer = self._host = ArrayDiLoCo(local, initial=initial, inner=_InnerState(inner), **options)
+        self._skips = False
+        if self.outer.site is not None or self.outer.in_sites is not None:
+            site = self.outer.site or global_process_set  # until it has joined the others
+            self._inner = DistributedOptimizer(inner, params.items(), process_set=site)
+            self.outer.watch_site(self._join_site)
         others = {name: value for name, value in model.state_dict().items() if name not in trained}
         if not joins_survivors():
             broadcast_parameters({name: v for name, v in others.items() if isinstance(v, torch.Tensor)}, 0)
@@ -115,7 +136,13 @@ class DiLoCo(OnHost, torch.optim.Optimizer):
                 f'DiLoCo: parameter "{thawed[0]}" required no gradient when DiLoCo was made, and has one now; '
                 "each rank would train it alone: make DiLoCo after requires_grad_()"
             )
-        result = self._inner.step(closure)
+        if self.outer.in_sites is None or closure is not None or self._skips:
+            self.outer.averaged()
+            result = self._inner.step(closure)
+        else:  # a loss is noticed before weights are changed, or not in this step
+            self.synchronize()
+            with self._inner.skip_synchronize():
+                result = self._inner.step()
         self.count_step(samples)
         return result
 
@@ -135,11 +162,27 @@ class DiLoCo(OnHost, torch.optim.Optimizer):
         """Wait until gradients are the means of this site's ranks; then they may be changed."""
         if self._sync is not None:
             self._inner.synchronize()
+            self.outer.averaged()
 
-    def skip_synchronize(self) -> contextlib.AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
         """Within it `step()` takes the gradients as they are, which `synchronize()` has averaged."""
-        skipped: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-        return skipped if self._sync is None else self._inner.skip_synchronize()
+        with contextlib.nullcontext() if self._sync is None else self._inner.skip_synchronize():
+            self._skips = True
+            try:
+                yield
+            finally:
+                self._skips = False
+
+    @property
+    def in_sites(self) -> Recovering | None:
+        """What keeps the state of this rank's site; for `ringtrain.elastic`."""
+        return self.outer.in_sites
+
+    def _join_site(self, site: ProcessSet) -> None:
+        """Average gradients over other ranks; those of a step that was interrupted are forgotten."""
+        self._inner.move_to(site)
+        self._inner.zero_grad()
 
     @property
     def due(self) -> bool:
@@ -213,3 +256,7 @@ class DiLoCo(OnHost, torch.optim.Optimizer):
 
 def _is_array(leaf: Any) -> bool:
     return isinstance(leaf, np.ndarray)
+
+
+def _on_host(leaf: Any) -> Any:
+    return leaf.detach().cpu() if isinstance(leaf, torch.Tensor) else leaf

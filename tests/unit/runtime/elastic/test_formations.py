@@ -55,3 +55,41 @@ def test_the_agreed_step(
     agreed = conclude(said(*commits), Former(1, ranks))
     assert (agreed.committed, agreed.donor, agreed.transfers) == expected
     assert agreed.updates == {"optimizer": agreed.committed}
+
+
+def of_sites(*words: tuple[str, int, int] | tuple[str, int, int, str]) -> list[Said]:
+    """Ranks by their site, their commit, and after how many steps since they were interrupted."""
+    found = []
+    for site, committed, interrupted, *state in words:
+        outer = committed - 1 if "behind" in state else 5
+        found.append(Said(committed, {"diloco": committed}, {}, site, interrupted, outer, "waits" in state))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("words", "ranks", "committed", "sites"),
+    [
+        ([("a", 3, 2), ("b", 3, 4), ("b", 3, 5)], (0, 2, 3), 3, ((0,), (2, 1))),
+        # A site that has come to the next commit waits there; one of the other has lost a step to it.
+        ([("a", 4, -1), ("b", 3, 4), ("b", 4, -1), ("a", 4, -1)], (0, 1, 2, 3), 4, ()),
+        ([("a", 4, -1), ("b", 3, 4), ("b", 3, 3), ("a", 3, 5)], (0, 1, 2, 3), 3, ((0,), (1, 2))),
+        # Newcomers, and ranks that have come in since the last commit, wait.
+        ([("a", 3, 1), ("a", 0, -1), ("b", 3, 0), ("b", 3, -1, "waits")], (0, None, 1, 2), 3, ((0,), (2,))),
+        ([("a", 3, -1, "waits"), ("b", 3, -1, "waits")], (0, 1), 3, ()),
+        # In the first interval, too.
+        ([("a", 0, 1), ("b", 0, 2)], (0, 1), 0, ((0,), (1,))),
+        ([("a", 0, 1), ("b", 0, 2)], (None, None), 0, ()),
+        # All are at the commit, or one can go on from it alone: as without sites.
+        ([("a", 3, 0), ("b", 3, 0)], (0, 1), 3, ()),
+        ([("a", 3, 4), ("b", 3, -1)], (0, 1), 3, ()),
+        ([("a", 3, 4), ("b", 4, -1)], (0, 1), 3, ((0,), (1,))),
+        # Not all have come through the synchronization of the commit.
+        ([("a", 3, 4), ("a", 3, -1, "behind"), ("b", 3, 2)], (0, 1, 2), 3, ()),
+    ],
+)
+def test_sites_that_go_on_between_two_commits(
+    words: list[Any], ranks: tuple[int | None, ...], committed: int, sites: tuple[tuple[int, ...], ...]
+) -> None:
+    """Each from where its furthest rank was interrupted, which is the first of it."""
+    agreed = conclude(of_sites(*words), Former(1, ranks))
+    assert (agreed.committed, agreed.sites) == (committed, sites)
