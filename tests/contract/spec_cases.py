@@ -158,6 +158,7 @@ ACCEPTED = [
     accepted("networking", networking={"timeoutSeconds": 5, "startTimeoutSeconds": 30}),
     accepted("encryption", networking={"encryption": "tensors"}),
     accepted("sites", networking={"sites": "topology.kubernetes.io/zone"}),
+    accepted("sites-of-an-elastic-job", networking={"sites": "zone"}, elastic={"maxReplicas": 2}),
     accepted("longest-name", name="a" * 51),
     accepted("data-workers-of-tensorflow", dataWorkers=_TENSORFLOW),
     accepted("scheduling", scheduling=_SCHEDULING, elastic={"maxReplicas": 4}),
@@ -211,13 +212,6 @@ REJECTED = [
     ),
     refused("encryption-unknown", "spec.networking.encryption", "tensors", networking={"encryption": "all"}),
     refused("sites-of-no-label", "spec.networking.sites", "pattern", networking={"sites": "a b"}),
-    refused(
-        "sites-of-an-elastic-job",
-        "spec.networking.sites",
-        "whose world does not change",
-        networking={"sites": "zone"},
-        elastic={"maxReplicas": 2},
-    ),
     refused(
         "sites-under-mpi", "spec.networking.sites", "backend ring", backend="mpi", networking={"sites": "zone"}
     ),

@@ -273,8 +273,9 @@ class LauncherPoller:
 async def read_sites(
     api: ApiClient, label: str, workers: int, pods: Sequence[PodView], known: dict[str, str]
 ) -> Document | None:
-    """What the launcher is told: by value of `label`, the workers whose nodes have it; "": nodes without one. None
-    until all workers have nodes, and where nodes may not be read. `known`: by node, what was read before."""
+    """What the launcher is told: by value of `label`, the workers whose nodes have it, and by node its value; "":
+    nodes without one. None until `workers` have nodes, and where nodes may not be read. `known`: by node, what was
+    read before."""
     nodes = {pod.index: pod.node for pod in pods if pod.role == ROLE_WORKER and pod.node and not pod.finished}
     if not nodes or len(nodes) < workers:
         return None
@@ -289,4 +290,4 @@ async def read_sites(
     sites: dict[str, list[int]] = {}
     for index, node in sorted(nodes.items()):
         sites.setdefault(known.get(node, ""), []).append(index)
-    return {"sites": sites}
+    return {"sites": sites, "nodes": {node: known.get(node, "") for node in sorted(set(nodes.values()))}}

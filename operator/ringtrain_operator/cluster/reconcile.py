@@ -177,6 +177,8 @@ class Reconciler:
         if not label:
             return None
         workers = int((job["status"].get("ledger") or {}).get("attemptWorkers") or 0)
+        if job["spec"].get("elastic") is not None:  # whose workers come and go: each is told of with its node
+            workers = 1
         sites = await read_sites(self._api, label, workers, reading.observed.pods, memory.sites)
         if sites is None:  # a node that could not be read makes no event when it can
             self._queue.add_after(key, _SITES_AGAIN_S)

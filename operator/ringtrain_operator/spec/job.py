@@ -262,11 +262,10 @@ class JobSpec(SpecModel):
             holds=lambda s: s.backend != "mpi" or s.networking.encryption in (None, "none"),
         ),
         Rule(
-            cel="!has(self.networking.sites) || (self.backend == 'ring' && !has(self.elastic))",
-            message="networking.sites is for jobs of backend ring whose world does not change; remove it, or "
-            "elastic, or set backend: ring",
+            cel="!has(self.networking.sites) || self.backend == 'ring'",
+            message="networking.sites is for jobs of backend ring; remove it, or set backend: ring",
             path="networking.sites",
-            holds=lambda s: s.networking.sites is None or (s.backend == "ring" and s.elastic is None),
+            holds=lambda s: s.networking.sites is None or s.backend == "ring",
         ),
         Rule(
             cel="has(self.slotsPerWorker) || !has(self.worker.devices) || size(self.worker.devices) < 2",

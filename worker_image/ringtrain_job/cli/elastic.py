@@ -13,7 +13,7 @@ import click
 
 from ringtrain.errors import ConfigurationError
 from ringtrain.shared import contract
-from ringtrain.shared.hosts import Host, own_names
+from ringtrain.shared.hosts import LOCAL, Host, own_names
 from ringtrain_job.cli.elastic_hosts import ChangingHosts
 from ringtrain_job.cli.horovod_values import HorovodValues
 from ringtrain_job.launcher.discovery import FIRST_ANSWER_WITHIN_S, run_script
@@ -65,15 +65,16 @@ class ElasticRun:
 
         Raises a usage error for what cannot be.
         """
-        if sites := [host for host in fixed if host.site]:
-            raise click.UsageError(
-                f"{sites[0].name} is at {sites[0].site}, and the run is elastic: its ranks are of no site; leave "
-                "sites or elastic options out"
-            )
+        sites = {LOCAL if host.is_here else host.name: host.site for host in fixed if host.site}
         per_host, cooldown = values.of("slots_per_host") or 1, values.of("blacklist_cooldown_range")
         first = {host.name: host.slots for host in fixed} or self.first
         words = ["--slots-per-host", f"{per_host}"] if contract.ENV_HOST_DISCOVERY_SCRIPT in self.variables else []
         if not values.ssh.interfaces and all(name in own_names() for name in first):
+            if sites:
+                raise click.UsageError(
+                    f"-H names sites ({', '.join(sites.values())}), and all hosts of the elastic run are this "
+                    "machine, which is at one site; leave sites out"
+                )
             return replace(self, first=first, words=words)
         script = "printf '%s\\n' " + shlex.join(f"{host.name}:{host.slots}" for host in fixed)
         if fixed and (total := sum(first.values())) < (
@@ -81,13 +82,15 @@ class ElasticRun:
         ):
             raise click.UsageError(f"{', '.join(first)} have {total} slots for -np {begin} ranks")
         variables = {**self.variables, **({contract.ENV_HOST_DISCOVERY_SCRIPT: script} if fixed else {})}
+        if sites and not os.environ.get(contract.ENV_ENCRYPT):
+            variables[contract.ENV_ENCRYPT] = "sites"
         if contract.ENV_HOST_DISCOVERY_SCRIPT not in variables:
             return self
         # A host that comes later may have more slots than all of the first answer.
         slots = min(self.slots, max([per_host, *first.values(), _MOST_SLOTS // (2 * self.slots)]))
         # All hosts may be others from one answer to the next, and those before stay until these have the state.
         workers = max(2 * -(-self.slots // slots), min(2 * self.slots, _MOST_SLOTS // slots))
-        hosts = ChangingHosts(workers, slots, values.ssh, _cooldown(cooldown))
+        hosts = ChangingHosts(workers, slots, values.ssh, _cooldown(cooldown), sites)
         return replace(self, variables=variables, first=first, hosts=hosts, words=words)
 
 

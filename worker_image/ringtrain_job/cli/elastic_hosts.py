@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -49,12 +49,13 @@ _LOST_FILE: Final = "ended.json"
 @dataclass(frozen=True)
 class ChangingHosts:
     """How the launcher reaches hosts, and what it does with those that fail. `workers`: places for hosts, each
-    with `slots` for ranks."""
+    with `slots` for ranks. `sites`: names by host, if any."""
 
     workers: int
     slots: int
     ssh: SshOptions
     cooldown: CoolDown
+    sites: Mapping[str, str] = field(default_factory=dict)
 
 
 def run_on_changing_hosts(
@@ -75,6 +76,7 @@ def run_on_changing_hosts(
         plan = {
             "ssh": asdict(hosts.ssh),
             "cooldown": asdict(hosts.cooldown),
+            "sites": dict(hosts.sites),
             "level": level,
             "command": [*command],
         }

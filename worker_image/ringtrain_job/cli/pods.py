@@ -70,9 +70,10 @@ def launcher(log_level: str, command: tuple[str, ...], hosts: str | None, slots_
             return run_launcher(config, command, HostControl(slots_per_host=slots_per_host))
         from ringtrain_job.cli.elastic_hosts import SshHostAgents, read_plan
 
-        agents = SshHostAgents(read_plan(hosts), inherited)
+        plan = read_plan(hosts)
+        agents = SshHostAgents(plan, inherited)
         try:
-            return run_launcher(config, command, HostControl(agents, slots_per_host))
+            return run_launcher(config, command, HostControl(agents, slots_per_host, plan["sites"]))
         finally:
             agents.close()
 

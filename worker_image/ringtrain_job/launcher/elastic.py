@@ -17,9 +17,10 @@ from ringtrain_job.launcher.config import ElasticSettings, LauncherConfig
 from ringtrain_job.launcher.elastic_end import FRUITLESS_FORMATIONS, RUIN_REASON, AttemptEnd, OwnFailures, Ruin
 from ringtrain_job.launcher.formation import FormationPhase, FormationState, Formed, advance, joined, where
 from ringtrain_job.launcher.losses import Losses
-from ringtrain_job.launcher.members import MemberProcess, Standing, WorldView
+from ringtrain_job.launcher.members import MemberProcess, SlotView, Standing, WorldView
 from ringtrain_job.launcher.mpi.job import MpiJob
 from ringtrain_job.launcher.mpi.verdict import decide_mpi
+from ringtrain_job.launcher.sites import WorkerSites
 from ringtrain_job.launcher.status import RunSnapshot
 from ringtrain_job.launcher.verdict import GangView, Patience, lost_peer
 from ringtrain_job.logs.layout import AttemptFiles, replace_whole
@@ -44,7 +45,9 @@ class ElasticWorld:
         snapshot: RunSnapshot,
         clock: Callable[[], float] = time.monotonic,
         mpi: MpiJob | None = None,
+        sites: WorkerSites | None = None,
     ) -> None:
+        self._sites = sites or WorkerSites({}, False)
         self._config, self._settings, self._mpi = config, settings, mpi
         self._gang, self._snapshot, self._clock = snapshot.gang, snapshot, clock
         self._journal = FormationJournal(snapshot.store.files)
@@ -119,7 +122,7 @@ class ElasticWorld:
         return self._look(now)
 
     def _look(self, now: float) -> Verdict | None:
-        view = WorldView(self._gang.slots(), self._asked, self._snapshot.reported_step())
+        view = WorldView(self._slots(), self._asked, self._snapshot.reported_step())
         gang = self._gang.view()
         self._losses.note(self._state, view, gang, now)
         before = self._state
@@ -175,12 +178,28 @@ class ElasticWorld:
         self._note_members()
         if self._snapshot.running_since is None:
             self._snapshot.running_since = time.time()
-        world = replace(self._gang.world_of(order.formation, order.members), committed=order.committed)
+        world = self._gang.world_of(order.formation, order.members, self._sites_of_workers())
+        world = replace(world, committed=order.committed)
         self._gang.give(Form(world, tuple(sorted(order.slots)), order.number))
         if self._mpi is not None and new:
             registrations = self._gang.registrations()
             slots = Counter(process.slot // self._config.slots for process in order.members)
             self._mpi.start([registrations[worker] for worker in slots], slots)
+
+    def _sites_of_workers(self) -> dict[int, str]:
+        """By worker whose agent has come; nothing in a job without sites."""
+        came = self._gang.registrations() if self._sites.are_named else {}
+        return {worker: self._sites.of(worker, one.node) for worker, one in came.items()}
+
+    def _slots(self) -> dict[int, SlotView]:
+        """All slots; a worker whose site is not known yet has not come."""
+        slots = dict(self._gang.slots())
+        members = {process.slot for process in self._state.members}
+        named = self._sites_of_workers()
+        for slot, view in slots.items() if self._sites.are_named else ():
+            if view.instance and slot not in members and not named.get(view.worker):
+                slots[slot] = SlotView(slot, view.worker)
+        return slots
 
     def _mpirun_failed(self, view: WorldView, gang: GangView, now: float) -> Verdict | None:
         """What is wrong when mpirun has ended, and not because a rank or an agent was lost."""

@@ -237,11 +237,13 @@ class Gang:
                 found.update(self._slot_views(worker, now))
             return found
 
-    def world_of(self, formation: int, members: Sequence[MemberProcess]) -> World:
-        """What `members`, in the order of their ranks, must know of each other."""
+    def world_of(
+        self, formation: int, members: Sequence[MemberProcess], sites: Mapping[int, str] | None = None
+    ) -> World:
+        """What `members`, by rank, must know of each other. `sites`: of each worker, if any."""
         with self._changed:
             return make_formation(
-                formation, members, {index: agent.registration for index, agent in self._agents.items()}
+                formation, members, {index: agent.registration for index, agent in self._agents.items()}, sites
             )
 
     def view(self) -> GangView:
@@ -472,9 +474,12 @@ def make_world(members: Sequence[Registration], sites: Mapping[int, str] | None 
 
 
 def make_formation(
-    formation: int, members: Sequence[MemberProcess], registrations: Mapping[int, Registration]
+    formation: int,
+    members: Sequence[MemberProcess],
+    registrations: Mapping[int, Registration],
+    sites: Mapping[int, str] | None = None,
 ) -> World:
-    """The world of `members`, which are given by rank."""
+    """The world of `members`, which are given by rank. `sites`: of each worker, by index, if any."""
     slots = next(iter(registrations.values())).slots  # the same number in each, or the launcher had refused one
     agents = [registrations[process.slot // slots] for process in members]
     placed = [(agent, process.slot % slots) for agent, process in zip(agents, members, strict=True)]
@@ -486,4 +491,5 @@ def make_formation(
         master_port=agents[0].master_port,
         formation=formation,
         members=tuple(process.member for process in members),
+        sites=tuple(sites[agent.worker_index] for agent in agents) if sites else (),
     )

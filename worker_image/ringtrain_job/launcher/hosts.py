@@ -64,10 +64,11 @@ class HostAgents(Protocol):
 @dataclass(frozen=True)
 class HostControl:
     """What an elastic run does with the hosts that its script lists. `agents`: None on this machine alone;
-    `slots_per_host`: of a line without a number."""
+    `slots_per_host`: of a line without a number. `sites`: names by host, if any."""
 
     agents: HostAgents | None = None
     slots_per_host: int = 1
+    sites: Mapping[str, str] = field(default_factory=dict)
 
 
 ONLY_HERE: Final = HostControl()

@@ -44,8 +44,9 @@ AskWorkers = Callable[[int, dict[int, int]], None]
 Answer = tuple[int, str, bytes]
 # Takes events of the job's pods ({"time", "kind", "text"}), and texts about their image by name.
 HearPods = Callable[[list[dict[str, Any]], dict[str, str]], None]
-# Takes the site of each worker, by index; "": its node has no label that names one.
-HearSites = Callable[[dict[int, str]], None]
+# Takes the site of each worker, by index, and of each node that a worker may be on; "": its node has no label that
+# names one.
+HearSites = Callable[[dict[int, str], dict[str, str]], None]
 
 
 class HttpServer:
@@ -148,7 +149,7 @@ class StatusServer(HttpServer):
                 if path == "/pods":
                     (hear_pods or _nobody)(*_pods_in(body))
                 elif path == "/sites":
-                    (hear_sites or _nobody)(_sites_in(body))
+                    (hear_sites or _nobody)(*_sites_in(body))
                 elif ask_workers is not None:
                     ask_workers(*_workers_in(body))
                 else:
@@ -197,14 +198,17 @@ def _pods_in(body: bytes) -> tuple[list[dict[str, Any]], dict[str, str]]:
     return events, about
 
 
-def _sites_in(body: bytes) -> dict[int, str]:
+def _sites_in(body: bytes) -> tuple[dict[int, str], dict[str, str]]:
     try:
-        sites = {index: site for site, workers in json.loads(body)["sites"].items() for index in workers}
+        document = json.loads(body)
+        sites = {index: site for site, workers in document["sites"].items() for index in workers}
+        nodes = dict(document.get("nodes", {}))
     except (ValueError, TypeError, KeyError, AttributeError):
-        sites = {}
-    if not sites or not all(_is_whole(index) for index in sites):
-        raise ConfigurationError(f'{body[:200]!r} says no sites; expected {{"sites": {{"name": [index]}}}}')
-    return sites
+        sites, nodes = {}, {}
+    if not sites or not all(map(_is_whole, sites)) or not all(isinstance(site, str) for site in nodes.values()):
+        expected = '{"sites": {"name": [index]}, "nodes": {"node": "name"}}'
+        raise ConfigurationError(f"{body[:200]!r} says no sites; expected {expected}")
+    return sites, nodes
 
 
 def _is_time(value: object) -> bool:

@@ -38,6 +38,7 @@ from ringtrain_job.launcher.outcome import keep_timeline, leave_report, repeat_o
 from ringtrain_job.launcher.page_server import PageServer, RunPage
 from ringtrain_job.launcher.progress import follow_reports, say_total
 from ringtrain_job.launcher.service import CoordinatorService, DataWorkersService
+from ringtrain_job.launcher.sites import WorkerSites
 from ringtrain_job.launcher.status import Reports, RunSnapshot
 from ringtrain_job.launcher.telemetry import Telemetry, open_telemetry
 from ringtrain_job.launcher.verdict import GangView, Patience, decide, with_warning
@@ -80,7 +81,8 @@ def run_launcher(config: LauncherConfig, command: Sequence[str] = (), hosts: Hos
         launcher = _Launcher(config, gang, snapshot, mpi)
         if config.elastic is not None:
             rules = replace(config.elastic.rules, sets_aside=hosts.agents is not None)
-            launcher.elastic = ElasticWorld(config, replace(config.elastic, rules=rules), snapshot, mpi=mpi)
+            settings = replace(config.elastic, rules=rules)
+            launcher.elastic = ElasticWorld(config, settings, snapshot, mpi=mpi, sites=launcher.sites)
             snapshot.elastic = launcher.elastic.status
         console = Console(sys.stdout.fileno(), person=not config.node)
         stack.callback(console.close, 5.0)
@@ -95,7 +97,7 @@ def run_launcher(config: LauncherConfig, command: Sequence[str] = (), hosts: Hos
         stack.enter_context(signal_handler(stop, signal.SIGTERM, signal.SIGINT))
         shipping = snapshot.shipping = _ship_logs(config, store, stop, stack)
         _open_ports(config, gang, snapshot, launcher, stack)
-        with _hosts_followed(config, launcher.elastic, hosts):  # agents that end later were told to
+        with _hosts_followed(config, launcher, hosts):  # agents that end later were told to
             verdict = launcher.supervise(stop)
         if verdict is not None:
             console.show_progress(None, "")
@@ -195,7 +197,7 @@ class _Launcher:
         self._ticked = time.monotonic()
         self._waited_s = 0.0
         self.events = Events(snapshot.store.files)
-        self.sites: dict[int, str] = dict(enumerate(config.sites))
+        self.sites = WorkerSites(dict(enumerate(config.sites)), bool(config.site_label))
         self.elastic: ElasticWorld | None = None
         self.telemetry: Telemetry | None = None
 
@@ -257,7 +259,7 @@ class _Launcher:
         if verdict is None:
             registrations = self._gang.registrations()
             members = self._config.in_order([registrations[index] for index in sorted(registrations)])
-            self._gang.give(Start(make_world(members, self.sites)))
+            self._gang.give(Start(make_world(members, self.sites.by_index)))
             self._snapshot.running_since = time.time()
             log.info("all workers are here; ranks: %d", self._config.world_size)
             if self._mpi is not None:
@@ -318,7 +320,7 @@ class _Launcher:
             if time.monotonic() - started >= min(patience, self._config.start_timeout_s):
                 return _not_assembled(self._config, self._gang)
             self._tick()
-        if homeless := [index for index, site in sorted(self.sites.items()) if not site]:
+        if homeless := [index for index, site in sorted(self.sites.by_index.items()) if not site]:
             return _without_site(self._config, self._gang, homeless[0])
         if self._mpi is not None and self._gang.any_rank_started():
             return _launcher_restarted(self._gang.view())
@@ -329,7 +331,7 @@ class _Launcher:
 
     @property
     def _awaits_sites(self) -> bool:
-        return bool(self._config.site_label) and len(self.sites) < self._config.workers
+        return bool(self._config.site_label) and len(self.sites.by_index) < self._config.workers
 
     def _watch(self, stop: "StopFlag") -> Verdict:
         patience = Patience(self._config.lost_after_s, self._config.settle_s)
@@ -431,13 +433,16 @@ def _prepare_mpi(config: LauncherConfig, command: Sequence[str], stack: ExitStac
 
 
 @contextmanager
-def _hosts_followed(config: LauncherConfig, world: ElasticWorld | None, hosts: HostControl) -> Iterator[None]:
+def _hosts_followed(config: LauncherConfig, launcher: "_Launcher", hosts: HostControl) -> Iterator[None]:
     """Within this, the world of an elastic run is where its discovery script says."""
+    world = launcher.elastic
     if world is None or config.elastic is None or not config.elastic.discovery_script:
         yield
         return
     rules, cooldown = config.elastic.rules, hosts.agents.cooldown if hosts.agents else DEFAULT_COOLDOWN
     table = HostTable(config.workers, config.slots, rules.max_ranks, cooldown)
+    if hosts.sites:
+        launcher.sites.of_host = lambda worker: hosts.sites.get(table.host_of(worker), "")
     discovery = HostDiscovery(config.elastic.discovery_script, table, rules, world, hosts)
     try:
         yield
@@ -463,7 +468,7 @@ def _open_ports(
         change_tokens=config.tokens,
         ask_workers=launcher.elastic.ask if launcher.elastic else None,
         hear_pods=hear_pods,
-        hear_sites=launcher.sites.update if config.site_label else None,
+        hear_sites=launcher.sites.hear if config.site_label else None,
         is_held=config.ports_held,
         page=_page(config, snapshot),
     )

@@ -22,7 +22,7 @@ from ringtrain_job.launcher.hosts import CoolDown
             ["-np", "3", "--min-np", "1", "-H", "node-a:1,node-b:1", "true"],
             "node-a, node-b have 2 slots for -np 3",
         ),
-        (["-np", "1", "--min-np", "1", "-H", "a:1@x,b:1@y", "true"], "a is at x, and the run is elastic"),
+        (["-np", "1", "--min-np", "1", "-H", "localhost:1@x,127.0.0.1:1@y", "true"], "names sites (y), and all"),
         (["-np", "2", "-H", "localhost:1", "true"], "1 slots for 2 ranks; expected localhost:2"),
         (["-np", "2", "-H", "localhost:many", "true"], "'many' is not a number of slots"),
         (["-np", "0", "true"], "0 is not in the range"),

@@ -16,6 +16,7 @@ from ringtrain_job.launcher.config import LauncherConfig
 from ringtrain_job.launcher.elastic import ElasticWorld
 from ringtrain_job.launcher.formation import FormationPhase
 from ringtrain_job.launcher.gang import Gang
+from ringtrain_job.launcher.sites import WorkerSites
 from ringtrain_job.launcher.status import Reports, RunSnapshot
 from ringtrain_job.launcher.verdict import Exit, GangView, WorkerView, failures_by_time, first_cause
 from ringtrain_job.logs.layout import AttemptFiles
@@ -26,14 +27,14 @@ JOB = environment(3, 2, TIMEOUT="12", ELASTIC="Replace")
 
 def worker(index: int, instance: str = "") -> Registration:
     ports = (7400, 7401)
-    name = instance or f"first-{index}"
-    return Registration("uid-1", 1, index, 2, name, f"pod-{index}", "node", f"h{index}", 0, ports, ports, 7390)
+    name, node = instance or f"first-{index}", f"n{index}"
+    return Registration("uid-1", 1, index, 2, name, f"pod-{index}", node, f"h{index}", 0, ports, ports, 7390)
 
 
 class Job:
     """A launcher without its ports: the test is its agents."""
 
-    def __init__(self, directory: Path, **settings: str) -> None:
+    def __init__(self, directory: Path, sites: WorkerSites | None = None, **settings: str) -> None:
         self.config = LauncherConfig.from_env({**JOB, **settings})
         self.files = AttemptFiles(directory)
         self.clock = Clock()
@@ -41,7 +42,7 @@ class Job:
         self.gang = Gang(self.config, self.clock)
         self.snapshot = RunSnapshot(self.config, self.gang, self.store, Reports(self.config.world_size))
         assert self.config.elastic is not None
-        self.world = ElasticWorld(self.config, self.config.elastic, self.snapshot, self.clock)
+        self.world = ElasticWorld(self.config, self.config.elastic, self.snapshot, self.clock, sites=sites)
         self.snapshot.elastic = self.world.status
 
     def close(self) -> None:
@@ -126,6 +127,26 @@ def test_the_world_of_a_formation(tmp_path: Path) -> None:
     assert status["workers"][2] == {
         "index": 2, "pod": "digits-worker-2", "node": "", "address": "", "registered": False, "lost": False,
     }  # fmt: skip
+    job.close()
+
+
+def test_each_world_names_the_sites_of_its_nodes(tmp_path: Path) -> None:
+    """A worker comes when the site of its node is known, and never on a node without the label."""
+    sites = WorkerSites({}, awaits_nodes=True)
+    sites.hear({}, {"n0": "far"})
+    job = Job(tmp_path, sites, RINGTRAIN_ELASTIC_START_RANKS="4", RINGTRAIN_ELASTIC_JOIN_DELAY="0.1")
+    prepare = job.order()
+    for index in (0, 1):
+        job.say(index, prepare.number, parked=True)
+    assert isinstance(job.order(), Prepare)  # nothing is known of n1
+    sites.hear({}, {"n1": ""})
+    job.clock.now += 1
+    assert isinstance(job.order(), Prepare)
+    sites.hear({}, {"n1": "near"})
+    job.clock.now += 1
+    form = job.order()
+    assert isinstance(form, Form)
+    assert form.world.sites == ("far", "far", "near", "near")
     job.close()
 
 
@@ -277,7 +298,7 @@ def test_a_lost_pod_is_named_after_another_has_taken_its_place(tmp_path: Path, c
     job.gang.detach(1, "first-1")
     job.gang.register(replace(worker(1, "second"), pod="pod-1-again"))
     job.order()
-    assert "formation 1 is lost: worker 1 (pod pod-1 on node node) is no longer heard of" in caplog.text
+    assert "formation 1 is lost: worker 1 (pod pod-1 on node n1) is no longer heard of" in caplog.text
     job.close()
 
 

@@ -19,6 +19,7 @@ from ringtrain.shared.ports import PortTaken
 from ringtrain_job.launcher import http
 from ringtrain_job.launcher.console import Console
 from ringtrain_job.launcher.http import StatusServer
+from ringtrain_job.launcher.sites import WorkerSites
 
 STATUS: dict[str, Any] = {
     "namespace": "team",
@@ -320,14 +321,16 @@ def test_what_became_of_pods_is_put() -> None:
 
 def test_sites_of_workers_are_put() -> None:
     """By who shows the token; what names no workers is refused whole."""
-    heard: dict[int, str] = {}
-    with serving(tokens=("t",), hear_sites=heard.update) as server:
-        sites = {"sites": {"zone-a": [0, 2], "": [1]}}
+    heard = WorkerSites({}, awaits_nodes=True)
+    with serving(tokens=("t",), hear_sites=heard.hear) as server:
+        sites = {"sites": {"zone-a": [0, 2], "": [1]}, "nodes": {"n-1": "zone-a", "n-2": ""}}
         assert _put(server, sites, token="other", path="/sites")[0] == 401
-        for body in ([], {"sites": {}}, {"sites": {"a": 1}}, {"sites": {"a": ["b"]}}, {"sites": {"a": [[1]]}}):
+        nodes = [{**sites, "nodes": wrong} for wrong in (3, ["n"], {"n": 1})]
+        for body in ([], {"sites": {}}, *({"sites": {"a": one}} for one in (1, ["b"], [[1]])), *nodes):
             code, text = _put(server, body, path="/sites")
             assert code == 422, body
             assert "expected" in text
-        assert not heard
+        assert not heard.by_index
         assert _put(server, sites, path="/sites") == (204, "")
-        assert heard == {0: "zone-a", 2: "zone-a", 1: ""}
+        assert heard.by_index == {0: "zone-a", 2: "zone-a", 1: ""}
+        assert [heard.of(7, node) for node in ("n-1", "n-2", "n-3")] == ["zone-a", "", ""]

@@ -1,0 +1,40 @@
+"""At which site each worker is."""
+
+import logging
+from collections.abc import Callable, Mapping
+
+log = logging.getLogger(__name__)
+
+
+class WorkerSites:
+    """Names of sites by worker. `names`: by index, as they stay. `awaits_nodes`: the operator tells them by node;
+    a worker on a node that it has not told of is not known."""
+
+    def __init__(self, names: Mapping[int, str], awaits_nodes: bool) -> None:
+        self.by_index = dict(names)
+        self.by_node: dict[str, str] = {}
+        self.awaits_nodes = awaits_nodes
+        self.of_host: Callable[[int], str] | None = None  # of the host that has the place of a worker
+        self._without: set[str] = set()  # nodes that the log has named
+
+    @property
+    def are_named(self) -> bool:
+        """Whether ranks are at sites at all."""
+        return bool(self.by_index) or self.awaits_nodes or self.of_host is not None
+
+    def hear(self, by_index: Mapping[int, str], by_node: Mapping[str, str]) -> None:
+        """Take what the operator has read of nodes."""
+        self.by_index.update(by_index)
+        self.by_node.update(by_node)
+
+    def of(self, worker: int, node: str) -> str:
+        """The site of `worker`, whose pod is on `node`; empty where it is not known."""
+        if self.of_host is not None:
+            return self.of_host(worker)
+        if not self.awaits_nodes:
+            return self.by_index.get(worker, "")
+        site = self.by_node.get(node, "")
+        if not site and node in self.by_node and node not in self._without:
+            self._without.add(node)
+            log.error("node %s has no label that names a site (networking.sites); it gets no ranks", node)
+        return site
