@@ -11,6 +11,9 @@ from ringtrain_job.mpi.implementation import Implementation, Mpirun
 from ringtrain_job.mpi.intel import installation_variables, passed_on
 from ringtrain_job.mpi.settings import HOME
 
+# What begins the names of workers whose address is not theirs alone.
+_SHARING = "ringtrain-worker-"
+
 
 def host_names(workers: Sequence[Registration], own_address: str) -> list[str]:
     """A name for each worker: the address that its agent registered, which needs no name service.
@@ -22,7 +25,7 @@ def host_names(workers: Sequence[Registration], own_address: str) -> list[str]:
     return [
         worker.address
         if count[worker.address] == 1 and worker.address != own_address
-        else f"ringtrain-worker-{worker.worker_index}"
+        else f"{_SHARING}{worker.worker_index}"
         for worker in workers
     ]
 
@@ -53,6 +56,10 @@ def mpirun_environment(
     daemons are started."""
     if mpirun.implementation is Implementation.OPEN_MPI:
         defaults, ours = _open_mpi(paths)
+        if any(name.startswith(_SHARING) for name in slots):
+            # Open MPI 5 builds its hierarchical collectives on which ranks have a node in common. Daemons with one
+            # host name don't all agree on that, now and then: an allreduce then never ended.
+            defaults["OMPI_MCA_coll_han_priority"] = "0"
     elif mpirun.implementation is Implementation.MPICH:
         defaults, ours = {}, _mpich(paths)
     else:
