@@ -77,9 +77,10 @@ venv: $(VENV)/.installed  ## make the virtual environment with both distribution
 demo: $(VENV)/.installed  ## train on handwritten digits: 2 workers x 2 slots on this machine
 	$(BIN)/dtj local manifests/samples/digits-ring.yaml
 
-# Three at a time on two cores: half of a test is waiting. A file's tests stay together, as they share what is dear to
-# start.
-PYTEST := $(BIN)/pytest -q -n $(or $(WORKERS),3) --dist loadfile --no-loadscope-reorder
+# Four at a time on two cores: half of a test is waiting, but of the fast ones less. A file's tests stay together, as
+# they share what is dear to start.
+PYTEST = $(BIN)/pytest -q -n $(or $(WORKERS),4) --dist loadfile --no-loadscope-reorder
+fast: WORKERS ?= 3
 FOR_TESTS := $(VENV)/.frameworks $(VENV)/.system $(VENV)/.mpi4py-tests $(VENV)/.openmpi5 $(VENV)/.impi $(VENV)/.others $(VENV)/.sinks
 for-tests: $(FOR_TESTS)
 fast: lint  ## lint, and the tests that take seconds: what a bare pytest runs

@@ -437,7 +437,7 @@ def _is(result: dict[str, Any], reference: _Reference) -> bool:
     )
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("case", [*CASES, *LATE_CASES], ids=str)
 def test_ranks_that_are_lost_at_any_point_cost_their_own_share(case: Case) -> None:
     """All that are left have the same bits, and the weights of a computation in which the lost ranks have no part
@@ -449,7 +449,7 @@ def test_ranks_that_are_lost_at_any_point_cost_their_own_share(case: Case) -> No
             _judge(case, point, is_lost, results)
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", TWICE_CASES, ids=str)
 def test_a_loss_after_a_loss_costs_its_own_share(case: Case) -> None:
     """As one, where a rank ends in the world that follows a loss."""
