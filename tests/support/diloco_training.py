@@ -193,14 +193,17 @@ def wrong_in(folder: Path, code: int) -> str:
     if code or not ends or any(end != ends[0] for end in ends):
         return f"the run ended with {code}, and processes with {len({str(end) for end in ends})} kinds of weights"
     counted, (steps,) = np.array(ends[0][0]).round(9), ends[0][1]
-    # Where fragments take turns, who comes between two of their synchronizations has part of the steps between.
-    if round(steps, 9) != STEPS and any(one.get("whole") for events in processes for one in events):
+    # Where two fragments take turns, who comes between two of their synchronizations has half of the steps, and so
+    # half the share of the others.
+    is_whole = any(one.get("whole") for events in processes for one in events)
+    if round(steps, 9) != STEPS and is_whole:
         return f"{steps} steps count of {STEPS}"
     formations = sorted({one["entered"] for events in processes for one in events if "entered" in one})
     for step in range(1, STEPS + 1):
         if len({one.get("digest") for events in processes for one in events if one.get("through") == step}) > 1:
             return f"ranks have other outer weights after step {step}"
         values: dict[str, dict[str, set[float]]] = {}  # by commit and site
+        own_shares: dict[str, list[float]] = {}  # by commit, of the processes in no site
         before = set()
         for events in processes:
             for index, one in enumerate(events):
@@ -211,15 +214,28 @@ def wrong_in(folder: Path, code: int) -> str:
                 for commit, samples in one["samples"].items():
                     own = set(counted[samples].tolist())
                     values.setdefault(commit, {}).setdefault(site, set()).update(own - {0.0})
+                    own_shares.setdefault(commit, []).extend([] if site else own - {0.0})
                     # What a rank has averaged with its site before it was lost counts, and nothing after.
                     if len(own - {0.0}) > 1 or (0.0 in own and (stayed or not site) and (stayed or own != {0.0})):
                         return f"samples of a process that came on from step {step} count {own}"
-        counts = [found for by_site in values.values() for found in by_site.values()]
+        counts = [
+            found
+            for commit, by_site in values.items()
+            for found in by_site.values()
+            if is_whole or not _are_halves(own_shares[commit])
+        ]
         sites = [by_site for by_site in values.values() if "" not in by_site]
         shares = [sum(sum(found) for found in by_site.values()) for by_site in sites]
         if any(len(found) > 1 for found in counts) or len(before) > 1 or max(shares, default=0) > 1 + 1e-6:
             return f"samples of step {step} count {values}, and ranks had {len(before)} kinds of outer weights"
     return ""
+
+
+def _are_halves(shares: list[float]) -> bool:
+    """Whether some have half the share of the others, and all together everything."""
+    return {round(share / max(shares, default=1), 6) for share in shares} <= {0.5, 1.0} and abs(
+        sum(shares) - 1
+    ) < 1e-6
 
 
 def _site(events: list[dict[str, Any]], begun: int) -> str:
