@@ -9,11 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ringtrain._core.process_groups.group import Flat, Group
+from ringtrain._core.process_groups.group import Flat
 from ringtrain.errors import ConfigurationError
 from ringtrain.optim import DiLoCo as ArrayDiLoCo
-from ringtrain.optim.on_host import OnHost
-from ringtrain.optim.recovery import Recovering
+from ringtrain.optim.on_host import OuterOnHost
 
 
 class _Leaves:
@@ -43,7 +42,7 @@ class _InnerTree:
         self.now = jax.tree.unflatten(structure, [jnp.asarray(np.array(leaf)) for leaf in leaves])
 
 
-class DiLoCo(OnHost):
+class DiLoCo(OuterOnHost):
     """Train a pytree on each rank alone, and average over ranks what many steps have changed.
 
         diloco = DiLoCo(params, outer=Nesterov(lr=0.7, momentum=0.9), sync_every=100)
@@ -96,33 +95,6 @@ class DiLoCo(OnHost):
     def inner(self) -> Any:
         """The inner optimizer's state of the last step, or of this rank's site."""
         return self._state.now
-
-    @property
-    def due(self) -> bool:
-        """Whether a synchronization is due after the last step; with `elastic`, a commit of the state."""
-        return self.outer.due
-
-    @property
-    def in_sites(self) -> Recovering | None:
-        """What keeps the state of this rank's site; for `ringtrain.elastic`, as what follows."""
-        return self.outer.in_sites
-
-    @property
-    def undoable(self) -> int:
-        """How many of the last outer steps can be undone."""
-        return self.outer.undoable
-
-    def prepare(self, group: Group, former: Sequence[int | None]) -> None:
-        """Bring the outer optimizer into the world of now. Collective."""
-        self.outer.prepare(group, former)
-
-    def adopt(self) -> None:
-        """Go on with what `prepare` brought. Local."""
-        self.outer.adopt()
-
-    def finish_commit(self, whole: bool = False) -> None:
-        """Average what steps have changed since the last time. Collective."""
-        self.outer.finish_commit(whole)
 
     def step(self, params: Any, samples: float = 1, inner: Any = None) -> Any:
         """Return `params` after an inner step that was just taken, on so many samples, with what is due

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
+from ringtrain._core.process_groups.group import Group
+from ringtrain.optim.diloco import DiLoCo
 from ringtrain.optim.host import HostOptimizer
+from ringtrain.optim.recovery import Recovering
 
 
 class OnHost:
@@ -51,3 +54,36 @@ class OnHost:
     def discard(self) -> None:
         """Forget what `prepare` brought. Local."""
         self._host.discard()
+
+
+class OuterOnHost(OnHost):
+    """A framework's DiLoCo, whose outer steps `outer` makes."""
+
+    outer: DiLoCo
+
+    @property
+    def due(self) -> bool:
+        """Whether a synchronization is due after the last step; with `elastic`, a commit of the state."""
+        return self.outer.due
+
+    @property
+    def in_sites(self) -> Recovering | None:
+        """What keeps the state of this rank's site; for `ringtrain.elastic`, as what follows."""
+        return self.outer.in_sites
+
+    @property
+    def undoable(self) -> int:
+        """How many of the last outer steps can be undone."""
+        return self.outer.undoable
+
+    def prepare(self, group: Group, former: Sequence[int | None]) -> None:
+        """Bring the outer optimizer into the world of now. Collective."""
+        self.outer.prepare(group, former)
+
+    def adopt(self) -> None:
+        """Go on with what `prepare` brought. Local."""
+        self.outer.adopt()
+
+    def finish_commit(self, whole: bool = False) -> None:
+        """Average what steps have changed since the last time; a commit of the state calls it. Collective."""
+        self.outer.finish_commit(whole)

@@ -10,12 +10,11 @@ import numpy as np
 import torch
 
 from ringtrain._core.process_groups.context import joins_survivors
-from ringtrain._core.process_groups.group import Flat, Group
+from ringtrain._core.process_groups.group import Flat
 from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set
 from ringtrain.errors import ConfigurationError, kind_of
 from ringtrain.optim import DiLoCo as ArrayDiLoCo
-from ringtrain.optim.on_host import OnHost
-from ringtrain.optim.recovery import Recovering
+from ringtrain.optim.on_host import OuterOnHost
 from ringtrain.torch.bridge import real, to_arrays, to_tensor
 from ringtrain.torch.host_arguments import check_devices, named
 from ringtrain.torch.host_state import OWN, HostState
@@ -52,7 +51,7 @@ class _InnerState:
             self._inner.load_state_dict(state)
 
 
-class DiLoCo(OnHost, torch.optim.Optimizer):
+class DiLoCo(OuterOnHost, torch.optim.Optimizer):
     """Train on each rank alone with an optimizer of torch, and average over ranks what many steps have changed.
 
         inner = torch.optim.AdamW(model.parameters(), lr=4e-4)
@@ -174,32 +173,10 @@ class DiLoCo(OnHost, torch.optim.Optimizer):
             finally:
                 self._skips = False
 
-    @property
-    def in_sites(self) -> Recovering | None:
-        """What keeps the state of this rank's site; for `ringtrain.elastic`."""
-        return self.outer.in_sites
-
     def _join_site(self, site: ProcessSet) -> None:
         """Average gradients over other ranks; those of a step that was interrupted are forgotten."""
         self._inner.move_to(site)
         self._inner.zero_grad()
-
-    @property
-    def due(self) -> bool:
-        """Whether a synchronization is due after the last step; with `elastic`, a commit of the state."""
-        return self.outer.due
-
-    def prepare(self, group: Group, former: Sequence[int | None]) -> None:
-        """Bring the outer optimizer into the world of now. Collective; for `ringtrain.elastic`."""
-        self.outer.prepare(group, former)
-
-    def adopt(self) -> None:
-        """Go on with what `prepare` brought. Local."""
-        self.outer.adopt()
-
-    def finish_commit(self, whole: bool = False) -> None:
-        """Average what steps have changed since the last time; a commit of the state calls it. Collective."""
-        self.outer.finish_commit(whole)
 
     def finish(self) -> None:
         """Synchronize all that steps have changed since; all ranks have the same parameters and buffers then.
