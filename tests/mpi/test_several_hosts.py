@@ -63,14 +63,18 @@ def test_the_launcher_runs_ranks_too(library: Library, gang: Callable[..., MpiGa
 def test_workers_that_share_one_address(
     library: Library, local_gang: Callable[..., MpiGang], short_path: Path
 ) -> None:
-    """As under hostNetwork on one node, or `dtj local`: every rank still runs in its own worker."""
+    """As under hostNetwork on one node, or `dtj local`: every rank still runs in its own worker. Ranks of Open MPI
+    hear that collectives are none by node."""
     job = local_gang(2, 2, library.implementation, **library.need_mpi4py(short_path))
     agents = job.agents()
-    launcher = job.launcher("mpirun", *python(ALLREDUCE))
+    program = f"{ALLREDUCE}import os\nprint(os.environ.get('OMPI_MCA_coll_han_priority'))\n"
+    launcher = job.launcher("mpirun", *python(program))
 
     assert launcher.wait() == 0, launcher.err()
     assert [agent.wait() for agent in agents] == [0, 0]
-    assert [job.rank_log(rank).split()[1] for rank in range(4)] == ["0", "1", "2", "3"]
+    logs = [job.rank_log(rank).split() for rank in range(4)]
+    assert [words[1] for words in logs] == ["0", "1", "2", "3"]
+    assert {words[-1] for words in logs} == {"0" if library.implementation == "OpenMPI" else "None"}
 
 
 @pytest.mark.parametrize("library", [OPEN_MPI, MPICH, INTEL_MPI], ids=["openmpi", "mpich", "intel"])
