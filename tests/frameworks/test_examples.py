@@ -168,10 +168,12 @@ SMALL = ["--model", "resnet14", "--width", "8", "--image-size", "32", "--iterati
 TOTAL = r"total images/sec on 2 ranks: [\d.]+"
 
 
+@pytest.mark.sampled
 def test_resnet_benchmark_as_a_job(tmp_path):
     assert re.search(TOTAL, as_job("torch-resnet", *SMALL, "--batch-size=2", tmp_path=tmp_path))
 
 
+@pytest.mark.sampled
 def test_resnet_benchmark_with_the_optimizer_on_the_host(tmp_path):
     assert re.search(TOTAL, two_ranks("torch_resnet.py", *SMALL, "--host-optimizer", tmp_path=tmp_path))
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import yaml
 from support.needs import need
 
@@ -46,6 +47,7 @@ def trainjob() -> str:
     return yaml.safe_dump_all(objects)
 
 
+@pytest.mark.sampled
 def test_two_processes_are_one_world(tmp_path: Path) -> None:
     """Each knows its number, and a gather over both has what both gave."""
     made = subprocess.run([DTJ, "convert", "-"], input=trainjob(), capture_output=True, text=True, check=True)

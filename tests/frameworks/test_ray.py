@@ -128,6 +128,7 @@ def test_an_actor_that_dies_is_named(tmp_path: Path) -> None:
     until("the child's end", lambda: not psutil.pid_exists(child))
 
 
+@pytest.mark.sampled
 def test_more_than_the_cluster_has() -> None:
     """An error with what was asked for and what there is, where Ray would wait."""
     expected = r"5 workers of {'CPU': 1} got no places within 0.5 s; Ray's nodes have .*'CPU': 4.* in all"

@@ -126,6 +126,7 @@ def test_a_task_that_dies_is_named(spark: SparkSession, tmp_path: Path) -> None:
     until("the child's end", lambda: not psutil.pid_exists(child))
 
 
+@pytest.mark.sampled
 def test_more_ranks_than_slots(spark: SparkSession) -> None:
     """An error with both numbers, where Spark would wait."""
     with pytest.raises(ConfigurationError, match=r"num_proc is 3, and local.* has 2 slots"):

@@ -108,6 +108,7 @@ def test_an_executor_that_is_lost(spark: SparkSession, tmp_path: Path, kind: str
     assert [(ledger, digest) for _, _, ledger, digest in found] == [undisturbed_run] * 2
 
 
+@pytest.mark.sampled
 def test_more_tasks_than_slots(spark: SparkSession, tmp_path: Path) -> None:
     """Ranks begin with `num_proc`, grow with the tasks that Spark runs, and tasks that never ran leave nothing."""
     found = run(tmp_path, "host", {8: 2}, num_proc=1, max_num_proc=4)
@@ -128,6 +129,7 @@ def test_a_function_that_raises(spark: SparkSession, tmp_path: Path) -> None:
         ringtrain.spark.run_elastic(fails, num_proc=2, min_num_proc=1, log_dir=tmp_path, stdout=io.StringIO())
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("options", "message"),
     [

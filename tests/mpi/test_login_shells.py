@@ -38,6 +38,7 @@ def test_ranks_are_the_jobs(words: list[str], local_gang: LocalGang, short_path:
     assert [job.rank_log(rank) for rank in range(2)] == ["rank 0 of 2\n", "rank 1 of 2\n"]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("given", ["by-a-profile", "by-a-path", "by-a-variable"])
 def test_an_mpirun_that_is_not_in_the_pods_path(given: str, local_gang: LocalGang, short_path: Path) -> None:
     """It is found where a login shell would find it, by its path, or where Intel's variable says that it is.

@@ -82,6 +82,7 @@ def test_a_killed_rank_restarts_the_gang(place: Path) -> None:
     assert all(f"rank {rank} in attempt 2" in log.read_text() for rank in range(2))
 
 
+@pytest.mark.sampled
 def test_pi_in_c(place: Path) -> None:
     """Four workers, a program that the image's build stage compiles."""
     OPEN_MPI.compile(place / "examples/mpi/pi.c", place / "examples/mpi/pi")
@@ -111,6 +112,7 @@ def test_digits_over_mpi(place: Path) -> None:
     assert "per rank x 4 ranks" in printed
 
 
+@pytest.mark.sampled
 def test_allreduce_benchmark(place: Path) -> None:
     """Latency and bandwidth for each size, up to what the sample asks for."""
     printed = run_sample(SAMPLES / "allreduce-mpi.yaml", place)

@@ -77,6 +77,7 @@ def test_workers_that_share_one_address(
     assert {words[-1] for words in logs} == {"0" if library.implementation == "OpenMPI" else "None"}
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("library", [OPEN_MPI, MPICH, INTEL_MPI], ids=["openmpi", "mpich", "intel"])
 def test_any_user_id(library: Library, local_gang: Callable[..., MpiGang], short_path: Path) -> None:
     """Launcher and workers run as a user that has no name, no home and no rights."""

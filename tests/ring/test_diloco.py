@@ -338,6 +338,7 @@ def _resumed(run: Run, cut: int) -> tuple[list[dict[str, bytes]], list[dict[str,
     return went_on, began_again
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("compression", [None, "int8"])
 @pytest.mark.parametrize("cut", [6, 7, 8, 9], ids=["sent", "on-its-way", "taken", "between"])
 def test_a_training_that_begins_again_has_the_same_bits(cut: int, compression: str | None) -> None:
@@ -460,6 +461,7 @@ def _asked_to_change(options: dict[str, Any], steps: int) -> list[float]:
     return [*outer["w"].tolist(), *outer["v"].tolist()]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("steps", [1, 2, 3, 4])
 @pytest.mark.parametrize(
     "options", [{}, {"fragments": 2}, {"fragments": 2, "overlap_steps": 1, "mix": 1.0}], ids=str

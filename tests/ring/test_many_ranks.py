@@ -323,6 +323,7 @@ def test_ranks_that_encrypt_hear_of_the_dead_as_well(tmp_path: Path) -> None:
             assert not left, outcome
 
 
+@pytest.mark.sampled
 def test_an_elastic_world_of_many_is_formed_again_when_ranks_are_lost() -> None:
     """Two neighbours are killed in mid step and replaced: no step counts twice, no survivor ends."""
     with started_slots(add_up_steps, SIZE, 6, (4,), env=CALM) as slots:
@@ -344,6 +345,7 @@ def test_an_elastic_world_of_many_is_formed_again_when_ranks_are_lost() -> None:
         assert (result["weights"], result["sizes"]) == ([6.0], [SIZE, SIZE])
 
 
+@pytest.mark.sampled
 def test_an_elastic_world_becomes_a_mesh_and_none_again() -> None:
     """From more ranks than watch each other to as many, and back."""
     with started_slots(add_up_steps, MESH_MOST + 1, 9, (2, 4, 6), env=CALM) as slots:

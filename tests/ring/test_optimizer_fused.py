@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from support.pods import Pods
 from support.ranks import run_ranks
+from support.sampling import Sample
 
 import ringtrain as rt
 from ring.worlds import world_of
@@ -78,11 +79,15 @@ def _trained(
     return trained
 
 
+def _rules_and_types(sample: Sample) -> list[tuple[Rule, np.dtype[Any]]]:
+    return sample.of(itertools.product(RULES.values(), DTYPES), 6, "rules and types")
+
+
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_the_bits_are_those_of_reduction_update_and_gathering(size: int) -> None:
+def test_the_bits_are_those_of_reduction_update_and_gathering(size: int, sample: Sample) -> None:
     """For every rule that has one and every type: weights and state of all ranks, in memory and over gRPC."""
-    runs = [(rule, dtype) for rule in RULES.values() for dtype in DTYPES]
+    runs = _rules_and_types(sample)
     apart = run_ranks(_trained, size, runs, {}, False, env={"RINGTRAIN_TRANSPORT": "grpc"})
     for transport in ("auto", "grpc"):
         fused = run_ranks(_trained, size, runs, {}, env={"RINGTRAIN_TRANSPORT": transport})
@@ -95,10 +100,10 @@ def test_the_bits_are_those_of_reduction_update_and_gathering(size: int) -> None
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(("pods", "each"), [(2, 2), (3, 2), (2, 3)])
-def test_the_bits_are_the_same_between_pods_of_several_ranks(pods: int, each: int) -> None:
+def test_the_bits_are_the_same_between_pods_of_several_ranks(pods: int, each: int, sample: Sample) -> None:
     """For every rule that has one and every type, also where a second home follows and where a chunk has several
     segments: weights and state of all ranks."""
-    size, runs = pods * each, [(rule, dtype) for rule in RULES.values() for dtype in DTYPES]
+    size, runs = pods * each, _rules_and_types(sample)
     for options in ({}, {"elastic": True}):
         apart = run_ranks(_trained, size, runs, options, False, env_of=Pods(pods, each=each))
         fused = run_ranks(_trained, size, runs, options, env_of=Pods(pods, each=each))
@@ -189,6 +194,7 @@ def _accumulated_and_loaded(fuses: bool = True) -> tuple[int, list[bytes]]:
     return group.updates, [opt.weights["w"].tobytes()]
 
 
+@pytest.mark.sampled
 def test_accumulating_and_loading_go_on_as_in_passes_of_their_own() -> None:
     apart = run_ranks(_accumulated_and_loaded, 3, False)
     for transport in ("auto", "grpc"):

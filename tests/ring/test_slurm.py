@@ -88,6 +88,7 @@ PLACES = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("options", "expected"), PLACES.values(), ids=PLACES)
 def test_the_tasks_of_a_step_meet(slurm: Cluster, script: str, options: list[str], expected: list[str]) -> None:
     """`srun python train.py`, however SLURM deals the tasks out, and the script may enter a second world."""

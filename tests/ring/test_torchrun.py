@@ -61,6 +61,7 @@ def test_ranks_of_one_torchrun_meet(more: list[str], tmp_path: Path) -> None:
     assert lines == 2 * ["[0, 2, 0, 2, 0, 1] sum 3.0"] + 2 * ["[1, 2, 1, 2, 0, 1] sum 3.0"]
 
 
+@pytest.mark.sampled
 def test_ranks_of_torchrun_on_two_hosts_meet(tmp_path: Path) -> None:
     """One torchrun a host, found through `--master-addr`; places on hosts are those that torchrun says."""
     need("torch")

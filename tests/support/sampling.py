@@ -6,10 +6,11 @@
     @pytest.mark.sampled(1, of="size", each="check")        # each check with one of the sizes
     @pytest.mark.sampled(1, of="size", each="check", one_in=3)        # the same for a third of the checks
     @pytest.mark.sampled(one_in=3)        # in one run of three: a test that takes long, and has no cases
+    @pytest.mark.sampled        # in every run but for --thin
 
 Where a case is skipped because of what a machine lacks, `can_run=` says whether a value of `of` can run here, as a
 sample of skipped tests would be none. A test that is not marked, and runs on several implementations of a seam
-(`SEAMS`), runs on one of them. `make test` takes a sample, in which each marked test is a sixth as often
+(`SEAMS`), runs on one of them. `make test` takes a sample, in which each marked test is a ninth as often
 (`--thin`); without the option, and in `make test-thorough`, all cases run.
 """
 

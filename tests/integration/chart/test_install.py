@@ -117,6 +117,7 @@ def test_a_release_from_its_first_day_to_its_last(admin: Admin, older_chart: Pat
     admin.kubectl("delete", f"crd/{CRD}")
 
 
+@pytest.mark.sampled
 def test_what_kubectl_applied_is_taken_over_when_helm_is_told_to(admin: Admin) -> None:
     """After `kubectl apply -f manifests/` Helm says whose the objects are; with --take-ownership it goes on."""
     admin.kubectl("apply", f"--filename={ROOT / 'manifests'}")

@@ -90,6 +90,7 @@ def client(tmp_path: Path) -> Iterator[ours.TrainerClient]:
     made.close()
 
 
+@pytest.mark.sampled
 def test_a_trainer_trains(client: ours.TrainerClient) -> None:
     """Started, waited for, read by node, listed, deleted."""
     env = {"COLOUR": "red"}
@@ -185,6 +186,7 @@ def torchx(folder: Path, *words: str) -> str:
     return done.stdout + done.stderr
 
 
+@pytest.mark.sampled
 def test_torchx_runs_an_app(tmp_path: Path) -> None:
     """dist.ddp on two workers of two ranks: torchrun is not started, its variables are there."""
     program = "import os, sys; print('hello', os.environ['RANK'], sys.argv[1:], flush=True)"

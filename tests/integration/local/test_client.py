@@ -65,6 +65,7 @@ def stays() -> None:
     time.sleep(1000)
 
 
+@pytest.mark.sampled
 def test_a_function_trains_on_several_nodes(client: Client) -> None:
     """Three workers of two ranks: the log as it comes, the end, and what was reported."""
     run = client.train(steps, args=[5], kwargs={"word": "hello"}, workers=3, slots=2)

@@ -90,6 +90,7 @@ def test_what_the_jobs_file_lacks(start: Start) -> None:
     assert "Pending" not in output
 
 
+@pytest.mark.sampled
 def test_suspend_and_resume(start: Start) -> None:
     """Saving suspend: true ends the ranks; saving false starts the next attempt from the checkpoint."""
     local = start(*TRAIN, checkpoint=CHECKPOINT)

@@ -230,6 +230,7 @@ def with_open_mpi(root: Path) -> Path:
     return root
 
 
+@pytest.mark.sampled
 async def test_an_mpi_program_runs_in_an_image_without_python(agent: Image, tmp_path: Path) -> None:
     """kubeflow's example of an MPIJob, converted and otherwise unchanged; its image has MPI and a shell."""
     image = Image(with_open_mpi(tmp_path / "root"), {"OMPI_MCA_btl": "self,tcp,vader"})

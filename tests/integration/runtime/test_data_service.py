@@ -120,6 +120,7 @@ def test_micro_batches_have_their_part_of_each_array(service: DataWorkers) -> No
         _ = loaded(batch, {"x": np.zeros(2)}).micro_batches
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("function", "said"),
     [

@@ -292,6 +292,7 @@ def test_a_host_whose_ranks_cannot_start(run: HostRun) -> None:
     assert "host node-b has failed 2 times and gets no ranks for 10 s" in run.err()
 
 
+@pytest.mark.sampled
 def test_fixed_hosts(run: HostRun) -> None:
     """`-H` with the bounds of an elastic run: as Horovod, a script that always prints them."""
     run.hold({8: ["node-a", "node-b"], 20: ["node-a", "node-b"]})

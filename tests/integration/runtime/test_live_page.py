@@ -133,6 +133,7 @@ async def test_a_page_follows_a_run_to_its_end(tmp_path: Path) -> None:
             assert "6 of 6" in await tab.value("document.getElementById('facts').innerText")
 
 
+@pytest.mark.sampled
 async def test_curves_that_are_not_on_the_screen_are_drawn_when_they_come_there(tmp_path: Path) -> None:
     """Until then they are as they were: thirty curves that are drawn each second cost memory for nothing."""
     with _run(tmp_path / "run", metrics=25) as run:
@@ -150,6 +151,7 @@ async def test_curves_that_are_not_on_the_screen_are_drawn_when_they_come_there(
             assert tab.complaints == []
 
 
+@pytest.mark.sampled
 async def test_older_lines_come_on_demand(tmp_path: Path) -> None:
     """The page begins with the newest thousand; one press of a button brings those before, above them."""
     with _run(tmp_path / "run") as run:

@@ -26,6 +26,7 @@ def test_a_planned_change_loses_nothing_of_a_module_in_diloco() -> None:
     assert not (wrong := judge(_SEEDS[0], "torch-diloco")), wrong
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("on_loss", ["Shrink", "Replace"])
 def test_a_shrink_that_takes_local_parameters_with_it_is_no_success(on_loss: str) -> None:
     """What leavers alone have can't be handed over: the job fails, and its log names the parameter."""

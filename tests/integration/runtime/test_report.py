@@ -103,6 +103,7 @@ async def _text(tab: Tab, selector: str) -> str:
     return str(await tab.value(f"document.querySelector({selector!r}).innerText"))
 
 
+@pytest.mark.sampled
 async def test_a_page_shows_the_run(runs: Path, tmp_path: Path) -> None:
     """State, steps, speed, a curve of loss, speed and each metric, every rank, and the log; a narrow screen in
     the dark scrolls in one direction only; nothing is asked of a network, and the console stays empty."""
@@ -261,6 +262,7 @@ def test_a_directory_whose_name_is_no_utf8(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "report.html\n"), done.stderr
 
 
+@pytest.mark.sampled
 async def test_a_page_shows_where_the_time_goes_and_who_is_waited_for(
     uneven: tuple[Path, str], tmp_path: Path
 ) -> None:

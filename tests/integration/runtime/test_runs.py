@@ -63,6 +63,7 @@ def _listed(folder: Path) -> list[list[str]]:
     return [line.split() for line in done.stdout.splitlines()]
 
 
+@pytest.mark.sampled
 def test_runs_are_listed_the_newest_first(folder: Path) -> None:
     """Also one that goes on, and one whose launcher was killed."""
     run = _run(folder, "endless", "0.5")

@@ -125,6 +125,7 @@ def test_ranks_on_two_hosts(hosts: SshHosts, tmp_path: Path) -> None:
     assert not any(Path(line.split()[-1]).exists() for line in lines)
 
 
+@pytest.mark.sampled
 def test_sites_of_two_hosts_exchange_each_byte_once(hosts: SshHosts, tmp_path: Path) -> None:
     """Each knows its site; of 8 MB, four ranks of a site send half to the other, and half of what became of it,
     encrypted."""
@@ -210,6 +211,7 @@ def ranks_of(run: "subprocess.Popen[str]", count: int) -> tuple[list[psutil.Proc
     return [psutil.Process(int(pid)) for pid, _ in found], [Path(path) for _, path in found]
 
 
+@pytest.mark.sampled
 def test_the_page_of_a_run_on_several_hosts(hosts: SshHosts, tmp_path: Path) -> None:
     """The link that --ui prints shows the ranks of all hosts, and nothing to who has not its token."""
     words = ["-np", "2", "--ui", "-H", "node-a:1,node-b:1", sys.executable, "-c", REPORTER]

@@ -230,6 +230,7 @@ def test_a_server_that_takes_nothing_costs_seconds(gang: MakeGang, kind: str) ->
     assert took < 60
 
 
+@pytest.mark.sampled
 def test_wandb_has_the_run_as_files(gang: MakeGang) -> None:
     """In W&B's own messages: history, config without secrets, the end; no key is in any of its files."""
     job, code = run(gang, "wandb", **packages("wandb"), WANDB_API_KEY="k" * 40, FAILS="1")

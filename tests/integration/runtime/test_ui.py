@@ -86,6 +86,7 @@ def _get(link: str, path: str, **headers: str) -> tuple[int, str]:
     return answer.status, answer.read().decode()
 
 
+@pytest.mark.sampled
 async def test_runs_are_pages(folder: Path, tmp_path: Path) -> None:
     """One that goes on is followed to its end by its launcher's page, one that ended is read from its files, and
     the list shows how things are, at any width."""
