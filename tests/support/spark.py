@@ -1,5 +1,6 @@
 """A JVM for tests of Spark, and sessions in it."""
 
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,10 +18,13 @@ SLOTS = 2
 
 @contextmanager
 def jvm() -> Iterator[None]:
-    """The one of this process, which outlives its sessions, ends after the block and leaves no socket to it."""
+    """The one of this process, which outlives its sessions, ends after the block and leaves no socket to it, and
+    no handler of Ctrl-C that speaks to it."""
     from pyspark import SparkContext
 
+    on_ctrl_c = signal.getsignal(signal.SIGINT)
     yield
+    signal.signal(signal.SIGINT, on_ctrl_c)
     if (gateway := SparkContext._gateway) is not None:
         gateway.shutdown()
         gateway.proc.stdin.close()  # it ends when nobody can speak to it any more

@@ -25,6 +25,7 @@ def counted() -> dict[str, tuple[int, int]]:
     return rows(done.stdout)
 
 
+@pytest.mark.slow
 def test_no_walk_is_longer_than_published(counted: dict[str, tuple[int, int]]) -> None:
     """Nobody lengthens a road without a word on the page."""
     _, _, section = (ROOT / "bench/README.md").read_text().partition("## How far one call goes")

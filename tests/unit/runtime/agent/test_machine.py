@@ -116,6 +116,7 @@ def test_nearly_all_memory_in_use_explains_a_kill_that_nobody_counts(tmp_path: P
     assert machine.why_ended(4, 1) == ""
 
 
+@pytest.mark.slow
 def test_a_look_counts_all_processes_of_a_rank_and_costs_little() -> None:
     """A thread that looks as often as it may takes less than 0.5 % of a core."""
     rank = subprocess.Popen([sys.executable, "-c", EATS], start_new_session=True)

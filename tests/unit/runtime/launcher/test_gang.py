@@ -89,6 +89,7 @@ def test_silence_and_heartbeats() -> None:
     assert not gang.sync(0, "another", AgentState(()))
 
 
+@pytest.mark.slow
 def test_a_launcher_that_is_behind_loses_nobody() -> None:
     """While others come, agents whose calls may have to wait are not lost, nor one that may be on its way back."""
     clock, many = Clock(), replace(CONFIG, workers=4000)

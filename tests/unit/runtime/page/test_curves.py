@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from ringtrain_job.page.curves import MOST_BINS, Curve
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.integers(0, 10**7), st.integers(-1000, 1000)), min_size=1, max_size=3000))
 def test_bins_are_few_and_lose_no_value(points: list[tuple[int, int]]) -> None:
     """Whatever comes, in any order: the bins are at most so many, and their sum is that of the values."""
