@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from ringtrain.optim.compiled import best_kernels
-from ringtrain.optim.kernels import Kernels, NumpyKernels, Part
+from ringtrain.optim.kernels import NumpyOptimizerKernels, OptimizerKernels, OwnedBucketPart
 from ringtrain.optim.rules import AdamW, StepValues
 
 ELEMENTS = 25_600_000
@@ -20,7 +20,7 @@ def main() -> None:
     torch.set_num_threads(1)
     contenders = {
         "ringtrain": ours(best_kernels()),
-        "ringtrain-numpy": ours(NumpyKernels()),
+        "ringtrain-numpy": ours(NumpyOptimizerKernels()),
         "torch-fused": torchs(fused=True),
         "torch-default": torchs(fused=False),
     }
@@ -35,10 +35,10 @@ def main() -> None:
     print(json.dumps({name: {"median_s": statistics.median(t), "min_s": min(t)} for name, t in times.items()}))
 
 
-def ours(kernels: Kernels) -> Callable[[], None]:
+def ours(kernels: OptimizerKernels) -> Callable[[], None]:
     rule, gradients = AdamW(lr=1e-3), np.random.default_rng(0).standard_normal(ELEMENTS, dtype=np.float32)
     state = {name: np.zeros(ELEMENTS, np.float32) for name in rule.state_names}
-    part = Part(np.ones(ELEMENTS, np.float32), gradients, state)
+    part = OwnedBucketPart(np.ones(ELEMENTS, np.float32), gradients, state)
     return lambda: rule.update(part, StepValues(number=3, rate=1e-3, scale=0.5), kernels)
 
 

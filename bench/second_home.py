@@ -23,19 +23,19 @@ import ringtrain as rt
 from bench.steps import resnet50_shapes, sleep_until
 from ringtrain._core.process_groups.group import Flat, Group, Pending
 from ringtrain.optim import AdamW, HostOptimizer
-from ringtrain.optim.arenas import WEIGHTS, Arenas
+from ringtrain.optim.arenas import WEIGHTS, ParameterArenas
 from ringtrain.optim.layout import Bucket, Layout
-from ringtrain.optim.mirror import Mirror, Replay, Tools
+from ringtrain.optim.mirror import MirrorTools, OptimizerShardMirror, UpdateReplay
 
 # "replay" is what the optimizer does, "two" with `redundancy=2`. "sent": over the network also where ranks map
 # each other's memory.
 WAYS = ("none", "undo", "replay", "two", "sent", "state")
 
 
-class SentMirror(Mirror):
+class SentMirror(OptimizerShardMirror):
     """No rank writes a gradient where another has it."""
 
-    def __init__(self, layout: Layout, homes: Sequence[int], group: Group, tools: Tools) -> None:
+    def __init__(self, layout: Layout, homes: Sequence[int], group: Group, tools: MirrorTools) -> None:
         super().__init__(layout, homes, group, tools)
         self._gradients_there = None
 
@@ -43,7 +43,9 @@ class SentMirror(Mirror):
 class StateMirror(SentMirror):
     """The owner sends its state. Weights are there anyway; the copy from before the update is kept beside it."""
 
-    def __init__(self, layout: Layout, homes: Sequence[int], group: Group, tools: Tools, arenas: Arenas) -> None:
+    def __init__(
+        self, layout: Layout, homes: Sequence[int], group: Group, tools: MirrorTools, arenas: ParameterArenas
+    ) -> None:
         super().__init__(layout, homes, group, tools)
         self._own = arenas
         self._group = group
@@ -52,7 +54,7 @@ class StateMirror(SentMirror):
     def catch_up(self, bucket: Bucket, number: int) -> None:
         """Nothing is to be replayed."""
 
-    def exchange(self, bucket: Bucket, reduced: Flat, replay: Replay) -> list[Pending]:
+    def exchange(self, bucket: Bucket, reduced: Flat, replay: UpdateReplay) -> list[Pending]:
         into = (self.values(bucket), self._before[bucket.index])[replay.number % 2]
         into[WEIGHTS][:] = self._own.weights(bucket)[self.shard(bucket)]
         state = self._own.state[bucket.index]
@@ -72,7 +74,7 @@ class Variant(HostOptimizer):
             self._cut = replace(self._cut, context=replace(context, mirrors=()))
         if way in ("sent", "state") and context.mirrors:
             given = (context.layout, context.mirrors[0].homes, context.lane or context.group)
-            tools = Tools(context.state_names, context.kernels, None)
+            tools = MirrorTools(context.state_names, context.kernels, None)
             mirror = SentMirror(*given, tools) if way == "sent" else StateMirror(*given, tools, context.arenas)
             self._cut = replace(self._cut, context=replace(context, mirrors=(mirror,)))
 

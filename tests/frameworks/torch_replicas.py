@@ -10,7 +10,7 @@ from torch import nn
 import ringtrain.torch as hvd
 from ringtrain.errors import MismatchError, StateCorrupt
 from ringtrain.optim.memory_check import EVERY
-from ringtrain.optim.replicas import PARTS, Replicas
+from ringtrain.optim.replicas import PARTS, OptimizerReplicas
 from ringtrain.torch.replica import replica_of, sum_of_bits
 
 ODD = SIZE - 1
@@ -111,7 +111,7 @@ def check_ranks_that_have_joined_are_not_compared():
 def check_a_step_that_fails_leaves_the_next_optimizer_alone():
     """Its comparison may still be in flight where another optimizer of the same names begins one."""
     look = functools.partial(replica_of, {}, [])
-    failed, later = (Replicas("gradient.weight", hvd.global_process_set) for _ in range(2))
+    failed, later = (OptimizerReplicas("gradient.weight", hvd.global_process_set) for _ in range(2))
     if RANK:
         hvd.barrier()  # rank 0 has begun both
     with pytest.raises(KeyError), failed.compared(look):

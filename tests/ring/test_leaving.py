@@ -24,7 +24,7 @@ from ringtrain._core.wire.messages import STATUS
 from ringtrain.errors import PeerLost
 from ringtrain.optim import SGD
 from ringtrain.optim.layout import ParamLocation, ParamSpec
-from ringtrain.optim.spans import Missed, NativeSpans, StepRules
+from ringtrain.optim.spans import MissedGradients, NativeParameterSpans, StepRules
 
 OVER = pytest.mark.parametrize("transport", SEAM)
 GRPC = {"RINGTRAIN_TRANSPORT": "grpc"}
@@ -100,7 +100,9 @@ def test_a_rank_that_shuts_down_before_it_has_taken_everything_is_named(transpor
         def run(rank: int) -> BaseException | None:
             group, buffer = group_of(), weights[rank]
             span = ParamLocation(ParamSpec("w", (8 << 20,), np.dtype(np.float32)), 0, 8 << 20)
-            rule = NativeSpans([span], {"w": 0}).rule(StepRules(1, 1.0, (SGD(0.1),), {"w": 0}), Missed(), 1.0)
+            rule = NativeParameterSpans([span], {"w": 0}).rule(
+                StepRules(1, 1.0, (SGD(0.1),), {"w": 0}), MissedGradients(), 1.0
+            )
             last = ChunkUpdate(rule, buffer, (), None, last=rank == 0)
             assert group.can_update(buffer, buffer)
             error = error_of(lambda: group.update(buffer, (0, (8 << 20) - 1024, 8 << 20), rt.Sum, last))

@@ -24,7 +24,7 @@ from ringtrain._core.process_groups.process_sets import group_of
 from ringtrain.elastic.handlers import ReformingHandler
 from ringtrain.errors import ConfigurationError, MismatchError, PeerLost, RingtrainError, StateCorrupt, StateLost
 from ringtrain.optim import LAMB, SGD, AdamW, HostOptimizer, Rule
-from ringtrain.optim.cut import Unjoined
+from ringtrain.optim.cut import UnjoinedOptimizerGroup
 from ringtrain.optim.memory_check import EVERY, PARTS
 from ringtrain.optim.mirror import second_homes
 from ringtrain.optim.wire import LOST, LOST_CHANGE
@@ -274,7 +274,7 @@ def _trained_there(case: Case) -> HostOptimizer:
 
 def test_a_newcomer_trains_nothing_before_it_has_the_state() -> None:
     """Whatever it does with the optimizer: else it would train alone, and nobody would know."""
-    opt = _made(CASES["fused"], Unjoined())
+    opt = _made(CASES["fused"], UnjoinedOptimizerGroup())
     for call in (lambda: opt.submit("a", np.ones((40, 33), np.float32)), opt.state_dict):
         with pytest.raises(ConfigurationError, match="before this rank has got the state"):
             call()
@@ -320,8 +320,8 @@ def test_weights_that_are_half_new_are_not_trained_on() -> None:
 
 
 def test_an_optimizer_that_is_not_elastic_says_so() -> None:
-    opt = HostOptimizer({"w": np.zeros(3)}, SGD(0.1), group=Unjoined())
-    for call in (opt.rollback, lambda: opt.reform(Unjoined(), [0])):
+    opt = HostOptimizer({"w": np.zeros(3)}, SGD(0.1), group=UnjoinedOptimizerGroup())
+    for call in (opt.rollback, lambda: opt.reform(UnjoinedOptimizerGroup(), [0])):
         with pytest.raises(ConfigurationError, match="elastic=True"):
             call()
 
@@ -371,7 +371,7 @@ def test_a_rank_that_is_lost_in_an_update_costs_no_more_than_that(name: str, tra
 def _goes_on(case: Case, opts: list[HostOptimizer], former: list[int | None], rank: int) -> list[dict[str, bytes]]:
     """State after the reform and at the end."""
     before = former[rank]
-    opt = _made(case, Unjoined()) if before is None else opts[before]
+    opt = _made(case, UnjoinedOptimizerGroup()) if before is None else opts[before]
     opt.reform(group_of(), former)
     bits = [_bits(opt)]
     _train(opt, case, LAST)

@@ -19,7 +19,7 @@ from ringtrain.errors import ConfigurationError
 from ringtrain.optim import HostOptimizer, Rule
 from ringtrain.optim.cut import first_group
 from ringtrain.optim.host import BUCKET_BYTES
-from ringtrain.optim.on_host import OnHost
+from ringtrain.optim.on_host import OnHostOptimizer
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Options:
     process_set: ProcessSet = global_process_set
 
 
-class DistributedOptimizer(OnHost):
+class DistributedOptimizer(OnHostOptimizer):
     """Update a session's weights in host memory: gradients out, ring, host update, weights in.
 
         session = …                                        # a device runtime's, with its weights loaded

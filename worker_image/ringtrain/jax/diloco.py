@@ -12,7 +12,7 @@ import numpy as np
 from ringtrain._core.process_groups.group import Flat
 from ringtrain.errors import ConfigurationError
 from ringtrain.optim import DiLoCo as ArrayDiLoCo
-from ringtrain.optim.on_host import OuterOnHost
+from ringtrain.optim.on_host import OnHostDiLoCo
 
 
 class _Leaves:
@@ -42,7 +42,7 @@ class _InnerTree:
         self.now = jax.tree.unflatten(structure, [jnp.asarray(np.array(leaf)) for leaf in leaves])
 
 
-class DiLoCo(OuterOnHost):
+class DiLoCo(OnHostDiLoCo):
     """Train a pytree on each rank alone, and average over ranks what many steps have changed.
 
         diloco = DiLoCo(params, outer=Nesterov(lr=0.7, momentum=0.9), sync_every=100)

@@ -18,7 +18,7 @@ from ringtrain.jax.calls import host_call
 from ringtrain.jax.gradients import leaving, left
 from ringtrain.optim import HostOptimizer as ArrayOptimizer
 from ringtrain.optim.cut import first_group
-from ringtrain.optim.on_host import OnHost
+from ringtrain.optim.on_host import OnHostOptimizer
 from ringtrain.optim.rules import Rule
 
 
@@ -34,7 +34,7 @@ class Updates(NamedTuple):
     weights: tuple[Any, ...]
 
 
-class HostOptimizer(OnHost):
+class HostOptimizer(OnHostOptimizer):
     """Average gradients over all ranks and update the weights in host memory while the backward pass goes on.
 
         optimizer = hvd.HostOptimizer(AdamW(lr=1e-3), clip_norm=1.0)

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from ringtrain._core.process_groups.group import Flat, Group
-from ringtrain.optim.kernels import Kernels, Part
+from ringtrain.optim.kernels import OptimizerKernels, OwnedBucketPart
 from ringtrain.optim.layout import Bucket, Layout
 
 WEIGHTS, MASTER = "weights", "master"
 
 
-class Arenas:
+class ParameterArenas:
     """One weight arena and one gradient arena per dtype, and the state of the elements that this rank updates.
 
     A half-precision weight keeps a float32 copy in the state ("master"): updates far smaller than the weight would
@@ -19,7 +19,12 @@ class Arenas:
     """
 
     def __init__(
-        self, layout: Layout, state_names: Sequence[str], owner: int | None, group: Group, kernels: Kernels
+        self,
+        layout: Layout,
+        state_names: Sequence[str],
+        owner: int | None,
+        group: Group,
+        kernels: OptimizerKernels,
     ) -> None:
         """`owner`: the rank whose shards this process updates; None: it updates everything."""
         self._kernels = kernels
@@ -48,7 +53,7 @@ class Arenas:
             return slice(0, bucket.segments.size)
         return slice(*bucket.segment_bounds[self._owner : self._owner + 2])
 
-    def part(self, bucket: Bucket) -> Part:
+    def part(self, bucket: Bucket) -> OwnedBucketPart:
         """The owned elements of `bucket`, for a rule to update. `store` writes them back.
 
         Weights of a half type that somebody has set are taken into their master copies before.
@@ -56,11 +61,11 @@ class Arenas:
         owned, state = self.owned(bucket), self.state[bucket.index]
         gradients = self.gradients(bucket)[owned]
         if not bucket.half:
-            return Part(self.weights(bucket)[owned], gradients, state)
+            return OwnedBucketPart(self.weights(bucket)[owned], gradients, state)
         self._kernels.follow(state[MASTER], self.weights(bucket)[owned])
-        return Part(state[MASTER], gradients.astype(np.float32), state)
+        return OwnedBucketPart(state[MASTER], gradients.astype(np.float32), state)
 
-    def store(self, bucket: Bucket, part: Part) -> None:
+    def store(self, bucket: Bucket, part: OwnedBucketPart) -> None:
         """Round updated master weights into the half-precision arena; other weights were updated in place."""
         if bucket.half:
             self.weights(bucket)[self.owned(bucket)] = part.weights

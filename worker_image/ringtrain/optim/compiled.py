@@ -1,4 +1,4 @@
-"""The update rules' arithmetic in compiled code: the same bits as `NumpyKernels`, in one pass."""
+"""The update rules' arithmetic in compiled code: the same bits as `NumpyOptimizerKernels`, in one pass."""
 
 import ctypes
 from dataclasses import dataclass
@@ -10,26 +10,34 @@ from numpy.typing import NDArray
 from ringtrain._core.kernels.library import native_library
 from ringtrain._core.kernels.structures import AdamTermsStruct, SgdTermsStruct
 from ringtrain._core.wire.dtypes import CODES, dtype_name
-from ringtrain.optim.kernels import AdamTerms, Floats, Kernels, NumpyKernels, Part, SgdTerms, Sums
+from ringtrain.optim.kernels import (
+    AdamTerms,
+    Floats,
+    NumpyOptimizerKernels,
+    OptimizerKernels,
+    OwnedBucketPart,
+    SgdTerms,
+    Sums,
+)
 
 _MEAN: Final = "mean"
 _SQUARE: Final = "square"
 _CODES: Final = {np.dtype(np.float32): 3, np.dtype(np.float64): 4}  # native/fold.h
 
 
-def best_kernels() -> Kernels:
+def best_kernels() -> OptimizerKernels:
     """Return the compiled kernels where they were built, else numpy's. Both give the same bits."""
     library = native_library()
-    return NumpyKernels() if library is None else NativeKernels(library)
+    return NumpyOptimizerKernels() if library is None else NativeOptimizerKernels(library)
 
 
-class NativeKernels:
-    """`Kernels` in C (`native/optimizer.c`). Calls release the interpreter."""
+class NativeOptimizerKernels:
+    """`OptimizerKernels` in C (`native/optimizer.c`). Calls release the interpreter."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
 
-    def sgd(self, part: Part, terms: SgdTerms) -> None:
+    def sgd(self, part: OwnedBucketPart, terms: SgdTerms) -> None:
         given = _sgd_terms(terms)
         velocity = _pointer(part.state["momentum"]) if terms.momentum else None
         self._library.ringtrain_sgd(
@@ -37,11 +45,11 @@ class NativeKernels:
             ctypes.c_size_t(part.weights.size), ctypes.byref(given),
         )  # fmt: skip
 
-    def adam(self, part: Part, terms: AdamTerms) -> None:
+    def adam(self, part: OwnedBucketPart, terms: AdamTerms) -> None:
         given = _adam_terms(terms, terms.rate / terms.correction1)
         self._library.ringtrain_adam(*_adam_arrays(part), ctypes.byref(given))
 
-    def lamb_direction(self, part: Part, terms: AdamTerms) -> None:
+    def lamb_direction(self, part: OwnedBucketPart, terms: AdamTerms) -> None:
         given = _adam_terms(terms, step=1.0 / terms.correction1)
         self._library.ringtrain_adam_direction(*_adam_arrays(part), ctypes.byref(given))
 
@@ -69,7 +77,7 @@ RULE_CODES: Final = {SgdTermsStruct: 1, AdamTermsStruct: 2}  # enum rule of nati
 
 
 @dataclass(frozen=True)
-class NativeTerms:
+class NativeOptimizerTerms:
     """Coefficients as compiled code has them, which points to them."""
 
     struct: SgdTermsStruct | AdamTermsStruct
@@ -79,11 +87,11 @@ class NativeTerms:
         return ctypes.addressof(self.struct)
 
 
-def native_terms(terms: SgdTerms | AdamTerms) -> NativeTerms:
-    """Return what `NativeKernels.sgd` or `.adam` hands to compiled code for `terms`."""
+def native_terms(terms: SgdTerms | AdamTerms) -> NativeOptimizerTerms:
+    """Return what `NativeOptimizerKernels.sgd` or `.adam` hands to compiled code for `terms`."""
     if isinstance(terms, SgdTerms):
-        return NativeTerms(_sgd_terms(terms))
-    return NativeTerms(_adam_terms(terms, terms.rate / terms.correction1))
+        return NativeOptimizerTerms(_sgd_terms(terms))
+    return NativeOptimizerTerms(_adam_terms(terms, terms.rate / terms.correction1))
 
 
 def _sgd_terms(terms: SgdTerms) -> SgdTermsStruct:
@@ -97,7 +105,7 @@ def _adam_terms(terms: AdamTerms, step: float) -> AdamTermsStruct:
     )  # fmt: skip
 
 
-def _adam_arrays(part: Part) -> tuple[object, ...]:
+def _adam_arrays(part: OwnedBucketPart) -> tuple[object, ...]:
     arrays = (part.weights, part.gradients, part.state[_MEAN], part.state[_SQUARE])
     return _code(part.weights), *map(_pointer, arrays), ctypes.c_size_t(part.weights.size)
 

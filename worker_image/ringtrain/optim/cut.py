@@ -12,27 +12,27 @@ from ringtrain._core.process_groups.group import Flat, Group, Pending
 from ringtrain._core.reduction.ops import ReduceOp, Sum
 from ringtrain.compression import HALVES, INT8
 from ringtrain.errors import ConfigurationError
-from ringtrain.optim.arenas import Arenas
+from ringtrain.optim.arenas import ParameterArenas
 from ringtrain.optim.arguments import OptimizerSettings, described
 from ringtrain.optim.compiled import best_kernels
 from ringtrain.optim.fused import can_fuse, shared
-from ringtrain.optim.inbox import Inbox
+from ringtrain.optim.inbox import GradientInbox
 from ringtrain.optim.layout import Layout, ParamSpec, plan_layout
 from ringtrain.optim.memory_check import MemoryCheck
-from ringtrain.optim.mirror import Mirror, Tools, copies_needed, second_homes
-from ringtrain.optim.norms import Norms
+from ringtrain.optim.mirror import MirrorTools, OptimizerShardMirror, copies_needed, second_homes
+from ringtrain.optim.norms import GradientNorms
 from ringtrain.optim.order import BucketOrder
 from ringtrain.optim.pipeline import DeviceReducer, UpdateContext
-from ringtrain.optim.replica_check import ReplicaCheck
+from ringtrain.optim.replica_check import WeightReplicaCheck
 from ringtrain.optim.rules import Rule
-from ringtrain.optim.spans import Missed, NativeSpans, rule_is_whole, spans_of
+from ringtrain.optim.spans import MissedGradients, NativeParameterSpans, rule_is_whole, spans_of
 from ringtrain.optim.state import check_same_model
-from ringtrain.optim.undo import History, Undo
-from ringtrain.optim.wire import LOST, LOST_CHANGE, ByteWire, HalfWire, Wire
+from ringtrain.optim.undo import OptimizerUndo, UpdateHistory
+from ringtrain.optim.wire import LOST, LOST_CHANGE, ByteOptimizerWire, HalfOptimizerWire, OptimizerWire
 
 
 @dataclass(frozen=True)
-class Model:
+class OptimizedModel:
     """What an optimizer is in every world: parameters in their order, rules, and how to update.
 
     `rules`: those that it began with, one for each group of parameters. `group_of`: each parameter's, by name.
@@ -83,17 +83,17 @@ class Model:
 
 
 @dataclass(frozen=True)
-class Cut:
+class OptimizerCut:
     """The optimizer in one world. `fused`: what compiled code updates in one pass, by bucket; None: it can't.
     `views`: the weights by name, whole on every rank. `check`: compares copies,
     `replicas`: what all ranks have alike."""
 
     context: UpdateContext
-    inbox: Inbox
-    fused: dict[int, NativeSpans] | None
+    inbox: GradientInbox
+    fused: dict[int, NativeParameterSpans] | None
     views: dict[str, Flat]
     check: MemoryCheck | None
-    replicas: ReplicaCheck | None
+    replicas: WeightReplicaCheck | None
 
     def begin_at(self, updates: int, missed: Mapping[str, int]) -> None:
         """Weights and state were set to those after `updates`: nothing from before can be undone.
@@ -111,14 +111,14 @@ class Cut:
         if self.replicas is not None:
             self.replicas.begin()
 
-    def accumulating(self, passes: int) -> "Cut":
+    def accumulating(self, passes: int) -> "OptimizerCut":
         """The same, with `passes` micro-steps an update from the next one on."""
         settings = replace(self.context.settings, accumulate=passes)
-        inbox = Inbox(self.context.layout, self.context.arenas, self.context.group.rank, settings)
+        inbox = GradientInbox(self.context.layout, self.context.arenas, self.context.group.rank, settings)
         return replace(self, context=replace(self.context, settings=settings), inbox=inbox)
 
 
-def make_cut(model: Model, group: Group, devices: DeviceReducer | None = None) -> Cut:
+def make_cut(model: OptimizedModel, group: Group, devices: DeviceReducer | None = None) -> OptimizerCut:
     """Allocate what a rank of `group` needs: weights and state are zeros. Collective.
 
     Raises MismatchError unless all ranks have the same model.
@@ -126,13 +126,13 @@ def make_cut(model: Model, group: Group, devices: DeviceReducer | None = None) -
     layout = model.layout(group.size)
     check_same_model(group, layout, model.compared())
     kernels = best_kernels()
-    arenas = Arenas(layout, model.state_names, group.rank if model.sharded else None, group, kernels)
+    arenas = ParameterArenas(layout, model.state_names, group.rank if model.sharded else None, group, kernels)
     if devices is not None:
         devices.attach(layout, arenas)
     lane = group.beside() if group.size > 1 and devices is None else None  # devices keep to one order
     wire = None if model.compression is None else _wire((group, lane or group), layout, arenas, model.compression)
     undo = _undo(layout, arenas, wire) if model.elastic else None
-    mirrors = _mirrors(model, layout, (group, lane or group), Tools(model.state_names, kernels, wire))
+    mirrors = _mirrors(model, layout, (group, lane or group), MirrorTools(model.state_names, kernels, wire))
     context = UpdateContext(
         group,
         layout,
@@ -141,31 +141,34 @@ def make_cut(model: Model, group: Group, devices: DeviceReducer | None = None) -
         model.settings,
         kernels,
         BucketOrder(layout, group),
-        Norms((group, lane or group), layout, arenas, kernels),
+        GradientNorms((group, lane or group), layout, arenas, kernels),
         model.sharded,
         tuple(spans_of(bucket, arenas.owned(bucket)) for bucket in layout.buckets),
-        Missed(),
+        MissedGradients(),
         wire,
         lane,
         undo,
         mirrors,
         devices=devices,
     )
-    inbox = Inbox(layout, arenas, group.rank, model.settings)
+    inbox = GradientInbox(layout, arenas, group.rank, model.settings)
     check = MemoryCheck(context) if mirrors else None
     replicas = None
     if group.size > 1 and devices is None:
-        replicas = ReplicaCheck(context, model.sharded or not any(map(rule_is_whole, model.rules)))
-    return Cut(context, inbox, _fused(context, model), _views(layout, arenas), check, replicas)
+        replicas = WeightReplicaCheck(context, model.sharded or not any(map(rule_is_whole, model.rules)))
+    return OptimizerCut(context, inbox, _fused(context, model), _views(layout, arenas), check, replicas)
 
 
-def _fused(context: UpdateContext, model: Model) -> dict[int, NativeSpans] | None:
+def _fused(context: UpdateContext, model: OptimizedModel) -> dict[int, NativeParameterSpans] | None:
     if not can_fuse(context, model.rules):
         return None
-    return {bucket.index: NativeSpans(context.spans[bucket.index], model.group_of) for bucket in shared(context)}
+    return {
+        bucket.index: NativeParameterSpans(context.spans[bucket.index], model.group_of)
+        for bucket in shared(context)
+    }
 
 
-def _views(layout: Layout, arenas: Arenas) -> dict[str, Flat]:
+def _views(layout: Layout, arenas: ParameterArenas) -> dict[str, Flat]:
     views = {}
     for spec in layout.specs:
         bucket, location = layout.locations[spec.name]
@@ -173,17 +176,19 @@ def _views(layout: Layout, arenas: Arenas) -> dict[str, Flat]:
     return views
 
 
-def _wire(groups: tuple[Group, Group], layout: Layout, arenas: Arenas, compression: str) -> Wire:
+def _wire(groups: tuple[Group, Group], layout: Layout, arenas: ParameterArenas, compression: str) -> OptimizerWire:
     """Raises ConfigurationError for an unknown `compression`."""
     if compression == INT8:
-        return ByteWire(*groups, layout, arenas)
+        return ByteOptimizerWire(*groups, layout, arenas)
     if compression not in HALVES:
         allowed = ", ".join([*HALVES, INT8])
         raise ConfigurationError(f'compression is "{compression}"; expected one of {allowed}')
-    return HalfWire(*groups, layout, arenas, compression)
+    return HalfOptimizerWire(*groups, layout, arenas, compression)
 
 
-def _mirrors(model: Model, layout: Layout, groups: tuple[Group, Group], tools: Tools) -> tuple[Mirror, ...]:
+def _mirrors(
+    model: OptimizedModel, layout: Layout, groups: tuple[Group, Group], tools: MirrorTools
+) -> tuple[OptimizerShardMirror, ...]:
     """None where each rank has the whole state, or there is no other rank. Collective."""
     group, lane = groups
     if not model.elastic or not model.sharded or group.size == 1:
@@ -195,10 +200,12 @@ def _mirrors(model: Model, layout: Layout, groups: tuple[Group, Group], tools: T
         context = current_or_none()
         pod = group.rank if context is None else context.config.pod
         copies = second_homes(group.allgather_object(pod, "optimizer pods"), model.redundancy)
-    return tuple(Mirror(layout, homes, lane, tools, maps=copy == 0) for copy, homes in enumerate(copies))
+    return tuple(
+        OptimizerShardMirror(layout, homes, lane, tools, maps=copy == 0) for copy, homes in enumerate(copies)
+    )
 
 
-def _undo(layout: Layout, arenas: Arenas, wire: Wire | None) -> Undo:
+def _undo(layout: Layout, arenas: ParameterArenas, wire: OptimizerWire | None) -> OptimizerUndo:
     """Two generations of every bucket that an update changes before this rank knows that all others have ended the
     update before: with clipping two reductions begin before the first is waited for."""
     generations = {bucket.index: 2 if bucket.index <= layout.early else 1 for bucket in layout.buckets}
@@ -207,9 +214,9 @@ def _undo(layout: Layout, arenas: Arenas, wire: Wire | None) -> Undo:
         live = arenas.own_values(bucket)
         if wire is not None and wire.carries(bucket):
             live[LOST_CHANGE] = wire.lost_change(bucket)
-            lost[bucket.index] = History({LOST: wire.lost(bucket)}, generations[bucket.index])
-        own.append(History(live, generations[bucket.index]))
-    return Undo(own, lost)
+            lost[bucket.index] = UpdateHistory({LOST: wire.lost(bucket)}, generations[bucket.index])
+        own.append(UpdateHistory(live, generations[bucket.index]))
+    return OptimizerUndo(own, lost)
 
 
 def first_group(elastic: bool, open_group: Callable[[], Group]) -> Group:
@@ -222,10 +229,10 @@ def first_group(elastic: bool, open_group: Callable[[], Group]) -> Group:
             "this rank joins others that train already, and a HostOptimizer gets their state with elastic=True "
             "only; pass that on all ranks"
         )
-    return Unjoined()
+    return UnjoinedOptimizerGroup()
 
 
-class Unjoined:
+class UnjoinedOptimizerGroup:
     """The group of a rank that is in no world yet: nobody else, and no collective."""
 
     rank = 0

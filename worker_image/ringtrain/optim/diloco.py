@@ -21,14 +21,14 @@ from ringtrain._core.process_groups.group import Flat, Group, ProcessGroup
 from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set, open_group
 from ringtrain.errors import ConfigurationError, MismatchError, kind_of
 from ringtrain.optim.arguments import check_rule, described
-from ringtrain.optim.cut import Unjoined, first_group
-from ringtrain.optim.fragments import Exchange, Fragment, FragmentSchedule, fragment_bounds
+from ringtrain.optim.cut import UnjoinedOptimizerGroup, first_group
+from ringtrain.optim.fragments import DiLoCoFragment, DiLoCoSchedule, FragmentExchange, fragment_bounds
 from ringtrain.optim.host import BUCKET_BYTES, HostOptimizer
 from ringtrain.optim.layout import Layout, ParamSpec
 from ringtrain.optim.memory_check import digest_of
-from ringtrain.optim.recovery import Inner, LocalWeights, Recovering
+from ringtrain.optim.recovery import DiLoCoLocalWeights, DiLoCoRecovery, InnerOptimizer
 from ringtrain.optim.rules import Nesterov, Rule
-from ringtrain.optim.sites import SiteGroups, SiteOptimizer, Sites
+from ringtrain.optim.sites import DiLoCoSiteGroups, DiLoCoSites, SiteOptimizer
 from ringtrain.optim.state import check_same_model
 from ringtrain.report import add_to_reports
 from ringtrain.step_time import REDUCTION
@@ -39,7 +39,7 @@ log = logging.getLogger("ringtrain")
 _WIRE_BYTES = {"bf16": 2.0, "fp16": 2.0, "int8": 1 + 4 / 512}
 
 
-class _Arrays:
+class _DiLoCoArrays:
     """Weights that are arrays of the caller's."""
 
     def __init__(self, params: Mapping[str, Flat]) -> None:
@@ -53,7 +53,7 @@ class _Arrays:
 
 
 @dataclass(frozen=True)
-class _Told:
+class _PseudoGradientHeader:
     """What a rank tells the others of a pseudo-gradient: its inner steps so far, the samples since the last one,
     and a digest of the weights it was made of."""
 
@@ -62,7 +62,7 @@ class _Told:
     digest: int
 
 
-class DiLoCo(Recovering):
+class DiLoCo(DiLoCoRecovery):
     """Average over all ranks what many inner steps have changed, and step an outer optimizer by that.
 
         diloco = DiLoCo(params, outer=Nesterov(lr=0.7, momentum=0.9), sync_every=100)
@@ -72,9 +72,9 @@ class DiLoCo(Recovering):
         diloco.finish()                     # all ranks have the same weights
 
     `params`: this rank's weights by name, arrays of float16, bfloat16, float32 or float64 that are changed in
-    place, or `LocalWeights`, which say where else they are, with their values at the start in `initial`. Rank 0's
-    values are sent to all ranks. The outer weights and the room for pseudo-gradients take twice their memory on
-    the host, the outer optimizer's state 1/size of what its rule keeps.
+    place, or `DiLoCoLocalWeights`, which say where else they are, with their values at the start in `initial`.
+    Rank 0's values are sent to all ranks. The outer weights and the room for pseudo-gradients take twice their
+    memory on the host, the outer optimizer's state 1/size of what its rule keeps.
     `outer`: a rule of `ringtrain.optim`; its gradient is the mean over ranks of the outer weights minus the local
     ones. `SGD(lr=1)` is Local SGD: the outer weights become the mean of the local ones.
     `sync_every`: H, inner steps from one synchronization of a parameter to its next; or H of each site, in their
@@ -117,7 +117,7 @@ class DiLoCo(Recovering):
 
     def __init__(
         self,
-        params: Mapping[str, Flat] | LocalWeights,
+        params: Mapping[str, Flat] | DiLoCoLocalWeights,
         *,
         outer: Rule = Nesterov(),  # noqa: B008  frozen
         sync_every: int | Sequence[int] = 100,
@@ -129,17 +129,17 @@ class DiLoCo(Recovering):
         elastic: bool = False,
         redundancy: int = 1,
         sites: Sequence[Sequence[int]] | None = None,
-        inner: Inner | tuple[()] | None = None,
+        inner: InnerOptimizer | tuple[()] | None = None,
         group: Group | None = None,
         initial: Mapping[str, Flat] | None = None,
     ) -> None:
         super().__init__()
         initial, self._local = _given(params, initial)
-        schedules = [FragmentSchedule(h, fragments, overlap_steps, mix) for h in _listed(sync_every)]
+        schedules = [DiLoCoSchedule(h, fragments, overlap_steps, mix) for h in _listed(sync_every)]
         for schedule in schedules:
             schedule.check(len(initial))
         check_rule(outer)
-        chosen = Sites.chosen(sites, elastic, group)
+        chosen = DiLoCoSites.chosen(sites, elastic, group)
         self._every_site_alike = len(schedules) == 1
         if not self._every_site_alike and (elastic or len(schedules) != len(chosen.ranks)):
             raise ConfigurationError(
@@ -154,8 +154,8 @@ class DiLoCo(Recovering):
         specs = tuple(ParamSpec(name, array.shape, array.dtype) for name, array in initial.items())
         compared = vars(self._schedule) | {"outer": outer, "sync_every": sync_every, "sites": chosen.ranks}
         check_same_model(self._group, Layout(specs, ()), {name: described(v) for name, v in compared.items()})
-        has_sites = not isinstance(self._group, Unjoined) if chosen.follows else not chosen.alone
-        self._sites = SiteGroups(chosen) if has_sites else None
+        has_sites = not isinstance(self._group, UnjoinedOptimizerGroup) if chosen.follows else not chosen.alone
+        self._sites = DiLoCoSiteGroups(chosen) if has_sites else None
         self._fragments = []
         for index, (first, end) in enumerate(pairwise(fragment_bounds([s.nbytes for s in specs], fragments))):
             names = tuple(spec.name for spec in specs[first:end])
@@ -172,10 +172,10 @@ class DiLoCo(Recovering):
             else:
                 options |= {"elastic": elastic, "redundancy": redundancy}
                 if self._follows_sites:
-                    options["places"] = lambda: Sites.of_world().by_rank
+                    options["places"] = lambda: DiLoCoSites.of_world().by_rank
                 host = HostOptimizer(values, outer, group=self._group, **options)
             carries = host.carries if isinstance(host, SiteOptimizer) else names
-            self._fragments.append(Fragment(index, names, carries, host))
+            self._fragments.append(DiLoCoFragment(index, names, carries, host))
         self._steps = self._synchronizations = 0
         self._exchange = None
         self._norm: float | None = None
@@ -372,7 +372,7 @@ class DiLoCo(Recovering):
         for name, values in state["weights"].items():
             self._local.write(name, values)
         if (landing := state["landing"]) is not None:
-            self._exchange = Exchange(self._fragments[landing], self._fragments[landing].sent)
+            self._exchange = FragmentExchange(self._fragments[landing], self._fragments[landing].sent)
 
     def close(self) -> None:
         """Give memory and descriptors back, after an exchange that is under way. Local weights stay."""
@@ -405,7 +405,7 @@ class DiLoCo(Recovering):
         if self._exchange is not None:
             self._exchange.join()
 
-    def _begin(self, fragment: Fragment, overlaps: bool) -> None:
+    def _begin(self, fragment: DiLoCoFragment, overlaps: bool) -> None:
         """Take the pseudo-gradient of `fragment` as it is now, and begin its outer step."""
         outer = fragment.outer
         carries = fragment.carries
@@ -413,7 +413,7 @@ class DiLoCo(Recovering):
         for name, local in zip(fragment.names, read, strict=True):
             if name in carries:
                 np.subtract(outer.weights[name], local, out=outer.gradient(name))
-        told = _Told(
+        told = _PseudoGradientHeader(
             self._steps, fragment.samples if self._own else 0, digest_of(map(_octets, read)) if self._sites else 0
         )
         fragment.sent, fragment.samples = self._steps, 0
@@ -427,7 +427,7 @@ class DiLoCo(Recovering):
                 outer.submit(name, outer.gradient(name))
             outer.step()
 
-        self._exchange = Exchange(fragment, self._steps, work)
+        self._exchange = FragmentExchange(fragment, self._steps, work)
         if overlaps:
             drain_before_leaving(self)
         self._exchange.begin(overlaps)
@@ -455,7 +455,7 @@ class DiLoCo(Recovering):
             }
         )
 
-    def _mix(self, fragment: Fragment) -> None:
+    def _mix(self, fragment: DiLoCoFragment) -> None:
         """Take the outer weights of a fragment, and keep the part `mix` of what this rank has."""
         mix, names = self._schedule.mix, fragment.names
         if mix == 0:
@@ -465,19 +465,19 @@ class DiLoCo(Recovering):
                 weights = fragment.outer.weights[name]
                 self._local.write(name, np.asarray(weights + weights.dtype.type(mix) * (local - weights)))
 
-    def _take_outer(self, *fragments: Fragment) -> None:
+    def _take_outer(self, *fragments: DiLoCoFragment) -> None:
         """Have the outer weights of these fragments, or of all, as local ones."""
         for fragment in fragments or self._fragments:
             for name in fragment.names:
                 self._local.write(name, fragment.outer.weights[name])
 
-    def _agree(self, what: str, told: _Told | None = None) -> float:
+    def _agree(self, what: str, told: _PseudoGradientHeader | None = None) -> float:
         """Raise MismatchError on all ranks unless all do this after as many inner steps, and ranks of one site
         with the same weights. Collective.
 
         Return by how much this rank's pseudo-gradient counts more than the mean one.
         """
-        own = told or _Told(self._steps, 0, 0)
+        own = told or _PseudoGradientHeader(self._steps, 0, 0)
         at = own.steps if self._every_site_alike else own.steps // self._schedule.sync_every
         everyone = self._group.allgather_object([what, at, *astuple(own)], "DiLoCo")
         for rank, other in enumerate(everyone):
@@ -508,8 +508,8 @@ def _octets(array: Flat) -> Flat:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
-def _checked_inner(inner: Any, is_needed: bool) -> Inner | None:
-    if isinstance(inner, Inner):
+def _checked_inner(inner: Any, is_needed: bool) -> InnerOptimizer | None:
+    if isinstance(inner, InnerOptimizer):
         return inner
     if (isinstance(inner, tuple) and not inner) or (inner is None and not is_needed):
         return None
@@ -524,8 +524,8 @@ def _listed(sync_every: int | Sequence[int]) -> list[int]:
     return list(sync_every) if isinstance(sync_every, Sequence) else [sync_every]
 
 
-def _given(params: Any, initial: Mapping[str, Flat] | None) -> tuple[dict[str, Flat], LocalWeights]:
-    if isinstance(params, LocalWeights) and initial is not None:
+def _given(params: Any, initial: Mapping[str, Flat] | None) -> tuple[dict[str, Flat], DiLoCoLocalWeights]:
+    if isinstance(params, DiLoCoLocalWeights) and initial is not None:
         return dict(initial), params
     arrays = params if isinstance(params, Mapping) else {}
     wrong = [name for name, one in arrays.items() if not (isinstance(one, np.ndarray) and one.flags.writeable)]
@@ -537,4 +537,4 @@ def _given(params: Any, initial: Mapping[str, Flat] | None) -> tuple[dict[str, F
             f"DiLoCo: {found}; expected arrays of numpy by name, at least one, that can be written to; a PyTorch "
             "model is trained by ringtrain.torch.DiLoCo"
         )
-    return dict(arrays), _Arrays(arrays)
+    return dict(arrays), _DiLoCoArrays(arrays)

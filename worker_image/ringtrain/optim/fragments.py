@@ -19,7 +19,7 @@ from ringtrain.step_time import REDUCTION, beside_training
 
 
 @dataclass(frozen=True)
-class FragmentSchedule:
+class DiLoCoSchedule:
     """When fragments are synchronized: fragment f after each inner step t with t mod `sync_every` = (f + 1) *
     `sync_every` // `fragments`, or 0; its outer weights arrive `overlap_steps` later. `mix`: see `DiLoCo`."""
 
@@ -63,7 +63,7 @@ class FragmentSchedule:
         return [(fragment + 1) * self.sync_every // self.fragments for fragment in range(self.fragments)]
 
 
-class OuterStep(Protocol):
+class OuterOptimizerStep(Protocol):
     """An outer optimizer of some parameters, as `HostOptimizer` is one."""
 
     @property
@@ -89,7 +89,7 @@ class OuterStep(Protocol):
 
 
 @dataclass
-class Fragment:
+class DiLoCoFragment:
     """Parameters that are synchronized together. `carries`: those whose pseudo-gradient this rank sends. `sent`:
     the inner step of the last one; `samples`: how many were trained on since. `updates`: outer steps whose weights
     have arrived."""
@@ -97,7 +97,7 @@ class Fragment:
     index: int
     names: tuple[str, ...]
     carries: tuple[str, ...]
-    outer: OuterStep
+    outer: OuterOptimizerStep
     sent: int = 0
     samples: float = 0
     updates: int = 0
@@ -110,10 +110,10 @@ class Fragment:
 
 
 @dataclass
-class Exchange:
+class FragmentExchange:
     """The outer step of `fragment` from inner step `step` on: `work`, on a thread of its own if it may overlap."""
 
-    fragment: Fragment
+    fragment: DiLoCoFragment
     step: int
     work: Callable[[], None] = lambda: None
     seconds: float = 0.0

@@ -14,24 +14,24 @@ from ringtrain._core.kernels.update import ChunkUpdate
 from ringtrain._core.process_groups.group import Pending
 from ringtrain._core.reduction.ops import Average, Sum
 from ringtrain.optim.arenas import MASTER
-from ringtrain.optim.inbox import Inbox
+from ringtrain.optim.inbox import GradientInbox
 from ringtrain.optim.layout import Bucket
-from ringtrain.optim.mirror import Replay
-from ringtrain.optim.pipeline import Abandoned, Arrivals, Hold, UpdateContext
-from ringtrain.optim.rules import FusableRule, Rule
-from ringtrain.optim.spans import NativeSpans, StepRules
+from ringtrain.optim.mirror import UpdateReplay
+from ringtrain.optim.pipeline import OptimizerStepHold, UpdateAbandoned, UpdateContext, WeightArrivals
+from ringtrain.optim.rules import FusableUpdateRule, Rule
+from ringtrain.optim.spans import NativeParameterSpans, StepRules
 from ringtrain.step_time import HIDDEN_UPDATE
 
 
 def can_fuse(context: UpdateContext, rules: Sequence[Rule]) -> bool:
-    """Whether `FusedUpdate` does what `Update` does by these rules. The same on all ranks.
+    """Whether `FusedOptimizerUpdate` does what `Update` does by these rules. The same on all ranks.
 
     A norm must be known before the first weight changes, a bucket that is compressed or on a device is not reduced
     where it lies, and unsharded state is updated whole by every rank.
     """
     clips, alone = context.settings.clip_norm is not None, context.group.size == 1
     elsewhere = context.wire is not None or context.devices is not None
-    fusable = all(isinstance(rule, FusableRule) for rule in rules)
+    fusable = all(isinstance(rule, FusableUpdateRule) for rule in rules)
     if clips or alone or elsewhere or not context.sharded or not fusable:
         return False
     arenas = [(context.arenas.gradients(bucket), context.arenas.weights(bucket)) for bucket in shared(context)]
@@ -39,14 +39,18 @@ def can_fuse(context: UpdateContext, rules: Sequence[Rule]) -> bool:
     return updates and bool(arenas)
 
 
-class FusedUpdate:
+class FusedOptimizerUpdate:
     """The run of an update."""
 
     norm: float | None = None
-    hold: Hold | None = None
+    hold: OptimizerStepHold | None = None
 
     def __init__(
-        self, context: UpdateContext, inbox: Inbox, rules: StepRules, spans: Mapping[int, NativeSpans]
+        self,
+        context: UpdateContext,
+        inbox: GradientInbox,
+        rules: StepRules,
+        spans: Mapping[int, NativeParameterSpans],
     ) -> None:
         """`spans`: of the own elements of each bucket that ranks share."""
         self._rules = rules
@@ -55,7 +59,7 @@ class FusedUpdate:
         self._inbox = inbox
         self.number = rules.number
         self._last = shared(context)[-1]
-        self.arrivals = Arrivals(context.layout.buckets)
+        self.arrivals = WeightArrivals(context.layout.buckets)
 
     def run(self) -> None:
         """Return when every weight is new on this rank. Raises what the meeting raised."""
@@ -73,7 +77,7 @@ class FusedUpdate:
             if is_early and met:
                 self._m.catch_up_until_complete(self._inbox, bucket, self.number)
             if not self._inbox.wait_complete(bucket.index):
-                raise Abandoned
+                raise UpdateAbandoned
             if bucket.local or not bucket.size:
                 self._update_alone(bucket)
                 self._m.order.reduced(bucket, self._inbox.completed_s[bucket.index])
@@ -108,7 +112,7 @@ class FusedUpdate:
         with timeline.span(f"reduce and update bucket {bucket.index}", "bucket"):
             self._m.group.update(arenas.gradients(bucket), bucket.bounds, Average if bucket.half else Sum, change)
         spans.note(self.number, self._m.missed)
-        return self._m.exchange_copies(bucket, own if room is None else room, Replay(self._rules, scale))
+        return self._m.exchange_copies(bucket, own if room is None else room, UpdateReplay(self._rules, scale))
 
     def _update_alone(self, bucket: Bucket) -> None:
         began_ns = time.perf_counter_ns()

@@ -28,16 +28,16 @@ from ringtrain.optim.arguments import (
     check_rule,
     grouped_rules,
 )
-from ringtrain.optim.cut import Model, Unjoined, first_group, make_cut
-from ringtrain.optim.fused import FusedUpdate
+from ringtrain.optim.cut import OptimizedModel, UnjoinedOptimizerGroup, first_group, make_cut
+from ringtrain.optim.fused import FusedOptimizerUpdate
 from ringtrain.optim.handover import hand_over
 from ringtrain.optim.layout import ParamSpec
-from ringtrain.optim.pipeline import Abandoned, DeviceReducer, Hold, Update
-from ringtrain.optim.reform import Own, move_into
+from ringtrain.optim.pipeline import DeviceReducer, OptimizerStepHold, OptimizerUpdate, UpdateAbandoned
+from ringtrain.optim.reform import OwnOptimizerShard, move_into
 from ringtrain.optim.rules import Rule
 from ringtrain.optim.schedules import Constant, Schedule
 from ringtrain.optim.spans import ABSENT, StepRules, is_absent
-from ringtrain.optim.state import StateRequest, gather_state, merged_missed, restore_state, shard_state
+from ringtrain.optim.state import OptimizerStateRequest, gather_state, merged_missed, restore_state, shard_state
 from ringtrain.step_time import REDUCTION, beside_training
 
 # 10 MiB: shorter ones cost processor time where that is scarce; with a backward pass as long as the wire, the
@@ -112,16 +112,16 @@ class HostOptimizer:
             )
         check_redundancy(redundancy, elastic, sharded)
         specs = tuple(ParamSpec(name, array.shape, array.dtype, name in local) for name, array in arrays.items())
-        self._model = Model(
+        self._model = OptimizedModel(
             specs, rules, group_of_name, settings, bucket_bytes, sharded, compression, elastic, redundancy, places
         )
         self._rules = self._committed = rules
         self._cut = make_cut(self._model, group or first_group(elastic, group_of), devices)
-        self._prepared: Own | None = None
+        self._prepared: OwnOptimizerShard | None = None
         self._torn: frozenset[int] = frozenset()
         self._updates = 0
         self._norm: float | None = None
-        self._update: Update | FusedUpdate | None = None
+        self._update: OptimizerUpdate | FusedOptimizerUpdate | None = None
         self._holds = False
         self._thread: threading.Thread | None = None
         self._ending = False
@@ -296,7 +296,7 @@ class HostOptimizer:
         self._thread = self._update = None
         self._cut.inbox.begin_update()
 
-    def _held(self, what: str) -> Hold:
+    def _held(self, what: str) -> OptimizerStepHold:
         self._raise_if_broken()
         if self._ending or self._update is None or self._update.hold is None:
             raise ConfigurationError(f"{what}() was called without an update that waits for step(); see hold()")
@@ -422,7 +422,7 @@ class HostOptimizer:
         self._require_idle("state_dict")
         replicas = self._cut.replicas if self._model.sharded else None  # else a rank may call it alone
         digest = replicas.digest() if replicas is not None else None
-        wanted = StateRequest(self._updates, self._model.rule_name, root, error_feedback, digest)
+        wanted = OptimizerStateRequest(self._updates, self._model.rule_name, root, error_feedback, digest)
         return gather_state(self._cut.context, wanted)
 
     def shard_dict(self, error_feedback: bool = True) -> dict[str, Any]:
@@ -531,7 +531,7 @@ class HostOptimizer:
             raise ConfigurationError("reform() needs HostOptimizer(elastic=True)")
         self._require_idle("reform")
         self._prepared = None
-        own = Own(self._cut, self._updates, self._torn)
+        own = OwnOptimizerShard(self._cut, self._updates, self._torn)
         self._prepared = move_into(self._model, group, former, own)
 
     def adopt(self) -> None:
@@ -561,11 +561,11 @@ class HostOptimizer:
         context, inbox, rules = self._cut.context, self._cut.inbox, self._step_rules()
         self._note_rates(rules)
         if self._holds:
-            self._update = Update(context, inbox, rules, Hold())
+            self._update = OptimizerUpdate(context, inbox, rules, OptimizerStepHold())
         elif self._cut.fused:
-            self._update = FusedUpdate(context, inbox, rules, self._cut.fused)
+            self._update = FusedOptimizerUpdate(context, inbox, rules, self._cut.fused)
         else:
-            self._update = Update(context, inbox, rules)
+            self._update = OptimizerUpdate(context, inbox, rules)
         # A thread per update: it costs 0.1 ms and leaves nothing to close. Daemon, because a backward pass that
         # raises would leave it waiting for gradients for ever.
         # In the caller's context, where a process that holds several ranks keeps which one this is.
@@ -593,7 +593,7 @@ class HostOptimizer:
         self._ending = False
         self._cut.inbox.begin_update()
 
-    def _run(self, update: Update | FusedUpdate) -> None:
+    def _run(self, update: OptimizerUpdate | FusedOptimizerUpdate) -> None:
         beside_training()
         try:
             checks = [check for check in (self._cut.replicas, self._cut.check) if check is not None]
@@ -602,7 +602,7 @@ class HostOptimizer:
             update.run()
             for check in checks:
                 check.after(update.number)
-        except Abandoned:
+        except UpdateAbandoned:
             return
         except BaseException as error:
             self._error = error
@@ -619,7 +619,7 @@ class HostOptimizer:
                 f"{what}() was called after a rollback that left weights of other ranks half new; call reform() "
                 "on all ranks"
             )
-        if isinstance(self._cut.context.group, Unjoined):
+        if isinstance(self._cut.context.group, UnjoinedOptimizerGroup):
             raise ConfigurationError(
                 f"{what}() was called before this rank has got the state of the ranks that train already; give "
                 "the optimizer to the state of ringtrain.elastic, or call reform() on all ranks"

@@ -9,20 +9,20 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ringtrain.errors import ConfigurationError, some_of
-from ringtrain.optim.arenas import Arenas
+from ringtrain.optim.arenas import ParameterArenas
 from ringtrain.optim.arguments import SUPPORTED, OptimizerSettings
 from ringtrain.optim.layout import HALF_TYPES, Layout, ParamSpec
 from ringtrain.optim.spans import ABSENT, beginnings
 
 
-class Inbox:
+class GradientInbox:
     """The gradients of one update, from any thread and in any order.
 
     Over `accumulate` micro-steps a gradient is summed in the order of the micro-steps. Half-precision gradients
     are summed in float32, and their mean is rounded once.
     """
 
-    def __init__(self, layout: Layout, arenas: Arenas, rank: int, settings: OptimizerSettings) -> None:
+    def __init__(self, layout: Layout, arenas: ParameterArenas, rank: int, settings: OptimizerSettings) -> None:
         self._layout = layout
         self._arenas = arenas
         self._me = f"rank {rank}"

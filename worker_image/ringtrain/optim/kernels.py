@@ -1,8 +1,8 @@
 """Arithmetic on every element: the only module whose speed matters, behind one small interface.
 
-`NumpyKernels` goes over the arrays in cache-sized blocks, so that the dozen passes of an update read main memory
-once. Every operation is a correctly rounded IEEE operation on one element, so results do not depend on where a
-block or a shard begins.
+`NumpyOptimizerKernels` goes over the arrays in cache-sized blocks, so that the dozen passes of an update read main
+memory once. Every operation is a correctly rounded IEEE operation on one element, so results do not depend on
+where a block or a shard begins.
 """
 
 from collections.abc import Iterator, Mapping
@@ -23,7 +23,7 @@ BLOCK = 64 * 1024
 
 
 @dataclass(frozen=True)
-class Part:
+class OwnedBucketPart:
     """The elements of one bucket that this rank updates: equally long flat float32 or float64 arrays.
 
     `gradients` are consumed: kernels may use them as scratch. `spec`: of the parameter whose elements they are,
@@ -35,12 +35,12 @@ class Part:
     state: Mapping[str, Floats]
     spec: ParamSpec | None = None
 
-    def cut(self, where: slice, spec: ParamSpec | None = None) -> "Part":
+    def cut(self, where: slice, spec: ParamSpec | None = None) -> "OwnedBucketPart":
         """The elements `where`."""
         state = {name: values[where] for name, values in self.state.items()}
-        return Part(self.weights[where], self.gradients[where], state, spec)
+        return OwnedBucketPart(self.weights[where], self.gradients[where], state, spec)
 
-    def blocks(self) -> Iterator["Part"]:
+    def blocks(self) -> Iterator["OwnedBucketPart"]:
         for start in range(0, self.weights.size, BLOCK):
             yield self.cut(slice(start, start + BLOCK))
 
@@ -75,16 +75,16 @@ class AdamTerms:
     correction2: float
 
 
-class Kernels(Protocol):
+class OptimizerKernels(Protocol):
     """What an update rule needs. Same inputs, same bits, wherever the arrays are cut."""
 
-    def sgd(self, part: Part, terms: SgdTerms) -> None:
+    def sgd(self, part: OwnedBucketPart, terms: SgdTerms) -> None:
         """Update weights and state "momentum" (absent when momentum is 0)."""
 
-    def adam(self, part: Part, terms: AdamTerms) -> None:
+    def adam(self, part: OwnedBucketPart, terms: AdamTerms) -> None:
         """Update weights and the states "mean" and "square"."""
 
-    def lamb_direction(self, part: Part, terms: AdamTerms) -> None:
+    def lamb_direction(self, part: OwnedBucketPart, terms: AdamTerms) -> None:
         """Update the states "mean" and "square"; leave the direction (no trust ratio yet) in `part.gradients`."""
 
     def descend(self, weights: Floats, direction: Floats, rate: float) -> None:
@@ -99,14 +99,14 @@ class Kernels(Protocol):
         128 elements: the first square, plus what `numpy.add.reduce` makes of the others."""
 
 
-class NumpyKernels:
+class NumpyOptimizerKernels:
     """The kernels in numpy. Not for two threads at once: the scratch block is shared."""
 
     def __init__(self) -> None:
         kinds: tuple[type[np.floating[Any]], ...] = (np.float32, np.float64)
         self._scratch: dict[np.dtype[Any], Floats] = {np.dtype(kind): np.empty(BLOCK, kind) for kind in kinds}
 
-    def sgd(self, part: Part, terms: SgdTerms) -> None:
+    def sgd(self, part: OwnedBucketPart, terms: SgdTerms) -> None:
         for block in part.blocks():
             weights, gradients = block.weights, block.gradients
             scratch = self._scratch[weights.dtype][: weights.size]
@@ -123,7 +123,7 @@ class NumpyKernels:
                     gradients = velocity
             np.subtract(weights, np.multiply(gradients, terms.rate, out=scratch), out=weights)
 
-    def adam(self, part: Part, terms: AdamTerms) -> None:
+    def adam(self, part: OwnedBucketPart, terms: AdamTerms) -> None:
         for block in part.blocks():
             weights = block.weights
             scratch = self._scratch[weights.dtype][: weights.size]
@@ -134,7 +134,7 @@ class NumpyKernels:
                 np.multiply(weights, 1.0 - terms.rate * terms.decoupled_decay, out=weights)
             np.subtract(weights, scratch, out=weights)
 
-    def lamb_direction(self, part: Part, terms: AdamTerms) -> None:
+    def lamb_direction(self, part: OwnedBucketPart, terms: AdamTerms) -> None:
         for block in part.blocks():
             direction = block.gradients
             scratch = self._scratch[direction.dtype][: direction.size]
@@ -166,7 +166,7 @@ class NumpyKernels:
         return sums
 
     @staticmethod
-    def _moments(block: Part, terms: AdamTerms, scratch: Floats) -> None:
+    def _moments(block: OwnedBucketPart, terms: AdamTerms, scratch: Floats) -> None:
         """Update both moments; leave in `scratch` what the mean is divided by."""
         gradients, mean, square = block.gradients, block.state["mean"], block.state["square"]
         np.multiply(gradients, terms.scale, out=gradients)

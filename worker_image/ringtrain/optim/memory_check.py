@@ -15,7 +15,7 @@ import numpy as np
 
 from ringtrain._core.process_groups.group import Flat
 from ringtrain.errors import StateCorrupt
-from ringtrain.optim.mirror import Mirror
+from ringtrain.optim.mirror import OptimizerShardMirror
 from ringtrain.optim.pipeline import UpdateContext
 
 # One part an update, read twice: of 0.36 GB, with Adam's state of 25.6 million parameters on 2 ranks, 7 MB.
@@ -132,7 +132,7 @@ def _differs(number: int, homes: Sequence[int], digests: Sequence[int]) -> State
     )
 
 
-def _shard(context: UpdateContext, mirror: Mirror) -> list[Flat]:
+def _shard(context: UpdateContext, mirror: OptimizerShardMirror) -> list[Flat]:
     """The own shard, in the order in which its second home has it."""
     arrays: list[Flat] = []
     for bucket in mirror.buckets:

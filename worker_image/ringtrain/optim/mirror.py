@@ -1,5 +1,5 @@
 """The second home of another rank's shard: a copy in another pod, from which a lost shard is rebuilt. With
-`redundancy=2` each shard has two of them, in two pods: a `Mirror` each.
+`redundancy=2` each shard has two of them, in two pods: a `OptimizerShardMirror` each.
 
 An update is deterministic to the bit. So the owner sends the reduced gradient of its shard, and the second home
 applies the same rule to its copy. It does so one update later, when it knows that all ranks have done that one:
@@ -17,11 +17,11 @@ import numpy as np
 from ringtrain import timeline
 from ringtrain._core.process_groups.group import Flat, Group, Pending
 from ringtrain.errors import RingtrainError
-from ringtrain.optim.arenas import MASTER, WEIGHTS, Arenas
-from ringtrain.optim.kernels import Kernels, Part
+from ringtrain.optim.arenas import MASTER, WEIGHTS, ParameterArenas
+from ringtrain.optim.kernels import OptimizerKernels, OwnedBucketPart
 from ringtrain.optim.layout import Bucket, Layout, ParamLocation
-from ringtrain.optim.spans import Missed, StepRules, spans_of
-from ringtrain.optim.wire import LOST_CHANGE, Wire
+from ringtrain.optim.spans import MissedGradients, StepRules, spans_of
+from ringtrain.optim.wire import LOST_CHANGE, OptimizerWire
 
 _GENERATIONS: Final = 2
 _ALIGNED: Final = 64  # a cache line: two owners never write to the same one
@@ -60,7 +60,7 @@ def copies_needed(places: Sequence[int], copies: int) -> int:
 
 
 @dataclass(frozen=True)
-class Replay:
+class UpdateReplay:
     """How an update changed a bucket. `scale` made the mean of the gradients. `layer_rates`: of rules that have a
     rate for each parameter, by name."""
 
@@ -75,12 +75,12 @@ class Replay:
 
 
 @dataclass(frozen=True)
-class Tools:
+class MirrorTools:
     """What an update is made with."""
 
     state_names: tuple[str, ...]
-    kernels: Kernels
-    wire: Wire | None
+    kernels: OptimizerKernels
+    wire: OptimizerWire | None
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class KeptShard:
     missed: dict[str, int]
 
 
-class Mirror:
+class OptimizerShardMirror:
     """This rank's copy of the shard of rank `ward`; that of this rank is on `home`.
 
     `maps`: the owner may write gradients where its second home has them, if ranks map each other's memory. That is
@@ -101,7 +101,7 @@ class Mirror:
     """
 
     def __init__(
-        self, layout: Layout, homes: Sequence[int], group: Group, tools: Tools, *, maps: bool = True
+        self, layout: Layout, homes: Sequence[int], group: Group, tools: MirrorTools, *, maps: bool = True
     ) -> None:
         self.homes = tuple(homes)
         self.home, self.ward = homes[group.rank], self.homes.index(group.rank)
@@ -116,9 +116,9 @@ class Mirror:
         there = group.memory_of(self.home, memory) if maps else None
         self._gradients_there = None if there is None else self._cut_up(there, group.rank)
         self._versions = dict.fromkeys(self._values, 0)  # after which update the values are
-        self._replays: dict[int, Replay] = {}  # what is to be done to them next
+        self._replays: dict[int, UpdateReplay] = {}  # what is to be done to them next
         self._spans = {bucket.index: spans_of(bucket, self.shard(bucket)) for bucket in self.buckets}
-        self.missed = Missed()  # of the parameters of the ward's shard
+        self.missed = MissedGradients()  # of the parameters of the ward's shard
 
     def values(self, bucket: Bucket) -> dict[str, Flat]:
         """The copy, by name: weights in the precision in which they are updated, and state."""
@@ -165,7 +165,7 @@ class Mirror:
             self._apply(bucket, replay)
         self._versions[bucket.index] = replay.number
 
-    def exchange(self, bucket: Bucket, reduced: Flat, replay: Replay) -> list[Pending]:
+    def exchange(self, bucket: Bucket, reduced: Flat, replay: UpdateReplay) -> list[Pending]:
         """Send the own shard's `reduced` gradient to its second home, and get the ward's, for the next `catch_up`.
 
         `reduced` must stay as it is until what is returned has ended. Collective. Nothing is sent that is there.
@@ -194,7 +194,7 @@ class Mirror:
         """Forget the gradients of later updates. The copy can still be that after `update`, or the one before."""
         self._replays = {index: one for index, one in self._replays.items() if one.number <= update}
 
-    def take_weights(self, arenas: Arenas, masters: bool = True) -> None:
+    def take_weights(self, arenas: ParameterArenas, masters: bool = True) -> None:
         """Set the copy's weights from those that all ranks have; `masters`: also where they are of a half type and
         what their master copies are rounded to."""
         for bucket in self.buckets:
@@ -209,18 +209,18 @@ class Mirror:
         self._versions = dict.fromkeys(self._versions, updates)
         self._replays.clear()
 
-    def _apply(self, bucket: Bucket, replay: Replay) -> None:
+    def _apply(self, bucket: Bucket, replay: UpdateReplay) -> None:
         values, kernels, wire = self.values(bucket), self._tools.kernels, self._tools.wire
         weights = values[MASTER if bucket.half else WEIGHTS]
         gradients = self._waiting(bucket, replay)
-        part = Part(weights, gradients.astype(np.float32) if bucket.half else gradients, values)
+        part = OwnedBucketPart(weights, gradients.astype(np.float32) if bucket.half else gradients, values)
         before = weights.copy() if LOST_CHANGE in values else weights
         present = replay.rules.apply(part, self._spans[bucket.index], self.missed, replay.scale, kernels)
         descend(part, present, replay.layer_rates, kernels)
         if wire is not None and LOST_CHANGE in values:
             wire.round_change(before, weights, values[LOST_CHANGE])
 
-    def _waiting(self, bucket: Bucket, replay: Replay) -> Flat:
+    def _waiting(self, bucket: Bucket, replay: UpdateReplay) -> Flat:
         return self._gradients[self._generation(replay.number)][bucket.index]
 
     def _generation(self, number: int) -> int:
@@ -256,7 +256,9 @@ def _room(bucket: Bucket) -> int:
     return -(-longest * bucket.dtype.itemsize // _ALIGNED) * _ALIGNED
 
 
-def descend(part: Part, spans: Sequence[ParamLocation], rates: Mapping[str, float], kernels: Kernels) -> None:
+def descend(
+    part: OwnedBucketPart, spans: Sequence[ParamLocation], rates: Mapping[str, float], kernels: OptimizerKernels
+) -> None:
     """Take the step of each parameter that has a rate of its own, along the direction in place of its gradient."""
     for span in spans:
         if span.spec.name in rates:

@@ -7,10 +7,10 @@ from collections.abc import Collection, Sequence
 from ringtrain._core.process_groups.group import Group
 from ringtrain.optim.diloco import DiLoCo
 from ringtrain.optim.host import HostOptimizer
-from ringtrain.optim.recovery import Recovering
+from ringtrain.optim.recovery import DiLoCoRecovery
 
 
-class OnHost:
+class OnHostOptimizer:
     """An optimizer whose updates `_host` makes, as `ringtrain.elastic.State` takes it.
 
     A class adds `prepare` and `adopt`, and in the others' place what it does beside the host's part.
@@ -56,7 +56,7 @@ class OnHost:
         self._host.discard()
 
 
-class OuterOnHost(OnHost):
+class OnHostDiLoCo(OnHostOptimizer):
     """A framework's DiLoCo, whose outer steps `outer` makes."""
 
     outer: DiLoCo
@@ -67,7 +67,7 @@ class OuterOnHost(OnHost):
         return self.outer.due
 
     @property
-    def in_sites(self) -> Recovering | None:
+    def in_sites(self) -> DiLoCoRecovery | None:
         """What keeps the state of this rank's site; for `ringtrain.elastic`, as what follows."""
         return self.outer.in_sites
 

@@ -23,18 +23,18 @@ from ringtrain import timeline
 from ringtrain._core.process_groups.group import Flat, Group, Pending
 from ringtrain._core.reduction.ops import Average, Sum
 from ringtrain.errors import ConfigurationError
-from ringtrain.optim.arenas import Arenas
+from ringtrain.optim.arenas import ParameterArenas
 from ringtrain.optim.arguments import OptimizerSettings
-from ringtrain.optim.inbox import Inbox
-from ringtrain.optim.kernels import Kernels, Part, Sums
+from ringtrain.optim.inbox import GradientInbox
+from ringtrain.optim.kernels import OptimizerKernels, OwnedBucketPart, Sums
 from ringtrain.optim.layout import Bucket, Layout, ParamLocation
-from ringtrain.optim.mirror import KeptShard, Mirror, Replay, descend
-from ringtrain.optim.norms import Norms, squares_by_parameter
+from ringtrain.optim.mirror import KeptShard, OptimizerShardMirror, UpdateReplay, descend
+from ringtrain.optim.norms import GradientNorms, squares_by_parameter
 from ringtrain.optim.order import BucketOrder
-from ringtrain.optim.rules import LayerRule
-from ringtrain.optim.spans import Missed, StepRules
-from ringtrain.optim.undo import Undo
-from ringtrain.optim.wire import LOST_CHANGE, Wire
+from ringtrain.optim.rules import LayerUpdateRule
+from ringtrain.optim.spans import MissedGradients, StepRules
+from ringtrain.optim.undo import OptimizerUndo
+from ringtrain.optim.wire import LOST_CHANGE, OptimizerWire
 from ringtrain.step_time import HIDDEN_UPDATE, REDUCTION
 
 
@@ -42,7 +42,7 @@ class DeviceReducer(Protocol):
     """Has gradients of buckets that are not local on this rank's device, reduces them from there, and brings new
     weights there. All ranks have one, or none."""
 
-    def attach(self, layout: Layout, arenas: Arenas) -> None:
+    def attach(self, layout: Layout, arenas: ParameterArenas) -> None:
         """Work for the optimizer that has these. Called once, before anything else."""
 
     def reduce_scatter(self, bucket: Bucket) -> Pending:
@@ -67,19 +67,19 @@ class UpdateContext:
 
     group: Group
     layout: Layout
-    arenas: Arenas
+    arenas: ParameterArenas
     state_names: tuple[str, ...]
     settings: OptimizerSettings
-    kernels: Kernels
+    kernels: OptimizerKernels
     order: BucketOrder
-    norms: Norms
+    norms: GradientNorms
     sharded: bool
     spans: tuple[tuple[ParamLocation, ...], ...]
-    missed: Missed
-    wire: Wire | None = None
+    missed: MissedGradients
+    wire: OptimizerWire | None = None
     lane: Group | None = None
-    undo: Undo | None = None
-    mirrors: tuple[Mirror, ...] = ()
+    undo: OptimizerUndo | None = None
+    mirrors: tuple[OptimizerShardMirror, ...] = ()
     kept: dict[int, KeptShard] = field(default_factory=dict)
     devices: DeviceReducer | None = None
 
@@ -87,7 +87,7 @@ class UpdateContext:
         """Whether no other rank has to do with `bucket`."""
         return bucket.local or bucket.size == 0 or self.group.size == 1
 
-    def wire_of(self, bucket: Bucket) -> Wire | None:
+    def wire_of(self, bucket: Bucket) -> OptimizerWire | None:
         """What sends `bucket` in fewer bytes; None where it travels as it is, or not at all."""
         wire = self.wire
         return wire if wire is not None and wire.carries(bucket) and not self.stays_here(bucket) else None
@@ -109,13 +109,13 @@ class UpdateContext:
         kept = [(rank, one.values[bucket.index]) for rank, one in self.kept.items() if bucket.index in one.values]
         return [*((mirror.ward, mirror.values(bucket)) for mirror in self.mirrors), *kept]
 
-    def catch_up_until_complete(self, inbox: Inbox, awaited: Bucket, number: int) -> None:
+    def catch_up_until_complete(self, inbox: GradientInbox, awaited: Bucket, number: int) -> None:
         """Use the time until the gradients of `awaited` are complete: bring the copies up to update `number`."""
         for mirror in self.mirrors:
             mirror.catch_up_until(inbox.is_complete, awaited, number)
 
-    def exchange_copies(self, bucket: Bucket, reduced: Flat, replay: Replay) -> list[Pending]:
-        """Send the own shard's `reduced` gradient to its second homes. Collective; see `Mirror.exchange`."""
+    def exchange_copies(self, bucket: Bucket, reduced: Flat, replay: UpdateReplay) -> list[Pending]:
+        """Send the own shard's `reduced` gradient to its second homes. As `OptimizerShardMirror.exchange`."""
         return [sent for mirror in self.mirrors for sent in mirror.exchange(bucket, reduced, replay)]
 
     def mean_scale(self, bucket: Bucket, micro_steps: int) -> float:
@@ -126,11 +126,11 @@ class UpdateContext:
         return 1.0 / (micro_steps * (1 if is_mean else self.group.size))
 
 
-class Abandoned(Exception):
+class UpdateAbandoned(Exception):
     """The update was given up before all gradients were there."""
 
 
-class Arrivals:
+class WeightArrivals:
     """Which buckets' weights are new."""
 
     def __init__(self, buckets: Sequence[Bucket]) -> None:
@@ -152,7 +152,7 @@ class Arrivals:
             new.set()
 
 
-class Hold:
+class OptimizerStepHold:
     """What lets an update that waits for `step()` go on: told by the thread that trains, heard by another one."""
 
     def __init__(self) -> None:
@@ -177,13 +177,15 @@ class Hold:
         return self._told.get()
 
 
-class Update:
+class OptimizerUpdate:
     """The run of an update: with `rules`, while gradients come; with a `hold`, gradients are reduced while they
     come, and the weights wait for what the hold says. `norm` is the global gradient norm when clipping asks for
     it.
     """
 
-    def __init__(self, context: UpdateContext, inbox: Inbox, rules: StepRules, hold: Hold | None = None) -> None:
+    def __init__(
+        self, context: UpdateContext, inbox: GradientInbox, rules: StepRules, hold: OptimizerStepHold | None = None
+    ) -> None:
         self._m = context
         self._inbox = inbox
         self._rules = rules
@@ -194,11 +196,11 @@ class Update:
         self._late = clips or hold is not None
         self._order = context.layout.buckets if self._late else context.order.buckets
         self._reductions: dict[int, list[Pending]] = {}  # by bucket, in order
-        self.arrivals = Arrivals(context.layout.buckets)
+        self.arrivals = WeightArrivals(context.layout.buckets)
         self.norm: float | None = None
 
     def run(self) -> None:
-        """Return when every weight is new on this rank. Raises what a collective raised, and `Abandoned`."""
+        """Return when every weight is new on this rank. Raises what a collective raised, and `UpdateAbandoned`."""
         if not self._late:
             self._m.order.begin()
         clip_norm = self._m.settings.clip_norm
@@ -231,7 +233,7 @@ class Update:
                 self._m.order.end(self.number)
             self.arrivals.arrived(bucket)
 
-    def _wait_held(self, hold: Hold) -> None:
+    def _wait_held(self, hold: OptimizerStepHold) -> None:
         """Reduce all gradients, and return when rules are there to go on with."""
         for place, bucket in enumerate(self._order):
             self._reduce_through(place)
@@ -239,7 +241,7 @@ class Update:
             self._wait_reduced(bucket)
         while not isinstance(told := hold.next(), StepRules):
             if told is None:
-                raise Abandoned
+                raise UpdateAbandoned
             try:
                 self._gather_gradients()
             finally:
@@ -266,7 +268,7 @@ class Update:
         """What turns the reduced gradient into the mean."""
         return 1.0 if self.is_mean else self._m.mean_scale(bucket, self._inbox.micro_steps)
 
-    def _change(self, bucket: Bucket, clip: float) -> tuple[Flat | None, Replay]:
+    def _change(self, bucket: Bucket, clip: float) -> tuple[Flat | None, UpdateReplay]:
         """Update the own shard of `bucket`; return what its second home needs: reduced gradient and values."""
         began_ns = time.perf_counter_ns()
         with HIDDEN_UPDATE:
@@ -280,11 +282,11 @@ class Update:
             spans = self._m.spans[bucket.index]
             present = self._rules.apply(part, spans, self._m.missed, scale, self._m.kernels)
             layer_rates: dict[str, float] = {}
-            if any(isinstance(rule, LayerRule) for rule in self._rules.rules):
+            if any(isinstance(rule, LayerUpdateRule) for rule in self._rules.rules):
                 layer_rates = self._descend_by_layer(bucket, part, present)
             self._m.arenas.store(bucket, part)
         timeline.record_since(began_ns, f"update bucket {bucket.index}", "update")
-        return reduced, Replay(self._rules, scale, layer_rates)
+        return reduced, UpdateReplay(self._rules, scale, layer_rates)
 
     def _kept_for_mirror(self, bucket: Bucket) -> Flat | None:
         """The reduced gradient of the own shard, which the rule consumes."""
@@ -302,7 +304,7 @@ class Update:
         while len(self._reductions) <= min(place, len(self._order) - 1):
             bucket = self._order[len(self._reductions)]
             if not self._inbox.wait_complete(bucket.index):
-                raise Abandoned
+                raise UpdateAbandoned
             self._reductions[bucket.index] = self._reduce(bucket)
 
     def _reduce_next_if_complete(self, place: int) -> None:
@@ -368,7 +370,9 @@ class Update:
         # In this order it is NaN where the norm is: the other one would leave all gradients unclipped.
         return min(clip_norm / (self.norm + 1e-6), 1.0)
 
-    def _descend_by_layer(self, bucket: Bucket, part: Part, present: Sequence[ParamLocation]) -> dict[str, float]:
+    def _descend_by_layer(
+        self, bucket: Bucket, part: OwnedBucketPart, present: Sequence[ParamLocation]
+    ) -> dict[str, float]:
         """Return the rate of each parameter."""
         own = [self._m.norms.of_owned(bucket, values) for values in (part.weights, part.gradients)]
         weight_sums, direction_sums = self._exchanged(own, [bucket, bucket])
@@ -377,7 +381,7 @@ class Update:
         rates = {}
         for at, weight, direction in zip(bucket.locations, weight_squares, direction_squares, strict=True):
             rule = self._rules.rule(at.spec)
-            if isinstance(rule, LayerRule):
+            if isinstance(rule, LayerUpdateRule):
                 ratio = rule.trust_ratio(math.sqrt(weight), math.sqrt(direction))
                 rates[at.spec.name] = rule.lr * self._rules.factor * ratio
         descend(part, present, rates, self._m.kernels)

@@ -18,15 +18,15 @@ from ringtrain._core.process_groups.group import Flat, Group, ProcessGroup
 from ringtrain._core.process_groups.process_sets import ProcessSet, process_set_of_world
 from ringtrain._core.process_groups.rank_context import RankContext
 from ringtrain._core.wire.signature import Signature
-from ringtrain.optim.fragments import Exchange, Fragment, FragmentSchedule
-from ringtrain.optim.sites import SiteGroups, Sites
+from ringtrain.optim.fragments import DiLoCoFragment, DiLoCoSchedule, FragmentExchange
+from ringtrain.optim.sites import DiLoCoSiteGroups, DiLoCoSites
 from ringtrain.shared.contract import ENV_TIMEOUT
 
 log = logging.getLogger("ringtrain")
 
 
 @runtime_checkable
-class LocalWeights(Protocol):
+class DiLoCoLocalWeights(Protocol):
     """This rank's own weights, which its inner optimizer changes: in host memory, or on a device."""
 
     def read(self, names: Sequence[str]) -> Sequence[Flat]:
@@ -37,7 +37,7 @@ class LocalWeights(Protocol):
 
 
 @dataclass(frozen=True)
-class _AtCommit:
+class _DiLoCoCommit:
     """What a rank had at commit `number`, before its synchronization: by fragment the outer steps, the inner step
     of the synchronization before and the samples since; inner steps; its weights, and whether its own inner steps
     made them. `inner`: with sites, the inner optimizer's state."""
@@ -58,7 +58,7 @@ class _AtCommit:
 
 
 @runtime_checkable
-class Inner(Protocol):
+class InnerOptimizer(Protocol):
     """An inner optimizer, which ranks of one site have alike."""
 
     def state_dict(self) -> Any: ...
@@ -67,7 +67,7 @@ class Inner(Protocol):
 
 
 @dataclass(frozen=True)
-class _Interrupted:
+class _InterruptedInterval:
     """Where a rank was between two commits: after inner step `steps`; by fragment the inner step of the
     synchronization before, and the samples since; its weights, and the inner optimizer's state."""
 
@@ -78,38 +78,38 @@ class _Interrupted:
     inner: Any
 
 
-class Recovering(ABC):
+class DiLoCoRecovery(ABC):
     """The part of a `DiLoCo` that `ringtrain.elastic.State` asks, with `elastic`."""
 
-    _sites: SiteGroups | None
-    _inner: Inner | None
+    _sites: DiLoCoSiteGroups | None
+    _inner: InnerOptimizer | None
     _follows_sites: bool
-    _fragments: list[Fragment]
-    _local: LocalWeights
-    _schedule: FragmentSchedule
+    _fragments: list[DiLoCoFragment]
+    _local: DiLoCoLocalWeights
+    _schedule: DiLoCoSchedule
     _opened: list[ProcessGroup]  # of this world, and of the one that is prepared
     _group: Group
-    _exchange: Exchange | None
+    _exchange: FragmentExchange | None
     _steps: int
 
     def __init__(self) -> None:
         self._own = True  # whether the local weights are what this rank's inner steps have made
         self._known = True  # whether this rank knows where the others are
         # Of two commits: a rank may have come through the synchronization that another one has to repeat.
-        self._kept: deque[_AtCommit] = deque(maxlen=2)
+        self._kept: deque[_DiLoCoCommit] = deque(maxlen=2)
         self._commits = self._reached = 0  # reached: inner steps before a rollback
         self._committed_steps = 0  # inner steps at the last commit
         self._prepared: tuple[int, int, list[int]] = 0, 0, []
         self._committed_at = time.monotonic()
-        self._restored: tuple[_AtCommit, Sequence[int]] | None = None
+        self._restored: tuple[_DiLoCoCommit, Sequence[int]] | None = None
         self._synchronized: list[int] = []  # updates by fragment after the last commit's synchronization
-        self._next_sites: SiteGroups | None = None  # of the world that is prepared
-        self._whole_sites: SiteGroups | None = None  # while a part of each site goes on
+        self._next_sites: DiLoCoSiteGroups | None = None  # of the world that is prepared
+        self._whole_sites: DiLoCoSiteGroups | None = None  # while a part of each site goes on
         self._site_changed: Callable[[ProcessSet], None] = lambda site: None
         # After which inner step a site can go on: the last one that was kept, and nothing was averaged since.
         self._step_kept: int | None = None
         self._last_kept = 0  # the inner step of the last `keep`
-        self._interrupted: _Interrupted | None = None
+        self._interrupted: _InterruptedInterval | None = None
         self._is_behind = False  # whether others of its site have made a step that this rank has not
 
     @property
@@ -153,7 +153,9 @@ class Recovering(ABC):
         inner = self._inner_state() if self._follows_sites else None
         if self._kept and self._kept[-1].number == self._commits:
             self._kept.pop()
-        self._kept.append(_AtCommit(self._commits, updates, sent, self._steps, samples, weights, self._own, inner))
+        self._kept.append(
+            _DiLoCoCommit(self._commits, updates, sent, self._steps, samples, weights, self._own, inner)
+        )
         self._committed_at = time.monotonic()
 
     def rollback(self, to: int | None = None) -> int:
@@ -182,7 +184,7 @@ class Recovering(ABC):
             self._restore(*self._restored)
         return done
 
-    def _restore(self, kept: _AtCommit, updates: Sequence[int]) -> None:
+    def _restore(self, kept: _DiLoCoCommit, updates: Sequence[int]) -> None:
         """Have local weights as after `updates`: those of a commit, or what its synchronization made of them; and
         with sites the inner optimizer's state of that commit: some ranks may have made inner steps since, others
         none."""
@@ -224,7 +226,7 @@ class Recovering(ABC):
         """Bring the outer optimizer into the world of now, in a group of its own. Collective."""
         opened = self._open_group()
         if self._follows_sites:
-            self._next_sites = SiteGroups(Sites.of_world())
+            self._next_sites = DiLoCoSiteGroups(DiLoCoSites.of_world())
         for fragment in self._fragments:
             fragment.host.prepare(opened, former)
         if former[opened.rank] is None:
@@ -306,7 +308,7 @@ class Recovering(ABC):
     # With sites, which may have several ranks: between commits those of a site have the same weights.
 
     @property
-    def in_sites(self) -> Recovering | None:
+    def in_sites(self) -> DiLoCoRecovery | None:
         """This, where the worlds of an elastic job name their sites."""
         return self if self._follows_sites else None
 
@@ -360,7 +362,7 @@ class Recovering(ABC):
             for ranks in sites:
                 process_set_of_world(ranks)
             return None
-        self._sites = SiteGroups(Sites(tuple(map(tuple, sites)), rank, follows=True))
+        self._sites = DiLoCoSiteGroups(DiLoCoSites(tuple(map(tuple, sites)), rank, follows=True))
         self._site_changed(self._sites.site)
         return self._sites.near
 
@@ -377,7 +379,7 @@ class Recovering(ABC):
 
     def go_on(self, state: Mapping[str, Any]) -> None:
         """Go on from what `interrupted_state` gave on a rank of this site. Local."""
-        self._interrupted = _Interrupted(**state)
+        self._interrupted = _InterruptedInterval(**state)
         self._take_site(state)
         self._step_kept = self._steps
 
@@ -407,11 +409,11 @@ class Recovering(ABC):
         for fragment in self._fragments:
             fragment.samples = 0
 
-    def _now(self) -> _Interrupted:
+    def _now(self) -> _InterruptedInterval:
         names = [name for fragment in self._fragments for name in fragment.names]
         weights = {name: np.array(array) for name, array in zip(names, self._local.read(names), strict=True)}
         sent, samples = ([*of] for of in zip(*((f.sent, f.samples) for f in self._fragments), strict=True))
-        return _Interrupted(self._steps, sent, samples, weights, self._inner_state())
+        return _InterruptedInterval(self._steps, sent, samples, weights, self._inner_state())
 
     def _take_site(self, state: Mapping[str, Any]) -> None:
         self._set_steps(state["steps"], state["sent"])
@@ -438,7 +440,7 @@ class Recovering(ABC):
         """A group of all ranks whose collectives need not wait for the script's."""
 
     @abstractmethod
-    def _begin(self, fragment: Fragment, overlaps: bool) -> None:
+    def _begin(self, fragment: DiLoCoFragment, overlaps: bool) -> None:
         """Take the pseudo-gradient of `fragment` as it is now, and begin its outer step."""
 
     @abstractmethod
@@ -446,9 +448,9 @@ class Recovering(ABC):
         """Wait for the exchange that is under way, and take its outer weights."""
 
     @abstractmethod
-    def _mix(self, fragment: Fragment) -> None:
+    def _mix(self, fragment: DiLoCoFragment) -> None:
         """Take the outer weights of a fragment, and keep the part `mix` of what this rank has."""
 
     @abstractmethod
-    def _take_outer(self, *fragments: Fragment) -> None:
+    def _take_outer(self, *fragments: DiLoCoFragment) -> None:
         """Have the outer weights of these fragments, or of all, as local ones."""

@@ -13,29 +13,29 @@ import numpy as np
 from ringtrain._core.process_groups.group import Flat, Group
 from ringtrain.errors import ConfigurationError, MismatchError, StateLost
 from ringtrain.optim.arenas import MASTER, WEIGHTS
-from ringtrain.optim.cut import Cut, Model, Unjoined, make_cut
+from ringtrain.optim.cut import OptimizedModel, OptimizerCut, UnjoinedOptimizerGroup, make_cut
 from ringtrain.optim.layout import Bucket
-from ringtrain.optim.mirror import Mirror
+from ringtrain.optim.mirror import OptimizerShardMirror
 from ringtrain.optim.pipeline import UpdateContext
 from ringtrain.optim.state import merged_missed
 
 
 @dataclass(frozen=True)
-class Own:
+class OwnOptimizerShard:
     """What a rank has: its cut, the updates that are done, and the buckets whose weights are not whole."""
 
-    cut: Cut
+    cut: OptimizerCut
     updates: int
     torn: frozenset[int]
 
     @property
     def joined(self) -> bool:
         """Whether it has been in a world."""
-        return not isinstance(self.cut.context.group, Unjoined)
+        return not isinstance(self.cut.context.group, UnjoinedOptimizerGroup)
 
 
 @dataclass(frozen=True)
-class Members:
+class OptimizerShardMembers:
     """Who comes from where.
 
     `former`: by rank, its rank in the former world, None for a newcomer. `size`: of the former world, `homes`: of
@@ -70,7 +70,7 @@ class Members:
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldShardElements:
     """Elements `start:stop` of a bucket that rank `rank` of the new world holds."""
 
     rank: int
@@ -79,7 +79,7 @@ class Held:
 
 
 @dataclass(frozen=True)
-class Move:
+class ShardMove:
     """Elements `start:stop` of a bucket that rank `giver` gives to another one, or has itself."""
 
     giver: int
@@ -87,17 +87,19 @@ class Move:
     stop: int
 
 
-def route(held: Sequence[Held], taker: int, start: int, stop: int) -> list[Move]:
+def route(held: Sequence[HeldShardElements], taker: int, start: int, stop: int) -> list[ShardMove]:
     """Where `taker` gets elements `start:stop` from: from itself if it can, else from the first in `held`."""
     edges = {start, stop, *(edge for h in held for edge in (h.start, h.stop) if start < edge < stop)}
     moves = []
     for begin, end in pairwise(sorted(edges)):
         ranks = [h.rank for h in held if h.start <= begin and end <= h.stop]
-        moves.append(Move(taker if taker in ranks else ranks[0], begin, end))
+        moves.append(ShardMove(taker if taker in ranks else ranks[0], begin, end))
     return moves
 
 
-def move_into(model: Model, group: Group, former: Sequence[int | None], own: Own) -> Own:
+def move_into(
+    model: OptimizedModel, group: Group, former: Sequence[int | None], own: OwnOptimizerShard
+) -> OwnOptimizerShard:
     """Return what this rank has in the world of `group`: weights and state of the former world. Collective.
 
     `own.cut` stays as it is. Raises StateLost on every rank where nobody holds a part of the state, MismatchError
@@ -111,7 +113,7 @@ def move_into(model: Model, group: Group, former: Sequence[int | None], own: Own
     new = make_cut(model, group)
     _check_all_held(model, members)
     for bucket in new.context.layout.buckets:
-        transfer = _Transfer(model, members, own.cut, new, bucket)
+        transfer = _OptimizerStateTransfer(model, members, own.cut, new, bucket)
         if bucket.local:
             transfer.stay()
         elif bucket.size:
@@ -121,10 +123,10 @@ def move_into(model: Model, group: Group, former: Sequence[int | None], own: Own
     for mirror in new.context.mirrors:
         mirror.take_weights(new.context.arenas, masters=not members.updates)
     new.begin_at(members.updates, missed)
-    return Own(new, members.updates, frozenset())
+    return OwnOptimizerShard(new, members.updates, frozenset())
 
 
-def _meet(group: Group, former: Sequence[int | None], own: Own) -> Members:
+def _meet(group: Group, former: Sequence[int | None], own: OwnOptimizerShard) -> OptimizerShardMembers:
     """Learn what the others bring, and check that it fits together."""
     context = own.cut.context
     brought = {
@@ -150,10 +152,12 @@ def _meet(group: Group, former: Sequence[int | None], own: Own) -> Members:
         () if before is None else tuple(other["kept"]) for before, other in zip(former, reported, strict=True)
     )
     there = reported[first]
-    return Members(tuple(former), there["size"], tuple(map(tuple, there["homes"])), kept, torn, there["updates"])
+    return OptimizerShardMembers(
+        tuple(former), there["size"], tuple(map(tuple, there["homes"])), kept, torn, there["updates"]
+    )
 
 
-def _missed(group: Group, members: Members, own: Own) -> dict[str, int]:
+def _missed(group: Group, members: OptimizerShardMembers, own: OwnOptimizerShard) -> dict[str, int]:
     """How many updates each parameter had no gradient in, from the owners of its elements and their second
     homes."""
     context = own.cut.context
@@ -178,7 +182,7 @@ def _compare(
         )
 
 
-def _check_all_held(model: Model, members: Members) -> None:
+def _check_all_held(model: OptimizedModel, members: OptimizerShardMembers) -> None:
     """Raise StateLost where a part of the state is gone."""
     names = [spec.name for spec in model.specs if spec.local]
     if members.lost and names:
@@ -202,13 +206,13 @@ def _check_all_held(model: Model, members: Members) -> None:
 
 
 @dataclass(frozen=True)
-class _Transfer:
+class _OptimizerStateTransfer:
     """Of one bucket."""
 
-    model: Model
-    members: Members
-    old: Cut
-    new: Cut
+    model: OptimizedModel
+    members: OptimizerShardMembers
+    old: OptimizerCut
+    new: OptimizerCut
     bucket: Bucket
 
     def stay(self) -> None:
@@ -232,20 +236,24 @@ class _Transfer:
         self._unpack(taken[group.rank], received)
         self._carry_feedback()
 
-    def _held(self) -> list[Held]:
+    def _held(self) -> list[HeldShardElements]:
         """Who holds which elements: owners, then second homes, then those that leavers gave theirs."""
         members, size = self.members, self.bucket.size
         if members.size == 1 or not self.model.sharded:
-            return [Held(rank, 0, size) for rank in members.survivors]
+            return [HeldShardElements(rank, 0, size) for rank in members.survivors]
         bounds = self.model.layout(members.size).buckets[self.bucket.index].bounds
         shards = [*enumerate(pairwise(bounds))]
         shards += [held for copy in members.homes for held in zip(copy, pairwise(bounds), strict=True)]
         holders = [(members.rank_now(rank), *edges) for rank, edges in shards]
         edges_of = list(pairwise(bounds))
         holders += [(rank, *edges_of[owner]) for rank, owners in enumerate(members.kept) for owner in owners]
-        return [Held(rank, start, stop) for rank, start, stop in holders if rank is not None and start < stop]
+        return [
+            HeldShardElements(rank, start, stop)
+            for rank, start, stop in holders
+            if rank is not None and start < stop
+        ]
 
-    def _taken_by(self, rank: int, held: Sequence[Held]) -> list[tuple[str, Move]]:
+    def _taken_by(self, rank: int, held: Sequence[HeldShardElements]) -> list[tuple[str, ShardMove]]:
         """The slots and elements that `rank` needs, in the order in which they travel."""
         slots = self.new.context.slots(self.bucket)
         wanted = [] if not self.members.updates else self._state_of(rank)
@@ -264,12 +272,12 @@ class _Transfer:
         shards = [self.bucket.shard(one) for one in (rank, *wards)]
         return [(shard.start, shard.stop) for shard in shards if shard.start < shard.stop]
 
-    def _message(self, moves: Iterable[tuple[str, Move]], taker: int) -> Flat:
+    def _message(self, moves: Iterable[tuple[str, ShardMove]], taker: int) -> Flat:
         rank = self.new.context.group.rank
         parts = [self._source(slot, move).view(np.uint8) for slot, move in moves if move.giver == rank != taker]
         return np.concatenate(parts) if parts else np.empty(0, np.uint8)
 
-    def _unpack(self, moves: Iterable[tuple[str, Move]], received: Sequence[Flat]) -> None:
+    def _unpack(self, moves: Iterable[tuple[str, ShardMove]], received: Sequence[Flat]) -> None:
         read = [0] * len(received)
         for slot, move in moves:
             target = self._target(slot, move)
@@ -280,19 +288,19 @@ class _Transfer:
             read[move.giver] = end = begin + target.nbytes
             target.view(np.uint8)[:] = received[move.giver][begin:end]
 
-    def _source(self, slot: str, move: Move) -> Flat:
+    def _source(self, slot: str, move: ShardMove) -> Flat:
         context, bucket = self.old.context, self._old_bucket
         if slot == WEIGHTS and not any(self._is_of(mirror, bucket, move) for mirror in context.mirrors):
             return context.arenas.weights(bucket)[move.start : move.stop]
         found = self._part(context, bucket, MASTER if slot == WEIGHTS and bucket.half else slot, move)
         return found.astype(bucket.dtype) if slot == WEIGHTS else found
 
-    def _target(self, slot: str, move: Move) -> Flat:
+    def _target(self, slot: str, move: ShardMove) -> Flat:
         if slot == WEIGHTS:
             return self.new.context.arenas.weights(self.bucket)[move.start : move.stop]
         return self._part(self.new.context, self.bucket, slot, move)
 
-    def _part(self, context: UpdateContext, bucket: Bucket, slot: str, move: Move) -> Flat:
+    def _part(self, context: UpdateContext, bucket: Bucket, slot: str, move: ShardMove) -> Flat:
         """What a rank keeps of `slot`, as the owner of the moved elements or as their second home."""
         values, start = context.slots(bucket), context.arenas.owned(bucket).start
         for owner, copied in context.copies(bucket):
@@ -303,7 +311,7 @@ class _Transfer:
         return values[slot][move.start - start : move.stop - start]
 
     @staticmethod
-    def _is_of(mirror: Mirror, bucket: Bucket, move: Move) -> bool:
+    def _is_of(mirror: OptimizerShardMirror, bucket: Bucket, move: ShardMove) -> bool:
         shard = mirror.shard(bucket)
         return bool(shard.start <= move.start and move.stop <= shard.stop)
 

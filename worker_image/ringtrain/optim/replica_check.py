@@ -19,7 +19,7 @@ from ringtrain.optim.pipeline import UpdateContext
 FIRST: Final = (1, 2)
 
 
-class ReplicaCheck:
+class WeightReplicaCheck:
     """The checks of one rank. Every rank makes them at the same updates.
 
     `weights`: False: rates alone. Where every rank applies a library's rule to all weights, as torch's, processors

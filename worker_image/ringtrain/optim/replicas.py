@@ -38,7 +38,7 @@ _HERE, _CUT, _PLATFORM, _WEIGHTS, _RATES, _DRAWS, _COLUMNS = range(7)
 
 
 @dataclass(frozen=True)
-class Replica:
+class OptimizerReplica:
     """What a rank has before an update. `cut`: names and shapes of the weights. `platform`: what computes updates:
     others may round differently. `weights`: the digest of a part of them. `rates`: one for each group."""
 
@@ -48,7 +48,7 @@ class Replica:
     rates: Sequence[float] = ()
 
 
-class Replicas:
+class OptimizerReplicas:
     """The comparisons of one optimizer on one rank. All ranks of `process_set` make them before the same updates.
 
     A difference counts that is still there before the next update: scripts of Horovod's send the weights of one
@@ -62,7 +62,7 @@ class Replicas:
         self._doubted: int | None = None  # the part of the last comparison, which has shown a difference
 
     @contextlib.contextmanager
-    def compared(self, look: Callable[[int], Replica]) -> Iterator[None]:
+    def compared(self, look: Callable[[int], OptimizerReplica]) -> Iterator[None]:
         """Compare, while gradients are reduced within it, what `look` sees of one of `PARTS` before their update.
 
         Collective where the gradients are. Raises MismatchError or StateCorrupt, on every rank that trains.
@@ -82,7 +82,7 @@ class Replicas:
             self._compare_draws(table, draws, told)
         self._doubted = None if _alike(table) else part
 
-    def seen_now(self, look: Callable[[int], Replica]) -> Callable[[int], Replica]:
+    def seen_now(self, look: Callable[[int], OptimizerReplica]) -> Callable[[int], OptimizerReplica]:
         """A `look` for the comparison before the next update, which tells what there is to see now. Local: nothing
         is counted, as the step may fail before its update."""
         part = None if trains_alone(self._process_set) or joins_survivors() else self._coming_part()
@@ -111,7 +111,7 @@ class Replicas:
             return update % PARTS
         return update // EVERY % PARTS if update % EVERY == 0 else None
 
-    def _begin(self, seen: Replica, told: Any) -> Any:
+    def _begin(self, seen: OptimizerReplica, told: Any) -> Any:
         """Sum up tables in which each rank has written its own row; that of a rank that has joined is empty."""
         queue = queue_of(self._process_set)
         table = np.zeros((len(queue.ranks), _COLUMNS + _MOST_RATES), np.int64)

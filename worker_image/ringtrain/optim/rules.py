@@ -1,7 +1,7 @@
 """Update rules: frozen configuration, and how one step follows from it. They hold no state of their own.
 
-A rule says which arrays of state it needs per weight and updates a `Part`; memory, sharding and the ring are
-elsewhere.
+A rule says which arrays of state it needs per weight and updates an `OwnedBucketPart`; memory, sharding and the
+ring are elsewhere.
 """
 
 import math
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from ringtrain.errors import ConfigurationError
-from ringtrain.optim.kernels import AdamTerms, Kernels, Part, SgdTerms
+from ringtrain.optim.kernels import AdamTerms, OptimizerKernels, OwnedBucketPart, SgdTerms
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class StepValues:
     scale: float
 
 
-class _StatefulRule(Protocol):
+class _StatefulUpdateRule(Protocol):
     @property
     def lr(self) -> float: ...
 
@@ -31,26 +31,26 @@ class _StatefulRule(Protocol):
 
 
 @runtime_checkable
-class ElementRule(_StatefulRule, Protocol):
+class ElementUpdateRule(_StatefulUpdateRule, Protocol):
     """A rule in which a weight's update depends on that weight's own values alone."""
 
-    def update(self, part: Part, step: StepValues, kernels: Kernels) -> None: ...
+    def update(self, part: OwnedBucketPart, step: StepValues, kernels: OptimizerKernels) -> None: ...
 
 
 @runtime_checkable
-class LayerRule(_StatefulRule, Protocol):
+class LayerUpdateRule(_StatefulUpdateRule, Protocol):
     """A rule that scales each layer's direction by a ratio of the layer's norms."""
 
-    def direction(self, part: Part, step: StepValues, kernels: Kernels) -> None: ...
+    def direction(self, part: OwnedBucketPart, step: StepValues, kernels: OptimizerKernels) -> None: ...
 
     def trust_ratio(self, weight_norm: float, direction_norm: float) -> float: ...
 
 
-Rule = ElementRule | LayerRule
+Rule = ElementUpdateRule | LayerUpdateRule
 
 
 @runtime_checkable
-class FusableRule(ElementRule, Protocol):
+class FusableUpdateRule(ElementUpdateRule, Protocol):
     """A rule whose `update` is `kernels.sgd` or `kernels.adam` with these terms, no more: compiled code can
     apply it while it reduces. Its states are those of `state_names`, in the kernels' order."""
 
@@ -87,7 +87,7 @@ class SGD:
         """The numbers that compiled kernels apply this rule with."""
         return SgdTerms(step.rate, step.scale, self.momentum, self.nesterov, self.weight_decay)
 
-    def update(self, part: Part, step: StepValues, kernels: Kernels) -> None:
+    def update(self, part: OwnedBucketPart, step: StepValues, kernels: OptimizerKernels) -> None:
         """Change the weights and the state of `part` in place."""
         kernels.sgd(part, self.terms(step))
 
@@ -150,7 +150,7 @@ class Adam(_AdamRule):
         """The numbers that compiled kernels apply this rule with."""
         return self._terms(step, coupled_decay=self.weight_decay)
 
-    def update(self, part: Part, step: StepValues, kernels: Kernels) -> None:
+    def update(self, part: OwnedBucketPart, step: StepValues, kernels: OptimizerKernels) -> None:
         """Change the weights and the state of `part` in place."""
         kernels.adam(part, self.terms(step))
 
@@ -180,7 +180,7 @@ class LAMB(_AdamRule):
     epsilon: float = 1e-6
     weight_decay: float = 0.01
 
-    def direction(self, part: Part, step: StepValues, kernels: Kernels) -> None:
+    def direction(self, part: OwnedBucketPart, step: StepValues, kernels: OptimizerKernels) -> None:
         """Change the state of `part`, and put the direction of the update in the place of its gradient."""
         kernels.lamb_direction(part, self._terms(step, decoupled_decay=self.weight_decay))
 

@@ -25,7 +25,7 @@ from ringtrain.optim.rules import Rule
 
 
 @dataclass(frozen=True)
-class Sites:
+class DiLoCoSites:
     """The world's ranks by site, each ascending, and this rank. `follows`: each world names its own."""
 
     ranks: tuple[tuple[int, ...], ...]
@@ -33,7 +33,7 @@ class Sites:
     follows: bool = False
 
     @classmethod
-    def chosen(cls, given: Sequence[Sequence[int]] | None, elastic: bool, group: Group | None) -> Sites:
+    def chosen(cls, given: Sequence[Sequence[int]] | None, elastic: bool, group: Group | None) -> DiLoCoSites:
         """The sites `given`, else the world's own; each rank is one where there are none of several ranks.
 
         Raises ConfigurationError unless each rank is in one site, and where an elastic job is given sites.
@@ -58,7 +58,7 @@ class Sites:
         return sites
 
     @classmethod
-    def of_world(cls) -> Sites:
+    def of_world(cls) -> DiLoCoSites:
         """Those that the world of now names."""
         config = current().config
         return cls(tuple(map(tuple, config.ranks_by_site.values())), config.rank, follows=True)
@@ -80,13 +80,13 @@ class Sites:
         return [next(number for number, ranks in enumerate(self.ranks) if rank in ranks) for rank in range(size)]
 
 
-class SiteGroups:
+class DiLoCoSiteGroups:
     """This rank's site, and its peers: the ranks that have its place in theirs. Collective over the world.
 
     `site`: the process set of the former. `carriers`: so many ranks of each site have peers in every other.
     """
 
-    def __init__(self, sites: Sites) -> None:
+    def __init__(self, sites: DiLoCoSites) -> None:
         self.sites = sites
         self.far: ProcessGroup | None = None  # of an elastic job: all ranks take part in an exchange
         add = process_set_of_world if sites.follows else process_set_of
@@ -125,7 +125,7 @@ class SiteOptimizer:
     With unequal sites there are as many parts as the smallest site has ranks.
     """
 
-    def __init__(self, initial: Mapping[str, Flat], rule: Rule, groups: SiteGroups, **options: Any) -> None:
+    def __init__(self, initial: Mapping[str, Flat], rule: Rule, groups: DiLoCoSiteGroups, **options: Any) -> None:
         self._near = groups.near
         names = list(initial)
         sizes = [array.nbytes for array in initial.values()]

@@ -17,9 +17,9 @@ from ringtrain._core.kernels.structures import SPAN, STAYS
 from ringtrain._core.kernels.update import NativeRule
 from ringtrain._core.process_groups.group import Flat
 from ringtrain.optim.compiled import RULE_CODES, native_terms
-from ringtrain.optim.kernels import Kernels, Part
+from ringtrain.optim.kernels import OptimizerKernels, OwnedBucketPart
 from ringtrain.optim.layout import Bucket, Layout, ParamLocation, ParamSpec
-from ringtrain.optim.rules import FusableRule, LayerRule, Rule, StepValues
+from ringtrain.optim.rules import FusableUpdateRule, LayerUpdateRule, Rule, StepValues
 
 ABSENT: Final = -0.0
 _UNDONE: Final = 2  # so many updates can be given up
@@ -51,7 +51,7 @@ def is_absent(values: Flat) -> bool:
     return first == 0 and bool(np.signbit(first))
 
 
-class Missed:
+class MissedGradients:
     """In how many updates no rank had a gradient of a parameter: so many it is behind the others.
 
     A rank counts the parameters of which it updates elements.
@@ -95,15 +95,20 @@ class StepRules:
         """The rule of a parameter."""
         return self.rules[self.group_of[spec.name]]
 
-    def values(self, spec: ParamSpec, missed: Missed, scale: float) -> StepValues:
+    def values(self, spec: ParamSpec, missed: MissedGradients, scale: float) -> StepValues:
         """What the rule must know: the parameter's own number of updates, and its rate."""
         return StepValues(self.number - missed.of(spec.name), self.rule(spec).lr * self.factor, scale)
 
     def apply(
-        self, part: Part, spans: Sequence[ParamLocation], missed: Missed, scale: float, kernels: Kernels
+        self,
+        part: OwnedBucketPart,
+        spans: Sequence[ParamLocation],
+        missed: MissedGradients,
+        scale: float,
+        kernels: OptimizerKernels,
     ) -> list[ParamLocation]:
-        """Change the weights and the state of `part`; of a `LayerRule` its state alone, and put directions into
-        the place of its gradients. Return the spans that had a gradient.
+        """Change the weights and the state of `part`; of a `LayerUpdateRule` its state alone, and put directions
+        into the place of its gradients. Return the spans that had a gradient.
         """
         present = []
         for span in spans:
@@ -114,11 +119,11 @@ class StepRules:
         for run in self._runs(present, missed):
             rule = self.rule(run[0].spec)
             cut = part.cut(slice(run[0].start, run[-1].stop), run[0].spec if rule_is_whole(rule) else None)
-            change: Callable[..., None] = rule.direction if isinstance(rule, LayerRule) else rule.update
+            change: Callable[..., None] = rule.direction if isinstance(rule, LayerUpdateRule) else rule.update
             change(cut, self.values(run[0].spec, missed, scale), kernels)
         return present
 
-    def _runs(self, spans: Sequence[ParamLocation], missed: Missed) -> Iterator[list[ParamLocation]]:
+    def _runs(self, spans: Sequence[ParamLocation], missed: MissedGradients) -> Iterator[list[ParamLocation]]:
         """Neighbours that one call of a kernel updates."""
         run: list[ParamLocation] = []
         for span in spans:
@@ -140,7 +145,7 @@ def rule_is_whole(rule: Rule) -> bool:
     return bool(getattr(rule, "by_parameter", False))
 
 
-class NativeSpans:
+class NativeParameterSpans:
     """The spans of one bucket's own elements, as compiled code takes them."""
 
     def __init__(self, spans: Sequence[ParamLocation], group_of: Mapping[str, int]) -> None:
@@ -149,14 +154,14 @@ class NativeSpans:
         self._array["end"][: len(spans)] = [span.stop for span in spans]
         self._groups = [group_of[span.spec.name] for span in spans]
 
-    def rule(self, step: StepRules, missed: Missed, scale: float) -> NativeRule:
+    def rule(self, step: StepRules, missed: MissedGradients, scale: float) -> NativeRule:
         """The rules of one update, none of whose gradients is known to be there."""
         made = {}
         for span, group in zip(self._spans, self._groups, strict=True):
             key = group, missed.of(span.spec.name)
             if key not in made:
                 rule = step.rules[group]
-                assert isinstance(rule, FusableRule), "ask can_fuse first"
+                assert isinstance(rule, FusableUpdateRule), "ask can_fuse first"
                 made[key] = native_terms(rule.terms(step.values(span.spec, missed, scale)))
         address = {key: terms.address for key, terms in made.items()}
         missed_of = missed.of
@@ -168,7 +173,7 @@ class NativeSpans:
         code = RULE_CODES[type(next(iter(made.values())).struct)] if made else 1
         return NativeRule(code, self._array, [terms.struct for terms in made.values()])
 
-    def note(self, number: int, missed: Missed) -> None:
+    def note(self, number: int, missed: MissedGradients) -> None:
         """Count what the update found nobody's gradient of."""
         for index in np.flatnonzero(self._array["fate"] == STAYS).tolist():
             missed.note(number, self._spans[index].spec.name)

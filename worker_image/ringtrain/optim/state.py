@@ -15,16 +15,16 @@ from ringtrain._core.reduction.cuts import ArrayPart, Readable, elements
 from ringtrain.errors import ConfigurationError, MismatchError
 from ringtrain.optim.arenas import WEIGHTS
 from ringtrain.optim.layout import Bucket, Layout, ParamSpec
-from ringtrain.optim.mirror import Mirror
+from ringtrain.optim.mirror import OptimizerShardMirror
 from ringtrain.optim.pipeline import UpdateContext
 from ringtrain.optim.replica_check import compare_weights
-from ringtrain.optim.wire import LOST, LOST_CHANGE, Wire
+from ringtrain.optim.wire import LOST, LOST_CHANGE, OptimizerWire
 
 FEEDBACK, MISSED = "error_feedback", "missed"
 
 
 @dataclass(frozen=True)
-class StateRequest:
+class OptimizerStateRequest:
     """What `gather_state` is asked for. `rule`: the name of the rules. `digest`: of the weights that all ranks
     have; None: these are not compared."""
 
@@ -35,7 +35,7 @@ class StateRequest:
     digest: int | None = None
 
 
-def gather_state(context: UpdateContext, wanted: StateRequest) -> dict[str, Any]:
+def gather_state(context: UpdateContext, wanted: OptimizerStateRequest) -> dict[str, Any]:
     """Gather the state of all ranks on rank `root` (None: on all). The others only take part and get {}.
 
     Returns `{"updates", "rule", "size", "arrays": {"weights": {name: array}, slot: {name: array}, …}}`, and with
@@ -143,7 +143,7 @@ def restore_state(context: UpdateContext, rule: str, state: Mapping[str, Any]) -
     return int(state["updates"]), {name: count for name, count in counted.items() if count}
 
 
-def _restore_mirror(context: UpdateContext, mirror: Mirror, state: Mapping[str, Any]) -> None:
+def _restore_mirror(context: UpdateContext, mirror: OptimizerShardMirror, state: Mapping[str, Any]) -> None:
     """Set the copy of another rank's shard."""
     for bucket in mirror.buckets:
         shard = mirror.shard(bucket)
@@ -158,7 +158,7 @@ def _own_missed(context: UpdateContext) -> dict[str, int]:
     return {name: count for name, count in context.missed.counts.items() if count}
 
 
-def _begin_agreement(context: UpdateContext, wanted: StateRequest) -> Pending | None:
+def _begin_agreement(context: UpdateContext, wanted: OptimizerStateRequest) -> Pending | None:
     """Begin to meet, also where no array will travel: a call that one rank makes alone must not pass. None: where
     nothing is shared, a rank may call it alone."""
     if context.group.size == 1 or not (context.sharded or any(spec.local for spec in context.layout.specs)):
@@ -167,7 +167,7 @@ def _begin_agreement(context: UpdateContext, wanted: StateRequest) -> Pending | 
     return context.group.gather_objects([asked, _own_missed(context), wanted.digest], "state_dict")
 
 
-def _agreed(context: UpdateContext, asked: Pending | None, wanted: StateRequest) -> dict[str, int]:
+def _agreed(context: UpdateContext, asked: Pending | None, wanted: OptimizerStateRequest) -> dict[str, int]:
     """Return what parameters have missed, which is known to who updates them, once all ranks agree."""
     if asked is None:
         return _own_missed(context)
@@ -199,7 +199,7 @@ def _slots(context: UpdateContext, bucket: Bucket) -> dict[str, Flat]:
 
 
 @dataclass(frozen=True)
-class _ToFill:
+class _StateSlotToFill:
     """A slot of `bucket` with what this rank has of it. `bounds`: of each rank's part; None: it is whole."""
 
     bucket: Bucket
@@ -208,19 +208,19 @@ class _ToFill:
     bounds: Sequence[int] | None
 
 
-def _slots_to_fill(context: UpdateContext) -> Iterator[_ToFill]:
+def _slots_to_fill(context: UpdateContext) -> Iterator[_StateSlotToFill]:
     for bucket in context.layout.buckets:
         for slot, values in _slots(context, bucket).items():
             yield _to_fill(context, bucket, slot, values)
 
 
-def _feedback_to_fill(context: UpdateContext) -> Iterator[_ToFill]:
+def _feedback_to_fill(context: UpdateContext) -> Iterator[_StateSlotToFill]:
     for bucket, wire in _compressed(context):
         yield _to_fill(context, bucket, LOST, wire.lost(bucket))
         yield _to_fill(context, bucket, LOST_CHANGE, wire.lost_change(bucket))
 
 
-def _to_fill(context: UpdateContext, bucket: Bucket, slot: str, values: Flat) -> _ToFill:
+def _to_fill(context: UpdateContext, bucket: Bucket, slot: str, values: Flat) -> _StateSlotToFill:
     """A slot of which every rank has all, or a part; what is each rank's own becomes rows by rank."""
     group, is_own = context.group, bucket.local or slot == LOST
     is_whole = not is_own and (slot == WEIGHTS or not context.sharded)
@@ -231,15 +231,15 @@ def _to_fill(context: UpdateContext, bucket: Bucket, slot: str, values: Flat) ->
         whole = np.empty(bucket.size, values.dtype)
         whole[slice(None) if is_whole else context.arenas.owned(bucket)] = values
     if is_whole or group.size == 1 or not whole.size:
-        return _ToFill(bucket, slot, whole, None)
+        return _StateSlotToFill(bucket, slot, whole, None)
     bounds = [rank * len(values) for rank in range(group.size + 1)] if is_own else bucket.bounds
-    return _ToFill(bucket, slot, whole, bounds)
+    return _StateSlotToFill(bucket, slot, whole, bounds)
 
 
-def _filled(group: Group, slots: Iterable[_ToFill], keep: bool) -> dict[str, dict[str, Flat]]:
+def _filled(group: Group, slots: Iterable[_StateSlotToFill], keep: bool) -> dict[str, dict[str, Flat]]:
     """Gather `slots`, all at once where they are kept; by slot and by name, nothing where they are not."""
 
-    def begin(one: _ToFill) -> Pending | None:
+    def begin(one: _StateSlotToFill) -> Pending | None:
         return None if one.bounds is None else group.all_gather(one.whole.reshape(-1), one.bounds)
 
     begun = ((one, begin(one)) for one in slots)
@@ -261,7 +261,7 @@ def _by_name(bucket: Bucket, whole: Flat) -> dict[str, Flat]:
     }
 
 
-def _compressed(context: UpdateContext) -> list[tuple[Bucket, Wire]]:
+def _compressed(context: UpdateContext) -> list[tuple[Bucket, OptimizerWire]]:
     """The buckets that travel in fewer bytes."""
     found = ((bucket, context.wire_of(bucket)) for bucket in context.layout.buckets)
     return [(bucket, wire) for bucket, wire in found if wire is not None]

@@ -16,7 +16,7 @@ from ringtrain.errors import ConfigurationError, RingtrainError
 
 
 @dataclass
-class _Copy:
+class _UndoCopy:
     """`arrays` from after update `number` (-1: none), of the elements before `count`: others were not changed."""
 
     arrays: dict[str, Flat]
@@ -24,7 +24,7 @@ class _Copy:
     number: int = -1
 
 
-class History:
+class UpdateHistory:
     """`live` arrays, equally long, that updates change in place, and copies from before their last changes.
 
     `generations`: how many changes can be undone.
@@ -33,7 +33,7 @@ class History:
     def __init__(self, live: Mapping[str, Flat], generations: int) -> None:
         self._live = dict(live)
         self._copies = [
-            _Copy({name: np.empty_like(values) for name, values in live.items()}, np.zeros(1, np.uint64))
+            _UndoCopy({name: np.empty_like(values) for name, values in live.items()}, np.zeros(1, np.uint64))
             for _ in range(generations)
         ]
         self.changed_by = -1  # the last update that began to change them; -1: none that can be undone
@@ -72,17 +72,17 @@ class History:
         self.changed_by = to
         return True
 
-    def _oldest(self) -> _Copy:
+    def _oldest(self) -> _UndoCopy:
         """The copy that is made anew. What an update that fails here leaves in it is none."""
         oldest = min(self._copies, key=lambda copy: copy.number)
         oldest.number, oldest.count[0] = -1, 0
         return oldest
 
 
-class Undo:
+class OptimizerUndo:
     """The histories of all buckets: of what this rank owns (`own`), and of what compression owes (`lost`)."""
 
-    def __init__(self, own: Iterable[History], lost: Mapping[int, History]) -> None:
+    def __init__(self, own: Iterable[UpdateHistory], lost: Mapping[int, UpdateHistory]) -> None:
         self._own = tuple(own)
         self._lost = dict(lost)
         self._first = 0

@@ -15,7 +15,7 @@ from ringtrain._core.reduction.cuts import Bounds, offsets
 from ringtrain._core.reduction.ops import Average
 from ringtrain.compression import int8
 from ringtrain.compression.halves import half_dtype, squeeze, stretch
-from ringtrain.optim.arenas import Arenas
+from ringtrain.optim.arenas import ParameterArenas
 from ringtrain.optim.layout import Bucket, Layout
 from ringtrain.optim.spans import ABSENT, beginnings, spans_of
 
@@ -23,7 +23,7 @@ LOST, LOST_CHANGE = "lost", "lost_change"
 
 
 @dataclass(frozen=True)
-class _Feedback:
+class _ErrorFeedback:
     """Of one bucket. `lost`, `lost_change`: what rounding took from gradients and from the own shard's change.
     `before`: the own shard's weights before the update."""
 
@@ -32,24 +32,24 @@ class _Feedback:
     before: Flat
 
 
-class Wire(ABC):
+class OptimizerWire(ABC):
     """Carries float32 buckets of a sharded optimizer in fewer bytes.
 
     All ranks, the owner of a shard included, apply the rounded change to the weights they had, so that all hold
     the same bits; what the rounding took away is part of the owner's next change.
     """
 
-    def __init__(self, group: Group, gatherer: Group, layout: Layout, arenas: Arenas) -> None:
+    def __init__(self, group: Group, gatherer: Group, layout: Layout, arenas: ParameterArenas) -> None:
         self._group = group
         self._gatherer = gatherer
         self._arenas = arenas
         self._beginnings = beginnings(layout)
         self._carried = [b for b in layout.buckets if b.dtype == np.float32 and not b.local and b.size]
-        self._feedback: dict[int, _Feedback] = {}
+        self._feedback: dict[int, _ErrorFeedback] = {}
         for bucket in self._carried:
             own = bucket.shard(group.rank)
             change, before = (np.zeros(own.stop - own.start, np.float32) for _ in range(2))
-            self._feedback[bucket.index] = _Feedback(np.zeros(bucket.size, np.float32), change, before)
+            self._feedback[bucket.index] = _ErrorFeedback(np.zeros(bucket.size, np.float32), change, before)
 
     def carries(self, bucket: Bucket) -> bool:
         return bucket.index in self._feedback
@@ -78,7 +78,7 @@ class Wire(ABC):
                 shard = weights[bucket.shard(rank)]
                 np.add(shard, self._decode(encoded[start:end], len(shard)), out=shard)
 
-        return Then(self._gatherer.all_gather(encoded, bounds), apply)
+        return FollowedCollective(self._gatherer.all_gather(encoded, bounds), apply)
 
     def lost(self, bucket: Bucket) -> Flat:
         """What rounding has taken from this rank's gradients of `bucket`, and the next ones will get; writable."""
@@ -122,10 +122,12 @@ class Wire(ABC):
         return self._arenas.weights(bucket)[bucket.shard(self._group.rank)]
 
 
-class HalfWire(Wire):
-    """`Wire` of "bf16" and "fp16": half of the bytes."""
+class HalfOptimizerWire(OptimizerWire):
+    """`OptimizerWire` of "bf16" and "fp16": half of the bytes."""
 
-    def __init__(self, group: Group, gatherer: Group, layout: Layout, arenas: Arenas, compression: str) -> None:
+    def __init__(
+        self, group: Group, gatherer: Group, layout: Layout, arenas: ParameterArenas, compression: str
+    ) -> None:
         """Raises ConfigurationError for an unknown `compression`."""
         super().__init__(group, gatherer, layout, arenas)
         self._dtype, sizes = half_dtype(compression), [bucket.size for bucket in self._carried]
@@ -145,7 +147,7 @@ class HalfWire(Wire):
                 begins = self._beginnings[at.spec.name]
                 half[[at.start + begin for begin in begins if half[at.start + begin] == 0]] = 0.0  # not -0
         pending = self._group.reduce_scatter(half, bucket.bounds, Average)
-        return Then(pending, lambda _: stretch(half[shard], gradients[shard]))
+        return FollowedCollective(pending, lambda _: stretch(half[shard], gradients[shard]))
 
     def _encode(self, change: Flat, lost: Flat) -> Flat:
         half = np.empty(len(change), self._dtype)
@@ -163,8 +165,8 @@ class HalfWire(Wire):
         return wide
 
 
-class ByteWire(Wire):
-    """`Wire` of "int8": a quarter of the bytes.
+class ByteOptimizerWire(OptimizerWire):
+    """`OptimizerWire` of "int8": a quarter of the bytes.
 
     Sums of bytes would overflow: each rank's contributions go to the owners of the shards as they are, and are
     folded there in float32, in rank order.
@@ -193,7 +195,7 @@ class ByteWire(Wire):
                 elif own[span.start] == 0:
                     own[span.start] = 0.0  # not -0
 
-        return Then(self._group.all_to_all(parts), fold)
+        return FollowedCollective(self._group.all_to_all(parts), fold)
 
     def _encode(self, change: Flat, lost: Flat) -> Flat:
         return int8.encode(change, lost)
@@ -209,7 +211,7 @@ class ByteWire(Wire):
 
 
 @dataclass(frozen=True)
-class Then:
+class FollowedCollective:
     """A collective and what follows it on this rank. Waited for once."""
 
     pending: Pending

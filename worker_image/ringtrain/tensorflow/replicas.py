@@ -16,18 +16,18 @@ from ringtrain._core.process_groups import context
 from ringtrain._core.process_groups.process_sets import ProcessSet, trains_alone
 from ringtrain._core.process_groups.tensors import Array
 from ringtrain.optim.memory_check import digest_of
-from ringtrain.optim.replicas import Replica, Replicas, processor, rows_of_part
+from ringtrain.optim.replicas import OptimizerReplica, OptimizerReplicas, processor, rows_of_part
 from ringtrain.tensorflow.presence import unique_name_of
 from ringtrain.tensorflow.streams import AROUND_NOTHING, Around
 
-Look = Callable[[int], Replica]
+Look = Callable[[int], OptimizerReplica]
 
 
 @dataclass
 class _Comparisons:
     """Those of a world, by what is compared: a tape is made anew for each step, and a graph for other shapes."""
 
-    found: dict[tuple[Any, ...], Replicas] = field(default_factory=dict)
+    found: dict[tuple[Any, ...], OptimizerReplicas] = field(default_factory=dict)
 
 
 def comparing(name: str, variables: Sequence[Any], rate: Any, process_set: ProcessSet) -> Around:
@@ -58,18 +58,18 @@ def _compared(name: str, variables: Sequence[Any], process_set: ProcessSet, look
     return _replicas_of(name, variables, process_set).compared(look)
 
 
-def _replicas_of(name: str, variables: Sequence[Any], process_set: ProcessSet) -> Replicas:
+def _replicas_of(name: str, variables: Sequence[Any], process_set: ProcessSet) -> OptimizerReplicas:
     found = context.current().attached(_Comparisons, _Comparisons).found
     which = process_set, name, *map(unique_name_of, variables)
-    return found.setdefault(which, Replicas(name, process_set))
+    return found.setdefault(which, OptimizerReplicas(name, process_set))
 
 
-def _replica_of(variables: Sequence[Any], rate: Any, part: int) -> Replica:
+def _replica_of(variables: Sequence[Any], rate: Any, part: int) -> OptimizerReplica:
     sizes = [(variable.shape[0] if variable.shape.rank else 1, _octets(variable)) for variable in variables]
     cut = repr([(tuple(variable.shape), variable.dtype.name) for variable in variables])
     rows = [_rows(variables[index], *bounds) for index, *bounds in rows_of_part(sizes, part)]
     rates = [] if rate is None else [float(np.asarray(rate.read_value()))]
-    return Replica(cut, _platform(variables), digest_of(rows), rates)
+    return OptimizerReplica(cut, _platform(variables), digest_of(rows), rates)
 
 
 def _rows(variable: Any, first: int, behind: int) -> Array:

@@ -9,7 +9,7 @@ import torch
 from ringtrain._core.process_groups.process_sets import ProcessSet, trains_alone
 from ringtrain._core.reduction.ops import Adasum
 from ringtrain.errors import ConfigurationError
-from ringtrain.optim.replicas import Replicas
+from ringtrain.optim.replicas import OptimizerReplicas
 from ringtrain.torch.buckets import Param
 from ringtrain.torch.compression import Compressor
 from ringtrain.torch.handles import synchronize
@@ -27,7 +27,7 @@ class AdasumMixin:
     def begin(self, names: dict[Param, str], compression: type[Compressor], process_set: ProcessSet) -> None:
         """Set it up; called once by `DistributedOptimizer`."""
         self._names, self._compression, self._process_set = names, compression, process_set
-        self._replicas = Replicas(min(names.values(), default=""), process_set)
+        self._replicas = OptimizerReplicas(min(names.values(), default=""), process_set)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, whose steps are combined from now on. Local: every rank adds the same."""

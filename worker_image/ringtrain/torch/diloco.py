@@ -14,7 +14,7 @@ from ringtrain._core.process_groups.group import Flat
 from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set
 from ringtrain.errors import ConfigurationError, kind_of
 from ringtrain.optim import DiLoCo as ArrayDiLoCo
-from ringtrain.optim.on_host import OuterOnHost
+from ringtrain.optim.on_host import OnHostDiLoCo
 from ringtrain.torch.bridge import real, to_arrays, to_tensor
 from ringtrain.torch.host_arguments import check_devices, named
 from ringtrain.torch.host_state import OWN, HostState
@@ -51,7 +51,7 @@ class _InnerState:
             self._inner.load_state_dict(state)
 
 
-class DiLoCo(OuterOnHost, torch.optim.Optimizer):
+class DiLoCo(OnHostDiLoCo, torch.optim.Optimizer):
     """Train on each rank alone with an optimizer of torch, and average over ranks what many steps have changed.
 
         inner = torch.optim.AdamW(model.parameters(), lr=4e-4)

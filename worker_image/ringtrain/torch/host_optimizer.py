@@ -17,7 +17,7 @@ from ringtrain.errors import ConfigurationError
 from ringtrain.optim import HostOptimizer as ArrayOptimizer
 from ringtrain.optim import Rule
 from ringtrain.optim.cut import first_group
-from ringtrain.optim.on_host import OnHost
+from ringtrain.optim.on_host import OnHostOptimizer
 from ringtrain.torch.bridge import like, real, to_arrays, to_tensor
 from ringtrain.torch.gradient_stream import GradientStream, StreamOptions
 from ringtrain.torch.hook import Hook
@@ -41,7 +41,7 @@ class _Group(dict[str, Any]):
         super().__setitem__(key, value)
 
 
-class HostOptimizer(OnHost, torch.optim.Optimizer):
+class HostOptimizer(OnHostOptimizer, torch.optim.Optimizer):
     """Stream gradients to the host during the backward pass, update there, and have the weights when `step()`
     returns.
 

@@ -16,7 +16,7 @@ import torch
 
 from ringtrain.errors import ConfigurationError, kind_of
 from ringtrain.optim import LAMB, SGD, Adam, AdamW, Rule
-from ringtrain.optim.kernels import Kernels, Part
+from ringtrain.optim.kernels import OptimizerKernels, OwnedBucketPart
 from ringtrain.optim.rules import StepValues
 from ringtrain.torch.bridge import to_tensor
 
@@ -148,7 +148,7 @@ class TorchRule:
         """Arrays of state for each weight."""
         return self._made.slots
 
-    def update(self, part: Part, step: StepValues, kernels: Kernels) -> None:
+    def update(self, part: OwnedBucketPart, step: StepValues, kernels: OptimizerKernels) -> None:
         """Step torch's optimizer on one parameter's elements."""
         self._made.update(
             part, {**self._options, "lr": step.rate} if "lr" in self._options else self._options, step
@@ -190,7 +190,7 @@ class TorchRules(GroupRules):
         self._made.clear()
         self._loaded = {name: dict(values) for name, values in state.items()}
 
-    def update(self, part: Part, options: Mapping[str, Any], step: StepValues) -> None:
+    def update(self, part: OwnedBucketPart, options: Mapping[str, Any], step: StepValues) -> None:
         """Step on the elements of `part`, with these options."""
         assert part.spec is not None, "it is called for one parameter at a time"
         shape = (-1,) if self.sharded else part.spec.shape
@@ -207,7 +207,9 @@ class TorchRules(GroupRules):
         param.grad = None
         self._keep(part, optimizer.state[param])
 
-    def _begin(self, part: Part, weights: torch.Tensor, options: Mapping[str, Any]) -> torch.optim.Optimizer:
+    def _begin(
+        self, part: OwnedBucketPart, weights: torch.Tensor, options: Mapping[str, Any]
+    ) -> torch.optim.Optimizer:
         assert part.spec is not None
         param = torch.nn.Parameter(weights)
         optimizer = _of_kind(self.kind, param, options)
@@ -220,7 +222,7 @@ class TorchRules(GroupRules):
         self._made[part.spec.name] = optimizer
         return optimizer
 
-    def _keep(self, part: Part, state: dict[str, Any]) -> None:
+    def _keep(self, part: OwnedBucketPart, state: dict[str, Any]) -> None:
         """Have the slots of `state` in the arenas."""
         for slot in self.slots:
             own, value = to_tensor(part.state[slot]), state.get(slot)

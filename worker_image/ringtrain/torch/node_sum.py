@@ -25,7 +25,7 @@ from ringtrain._core.process_groups.process_sets import ProcessSet, number_of
 from ringtrain._core.reduction.cuts import Bounds, offsets
 from ringtrain._core.reduction.ops import Sum
 from ringtrain.errors import ConfigurationError, RingtrainError
-from ringtrain.optim.arenas import Arenas
+from ringtrain.optim.arenas import ParameterArenas
 from ringtrain.optim.layout import Bucket, Layout
 from ringtrain.optim.spans import ABSENT, beginnings
 from ringtrain.torch.bridge import to_tensor
@@ -161,7 +161,7 @@ class NodeSum:
         self._held: dict[int, _Held] = {}
         self._weights: dict[int, torch.Tensor] = {}
 
-    def attach(self, layout: Layout, arenas: Arenas) -> None:
+    def attach(self, layout: Layout, arenas: ParameterArenas) -> None:
         self._layout, self._arenas = layout, arenas
         starts = beginnings(layout)
         self._beginnings = {name: torch.tensor(at, device=self._device) for name, at in starts.items()}

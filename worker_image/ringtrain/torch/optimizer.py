@@ -15,7 +15,7 @@ from ringtrain import timeline
 from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set
 from ringtrain._core.reduction.ops import Adasum, Average, Sum, chosen_op
 from ringtrain.errors import ConfigurationError
-from ringtrain.optim.replicas import Replicas
+from ringtrain.optim.replicas import OptimizerReplicas
 from ringtrain.step_time import UPDATE
 from ringtrain.torch.adasum_optimizer import AdasumMixin
 from ringtrain.torch.buckets import Param
@@ -34,7 +34,7 @@ class DistributedMixin:
     """What `DistributedOptimizer` puts before the class of the optimizer that it wraps."""
 
     sync: GradientSync
-    replicas: Replicas
+    replicas: OptimizerReplicas
     _synchronized: bool
     _skip: bool
     _steps: int
@@ -53,7 +53,7 @@ class DistributedMixin:
     def move_to(self, process_set: ProcessSet) -> None:
         """Reduce over the ranks of `process_set` from now on. On all of them, between two steps."""
         self.sync.move_to(process_set)
-        self.replicas = Replicas(min(self.sync.names.values(), default=""), process_set)
+        self.replicas = OptimizerReplicas(min(self.sync.names.values(), default=""), process_set)
         self._synchronized = False
 
     @contextlib.contextmanager
@@ -266,7 +266,7 @@ def _wrapped(
 ) -> Any:
     wrapped = _derived(optimizer, DistributedMixin)
     wrapped.sync = GradientSync(names, groups, options)
-    wrapped.replicas = Replicas(min(names.values(), default=""), options.process_set)
+    wrapped.replicas = OptimizerReplicas(min(names.values(), default=""), options.process_set)
     wrapped._synchronized = wrapped._skip = False
     wrapped._steps, wrapped._step_began_ns = 0, time.perf_counter_ns()
     return wrapped

@@ -6,19 +6,19 @@ from typing import Any
 import torch
 
 from ringtrain.optim.memory_check import digest_of
-from ringtrain.optim.replicas import Replica, processor, rows_of_part
+from ringtrain.optim.replicas import OptimizerReplica, processor, rows_of_part
 from ringtrain.torch.bridge import as_array, real, to_arrays
 from ringtrain.torch.buckets import Param
 from ringtrain.torch.fingerprint import bits_of
 
 
-def replica_of(names: Mapping[Param, str], groups: Sequence[Mapping[str, Any]], part: int) -> Replica:
+def replica_of(names: Mapping[Param, str], groups: Sequence[Mapping[str, Any]], part: int) -> OptimizerReplica:
     """What this rank has of a part of its weights: of those that are trained now, in the order of their names."""
     params = sorted((param for param in names if param.requires_grad), key=lambda param: names[param])
     sizes = [(param.shape[0] if param.dim() else 1, param.nbytes) for param in params]
     cut = repr([(names[param], tuple(param.shape), str(param.dtype)) for param in params])
     parts = [_rows(params[index], *rows) for index, *rows in rows_of_part(sizes, part)]
-    return Replica(cut, _platform(params), _digest(parts), [_rate(group.get("lr")) for group in groups])
+    return OptimizerReplica(cut, _platform(params), _digest(parts), [_rate(group.get("lr")) for group in groups])
 
 
 def _rows(param: Param, first: int, behind: int) -> torch.Tensor:

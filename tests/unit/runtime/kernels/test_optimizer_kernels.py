@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from ringtrain._core.kernels.library import native_library
-from ringtrain.optim.compiled import NativeKernels
-from ringtrain.optim.kernels import AdamTerms, Kernels, NumpyKernels, Part, SgdTerms
+from ringtrain.optim.compiled import NativeOptimizerKernels
+from ringtrain.optim.kernels import AdamTerms, NumpyOptimizerKernels, OptimizerKernels, OwnedBucketPart, SgdTerms
 
 LENGTH = 64 * 1024 + 77  # more than one of numpy's blocks, and no multiple of a vector
 SGD = SgdTerms(rate=0.1, scale=1 / 3, momentum=0.9, nesterov=False, decay=1e-4)
@@ -22,19 +22,19 @@ pytestmark = pytest.mark.skipif(library is None, reason="ringtrain was installed
 
 
 @pytest.fixture
-def native() -> NativeKernels:
+def native() -> NativeOptimizerKernels:
     assert library is not None
-    return NativeKernels(library)
+    return NativeOptimizerKernels(library)
 
 
-def some_part(dtype: Any) -> Part:
+def some_part(dtype: Any) -> OwnedBucketPart:
     values = np.random.default_rng(7)
     weights, gradients, mean, square = (values.standard_normal(LENGTH).astype(dtype) for _ in range(4))
     gradients[:8] = [0, -0.0, np.inf, -np.inf, 1e-38, -1e-45, 3e38, 1]
-    return Part(weights, gradients, {"momentum": mean.copy(), "mean": mean, "square": np.abs(square)})
+    return OwnedBucketPart(weights, gradients, {"momentum": mean.copy(), "mean": mean, "square": np.abs(square)})
 
 
-def after(kernels: Kernels, rule: str, terms: Any, dtype: Any, steps: int = 3) -> dict[str, Any]:
+def after(kernels: OptimizerKernels, rule: str, terms: Any, dtype: Any, steps: int = 3) -> dict[str, Any]:
     part = some_part(dtype)
     result: dict[str, Any] = {}
     with np.errstate(all="ignore"):
@@ -63,9 +63,9 @@ def assert_same_bits(one: dict[str, Any], other: dict[str, Any]) -> None:
     ],
     ids=["momentum", "plain-decay", "plain", "nesterov", "nesterov-without-decay"],
 )
-def test_sgd_has_the_bits_of_numpy(native: NativeKernels, terms: SgdTerms, dtype: Any) -> None:
+def test_sgd_has_the_bits_of_numpy(native: NativeOptimizerKernels, terms: SgdTerms, dtype: Any) -> None:
     """Infinities and subnormal numbers included."""
-    assert_same_bits(after(native, "sgd", terms, dtype), after(NumpyKernels(), "sgd", terms, dtype))
+    assert_same_bits(after(native, "sgd", terms, dtype), after(NumpyOptimizerKernels(), "sgd", terms, dtype))
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -75,28 +75,30 @@ def test_sgd_has_the_bits_of_numpy(native: NativeKernels, terms: SgdTerms, dtype
     [ADAM, replace(ADAM, coupled_decay=0.01), replace(ADAM, decoupled_decay=0.01)],
     ids=["no-decay", "coupled-decay", "decoupled-decay"],
 )
-def test_adam_has_the_bits_of_numpy(native: NativeKernels, rule: str, terms: AdamTerms, dtype: Any) -> None:
+def test_adam_has_the_bits_of_numpy(
+    native: NativeOptimizerKernels, rule: str, terms: AdamTerms, dtype: Any
+) -> None:
     """The update in place, and the direction that LAMB scales afterwards."""
-    assert_same_bits(after(native, rule, terms, dtype), after(NumpyKernels(), rule, terms, dtype))
+    assert_same_bits(after(native, rule, terms, dtype), after(NumpyOptimizerKernels(), rule, terms, dtype))
 
 
 @pytest.mark.parametrize("length", [0, 1, 7, 64, 1000])
-def test_descend_has_the_bits_of_numpy(native: NativeKernels, length: int) -> None:
+def test_descend_has_the_bits_of_numpy(native: NativeOptimizerKernels, length: int) -> None:
     values = np.random.default_rng(1)
     weights, direction = (values.standard_normal(length).astype(np.float32) for _ in range(2))
     expected = weights.copy()
-    NumpyKernels().descend(expected, direction.copy(), 0.3)
+    NumpyOptimizerKernels().descend(expected, direction.copy(), 0.3)
     native.descend(weights, direction, 0.3)
     assert np.array_equal(weights, expected)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_square_sums_have_the_bits_of_numpy(native: NativeKernels, dtype: Any) -> None:
+def test_square_sums_have_the_bits_of_numpy(native: NativeOptimizerKernels, dtype: Any) -> None:
     """Of segments of every length, infinities and subnormal numbers included."""
     lengths = np.tile(np.arange(1, 129), 9)  # more than one of numpy's blocks
     edges = np.concatenate([[0], np.cumsum(lengths)])
     values = np.random.default_rng(3).standard_normal(edges[-1]).astype(dtype)
     values[:8] = [0, -0.0, np.inf, -np.inf, 1e-38, -1e-45, 3e38, 1]
-    expected = NumpyKernels().square_sums(values, edges)
+    expected = NumpyOptimizerKernels().square_sums(values, edges)
     assert native.square_sums(values, edges).tobytes() == expected.tobytes()
     assert np.isclose(expected[-1], np.square(values[-128:], dtype=np.float64).sum())

@@ -16,7 +16,7 @@ from ringtrain.common.keras_backend import check_backend
 from ringtrain.errors import ConfigurationError
 from ringtrain.optim import HostOptimizer as ArrayOptimizer
 from ringtrain.optim.host import BUCKET_BYTES
-from ringtrain.optim.on_host import OnHost
+from ringtrain.optim.on_host import OnHostOptimizer
 from ringtrain.tensorflow.calls import host_call
 from ringtrain.tensorflow.keras.api import IS_KERAS_2, keras
 from ringtrain.tensorflow.keras.host_part import HostPart, number_of
@@ -26,7 +26,7 @@ from ringtrain.tensorflow.keras.optimizer import DistributedKeras2Mixin, Distrib
 from ringtrain.tensorflow.operation import add_node, out_of_program_order
 
 
-class HostKerasMixin(OnHost):
+class HostKerasMixin(OnHostOptimizer):
     """What `HostOptimizer` puts before the class of the optimizer that it is made of."""
 
     _part: HostPart

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from ringtrain.errors import ConfigurationError, kind_of
 from ringtrain.optim import LAMB, SGD, Adam, Rule
-from ringtrain.optim.kernels import AdamTerms, Kernels, Part, SgdTerms
+from ringtrain.optim.kernels import AdamTerms, OptimizerKernels, OwnedBucketPart, SgdTerms
 from ringtrain.optim.rules import StepValues
 from ringtrain.tensorflow.keras.api import is_optimizer, keras
 
@@ -25,7 +25,7 @@ class KerasSGD(SGD):
         decay = step.rate * self.weight_decay
         return SgdTerms(1.0, step.scale * step.rate, self.momentum, self.nesterov, decay)
 
-    def update(self, part: Part, step: StepValues, kernels: Kernels) -> None:
+    def update(self, part: OwnedBucketPart, step: StepValues, kernels: OptimizerKernels) -> None:
         """Change the weights and the state of `part` in place."""
         kernels.sgd(part, self.terms(step))
 
@@ -76,7 +76,7 @@ class KerasLAMB(LAMB):
 
     number: int = field(default=1, repr=False)
 
-    def direction(self, part: Part, step: StepValues, kernels: Kernels) -> None:
+    def direction(self, part: OwnedBucketPart, step: StepValues, kernels: OptimizerKernels) -> None:
         """Change the state of `part`, and put the direction of the update in the place of its gradient."""
         terms = self._terms(replace(step, number=self.number))
         kernels.lamb_direction(part, terms)
