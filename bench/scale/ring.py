@@ -30,8 +30,8 @@ from bench.scale.network import Costs, Host, Link, Network, SimulatedTransport
 from ringtrain._core.communicators import exchange, hierarchical, pod_tree
 from ringtrain._core.communicators.exchange import ExchangeCommunicator
 from ringtrain._core.communicators.hierarchical import CHAIN_PODS_MOST, HierarchicalCommunicator
-from ringtrain._core.communicators.shm.group import LoneRank
-from ringtrain._core.communicators.shm.join import Hosts
+from ringtrain._core.communicators.shm.group import ShmLoneRank
+from ringtrain._core.communicators.shm.join import ShmHostGroups
 from ringtrain._core.reduction.cuts import even_bounds
 from ringtrain._core.reduction.fold import Flat
 from ringtrain._core.reduction.ops import ReduceOp
@@ -125,7 +125,7 @@ class SimulatedWorld:
                     setattr(module, name, getattr(self.clock, name))
         exchange.Folder = _Drained  # type: ignore[assignment,misc]
         pod_tree.add_up = lambda op, lower, upper, out: None
-        LoneRank.run = self._copy  # type: ignore[assignment]
+        ShmLoneRank.run = self._copy  # type: ignore[assignment]
         self.size, self._ranks_each = size, ranks_each
         self.network = Network(
             self.clock, [Host(cores) for _ in range(-(-size // ranks_each))], ranks_each, link, costs
@@ -174,7 +174,7 @@ class SimulatedWorld:
         for rank, network in enumerate(self.exchanges()):
             pod, local = divmod(rank, self._ranks_each)
             group: Any = _Member(groups[pod], pods[pod], local)
-            made.append(HierarchicalCommunicator(network, Hosts(tuple(pods), group), chain_pods_most))
+            made.append(HierarchicalCommunicator(network, ShmHostGroups(tuple(pods), group), chain_pods_most))
         return made
 
     def collective(self, communicators: list[Any], work: Callable[[Any], object]) -> float:

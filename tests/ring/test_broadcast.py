@@ -11,7 +11,7 @@ from support.ranks import started_ranks, tell
 import ringtrain as rt
 from ring.reference import DTYPES, Array, assert_same_bits, made
 from ring.worlds import world_of
-from ringtrain._core.communicators.broadcast import Trees, children
+from ringtrain._core.communicators.broadcast import BroadcastTrees, children
 from ringtrain._core.process_groups.process_sets import group_of
 from ringtrain.errors import MismatchError, PeerLost
 
@@ -23,7 +23,7 @@ LENGTHS = {"one-section": 5_001, "few-sections": 20_003, "many-sections": 300_00
 def test_every_place_gets_all_sections_and_passes_few_on(size: int) -> None:
     """In each tree there is a way from the root to all. Of many, none but the root sends in both trees, or to more
     than two, and the root sends to one in each."""
-    trees = Trees(size, is_direct=False)
+    trees = BroadcastTrees(size, is_direct=False)
     senders: Counter[int] = Counter()
     for tree in range(trees.number):
         assert all(1 <= trees.hops(place, tree) <= size.bit_length() for place in range(1, size))

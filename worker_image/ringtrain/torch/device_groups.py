@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import AllgatherOptions, AllToAllOptions, _DistributedBackendOptions
 
 from ringtrain._core.communicators.base import Communicator
-from ringtrain._core.communicators.foreign import ForeignCalls
+from ringtrain._core.communicators.foreign import ForeignCommunicatorCalls
 from ringtrain._core.process_groups.rank_context import RankContext
 from ringtrain._core.wire.signature import Signature
 from ringtrain.errors import ConfigurationError
@@ -34,7 +34,7 @@ class DeviceGroups:
 
     def __init__(self) -> None:
         self._groups: dict[tuple[int, torch.device], DeviceGroup | None] = {}
-        self._calls: dict[int, ForeignCalls] = {}
+        self._calls: dict[int, ForeignCommunicatorCalls] = {}
         self._lock = threading.Lock()
 
     def of(
@@ -90,7 +90,12 @@ class DeviceGroup:
     """
 
     def __init__(
-        self, calls: ForeignCalls, communicator: Communicator, device: torch.device, backend: str, asked: bool
+        self,
+        calls: ForeignCommunicatorCalls,
+        communicator: Communicator,
+        device: torch.device,
+        backend: str,
+        asked: bool,
     ) -> None:
         """Collective. `asked`: whether a user did; else it has to be there within the shorter timeout."""
         self.ranks, self.position, self.size = communicator.ranks, communicator.position, len(communicator.ranks)
@@ -228,7 +233,11 @@ def _done_within(seconds: float, function: Callable[[], Any]) -> bool:
 
 
 def _process_group(
-    store: RoundsStore, communicator: Communicator, device: torch.device, backend: str, calls: ForeignCalls
+    store: RoundsStore,
+    communicator: Communicator,
+    device: torch.device,
+    backend: str,
+    calls: ForeignCommunicatorCalls,
 ) -> Any:
     """Return a process group of `backend`, connected. Collective."""
     size, position = len(communicator.ranks), communicator.position

@@ -94,7 +94,7 @@ class GroupedReducer(Protocol):
 ShortAllreduce = Callable[[Any, ReduceOp, str | None, bool], Any]
 
 
-class SharedTurn(Protocol):
+class SharedCommunicatorTurn(Protocol):
     """Who runs a collective. Compiled code (`kernels/native/calls.c`) reads `wanted`, and takes `held` by itself.
 
     `wanted`: how many have the turn, or wait for it; above 0 for ever once nobody is to have it any more.
@@ -112,7 +112,7 @@ class ShortReducer(Protocol):
     """A `Communicator` that reduces short arrays in less time than it takes to say what they are."""
 
     def short_allreduce(
-        self, meaning: Callable[[Any, ReduceOp, str | None], Signature | None], turn: SharedTurn
+        self, meaning: Callable[[Any, ReduceOp, str | None], Signature | None], turn: SharedCommunicatorTurn
     ) -> ShortAllreduce | None:
         """Return what reduces an array, by operation and name, in place or not; None: there is no such way.
         What is no `ReduceOp`, and has a meaning, is a meeting without a reduction, of an array without elements.
@@ -123,7 +123,7 @@ class ShortReducer(Protocol):
 
 
 @runtime_checkable
-class Mapper(Protocol):
+class MappingCommunicator(Protocol):
     """A `Communicator` whose ranks all map what `allocate` returns to each of them."""
 
     def memory_of(self, position: int, buffer: Flat) -> Flat | None:
@@ -131,7 +131,7 @@ class Mapper(Protocol):
 
 
 @runtime_checkable
-class MemorySharer(Protocol):
+class MemorySharingCommunicator(Protocol):
     """A `Communicator` for which it matters where a buffer lies."""
 
     def use_memory_of(self, other: Any) -> None:
@@ -139,7 +139,7 @@ class MemorySharer(Protocol):
 
 
 @runtime_checkable
-class Updater(Protocol):
+class UpdatingCommunicator(Protocol):
     """A `Communicator` that reduces, updates and gathers in one go."""
 
     def can_update(self, gradients: Flat, weights: Flat) -> bool:

@@ -15,8 +15,8 @@ from functools import lru_cache, partial
 from itertools import chain
 from typing import Final
 
-from ringtrain._core.communicators.shm.group import LoneRank, SharedGroup
-from ringtrain._core.communicators.shm.native import Work, chunks_of
+from ringtrain._core.communicators.shm.group import ShmLoneRank, ShmRankGroup
+from ringtrain._core.communicators.shm.native import ShmCollective, chunks_of
 from ringtrain._core.communicators.steps import ExchangeSteps
 from ringtrain._core.reduction.cuts import Bounds, even_bounds, passing_bytes, segments
 from ringtrain._core.reduction.fold import Flat
@@ -39,7 +39,7 @@ _LAG: Final = 2
 
 
 @dataclass(frozen=True)
-class Trees:
+class BroadcastTrees:
     """Who sends to whom among `size` places, of which the root has 0; `is_direct`: the root does to all."""
 
     size: int
@@ -80,13 +80,13 @@ class Trees:
 
 
 @lru_cache(maxsize=1024)
-def children(trees: Trees, place: int, tree: int) -> tuple[int, ...]:
+def children(trees: BroadcastTrees, place: int, tree: int) -> tuple[int, ...]:
     """Whom `place` sends to."""
     return tuple(other for other in range(1, trees.size) if trees.parent(other, tree) == place)
 
 
 @dataclass(frozen=True)
-class Route:
+class PodBroadcastRoute:
     """From the root's pod to all pods, as one rank sees it.
 
     `ranks`: world ranks, of each pod the one at this rank's place in it, from the root's pod on. `place`: of this
@@ -95,18 +95,18 @@ class Route:
 
     ranks: tuple[int, ...]
     place: int
-    group: SharedGroup | LoneRank
+    group: ShmRankGroup | ShmLoneRank
     giver: int
 
 
-class Broadcast:
+class PodBroadcast:
     """One broadcast as one rank sees it. `steps`: of all ranks."""
 
-    def __init__(self, steps: ExchangeSteps, route: Route, buffer: Flat) -> None:
+    def __init__(self, steps: ExchangeSteps, route: PodBroadcastRoute, buffer: Flat) -> None:
         self._steps, self._route, self._buffer = steps, route, buffer
         place, size, is_short = route.place, len(route.ranks), buffer.nbytes <= _DIRECT_BYTES
         self._is_few = size <= _FEW
-        trees = Trees(size, is_direct=is_short and self._is_few)
+        trees = BroadcastTrees(size, is_direct=is_short and self._is_few)
         self._sections = self._cut(1 if is_short else trees.number)
         number = min(trees.number, len(self._sections))
         self._parents = () if place == _ROOT else tuple(trees.parent(place, tree) for tree in range(number))
@@ -166,7 +166,7 @@ class Broadcast:
         bounds = self._sections[index]
         if not self._parents:
             bounds = tuple(bounds[0 if place <= self._route.giver else -1] for place in range(len(bounds)))
-        self._route.group.run(what, Work(chunks_of(bounds), self._buffer, gathered=self._buffer))
+        self._route.group.run(what, ShmCollective(chunks_of(bounds), self._buffer, gathered=self._buffer))
 
     def _part(self, index: int) -> Flat:
         """What of a section comes to this rank from another pod."""

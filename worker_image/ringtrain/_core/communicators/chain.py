@@ -8,10 +8,10 @@ from functools import partial
 import numpy as np
 
 from ringtrain._core.communicators.exchange import ExchangeCommunicator
-from ringtrain._core.communicators.pairing import Pairing
-from ringtrain._core.communicators.shm.group import LoneRank, Mapped, SharedGroup
-from ringtrain._core.communicators.shm.native import Chunks, Work, accumulator_dtype
-from ringtrain._core.communicators.steps import ScratchBuffers
+from ringtrain._core.communicators.pairing import PodPairing
+from ringtrain._core.communicators.shm.group import ShmLoneRank, ShmMappedBuffer, ShmRankGroup
+from ringtrain._core.communicators.shm.native import Chunks, ShmCollective, accumulator_dtype
+from ringtrain._core.communicators.steps import ExchangeScratchBuffers
 from ringtrain._core.reduction.fold import Contributions, Flat
 from ringtrain._core.reduction.ops import ReduceOp
 from ringtrain._core.transport.base import Caller
@@ -21,7 +21,7 @@ from ringtrain._core.world.call import Call, FramesFor
 
 
 @dataclass(frozen=True)
-class Section:
+class PodChainSection:
     """Neighbouring chunks, one for each rank of a pod. `owner`: the pod that wants the result; None: all do."""
 
     chunks: Chunks
@@ -32,7 +32,7 @@ class Section:
 
 
 @dataclass(frozen=True)
-class Pods:
+class ChainedPods:
     """Equally large pods, as one rank sees them.
 
     `size`: of all ranks. `local`: place in its pod. `pod`: number of its pod, of `last` + 1. `column`: world ranks
@@ -45,10 +45,10 @@ class Pods:
     pod: int
     last: int
     column: tuple[int, ...]
-    group: SharedGroup | LoneRank
+    group: ShmRankGroup | ShmLoneRank
     network: ExchangeCommunicator
-    pairing: Pairing
-    scratch: ScratchBuffers
+    pairing: PodPairing
+    scratch: ExchangeScratchBuffers
 
     def begin(
         self,
@@ -66,11 +66,16 @@ class Pods:
         return self.network.steps.call_among(peers, what, frames_for, total_bytes, is_span, to)
 
 
-class Chain:
+class PodChain:
     """One reduction on its way through the pods, as one rank sees it."""
 
     def __init__(
-        self, pods: Pods, what: Signature, sections: list[Section], op: ReduceOp, mapped: Mapped | None = None
+        self,
+        pods: ChainedPods,
+        what: Signature,
+        sections: list[PodChainSection],
+        op: ReduceOp,
+        mapped: ShmMappedBuffer | None = None,
     ) -> None:
         """`mapped`: the source, where the ranks of this pod read each other's: only before and after a
         reduce-scatter do they meet then."""
@@ -95,11 +100,13 @@ class Chain:
                 if index < len(self._sections):
                     section = self._sections[index]
                     out = target[section.chunk(self._pods.local)]
-                    self._reduce(index, source, Work(section.chunks, source, self._op, own=out, gathered=target))
+                    self._reduce(
+                        index, source, ShmCollective(section.chunks, source, self._op, own=out, gathered=target)
+                    )
                 if index >= self._lag and self._pod < self._last:
                     section = self._sections[index - self._lag]
                     self._receive(index - self._lag, self._pod + 1, target[section.chunk(self._pods.local)])
-                    self._pods.group.run(self._what, Work(section.chunks, target, gathered=target))
+                    self._pods.group.run(self._what, ShmCollective(section.chunks, target, gathered=target))
 
     def reduce_scatter(self, source: Flat, target: Flat, start: int) -> None:
         """The last pod sends each result to the pod that owns it. `target` is the chunk that begins at `start`."""
@@ -114,12 +121,12 @@ class Chain:
                     out = target[mine.start - start : mine.stop - start] if section.owner == self._pod else None
                     if out is None:
                         out = np.empty(mine.stop - mine.start, source.dtype)
-                    self._reduce(index, source, Work(section.chunks, source, self._op, own=out))
+                    self._reduce(index, source, ShmCollective(section.chunks, source, self._op, own=out))
                 if index >= self._lag and self._sections[index - self._lag].owner == self._pod < self._last:
                     mine = self._sections[index - self._lag].chunk(self._pods.local)
                     self._receive(index - self._lag, self._last, target[mine.start - start : mine.stop - start])
 
-    def _reduce(self, index: int, source: Flat, final: Work) -> None:
+    def _reduce(self, index: int, source: Flat, final: ShmCollective) -> None:
         """Fold this pod's contributions onto the partial that came, and offer what comes out.
 
         `final`: what to do in the last pod, but for the partial.
@@ -131,14 +138,14 @@ class Chain:
             before = self._pods.scratch.like(folded, 0)
             self._call.read(self._pods.column[self._pod - 1], Step.CONTRIBUTION, index, before)
         if self._pod < self._last:
-            self._run(Work(final.chunks, source, self._op, before=before, partial=folded))
+            self._run(ShmCollective(final.chunks, source, self._op, before=before, partial=folded))
             self._offer(self._partials, index, self._call.frame(Step.CONTRIBUTION, index, folded))
             return
         self._run(replace(final, before=before, average_over=self._pods.size))
         if self._sections[index].owner != self._last and final.own is not None:
             self._offer(self._results, index, self._call.frame(Step.RESULT, index, final.own))
 
-    def _run(self, work: Work) -> None:
+    def _run(self, work: ShmCollective) -> None:
         """Fold this pod's contributions to this rank's chunk."""
         if self._mapped is None:
             self._pods.group.run(self._what, work)
@@ -165,7 +172,7 @@ class Chain:
             self._call.wait_until(partial(frames.__contains__, index), caller)
             yield frames.pop(index)
 
-    def _sends_result(self, section: Section, pod: int) -> bool:
+    def _sends_result(self, section: PodChainSection, pod: int) -> bool:
         return pod == self._pod - 1 if section.owner is None else section.owner == pod and self._pod == self._last
 
     def _offer(self, frames: dict[int, Frame], index: int, frame: Frame) -> None:

@@ -4,7 +4,7 @@ from ringtrain._core.communicators.base import Communicator
 from ringtrain._core.communicators.exchange import ExchangeCommunicator
 from ringtrain._core.communicators.hierarchical import CHAIN_PODS_MOST, DIRECT_RANKS_MOST, HierarchicalCommunicator
 from ringtrain._core.communicators.shm.communicator import SharedMemoryCommunicator
-from ringtrain._core.communicators.shm.join import Hosts, host_identity, share_memory
+from ringtrain._core.communicators.shm.join import ShmHostGroups, host_identity, share_memory
 from ringtrain._core.world.config import WorkerConfig
 from ringtrain._core.world.membership import Membership
 from ringtrain.errors import ConfigurationError
@@ -55,7 +55,7 @@ def pod_identity(config: WorkerConfig) -> str:
     return f"{host_identity()} {config.cross_rank}"
 
 
-def _are_regular(hosts: Hosts) -> bool:
+def _are_regular(hosts: ShmHostGroups) -> bool:
     """Whether hosts have equally many ranks, each a run of neighbours: what folds of pods in their order need."""
     flat = [position for positions in hosts.positions for position in positions]
     return flat == sorted(flat) and len({len(positions) for positions in hosts.positions}) == 1

@@ -27,7 +27,7 @@ LONG_RANKS_MOST_DIRECT: Final = 16
 PART_BYTES_MOST: Final = 16 << 10
 
 
-class Doubling:
+class RecursiveDoubling:
     """Collectives of parts of at most `PART_BYTES_MOST`, but for `gather_in_place`. `steps`: of the set, whose
     collectives these are."""
 

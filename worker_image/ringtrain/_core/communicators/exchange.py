@@ -15,15 +15,15 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ringtrain._core.communicators.broadcast import Broadcast, Route
+from ringtrain._core.communicators.broadcast import PodBroadcast, PodBroadcastRoute
 from ringtrain._core.communicators.doubling import (
     LONG_RANKS_MOST_DIRECT,
     PART_BYTES_MOST,
     RANKS_MOST_DIRECT,
-    Doubling,
+    RecursiveDoubling,
 )
-from ringtrain._core.communicators.fused_update import FusedUpdates
-from ringtrain._core.communicators.shm.group import LoneRank
+from ringtrain._core.communicators.fused_update import ExchangeFusedUpdates
+from ringtrain._core.communicators.shm.group import ShmLoneRank
 from ringtrain._core.communicators.steps import ExchangeSteps
 from ringtrain._core.kernels.update import ChunkUpdate
 from ringtrain._core.reduction.cuts import (
@@ -69,9 +69,9 @@ class ExchangeCommunicator:
         direct_bytes = max(_DIRECT_BYTES, _DIRECT_BYTES_TO_ALL // max(1, len(ranks) - 1))
         self._direct_bytes = min(direct_bytes, segment_bytes)
         self._part_bytes = min(PART_BYTES_MOST, segment_bytes)
-        self._doubling = Doubling(self.steps) if len(ranks) > RANKS_MOST_DIRECT else None
+        self._doubling = RecursiveDoubling(self.steps) if len(ranks) > RANKS_MOST_DIRECT else None
         self._long_doubling = self._doubling if len(ranks) > LONG_RANKS_MOST_DIRECT else None
-        self._updates = FusedUpdates(self.steps, self.all_gather_parts)
+        self._updates = ExchangeFusedUpdates(self.steps, self.all_gather_parts)
 
     @property
     def overlaps(self) -> bool:
@@ -223,11 +223,13 @@ class ExchangeCommunicator:
             return
         places = self.ranks[root:] + self.ranks[:root]
         place = (self.position - root) % len(places)
-        self.broadcast_along(Route(places, place, LoneRank(self.ranks[self.position]), 0), what, buffer)
+        self.broadcast_along(
+            PodBroadcastRoute(places, place, ShmLoneRank(self.ranks[self.position]), 0), what, buffer
+        )
 
-    def broadcast_along(self, route: Route, what: Signature, buffer: Flat) -> None:
+    def broadcast_along(self, route: PodBroadcastRoute, what: Signature, buffer: Flat) -> None:
         """A broadcast between pods: for a communicator that knows them."""
-        Broadcast(self.steps, route, buffer).run(what)
+        PodBroadcast(self.steps, route, buffer).run(what)
 
     def barrier(self, what: Signature) -> None:
         if doubling := self._doubling_of(0):
@@ -256,7 +258,7 @@ class ExchangeCommunicator:
     def close(self) -> None:
         """The membership holds the connections."""
 
-    def _doubling_of(self, nbytes: int) -> Doubling | None:
+    def _doubling_of(self, nbytes: int) -> RecursiveDoubling | None:
         """What carries parts of up to `nbytes`, alike on all ranks; None where each rank reads from all."""
         return self._doubling if nbytes <= self._part_bytes else None
 

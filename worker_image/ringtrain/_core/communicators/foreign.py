@@ -14,7 +14,7 @@ _EAGER_S: Final = 1e-3
 _PAUSE_S: Final = 50e-6
 
 
-class ForeignCalls:
+class ForeignCommunicatorCalls:
     """The calls of one process set to such a library. `number`: of the communicator beside which they run.
 
     All ranks of the set make the same calls in the same order. A call that a lost peer keeps from ending raises

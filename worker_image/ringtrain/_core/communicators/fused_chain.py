@@ -17,8 +17,8 @@ from typing import Any, Final
 import numpy as np
 
 from ringtrain import timeline
-from ringtrain._core.communicators.chain import Pods
-from ringtrain._core.communicators.shm.group import SharedGroup
+from ringtrain._core.communicators.chain import ChainedPods
+from ringtrain._core.communicators.shm.group import ShmRankGroup
 from ringtrain._core.communicators.shm.native import accumulator_dtype
 from ringtrain._core.kernels.update import ChunkUpdate
 from ringtrain._core.reduction.cuts import Bounds, segments
@@ -34,7 +34,7 @@ _PARTIALS: Final = 1
 
 
 @dataclass(frozen=True)
-class SharedBucket:
+class PodSharedBucket:
     """A bucket in the memory of each rank of this pod, by place in it. `bounds`: of all ranks' chunks."""
 
     gradients: list[Flat]
@@ -43,17 +43,17 @@ class SharedBucket:
     op: ReduceOp
 
 
-class ChainUpdates:
+class PodChainUpdates:
     """The `Updater` part of a communicator of up to twelve pods.
 
     A rank that returns from `update` has done all that others wait for. What is left are weights that others have
     updated, which it reads in `finish_updates` or in the next update, before it waits for anybody's gradients.
     """
 
-    def __init__(self, pods: Pods, group: SharedGroup) -> None:
+    def __init__(self, pods: ChainedPods, group: ShmRankGroup) -> None:
         self._pods = pods
         self._group = group
-        self._begun: _Trip | None = None
+        self._begun: _PodChainTrip | None = None
         self._side = 0
 
     def can_update(self, gradients: Flat, weights: Flat) -> bool:
@@ -64,11 +64,11 @@ class ChainUpdates:
     ) -> None:
         """As of `Updater`. `step`: elements that travel together. Raises what collectives raise."""
         places = self._group.memories_of
-        bucket = SharedBucket(places(gradients), places(change.weights), bounds, op)
+        bucket = PodSharedBucket(places(gradients), places(change.weights), bounds, op)
         self._side = 1 - self._side
-        trip = _Trip(self._pods, what, bucket, change, step, self._side)
+        trip = _PodChainTrip(self._pods, what, bucket, change, step, self._side)
         before, self._begun = self._begun, None
-        with contextlib.ExitStack() as mine, _Ending(before) as ending:
+        with contextlib.ExitStack() as mine, _PodChainTripEnd(before) as ending:
             mine.enter_context(trip.call)
             with trip.call.span("reduce", gradients.nbytes):
                 meet = self._group.meeting(what, gradients, change.weights)
@@ -89,21 +89,21 @@ class ChainUpdates:
     def finish_updates(self) -> bool:
         """Read what other pods have of the update before. Weights are new when the ranks of this pod meet."""
         begun, self._begun = self._begun, None
-        with _Ending(begun) as ending:
+        with _PodChainTripEnd(begun) as ending:
             ending.end()
         return False
 
 
-class _Ending:
+class _PodChainTripEnd:
     """Ends the trip before this one, if there is one; or fails with what comes in between."""
 
-    def __init__(self, trip: "_Trip | None") -> None:
+    def __init__(self, trip: "_PodChainTrip | None") -> None:
         self._trip = trip
         self._call = contextlib.ExitStack()
         if trip is not None:
             self._call.push(trip.call)
 
-    def __enter__(self) -> "_Ending":
+    def __enter__(self) -> "_PodChainTripEnd":
         return self
 
     def __exit__(self, *error: Any) -> None:
@@ -117,7 +117,7 @@ class _Ending:
             self._call.close()
 
 
-def _reduce_first(trip: "_Trip", meet: Callable[[bool], bool], before: _Ending) -> None:
+def _reduce_first(trip: "_PodChainTrip", meet: Callable[[bool], bool], before: _PodChainTripEnd) -> None:
     """In the pod that waits for no other's sums: its own go out before the weights of the bucket before come in,
     so that the line to the next pod has work. But nobody's late gradients keep those weights waiting."""
     if not meet(False):
@@ -128,11 +128,17 @@ def _reduce_first(trip: "_Trip", meet: Callable[[bool], bool], before: _Ending) 
     trip.update_all()
 
 
-class _Trip:
+class _PodChainTrip:
     """One bucket on its way, as one rank sees it. `call` is to be entered."""
 
     def __init__(
-        self, pods: Pods, what: Signature, bucket: SharedBucket, change: ChunkUpdate, step: int, side: int
+        self,
+        pods: ChainedPods,
+        what: Signature,
+        bucket: PodSharedBucket,
+        change: ChunkUpdate,
+        step: int,
+        side: int,
     ) -> None:
         """`side`: of the update before, this rank's partial sums may still be read."""
         self._pods = pods

@@ -25,7 +25,7 @@ from ringtrain._core.world.call import Call
 
 
 @dataclass(frozen=True)
-class _Begun:
+class _BegunNetworkUpdate:
     """An update whose results have not been read: others still read this rank's. `call`: was entered."""
 
     call: Call
@@ -33,13 +33,13 @@ class _Begun:
     weights: Flat
 
 
-class FusedUpdates:
+class ExchangeFusedUpdates:
     """The `Updater` part of a communicator."""
 
     def __init__(self, steps: ExchangeSteps, all_gather_parts: Callable[[Signature, Flat], list[Flat]]) -> None:
         self._steps = steps
         self._all_gather_parts = all_gather_parts
-        self._begun: _Begun | None = None
+        self._begun: _BegunNetworkUpdate | None = None
         self._possible: bool | None = None
 
     def can_update(self, gradients: Flat, weights: Flat) -> bool:
@@ -77,7 +77,7 @@ class FusedUpdates:
                         fold.Contributions(parts, op, len(parts)).update(change.cut(cut, chunk))
                     steps.offer(call, results, call.frame(Step.RESULT, index, change.weights[cut]))
             mine.pop_all()
-        self._begun = _Begun(call, cuts, change.weights)
+        self._begun = _BegunNetworkUpdate(call, cuts, change.weights)
         if change.last:
             self.finish_updates()
 
@@ -90,7 +90,7 @@ class FusedUpdates:
                 self._read(begun)
         return True
 
-    def _read(self, begun: _Begun) -> None:
+    def _read(self, begun: _BegunNetworkUpdate) -> None:
         with begun.call.span("gather", begun.weights.nbytes):
             for segment in range(max(len(cuts) for cuts in begun.cuts)):
                 self._steps.read_results(begun.call, begun.cuts, segment, begun.weights)

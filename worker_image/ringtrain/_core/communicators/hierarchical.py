@@ -17,18 +17,18 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ringtrain._core.communicators.broadcast import Route
-from ringtrain._core.communicators.chain import Chain, Pods, Section
+from ringtrain._core.communicators.broadcast import PodBroadcastRoute
+from ringtrain._core.communicators.chain import ChainedPods, PodChain, PodChainSection
 from ringtrain._core.communicators.doubling import PART_BYTES_MOST
 from ringtrain._core.communicators.exchange import ExchangeCommunicator
-from ringtrain._core.communicators.fused_chain import ChainUpdates
-from ringtrain._core.communicators.pairing import Pairing, dealt_section, shared_section
+from ringtrain._core.communicators.fused_chain import PodChainUpdates
+from ringtrain._core.communicators.pairing import PodPairing, dealt_section, shared_section
 from ringtrain._core.communicators.pod_gather import gather_by_pods
 from ringtrain._core.communicators.pod_tree import PodTree
-from ringtrain._core.communicators.shm.group import LoneRank
-from ringtrain._core.communicators.shm.join import Hosts, allocate
+from ringtrain._core.communicators.shm.group import ShmLoneRank
+from ringtrain._core.communicators.shm.join import ShmHostGroups, allocate
 from ringtrain._core.communicators.shm.native import Chunks
-from ringtrain._core.communicators.steps import ScratchBuffers
+from ringtrain._core.communicators.steps import ExchangeScratchBuffers
 from ringtrain._core.kernels.update import ChunkUpdate
 from ringtrain._core.reduction.cuts import Bounds, even_bounds
 from ringtrain._core.reduction.fold import Flat
@@ -78,15 +78,15 @@ class HierarchicalCommunicator:
     fusion_bytes: Final = 64 << 20
 
     def __init__(
-        self, network: ExchangeCommunicator, hosts: Hosts | None, chain_pods_most: int = CHAIN_PODS_MOST
+        self, network: ExchangeCommunicator, hosts: ShmHostGroups | None, chain_pods_most: int = CHAIN_PODS_MOST
     ) -> None:
         self._network = network
         self.ranks, self.position = network.ranks, network.position
         self._hosts = hosts
-        self._group = group = LoneRank(network.ranks[network.position]) if hosts is None else hosts.group
+        self._group = group = ShmLoneRank(network.ranks[network.position]) if hosts is None else hosts.group
         places = tuple((p,) for p in range(len(network.ranks))) if hosts is None else hosts.positions
         local = group.position
-        self._pods = Pods(
+        self._pods = ChainedPods(
             size=len(network.ranks),
             local=local,
             pod=next(i for i, positions in enumerate(places) if network.position in positions),
@@ -94,11 +94,11 @@ class HierarchicalCommunicator:
             column=tuple(network.ranks[positions[local]] for positions in places),
             group=group,
             network=network,
-            pairing=Pairing(len(places)),
-            scratch=ScratchBuffers(),
+            pairing=PodPairing(len(places)),
+            scratch=ExchangeScratchBuffers(),
         )
         self._is_tree = hosts is None or len(places) > chain_pods_most
-        self._updates = None if hosts is None or self._is_tree else ChainUpdates(self._pods, hosts.group)
+        self._updates = None if hosts is None or self._is_tree else PodChainUpdates(self._pods, hosts.group)
         self._flat_bytes = min(_FLAT_BYTES, network.segment_bytes)
 
     def all_reduce(self, what: Signature, source: Flat, target: Flat, op: ReduceOp) -> None:
@@ -109,7 +109,7 @@ class HierarchicalCommunicator:
         if self._is_tree:
             self._tree_of(what, bounds, source, op).all_reduce(source, target)
             return
-        chain = Chain(self._pods, what, self._cut(bounds, None, source), op)
+        chain = PodChain(self._pods, what, self._cut(bounds, None, source), op)
         chain.all_reduce(source, target)
 
     def reduce_scatter(self, what: Signature, source: Flat, bounds: Bounds, target: Flat, op: ReduceOp) -> None:
@@ -126,7 +126,7 @@ class HierarchicalCommunicator:
             for pod in range(self._pods.last + 1)
             for s in self._cut(self._of_pod(bounds, pod), pod, source, mapped is not None)
         ]
-        chain = Chain(self._pods, what, sections, op, mapped)
+        chain = PodChain(self._pods, what, sections, op, mapped)
         chain.reduce_scatter(source, target, bounds[self.position])
 
     def all_gather(self, what: Signature, buffer: Flat, bounds: Bounds) -> None:
@@ -176,7 +176,7 @@ class HierarchicalCommunicator:
         pods = self._pods
         first, giver = divmod(root, len(pods.group.ranks))
         ranks = pods.column[first:] + pods.column[:first]
-        route = Route(ranks, (pods.pod - first) % len(ranks), pods.group, giver)
+        route = PodBroadcastRoute(ranks, (pods.pod - first) % len(ranks), pods.group, giver)
         self._network.broadcast_along(route, what, buffer)
 
     def barrier(self, what: Signature) -> None:
@@ -251,11 +251,16 @@ class HierarchicalCommunicator:
         ranks = len(self._group.ranks)
         return bounds[pod * ranks : (pod + 1) * ranks + 1]
 
-    def _cut(self, bounds: Bounds, owner: int | None, like: Flat, is_mapped: bool = False) -> list[Section]:
+    def _cut(
+        self, bounds: Bounds, owner: int | None, like: Flat, is_mapped: bool = False
+    ) -> list[PodChainSection]:
         """Cut the chunks at `bounds` into segments that go through the chain one after the other."""
         longest = max(end - start for start, end in pairwise(bounds))
         fills = (_UPDATE_SEGMENTS, _LEAST_UPDATE_BYTES) if is_mapped else (_SEGMENTS, _LEAST_SEGMENT_BYTES)
-        return [Section(chunks, owner) for chunks in _pieces(bounds, longest, self._step(longest, like, *fills))]
+        return [
+            PodChainSection(chunks, owner)
+            for chunks in _pieces(bounds, longest, self._step(longest, like, *fills))
+        ]
 
 
 def _pieces(bounds: Bounds, longest: int, step: int) -> list[Chunks]:

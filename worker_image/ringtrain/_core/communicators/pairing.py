@@ -10,7 +10,7 @@ from ringtrain._core.reduction.cuts import Bounds, even_bounds, offsets
 
 
 @dataclass(frozen=True)
-class Pairing:
+class PodPairing:
     """Pods are nodes, as many as the largest power of two up to `pods`. Where that leaves some over, the first
     nodes are two pods each. In round k nodes add up whose numbers differ in bit k.
 
@@ -57,7 +57,7 @@ class Pairing:
 
 
 @dataclass(frozen=True)
-class TreeSection:
+class PodTreeSection:
     """What of a tensor goes through the rounds at once, as one rank sees it.
 
     `blocks`: what the ranks of a pod add up, one meeting each; the rank's chunks of all of them, one after the
@@ -70,14 +70,14 @@ class TreeSection:
     own: tuple[int, int]
 
 
-def shared_section(chunks: Chunks, local: int, pairing: Pairing) -> TreeSection:
+def shared_section(chunks: Chunks, local: int, pairing: PodPairing) -> PodTreeSection:
     """`chunks`, one for each rank of a pod, all of whose results all ranks want."""
     start, end = own = chunks[local]
-    return TreeSection((chunks,), even_bounds(end - start, pairing.nodes), own)
+    return PodTreeSection((chunks,), even_bounds(end - start, pairing.nodes), own)
 
 
-def dealt_section(by_pod: Sequence[Chunks], pod: int, local: int, pairing: Pairing) -> TreeSection:
+def dealt_section(by_pod: Sequence[Chunks], pod: int, local: int, pairing: PodPairing) -> PodTreeSection:
     """What each rank of each pod wants its own chunk of."""
     by_node = [[by_pod[pod] for pod in pairing.pods_of(node)] for node in pairing.order]
     lengths = [sum(chunks[local][1] - chunks[local][0] for chunks in of_node) for of_node in by_node]
-    return TreeSection(tuple(chain.from_iterable(by_node)), offsets(lengths), by_pod[pod][local])
+    return PodTreeSection(tuple(chain.from_iterable(by_node)), offsets(lengths), by_pod[pod][local])

@@ -11,9 +11,9 @@ from functools import partial
 
 import numpy as np
 
-from ringtrain._core.communicators.chain import Pods, Section
-from ringtrain._core.communicators.shm.group import Mapped
-from ringtrain._core.communicators.shm.native import Work
+from ringtrain._core.communicators.chain import ChainedPods, PodChainSection
+from ringtrain._core.communicators.shm.group import ShmMappedBuffer
+from ringtrain._core.communicators.shm.native import ShmCollective
 from ringtrain._core.reduction.fold import Flat
 from ringtrain._core.transport.base import Caller
 from ringtrain._core.wire.messages import Frame, Step
@@ -21,12 +21,12 @@ from ringtrain._core.wire.signature import Signature
 
 
 def gather_by_pods(
-    pods: Pods,
+    pods: ChainedPods,
     what: Signature,
-    sections: Sequence[list[Section]],
+    sections: Sequence[list[PodChainSection]],
     buffer: Flat,
     passes_on: bool,
-    mapped: Mapped | None,
+    mapped: ShmMappedBuffer | None,
 ) -> None:
     """Fill `buffer` with the chunks of all ranks. `sections`: those of each pod's chunks, by pod. `mapped`: the
     buffer, where the ranks of this pod map each other's.
@@ -38,7 +38,7 @@ def gather_by_pods(
     shifts = [1 << k for k in range(pods.last.bit_length())] if passes_on else list(range(1, number))
     held = len(sections[own])
 
-    def sent(pod: int, shift: int) -> list[Section]:
+    def sent(pod: int, shift: int) -> list[PodChainSection]:
         """What `pod` sends to the one that is `shift` before it."""
         near = range(pod, pod + min(shift, number - shift)) if passes_on else (pod,)
         return [section for one in near for section in sections[one % number]]
@@ -52,10 +52,10 @@ def gather_by_pods(
             call.wait_until(partial(holds, index + 1), caller)
             yield call.frame(Step.RESULT, index, buffer[section.chunk(pods.local)])
 
-    def share(section: Section) -> None:
+    def share(section: PodChainSection) -> None:
         """Give this rank's chunk to the others of its pod, and get theirs, here or with the last meeting."""
         if mapped is None:
-            pods.group.run(what, Work(section.chunks, buffer, gathered=buffer))
+            pods.group.run(what, ShmCollective(section.chunks, buffer, gathered=buffer))
             return
         mine = section.chunk(pods.local)
         for place, copy in enumerate(mapped.places):

@@ -18,10 +18,10 @@ from typing import Final
 
 import numpy as np
 
-from ringtrain._core.communicators.chain import Pods
-from ringtrain._core.communicators.pairing import TreeSection
-from ringtrain._core.communicators.shm.group import LoneRank
-from ringtrain._core.communicators.shm.native import Work, accumulator_dtype
+from ringtrain._core.communicators.chain import ChainedPods
+from ringtrain._core.communicators.pairing import PodTreeSection
+from ringtrain._core.communicators.shm.group import ShmLoneRank
+from ringtrain._core.communicators.shm.native import ShmCollective, accumulator_dtype
 from ringtrain._core.reduction.fold import Flat
 from ringtrain._core.reduction.ops import UFUNCS, ReduceOp
 from ringtrain._core.transport.base import Caller
@@ -46,7 +46,7 @@ class PodTree:
     """
 
     def __init__(
-        self, pods: Pods, what: Signature, sections: Sequence[TreeSection], op: ReduceOp, doubles: bool
+        self, pods: ChainedPods, what: Signature, sections: Sequence[PodTreeSection], op: ReduceOp, doubles: bool
     ) -> None:
         self._pods = pods
         self._pairing = pods.pairing
@@ -117,7 +117,7 @@ class PodTree:
         if self._pairing.pairs:
             yield from self._part(index, out, out)
         (chunks,) = section.blocks
-        self._pods.group.run(self._what, Work(chunks, target, gathered=target))
+        self._pods.group.run(self._what, ShmCollective(chunks, target, gathered=target))
 
     def _reduce_part(self, index: int, source: Flat, target: Flat, begin: int) -> Iterator[bool]:
         section = self._sections[index]
@@ -141,13 +141,13 @@ class PodTree:
         if self._pairing.pairs:
             yield from self._part(index, others, out)
 
-    def _sum_of_pod(self, section: TreeSection, source: Flat) -> Flat:
+    def _sum_of_pod(self, section: PodTreeSection, source: Flat) -> Flat:
         """What the ranks of this pod have in all. Of a rank alone that is what it gave, read only.
 
         Results may be written over what it gave only when all have read that. A half's result comes once the half
         has been read; whole parts, of short tensors, are copied.
         """
-        is_lone = isinstance(self._pods.group, LoneRank) and len(section.blocks) == 1
+        is_lone = isinstance(self._pods.group, ShmLoneRank) and len(section.blocks) == 1
         if is_lone and not self._doubles and accumulator_dtype(source.dtype) == source.dtype:
             given = source[slice(*section.blocks[0][0])]
             given.flags.writeable = False
@@ -157,7 +157,7 @@ class PodTree:
         for chunks in section.blocks:
             start, end = chunks[self._pods.local]
             partial = total[at : at + end - start]
-            self._pods.group.run(self._what, Work(chunks, source, self._op, partial=partial))
+            self._pods.group.run(self._what, ShmCollective(chunks, source, self._op, partial=partial))
             at += end - start
         return total
 

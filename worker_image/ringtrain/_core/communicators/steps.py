@@ -15,7 +15,7 @@ from ringtrain._core.world.call import Call, CollectiveKey, FramesFor
 from ringtrain._core.world.membership import Membership
 
 
-class ScratchBuffers:
+class ExchangeScratchBuffers:
     """Buffers that are used again for segment after segment: fresh memory costs a page fault every 4 KiB."""
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class ExchangeSteps:
         self._member = member
         self._process_set = process_set
         self._sequence = 0
-        self._scratch = ScratchBuffers()
+        self._scratch = ExchangeScratchBuffers()
         self.segment_bytes = segment_bytes
         self.ranks = ranks
         self.position = ranks.index(member.ring.rank)

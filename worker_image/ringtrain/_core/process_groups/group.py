@@ -17,7 +17,12 @@ from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from ringtrain._core.communicators.base import Communicator, Mapper, MemorySharer, Updater
+from ringtrain._core.communicators.base import (
+    Communicator,
+    MappingCommunicator,
+    MemorySharingCommunicator,
+    UpdatingCommunicator,
+)
 from ringtrain._core.kernels.update import ChunkUpdate
 from ringtrain._core.process_groups.tensors import checked_bounds, flat_signature
 from ringtrain._core.process_groups.work import Work, barrier, short_allreduce, short_barrier
@@ -368,7 +373,9 @@ class ProcessGroup:
         return self.begin(lambda communicator: communicator.send_receive(what, source, to, target, origin))
 
     def memory_of(self, rank: int, buffer: Flat) -> Flat | None:
-        return self.call(lambda ring: ring.memory_of(rank, buffer) if isinstance(ring, Mapper) else None)
+        return self.call(
+            lambda ring: ring.memory_of(rank, buffer) if isinstance(ring, MappingCommunicator) else None
+        )
 
     def broadcast(self, buffer: Flat) -> None:
         what = flat_signature("broadcast", buffer, None, None)
@@ -378,13 +385,17 @@ class ProcessGroup:
         if self.size == 1 or not self.communicator.overlaps:
             return None
         beside = self._open_beside()
-        if isinstance(self.communicator, MemorySharer) and isinstance(beside.communicator, MemorySharer):
+        if isinstance(self.communicator, MemorySharingCommunicator) and isinstance(
+            beside.communicator, MemorySharingCommunicator
+        ):
             beside.communicator.use_memory_of(self.communicator)
         self._beside.append(beside)
         return beside
 
     def can_update(self, gradients: Flat, weights: Flat) -> bool:
-        return self.call(lambda ring: isinstance(ring, Updater) and ring.can_update(gradients, weights))
+        return self.call(
+            lambda ring: isinstance(ring, UpdatingCommunicator) and ring.can_update(gradients, weights)
+        )
 
     def update(self, gradients: Flat, bounds: Sequence[int], op: ReduceOp, change: ChunkUpdate) -> None:
         what = flat_signature("update", gradients, None, op)
@@ -413,6 +424,6 @@ def _objects(value: Any, what: str) -> Work[list[Any]]:
     return work
 
 
-def _updater(communicator: Communicator) -> Updater:
+def _updater(communicator: Communicator) -> UpdatingCommunicator:
     """`communicator`, of which `can_update` was asked first: to look at its protocol again takes 10 us."""
-    return cast(Updater, communicator)
+    return cast(UpdatingCommunicator, communicator)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 from ringtrain._core.communicators.base import Communicator
 from ringtrain._core.communicators.choose import choose_communicator
 from ringtrain._core.communicators.exchange import SEGMENT_BYTES, ExchangeCommunicator
-from ringtrain._core.communicators.foreign import ForeignCalls
+from ringtrain._core.communicators.foreign import ForeignCommunicatorCalls
 from ringtrain._core.communicators.hierarchical import CHAIN_PODS_MOST, DIRECT_RANKS_MOST
 from ringtrain._core.communicators.numbers import PER_SET, QUEUE, WORLD, further_number
 from ringtrain._core.process_groups.formations import Bound, Carried, Former, former_of
@@ -203,18 +203,20 @@ class RankContext:
         order. `ranks`: of these alone, this one included; each rank of the set opens one then."""
         return self._open_further(process_set, ranks)[0]
 
-    def open_foreign(self, process_set: int, ranks: tuple[int, ...]) -> tuple[ProcessGroup, ForeignCalls]:
+    def open_foreign(
+        self, process_set: int, ranks: tuple[int, ...]
+    ) -> tuple[ProcessGroup, ForeignCommunicatorCalls]:
         """Return `open_group`, and what its ranks call a library of others with."""
         group, number = self._open_further(process_set, ranks)
-        return group, ForeignCalls(self._member, number, ranks)
+        return group, ForeignCommunicatorCalls(self._member, number, ranks)
 
     def open_queue_communicator(self, process_set: int) -> Communicator:
         """Return the communicator of a set's named queue. Once for each set, whenever its ranks need it."""
         return self._communicator(process_set, further_number(process_set, QUEUE))
 
-    def foreign_calls(self, process_set: int) -> ForeignCalls:
+    def foreign_calls(self, process_set: int) -> ForeignCommunicatorCalls:
         """What a set's named queue calls a library of others with. Once for each set."""
-        return ForeignCalls(self._member, further_number(process_set, QUEUE), self._sets[process_set])
+        return ForeignCommunicatorCalls(self._member, further_number(process_set, QUEUE), self._sets[process_set])
 
     def give_up(self, process_set: int, error: BaseException) -> None:
         """Have all ranks raise that this one can't go on with what it has begun by name in a set, because of

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from ringtrain._core.communicators.base import (
     Communicator,
     GroupedReducer,
-    SharedTurn,
+    SharedCommunicatorTurn,
     ShortAllreduce,
     ShortReducer,
 )
@@ -305,7 +305,7 @@ _BARRIER: Final[Any] = object()
 _NOTHING: Final = np.empty(0, np.uint8)
 
 
-def short_allreduce(communicator: Communicator, turn: SharedTurn) -> ShortAllreduce:
+def short_allreduce(communicator: Communicator, turn: SharedCommunicatorTurn) -> ShortAllreduce:
     """The short way of `communicator`, which has none for most arrays.
 
     It raises ConfigurationError for an operation that has no meaning.

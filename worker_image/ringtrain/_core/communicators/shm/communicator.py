@@ -6,9 +6,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ringtrain._core.communicators.base import Communicator, SharedTurn, ShortAllreduce
-from ringtrain._core.communicators.shm.join import Hosts, allocate
-from ringtrain._core.communicators.shm.native import Work, chunks_of
+from ringtrain._core.communicators.base import Communicator, SharedCommunicatorTurn, ShortAllreduce
+from ringtrain._core.communicators.shm.join import ShmHostGroups, allocate
+from ringtrain._core.communicators.shm.native import ShmCollective, chunks_of
 from ringtrain._core.kernels.update import ChunkUpdate
 from ringtrain._core.reduction.cuts import Bounds, even_bounds, lies_at, offsets
 from ringtrain._core.reduction.fold import Flat
@@ -28,7 +28,7 @@ class SharedMemoryCommunicator:
     # A meeting costs 20 us, as much as copying 200 KiB.
     fusion_bytes: Final = 1 << 20
 
-    def __init__(self, network: Communicator, hosts: Hosts) -> None:
+    def __init__(self, network: Communicator, hosts: ShmHostGroups) -> None:
         self._network = network
         self.ranks, self.position = network.ranks, network.position
         self._hosts = hosts
@@ -38,11 +38,11 @@ class SharedMemoryCommunicator:
     def all_reduce(self, what: Signature, source: Flat, target: Flat, op: ReduceOp) -> None:
         chunks = chunks_of(even_bounds(len(source), self._size))
         own = target[slice(*chunks[self.position])]
-        work = Work(chunks, source, op, own=own, gathered=target, average_over=self._size, whole=True)
+        work = ShmCollective(chunks, source, op, own=own, gathered=target, average_over=self._size, whole=True)
         self._group.run(what, work)
 
     def short_allreduce(
-        self, meaning: Callable[[Any, ReduceOp, str | None], Signature | None], turn: SharedTurn
+        self, meaning: Callable[[Any, ReduceOp, str | None], Signature | None], turn: SharedCommunicatorTurn
     ) -> ShortAllreduce | None:
         return self._group.short_allreduce(meaning, turn)
 
@@ -50,13 +50,13 @@ class SharedMemoryCommunicator:
         chunks = chunks_of(even_bounds(len(target), self._size))
         own = target[slice(*chunks[self.position])]
         pieces = None if _lie_at(sources, target) else [source for source in sources if len(source)] or [target]
-        work = Work(
+        work = ShmCollective(
             chunks, target, op, own=own, gathered=target, average_over=self._size, whole=True, pieces=pieces
         )
         self._group.run(what, work)
 
     def reduce_scatter(self, what: Signature, source: Flat, bounds: Bounds, target: Flat, op: ReduceOp) -> None:
-        work = Work(chunks_of(bounds), source, op, own=target, average_over=self._size)
+        work = ShmCollective(chunks_of(bounds), source, op, own=target, average_over=self._size)
         self._group.run(laid_out(what, bounds), work)
 
     def memory_of(self, position: int, buffer: Flat) -> Flat | None:
@@ -66,14 +66,14 @@ class SharedMemoryCommunicator:
         return self._group.can_update(gradients, weights)
 
     def update(self, what: Signature, gradients: Flat, bounds: Bounds, op: ReduceOp, change: ChunkUpdate) -> None:
-        work = Work(chunks_of(bounds), gradients, op, average_over=self._size)
+        work = ShmCollective(chunks_of(bounds), gradients, op, average_over=self._size)
         self._group.update(laid_out(what, bounds), work, change)
 
     def finish_updates(self) -> bool:
         return False  # ranks meet once an update
 
     def all_gather(self, what: Signature, buffer: Flat, bounds: Bounds) -> None:
-        self._group.run(laid_out(what, bounds), Work(chunks_of(bounds), buffer, gathered=buffer))
+        self._group.run(laid_out(what, bounds), ShmCollective(chunks_of(bounds), buffer, gathered=buffer))
 
     def all_gather_parts(self, what: Signature, part: Flat) -> list[Flat]:
         self.barrier(what)
@@ -82,7 +82,7 @@ class SharedMemoryCommunicator:
     def broadcast(self, what: Signature, buffer: Flat, root: int) -> None:
         """An all-gather in which only the root has a chunk."""
         chunks = tuple((0, len(buffer) if p == root else 0) for p in range(self._size))
-        self._group.run(what, Work(chunks, buffer, gathered=buffer))
+        self._group.run(what, ShmCollective(chunks, buffer, gathered=buffer))
 
     def all_to_all(
         self, what: Signature, parts: Sequence[Flat], origins: Sequence[int] | None = None
@@ -95,7 +95,7 @@ class SharedMemoryCommunicator:
         self._network.send_receive(what, source, to, target, origin)
 
     def barrier(self, what: Signature) -> None:
-        nothing = Work(((0, 0),) * self._size, _NOTHING, own=_NOTHING, gathered=_NOTHING, whole=True)
+        nothing = ShmCollective(((0, 0),) * self._size, _NOTHING, own=_NOTHING, gathered=_NOTHING, whole=True)
         self._group.run(what, nothing)
 
     def allocate(self, nbytes: int) -> NDArray[np.uint8]:

@@ -9,10 +9,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringtrain import timeline
-from ringtrain._core.communicators.base import SharedTurn, ShortAllreduce
+from ringtrain._core.communicators.base import SharedCommunicatorTurn, ShortAllreduce
 from ringtrain._core.communicators.numbers import inside_number
-from ringtrain._core.communicators.shm.native import Addresses, NativeChannel, ShmResult, ShortJob, Work
-from ringtrain._core.communicators.shm.segment import Segment
+from ringtrain._core.communicators.shm.native import (
+    Addresses,
+    ShmCollective,
+    ShmNativeChannel,
+    ShmResult,
+    ShmShortReduction,
+)
+from ringtrain._core.communicators.shm.segment import ShmSegment
 from ringtrain._core.kernels.update import ChunkUpdate
 from ringtrain._core.reduction.fold import Flat
 from ringtrain._core.reduction.ops import ReduceOp
@@ -27,7 +33,7 @@ from ringtrain.step_time import REDUCTION
 _ARENA: Final = b"\0arena "
 
 
-class Arena:
+class ShmArena:
     """Memory that all ranks map, one part each."""
 
     def __init__(self, whole: NDArray[np.uint8], position: int, size: int) -> None:
@@ -48,11 +54,11 @@ class Arena:
         return offset if offset >= 0 and offset + buffer.nbytes <= len(self.own) else None
 
 
-class Mapped:
+class ShmMappedBuffer:
     """`buffer` of each rank that maps it, in `places`, by place. A context: entering it waits until all have come,
     leaving it until all are done. What they wrote to each other's buffer is here then."""
 
-    def __init__(self, group: "SharedGroup", what: Signature, buffer: Flat, places: list[Flat]) -> None:
+    def __init__(self, group: "ShmRankGroup", what: Signature, buffer: Flat, places: list[Flat]) -> None:
         self.places = places
         self._group = group
         self._what = what
@@ -66,7 +72,7 @@ class Mapped:
             self._group.meeting(self._what, self._buffer)(True)
 
 
-class SharedGroup:
+class ShmRankGroup:
     """Ranks `ranks` of one host, this one at `position`. `suspects`: all ranks that may keep them waiting.
 
     Who is lost and who is to blame is found out by the membership, over the network, as for any other collective.
@@ -78,8 +84,8 @@ class SharedGroup:
         process_set: int,
         ranks: tuple[int, ...],
         suspects: tuple[int, ...],
-        channel: NativeChannel,
-        segment: Segment,
+        channel: ShmNativeChannel,
+        segment: ShmSegment,
     ) -> None:
         self.ranks = ranks
         self.position = ranks.index(member.ring.rank)
@@ -88,11 +94,11 @@ class SharedGroup:
         self._process_set = inside_number(process_set)
         self._channel = channel
         self._segment = segment
-        self.arenas: list[Arena] = []
+        self.arenas: list[ShmArena] = []
         self._short: Any = None  # of compiled code
         member.failure_state.on_reached(channel.stop)
 
-    def run(self, what: Signature, work: Work) -> None:
+    def run(self, what: Signature, work: ShmCollective) -> None:
         """Do `work` on all ranks. Raises, on all of them, MismatchError where `what` differs, and PeerLost."""
         compared, addresses = what.compared, None
         if self.arenas and not _gathers_elsewhere(work):
@@ -101,11 +107,11 @@ class SharedGroup:
         self._meet(what, work.source.nbytes, lambda: self._channel.run(compared, work, timeout_s, addresses))
 
     def short_allreduce(
-        self, meaning: Callable[[Any, ReduceOp, str | None], Signature | None], turn: SharedTurn
+        self, meaning: Callable[[Any, ReduceOp, str | None], Signature | None], turn: SharedCommunicatorTurn
     ) -> ShortAllreduce | None:
         """As of `communicators.base.ShortReducer`. Other ranks learn of its collectives when they ask."""
 
-        def find(x: NDArray[Any], op: ReduceOp, name: str | None) -> tuple[int, ShortJob] | None:
+        def find(x: NDArray[Any], op: ReduceOp, name: str | None) -> tuple[int, ShmShortReduction] | None:
             reduces = op if isinstance(op, ReduceOp) else None  # as in a barrier
             lies_anywhere = reduces is None or not self.arenas
             what = meaning(x, op, name) if lies_anywhere else None
@@ -114,11 +120,11 @@ class SharedGroup:
             job = self._channel.short_job(what, x, reduces, self._member.ring.stall_timeout_s)
             return ctypes.addressof(job.struct), job
 
-        def go_on(job: ShortJob, outcome: int) -> None:
+        def go_on(job: ShmShortReduction, outcome: int) -> None:
             with turn.counted(), REDUCTION:
                 self._go_on(job, ShmResult(outcome))
 
-        def give_up(job: ShortJob, error: BaseException) -> None:
+        def give_up(job: ShmShortReduction, error: BaseException) -> None:
             if self._member.failure_state.failure is None:  # a signal's handler raised
                 self._member.give_up(self._activity(job.what), error)
 
@@ -129,7 +135,7 @@ class SharedGroup:
         allreduce: ShortAllreduce = self._short.allreduce
         return allreduce
 
-    def _go_on(self, job: ShortJob, outcome: ShmResult) -> None:
+    def _go_on(self, job: ShmShortReduction, outcome: ShmResult) -> None:
         """Wait for other ranks, or raise what happened instead of a reduction."""
         offers, key, started = self._member.offers, self._key(), time.monotonic()
         offers.begin(key, job.what, self._suspects)
@@ -151,7 +157,7 @@ class SharedGroup:
         """Whether `update` takes slices of these: all ranks say the same of arenas that they allocated alike."""
         return all(self._with_offset(b"", buffer)[1] is not None for buffer in (gradients, weights))
 
-    def update(self, what: Signature, work: Work, change: ChunkUpdate) -> None:
+    def update(self, what: Signature, work: ShmCollective, change: ChunkUpdate) -> None:
         """Reduce `work.source` and update every rank's weights. Raises what `run` raises."""
         compared, gradients = self._with_offset(what.compared, work.source)
         compared, weights = self._with_offset(compared, change.weights)
@@ -175,12 +181,12 @@ class SharedGroup:
         job = self._channel.meeting(compared, buffers[0], self._member.ring.stall_timeout_s)
         return lambda waits: self._meet(what, 0, lambda: self._channel.meet(job, waits))
 
-    def adopt(self, segment: Segment) -> NDArray[np.uint8]:
+    def adopt(self, segment: ShmSegment) -> NDArray[np.uint8]:
         """Return this rank's part of `segment`, which all ranks map: buffers in it are reduced where they lie.
 
         The parts are equally long. The memory lives as long as the array and its views.
         """
-        arena = Arena(np.frombuffer(segment.memory, np.uint8), self.position, len(self.ranks))
+        arena = ShmArena(np.frombuffer(segment.memory, np.uint8), self.position, len(self.ranks))
         self.arenas.append(arena)
         if self._short is not None:  # from now on ranks compare where an array lies, too
             self._short.forget()
@@ -193,17 +199,17 @@ class SharedGroup:
                 return arena.part(position, offset, buffer.nbytes).view(buffer.dtype)
         return None
 
-    def mapped(self, what: Signature, buffer: Flat) -> "Mapped | None":
+    def mapped(self, what: Signature, buffer: Flat) -> "ShmMappedBuffer | None":
         """What the ranks here can read and write of each other's `buffer`; None where it lies in no arena."""
         places = self.memories_of(buffer)
-        return Mapped(self, what, buffer, places) if places else None
+        return ShmMappedBuffer(self, what, buffer, places) if places else None
 
     def memories_of(self, buffer: Flat) -> list[Flat]:
         """What `buffer`, from an arena, is on each rank, by place; none for other memory."""
         found = [self.memory_of(place, buffer) for place in range(len(self.ranks))]
         return [memory for memory in found if memory is not None]
 
-    def use_arenas_of(self, other: "SharedGroup") -> None:
+    def use_arenas_of(self, other: "ShmRankGroup") -> None:
         """Know what a group of the same ranks has adopted, and what it will adopt."""
         self.arenas = other.arenas
 
@@ -284,19 +290,19 @@ class SharedGroup:
         return self._process_set, self._channel.collectives + 1
 
 
-def _gathers_elsewhere(work: Work) -> bool:
+def _gathers_elsewhere(work: ShmCollective) -> bool:
     return work.gathered is not None and work.gathered.ctypes.data != work.source.ctypes.data
 
 
-class LoneRank:
-    """In the place of a `SharedGroup`. It meets nobody: what differs between ranks is found between pods."""
+class ShmLoneRank:
+    """In the place of a `ShmRankGroup`. It meets nobody: what differs between ranks is found between pods."""
 
     position: Final = 0
 
     def __init__(self, rank: int) -> None:
         self.ranks = (rank,)
 
-    def run(self, what: Signature, work: Work) -> None:
+    def run(self, what: Signature, work: ShmCollective) -> None:
         """Copy this rank's contribution to `work.partial`; what is gathered is in its place already."""
         if work.partial is not None:
             ((start, end),) = work.chunks

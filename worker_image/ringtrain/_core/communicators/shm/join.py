@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringtrain._core.communicators.base import Communicator
-from ringtrain._core.communicators.shm.group import SharedGroup
-from ringtrain._core.communicators.shm.native import NativeChannel, shm_bytes
-from ringtrain._core.communicators.shm.segment import Segment
+from ringtrain._core.communicators.shm.group import ShmRankGroup
+from ringtrain._core.communicators.shm.native import ShmNativeChannel, shm_bytes
+from ringtrain._core.communicators.shm.segment import ShmSegment
 from ringtrain._core.kernels.library import native_library
 from ringtrain._core.wire.signature import Signature
 from ringtrain._core.world.membership import Membership
@@ -26,14 +26,14 @@ _CHUNK_BYTES_OF_ALL: Final = 1 << 20
 
 
 @dataclass(frozen=True)
-class Hosts:
+class ShmHostGroups:
     """Positions of a process set by host, in the order of their first, and the group of this rank's own host."""
 
     positions: tuple[tuple[int, ...], ...]
-    group: SharedGroup
+    group: ShmRankGroup
 
 
-def share_memory(member: Membership, process_set: int, network: Communicator, host: str) -> Hosts | None:
+def share_memory(member: Membership, process_set: int, network: Communicator, host: str) -> ShmHostGroups | None:
     """Let the ranks of every host share memory. None if no two ranks share a host, or if any of them can't.
 
     Collective over `network`. `host`: what identifies this rank's host. What stands in the way is logged once, by
@@ -59,13 +59,13 @@ def share_memory(member: Membership, process_set: int, network: Communicator, ho
     if segment is None:
         _warn(network, refusals)
         return None
-    channel = NativeChannel(library, segment.memory, own.index(network.position), len(own), chunk_bytes)
+    channel = ShmNativeChannel(library, segment.memory, own.index(network.position), len(own), chunk_bytes)
     ranks = tuple(network.ranks[position] for position in own)
     positions = tuple(map(tuple, by_host.values()))
-    return Hosts(positions, SharedGroup(member, process_set, ranks, network.ranks, channel, segment))
+    return ShmHostGroups(positions, ShmRankGroup(member, process_set, ranks, network.ranks, channel, segment))
 
 
-def allocate(network: Communicator, hosts: Hosts, nbytes: int) -> NDArray[np.uint8]:
+def allocate(network: Communicator, hosts: ShmHostGroups, nbytes: int) -> NDArray[np.uint8]:
     """Return zeros of this process that the other ranks of its host can read, so that collectives need not copy
     them. Collective over `network`, with the same `nbytes`; where sharing fails, the memory is ordinary."""
     own = next(positions for positions in hosts.positions if network.position in positions)
@@ -85,20 +85,20 @@ def host_identity() -> str:
 
 def _map_segment(
     network: Communicator, own: tuple[int, ...], length: int
-) -> tuple[Segment | None, list[str | None]]:
+) -> tuple[ShmSegment | None, list[str | None]]:
     """Let the first rank of each host create a segment and the others open it; all succeed or none keeps it."""
     segment, path, refusal = None, "", None
     creator = own[0]
     try:
         if network.position == creator:
-            segment = Segment.create(length)
+            segment = ShmSegment.create(length)
             path = segment.path
     except OSError as error:
         refusal = str(error)
     path = _exchange(network, "init: where shared memory is", path)[creator]
     try:
         if network.position != creator and path:
-            segment = Segment.open(path, length)
+            segment = ShmSegment.open(path, length)
     except OSError as error:
         refusal = str(error)
     refusals = _exchange(network, "init: whether shared memory is mapped", refusal)

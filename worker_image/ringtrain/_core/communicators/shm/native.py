@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ringtrain._core.communicators.base import SharedTurn
+from ringtrain._core.communicators.base import SharedCommunicatorTurn
 from ringtrain._core.kernels.library import address_of, native_calls
 from ringtrain._core.kernels.structures import (
     COUNTERS_BYTES,
@@ -56,7 +56,7 @@ class ShmResult(IntEnum):
 _RESULTS: Final = tuple(ShmResult)  # by value: to look one up in the class takes longer
 
 
-class ShortJob(NamedTuple):
+class ShmShortReduction(NamedTuple):
     """A reduction that every rank does by itself: prepared once for each kind, run again and again."""
 
     struct: JobStruct
@@ -64,7 +64,7 @@ class ShortJob(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Work:
+class ShmCollective:
     """One collective. Fields that it does not need are None.
 
     `chunks`: of every rank, where it begins and ends in the whole buffer. `source`: the whole buffer, read only.
@@ -89,7 +89,7 @@ class Work:
     pieces: Sequence[Flat] | None = None
 
 
-class NativeChannel:
+class ShmNativeChannel:
     """One rank's end of a segment."""
 
     def __init__(self, library: ctypes.CDLL, memory: mmap.mmap, rank: int, size: int, chunk_bytes: int) -> None:
@@ -110,7 +110,7 @@ class NativeChannel:
         self._user = 0  # the thread that holds it
         self._closed = False
 
-    def run(self, what: bytes, work: Work, timeout_s: float, peers: Addresses | None = None) -> ShmResult:
+    def run(self, what: bytes, work: ShmCollective, timeout_s: float, peers: Addresses | None = None) -> ShmResult:
         """Do `work` together with all other ranks. After anything but DONE the channel is of no more use.
 
         `what` is compared between ranks: MISMATCH where it differs; `Signature.compared` fits. `peers`: where each
@@ -127,19 +127,19 @@ class NativeChannel:
         """Whether every rank had better fold all of `buffer` by itself."""
         return buffer.nbytes <= self._small_bytes
 
-    def short_job(self, what: Signature, like: Flat, op: ReduceOp | None, timeout_s: float) -> ShortJob:
+    def short_job(self, what: Signature, like: Flat, op: ReduceOp | None, timeout_s: float) -> ShmShortReduction:
         """What compiled code is told of the reductions of arrays like `like`, but for where they lie."""
         chunks, flat = chunks_of(even_bounds(like.size, self._size)), like.reshape(-1)
-        work = Work(chunks, flat, op, own=flat, gathered=flat, average_over=self._size, whole=True)
-        return ShortJob(self._job(what.compared, work, timeout_s), what)
+        work = ShmCollective(chunks, flat, op, own=flat, gathered=flat, average_over=self._size, whole=True)
+        return ShmShortReduction(self._job(what.compared, work, timeout_s), what)
 
     def short_calls(
         self,
-        turn: SharedTurn,
+        turn: SharedCommunicatorTurn,
         is_traced: Callable[[], bool],
-        find: Callable[[NDArray[Any], ReduceOp, str | None], tuple[int, ShortJob] | None],
-        go_on: Callable[[ShortJob, int], None],
-        give_up: Callable[[ShortJob, BaseException], None],
+        find: Callable[[NDArray[Any], ReduceOp, str | None], tuple[int, ShmShortReduction] | None],
+        go_on: Callable[[ShmShortReduction, int], None],
+        give_up: Callable[[ShmShortReduction, BaseException], None],
     ) -> Any:
         """The `ShortCalls` of `kernels/native/calls.c`; None where that is not compiled."""
         calls = native_calls()
@@ -151,7 +151,7 @@ class NativeChannel:
         of_numpy = np.ndarray, np.empty, _lies_at
         return calls.ShortCalls(run, channel, turn, is_traced, find, go_on, give_up, *of_numpy, self)
 
-    def go_on(self, job: ShortJob, outcome: ShmResult) -> ShmResult:
+    def go_on(self, job: ShmShortReduction, outcome: ShmResult) -> ShmResult:
         """Wait for other ranks where compiled code said AGAIN; the job's arrays must still be there."""
         if outcome is ShmResult.AGAIN:
             job.struct.hasty = 0
@@ -165,7 +165,12 @@ class NativeChannel:
         return int(self._channel.collective)
 
     def update(
-        self, what: bytes, work: Work, change: ChunkUpdate, timeout_s: float, peers: tuple[Addresses, Addresses]
+        self,
+        what: bytes,
+        work: ShmCollective,
+        change: ChunkUpdate,
+        timeout_s: float,
+        peers: tuple[Addresses, Addresses],
     ) -> ShmResult:
         """Reduce `work.source` and update this rank's chunk of the weights, which all ranks then have.
 
@@ -180,7 +185,7 @@ class NativeChannel:
 
     def meeting(self, what: bytes, like: Flat, timeout_s: float) -> JobStruct:
         """What `meet` takes. `like`: anything of the dtype that is compared."""
-        return self._job(what, Work(((0, 0),) * self._size, like), timeout_s)
+        return self._job(what, ShmCollective(((0, 0),) * self._size, like), timeout_s)
 
     def meet(self, job: JobStruct, waits: bool) -> ShmResult:
         """Return when all other ranks have come: what they wrote before is here. Otherwise as `run`.
@@ -238,7 +243,7 @@ class NativeChannel:
         self._in_use.release()
         return True
 
-    def _job(self, what: bytes, work: Work, timeout_s: float) -> JobStruct:
+    def _job(self, what: bytes, work: ShmCollective, timeout_s: float) -> JobStruct:
         if len(what) > SIGNATURE_BYTES - 4:  # what is not compared as a whole is not compared
             raise ValueError(f"{len(what)} bytes to compare; a slot has room for {SIGNATURE_BYTES - 4}")
         chunks = _chunks_array(work.chunks)

@@ -15,8 +15,8 @@ _mmap.restype = ctypes.c_void_p
 _mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
 
 
-class _Mapping(mmap.mmap):
-    """Shared memory that knows where it lies, and of which file: arrays in it keep it alive, not its `Segment`."""
+class _ShmMapping(mmap.mmap):
+    """Shared memory that knows where it lies, and of which file: arrays in it keep it alive, no `ShmSegment`."""
 
     fd: int
     address: int
@@ -30,18 +30,18 @@ class _Mapping(mmap.mmap):
             raise OSError(number, f"shared memory can't be made private: {os.strerror(number)}")
 
 
-_mappings: "weakref.WeakValueDictionary[int, _Mapping]" = weakref.WeakValueDictionary()
+_mappings: "weakref.WeakValueDictionary[int, _ShmMapping]" = weakref.WeakValueDictionary()
 
 
-def _map(fd: int, length: int) -> _Mapping:
-    memory = _Mapping(fd, length)
+def _map(fd: int, length: int) -> _ShmMapping:
+    memory = _ShmMapping(fd, length)
     memory.fd, memory.address = fd, np.frombuffer(memory, np.uint8).ctypes.data
     memory.let_go = weakref.finalize(memory, os.close, fd)
     _mappings[memory.address] = memory
     return memory
 
 
-class Segment:
+class ShmSegment:
     """Memory without a name in any file system: it is gone with the last process that maps it, however that dies.
 
     (A file in /dev/shm would outlive a killed job, and a container's /dev/shm has 64 MiB unless somebody thought
@@ -55,12 +55,12 @@ class Segment:
         self.memory = _map(fd, length)
 
     @staticmethod
-    def create(length: int) -> "Segment":
+    def create(length: int) -> "ShmSegment":
         """Raises OSError where the kernel or its policy forbids it."""
         fd = os.memfd_create("ringtrain", os.MFD_CLOEXEC)
         try:
             os.ftruncate(fd, length)
-            return Segment(fd, length)
+            return ShmSegment(fd, length)
         except BaseException:
             os.close(fd)
             raise
@@ -71,13 +71,13 @@ class Segment:
         return f"/proc/{os.getpid()}/fd/{self.memory.fd}"
 
     @staticmethod
-    def open(path: str, length: int) -> "Segment":
+    def open(path: str, length: int) -> "ShmSegment":
         """Map the segment that another process created. Raises OSError."""
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
             if os.fstat(fd).st_size != length:
                 raise OSError(f"{path} is not the segment of {length} bytes that was announced")
-            return Segment(fd, length)
+            return ShmSegment(fd, length)
         except BaseException:
             os.close(fd)
             raise

@@ -30,7 +30,7 @@ typedef struct {
     PyObject_HEAD
     run_function *run; /* ringtrain_shm_run */
     channel *channel;
-    PyObject *turn;       /* `SharedTurn` of communicators/base.py */
+    PyObject *turn;       /* `SharedCommunicatorTurn` of communicators/base.py */
     PyObject *held;       /* its lock */
     PyObject *is_traced;  /* () -> bool: others must tell of each collective */
     PyObject *find;       /* (array, op, name) -> (address of its job, what `go_on` gets), or None */
