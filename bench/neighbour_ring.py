@@ -13,9 +13,9 @@ from bench.backends import Ringtrain, Work, values
 from ringtrain._core.communicators.exchange import SEGMENT_BYTES, ExchangeCommunicator
 from ringtrain._core.process_groups.context import current
 from ringtrain._core.reduction.cuts import even_bounds, segments
-from ringtrain._core.transport.base import Caller
-from ringtrain._core.wire.messages import Frame, Step
-from ringtrain._core.wire.signature import Signature
+from ringtrain._core.transport.base import TransportCaller
+from ringtrain._core.wire.messages import WireFrame, WireStep
+from ringtrain._core.wire.signature import WireSignature
 
 
 class NeighbourRing(Ringtrain):
@@ -35,10 +35,10 @@ def ring_all_reduce(network: ExchangeCommunicator, buffer: Any) -> None:
     bounds = even_bounds(len(buffer), size)
     step_elements = SEGMENT_BYTES // buffer.itemsize
     chunks = [segments(bounds[c], bounds[c + 1], step_elements) for c in range(size)]
-    frames: dict[int, Frame] = {}
+    frames: dict[int, WireFrame] = {}
     steps = 2 * (size - 1)
 
-    def frames_for(peer: int, caller: Caller) -> Iterator[Frame]:
+    def frames_for(peer: int, caller: TransportCaller) -> Iterator[WireFrame]:
         if peer != after:
             return
         for index in range(sum(len(chunks[(rank - step) % size]) for step in range(steps))):
@@ -46,11 +46,13 @@ def ring_all_reduce(network: ExchangeCommunicator, buffer: Any) -> None:
             yield frames.pop(index)
 
     def offer(index: int, cut: slice) -> int:
-        frames[index] = call.frame(Step.RESULT, index, buffer[cut])
+        frames[index] = call.frame(WireStep.RESULT, index, buffer[cut])
         call.offer_changed()
         return index + 1
 
-    call = network.steps.call_among(tuple({before, after}), Signature("neighbour ring"), frames_for, buffer.nbytes)
+    call = network.steps.call_among(
+        tuple({before, after}), WireSignature("neighbour ring"), frames_for, buffer.nbytes
+    )
     part = np.empty(step_elements, buffer.dtype)
     with call:
         sent = received = 0
@@ -60,10 +62,10 @@ def ring_all_reduce(network: ExchangeCommunicator, buffer: Any) -> None:
             for cut in chunks[(rank - step - 1) % size]:
                 if step < size - 1:
                     came = part[: cut.stop - cut.start]
-                    call.read(before, Step.RESULT, received, came)
+                    call.read(before, WireStep.RESULT, received, came)
                     np.maximum(buffer[cut], came, out=buffer[cut])
                 else:
-                    call.read(before, Step.RESULT, received, buffer[cut])
+                    call.read(before, WireStep.RESULT, received, buffer[cut])
                 received += 1
                 if step < steps - 1:
                     sent = offer(sent, cut)

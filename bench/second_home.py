@@ -21,7 +21,7 @@ import numpy as np
 
 import ringtrain as rt
 from bench.steps import resnet50_shapes, sleep_until
-from ringtrain._core.process_groups.group import Flat, Group, Pending
+from ringtrain._core.process_groups.group import CollectiveGroup, Flat, PendingCollective
 from ringtrain.optim import AdamW, HostOptimizer
 from ringtrain.optim.arenas import WEIGHTS, ParameterArenas
 from ringtrain.optim.layout import Bucket, Layout
@@ -35,7 +35,7 @@ WAYS = ("none", "undo", "replay", "two", "sent", "state")
 class SentMirror(OptimizerShardMirror):
     """No rank writes a gradient where another has it."""
 
-    def __init__(self, layout: Layout, homes: Sequence[int], group: Group, tools: MirrorTools) -> None:
+    def __init__(self, layout: Layout, homes: Sequence[int], group: CollectiveGroup, tools: MirrorTools) -> None:
         super().__init__(layout, homes, group, tools)
         self._gradients_there = None
 
@@ -44,7 +44,12 @@ class StateMirror(SentMirror):
     """The owner sends its state. Weights are there anyway; the copy from before the update is kept beside it."""
 
     def __init__(
-        self, layout: Layout, homes: Sequence[int], group: Group, tools: MirrorTools, arenas: ParameterArenas
+        self,
+        layout: Layout,
+        homes: Sequence[int],
+        group: CollectiveGroup,
+        tools: MirrorTools,
+        arenas: ParameterArenas,
     ) -> None:
         super().__init__(layout, homes, group, tools)
         self._own = arenas
@@ -54,7 +59,7 @@ class StateMirror(SentMirror):
     def catch_up(self, bucket: Bucket, number: int) -> None:
         """Nothing is to be replayed."""
 
-    def exchange(self, bucket: Bucket, reduced: Flat, replay: UpdateReplay) -> list[Pending]:
+    def exchange(self, bucket: Bucket, reduced: Flat, replay: UpdateReplay) -> list[PendingCollective]:
         into = (self.values(bucket), self._before[bucket.index])[replay.number % 2]
         into[WEIGHTS][:] = self._own.weights(bucket)[self.shard(bucket)]
         state = self._own.state[bucket.index]

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from bench.scale.clock import Clock, Condition
-from ringtrain._core.transport.base import Broken, Service, Unexpected
+from ringtrain._core.transport.base import StreamBroken, TransportService, UnexpectedFrame
 from ringtrain._core.wire.failure import PullRefused
-from ringtrain._core.wire.messages import Frame
+from ringtrain._core.wire.messages import WireFrame
 
 # Links deal time out in pieces of this: streams that share one take turns.
 _PIECE_BYTES: Final = 256 << 10
@@ -60,7 +60,7 @@ class Network:
         self.requests = 0
         self._hosts, self._ranks_each = hosts, ranks_each
         self._busy_until: dict[int, float] = {}
-        self.services: dict[int, Service] = {}
+        self.services: dict[int, TransportService] = {}
         self.serving = Condition(clock)
 
     def host(self, rank: int) -> Host:
@@ -142,7 +142,7 @@ class _Stream:
 
     def __init__(self, network: Network, rank: int, peer: int, request: bytes) -> None:
         self._network, self._rank, self._peer, self._request = network, rank, peer, request
-        self._arrived: deque[Frame | None] = deque()
+        self._arrived: deque[WireFrame | None] = deque()
         self._unread = 0
         self._changed = Condition(network.clock)
         network.requests += 1
@@ -160,18 +160,18 @@ class _Stream:
             self._changed.wait_for(lambda: self._unread <= _WINDOW_BYTES)
         network.send(way, 50, lambda: self._take(None))
 
-    def _take(self, frame: Frame | None) -> None:
+    def _take(self, frame: WireFrame | None) -> None:
         self._arrived.append(frame)
         self._changed.notify_all()
 
-    def _next(self) -> Frame | None:
+    def _next(self) -> WireFrame | None:
         self._changed.wait_for(lambda: self._arrived)
         return self._arrived.popleft()
 
     def read_into(self, head: bytes, target: memoryview) -> None:
         frame = self._next()
         if frame is None or frame.head != head or len(frame.payload) != len(target):
-            raise Unexpected("another frame")
+            raise UnexpectedFrame("another frame")
         if len(target) <= _CARRIED_BYTES:
             target[:] = frame.payload
         costs = self._network.costs
@@ -181,7 +181,7 @@ class _Stream:
 
     def end(self) -> None:
         if self._next() is not None:
-            raise Unexpected("it sent too much")
+            raise UnexpectedFrame("it sent too much")
 
     def cancel(self) -> None:
         return None
@@ -204,7 +204,7 @@ class SimulatedTransport:
     def use_data_port(self, peer: int, port: int, request: bytes) -> None:
         return None
 
-    def serve(self, service: Service) -> None:
+    def serve(self, service: TransportService) -> None:
         self._network.services[self._rank] = service
         self._network.serving.notify_all()
 
@@ -227,7 +227,7 @@ class SimulatedTransport:
             network.work(peer, network.costs.question_s)
             try:
                 reply = network.services[peer].answer(method, request, _Caller())
-            except (Broken, PullRefused) as error:
+            except (StreamBroken, PullRefused) as error:
                 way, failed = _Way(peer, self._rank), error
                 network.send(way, 200, lambda: network.clock.spawn(lambda: answer.set_exception(failed)))
                 return

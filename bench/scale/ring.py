@@ -9,7 +9,7 @@
     python -m bench.scale.ring broadcasts 128  # broadcasts between up to so many pods of 8, and ranks, one a host
     python -m bench.scale.ring plot         # ring.png of ring.jsonl
 
-Membership, handshake, offers, calls, exchanges, chain and tree of pods are the runtime's own; threads are
+WorldMembership, handshake, offers, calls, exchanges, chain and tree of pods are the runtime's own; threads are
 greenlets (`clock.py`), and the transport is a network of hosts with links and cores (`network.py`). What is not
 run: sockets, the arithmetic of a fold, and memory that ranks of a pod share, of which each has a price instead.
 """
@@ -36,7 +36,7 @@ from ringtrain._core.reduction.cuts import even_bounds
 from ringtrain._core.reduction.fold import Flat
 from ringtrain._core.reduction.ops import ReduceOp
 from ringtrain._core.wire.failure import WorldFailure
-from ringtrain._core.wire.signature import Signature
+from ringtrain._core.wire.signature import WireSignature
 from ringtrain._core.world import (
     call,
     failure_state,
@@ -49,7 +49,7 @@ from ringtrain._core.world import (
     spread,
     watches,
 )
-from ringtrain._core.world.membership import Membership
+from ringtrain._core.world.membership import WorldMembership
 from ringtrain._core.world.ring_config import RingConfig
 
 _WORLD: Final = (call, failure_state, handshake, lateness, membership, monitor, offers, roster, spread, watches)
@@ -85,7 +85,7 @@ class _Drained:
 
 
 class _Pod:
-    """In the place of a `SharedGroup`: its ranks meet, and the memory takes its time."""
+    """In the place of a `ShmRankGroup`: its ranks meet, and the memory takes its time."""
 
     def __init__(self, clock: Clock, size: int) -> None:
         self.size, self.clock = size, clock
@@ -108,7 +108,7 @@ class _Member:
     def __init__(self, pod: _Pod, ranks: tuple[int, ...], position: int) -> None:
         self.ranks, self.position, self._pod = ranks, position, pod
 
-    def run(self, what: Signature, work: Any) -> None:
+    def run(self, what: WireSignature, work: Any) -> None:
         self._pod.meet(sum(end - start for start, end in work.chunks) * work.source.itemsize)
 
 
@@ -123,7 +123,7 @@ class SimulatedWorld:
             for name in ("threading", "time", "queue"):
                 if hasattr(module, name):
                     setattr(module, name, getattr(self.clock, name))
-        exchange.Folder = _Drained  # type: ignore[assignment,misc]
+        exchange.ReductionFold = _Drained  # type: ignore[assignment,misc]
         pod_tree.add_up = lambda op, lower, upper, out: None
         ShmLoneRank.run = self._copy  # type: ignore[assignment]
         self.size, self._ranks_each = size, ranks_each
@@ -132,11 +132,11 @@ class SimulatedWorld:
         )
         addresses = tuple(f"h{rank}:1" for rank in range(size))
         self.members = [
-            Membership(RingConfig(rank, size, addresses), SimulatedTransport(self.network, rank))
+            WorldMembership(RingConfig(rank, size, addresses), SimulatedTransport(self.network, rank))
             for rank in range(size)
         ]
 
-    def _copy(self, what: Signature, work: Any) -> None:
+    def _copy(self, what: WireSignature, work: Any) -> None:
         if work.partial is not None:
             self.clock.sleep_until(self.clock.now + work.partial.nbytes / _POD_BYTES_PER_S)
 
@@ -200,27 +200,27 @@ class SimulatedWorld:
 def all_reduce(nbytes: int) -> Callable[[Any], object]:
     """An allreduce in place, of memory that all ranks have in common: nobody looks at it."""
     buffer = np.zeros(nbytes // 4, np.float32)
-    what = Signature("all_reduce")
+    what = WireSignature("all_reduce")
     return lambda ring: ring.all_reduce(what, buffer, buffer, ReduceOp.Sum)
 
 
 def all_gather(nbytes: int) -> Callable[[Any], object]:
     """An all-gather of even chunks, `nbytes` in all."""
     buffer = np.zeros(nbytes // 4, np.float32)
-    what = Signature("all_gather")
+    what = WireSignature("all_gather")
     return lambda ring: ring.all_gather(what, buffer, even_bounds(len(buffer), len(ring.ranks)))
 
 
 def broadcast(nbytes: int) -> Callable[[Any], object]:
     buffer = np.zeros(nbytes // 4, np.float32)
-    what = Signature("broadcast")
+    what = WireSignature("broadcast")
     return lambda ring: ring.broadcast(what, buffer, 0)
 
 
 def gather(nbytes: int) -> Callable[[Any], object]:
     """What the named queue's agreement is: every rank's `nbytes` to all."""
     part = np.zeros(nbytes, np.uint8)
-    what = Signature("agreement")
+    what = WireSignature("agreement")
     return lambda ring: ring.all_gather_parts(what, part)
 
 

@@ -20,7 +20,7 @@ import numpy as np
 
 import ringtrain as rt
 import ringtrain._core.transport.rpc
-from ringtrain._core.process_groups.rank_context import RankContext
+from ringtrain._core.process_groups.rank_context import ProcessGroupContext
 from ringtrain._core.transport.rpc import RpcTransport
 from ringtrain._core.world.config import WorkerConfig
 from ringtrain.shared.address import host_port
@@ -51,7 +51,7 @@ def _rank(config: WorkerConfig, pipe: Connection) -> None:
     transport = RpcTransport(config.rank, config.addresses, config.timeout_s)
     pipe.recv()
     began, cpu = time.monotonic(), time.process_time()
-    context = RankContext(config, transport)
+    context = ProcessGroupContext(config, transport)
     told: dict[str, Any] = {"init s": time.monotonic() - began, "init cpu s": time.process_time() - cpu}
     pipe.send(None)
     pipe.recv()

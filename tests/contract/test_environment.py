@@ -21,7 +21,7 @@ from support.small_job import of_agent
 import ringtrain
 import ringtrain.shared.contract
 import ringtrain_operator.contract
-from ringtrain._core.process_groups.rank_context import RankContext
+from ringtrain._core.process_groups.rank_context import ProcessGroupContext
 from ringtrain._core.world.config import WorkerConfig
 from ringtrain.data.service.config import DataWorkerConfig, StreamSettings
 from ringtrain.errors import ConfigurationError
@@ -154,7 +154,7 @@ def test_ranks_encrypt_with_what_is_built(tmp_path: Path) -> None:
     two = [replace(config, size=2, addresses=addresses[:2], transport="grpc") for config in found]
 
     def summed(config: WorkerConfig) -> float:
-        context = RankContext(config, None)
+        context = ProcessGroupContext(config, None)
         with context.entered():
             total = float(ringtrain.allreduce(1.0, ringtrain.Sum))
             both.wait(60)

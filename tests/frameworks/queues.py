@@ -8,15 +8,15 @@ from ring.worlds import world_of
 
 from ringtrain._core.communicators.base import Communicator
 from ringtrain._core.negotiation.queue import NamedQueue
-from ringtrain._core.negotiation.request import CollectiveKind, Request
+from ringtrain._core.negotiation.request import CollectiveKind, NamedRequest
 from ringtrain._core.process_groups.context import current
 
 T = TypeVar("T")
 ONES = np.ones(2, np.float32)
 
 
-def allreduce(name: str, shape: tuple[int, ...] = (2,), op: str = "Sum", prescale: float = 1.0) -> Request:
-    return Request(CollectiveKind.ALLREDUCE, name, ("float32",), (shape,), op=op, prescale=prescale)
+def allreduce(name: str, shape: tuple[int, ...] = (2,), op: str = "Sum", prescale: float = 1.0) -> NamedRequest:
+    return NamedRequest(CollectiveKind.ALLREDUCE, name, ("float32",), (shape,), op=op, prescale=prescale)
 
 
 def with_queues(

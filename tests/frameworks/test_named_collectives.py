@@ -15,7 +15,7 @@ from support.memory_transport import MemoryNetwork, MemoryTransport
 import ringtrain as rt
 from ringtrain._core.negotiation import arrays, queues
 from ringtrain._core.process_groups.process_sets import ProcessSet, open_group
-from ringtrain._core.process_groups.rank_context import RankContext
+from ringtrain._core.process_groups.rank_context import ProcessGroupContext
 from ringtrain._core.world.config import WorkerConfig
 from ringtrain.errors import ConfigurationError, NotInitializedError, PeerLost
 from ringtrain.optim import SGD, HostOptimizer
@@ -25,7 +25,7 @@ ONES = np.ones(2, np.float32)
 
 
 def begin(name: str, process_set: ProcessSet = rt.global_process_set):
-    how = arrays.Reduction("Sum", process_set)
+    how = arrays.NamedReduction("Sum", process_set)
     return arrays.begin(how.request(f"allreduce.{name}"), [ONES], process_set)
 
 
@@ -67,7 +67,7 @@ def test_what_cannot_travel_is_named_on_all_ranks(transport: str, dtype: str, ki
 
         def submit(rank: int) -> str:
             given = [np.ones(2, dtype)]
-            how = arrays.Reduction("Sum", rt.global_process_set)
+            how = arrays.NamedReduction("Sum", rt.global_process_set)
             calls = {
                 "allreduce": lambda: arrays.allreduce(given, how, "x"),
                 "reducescatter": lambda: arrays.reducescatter(given, how, "x"),
@@ -181,7 +181,7 @@ def test_every_rank_knows_whether_hosts_have_equally_many_ranks(hosts: tuple[int
         config = WorkerConfig(
             rank=rank, size=size, addresses=("memory:1",) * size, transport="grpc", local_size=local_sizes[rank]
         )
-        world = RankContext(config, MemoryTransport(network, rank))
+        world = ProcessGroupContext(config, MemoryTransport(network, rank))
         with world.entered():
             answer = queues.is_homogeneous()
         world.close()

@@ -14,23 +14,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringtrain._core.communicators.base import Communicator
-from ringtrain._core.negotiation.agreement import Agreement
+from ringtrain._core.negotiation.agreement import RequestNegotiation
 from ringtrain._core.negotiation.queue import NamedQueue
-from ringtrain._core.negotiation.request import CollectiveKind, Request, Round, described
-from ringtrain._core.negotiation.submission import Submission
+from ringtrain._core.negotiation.request import CollectiveKind, NamedRequest, NegotiationRound, described
+from ringtrain._core.negotiation.submission import NamedSubmission
 from ringtrain.errors import ConfigurationError, MismatchError, NotInitializedError, PeerLost, RingtrainError
 
 
-def exchange(agreements: list[Agreement], messages: list[Round]):
+def exchange(agreements: list[RequestNegotiation], messages: list[NegotiationRound]):
     """Give every rank the messages of one round, as bytes; all ranks decide alike."""
-    rounds = [Round.decode(one.encode()) for one in messages]
+    rounds = [NegotiationRound.decode(one.encode()) for one in messages]
     decisions = [agreement.receive(rounds) for agreement in agreements]
     assert all(decision == decisions[0] for decision in decisions)
     return decisions[0]
 
 
-def agreements(size: int) -> list[Agreement]:
-    return [Agreement(tuple(range(size))) for _ in range(size)]
+def agreements(size: int) -> list[RequestNegotiation]:
+    return [RequestNegotiation(tuple(range(size))) for _ in range(size)]
 
 
 def test_a_collective_waits_until_every_rank_has_asked():
@@ -181,7 +181,7 @@ def test_ranks_that_name_different_tensors_fail_instead_of_waiting(timeouts_s):
 def test_a_rank_that_differs_after_steps_that_were_alike_is_named_and_the_next_step_runs(changed, words):
     usual = [allreduce(f"t{i}") for i in range(3)]
 
-    def step(queue: NamedQueue, requests: list[Request]) -> list:
+    def step(queue: NamedQueue, requests: list[NamedRequest]) -> list:
         return [
             queue.submit(r, lambda r=r: [np.full(r.shapes[0], 1.0 + queue.rank, np.float32)]) for r in requests
         ]
@@ -202,7 +202,7 @@ def test_a_rank_that_differs_after_steps_that_were_alike_is_named_and_the_next_s
 
 def test_a_request_asked_for_again_is_the_same_object_and_what_differs_is_another():
     """So that a warm step checks nothing anew; the factor that the hash leaves out is compared all the same."""
-    plain, scaled = (Request(CollectiveKind.ALLREDUCE, "a", op="Sum", prescale=p) for p in (1.0, 2.0))
+    plain, scaled = (NamedRequest(CollectiveKind.ALLREDUCE, "a", op="Sum", prescale=p) for p in (1.0, 2.0))
     first = described(plain, ("float32",), ((2,),), "cpu")
     assert described(plain, ("float32",), ((2,),), "cpu") is first
     assert (hash(scaled), described(scaled, ("float32",), ((2,),), "cpu").prescale) == (hash(plain), 2.0)
@@ -210,7 +210,7 @@ def test_a_request_asked_for_again_is_the_same_object_and_what_differs_is_anothe
 
 
 def test_a_promise_that_nobody_keeps_raises_after_its_deadline_and_a_kept_one_wakes_all_waiters():
-    promise = Submission(allreduce("a"), tuple)
+    promise = NamedSubmission(allreduce("a"), tuple)
     promise.kept = threading.Condition()
     with pytest.raises(TimeoutError, match="no result within"):
         promise.result(0.01)
@@ -230,7 +230,7 @@ def test_a_promise_that_is_over_holds_tensors_no_longer(end):
     """A gradient becomes a view of its bucket only where nobody else holds its memory."""
     array = np.ones(2)
     gone = weakref.ref(array)
-    promise = Submission(allreduce("a"), lambda held=array: [held], target=array)
+    promise = NamedSubmission(allreduce("a"), lambda held=array: [held], target=array)
     del array
     assert gone() is not None
     end(promise)

@@ -17,13 +17,13 @@ from support.ranks import run_ranks
 from ringtrain._core.communicators.base import Communicator
 from ringtrain._core.negotiation import queues
 from ringtrain._core.negotiation.queue import NamedQueue
-from ringtrain._core.negotiation.submission import Submission
+from ringtrain._core.negotiation.submission import NamedSubmission
 from ringtrain._core.process_groups.context import current
 from ringtrain._core.process_groups.process_sets import global_process_set
-from ringtrain._core.process_groups.rank_context import RankContext
+from ringtrain._core.process_groups.rank_context import ProcessGroupContext
 from ringtrain._core.reduction.cuts import Bounds
 from ringtrain._core.reduction.fold import Flat
-from ringtrain._core.wire.signature import Signature
+from ringtrain._core.wire.signature import WireSignature
 from ringtrain.errors import MismatchError, NotInitializedError, PeerLost
 
 # Half a second of it others wait for a reason that says more.
@@ -65,7 +65,7 @@ class Leaving:
         assert heard_at - self._left_at < PROMPT_S
         return told
 
-    def _leave(self, world: RankContext) -> None:
+    def _leave(self, world: ProcessGroupContext) -> None:
         self._left_at = time.monotonic()
         world.close()
         self._left.set()
@@ -86,7 +86,7 @@ class Leaving:
             second = queue.submit(allreduce("second"), lambda: [ONES])
         return f"summed to {second.result(DEADLINE_S)}"
 
-    def _submit_both(self, queue: NamedQueue) -> Submission | None:
+    def _submit_both(self, queue: NamedQueue) -> NamedSubmission | None:
         """On the queue's thread, so that all ranks submit this in one round."""
         if self._when == "agreeing" and _position(queue) != min({0, 1} - {self._leaver}):
             return None  # until the leaver has left; one of the others waits for that
@@ -146,7 +146,7 @@ class Watched:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._communicator, name)
 
-    def all_gather(self, what: Signature, buffer: Flat, bounds: Bounds) -> None:
+    def all_gather(self, what: WireSignature, buffer: Flat, bounds: Bounds) -> None:
         self._communicator.all_gather(what, buffer, bounds)
         self._watch(buffer.tobytes())
 
@@ -196,7 +196,7 @@ def leave_or_be_told() -> tuple[str, float]:
     queue = queues.queue_of(global_process_set)
     leave = queue.stop if queue.rank == 1 else list
 
-    def submit_both(_: object) -> Submission:
+    def submit_both(_: object) -> NamedSubmission:
         queue.submit(allreduce("first", prescale=2.0), lambda: [ONES], lambda _: leave())
         return queue.submit(allreduce("second"), lambda: [ONES])
 
@@ -243,7 +243,7 @@ def test_a_library_that_waits_for_a_rank_that_has_shut_down_is_not_waited_for() 
                 current().close()
                 return "left"
             with pytest.raises(PeerLost) as caught:
-                calls.run(Signature("device_allreduce"), Unfinished)
+                calls.run(WireSignature("device_allreduce"), Unfinished)
             return str(caught.value)
 
         told = world.run(call)
@@ -330,7 +330,7 @@ def value(name: str, rank: int) -> float:
 
 def follow(script: Script, queue: NamedQueue) -> dict[tuple[int, str], str]:
     """Do this rank's part of `script`. Return what became of all that it submitted."""
-    begun: dict[tuple[int, str], Submission] = {}
+    begun: dict[tuple[int, str], NamedSubmission] = {}
     try:
         for phase in range(len(script.submitted) + 1):
             if not _go_through(script, queue, phase, begun):
@@ -343,7 +343,9 @@ def follow(script: Script, queue: NamedQueue) -> dict[tuple[int, str], str]:
     return {key: _outcome(script, queue, one) for key, one in begun.items()}
 
 
-def _go_through(script: Script, queue: NamedQueue, phase: int, begun: dict[tuple[int, str], Submission]) -> bool:
+def _go_through(
+    script: Script, queue: NamedQueue, phase: int, begun: dict[tuple[int, str], NamedSubmission]
+) -> bool:
     """Whether this rank goes on to the next phase. After the last one it joins."""
     rank = queue.rank
     if phase == len(script.submitted):
@@ -374,7 +376,7 @@ def _stopping(queue: NamedQueue, result: list[np.ndarray]) -> list[np.ndarray]:
     return result
 
 
-def _outcome(script: Script, queue: NamedQueue, submission: Submission) -> str:
+def _outcome(script: Script, queue: NamedQueue, submission: NamedSubmission) -> str:
     try:
         (summed,) = submission.result(DEADLINE_S)
     except MismatchError as error:

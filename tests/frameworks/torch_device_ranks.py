@@ -18,7 +18,7 @@ from support.ranks import run_ranks, started_ranks
 
 import ringtrain.torch as hvd
 from ringtrain._core.negotiation.queues import queue_of
-from ringtrain._core.negotiation.request import CollectiveKind, Request
+from ringtrain._core.negotiation.request import CollectiveKind, NamedRequest
 from ringtrain._core.process_groups.context import current
 from ringtrain.errors import MismatchError, NotInitializedError, PeerLost
 from ringtrain.optim import SGD
@@ -82,12 +82,12 @@ def leave_before_the_second_of_two(leaver: int) -> tuple[str, float]:
     began = time.monotonic()
 
     def submit_both(_: object):  # on the queue's thread: they are agreed on in one round
-        barrier = Request(CollectiveKind.BARRIER, "first")
+        barrier = NamedRequest(CollectiveKind.BARRIER, "first")
         queue.submit(barrier, finish=lambda _: queue.stop() if hvd.rank() == leaver else None)
         return hvd.allreduce_async(torch.ones(2), name="second")
 
     try:
-        both = queue.submit(Request(CollectiveKind.BARRIER, "both"), finish=submit_both)
+        both = queue.submit(NamedRequest(CollectiveKind.BARRIER, "both"), finish=submit_both)
         return f"summed to {hvd.synchronize(both.result(60))}", time.monotonic() - began
     except (NotInitializedError, PeerLost) as error:
         return str(error), time.monotonic() - began

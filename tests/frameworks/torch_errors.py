@@ -53,10 +53,10 @@ def check_error_device():
     CPU.
     """
     from ringtrain._core.negotiation.queues import queue_of
-    from ringtrain._core.negotiation.request import CollectiveKind, Request
+    from ringtrain._core.negotiation.request import CollectiveKind, NamedRequest
 
     device = "cpu" if RANK == 0 else "cuda"
-    request = Request(CollectiveKind.ALLREDUCE, "d", ("float32",), ((2,),), op="Sum", device=device)
+    request = NamedRequest(CollectiveKind.ALLREDUCE, "d", ("float32",), ((2,),), op="Sum", device=device)
     future = queue_of(hvd.global_process_set).submit(request, lambda: [np.ones(2, np.float32)])
     assert_differs(error_of(future.result), "device is cpu on rank 0 and cuda on rank 1")
 

@@ -10,15 +10,15 @@ from typing import Any
 
 import grpc
 
-from ringtrain._core.transport.base import Broken, Caller, How
-from ringtrain._core.transport.channel import Channel
-from ringtrain._core.transport.connection import Connection
-from ringtrain._core.transport.data_path import PullStream
-from ringtrain._core.transport.data_server import DataServer
+from ringtrain._core.transport.base import StreamBroken, StreamEnd, TransportCaller
+from ringtrain._core.transport.channel import SocketChannel
+from ringtrain._core.transport.connection import Http2Connection
+from ringtrain._core.transport.data_path import SocketFrameStream
+from ringtrain._core.transport.data_server import TransportDataServer
 from ringtrain._core.transport.frames import MAX_WINDOW
-from ringtrain._core.transport.rpc import RingHandlers
+from ringtrain._core.transport.rpc import RpcTransportHandlers
 from ringtrain._core.wire.failure import NotAPeer, PullRefused, WorldFailure
-from ringtrain._core.wire.messages import HEADER_BYTES, Frame
+from ringtrain._core.wire.messages import HEADER_BYTES, WireFrame
 from ringtrain.shared.strangers import Strangers
 
 DEADLINE_S = 60.0
@@ -49,27 +49,27 @@ class Sizes:
     def is_peer(self, rank: int, session: bytes) -> bool:
         return True
 
-    def answer(self, method: str, request: bytes, caller: Caller) -> bytes:
+    def answer(self, method: str, request: bytes, caller: TransportCaller) -> bytes:
         raise AssertionError("not asked for here")
 
-    def pull(self, request: bytes, caller: Caller) -> Iterator[Frame]:
+    def pull(self, request: bytes, caller: TransportCaller) -> Iterator[WireFrame]:
         try:
             asked = json.loads(request)
         except ValueError as error:
             raise NotAPeer(WorldFailure("configuration", "no session")) from error
         caller.on_end(self.given_up.set)
         for index, size in enumerate(asked["sizes"]):
-            yield Frame(head(index), memoryview(payload(size, index)))
+            yield WireFrame(head(index), memoryview(payload(size, index)))
         if "refuse" in asked:
             raise PullRefused(WorldFailure("mismatch", asked["refuse"]))
         if "leave" in asked:
-            raise Broken(How.CLOSED, asked["leave"])
+            raise StreamBroken(StreamEnd.CLOSED, asked["leave"])
         if "fail" in asked:
             raise ValueError(asked["fail"])
         if "wait" in asked:
             self._wait(caller)
 
-    def _wait(self, caller: Caller) -> None:
+    def _wait(self, caller: TransportCaller) -> None:
         caller.flush()
         self.waiting.set()
         never = threading.Event()
@@ -80,7 +80,7 @@ class Sizes:
 
 @contextlib.contextmanager
 def our_server(service: Any) -> Iterator[int]:
-    server = DataServer("127.0.0.1", service, DEADLINE_S)
+    server = TransportDataServer("127.0.0.1", service, DEADLINE_S)
     try:
         yield server.port
     finally:
@@ -90,7 +90,7 @@ def our_server(service: Any) -> Iterator[int]:
 @contextlib.contextmanager
 def their_server(service: Any) -> Iterator[int]:
     with ThreadPoolExecutor(4) as pool:
-        pull = grpc.unary_stream_rpc_method_handler(RingHandlers(service, Strangers()).pull)
+        pull = grpc.unary_stream_rpc_method_handler(RpcTransportHandlers(service, Strangers()).pull)
         handlers = [grpc.method_handlers_generic_handler("ringtrain.Ring", {"Pull": pull})]
         server = grpc.server(pool, handlers=handlers, options=[("grpc.max_send_message_length", -1)])
         port = server.add_insecure_port("127.0.0.1:0")
@@ -102,12 +102,14 @@ def their_server(service: Any) -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def our_client(port: int, window: int = MAX_WINDOW) -> Iterator[Callable[..., PullStream]]:
+def our_client(port: int, window: int = MAX_WINDOW) -> Iterator[Callable[..., SocketFrameStream]]:
     """Opens calls on one connection, one after the other."""
-    connection = Connection(Channel(socket.create_connection(("127.0.0.1", port)), DEADLINE_S), True, window)
+    connection = Http2Connection(
+        SocketChannel(socket.create_connection(("127.0.0.1", port)), DEADLINE_S), True, window
+    )
 
-    def pull(request: bytes, timeout_s: float = DEADLINE_S) -> PullStream:
-        stream = PullStream(connection, lambda _: None)
+    def pull(request: bytes, timeout_s: float = DEADLINE_S) -> SocketFrameStream:
+        stream = SocketFrameStream(connection, lambda _: None)
         stream.ask(request, f"127.0.0.1:{port}", timeout_s)
         return stream
 
@@ -125,7 +127,7 @@ def their_client(port: int, **options: int) -> Iterator[Any]:
         yield channel.unary_stream(METHOD)
 
 
-def read(stream: PullStream, sizes: list[int]) -> list[bytes]:
+def read(stream: SocketFrameStream, sizes: list[int]) -> list[bytes]:
     """The payloads of all frames, up to the end."""
     read = []
     for index, size in enumerate(sizes):

@@ -17,7 +17,7 @@ import pytest
 from support.ports import free_addresses
 
 from ringtrain._core.communicators import mpi
-from ringtrain._core.process_groups.rank_context import RankContext
+from ringtrain._core.process_groups.rank_context import ProcessGroupContext
 from ringtrain._core.world.config import WorkerConfig
 from ringtrain._core.world.mpi_library import load_mpi
 
@@ -37,7 +37,7 @@ class _Result:
 class SpmdWorld:
     """The rank that this process is, in a world over MPI; used as `worlds.World`."""
 
-    def __init__(self, context: RankContext) -> None:
+    def __init__(self, context: ProcessGroupContext) -> None:
         self._context = context
 
     def run(self, function: Callable[[int], T]) -> list[T]:
@@ -79,7 +79,7 @@ def spmd_world(size: int, segment_bytes: int, timeout_s: float) -> Iterator[Spmd
         timeout_s=timeout_s,
         transport="mpi" if size > 1 else "grpc",
     )
-    context = RankContext(config, None, segment_bytes)
+    context = ProcessGroupContext(config, None, segment_bytes)
     try:
         yield SpmdWorld(context)
     finally:

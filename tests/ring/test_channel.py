@@ -7,7 +7,7 @@ from contextlib import closing, contextmanager
 
 import pytest
 
-from ringtrain._core.transport.channel import Channel
+from ringtrain._core.transport.channel import SocketChannel
 from ringtrain.shared.connection_errors import DeadlinePassed
 
 _of_linux = pytest.mark.skipif(not hasattr(socket, "TCP_CONGESTION"), reason="these are options of Linux")
@@ -37,7 +37,7 @@ def test_a_link_is_shared_evenly(asked: str, expected: str) -> None:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, asked.encode())
         except OSError:
             pytest.skip(f"this system has no {asked}")
-        with closing(Channel(sock, 60)):
+        with closing(SocketChannel(sock, 60)):
             assert _congestion(sock) == expected
             assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT) == 128 << 10
 
@@ -47,7 +47,7 @@ def test_without_a_link_nothing_is_asked() -> None:
     """A peer at the own address: the kernel's defaults stay."""
     with _connected("127.0.0.1") as sock:
         before = _congestion(sock), sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT)
-        with closing(Channel(sock, 60)):
+        with closing(SocketChannel(sock, 60)):
             after = _congestion(sock), sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT)
             assert after == before
 
@@ -61,7 +61,7 @@ def test_bytes_are_taken_only_if_they_are_expected(sent: bytes, expected: bool |
     """What is other is left as it came, and its first bytes are enough to see it. None: the rest is waited for."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         one, other = socket.create_connection(server.getsockname()), server.accept()[0]
-    with one, closing(Channel(other, 60)) as channel:
+    with one, closing(SocketChannel(other, 60)) as channel:
         one.sendall(sent)
         channel.deadline = time.monotonic() + (0.2 if expected is None else 10.0)
         if expected is None:

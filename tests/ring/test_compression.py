@@ -12,7 +12,7 @@ from support.ranks import run_ranks
 import ringtrain as rt
 from ring.reference import assert_same_bits, made
 from ring.worlds import world_of
-from ringtrain._core.process_groups.group import Group
+from ringtrain._core.process_groups.group import CollectiveGroup
 from ringtrain.compression import Compressor, halves, int8
 from ringtrain.errors import ConfigurationError, MismatchError
 from ringtrain.optim import SGD, AdamW, HostOptimizer
@@ -187,7 +187,7 @@ def digits() -> tuple[Array, Array]:
     return table[:, :-1].astype(np.float32) / 16, table[:, -1].astype(np.intp)
 
 
-def trained(group: Group, compression: str | None) -> tuple[float, Array]:
+def trained(group: CollectiveGroup, compression: str | None) -> tuple[float, Array]:
     """Softmax regression on handwritten digits; returns its accuracy on the last 297 images, and the weights."""
     images, labels = digits()
     optimizer = HostOptimizer(
@@ -247,7 +247,7 @@ def test_ranks_that_compress_hold_the_same_weights(compression: str, transport: 
 def test_a_gradient_that_is_not_finite_shows() -> None:
     """On all ranks alike, and what it lost does not stay."""
 
-    def train(group: Group) -> list[bool]:
+    def train(group: CollectiveGroup) -> list[bool]:
         optimizer = HostOptimizer({"w": np.zeros(1500, np.float32)}, SGD(1.0), compression="int8", group=group)
         gradient = np.ones(1500, np.float32)
         gradient[1000] = np.inf if group.rank == 1 else 1
@@ -285,7 +285,9 @@ def test_training_with_int8_gets_as_far() -> None:
     assert abs(squeezed[0] - plain[0]) <= 0.01
 
 
-def compressed_training(compression: str, group: Group, steps: range, state: Any = None) -> HostOptimizer:
+def compressed_training(
+    compression: str, group: CollectiveGroup, steps: range, state: Any = None
+) -> HostOptimizer:
     """Train on gradients that depend on the rank and the step alone, from `state` if it is given."""
     params = {"w": np.zeros((40, 7), np.float32), "b": np.zeros(13, np.float32)}
     options: dict[str, Any] = {"compression": compression, "bucket_bytes": 64, "group": group}
@@ -303,7 +305,7 @@ def compressed_training(compression: str, group: Group, steps: range, state: Any
 def test_a_resumed_training_has_the_bits_of_one_that_went_on(compression: str) -> None:
     """What rounding took away is in the checkpoint."""
 
-    def work(group: Group) -> None:
+    def work(group: CollectiveGroup) -> None:
         whole = compressed_training(compression, group, range(8))
         saved = compressed_training(compression, group, range(4)).state_dict()
         resumed = compressed_training(compression, group, range(4, 8), saved)
@@ -326,7 +328,7 @@ def test_what_is_owed_keeps_its_mean_in_a_world_of_another_size(size: int) -> No
     saved = run_threads(lambda group: compressed_training("int8", group, range(4)).state_dict(), SIZE)[0]
     owed = saved["error_feedback"]
 
-    def work(group: Group) -> Any:
+    def work(group: CollectiveGroup) -> Any:
         opt = compressed_training("int8", group, range(0), saved)
         for name in ("w", "b"):
             assert_same_bits(opt.weights[name], saved["arrays"]["weights"][name])
@@ -347,7 +349,7 @@ def test_what_is_owed_keeps_its_mean_in_a_world_of_another_size(size: int) -> No
 def test_feedback_of_another_model_is_refused() -> None:
     """The error names the parameter, and nothing has changed."""
 
-    def work(group: Group) -> None:
+    def work(group: CollectiveGroup) -> None:
         opt = compressed_training("int8", group, range(2))
         state = opt.state_dict()
         state["error_feedback"]["lost"]["b"] = np.zeros((SIZE, 5), np.float32)

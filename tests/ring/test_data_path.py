@@ -31,14 +31,14 @@ from ring.pulls import (
 )
 from ring.worlds import world_of
 from ringtrain._core.transport import frames
-from ringtrain._core.transport.base import Broken, How, Unexpected
-from ringtrain._core.transport.channel import Channel
-from ringtrain._core.transport.connection import Connection
-from ringtrain._core.transport.data_path import DataPath, PullStream
+from ringtrain._core.transport.base import StreamBroken, StreamEnd, UnexpectedFrame
+from ringtrain._core.transport.channel import SocketChannel
+from ringtrain._core.transport.connection import Http2Connection
+from ringtrain._core.transport.data_path import SocketFrameStream, TransportDataPath
 from ringtrain._core.transport.frames import (
     END_HEADERS,
     PREFACE,
-    FrameType,
+    Http2FrameType,
     request_block,
     response_block,
     trailer_block,
@@ -106,9 +106,9 @@ def test_reasons_arrive_in_our_client(serving: Callable[[Any], Any], sizes: tupl
         with pytest.raises(PullRefused) as refused:
             read(pull(asking(*sizes, refuse=TEXT)), list(sizes))
         assert (refused.value.failure.kind, refused.value.failure.message) == ("mismatch", TEXT)
-        with pytest.raises(Broken) as broken:
+        with pytest.raises(StreamBroken) as broken:
             read(pull(asking(*sizes, leave="rank 1 has shut down")), list(sizes))
-        assert (broken.value.how, broken.value.detail) == (How.CLOSED, "rank 1 has shut down")
+        assert (broken.value.how, broken.value.detail) == (StreamEnd.CLOSED, "rank 1 has shut down")
         with pytest.raises(PullRefused, match=r"a peer failed to answer: .*out of luck") as defect:
             read(pull(asking(*sizes, fail="out of luck")), list(sizes))
         assert defect.value.failure.kind == "internal"
@@ -139,9 +139,9 @@ def test_a_deadline_ends_our_wait(serving: Callable[[Any], Any]) -> None:
     service = Sizes()
     with serving(service) as port, our_client(port) as pull:
         stream = pull(asking(5, wait=True), 0.5)
-        with pytest.raises(Broken) as broken:
+        with pytest.raises(StreamBroken) as broken:
             read(stream, [5, 5])
-        assert broken.value.how is How.TIMEOUT
+        assert broken.value.how is StreamEnd.TIMEOUT
         assert service.given_up.wait(DEADLINE_S)
 
 
@@ -163,8 +163,8 @@ def test_cancelling_lets_go_on_both_sides(serving: Callable[[Any], Any]) -> None
         assert service.waiting.wait(DEADLINE_S)
         stream.cancel()
         error = reading.exception(DEADLINE_S)
-        assert isinstance(error, Broken)
-        assert error.how is How.CANCELLED
+        assert isinstance(error, StreamBroken)
+        assert error.how is StreamEnd.CANCELLED
         assert service.given_up.wait(DEADLINE_S)
 
 
@@ -203,19 +203,19 @@ def test_another_frame_than_expected_is_a_defect(
     with (
         serving(Sizes()) as port,
         our_client(port) as pull,
-        pytest.raises(Unexpected, match=message),
+        pytest.raises(UnexpectedFrame, match=message),
     ):
         read(pull(asking(7)), sizes)
 
 
 SENT = [30_000, 7]
 ANSWER = [
-    (FrameType.HEADERS, END_HEADERS, response_block()),
+    (Http2FrameType.HEADERS, END_HEADERS, response_block()),
     *(
-        (FrameType.DATA, 0, frames.message_front(0, 1, head(i), n)[frames.HEADER_BYTES :] + payload(n, i))
+        (Http2FrameType.DATA, 0, frames.message_front(0, 1, head(i), n)[frames.HEADER_BYTES :] + payload(n, i))
         for i, n in enumerate(SENT)
     ),
-    (FrameType.HEADERS, END_HEADERS | frames.END_STREAM, trailer_block(0, "", only=False)),
+    (Http2FrameType.HEADERS, END_HEADERS | frames.END_STREAM, trailer_block(0, "", only=False)),
 ]
 
 
@@ -229,12 +229,12 @@ def test_an_answer_is_read_however_it_is_framed(other: str, piece: int) -> None:
     """
     with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
         one, theirs = socket.create_connection(server.getsockname()), server.accept()[0]
-        with theirs, contextlib.closing(Channel(one, 60)) as channel:
-            connection, encoder = Connection(channel, is_client=True), Encoder()
+        with theirs, contextlib.closing(SocketChannel(one, 60)) as channel:
+            connection, encoder = Http2Connection(channel, is_client=True), Encoder()
             for stream in (1, 3):
                 stream_bytes = b"".join(_framed(other, stream, encoder))
                 sent = pool.submit(_send_in_pieces, theirs, stream_bytes, piece)
-                pull = PullStream(connection, lambda connection: None)
+                pull = SocketFrameStream(connection, lambda connection: None)
                 pull.ask(b"x", "x:1", DEADLINE_S)
                 assert read(pull, SENT) == [payload(length, index) for index, length in enumerate(SENT)]
                 sent.result(DEADLINE_S)
@@ -243,7 +243,7 @@ def test_an_answer_is_read_however_it_is_framed(other: str, piece: int) -> None:
 def _framed(other: str, stream: int, encoder: Encoder) -> Iterator[bytes]:
     for place, (kind, flags, data) in enumerate(ANSWER):
         if other == "pings":
-            yield _frame(FrameType.PING, 0, 0, b"12345678")
+            yield _frame(Http2FrameType.PING, 0, 0, b"12345678")
         if other == "indexed-headers" and place == 0:
             data = encoder.encode(
                 [(":status", "200"), ("content-type", "application/grpc"), ("server", "another")]
@@ -253,7 +253,7 @@ def _framed(other: str, stream: int, encoder: Encoder) -> Iterator[bytes]:
         if other == "split-data" and place == 1:
             yield _frame(kind, flags, stream, data[:20])
             data = data[20:]
-        if other == "padded" and kind == FrameType.DATA:
+        if other == "padded" and kind == Http2FrameType.DATA:
             flags, data = flags | frames.PADDED, b"\x02" + data + b"\0\0"
         yield _frame(kind, flags, stream, data)
 
@@ -264,41 +264,46 @@ def _send_in_pieces(sock: socket.socket, data: bytes, length: int) -> None:
         sock.sendall(data[start : start + length])
 
 
-def _frame(kind: FrameType, flags: int, stream: int, data: bytes = b"") -> bytes:
+def _frame(kind: Http2FrameType, flags: int, stream: int, data: bytes = b"") -> bytes:
     return frames.frame(kind, flags, stream, data)
 
 
 GREETING = PREFACE + frames.settings({})
-CALL = GREETING + _frame(FrameType.HEADERS, END_HEADERS, 1, request_block("x:1", 60.0))
+CALL = GREETING + _frame(Http2FrameType.HEADERS, END_HEADERS, 1, request_block("x:1", 60.0))
 STRANGERS = {
     "no-preface": (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" + b"x" * 64, "does not begin like HTTP/2"),
     "wrong-magic": (PREFACE.replace(b"SM", b"MS") + b"x" * 64, "does not begin like HTTP/2"),
-    "oversized-frame": (GREETING + frames.frame_head(FrameType.PING, 0, 0, 1 << 23), "type 6 with 8388608 bytes"),
+    "oversized-frame": (
+        GREETING + frames.frame_head(Http2FrameType.PING, 0, 0, 1 << 23),
+        "type 6 with 8388608 bytes",
+    ),
     "oversized-unknown-frame": (GREETING + frames.frame_head(200, 0, 0, 1 << 23), "type 200 with"),
-    "data-before-headers": (GREETING + _frame(FrameType.DATA, 0, 1, b"x"), "data on stream 1 while stream 0"),
+    "data-before-headers": (GREETING + _frame(Http2FrameType.DATA, 0, 1, b"x"), "data on stream 1 while stream 0"),
     "endless-headers": (
-        GREETING + _frame(FrameType.HEADERS, 0, 1, b"") + 40 * _frame(FrameType.CONTINUATION, 0, 1, b"\0" * 1000),
+        GREETING
+        + _frame(Http2FrameType.HEADERS, 0, 1, b"")
+        + 40 * _frame(Http2FrameType.CONTINUATION, 0, 1, b"\0" * 1000),
         "headers of more than 16384 bytes",
     ),
     "not-continued": (
-        GREETING + _frame(FrameType.HEADERS, 0, 1) + _frame(FrameType.PING, 0, 0, b"x" * 8),
+        GREETING + _frame(Http2FrameType.HEADERS, 0, 1) + _frame(Http2FrameType.PING, 0, 0, b"x" * 8),
         "not continued",
     ),
-    "bad-compression": (GREETING + _frame(FrameType.HEADERS, END_HEADERS, 1, b"\xff" * 20), "can't be read"),
-    "pushed": (GREETING + _frame(FrameType.PUSH_PROMISE, END_HEADERS, 1, b"xxxx"), "type 5 on stream 1"),
-    "short-ping": (GREETING + _frame(FrameType.PING, 0, 0, b"x"), "type 6 with 1 bytes"),
-    "no-window": (GREETING + _frame(FrameType.WINDOW_UPDATE, 0, 0, b"\0" * 4), "a window update by 0"),
+    "bad-compression": (GREETING + _frame(Http2FrameType.HEADERS, END_HEADERS, 1, b"\xff" * 20), "can't be read"),
+    "pushed": (GREETING + _frame(Http2FrameType.PUSH_PROMISE, END_HEADERS, 1, b"xxxx"), "type 5 on stream 1"),
+    "short-ping": (GREETING + _frame(Http2FrameType.PING, 0, 0, b"x"), "type 6 with 1 bytes"),
+    "no-window": (GREETING + _frame(Http2FrameType.WINDOW_UPDATE, 0, 0, b"\0" * 4), "a window update by 0"),
     "endless-window": (
-        GREETING + _frame(FrameType.WINDOW_UPDATE, 0, 0, b"\x7f\xff\xff\xff"), "window update by 2147483647"
+        GREETING + _frame(Http2FrameType.WINDOW_UPDATE, 0, 0, b"\x7f\xff\xff\xff"), "window update by 2147483647"
     ),
-    "bad-frame-size": (PREFACE + frames.settings({frames.Setting.MAX_FRAME_SIZE: 1}), "a frame size of 1"),
-    "no-session": (CALL + _frame(FrameType.DATA, 1, 1, b"\0\0\0\0\4junk"), "no session"),
-    "compressed": (CALL + _frame(FrameType.DATA, 1, 1, b"\1\0\0\0\4junk"), "can't be compressed"),
-    "huge-request": (CALL + _frame(FrameType.DATA, 0, 1, b"\0\x7f\0\0\0"), "expected at most"),
-    "long-padding": (CALL + _frame(FrameType.DATA, frames.PADDED, 1, b"\xff123"), "padding longer"),
-    "more-than-one": (CALL + _frame(FrameType.DATA, 1, 1, b"\0\0\0\0\4junk++"), "than one whole message"),
-    "less-than-one": (CALL + _frame(FrameType.DATA, 1, 1, b"\0\0\0\0\5junk"), "than one whole message"),
-    "no-message": (CALL + _frame(FrameType.DATA, 1, 1), "without a message"),
+    "bad-frame-size": (PREFACE + frames.settings({frames.Http2Setting.MAX_FRAME_SIZE: 1}), "a frame size of 1"),
+    "no-session": (CALL + _frame(Http2FrameType.DATA, 1, 1, b"\0\0\0\0\4junk"), "no session"),
+    "compressed": (CALL + _frame(Http2FrameType.DATA, 1, 1, b"\1\0\0\0\4junk"), "can't be compressed"),
+    "huge-request": (CALL + _frame(Http2FrameType.DATA, 0, 1, b"\0\x7f\0\0\0"), "expected at most"),
+    "long-padding": (CALL + _frame(Http2FrameType.DATA, frames.PADDED, 1, b"\xff123"), "padding longer"),
+    "more-than-one": (CALL + _frame(Http2FrameType.DATA, 1, 1, b"\0\0\0\0\4junk++"), "than one whole message"),
+    "less-than-one": (CALL + _frame(Http2FrameType.DATA, 1, 1, b"\0\0\0\0\5junk"), "than one whole message"),
+    "no-message": (CALL + _frame(Http2FrameType.DATA, 1, 1), "without a message"),
 }  # fmt: skip
 
 
@@ -354,15 +359,15 @@ def _served(port: int) -> bool:
     try:
         with our_client(port) as pull:
             return read(pull(asking(5)), [5]) == [payload(5, 0)]
-    except Broken:
+    except StreamBroken:
         return False
 
 
 def test_a_connection_that_was_closed_meanwhile_is_dialled_again() -> None:
     """One connection carries one Pull after another; one that the peer has let go of is replaced."""
-    path = DataPath(0, ["127.0.0.1:1", "127.0.0.1:2"], DEADLINE_S)
+    path = TransportDataPath(0, ["127.0.0.1:1", "127.0.0.1:2"], DEADLINE_S)
 
-    def pulled() -> Connection:
+    def pulled() -> Http2Connection:
         stream = path.pull(1, asking(5), DEADLINE_S)
         assert read(stream, [5]) == [payload(5, 0)]
         return stream._connection
@@ -424,6 +429,6 @@ def test_ranks_with_and_without_a_data_port_meet() -> None:
 
 def test_nothing_is_dialled_without_a_port() -> None:
     """A peer that told no data port is pulled from through the ring's."""
-    path = DataPath(0, free_addresses(2), DEADLINE_S)
+    path = TransportDataPath(0, free_addresses(2), DEADLINE_S)
     assert path.pull(1, asking(5), DEADLINE_S) is None
     path.close(1.0)

@@ -15,7 +15,7 @@ from support.ranks import Outcome, ask, ranks_ended, run_ranks, started_ranks, t
 
 import ringtrain as rt
 from ring.reference import bits, copied, exactly
-from ringtrain._core.process_groups.group import Group
+from ringtrain._core.process_groups.group import CollectiveGroup
 from ringtrain.elastic.interrupt import HostsUpdatedInterrupt
 from ringtrain.errors import ConfigurationError
 from ringtrain.optim import SGD, AdamW, DiLoCo, HostOptimizer, Nesterov, Rule
@@ -70,7 +70,7 @@ def _change(rank: int, step: int, name: str) -> Array:
     return random.integers(-4, 5, SHAPES[name]).astype(np.float32)
 
 
-def _train(run: Run, group: Group | None, rank: int) -> list[dict[str, Array]]:
+def _train(run: Run, group: CollectiveGroup | None, rank: int) -> list[dict[str, Array]]:
     """The local weights after every step, then those after `finish`, then the outer ones."""
     params = _start(rank)
     diloco = DiLoCo(params, **run.arguments, bucket_bytes=1000, group=group)
@@ -351,7 +351,7 @@ def test_a_training_that_begins_again_has_the_same_bits(cut: int, compression: s
 def test_a_state_of_another_rank_is_refused() -> None:
     """Its local weights are not this rank's."""
 
-    def on_a_rank(group: Group) -> str:
+    def on_a_rank(group: CollectiveGroup) -> str:
         diloco = DiLoCo(_start(0), group=group)
         state = diloco.state_dict()
         with pytest.raises(ConfigurationError) as error:
@@ -374,13 +374,13 @@ def _momentum_steps(outer: dict[str, Array], velocity: dict[str, Array], size: i
 def test_a_state_loads_in_a_world_of_another_size(size: int, cut: int) -> None:
     """The outer weights and momentum go on; inner steps since the last synchronization, after step 4, do not."""
 
-    def train(group: Group, diloco: DiLoCo, params: dict[str, Array], steps: range) -> None:
+    def train(group: CollectiveGroup, diloco: DiLoCo, params: dict[str, Array], steps: range) -> None:
         for step in steps:
             for name, weights in params.items():
                 weights += _change(group.rank, step, name)
             diloco.step()
 
-    def saved(group: Group) -> dict[str, Any]:
+    def saved(group: CollectiveGroup) -> dict[str, Any]:
         params = _start(0)
         diloco = DiLoCo(params, outer=HALVES, sync_every=4, group=group)
         train(group, diloco, params, range(1, cut + 1))
@@ -388,7 +388,7 @@ def test_a_state_loads_in_a_world_of_another_size(size: int, cut: int) -> None:
 
     states = run_threads(saved, 2)
 
-    def went_on(group: Group) -> dict[str, Array]:
+    def went_on(group: CollectiveGroup) -> dict[str, Array]:
         params = {name: np.zeros_like(array) for name, array in _start(0).items()}
         diloco = DiLoCo(params, outer=HALVES, sync_every=4, group=group)
         diloco.load_state_dict(states[group.rank % 2])
@@ -411,7 +411,7 @@ def test_other_dtypes_are_averaged(dtype: str) -> None:
 
     kind = np.dtype(ml_dtypes.bfloat16) if dtype == "bfloat16" else np.dtype(dtype)
 
-    def on_a_rank(group: Group) -> Array:
+    def on_a_rank(group: CollectiveGroup) -> Array:
         params = {"w": np.zeros((5, 3), kind)}
         diloco = DiLoCo(params, outer=SGD(lr=1), sync_every=1, group=group)
         params["w"] += kind.type(2 * group.rank + 1)
@@ -426,7 +426,7 @@ def test_other_dtypes_are_averaged(dtype: str) -> None:
 def test_what_it_tells_of_a_synchronization() -> None:
     """The norm of the mean pseudo-gradient, how many there were, what one sends, and which part was hidden."""
 
-    def on_a_rank(group: Group) -> DiLoCo:
+    def on_a_rank(group: CollectiveGroup) -> DiLoCo:
         params = {"a": np.zeros(1000, np.float32), "b": np.zeros(1000, np.float32)}
         diloco = DiLoCo(params, sync_every=4, fragments=2, group=group)
         assert diloco.pseudo_gradient_norm is None

@@ -27,8 +27,8 @@ import ringtrain as rt
 from ring.reference import bits
 from ring.worlds import made_transport
 from ringtrain import elastic
-from ringtrain._core.process_groups.formations import Former
-from ringtrain._core.process_groups.rank_context import RankContext
+from ringtrain._core.process_groups.formations import FormerFormation
+from ringtrain._core.process_groups.rank_context import ProcessGroupContext
 from ringtrain._core.world.config import WorkerConfig
 from ringtrain.elastic.interrupt import IntervalEnded
 from ringtrain.errors import RingtrainError
@@ -280,8 +280,8 @@ class _World:
         addresses = tuple(f"127.0.0.1:{7000 + other}" for other in range(len(self.members)))
         sites = tuple(SITES[other] for other, _ in self.members)
         config = WorkerConfig(rank, len(self.members), addresses, transport="grpc", sites=sites, timeout_s=60.0)
-        context = RankContext(config, made_transport("memory", config, network))
-        context.former = Former(self.number - 1, self.former)
+        context = ProcessGroupContext(config, made_transport("memory", config, network))
+        context.former = FormerFormation(self.number - 1, self.former)
         if self.number == 2 and trainer is not None and self.case.again and slot == self.case.lost[1]:
             trainer.is_to_end(self.case.again)
         try:

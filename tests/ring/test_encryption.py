@@ -21,8 +21,8 @@ from support.ports import free_addresses
 
 import ringtrain as rt
 from ring.leftovers import leftovers
-from ringtrain._core.process_groups.rank_context import RankContext
-from ringtrain._core.transport.channel import Channel
+from ringtrain._core.process_groups.rank_context import ProcessGroupContext
+from ringtrain._core.transport.channel import SocketChannel
 from ringtrain._core.world.config import WorkerConfig
 from ringtrain.errors import ConfigurationError, RingtrainError
 from ringtrain.shared.address import split_address
@@ -75,7 +75,7 @@ def outcomes(worlds: list[WorkerConfig], length: int = 1) -> list[object]:
 
     def run(config: WorkerConfig) -> object:
         try:
-            context = RankContext(config, None)
+            context = ProcessGroupContext(config, None)
         except RingtrainError as error:
             return error
         with context.entered():
@@ -139,7 +139,7 @@ def test_tensors_are_encrypted_between_sites(secrets: Directories, data_path: st
 
     def run(config: WorkerConfig) -> list[bool]:
         seen = []
-        context = RankContext(config, None)
+        context = ProcessGroupContext(config, None)
         with context.entered():
             for word, ranks in ((b"NEAR", [0, 1]), (b"FARR", [1, 2])):
                 both = rt.add_process_set(ranks)
@@ -170,7 +170,7 @@ def test_both_ports_ask_for_a_certificate(secrets: Directories, port: str) -> No
     """Plain bytes, and TLS without a certificate, get no answer; TLS with the launcher's is refused by name."""
     first, second = configs(secrets)
     with ThreadPoolExecutor(2) as pool:
-        contexts = list(pool.map(lambda config: RankContext(config, None), (first, second)))
+        contexts = list(pool.map(lambda config: ProcessGroupContext(config, None), (first, second)))
         try:
             host, number = split_address(first.addresses[0])
             if port == "data":
@@ -189,7 +189,7 @@ def test_both_ports_ask_for_a_certificate(secrets: Directories, port: str) -> No
             if port == "ring":
                 _assert_launcher_is_refused(secrets, first.addresses[0])
         finally:
-            list(pool.map(RankContext.close, contexts))
+            list(pool.map(ProcessGroupContext.close, contexts))
 
 
 def test_who_has_gone_before_the_handshake_is_a_lost_connection(secrets: Directories) -> None:
@@ -200,7 +200,7 @@ def test_who_has_gone_before_the_handshake_is_a_lost_connection(secrets: Directo
         stranger.sendall(b"PRI")
         stranger.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         stranger.close()
-        with contextlib.closing(Channel(accepted, DEADLINE_S)) as channel:
+        with contextlib.closing(SocketChannel(accepted, DEADLINE_S)) as channel:
             poll = select.poll()
             poll.register(channel.fileno(), select.POLLERR | select.POLLHUP)
             assert poll.poll(DEADLINE_S * 1000)
@@ -247,4 +247,4 @@ def test_what_is_missing_is_named(secrets: Directories, change: dict[str, object
     """Ranks that are to encrypt and can't do not start."""
     config = replace(configs(secrets)[0], **change)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match=expected):
-        RankContext(config, None)
+        ProcessGroupContext(config, None)

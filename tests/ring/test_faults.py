@@ -20,10 +20,10 @@ from support.ranks import started_ranks, tell
 
 import ringtrain as rt
 from ring.leftovers import leftovers
-from ringtrain._core.process_groups.rank_context import RankContext
-from ringtrain._core.transport.base import Caller, FrameStream, Service, Transport
+from ringtrain._core.process_groups.rank_context import ProcessGroupContext
+from ringtrain._core.transport.base import FrameStream, Transport, TransportCaller, TransportService
 from ringtrain._core.transport.rpc import RpcTransport
-from ringtrain._core.wire.messages import Frame, PullRequest
+from ringtrain._core.wire.messages import PullRequestMessage, WireFrame
 from ringtrain._core.world.config import WorkerConfig
 from ringtrain.optim import AdamW, HostOptimizer
 
@@ -105,7 +105,7 @@ class FaultyTransport:
     def use_data_port(self, peer: int, port: int, request: bytes) -> None:
         self._transport.use_data_port(peer, port, request)
 
-    def serve(self, service: Service) -> None:
+    def serve(self, service: TransportService) -> None:
         self._transport.serve(_FaultyService(service, self._before_frame))
 
     def ask(
@@ -121,7 +121,7 @@ class FaultyTransport:
         self._transport.close(grace_s)
 
     def _before_frame(self, where: Where, request: bytes) -> None:
-        if where is not self._plan.where or PullRequest.decode(request).sequence < self._plan.sequence:
+        if where is not self._plan.where or PullRequestMessage.decode(request).sequence < self._plan.sequence:
             return
         with self._lock:
             self._frames += 1
@@ -151,17 +151,17 @@ class _FaultyStream:
 
 
 class _FaultyService:
-    def __init__(self, service: Service, before: Callable[[Where, bytes], None]) -> None:
+    def __init__(self, service: TransportService, before: Callable[[Where, bytes], None]) -> None:
         self._service = service
         self._before = before
 
     def is_peer(self, rank: int, session: bytes) -> bool:
         return self._service.is_peer(rank, session)
 
-    def answer(self, method: str, request: bytes, caller: Caller) -> bytes:
+    def answer(self, method: str, request: bytes, caller: TransportCaller) -> bytes:
         return self._service.answer(method, request, caller)
 
-    def pull(self, request: bytes, caller: Caller) -> Iterator[Frame]:
+    def pull(self, request: bytes, caller: TransportCaller) -> Iterator[WireFrame]:
         for frame in self._service.pull(request, caller):
             self._before(Where.SERVE, request)
             yield frame
@@ -187,7 +187,7 @@ def _train_until_a_fault(plan: FaultPlan) -> dict[str, object]:
     x = np.arange(10_000, dtype=np.float32)
     started = time.monotonic()
     try:
-        context = RankContext(config, transport, segment_bytes=4096)
+        context = ProcessGroupContext(config, transport, segment_bytes=4096)
     except rt.errors.PeerLost as error:  # the others had met, and one was dead, before this rank was through
         return {**_lost(error, started), "again": str(error), "left": leftovers()}
     with context.entered():

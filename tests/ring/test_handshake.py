@@ -22,8 +22,8 @@ from support.ports import free_addresses
 import ringtrain as rt
 from ring.leftovers import leftovers
 from ring.worlds import world_of
-from ringtrain._core.process_groups.rank_context import RankContext
-from ringtrain._core.transport.base import Broken, Caller, How, Transport
+from ringtrain._core.process_groups.rank_context import ProcessGroupContext
+from ringtrain._core.transport.base import StreamBroken, StreamEnd, Transport, TransportCaller
 from ringtrain._core.transport.rpc import RpcTransport
 from ringtrain._core.wire.failure import PullRefused
 from ringtrain._core.wire.messages import (
@@ -33,14 +33,14 @@ from ringtrain._core.wire.messages import (
     PROVE,
     STATUS,
     WATCH,
-    Frame,
-    Hello,
+    HelloMessage,
+    WireFrame,
     dump,
     load,
 )
 from ringtrain._core.world.config import WorkerConfig
-from ringtrain._core.world.failure_state import FailureState
-from ringtrain._core.world.handshake import Handshake
+from ringtrain._core.world.failure_state import WorldFailureState
+from ringtrain._core.world.handshake import WorldHandshake
 from ringtrain._core.world.neighbours import MESH_MOST
 from ringtrain._core.world.ring_config import RingConfig
 from ringtrain.errors import ConfigurationError, PeerLost, RingtrainError
@@ -66,7 +66,7 @@ def meet(configs: list[WorkerConfig], transport: str) -> list[RingtrainError | N
         if transport == "grpc":
             made = RpcTransport(config.rank, config.addresses, config.timeout_s)
         try:
-            context = RankContext(config, made)
+            context = ProcessGroupContext(config, made)
         except RingtrainError as error:
             return error
         all_in.wait(60)
@@ -139,8 +139,8 @@ def test_another_transport_is_refused_on_both_sides(transport: str) -> None:
 
 def test_a_hello_of_another_version_may_have_other_fields() -> None:
     """It is refused for its version, and not as a stranger's."""
-    handshake = Handshake(RingConfig(0, 2, ("a:1", "b:1")), FailureState(), lambda peer: False)
-    older = Hello(PROTOCOL_VERSION + 1, 1, 2, 1, "b:1", "instance", "nonce").__dict__ | {"more": 1}
+    handshake = WorldHandshake(RingConfig(0, 2, ("a:1", "b:1")), WorldFailureState(), lambda peer: False)
+    older = HelloMessage(PROTOCOL_VERSION + 1, 1, 2, 1, "b:1", "instance", "nonce").__dict__ | {"more": 1}
     del older["transport"]
     with pytest.raises(PullRefused, match=r"rank 0 .* speaks version .*, rank 1 .* speaks version .* one image"):
         handshake.answer_hello(dump(older))
@@ -216,7 +216,7 @@ def test_a_rank_that_leaves_as_soon_as_it_has_met_all_is_not_missed(size: int) -
 
     def join(config: WorkerConfig) -> None:
         made = (Overtaken if config.rank == 0 else MemoryTransport)(network, config.rank)
-        RankContext(config, made).close()
+        ProcessGroupContext(config, made).close()
 
     with ThreadPoolExecutor(size) as pool:
         assert list(pool.map(join, world(size))) == [None] * size
@@ -225,29 +225,29 @@ def test_a_rank_that_leaves_as_soon_as_it_has_met_all_is_not_missed(size: int) -
 def test_a_second_process_waits_while_ranks_meet() -> None:
     """Of two that know the token and say they are rank 1, the second is put off, and rank 0 is not touched."""
     ring = RingConfig(rank=0, size=2, addresses=("a:1", "b:1"), token=b"secret")
-    failure_state = FailureState()
-    handshake = Handshake(ring, failure_state, lambda peer: False)
+    failure_state = WorldFailureState()
+    handshake = WorldHandshake(ring, failure_state, lambda peer: False)
 
     def prove(instance: str) -> None:
-        hello = Hello(PROTOCOL_VERSION, 1, 2, ring.generation, "b:1", instance, "nonce")
+        hello = HelloMessage(PROTOCOL_VERSION, 1, 2, ring.generation, "b:1", instance, "nonce")
         nonce = load(handshake.answer_hello(dump(hello)))["hello"]["nonce"]
         proof = authentication.proof(ring.token, authentication.CLIENT, dump(hello), nonce.encode())
         handshake.answer_prove(dump({"hello": hello.__dict__, "proof": proof}), None)
 
     prove("first")
     prove("first")
-    with pytest.raises(Broken, match="rank 0 is still leaving an earlier world") as broken:
+    with pytest.raises(StreamBroken, match="rank 0 is still leaving an earlier world") as broken:
         prove("second")
-    assert broken.value.how is How.CLOSED
+    assert broken.value.how is StreamEnd.CLOSED
     assert failure_state.failure is None
 
 
 def test_two_proven_processes_with_one_rank_fail_the_world() -> None:
     """Both know the token, and the one that came is not at rank 1's address: either may be meant."""
     addresses = ("a:1", "b:1")
-    failure_state = FailureState()
+    failure_state = WorldFailureState()
     first, there, elsewhere = (
-        Handshake(RingConfig(rank, 2, addresses, token=b"secret"), failure_state, lambda peer: False)
+        WorldHandshake(RingConfig(rank, 2, addresses, token=b"secret"), failure_state, lambda peer: False)
         for rank in (0, 1, 1)
     )
     network = MemoryNetwork()
@@ -265,23 +265,23 @@ def test_two_proven_processes_with_one_rank_fail_the_world() -> None:
 class _Answering:
     """Hello and Prove of one handshake."""
 
-    def __init__(self, handshake: Handshake) -> None:
+    def __init__(self, handshake: WorldHandshake) -> None:
         self._handshake = handshake
 
     def is_peer(self, rank: int, session: bytes) -> bool:
         return False
 
-    def answer(self, method: str, request: bytes, caller: Caller) -> bytes:
+    def answer(self, method: str, request: bytes, caller: TransportCaller) -> bytes:
         if method == HELLO:
             return self._handshake.answer_hello(request)
         return self._handshake.answer_prove(request, None)
 
-    def pull(self, request: bytes, caller: Caller) -> Iterator[Frame]:
+    def pull(self, request: bytes, caller: TransportCaller) -> Iterator[WireFrame]:
         raise AssertionError("nothing is pulled")
 
 
 def _hello(**other: object) -> bytes:
-    return dump({**Hello(PROTOCOL_VERSION, 1, 2, 1, "x:1", "stranger", "nonce").__dict__, **other})
+    return dump({**HelloMessage(PROTOCOL_VERSION, 1, 2, 1, "x:1", "stranger", "nonce").__dict__, **other})
 
 
 STRANGERS = {
@@ -322,8 +322,8 @@ def test_strangers_do_not_end_a_world_that_is_meeting(token: bool, tmp_path: Pat
             pass
 
 
-def _join(config: WorkerConfig) -> RankContext:
-    return RankContext(config, RpcTransport(config.rank, config.addresses, config.timeout_s))
+def _join(config: WorkerConfig) -> ProcessGroupContext:
+    return ProcessGroupContext(config, RpcTransport(config.rank, config.addresses, config.timeout_s))
 
 
 def test_a_second_process_with_a_rank_is_refused_after_ranks_have_met() -> None:

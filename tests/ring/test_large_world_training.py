@@ -13,7 +13,7 @@ from support.ranks import run_ranks, started_ranks
 import ringtrain as rt
 from ring.reference import Array
 from ring.test_pod_tree import by_tree
-from ringtrain._core.process_groups.rank_context import RankContext
+from ringtrain._core.process_groups.rank_context import ProcessGroupContext
 from ringtrain._core.world.config import WorkerConfig
 from ringtrain.optim import AdamW, HostOptimizer
 
@@ -28,7 +28,7 @@ def gradient(rank: int, step: int, name: str) -> Array:
     return np.asarray(values, np.float32)
 
 
-def trained(context: RankContext, gradient_of: dict[tuple[int, str], Array]) -> Bits:
+def trained(context: ProcessGroupContext, gradient_of: dict[tuple[int, str], Array]) -> Bits:
     """The bits of the weights after some steps."""
     with context.entered():
         params = {name: np.full(shape, 0.5, np.float32) for name, shape in SHAPES.items()}
@@ -42,7 +42,7 @@ def trained(context: RankContext, gradient_of: dict[tuple[int, str], Array]) -> 
 
 def train() -> Bits:
     """As one rank of the world that the environment describes."""
-    context = RankContext(WorkerConfig.from_env(os.environ), None, direct_ranks_most=16)
+    context = ProcessGroupContext(WorkerConfig.from_env(os.environ), None, direct_ranks_most=16)
     rank = context.config.rank
     bits = trained(context, {(step, name): gradient(rank, step, name) for step in range(STEPS) for name in SHAPES})
     with context.entered():
@@ -59,7 +59,7 @@ def reference(size: int, ranks_a_pod: int) -> Bits:
             parts = [gradient(rank, step, name).reshape(-1) for rank in range(size)]
             total = by_tree(parts, ranks_a_pod, rt.Sum).reshape(shape)
             means[step, name] = np.asarray(total * np.float32(1 / size))  # as the optimizer does it
-    alone = RankContext(WorkerConfig(rank=0, size=1, addresses=("127.0.0.1:1",)), None)
+    alone = ProcessGroupContext(WorkerConfig(rank=0, size=1, addresses=("127.0.0.1:1",)), None)
     try:
         return trained(alone, means)
     finally:

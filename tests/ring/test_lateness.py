@@ -14,10 +14,10 @@ from support.ranks import run_ranks, started_ranks, tell
 
 import ringtrain as rt
 from ringtrain._core.process_groups.context import current
-from ringtrain._core.wire.signature import Signature, Tensor
-from ringtrain._core.world.failure_state import FailureState
-from ringtrain._core.world.lateness import Lateness
-from ringtrain._core.world.offers import Begun, OfferTable
+from ringtrain._core.wire.signature import WireSignature, WireTensorSignature
+from ringtrain._core.world.failure_state import WorldFailureState
+from ringtrain._core.world.lateness import WorldLateness
+from ringtrain._core.world.offers import BegunCollective, WorldOfferTable
 from ringtrain._core.world.ring_config import RingConfig
 
 OVER = pytest.mark.parametrize("transport", ["grpc", "auto"])
@@ -69,7 +69,7 @@ def test_a_stopped_rank_is_lost_within_the_timeout(transport: str) -> None:
     assert seconds <= 20.0
 
 
-def _warning(offers: OfferTable, answers: dict[int, object], caplog: pytest.LogCaptureFixture) -> str:
+def _warning(offers: WorldOfferTable, answers: dict[int, object], caplog: pytest.LogCaptureFixture) -> str:
     """What rank 1 of 4 says while it waits; empty if it has looked and says nothing."""
     ring = RingConfig(1, 4, ("a:1",) * 4)
     looks = []
@@ -78,7 +78,7 @@ def _warning(offers: OfferTable, answers: dict[int, object], caplog: pytest.LogC
         looks.append(tuple(peers))
         return answers
 
-    lateness = Lateness(ring, offers, statuses, lambda key: None, first_s=0.05)
+    lateness = WorldLateness(ring, offers, statuses, lambda key: None, first_s=0.05)
     with caplog.at_level(logging.WARNING, "ringtrain"):
         lateness.start()
         end = time.monotonic() + 60
@@ -88,11 +88,13 @@ def _warning(offers: OfferTable, answers: dict[int, object], caplog: pytest.LogC
     return caplog.messages[0] if caplog.messages else ""
 
 
-def waiting_offers(others: tuple[int, ...] = (0, 2, 3)) -> OfferTable:
-    offers = OfferTable(1, FailureState())
-    offers.begin((0, 6), Signature("barrier"), others)
+def waiting_offers(others: tuple[int, ...] = (0, 2, 3)) -> WorldOfferTable:
+    offers = WorldOfferTable(1, WorldFailureState())
+    offers.begin((0, 6), WireSignature("barrier"), others)
     offers.end((0, 6))
-    offers.begin((0, 7), Signature("allreduce", (Tensor("conv1.weight", "float32", (3,)),)), others)
+    offers.begin(
+        (0, 7), WireSignature("allreduce", (WireTensorSignature("conv1.weight", "float32", (3,)),)), others
+    )
     return offers
 
 
@@ -136,10 +138,12 @@ def test_of_a_large_set_that_waits_somebody_says_it(
         caplog.clear()
         with caplog.at_level(logging.WARNING, "ringtrain"):
             for rank in set(range(size)).difference(late):
-                offers = OfferTable(rank, FailureState())
-                lateness = Lateness(RingConfig(rank, size, ()), offers, partial(_of, answers), lambda key: None)
+                offers = WorldOfferTable(rank, WorldFailureState())
+                lateness = WorldLateness(
+                    RingConfig(rank, size, ()), offers, partial(_of, answers), lambda key: None
+                )
                 others = tuple(peer for peer in range(size) if peer != rank)
-                lateness._warn((0, 7), Begun(7, Signature("barrier"), others, 0.0, None), 31.0)
+                lateness._warn((0, 7), BegunCollective(7, WireSignature("barrier"), others, 0.0, None), 31.0)
         assert 1 <= len(caplog.messages) <= len(late)
 
 
@@ -150,7 +154,7 @@ def test_one_of_those_who_wait_says_it(caplog: pytest.LogCaptureFixture) -> None
 
 def test_a_rank_says_what_it_does() -> None:
     """In words that follow its name: in a collective, after one, and before the first."""
-    assert OfferTable(0, FailureState()).activity() == "has begun no collective"
+    assert WorldOfferTable(0, WorldFailureState()).activity() == "has begun no collective"
     offers = waiting_offers()
     assert offers.activity() == 'is in allreduce #7 "conv1.weight" for 0 s'
     offers.end((0, 7))
@@ -159,9 +163,9 @@ def test_a_rank_says_what_it_does() -> None:
 
 def test_collectives_that_name_no_tensors_say_what_they_are_about() -> None:
     """The queue of the framework adapters agrees on many tensors in one collective."""
-    offers = OfferTable(0, FailureState())
+    offers = WorldOfferTable(0, WorldFailureState())
     offers.describe(5, lambda: "'allreduce.conv1' and 3 more")
-    assert offers.label((5, 2), Signature("agreement")) == "agreement #2 on 'allreduce.conv1' and 3 more"
+    assert offers.label((5, 2), WireSignature("agreement")) == "agreement #2 on 'allreduce.conv1' and 3 more"
 
 
 @OVER

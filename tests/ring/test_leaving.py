@@ -18,7 +18,7 @@ from ring.worlds import SEAM, World, world_of
 from ringtrain._core.kernels.update import ChunkUpdate
 from ringtrain._core.process_groups.process_sets import group_of
 from ringtrain._core.process_groups.work import reduction_signature
-from ringtrain._core.transport.base import Broken, How
+from ringtrain._core.transport.base import StreamBroken, StreamEnd
 from ringtrain._core.transport.rpc import RpcTransport
 from ringtrain._core.wire.messages import STATUS
 from ringtrain.errors import PeerLost
@@ -311,9 +311,9 @@ def test_who_asks_while_its_own_rank_leaves_gets_no_answer_and_leaves_no_channel
     transport.close(0.1)
     assert dialling.answer is not None
     for answer in (dialling.answer, transport.ask(1, STATUS, b"", 1.0)):
-        with pytest.raises(Broken) as caught:
+        with pytest.raises(StreamBroken) as caught:
             answer.result(60)
-        assert caught.value.how is How.CANCELLED
-    with pytest.raises(Broken):
+        assert caught.value.how is StreamEnd.CANCELLED
+    with pytest.raises(StreamBroken):
         transport.pull(2, b"", 1.0)
     assert list(transport._channels) == [1]

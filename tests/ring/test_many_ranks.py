@@ -17,7 +17,7 @@ import ringtrain as rt
 from ring.functions import worlds_in_turn
 from ring.leftovers import leftovers
 from ringtrain._core.process_groups import context
-from ringtrain._core.world.failure_state import Closed, FailureState
+from ringtrain._core.world.failure_state import PeerClosed, WorldFailureState
 from ringtrain._core.world.neighbours import MESH_MOST
 
 SIZE = MESH_MOST + 4
@@ -35,7 +35,7 @@ def _error_of_barrier() -> str:
     return "no error"
 
 
-def _failure_state() -> FailureState:
+def _failure_state() -> WorldFailureState:
     return context.current()._member.failure_state
 
 
@@ -146,7 +146,7 @@ def _errors_without(leaver: int, function: Callable[[int], str]) -> list[str]:
 def _hear_of_a_broken_watch(leaver: int) -> str:
     if not _stay_behind(leaver):
         return "left"
-    context.current()._member.monitor.report(Closed(leaver, "connection closed", None))
+    context.current()._member.monitor.report(PeerClosed(leaver, "connection closed", None))
     return _error_of_barrier()
 
 

@@ -11,7 +11,7 @@ from support.memory_group import MemoryGroup, Table
 from support.ranks import run_ranks
 
 import ringtrain as rt
-from ringtrain._core.process_groups.group import Group
+from ringtrain._core.process_groups.group import CollectiveGroup
 from ringtrain._core.process_groups.process_sets import group_of
 from ringtrain.data import Shard
 from ringtrain.optim import LAMB, SGD, Adam, AdamW, Cosine, HostOptimizer, Rule
@@ -60,7 +60,7 @@ def _gradients(weights: Any, inputs: Array, targets: Array) -> Iterator[tuple[st
     yield "bias0", below.sum(axis=0)
 
 
-def _train(run: Run, group: Group) -> dict[str, Array]:
+def _train(run: Run, group: CollectiveGroup) -> dict[str, Array]:
     inputs, targets = (values.astype(run.dtype) for values in _data())
     random = np.random.default_rng(1 + group.rank)  # only rank 0's start counts
     shapes = {"kernel0": (20, 40), "bias0": (40,), "kernel1": (40, 3), "bias1": (3,)}

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringtrain._core.process_groups.context import current
-from ringtrain._core.process_groups.formations import Former
+from ringtrain._core.process_groups.formations import FormerFormation
 from ringtrain._core.process_groups.group import ProcessGroup
 from ringtrain._core.process_groups.process_sets import group_of
 from ringtrain.elastic.handlers import ReformingHandler
@@ -708,7 +708,7 @@ def test_a_rank_that_was_lost_to_the_last_exchange_goes_on_with_what_others_adop
         (survivor,) = world.run(_made_and_updated)
 
     def join(rank: int) -> tuple[int, list[float]]:
-        current().former = Former(1, (0, None))
+        current().former = FormerFormation(1, (0, None))
         handler = (
             survivor if rank == 0 else ReformingHandler(HostOptimizer({"w": [0.0] * 4}, SGD(1.0), elastic=True))
         )

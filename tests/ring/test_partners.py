@@ -18,13 +18,13 @@ from support.ranks import run_ranks
 
 import ringtrain as rt
 from ringtrain._core.process_groups import context
-from ringtrain._core.process_groups.rank_context import RankContext
-from ringtrain._core.transport.base import Broken, How
+from ringtrain._core.process_groups.rank_context import ProcessGroupContext
+from ringtrain._core.transport.base import StreamBroken, StreamEnd
 from ringtrain._core.transport.rpc import RpcTransport
 from ringtrain._core.wire.messages import HELLO, PROVE, ROSTER, WATCH, load_fields
 from ringtrain._core.world.config import WorkerConfig
-from ringtrain._core.world.failure_state import FailureState
-from ringtrain._core.world.handshake import Handshake
+from ringtrain._core.world.failure_state import WorldFailureState
+from ringtrain._core.world.handshake import WorldHandshake
 from ringtrain._core.world.neighbours import MESH_MOST, partners
 from ringtrain._core.world.ring_config import RingConfig
 from ringtrain._core.world.roster import RosterEntry
@@ -51,7 +51,7 @@ def joined(configs: list[WorkerConfig], made: Any = MemoryTransport) -> list[Rin
 
     def join(config: WorkerConfig) -> RingtrainError | None:
         try:
-            RankContext(config, made(network, config.rank)).close()
+            ProcessGroupContext(config, made(network, config.rank)).close()
         except RingtrainError as error:
             return error
         return None
@@ -100,7 +100,7 @@ class Overtaken(MemoryTransport):
 
         def later() -> None:
             if self._left.wait(0.5):
-                answer.set_exception(Broken(How.CANCELLED, "cancelled by this rank"))
+                answer.set_exception(StreamBroken(StreamEnd.CANCELLED, "cancelled by this rank"))
                 return
             ask(peer, method, request, timeout_s).add_done_callback(partial(_hand_on, answer))
 
@@ -208,7 +208,7 @@ def test_a_rank_that_takes_a_connection_late_is_not_gone() -> None:
         own, theirs = free_addresses(1)[0], f"127.0.0.1:{busy.getsockname()[1]}"
         transport = RpcTransport(0, (own, theirs), timeout_s=12.0)
         answer = transport.ask(1, WATCH, b"", 2.0)
-        assert isinstance(answer.exception(60), Broken)
+        assert isinstance(answer.exception(60), StreamBroken)
         assert not has_gone(answer)
         transport.close(0.0)
 
@@ -218,8 +218,10 @@ def test_a_process_of_another_world_is_no_member() -> None:
     direction."""
     addresses = tuple(free_addresses(SIZE))
 
-    def handshake(rank: int, last_share: bytes) -> Handshake:
-        made = Handshake(RingConfig(rank, SIZE, addresses, token=b"secret"), FailureState(), lambda peer: False)
+    def handshake(rank: int, last_share: bytes) -> WorldHandshake:
+        made = WorldHandshake(
+            RingConfig(rank, SIZE, addresses, token=b"secret"), WorldFailureState(), lambda peer: False
+        )
         shares = [bytes([rank] * 16) for rank in range(SIZE - 1)] + [last_share]
         made.know_all(MemoryTransport(MemoryNetwork(), rank), [RosterEntry(share, 0, 1) for share in shares])
         return made

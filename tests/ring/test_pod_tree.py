@@ -14,7 +14,7 @@ from ring.reference import DTYPES, FLOATS, OPS, Array, assert_same_bits, folded,
 from ring.worlds import world_of
 from ringtrain._core.communicators import hierarchical
 from ringtrain._core.process_groups.process_sets import group_of
-from ringtrain._core.process_groups.rank_context import RankContext
+from ringtrain._core.process_groups.rank_context import ProcessGroupContext
 from ringtrain._core.reduction.ops import UFUNCS
 from ringtrain._core.world.config import WorkerConfig
 from ringtrain.errors import MismatchError, PeerLost
@@ -215,7 +215,7 @@ def test_ranks_that_mean_different_things_are_told(odd_one: int, lengths: tuple[
 
 def allreduce_for_ever(length: int) -> str:
     hierarchical.GATHER_PODS_MOST_DIRECT = 1  # type: ignore[misc]
-    context = RankContext(WorkerConfig.from_env(os.environ), None, chain_pods_most=1, direct_ranks_most=1)
+    context = ProcessGroupContext(WorkerConfig.from_env(os.environ), None, chain_pods_most=1, direct_ranks_most=1)
     with context.entered():
         values = np.ones(length, np.float32)
         rt.allreduce_(values)

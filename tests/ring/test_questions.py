@@ -8,9 +8,9 @@ from itertools import islice
 
 from support.ports import free_addresses
 
-from ringtrain._core.transport.base import Broken, Caller, How, Unreached
+from ringtrain._core.transport.base import PeerUnreached, StreamBroken, StreamEnd, TransportCaller
 from ringtrain._core.transport.rpc import RpcTransport
-from ringtrain._core.wire.messages import STATUS, WATCH, Frame
+from ringtrain._core.wire.messages import STATUS, WATCH, WireFrame
 
 DEADLINE_S = 60.0
 
@@ -24,7 +24,7 @@ class Waiting:
     def is_peer(self, rank: int, session: bytes) -> bool:
         return session == b"known"
 
-    def answer(self, method: str, request: bytes, caller: Caller) -> bytes:
+    def answer(self, method: str, request: bytes, caller: TransportCaller) -> bytes:
         if method == STATUS:
             return b""
         self.arrived.set()
@@ -33,7 +33,7 @@ class Waiting:
         over.wait(DEADLINE_S)
         return b""
 
-    def pull(self, request: bytes, caller: Caller) -> Iterator[Frame]:
+    def pull(self, request: bytes, caller: TransportCaller) -> Iterator[WireFrame]:
         raise AssertionError("not asked for here")
 
 
@@ -62,10 +62,10 @@ def test_a_question_that_had_arrived_is_told_from_one_that_had_not() -> None:
         had = answer.exception(DEADLINE_S)
         had_not = asking.ask(0, WATCH, b"", DEADLINE_S).exception(DEADLINE_S)
     for error in (had, had_not):
-        assert isinstance(error, Broken), error
-        assert error.how is How.CLOSED, error
-    assert not isinstance(had, Unreached), had
-    assert isinstance(had_not, Unreached), had_not
+        assert isinstance(error, StreamBroken), error
+        assert error.how is StreamEnd.CLOSED, error
+    assert not isinstance(had, PeerUnreached), had
+    assert isinstance(had_not, PeerUnreached), had_not
 
 
 def test_who_is_not_known_hears_that_it_was_one_too_many() -> None:

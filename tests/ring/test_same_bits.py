@@ -14,8 +14,8 @@ from ring.worlds import world_of
 from ringtrain._core.communicators.exchange import ExchangeCommunicator
 from ringtrain._core.process_groups.process_sets import group_of
 from ringtrain._core.reduction.cuts import even_bounds
-from ringtrain._core.transport.base import Caller, Service
-from ringtrain._core.wire.messages import Frame
+from ringtrain._core.transport.base import TransportCaller, TransportService
+from ringtrain._core.wire.messages import WireFrame
 
 
 @settings(max_examples=40, deadline=None)
@@ -78,14 +78,14 @@ def test_real_processes_agree_to_the_bit(size: int) -> None:
 class _CountingService:
     """Adds up the payload that a rank sends."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: TransportService) -> None:
         self._service = service
         self.payload_bytes = 0
 
-    def answer(self, method: str, request: bytes, caller: Caller) -> bytes:
+    def answer(self, method: str, request: bytes, caller: TransportCaller) -> bytes:
         return self._service.answer(method, request, caller)
 
-    def pull(self, request: bytes, caller: Caller) -> Iterator[Frame]:
+    def pull(self, request: bytes, caller: TransportCaller) -> Iterator[WireFrame]:
         for frame in self._service.pull(request, caller):
             self.payload_bytes += len(frame.payload)
             yield frame

@@ -23,7 +23,7 @@ from ringtrain._core.communicators.shm.communicator import SharedMemoryCommunica
 from ringtrain._core.process_groups.context import current
 from ringtrain._core.process_groups.process_sets import group_of
 from ringtrain._core.wire.dtypes import dtype_name
-from ringtrain._core.wire.signature import Signature
+from ringtrain._core.wire.signature import WireSignature
 from ringtrain.errors import MismatchError, PeerLost
 
 LENGTHS = [1, 2, 1000, 16_384, 40_000, 300_001, 1_500_000]
@@ -192,7 +192,7 @@ def test_what_took_no_wait_is_told_to_those_who_ask() -> None:
             assert offers.activity().startswith(f'last did allreduce #{number} "{name}", which it ended')
             assert offers.meaning((process_set, number)).label == f'allreduce "{name}"'
             assert not offers.under_way()
-        offers.begin((process_set, 40), Signature("barrier"), (1 - rank,))
+        offers.begin((process_set, 40), WireSignature("barrier"), (1 - rank,))
         assert [begun.before.label for _, begun in offers.under_way()] == ['allreduce "kind"']
         offers.end((process_set, 40))
 
@@ -419,7 +419,7 @@ def test_a_rank_writes_where_another_has_its_buffer_if_all_map_it(transport: str
         if others[0] is not None:
             for other in others:
                 other[rank] = rank + 1
-        group.call(lambda ring: ring.barrier(Signature("all have written")))
+        group.call(lambda ring: ring.barrier(WireSignature("all have written")))
         return buffer.copy(), [other is None for other in others], group.memory_of(0, buffer.copy()) is None
 
     with world_of(size, transport) as world:

@@ -16,7 +16,7 @@ from support.ranks import DEADLINE_S, ask, ranks_ended, run_ranks, started_ranks
 import ringtrain as rt
 from ringtrain import timeline
 from ringtrain._core.negotiation.queues import queue_of
-from ringtrain._core.negotiation.request import CollectiveKind, Request
+from ringtrain._core.negotiation.request import CollectiveKind, NamedRequest
 from ringtrain._core.process_groups.process_sets import global_process_set
 from ringtrain.optim import SGD, HostOptimizer
 from ringtrain_job.cli.main import main
@@ -37,7 +37,7 @@ def submit_what_others_never_do() -> None:
     """Rank 0 waits for rank 1, which does nothing, in a collective."""
     rt.init()
     if rt.rank() == 0:
-        queue_of(global_process_set).submit(Request(CollectiveKind.BARRIER, "alone"))
+        queue_of(global_process_set).submit(NamedRequest(CollectiveKind.BARRIER, "alone"))
         with timeline.span("before the kill"):
             pass
     ask()

@@ -16,7 +16,7 @@ from support.ports import free_ports
 
 from ringtrain._core.process_groups.rank_context import warn_of_strangers
 from ringtrain._core.world.config import WorkerConfig
-from ringtrain._core.world.gathering import Meeting, gather_addresses
+from ringtrain._core.world.gathering import RendezvousPoint, gather_addresses
 from ringtrain._core.world.ring_config import RingConfig
 from ringtrain.errors import ConfigurationError
 
@@ -142,7 +142,7 @@ def test_the_agents_variables_come_first() -> None:
 
 
 def _gather(rank: int, port: int, token: bytes | None, timeout_s: float = DEADLINE_S) -> tuple[str, ...]:
-    return gather_addresses(rank, 3, Meeting(("127.0.0.1", port)), f"host-{rank}:1", token, timeout_s)
+    return gather_addresses(rank, 3, RendezvousPoint(("127.0.0.1", port)), f"host-{rank}:1", token, timeout_s)
 
 
 @pytest.mark.parametrize("token", [b"a secret", None], ids=["token", "no-token"])

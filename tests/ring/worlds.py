@@ -16,7 +16,7 @@ from support.ports import free_addresses
 
 from ringtrain._core.communicators.exchange import SEGMENT_BYTES
 from ringtrain._core.communicators.hierarchical import CHAIN_PODS_MOST, DIRECT_RANKS_MOST
-from ringtrain._core.process_groups.rank_context import RankContext
+from ringtrain._core.process_groups.rank_context import ProcessGroupContext
 from ringtrain._core.transport.base import Transport
 from ringtrain._core.transport.rpc import RpcTransport
 from ringtrain._core.world.config import WorkerConfig
@@ -35,7 +35,7 @@ DEADLINE_S = 120.0
 class World:
     """`size` ranks that run functions side by side."""
 
-    def __init__(self, contexts: list[RankContext], pool: ThreadPoolExecutor) -> None:
+    def __init__(self, contexts: list[ProcessGroupContext], pool: ThreadPoolExecutor) -> None:
         self.contexts = contexts
         self._pool = pool
         self._barrier = threading.Barrier(len(contexts))
@@ -93,7 +93,7 @@ def world_of(
 
     chosen = "shm" if transport == "shm" else "auto" if transport == "pods" else "grpc"
 
-    def join(rank: int) -> RankContext:
+    def join(rank: int) -> ProcessGroupContext:
         config = WorkerConfig(
             rank=rank, size=size, addresses=addresses, timeout_s=timeout_s, stall_timeout_s=stall_timeout_s,
             transport=chosen,
@@ -105,14 +105,14 @@ def world_of(
             )
         made = made_transport(transport, config, network)
         bounds = {"chain_pods_most": chain_pods_most, "direct_ranks_most": direct_ranks_most}
-        return RankContext(config, made, segment_bytes, **bounds)
+        return ProcessGroupContext(config, made, segment_bytes, **bounds)
 
     with ThreadPoolExecutor(size) as pool:
         contexts = list(pool.map(join, range(size)))
         try:
             yield World(contexts, pool)
         finally:
-            list(pool.map(RankContext.close, contexts))
+            list(pool.map(ProcessGroupContext.close, contexts))
 
 
 def made_transport(kind: str, config: WorkerConfig, network: MemoryNetwork) -> Transport:

@@ -1,4 +1,4 @@
-"""A `ringtrain._core.process_groups.group.Group` on threads of one process: the optimizer's seam without sockets.
+"""A `CollectiveGroup` of `ringtrain._core.process_groups` on threads of one process: the optimizer's seam.
 
     def rank_twice(group: MemoryGroup) -> int:
         return sum(group.allgather_object(group.rank, "rank"))
@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ringtrain._core.kernels.update import ChunkUpdate
-from ringtrain._core.process_groups.group import Flat, Pending
+from ringtrain._core.process_groups.group import Flat, PendingCollective
 from ringtrain._core.reduction.ops import ReduceOp
 from ringtrain.errors import PeerLost
 
@@ -74,23 +74,25 @@ class MemoryGroup:
     def allocate(self, length: int, dtype: Any) -> Flat:
         return np.zeros(length, dtype)
 
-    def all_reduce(self, buffer: Flat, op: ReduceOp = ReduceOp.Sum) -> Pending:
+    def all_reduce(self, buffer: Flat, op: ReduceOp = ReduceOp.Sum) -> PendingCollective:
         return self._join("all_reduce", buffer, None, op)
 
-    def reduce_scatter(self, buffer: Flat, bounds: Sequence[int], op: ReduceOp = ReduceOp.Sum) -> Pending:
+    def reduce_scatter(
+        self, buffer: Flat, bounds: Sequence[int], op: ReduceOp = ReduceOp.Sum
+    ) -> PendingCollective:
         return self._join("reduce_scatter", buffer, tuple(bounds), op)
 
-    def all_gather(self, buffer: Flat, bounds: Sequence[int]) -> Pending:
+    def all_gather(self, buffer: Flat, bounds: Sequence[int]) -> PendingCollective:
         return self._join("all_gather", buffer, tuple(bounds), None)
 
     def beside(self) -> None:
         return None
 
-    def all_to_all(self, parts: Sequence[Flat]) -> Pending:
+    def all_to_all(self, parts: Sequence[Flat]) -> PendingCollective:
         collective = self._join("object", list(parts), None, None)
         return _Column(collective, self.rank)
 
-    def send_receive(self, source: Flat, to: int, target: Flat, origin: int) -> Pending:
+    def send_receive(self, source: Flat, to: int, target: Flat, origin: int) -> PendingCollective:
         collective = self._join("object", (to, source), None, None)
         return _Received(collective, self.rank, target)
 
@@ -115,7 +117,7 @@ class MemoryGroup:
     def allgather_object(self, value: Any, what: str) -> list[Any]:
         return self.gather_objects(value, what).wait()
 
-    def gather_objects(self, value: Any, what: str) -> Pending:
+    def gather_objects(self, value: Any, what: str) -> PendingCollective:
         return self._join("object", value, None, None)
 
     def _join(self, kind: str, payload: Any, bounds: tuple[int, ...] | None, op: ReduceOp | None) -> Collective:
@@ -163,7 +165,7 @@ class OneOfTwo(MemoryGroup):
     def broadcast(self, buffer: Flat) -> None:
         """Rank 0's values are here already."""
 
-    def gather_objects(self, value: Any, what: str) -> Pending:
+    def gather_objects(self, value: Any, what: str) -> PendingCollective:
         ended = Collective(result=[value, value])
         ended.done.set()
         return ended

@@ -5,9 +5,15 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 
-from ringtrain._core.transport.base import Broken, How, Service, Unexpected, Unreached
+from ringtrain._core.transport.base import (
+    PeerUnreached,
+    StreamBroken,
+    StreamEnd,
+    TransportService,
+    UnexpectedFrame,
+)
 from ringtrain._core.wire.failure import PullRefused
-from ringtrain._core.wire.messages import Frame
+from ringtrain._core.wire.messages import WireFrame
 
 
 class MemoryCaller:
@@ -41,10 +47,10 @@ class MemoryNetwork:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._services: dict[int, Service] = {}
+        self._services: dict[int, TransportService] = {}
         self._callers: dict[int, set[MemoryCaller]] = {}
 
-    def join(self, rank: int, service: Service) -> None:
+    def join(self, rank: int, service: TransportService) -> None:
         with self._changed:
             self._services[rank] = service
             self._changed.notify_all()
@@ -58,14 +64,14 @@ class MemoryNetwork:
         for caller in callers:
             caller.leave()
 
-    def find(self, rank: int, caller: MemoryCaller, patient: bool) -> Service:
+    def find(self, rank: int, caller: MemoryCaller, patient: bool) -> TransportService:
         with self._changed:
             if patient:
                 self._changed.wait_for(
                     lambda: rank in self._services or not caller.is_active(), caller.remaining_s()
                 )
             if rank not in self._services:
-                raise Broken(How.TIMEOUT, "no such rank") if patient else Unreached("no such rank")
+                raise StreamBroken(StreamEnd.TIMEOUT, "no such rank") if patient else PeerUnreached("no such rank")
             self._callers.setdefault(rank, set()).add(caller)
             return self._services[rank]
 
@@ -85,7 +91,7 @@ class MemoryNetwork:
 class MemoryStream:
     """Runs the peer's generator in the thread that reads it."""
 
-    def __init__(self, frames: Iterator[Frame], caller: MemoryCaller, forget: Callable[[], None]) -> None:
+    def __init__(self, frames: Iterator[WireFrame], caller: MemoryCaller, forget: Callable[[], None]) -> None:
         self._frames = frames
         self._caller = caller
         self._forget = forget
@@ -94,15 +100,15 @@ class MemoryStream:
     def read_into(self, head: bytes, target: memoryview) -> None:
         frame = self._next()
         if frame is None:
-            raise Unexpected("it ended too early")
+            raise UnexpectedFrame("it ended too early")
         if difference := frame.move_into(head, target):
-            raise Unexpected(difference)
+            raise UnexpectedFrame(difference)
 
     def end(self) -> None:
         if self._next() is not None:
-            raise Unexpected("it sent too much")
+            raise UnexpectedFrame("it sent too much")
 
-    def _next(self) -> Frame | None:
+    def _next(self) -> WireFrame | None:
         """The next frame, or None at the end."""
         frame = next(self._frames, None)
         if frame is None:
@@ -111,12 +117,12 @@ class MemoryStream:
             raise self._broken()
         return frame
 
-    def _broken(self) -> Broken:
+    def _broken(self) -> StreamBroken:
         if self._cancelled:
-            return Broken(How.CANCELLED, "cancelled by this rank")
+            return StreamBroken(StreamEnd.CANCELLED, "cancelled by this rank")
         if self._caller.remaining_s() <= 0:
-            return Broken(How.TIMEOUT, "nothing within the deadline")
-        return Broken(How.CLOSED, "the peer left")
+            return StreamBroken(StreamEnd.TIMEOUT, "nothing within the deadline")
+        return StreamBroken(StreamEnd.CLOSED, "the peer left")
 
     def cancel(self) -> None:
         self._cancelled = True
@@ -143,7 +149,7 @@ class MemoryTransport:
     def use_data_port(self, peer: int, port: int, request: bytes) -> None:
         """There are no ports."""
 
-    def serve(self, service: Service) -> None:
+    def serve(self, service: TransportService) -> None:
         self._network.join(self._rank, service)
 
     def ask(
@@ -157,8 +163,8 @@ class MemoryTransport:
             try:
                 reply = self._network.find(peer, caller, patient).answer(method, request, caller)
                 if not caller.is_active():
-                    raise Broken(How.CLOSED, "the peer left")
-            except (Broken, PullRefused) as error:
+                    raise StreamBroken(StreamEnd.CLOSED, "the peer left")
+            except (StreamBroken, PullRefused) as error:
                 answer.set_exception(error)
             else:
                 answer.set_result(reply)

@@ -16,12 +16,12 @@ TF = tuple(f"job-worker-{rank}.job.default.svc:7500" for rank in range(SIZE))
 RANK = """
 import json, os, subprocess
 from ringtrain._core.process_groups.formations import own_agent
-from ringtrain._core.world.agent_socket import Readiness
+from ringtrain._core.world.agent_socket import WorldReadiness
 from ringtrain._core.world.config import WorkerConfig
 
 agent = own_agent()
 if agent is not None:
-    os.environ.update(agent.next_world(Readiness()))
+    os.environ.update(agent.next_world(WorldReadiness()))
 config = WorkerConfig.from_env(os.environ)
 with open(os.environ["RINGTRAIN_WORLD_FILE"]) as file:
     world = json.load(file)

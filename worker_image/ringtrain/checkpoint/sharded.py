@@ -16,7 +16,7 @@ from typing import Any, Self
 import numpy as np
 
 from ringtrain._core.process_groups.formations import CARRIED
-from ringtrain._core.process_groups.group import Group
+from ringtrain._core.process_groups.group import CollectiveGroup
 from ringtrain._core.process_groups.process_sets import group_of
 from ringtrain._core.reduction.cuts import ArrayPart
 from ringtrain.checkpoint.format import DamagedCheckpoint, checked_step, join, split_parts
@@ -62,7 +62,9 @@ class ShardedCheckpoints:
     Maturity: s3 Beta, gs Experimental, az Experimental.
     """
 
-    def __init__(self, uri: str, *, keep: int = 3, group: Group | None = None, deadline_s: float = 600.0) -> None:
+    def __init__(
+        self, uri: str, *, keep: int = 3, group: CollectiveGroup | None = None, deadline_s: float = 600.0
+    ) -> None:
         """`deadline_s`: for each call to the store, and for rank 0 in the background to wait for the others."""
         if keep < 1:
             raise ConfigurationError(f"keep is {keep}; expected at least 1 checkpoint to keep")

@@ -7,7 +7,7 @@ import threading
 from types import FrameType
 from typing import Self
 
-from ringtrain._core.process_groups.group import Group
+from ringtrain._core.process_groups.group import CollectiveGroup
 from ringtrain._core.process_groups.process_sets import group_of
 from ringtrain.errors import ConfigurationError
 
@@ -26,7 +26,7 @@ class StopRequest:
     `terminationGracePeriodSeconds`, but for some seconds that the agent needs, until they are killed.
     """
 
-    def __init__(self, group: Group | None = None) -> None:
+    def __init__(self, group: CollectiveGroup | None = None) -> None:
         """For the main thread: no other is told of signals."""
         if threading.current_thread() is not threading.main_thread():
             raise ConfigurationError("StopRequest is for the main thread, which alone is told of signals")

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, Literal
 import numpy as np
 
 from ringtrain._core.process_groups.formations import CARRIED
-from ringtrain._core.process_groups.group import Group
+from ringtrain._core.process_groups.group import CollectiveGroup
 from ringtrain._core.process_groups.process_sets import group_of
 from ringtrain.checkpoint.format import (
     DamagedCheckpoint,
@@ -147,7 +147,7 @@ class Checkpoints:
         directory: str | Path,
         *,
         keep: int = 3,
-        group: Group | None = None,
+        group: CollectiveGroup | None = None,
         on_stage: OnStage = lambda stage: None,
     ) -> None:
         """`on_stage`: called by rank 0 when a file has been written, synced and renamed; for scripted faults."""

@@ -13,7 +13,7 @@ from ringtrain._core.process_groups.process_sets import ProcessSet, group_of
 from ringtrain._core.process_groups.tensors import check_writable, tensor_of
 from ringtrain._core.reduction.cuts import even_bounds
 from ringtrain._core.reduction.ops import Average, ReduceOp, Sum
-from ringtrain._core.wire.signature import Signature
+from ringtrain._core.wire.signature import WireSignature
 from ringtrain.compression import int8
 from ringtrain.compression.halves import HALVES, half_dtype, squeeze, stretch
 from ringtrain.errors import ConfigurationError, quoted
@@ -64,7 +64,7 @@ class Compressor:
         if op not in (Sum, Average):
             raise ConfigurationError(f"op is {op}; compression knows Sum and Average only")
         values = x.reshape(-1)
-        what = Signature(f"allreduce as {self.compression}", (tensor_of(x, name),), op.value)
+        what = WireSignature(f"allreduce as {self.compression}", (tensor_of(x, name),), op.value)
         reduce = self._as_int8 if self.compression == INT8 else self._as_half
         group_of(process_set).call(lambda communicator: reduce(communicator, what, values, op))
         return x
@@ -95,7 +95,7 @@ class Compressor:
         lost, results = _memories(state, "lost"), _memories(state, "lost_results")
         self._lost, self._lost_results = lost, results
 
-    def _as_half(self, communicator: Communicator, what: Signature, values: Flat, op: ReduceOp) -> None:
+    def _as_half(self, communicator: Communicator, what: WireSignature, values: Flat, op: ReduceOp) -> None:
         # Kept, as what rounding lost is: new memory for each message costs more than the rounding.
         half = self._memory(self._halves, what, len(values), half_dtype(self.compression))
         lost = self._memory(self._lost, what, len(values))
@@ -116,7 +116,7 @@ class Compressor:
             for part in widened:
                 part.result()
 
-    def _as_int8(self, communicator: Communicator, what: Signature, values: Flat, op: ReduceOp) -> None:
+    def _as_int8(self, communicator: Communicator, what: WireSignature, values: Flat, op: ReduceOp) -> None:
         """Sums of bytes would overflow: contributions go to the owner of each chunk as they are, it folds them in
         float32, and its result is compressed anew, with a memory of its own."""
         size, position = len(communicator.ranks), communicator.position
@@ -134,7 +134,9 @@ class Compressor:
         for cut, message in zip(cuts, communicator.all_gather_parts(what, encoded), strict=True):
             values[cut] = int8.decode(message, cut.stop - cut.start)
 
-    def _memory(self, memories: dict[str, Flat], what: Signature, length: int, dtype: Any = np.float32) -> Flat:
+    def _memory(
+        self, memories: dict[str, Flat], what: WireSignature, length: int, dtype: Any = np.float32
+    ) -> Flat:
         name = what.tensors[0].name or ""
         memory = memories.get(name)
         if memory is None or len(memory) != length:

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 
 from ringtrain._core.negotiation import arrays
-from ringtrain._core.negotiation.arrays import Reduction
+from ringtrain._core.negotiation.arrays import NamedReduction
 from ringtrain._core.negotiation.queues import name_for
 from ringtrain._core.negotiation.request import CollectiveKind
-from ringtrain._core.negotiation.submission import Submission
-from ringtrain._core.process_groups.group import Group, ProcessGroup
+from ringtrain._core.negotiation.submission import NamedSubmission
+from ringtrain._core.process_groups.group import CollectiveGroup, ProcessGroup
 from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set, open_group
 from ringtrain._core.reduction.ops import Average, ReduceOp, chosen_op
 from ringtrain.device.session import Array, DeviceSession, HostCallbacks, Inbound
@@ -94,7 +94,7 @@ class DistributedOptimizer(OnHostOptimizer):
         self.prepare(None, former)
         self.adopt()
 
-    def prepare(self, group: Group | None, former: Sequence[int | None]) -> None:
+    def prepare(self, group: CollectiveGroup | None, former: Sequence[int | None]) -> None:
         """Bring weights and state into the world of now, beside those of the former one, as
         `ringtrain.optim.HostOptimizer.prepare`. Collective in the process set, of whose ranks it opens a group of
         its own: `group` is not used."""
@@ -142,8 +142,8 @@ def insert_host_allreduce(
     `op`: Average or Sum, or any other reduction. Ranks may send gradients in different orders.
     """
     chosen: ReduceOp = chosen_op(op)
-    how = Reduction(chosen.value, process_set)
-    begun: dict[str, Submission] = {}
+    how = NamedReduction(chosen.value, process_set)
+    begun: dict[str, NamedSubmission] = {}
 
     def out(name: str, gradient: Array) -> None:
         request = how.request(name_for("device", name, process_set), CollectiveKind.ALLREDUCE)

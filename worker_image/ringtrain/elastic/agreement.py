@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from ringtrain._core.process_groups.formations import Former
-from ringtrain._core.process_groups.rank_context import RankContext
+from ringtrain._core.process_groups.formations import FormerFormation
+from ringtrain._core.process_groups.rank_context import ProcessGroupContext
 from ringtrain.errors import MismatchError
 
 
@@ -54,7 +54,7 @@ class CommonStep:
         return next((ranks for ranks in self.sites if rank in ranks), ())
 
 
-def agree(world: RankContext, said: Said) -> CommonStep:
+def agree(world: ProcessGroupContext, said: Said) -> CommonStep:
     """Tell all ranks what this one has, and return what all conclude. Collective.
 
     Raises MismatchError where states are made of different values.
@@ -64,7 +64,7 @@ def agree(world: RankContext, said: Said) -> CommonStep:
     return conclude(heard, world.former)
 
 
-def conclude(heard: Sequence[Said], former: Former) -> CommonStep:
+def conclude(heard: Sequence[Said], former: FormerFormation) -> CommonStep:
     """The least step that any survivor has committed: each survivor has it, or is one ahead and can undo that.
 
     Without survivors it is that of rank 0. Before the first commit all get it: nobody may have had it yet.

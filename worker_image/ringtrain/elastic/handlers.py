@@ -9,9 +9,9 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from ringtrain._core.process_groups.context import current_or_none
-from ringtrain._core.process_groups.group import Group, ProcessGroup
-from ringtrain._core.process_groups.rank_context import RankContext
-from ringtrain._core.wire.values import Foreign
+from ringtrain._core.process_groups.group import CollectiveGroup, ProcessGroup
+from ringtrain._core.process_groups.rank_context import ProcessGroupContext
+from ringtrain._core.wire.values import ForeignWireValues
 from ringtrain.elastic.transfer import broadcast
 
 
@@ -56,7 +56,9 @@ class Stateful(Protocol):
 class StatefulHandler(StateHandler):
     """For objects with `state_dict()` and `load_state_dict()`: samplers, schedules, a shard's position."""
 
-    foreign: Foreign | None = None  # what the framework of a handler derived from this one adds to plain data
+    foreign: ForeignWireValues | None = (
+        None  # what the framework of a handler derived from this one adds to plain data
+    )
 
     def __init__(self, value: Stateful) -> None:
         super().__init__(value)
@@ -153,7 +155,7 @@ class SiteState(Protocol):
 
     def go_on(self, state: Mapping[str, Any]) -> None: ...
 
-    def meet(self, group: Group) -> None: ...
+    def meet(self, group: CollectiveGroup) -> None: ...
 
     def site_state(self) -> dict[str, Any]: ...
 
@@ -234,12 +236,12 @@ class ReformingHandler:
         """Have ranks that stay hold what only those of `leaving` hold. Collective, at a commit."""
         self.value.hand_over(leaving)
 
-    def go_back(self, world: RankContext, updates: int) -> None:
+    def go_back(self, world: ProcessGroupContext, updates: int) -> None:
         """Undo what goes beyond `updates`, where this rank has a state."""
         if world.former.ranks[world.config.rank] is not None:
             self.value.rollback(updates)
 
-    def prepare(self, world: RankContext) -> bool:
+    def prepare(self, world: ProcessGroupContext) -> bool:
         """Build this world's cut of the state beside the former one. Collective.
 
         False: the optimizer was made in this world, by all its ranks together.

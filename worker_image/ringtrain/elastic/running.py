@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 from ringtrain._core.process_groups import context
-from ringtrain._core.process_groups.formations import CARRIED, Place, own_agent
+from ringtrain._core.process_groups.formations import CARRIED, FormationPlace, own_agent
 from ringtrain.elastic.interrupt import HostsUpdatedInterrupt, IntervalEnded
 from ringtrain.elastic.state import State
 from ringtrain.errors import GOES_ON, PeerLost, RingtrainError
@@ -128,7 +128,7 @@ def _claim_first_state() -> None:
     lost before all had agreed on it."""
     world = context.current_or_none()
     if world is not None and world.config.formation and not world.former.survivors:
-        CARRIED.adopted = Place(world.config.formation, world.config.rank)
+        CARRIED.adopted = FormationPlace(world.config.formation, world.config.rank)
 
 
 def _sentence(error: BaseException) -> str:

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from ringtrain._core.process_groups.context import current
-from ringtrain._core.process_groups.formations import CARRIED, Place, own_agent
-from ringtrain._core.process_groups.rank_context import RankContext
+from ringtrain._core.process_groups.formations import CARRIED, FormationPlace, own_agent
+from ringtrain._core.process_groups.rank_context import ProcessGroupContext
 from ringtrain._core.reduction.ops import Max
-from ringtrain._core.wire.signature import Signature, Tensor
-from ringtrain._core.wire.values import Foreign
+from ringtrain._core.wire.signature import WireSignature, WireTensorSignature
+from ringtrain._core.wire.values import ForeignWireValues
 from ringtrain.elastic.agreement import CommonStep, Said, agree
 from ringtrain.elastic.data import ElasticShard
 from ringtrain.elastic.handlers import (
@@ -42,7 +42,7 @@ HANDLERS: list[tuple[type, Callable[[Any], Any]]] = [
 # What makes handlers, by a name, of what goes with a value: buffers of a model that an optimizer trains. It gets
 # the value, and all values of the state.
 COMPANIONS: list[Callable[[Any, Sequence[Any]], dict[str, Any]]] = []
-_COMMIT = Signature("commit", (Tensor(None, "int64", (3,)),))
+_COMMIT = WireSignature("commit", (WireTensorSignature(None, "int64", (3,)),))
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Adapter:
     collective.
     """
 
-    values: Foreign
+    values: ForeignWireValues
     handler: Callable[[Any], Any]
     meet: Callable[[], object]
 
@@ -92,7 +92,7 @@ class State:
     survivors have the values of the last step that all of them had committed.
     """
 
-    _foreign: Foreign | None = None  # what a framework's State adds to plain data
+    _foreign: ForeignWireValues | None = None  # what a framework's State adds to plain data
 
     def __init__(self, *, handlers: Registry = (), **values: Any) -> None:
         """`handlers`: pairs of a type and what keeps a value of that type; they are looked at before ours."""
@@ -254,10 +254,10 @@ class State:
         self._waits = bool(agreed.sites) and not goes_apart
         self.save()
         prepared = [handler for _, handler in self._reforming() if handler.prepare(world)]
-        place = Place(world.config.formation, world.config.rank)
+        place = FormationPlace(world.config.formation, world.config.rank)
         if world.config.formation:
             CARRIED.prepared = place
-        world.group().call(lambda ring: ring.barrier(Signature("elastic sync")))
+        world.group().call(lambda ring: ring.barrier(WireSignature("elastic sync")))
         for handler in prepared:
             handler.adopt()
         if world.config.formation:
@@ -288,7 +288,7 @@ class State:
             raise HostsUpdatedInterrupt
         self.keep()
 
-    def _go_on(self, world: RankContext, agreed: CommonStep) -> None:
+    def _go_on(self, world: ProcessGroupContext, agreed: CommonStep) -> None:
         """Be where a loss has interrupted this rank's site between two commits; or wait for others at the second.
         Collective."""
         assert self._site is not None
@@ -365,7 +365,7 @@ class State:
         if leaving:
             for _, handler in self._reforming():
                 handler.hand_over(leaving)
-            group.call(lambda ring: ring.barrier(Signature("elastic hand-over")))
+            group.call(lambda ring: ring.barrier(WireSignature("elastic hand-over")))
         return True
 
     def begin_from(self, what: str) -> None:
@@ -395,7 +395,7 @@ class State:
         shards = [one for one in self._handlers.values() if isinstance(one, ShardHandler)]
         return max([*ahead, *(one.steps_ahead for one in shards)], default=1)
 
-    def _is_joining(self, world: RankContext) -> bool:
+    def _is_joining(self, world: ProcessGroupContext) -> bool:
         """Whether this rank takes its values from others, and its optimizers' state after them."""
         is_new = bool(world.former.survivors) and world.former.ranks[world.config.rank] is None
         return is_new and bool(self._reforming())
@@ -444,7 +444,7 @@ class State:
             return found
         return None
 
-    def _known(self) -> Foreign | None:
+    def _known(self) -> ForeignWireValues | None:
         return self._foreign or next((adapter.values for adapter in ADAPTERS), None)
 
     def _show(self, name: str, handler: Any) -> None:

@@ -9,13 +9,13 @@ import numpy as np
 from ringtrain._core.process_groups.context import current
 from ringtrain._core.process_groups.group import ProcessGroup
 from ringtrain._core.wire.objects import is_refusal, packed, unpacked
-from ringtrain._core.wire.signature import Signature
-from ringtrain._core.wire.values import Foreign, encode_value
+from ringtrain._core.wire.signature import WireSignature
+from ringtrain._core.wire.values import ForeignWireValues, encode_value
 from ringtrain.errors import ConfigurationError
 
 
 def broadcast(
-    value: Any, root: int, what: str, foreign: Foreign | None = None, group: ProcessGroup | None = None
+    value: Any, root: int, what: str, foreign: ForeignWireValues | None = None, group: ProcessGroup | None = None
 ) -> Any:
     """Return `value` of rank `root` on every rank of `group` (default: all), by its place there; the root gets its
     own object back. Collective.
@@ -27,13 +27,13 @@ def broadcast(
     is_root = group.rank == root
     message = packed(value, foreign=foreign) if is_root else b""
     data = np.frombuffer(message, np.uint8)
-    parts = group.call(lambda ring: ring.all_gather_parts(Signature(f"elastic state {what}"), data))
+    parts = group.call(lambda ring: ring.all_gather_parts(WireSignature(f"elastic state {what}"), data))
     if is_root and not is_refusal(message):
         return value
     return unpacked(parts[root].tobytes(), root, foreign=foreign)
 
 
-def check_sendable(value: Any, what: str, foreign: Foreign | None = None) -> None:
+def check_sendable(value: Any, what: str, foreign: ForeignWireValues | None = None) -> None:
     """Raises ConfigurationError for a value that other ranks could not get."""
     try:
         encode_value(value, foreign)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ringtrain._core.negotiation import arrays, queues
-from ringtrain._core.negotiation.arrays import Reduction
+from ringtrain._core.negotiation.arrays import NamedReduction
 from ringtrain._core.negotiation.queues import queue_of
 from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set, members
 from ringtrain._core.process_groups.tensors import Array
@@ -38,7 +38,7 @@ def allreduce(
     ConfigurationError for wrong arguments and MismatchError where ranks disagree; under `jit` JAX raises its
     JaxRuntimeError with that in its text.
     """
-    how = Reduction.of(op, None, prescale_factor, postscale_factor, process_set)
+    how = NamedReduction.of(op, None, prescale_factor, postscale_factor, process_set)
 
     def run(*given: Array) -> list[Array]:
         return _by_dtype(given, name, lambda part, own, _: arrays.allreduce(part, how, own))
@@ -107,7 +107,7 @@ def broadcast(
         return host_call("broadcast", run, given, lambda: _shapes(given), _dtypes(given)), ()
 
     def reduced(part: Sequence[Array], own: str | None, _: Sequence[int]) -> list[Array]:
-        total = arrays.allreduce(part, Reduction("Sum", process_set), own, "broadcast_gradient")
+        total = arrays.allreduce(part, NamedReduction("Sum", process_set), own, "broadcast_gradient")
         return total if queue_of(process_set).rank == root_rank else [np.zeros_like(grad) for grad in total]
 
     def run_backward(*given: Array) -> list[Array]:
@@ -174,7 +174,7 @@ def reducescatter(
     """Return `tree` with this rank's rows of each reduced leaf (`op`: Average or Sum); the first ranks have one
     more row where rows do not divide. The gradient is every rank's, gathered.
     """
-    how = Reduction.of_sums("reducescatter", op, prescale_factor, postscale_factor, process_set)
+    how = NamedReduction.of_sums("reducescatter", op, prescale_factor, postscale_factor, process_set)
 
     def run(*given: Array) -> list[Array]:
         return arrays.reducescatter(given, how, name)

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ringtrain._core.negotiation import arrays
-from ringtrain._core.negotiation.arrays import Reduction
+from ringtrain._core.negotiation.arrays import NamedReduction
 from ringtrain._core.process_groups import context
 from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set, number_of
 from ringtrain._core.process_groups.tensors import Array
@@ -44,7 +44,7 @@ def value_and_grad(
     pass is done. A parameter that this rank's `fun` does not use has zeros. `op`: Average (default) or Sum. Every
     rank makes the calls of a process set in the same order, with parameters of the same structure.
     """
-    how = Reduction.of_sums("value_and_grad", op, 1.0, 1.0, process_set)
+    how = NamedReduction.of_sums("value_and_grad", op, 1.0, 1.0, process_set)
     places = (argnums,) if isinstance(argnums, int) else tuple(argnums)
 
     def run(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
@@ -120,7 +120,7 @@ def _give_up(number: Any, process_set: ProcessSet) -> None:
         del _calls().begun[key]
 
 
-def _submit(number: int, name: str, gradient: Array, how: Reduction) -> None:
+def _submit(number: int, name: str, gradient: Array, how: NamedReduction) -> None:
     handles = _calls().begun[number_of(how.process_set), number]
     if name in handles:
         raise ConfigurationError(
@@ -153,7 +153,7 @@ def leaving(leaf: Any, number: Any, name: str, submit: Callable[[int, str, Array
     return passed(leaf, number)
 
 
-def _reduced(marks: Sequence[Any], names: Sequence[str], number: Any, how: Reduction) -> list[Any]:
+def _reduced(marks: Sequence[Any], names: Sequence[str], number: Any, how: NamedReduction) -> list[Any]:
     """Wait for the gradients, of which `marks` have left; one without a mark is zeros."""
     shapes, dtypes = [mark.shape for mark in marks], [mark.dtype for mark in marks]
 

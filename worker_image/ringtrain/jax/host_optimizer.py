@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ringtrain._core.process_groups.group import Group
+from ringtrain._core.process_groups.group import CollectiveGroup
 from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set, open_group
 from ringtrain._core.process_groups.tensors import Array
 from ringtrain.errors import ConfigurationError, RingtrainError
@@ -179,7 +179,7 @@ class HostOptimizer(OnHostOptimizer):
         self._left = None
         return self._host.rollback(to)
 
-    def prepare(self, group: Group, former: Sequence[int | None]) -> None:
+    def prepare(self, group: CollectiveGroup, former: Sequence[int | None]) -> None:
         """Bring weights and state into the world of `group`, beside those of this one. Collective."""
         self._host.prepare(group, former)
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from ringtrain._core.negotiation import arrays, objects
 from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set
-from ringtrain._core.wire.values import Foreign, decode_value, encode_value
+from ringtrain._core.wire.values import ForeignWireValues, decode_value, encode_value
 from ringtrain.errors import ConfigurationError, kind_of
 
 
@@ -86,4 +86,4 @@ def _unpacked(data: bytes) -> Any:
     return jax.random.wrap_key_data(values, impl=kind) if kind else values
 
 
-JAX_VALUES: Final = Foreign(_packed, _unpacked)
+JAX_VALUES: Final = ForeignWireValues(_packed, _unpacked)

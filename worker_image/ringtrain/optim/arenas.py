@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ringtrain._core.process_groups.group import Flat, Group
+from ringtrain._core.process_groups.group import CollectiveGroup, Flat
 from ringtrain.optim.kernels import OptimizerKernels, OwnedBucketPart
 from ringtrain.optim.layout import Bucket, Layout
 
@@ -23,7 +23,7 @@ class ParameterArenas:
         layout: Layout,
         state_names: Sequence[str],
         owner: int | None,
-        group: Group,
+        group: CollectiveGroup,
         kernels: OptimizerKernels,
     ) -> None:
         """`owner`: the rank whose shards this process updates; None: it updates everything."""

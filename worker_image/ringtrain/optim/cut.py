@@ -8,7 +8,7 @@ import numpy as np
 
 from ringtrain._core.kernels.update import ChunkUpdate
 from ringtrain._core.process_groups.context import current_or_none, joins_survivors
-from ringtrain._core.process_groups.group import Flat, Group, Pending
+from ringtrain._core.process_groups.group import CollectiveGroup, Flat, PendingCollective
 from ringtrain._core.reduction.ops import ReduceOp, Sum
 from ringtrain.compression import HALVES, INT8
 from ringtrain.errors import ConfigurationError
@@ -118,7 +118,7 @@ class OptimizerCut:
         return replace(self, context=replace(self.context, settings=settings), inbox=inbox)
 
 
-def make_cut(model: OptimizedModel, group: Group, devices: DeviceReducer | None = None) -> OptimizerCut:
+def make_cut(model: OptimizedModel, group: CollectiveGroup, devices: DeviceReducer | None = None) -> OptimizerCut:
     """Allocate what a rank of `group` needs: weights and state are zeros. Collective.
 
     Raises MismatchError unless all ranks have the same model.
@@ -176,7 +176,9 @@ def _views(layout: Layout, arenas: ParameterArenas) -> dict[str, Flat]:
     return views
 
 
-def _wire(groups: tuple[Group, Group], layout: Layout, arenas: ParameterArenas, compression: str) -> OptimizerWire:
+def _wire(
+    groups: tuple[CollectiveGroup, CollectiveGroup], layout: Layout, arenas: ParameterArenas, compression: str
+) -> OptimizerWire:
     """Raises ConfigurationError for an unknown `compression`."""
     if compression == INT8:
         return ByteOptimizerWire(*groups, layout, arenas)
@@ -187,7 +189,7 @@ def _wire(groups: tuple[Group, Group], layout: Layout, arenas: ParameterArenas, 
 
 
 def _mirrors(
-    model: OptimizedModel, layout: Layout, groups: tuple[Group, Group], tools: MirrorTools
+    model: OptimizedModel, layout: Layout, groups: tuple[CollectiveGroup, CollectiveGroup], tools: MirrorTools
 ) -> tuple[OptimizerShardMirror, ...]:
     """None where each rank has the whole state, or there is no other rank. Collective."""
     group, lane = groups
@@ -219,7 +221,7 @@ def _undo(layout: Layout, arenas: ParameterArenas, wire: OptimizerWire | None) -
     return OptimizerUndo(own, lost)
 
 
-def first_group(elastic: bool, open_group: Callable[[], Group]) -> Group:
+def first_group(elastic: bool, open_group: Callable[[], CollectiveGroup]) -> CollectiveGroup:
     """The group that an optimizer is made for: what `open_group` opens, or none where this rank joins others whose
     state it has not got. Raises ConfigurationError where it would need that and is not elastic."""
     if not joins_survivors():
@@ -244,28 +246,28 @@ class UnjoinedOptimizerGroup:
     def allgather_object(self, value: Any, what: str) -> list[Any]:
         return [value]
 
-    def gather_objects(self, value: Any, what: str) -> Pending:
+    def gather_objects(self, value: Any, what: str) -> PendingCollective:
         self._refuse()
 
     def broadcast_object(self, value: Any, what: str) -> Any:
         return value
 
-    def beside(self) -> Group | None:
+    def beside(self) -> CollectiveGroup | None:
         return None
 
-    def all_reduce(self, buffer: Flat, op: ReduceOp = Sum) -> Pending:
+    def all_reduce(self, buffer: Flat, op: ReduceOp = Sum) -> PendingCollective:
         self._refuse()
 
-    def reduce_scatter(self, buffer: Flat, bounds: Sequence[int], op: ReduceOp = Sum) -> Pending:
+    def reduce_scatter(self, buffer: Flat, bounds: Sequence[int], op: ReduceOp = Sum) -> PendingCollective:
         self._refuse()
 
-    def all_gather(self, buffer: Flat, bounds: Sequence[int]) -> Pending:
+    def all_gather(self, buffer: Flat, bounds: Sequence[int]) -> PendingCollective:
         self._refuse()
 
-    def all_to_all(self, parts: Sequence[Flat], origins: Sequence[int] | None = None) -> Pending:
+    def all_to_all(self, parts: Sequence[Flat], origins: Sequence[int] | None = None) -> PendingCollective:
         self._refuse()
 
-    def send_receive(self, source: Flat, to: int, target: Flat, origin: int) -> Pending:
+    def send_receive(self, source: Flat, to: int, target: Flat, origin: int) -> PendingCollective:
         self._refuse()
 
     def memory_of(self, rank: int, buffer: Flat) -> Flat | None:

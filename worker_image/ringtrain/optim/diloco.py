@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ringtrain._core.process_groups.context import current, current_or_none, drain_before_leaving
-from ringtrain._core.process_groups.group import Flat, Group, ProcessGroup
+from ringtrain._core.process_groups.group import CollectiveGroup, Flat, ProcessGroup
 from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set, open_group
 from ringtrain.errors import ConfigurationError, MismatchError, kind_of
 from ringtrain.optim.arguments import check_rule, described
@@ -130,7 +130,7 @@ class DiLoCo(DiLoCoRecovery):
         redundancy: int = 1,
         sites: Sequence[Sequence[int]] | None = None,
         inner: InnerOptimizer | tuple[()] | None = None,
-        group: Group | None = None,
+        group: CollectiveGroup | None = None,
         initial: Mapping[str, Flat] | None = None,
     ) -> None:
         super().__init__()

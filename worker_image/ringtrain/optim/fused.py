@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from ringtrain import timeline
 from ringtrain._core.kernels.update import ChunkUpdate
-from ringtrain._core.process_groups.group import Pending
+from ringtrain._core.process_groups.group import PendingCollective
 from ringtrain._core.reduction.ops import Average, Sum
 from ringtrain.optim.arenas import MASTER
 from ringtrain.optim.inbox import GradientInbox
@@ -64,7 +64,7 @@ class FusedOptimizerUpdate:
     def run(self) -> None:
         """Return when every weight is new on this rank. Raises what the meeting raised."""
         before: Bucket | None = None
-        copies: list[Pending] = []
+        copies: list[PendingCollective] = []
         met = False
         self._m.order.begin()
         for bucket in self._m.order.buckets:
@@ -93,7 +93,7 @@ class FusedOptimizerUpdate:
         self._m.order.end(self.number)
         self.arrivals.release()
 
-    def _update(self, bucket: Bucket) -> list[Pending]:
+    def _update(self, bucket: Bucket) -> list[PendingCollective]:
         """Return what is under way to second homes."""
         arenas, mirrors, undo, spans = self._m.arenas, self._m.mirrors, self._m.undo, self._spans[bucket.index]
         own = arenas.gradients(bucket)[arenas.owned(bucket)]

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike
 
 from ringtrain import timeline
 from ringtrain._core.process_groups.context import drain_before_leaving
-from ringtrain._core.process_groups.group import Flat, Group
+from ringtrain._core.process_groups.group import CollectiveGroup, Flat
 from ringtrain._core.process_groups.process_sets import group_of
 from ringtrain.errors import ConfigurationError, MismatchError, RingtrainError
 from ringtrain.optim.arguments import (
@@ -99,7 +99,7 @@ class HostOptimizer:
         elastic: bool = False,
         redundancy: int = 1,
         places: Callable[[], Sequence[int]] | None = None,
-        group: Group | None = None,
+        group: CollectiveGroup | None = None,
         devices: DeviceReducer | None = None,
     ) -> None:
         arrays = as_arrays(params)
@@ -512,12 +512,12 @@ class HostOptimizer:
         self._require_idle("hand_over")
         hand_over(self._cut.context, self._updates, leaving)
 
-    def reform(self, group: Group, former: Sequence[int | None]) -> None:
+    def reform(self, group: CollectiveGroup, former: Sequence[int | None]) -> None:
         """Go on in the world of `group`: `prepare`, then `adopt`. Collective."""
         self.prepare(group, former)
         self.adopt()
 
-    def prepare(self, group: Group, former: Sequence[int | None]) -> None:
+    def prepare(self, group: CollectiveGroup, former: Sequence[int | None]) -> None:
         """Bring weights and state into the world of `group`, beside those of this one. Collective; for `elastic`.
 
         `former`: of each rank there, the rank that it had in the world whose state counts; None for a newcomer.

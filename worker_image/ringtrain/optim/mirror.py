@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 
 from ringtrain import timeline
-from ringtrain._core.process_groups.group import Flat, Group, Pending
+from ringtrain._core.process_groups.group import CollectiveGroup, Flat, PendingCollective
 from ringtrain.errors import RingtrainError
 from ringtrain.optim.arenas import MASTER, WEIGHTS, ParameterArenas
 from ringtrain.optim.kernels import OptimizerKernels, OwnedBucketPart
@@ -101,7 +101,13 @@ class OptimizerShardMirror:
     """
 
     def __init__(
-        self, layout: Layout, homes: Sequence[int], group: Group, tools: MirrorTools, *, maps: bool = True
+        self,
+        layout: Layout,
+        homes: Sequence[int],
+        group: CollectiveGroup,
+        tools: MirrorTools,
+        *,
+        maps: bool = True,
     ) -> None:
         self.homes = tuple(homes)
         self.home, self.ward = homes[group.rank], self.homes.index(group.rank)
@@ -165,7 +171,7 @@ class OptimizerShardMirror:
             self._apply(bucket, replay)
         self._versions[bucket.index] = replay.number
 
-    def exchange(self, bucket: Bucket, reduced: Flat, replay: UpdateReplay) -> list[Pending]:
+    def exchange(self, bucket: Bucket, reduced: Flat, replay: UpdateReplay) -> list[PendingCollective]:
         """Send the own shard's `reduced` gradient to its second home, and get the ward's, for the next `catch_up`.
 
         `reduced` must stay as it is until what is returned has ended. Collective. Nothing is sent that is there.

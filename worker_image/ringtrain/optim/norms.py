@@ -10,7 +10,7 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 
-from ringtrain._core.process_groups.group import Group
+from ringtrain._core.process_groups.group import CollectiveGroup
 from ringtrain.optim.arenas import ParameterArenas
 from ringtrain.optim.kernels import Floats, OptimizerKernels, Sums
 from ringtrain.optim.layout import SEGMENT, Bucket, Layout
@@ -20,7 +20,11 @@ class GradientNorms:
     """Sums of squares of what this rank owns, and of all ranks."""
 
     def __init__(
-        self, groups: tuple[Group, Group], layout: Layout, arenas: ParameterArenas, kernels: OptimizerKernels
+        self,
+        groups: tuple[CollectiveGroup, CollectiveGroup],
+        layout: Layout,
+        arenas: ParameterArenas,
+        kernels: OptimizerKernels,
     ) -> None:
         """`groups`: the one that has allocated the arenas, and the one that gathers. Collective."""
         group, self._group = groups

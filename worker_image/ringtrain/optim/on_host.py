@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from ringtrain._core.process_groups.group import Group
+from ringtrain._core.process_groups.group import CollectiveGroup
 from ringtrain.optim.diloco import DiLoCo
 from ringtrain.optim.host import HostOptimizer
 from ringtrain.optim.recovery import DiLoCoRecovery
@@ -76,7 +76,7 @@ class OnHostDiLoCo(OnHostOptimizer):
         """How many of the last outer steps can be undone."""
         return self.outer.undoable
 
-    def prepare(self, group: Group, former: Sequence[int | None]) -> None:
+    def prepare(self, group: CollectiveGroup, former: Sequence[int | None]) -> None:
         """Bring the outer optimizer into the world of now. Collective."""
         self.outer.prepare(group, former)
 

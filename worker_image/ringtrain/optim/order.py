@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ringtrain._core.process_groups.group import Group
+from ringtrain._core.process_groups.group import CollectiveGroup
 from ringtrain._core.reduction.ops import Max
 from ringtrain.optim.layout import Bucket, Layout
 
@@ -29,7 +29,9 @@ class BucketOrder:
     """`buckets`: in the order of the next update, the same on all ranks. `overlaps`: whether this rank's next
     forward pass begins before all weights are there."""
 
-    def __init__(self, layout: Layout, group: Group, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self, layout: Layout, group: CollectiveGroup, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
         self.buckets = layout.buckets
         self.overlaps = False
         self._natural = layout.buckets

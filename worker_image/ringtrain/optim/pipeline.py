@@ -20,7 +20,7 @@ from typing import Protocol
 import numpy as np
 
 from ringtrain import timeline
-from ringtrain._core.process_groups.group import Flat, Group, Pending
+from ringtrain._core.process_groups.group import CollectiveGroup, Flat, PendingCollective
 from ringtrain._core.reduction.ops import Average, Sum
 from ringtrain.errors import ConfigurationError
 from ringtrain.optim.arenas import ParameterArenas
@@ -45,11 +45,11 @@ class DeviceReducer(Protocol):
     def attach(self, layout: Layout, arenas: ParameterArenas) -> None:
         """Work for the optimizer that has these. Called once, before anything else."""
 
-    def reduce_scatter(self, bucket: Bucket) -> Pending:
+    def reduce_scatter(self, bucket: Bucket) -> PendingCollective:
         """Leave the sum over ranks in the own shard of the gradient arena; of a half type the mean over ranks and
         micro-steps. Each element is a fold in an order that depends on the ranks' places alone."""
 
-    def all_gather(self, bucket: Bucket) -> Pending:
+    def all_gather(self, bucket: Bucket) -> PendingCollective:
         """Bring each rank's shard of the weight arena to all devices. Arenas on the host need not get them."""
 
 
@@ -65,7 +65,7 @@ class UpdateContext:
     in place of the arena.
     """
 
-    group: Group
+    group: CollectiveGroup
     layout: Layout
     arenas: ParameterArenas
     state_names: tuple[str, ...]
@@ -77,7 +77,7 @@ class UpdateContext:
     spans: tuple[tuple[ParamLocation, ...], ...]
     missed: MissedGradients
     wire: OptimizerWire | None = None
-    lane: Group | None = None
+    lane: CollectiveGroup | None = None
     undo: OptimizerUndo | None = None
     mirrors: tuple[OptimizerShardMirror, ...] = ()
     kept: dict[int, KeptShard] = field(default_factory=dict)
@@ -114,7 +114,7 @@ class UpdateContext:
         for mirror in self.mirrors:
             mirror.catch_up_until(inbox.is_complete, awaited, number)
 
-    def exchange_copies(self, bucket: Bucket, reduced: Flat, replay: UpdateReplay) -> list[Pending]:
+    def exchange_copies(self, bucket: Bucket, reduced: Flat, replay: UpdateReplay) -> list[PendingCollective]:
         """Send the own shard's `reduced` gradient to its second homes. As `OptimizerShardMirror.exchange`."""
         return [sent for mirror in self.mirrors for sent in mirror.exchange(bucket, reduced, replay)]
 
@@ -195,7 +195,7 @@ class OptimizerUpdate:
         clips = context.settings.clip_norm is not None  # no weight is new before all buckets are reduced
         self._late = clips or hold is not None
         self._order = context.layout.buckets if self._late else context.order.buckets
-        self._reductions: dict[int, list[Pending]] = {}  # by bucket, in order
+        self._reductions: dict[int, list[PendingCollective]] = {}  # by bucket, in order
         self.arrivals = WeightArrivals(context.layout.buckets)
         self.norm: float | None = None
 
@@ -210,7 +210,7 @@ class OptimizerUpdate:
         # Where all are reduced by now, what the next forward pass needs first comes first.
         buckets = tuple(reversed(self._order)) if self._late else self._order
         last = next((bucket for bucket in reversed(buckets) if not self._m.stays_here(bucket)), None)
-        gathers: list[list[Pending]] = []
+        gathers: list[list[PendingCollective]] = []
         met = False
         for place, bucket in enumerate(buckets):
             if met:
@@ -312,7 +312,7 @@ class OptimizerUpdate:
         if place + 1 < len(self._order) and self._inbox.is_complete(self._order[place + 1].index):
             self._reduce_through(place + 1)
 
-    def _reduce(self, bucket: Bucket) -> list[Pending]:
+    def _reduce(self, bucket: Bucket) -> list[PendingCollective]:
         if self._m.stays_here(bucket):
             return []
         if (wire := self._m.wire_of(bucket)) is not None:
@@ -333,7 +333,7 @@ class OptimizerUpdate:
             for reduction in self._reductions[bucket.index]:
                 reduction.wait()
 
-    def _gather(self, bucket: Bucket) -> list[Pending]:
+    def _gather(self, bucket: Bucket) -> list[PendingCollective]:
         if self._m.stays_here(bucket) or not self._m.sharded:
             return []
         if (wire := self._m.wire_of(bucket)) is not None:

@@ -14,10 +14,10 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from ringtrain._core.process_groups.context import current_or_none
-from ringtrain._core.process_groups.group import Flat, Group, ProcessGroup
+from ringtrain._core.process_groups.group import CollectiveGroup, Flat, ProcessGroup
 from ringtrain._core.process_groups.process_sets import ProcessSet, process_set_of_world
-from ringtrain._core.process_groups.rank_context import RankContext
-from ringtrain._core.wire.signature import Signature
+from ringtrain._core.process_groups.rank_context import ProcessGroupContext
+from ringtrain._core.wire.signature import WireSignature
 from ringtrain.optim.fragments import DiLoCoFragment, DiLoCoSchedule, FragmentExchange
 from ringtrain.optim.sites import DiLoCoSiteGroups, DiLoCoSites
 from ringtrain.shared.contract import ENV_TIMEOUT
@@ -88,7 +88,7 @@ class DiLoCoRecovery(ABC):
     _local: DiLoCoLocalWeights
     _schedule: DiLoCoSchedule
     _opened: list[ProcessGroup]  # of this world, and of the one that is prepared
-    _group: Group
+    _group: CollectiveGroup
     _exchange: FragmentExchange | None
     _steps: int
 
@@ -198,7 +198,7 @@ class DiLoCoRecovery(ABC):
                 fragment.sent, fragment.samples = kept.steps, 0
                 self._mix(fragment)
 
-    def _leave_in_time(self, world: RankContext) -> None:
+    def _leave_in_time(self, world: ProcessGroupContext) -> None:
         """Raise PeerLost where a member was lost and the next commit, which notices that, is so far away that this
         rank's agent would end the process first; not where `keep` follows each step, which raises it at once."""
         if self._follows_sites and self._last_kept == self._steps - 1:
@@ -215,14 +215,14 @@ class DiLoCoRecovery(ABC):
                 ENV_TIMEOUT,
                 world.config.timeout_s,
             )
-            world.group().call(lambda ring: ring.barrier(Signature("DiLoCo")))
+            world.group().call(lambda ring: ring.barrier(WireSignature("DiLoCo")))
 
     def hand_over(self, leaving: Collection[int]) -> None:
         """As `HostOptimizer.hand_over`."""
         for fragment in self._fragments:
             fragment.host.hand_over(leaving)
 
-    def prepare(self, group: Group, former: Sequence[int | None]) -> None:
+    def prepare(self, group: CollectiveGroup, former: Sequence[int | None]) -> None:
         """Bring the outer optimizer into the world of now, in a group of its own. Collective."""
         opened = self._open_group()
         if self._follows_sites:
@@ -241,7 +241,7 @@ class DiLoCoRecovery(ABC):
             self._own = self._known = False
         self._prepared = self._steps_of_others(opened)
 
-    def _steps_of_others(self, group: Group) -> tuple[int, int, list[int]]:
+    def _steps_of_others(self, group: CollectiveGroup) -> tuple[int, int, list[int]]:
         """Commits, inner steps, and by fragment that of the last synchronization, of a rank that knows them; where
         sites are at different commits, of one that is at the first. Collective."""
         own = [self._known, self._own, self._commits, self._steps, [fragment.sent for fragment in self._fragments]]
@@ -347,7 +347,7 @@ class DiLoCoRecovery(ABC):
         self._interrupted = None  # of an earlier step than the values that are kept with this one
         self._last_kept = self._steps
         if self._follows_sites and (world := current_or_none()) is not None and world.is_lost:
-            world.group().call(lambda ring: ring.barrier(Signature("DiLoCo")))
+            world.group().call(lambda ring: ring.barrier(WireSignature("DiLoCo")))
 
     def forget_site(self) -> None:
         """Others of this rank's site have made a step that it has not: it takes their state."""
@@ -383,7 +383,7 @@ class DiLoCoRecovery(ABC):
         self._take_site(state)
         self._step_kept = self._steps
 
-    def meet(self, group: Group) -> None:
+    def meet(self, group: CollectiveGroup) -> None:
         """Learn at which inner step the others commit. Collective."""
         commits, steps, sent = self._steps_of_others(group)
         if not self._own:

@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from ringtrain._core.process_groups.group import Flat, Group
+from ringtrain._core.process_groups.group import CollectiveGroup, Flat
 from ringtrain.errors import ConfigurationError, MismatchError, StateLost
 from ringtrain.optim.arenas import MASTER, WEIGHTS
 from ringtrain.optim.cut import OptimizedModel, OptimizerCut, UnjoinedOptimizerGroup, make_cut
@@ -98,7 +98,7 @@ def route(held: Sequence[HeldShardElements], taker: int, start: int, stop: int) 
 
 
 def move_into(
-    model: OptimizedModel, group: Group, former: Sequence[int | None], own: OwnOptimizerShard
+    model: OptimizedModel, group: CollectiveGroup, former: Sequence[int | None], own: OwnOptimizerShard
 ) -> OwnOptimizerShard:
     """Return what this rank has in the world of `group`: weights and state of the former world. Collective.
 
@@ -126,7 +126,7 @@ def move_into(
     return OwnOptimizerShard(new, members.updates, frozenset())
 
 
-def _meet(group: Group, former: Sequence[int | None], own: OwnOptimizerShard) -> OptimizerShardMembers:
+def _meet(group: CollectiveGroup, former: Sequence[int | None], own: OwnOptimizerShard) -> OptimizerShardMembers:
     """Learn what the others bring, and check that it fits together."""
     context = own.cut.context
     brought = {
@@ -157,7 +157,7 @@ def _meet(group: Group, former: Sequence[int | None], own: OwnOptimizerShard) ->
     )
 
 
-def _missed(group: Group, members: OptimizerShardMembers, own: OwnOptimizerShard) -> dict[str, int]:
+def _missed(group: CollectiveGroup, members: OptimizerShardMembers, own: OwnOptimizerShard) -> dict[str, int]:
     """How many updates each parameter had no gradient in, from the owners of its elements and their second
     homes."""
     context = own.cut.context

@@ -19,11 +19,11 @@ from typing import Any, Final
 import numpy as np
 
 from ringtrain._core.negotiation import arrays
-from ringtrain._core.negotiation.arrays import Reduction
+from ringtrain._core.negotiation.arrays import NamedReduction
 from ringtrain._core.negotiation.objects import allgather_object
 from ringtrain._core.negotiation.queues import joins, name_for, queue_of
 from ringtrain._core.process_groups.context import current, joins_survivors
-from ringtrain._core.process_groups.draws import Draws, draws_of
+from ringtrain._core.process_groups.draws import ProcessGroupEpochs, draws_of
 from ringtrain._core.process_groups.process_sets import ProcessSet, members, trains_alone
 from ringtrain._core.reduction.ops import Sum
 from ringtrain.optim.memory_check import EVERY
@@ -123,7 +123,7 @@ class OptimizerReplicas:
         row[_COLUMNS : _COLUMNS + len(rates)] = rates.view(np.int64)
         # One of a series: that of a step which has failed may still be in flight.
         name = name_for(self._name, None, self._process_set)
-        request = Reduction(Sum.value, self._process_set).request(name)
+        request = NamedReduction(Sum.value, self._process_set).request(name)
         return arrays.begin(request, [table], self._process_set)
 
     def _judge(self, table: Any) -> None:
@@ -141,7 +141,7 @@ class OptimizerReplicas:
                 when = f"before update {self._updates} of this world"
                 raise other_weights(tuple(ranks[same[at]] for at in odd), when, PARTS * EVERY)
 
-    def _compare_draws(self, table: Any, draws: Draws, told: Any) -> None:
+    def _compare_draws(self, table: Any, draws: ProcessGroupEpochs, told: Any) -> None:
         position = queue_of(self._process_set).ranks.index(queue_of(self._process_set).rank)
         if len(set(table[:, _DRAWS].tolist())) == 1:
             draws.compare(position, [told] * len(table))

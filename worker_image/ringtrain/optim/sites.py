@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ringtrain._core.process_groups.context import current
-from ringtrain._core.process_groups.group import Flat, Group, ProcessGroup
+from ringtrain._core.process_groups.group import CollectiveGroup, Flat, ProcessGroup
 from ringtrain._core.process_groups.process_sets import (
     group_of,
     open_group,
@@ -33,7 +33,9 @@ class DiLoCoSites:
     follows: bool = False
 
     @classmethod
-    def chosen(cls, given: Sequence[Sequence[int]] | None, elastic: bool, group: Group | None) -> DiLoCoSites:
+    def chosen(
+        cls, given: Sequence[Sequence[int]] | None, elastic: bool, group: CollectiveGroup | None
+    ) -> DiLoCoSites:
         """The sites `given`, else the world's own; each rank is one where there are none of several ranks.
 
         Raises ConfigurationError unless each rank is in one site, and where an elastic job is given sites.

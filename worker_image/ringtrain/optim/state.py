@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from ringtrain._core.process_groups.group import Flat, Group, Pending
-from ringtrain._core.reduction.cuts import ArrayPart, Readable, elements
+from ringtrain._core.process_groups.group import CollectiveGroup, Flat, PendingCollective
+from ringtrain._core.reduction.cuts import ArrayPart, ReadableArray, elements
 from ringtrain.errors import ConfigurationError, MismatchError
 from ringtrain.optim.arenas import WEIGHTS
 from ringtrain.optim.layout import Bucket, Layout, ParamSpec
@@ -158,7 +158,7 @@ def _own_missed(context: UpdateContext) -> dict[str, int]:
     return {name: count for name, count in context.missed.counts.items() if count}
 
 
-def _begin_agreement(context: UpdateContext, wanted: OptimizerStateRequest) -> Pending | None:
+def _begin_agreement(context: UpdateContext, wanted: OptimizerStateRequest) -> PendingCollective | None:
     """Begin to meet, also where no array will travel: a call that one rank makes alone must not pass. None: where
     nothing is shared, a rank may call it alone."""
     if context.group.size == 1 or not (context.sharded or any(spec.local for spec in context.layout.specs)):
@@ -167,7 +167,9 @@ def _begin_agreement(context: UpdateContext, wanted: OptimizerStateRequest) -> P
     return context.group.gather_objects([asked, _own_missed(context), wanted.digest], "state_dict")
 
 
-def _agreed(context: UpdateContext, asked: Pending | None, wanted: OptimizerStateRequest) -> dict[str, int]:
+def _agreed(
+    context: UpdateContext, asked: PendingCollective | None, wanted: OptimizerStateRequest
+) -> dict[str, int]:
     """Return what parameters have missed, which is known to who updates them, once all ranks agree."""
     if asked is None:
         return _own_missed(context)
@@ -236,10 +238,10 @@ def _to_fill(context: UpdateContext, bucket: Bucket, slot: str, values: Flat) ->
     return _StateSlotToFill(bucket, slot, whole, bounds)
 
 
-def _filled(group: Group, slots: Iterable[_StateSlotToFill], keep: bool) -> dict[str, dict[str, Flat]]:
+def _filled(group: CollectiveGroup, slots: Iterable[_StateSlotToFill], keep: bool) -> dict[str, dict[str, Flat]]:
     """Gather `slots`, all at once where they are kept; by slot and by name, nothing where they are not."""
 
-    def begin(one: _StateSlotToFill) -> Pending | None:
+    def begin(one: _StateSlotToFill) -> PendingCollective | None:
         return None if one.bounds is None else group.all_gather(one.whole.reshape(-1), one.bounds)
 
     begun = ((one, begin(one)) for one in slots)
@@ -299,7 +301,7 @@ def _flat_change(bucket: Bucket, lost_change: Mapping[str, Flat]) -> Flat:
 
 
 def _fill(
-    context: UpdateContext, bucket: Bucket, by_name: Mapping[str, Flat | Readable], target: Flat, cut: slice
+    context: UpdateContext, bucket: Bucket, by_name: Mapping[str, Flat | ReadableArray], target: Flat, cut: slice
 ) -> None:
     """Set `target`, the elements `cut` of `bucket`, from arrays by parameter; read no others of them."""
     for location in bucket.locations:
@@ -371,7 +373,7 @@ def _check_array(context: UpdateContext, spec: ParamSpec, slot: str, state: Mapp
         )
 
 
-def check_same_model(group: Group, layout: Layout, settings: Mapping[str, Any]) -> None:
+def check_same_model(group: CollectiveGroup, layout: Layout, settings: Mapping[str, Any]) -> None:
     """Raise MismatchError on every rank unless all registered the same parameters with the same settings.
 
     The message names the first rank that differs from rank 0, and both values.

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ringtrain._core.process_groups.group import Flat, Group, Pending
+from ringtrain._core.process_groups.group import CollectiveGroup, Flat, PendingCollective
 from ringtrain._core.reduction.cuts import Bounds, offsets
 from ringtrain._core.reduction.ops import Average
 from ringtrain.compression import int8
@@ -39,7 +39,9 @@ class OptimizerWire(ABC):
     the same bits; what the rounding took away is part of the owner's next change.
     """
 
-    def __init__(self, group: Group, gatherer: Group, layout: Layout, arenas: ParameterArenas) -> None:
+    def __init__(
+        self, group: CollectiveGroup, gatherer: CollectiveGroup, layout: Layout, arenas: ParameterArenas
+    ) -> None:
         self._group = group
         self._gatherer = gatherer
         self._arenas = arenas
@@ -55,7 +57,7 @@ class OptimizerWire(ABC):
         return bucket.index in self._feedback
 
     @abstractmethod
-    def reduce_scatter(self, bucket: Bucket, absent: Collection[str]) -> Pending:
+    def reduce_scatter(self, bucket: Bucket, absent: Collection[str]) -> PendingCollective:
         """Average the gradients of `bucket` over ranks; the own shard is in the gradient arena after `wait`.
 
         `absent`: the parameters of which this rank has no gradient. What it owes of them it goes on owing.
@@ -65,7 +67,7 @@ class OptimizerWire(ABC):
         """Note the weights of the own shard; called before they are updated."""
         self._feedback[bucket.index].before[:] = self._own_weights(bucket)
 
-    def all_gather(self, bucket: Bucket) -> Pending:
+    def all_gather(self, bucket: Bucket) -> PendingCollective:
         """Send what changed in the own shard; all weights are new, and the same on all ranks, after `wait`."""
         feedback, own = self._feedback[bucket.index], self._own_weights(bucket)
         np.subtract(own, feedback.before, out=own)
@@ -126,7 +128,12 @@ class HalfOptimizerWire(OptimizerWire):
     """`OptimizerWire` of "bf16" and "fp16": half of the bytes."""
 
     def __init__(
-        self, group: Group, gatherer: Group, layout: Layout, arenas: ParameterArenas, compression: str
+        self,
+        group: CollectiveGroup,
+        gatherer: CollectiveGroup,
+        layout: Layout,
+        arenas: ParameterArenas,
+        compression: str,
     ) -> None:
         """Raises ConfigurationError for an unknown `compression`."""
         super().__init__(group, gatherer, layout, arenas)
@@ -135,7 +142,7 @@ class HalfOptimizerWire(OptimizerWire):
         cuts = itertools.starmap(slice, pairwise(edges))
         self._halves = {bucket.index: memory[cut] for bucket, cut in zip(self._carried, cuts, strict=True)}
 
-    def reduce_scatter(self, bucket: Bucket, absent: Collection[str]) -> Pending:
+    def reduce_scatter(self, bucket: Bucket, absent: Collection[str]) -> PendingCollective:
         half, gradients = self._halves[bucket.index], self._arenas.gradients(bucket)
         shard = bucket.shard(self._group.rank)
         with self._owed_on(bucket, absent) as places:
@@ -172,7 +179,7 @@ class ByteOptimizerWire(OptimizerWire):
     folded there in float32, in rank order.
     """
 
-    def reduce_scatter(self, bucket: Bucket, absent: Collection[str]) -> Pending:
+    def reduce_scatter(self, bucket: Bucket, absent: Collection[str]) -> PendingCollective:
         gradients, lost = self._arenas.gradients(bucket), self.lost(bucket)
         shards = [bucket.shard(rank) for rank in range(self._group.size)]
         with self._owed_on(bucket, absent):
@@ -214,7 +221,7 @@ class ByteOptimizerWire(OptimizerWire):
 class FollowedCollective:
     """A collective and what follows it on this rank. Waited for once."""
 
-    pending: Pending
+    pending: PendingCollective
     action: Callable[[Any], None]
 
     def wait(self) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from ringtrain._core.process_groups.tensors import Array
-from ringtrain._core.transport.threads import DaemonPool
+from ringtrain._core.transport.threads import TransportThreadPool
 from ringtrain.tensorflow.errors import NotSupportedError, as_tensorflow
 from ringtrain.tensorflow.names import name_of_gradient
 from ringtrain.tensorflow.operation import Function, add_operation
@@ -31,7 +31,7 @@ class _Calls:
     """Calls that graphs have begun, by ticket, each in a thread of ours."""
 
     def __init__(self) -> None:
-        self._pool = DaemonPool("ringtrain-tensorflow")
+        self._pool = TransportThreadPool("ringtrain-tensorflow")
         self._tickets = itertools.count()
         self._begun: dict[int, Future[Sequence[Array]]] = {}
 

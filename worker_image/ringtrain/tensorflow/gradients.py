@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from ringtrain._core.negotiation import arrays
-from ringtrain._core.negotiation.arrays import Reduction
+from ringtrain._core.negotiation.arrays import NamedReduction
 from ringtrain._core.negotiation.queues import name_for
 from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set, members, trains_alone
 from ringtrain._core.process_groups.tensors import Array
@@ -64,12 +64,12 @@ class GradientOptions:
         return replace(self, op=op)
 
     @property
-    def reduction(self) -> Reduction:
+    def reduction(self) -> NamedReduction:
         op: ReduceOp = self.op
         factor = self.gradient_predivide_factor
         if factor == 1.0:
-            return Reduction(op.value, self.process_set)
-        return Reduction(Sum.value, self.process_set, 1.0 / factor, factor / members(self.process_set))
+            return NamedReduction(op.value, self.process_set)
+        return NamedReduction(Sum.value, self.process_set, 1.0 / factor, factor / members(self.process_set))
 
 
 @dataclass
@@ -161,7 +161,7 @@ class GradientReducer:
         with tf.device(options.device_sparse):
             for i, index in enumerate(sparse):
                 values, indices = outputs[len(dense) + 2 * i : len(dense) + 2 * i + 2]
-                how_slices = Reduction("Sum" if options.op is Sum else "Average", process_set)
+                how_slices = NamedReduction("Sum" if options.op is Sum else "Average", process_set)
                 results[index] = tf.IndexedSlices(
                     scaled_slices(values, how_slices), indices, slices[i].dense_shape
                 )

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from ringtrain._core.negotiation import objects
 from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set
-from ringtrain._core.wire.values import Foreign
+from ringtrain._core.wire.values import ForeignWireValues
 from ringtrain.errors import ConfigurationError
 from ringtrain.tensorflow.errors import as_tensorflow
 
@@ -75,4 +75,4 @@ def _unpacked(data: bytes) -> Any:
         return tf.io.parse_tensor(serialized, tf.as_dtype(name.decode()))
 
 
-TENSORFLOW_VALUES: Final = Foreign(_packed, _unpacked)
+TENSORFLOW_VALUES: Final = ForeignWireValues(_packed, _unpacked)

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from ringtrain._core.negotiation import arrays
-from ringtrain._core.negotiation.arrays import Reduction
+from ringtrain._core.negotiation.arrays import NamedReduction
 from ringtrain._core.process_groups import context
 from ringtrain._core.process_groups.process_sets import ProcessSet, number_of
 from ringtrain.errors import ConfigurationError, MismatchError
@@ -73,7 +73,7 @@ def _counts(name: str, kinds: _Kinds, process_set: ProcessSet) -> Any:
     own = np.array([[kind == given for given in kinds] for kind in _KINDS], np.int32)
     try:
         with as_tensorflow():
-            (counts,) = arrays.allreduce([own], Reduction("Sum", process_set), name, "gradients present")
+            (counts,) = arrays.allreduce([own], NamedReduction("Sum", process_set), name, "gradients present")
     except MismatchError as error:
         raise MismatchError(
             f"{name}: ranks do not agree on which gradients there are, which is "

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from ringtrain._core.negotiation import arrays
-from ringtrain._core.negotiation.arrays import Reduction
+from ringtrain._core.negotiation.arrays import NamedReduction
 from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set
 from ringtrain._core.process_groups.tensors import Array
 from ringtrain._core.reduction.ops import Average
@@ -42,7 +42,7 @@ def allreduce(
     the others' (default: a number, dealt when the call is made, or in a graph when it is built). `device_dense`,
     `device_sparse`: where the result is placed.
     """
-    how = Reduction.of(op, average, prescale_factor, postscale_factor, process_set)
+    how = NamedReduction.of(op, average, prescale_factor, postscale_factor, process_set)
     if isinstance(tensor, tf.IndexedSlices):
         return _slices(tensor, how, device_sparse, name_of_call(name, ignore_name_scope))
     return _reduced([tensor], how, device_dense, compression, name_of_call(name, ignore_name_scope))[0]
@@ -62,7 +62,7 @@ def grouped_allreduce(
     name: str | None = None,
 ) -> list[Any]:
     """Return each of `tensors` reduced, as one collective; IndexedSlices are gathered one by one."""
-    how = Reduction.of(op, average, prescale_factor, postscale_factor, process_set)
+    how = NamedReduction.of(op, average, prescale_factor, postscale_factor, process_set)
     name = name_of_call(name, ignore_name_scope)
     dense = [index for index, tensor in enumerate(tensors) if not isinstance(tensor, tf.IndexedSlices)]
     results: list[Any] = list(tensors)
@@ -90,7 +90,7 @@ def reducescatter(
     """Return this rank's rows of the reduced `tensor` (Average or Sum); the first ranks have one more row where
     rows do not divide. The gradient is every rank's, gathered; for Sum times the number of ranks, as Horovod does.
     """
-    how = Reduction.of_sums("reducescatter", op, prescale_factor, postscale_factor, process_set)
+    how = NamedReduction.of_sums("reducescatter", op, prescale_factor, postscale_factor, process_set)
     return _scattered([tensor], how, device_dense, compression, name_of_call(name, ignore_name_scope))[0]
 
 
@@ -104,13 +104,13 @@ def grouped_reducescatter(
     postscale_factor: float = 1.0,
 ) -> list[Any]:
     """Return this rank's rows of each of `tensors`, reduced as one collective."""
-    how = Reduction.of_sums("reducescatter", op, prescale_factor, postscale_factor, process_set)
+    how = NamedReduction.of_sums("reducescatter", op, prescale_factor, postscale_factor, process_set)
     return _scattered(tensors, how, device_dense, compression, name_of_call(None))
 
 
 @tf.autograph.experimental.do_not_convert
 def _reduced(
-    tensors: Sequence[Any], how: Reduction, device: str, compression: type[Compressor], name: str | None
+    tensors: Sequence[Any], how: NamedReduction, device: str, compression: type[Compressor], name: str | None
 ) -> list[Any]:
     def forward(*given: Array) -> list[Array]:
         return arrays.allreduce(given, how, name)
@@ -132,7 +132,7 @@ def _reduced(
 
 @tf.autograph.experimental.do_not_convert
 def _scattered(
-    tensors: Sequence[Any], how: Reduction, device: str, compression: type[Compressor], name: str | None
+    tensors: Sequence[Any], how: NamedReduction, device: str, compression: type[Compressor], name: str | None
 ) -> list[Any]:
     def forward(*given: Array) -> list[Array]:
         return arrays.reducescatter(given, how, name)
@@ -147,7 +147,7 @@ def _scattered(
         return run_compressed(compression, [value_of(tensor) for tensor in tensors], call)
 
 
-def _slices(slices: Any, how: Reduction, device: str, name: str | None) -> Any:
+def _slices(slices: Any, how: NamedReduction, device: str, name: str | None) -> Any:
     """Gather values and indices: slices of the same index are added where they are used."""
     check_slices(how.op)
     with tf.device(device):
@@ -163,7 +163,7 @@ def check_slices(op: str) -> None:
         )
 
 
-def scaled_slices(values: Any, how: Reduction) -> Any:
+def scaled_slices(values: Any, how: NamedReduction) -> Any:
     """Return gathered `values` so that what is added up of them is the reduction `how`. As in Horovod averages of
     integers are no integers.
     """

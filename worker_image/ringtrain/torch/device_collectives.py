@@ -13,8 +13,8 @@ from typing import Final
 import torch
 import torch.distributed as dist
 
-from ringtrain._core.negotiation.agreement import Agreed
-from ringtrain._core.negotiation.request import CollectiveKind, Request, splits_of
+from ringtrain._core.negotiation.agreement import NegotiatedRequests
+from ringtrain._core.negotiation.request import CollectiveKind, NamedRequest, splits_of
 from ringtrain._core.reduction.cuts import even_bounds
 from ringtrain.torch.device_groups import DeviceGroup
 
@@ -30,7 +30,7 @@ _FLOATS: Final = {"float16", "bfloat16", "float32", "float64"}
 _INTEGERS: Final = {"int32", "int64"}
 
 
-def can_carry_out(request: Request) -> bool:
+def can_carry_out(request: NamedRequest) -> bool:
     """Whether libraries do with `request` what is done with arrays. The same on all ranks."""
     if request.kind not in (CollectiveKind.ALLREDUCE, CollectiveKind.REDUCESCATTER):
         return True
@@ -44,7 +44,7 @@ def can_carry_out(request: Request) -> bool:
     return set(request.dtypes) <= allowed and (len(set(request.dtypes)) == 1 or not together)
 
 
-def reduced(group: DeviceGroup, flat: torch.Tensor, request: Request) -> torch.Tensor:
+def reduced(group: DeviceGroup, flat: torch.Tensor, request: NamedRequest) -> torch.Tensor:
     """Return `flat` (1-d) reduced as `request` says. Halves are added up in float32, and rounded once."""
     wide = flat.float() if flat.dtype in (torch.float16, torch.bfloat16) else flat.clone()
     buffer = wide.mul_(request.prescale) if request.prescale != 1.0 else wide
@@ -53,7 +53,9 @@ def reduced(group: DeviceGroup, flat: torch.Tensor, request: Request) -> torch.T
     return (buffer.mul_(factor) if factor != 1.0 else buffer).to(flat.dtype)
 
 
-def carried_out(group: DeviceGroup, agreed: Agreed, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def carried_out(
+    group: DeviceGroup, agreed: NegotiatedRequests, tensors: Sequence[torch.Tensor]
+) -> list[torch.Tensor]:
     """Return the results of anything but an allreduce, in the order of `tensors`; an alltoall's also has the
     number of rows from each rank (int32, on the host)."""
     requests = [agreed.requests[rank] for rank in group.ranks]
@@ -103,7 +105,7 @@ def _all_to_all(group: DeviceGroup, tensor: torch.Tensor, splits: Sequence[Seque
     return [whole, torch.tensor(rows, dtype=torch.int32)]
 
 
-def _reduce_scatter(group: DeviceGroup, tensor: torch.Tensor, request: Request) -> torch.Tensor:
+def _reduce_scatter(group: DeviceGroup, tensor: torch.Tensor, request: NamedRequest) -> torch.Tensor:
     """All is reduced everywhere: gloo has no reduce-scatter that ends when it is polled."""
     whole = reduced(group, tensor.reshape(-1), request) if tensor.numel() else tensor
     start, stop = even_bounds(len(tensor), group.size)[group.position :][:2]

@@ -17,8 +17,8 @@ from torch.distributed.distributed_c10d import AllgatherOptions, AllToAllOptions
 
 from ringtrain._core.communicators.base import Communicator
 from ringtrain._core.communicators.foreign import ForeignCommunicatorCalls
-from ringtrain._core.process_groups.rank_context import RankContext
-from ringtrain._core.wire.signature import Signature
+from ringtrain._core.process_groups.rank_context import ProcessGroupContext
+from ringtrain._core.wire.signature import WireSignature
 from ringtrain.errors import ConfigurationError
 from ringtrain.shared.address import split_address
 from ringtrain.torch.device_store import RoundsStore
@@ -38,7 +38,12 @@ class DeviceGroups:
         self._lock = threading.Lock()
 
     def of(
-        self, world: RankContext, number: int, communicator: Communicator, device: torch.device, backend: str
+        self,
+        world: ProcessGroupContext,
+        number: int,
+        communicator: Communicator,
+        device: torch.device,
+        backend: str,
     ) -> DeviceGroup | None:
         """Return that of a set; with its first tensors it is made, which is collective.
 
@@ -57,7 +62,12 @@ class DeviceGroups:
         return made
 
     def _make(
-        self, world: RankContext, number: int, communicator: Communicator, device: torch.device, backend: str
+        self,
+        world: ProcessGroupContext,
+        number: int,
+        communicator: Communicator,
+        device: torch.device,
+        backend: str,
     ) -> DeviceGroup | None:
         asked = world.config.transport == "torch"
         level = logging.DEBUG if communicator.position else logging.INFO if asked else logging.WARNING
@@ -181,7 +191,7 @@ class DeviceGroup:
 
     def _run(self, what: str, call: Callable[[Any], Any]) -> None:
         try:
-            self._calls.run(Signature(what), lambda: _Work(call(self._made), self.device))
+            self._calls.run(WireSignature(what), lambda: _Work(call(self._made), self.device))
         except BaseException:
             self._end(abort=True)
             raise

@@ -13,7 +13,7 @@ import numpy as np
 import torch.distributed
 
 from ringtrain._core.communicators.base import Communicator
-from ringtrain._core.wire.signature import Signature
+from ringtrain._core.wire.signature import WireSignature
 from ringtrain._core.wire.values import decode_value, encode_value
 
 _PAUSE_S = 0.001
@@ -76,7 +76,7 @@ class RoundsStore(torch.distributed.Store):
             new, self._new = self._new, {}
         late = [f"the library has made none within {timeout_s:g} s"] if time.monotonic() > deadline else []
         said = encode_value({"new": new, "outcome": outcome[:1] or late})
-        parts = communicator.all_gather_parts(Signature("device group"), np.frombuffer(said, np.uint8))
+        parts = communicator.all_gather_parts(WireSignature("device group"), np.frombuffer(said, np.uint8))
         told = [decode_value(part.tobytes()) for part in parts]
         reasons = [
             f"rank {r}: {t['outcome'][0]}"

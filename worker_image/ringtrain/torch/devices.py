@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from ringtrain._core.communicators.base import Communicator
-from ringtrain._core.negotiation.execution import Carrier, FusedBatch
-from ringtrain._core.negotiation.request import CollectiveKind, Request
+from ringtrain._core.negotiation.execution import FusedRequestBatch, SubmittedTensors
+from ringtrain._core.negotiation.request import CollectiveKind, NamedRequest
 from ringtrain._core.process_groups.context import current
 from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set, number_of
 from ringtrain._core.process_groups.tensors import Array
@@ -74,7 +74,7 @@ class DeviceTensors:
         return to_arrays(self.tensors)()
 
     def carry_out(
-        self, communicator: Communicator, batch: FusedBatch, tensors: Sequence[Carrier]
+        self, communicator: Communicator, batch: FusedRequestBatch, tensors: Sequence[SubmittedTensors]
     ) -> list[Any] | None:
         request = batch.request
         if len(communicator.ranks) == 1 or not can_carry_out(request):
@@ -112,7 +112,7 @@ def _flat(tensors: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor
     return torch.cat([tensor.to(device).reshape(-1) for tensor in tensors])
 
 
-def _results(request: Request, whole: torch.Tensor, given: Sequence[DeviceTensors]) -> list[Any]:
+def _results(request: NamedRequest, whole: torch.Tensor, given: Sequence[DeviceTensors]) -> list[Any]:
     """Cut `whole` for the entries of a batch. A bucket stays in one piece, in its target if it has one."""
     if request.members:
         if given[0].target is not None:

@@ -9,7 +9,7 @@ import torch
 
 from ringtrain._core.negotiation import arrays, queues
 from ringtrain._core.negotiation.queues import name_for, queue_of
-from ringtrain._core.negotiation.request import CollectiveKind, Request, scalar_error, splits_error
+from ringtrain._core.negotiation.request import CollectiveKind, NamedRequest, scalar_error, splits_error
 from ringtrain._core.negotiation.submission import Finish
 from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set, members
 from ringtrain.torch.bridge import to_tensor
@@ -149,7 +149,7 @@ def _alltoall(
 
     error = splits_error(tuple(tensor.shape), splits, members(process_set))
     cut = None if splits is None or error else tuple(int(rows) for rows in splits)
-    request = Request(CollectiveKind.ALLTOALL, name, splits=cut)
+    request = NamedRequest(CollectiveKind.ALLTOALL, name, splits=cut)
     return submit(request, [tensor], process_set, finish, error)
 
 
@@ -161,7 +161,7 @@ def _numbers(splits: Any) -> tuple[float, ...] | None:
 
 def _allgather(tensors: Sequence[torch.Tensor], name: str, process_set: ProcessSet) -> TorchHandle:
     error = scalar_error([tensor.shape for tensor in tensors])
-    return submit(Request(CollectiveKind.ALLGATHER, name), tensors, process_set, None, error)
+    return submit(NamedRequest(CollectiveKind.ALLGATHER, name), tensors, process_set, None, error)
 
 
 def _allgathered(tensors: Sequence[torch.Tensor], name: str, process_set: ProcessSet) -> list[torch.Tensor]:
@@ -177,4 +177,4 @@ def _allgathered(tensors: Sequence[torch.Tensor], name: str, process_set: Proces
 def _broadcast(
     tensor: torch.Tensor, root_rank: int, name: str, process_set: ProcessSet, finish: Finish | None = None
 ) -> TorchHandle:
-    return submit(Request(CollectiveKind.BROADCAST, name, root=int(root_rank)), [tensor], process_set, finish)
+    return submit(NamedRequest(CollectiveKind.BROADCAST, name, root=int(root_rank)), [tensor], process_set, finish)

@@ -12,8 +12,8 @@ from torch.autograd.function import once_differentiable
 
 from ringtrain._core.negotiation.execution import dtypes_error
 from ringtrain._core.negotiation.queues import queue_of
-from ringtrain._core.negotiation.request import Request, described
-from ringtrain._core.negotiation.submission import Finish, Submission
+from ringtrain._core.negotiation.request import NamedRequest, described
+from ringtrain._core.negotiation.submission import Finish, NamedSubmission
 from ringtrain._core.process_groups.process_sets import ProcessSet
 from ringtrain._core.process_groups.tensors import Array
 from ringtrain.step_time import REDUCTION
@@ -28,12 +28,12 @@ class TorchHandle:
     waits.
     """
 
-    future: Submission
+    future: NamedSubmission
     after: Callable[[Any], Any] = lambda result: result
 
 
 def submit(
-    request: Request,
+    request: NamedRequest,
     tensors: Sequence[torch.Tensor],
     process_set: ProcessSet,
     finish: Finish | None = None,
@@ -60,7 +60,7 @@ def submit_again(
     if request is None:
         return None
     host = HostTensor(tensor, in_place)
-    return TorchHandle(queue.hand_in(Submission(request, host, host.finish)))
+    return TorchHandle(queue.hand_in(NamedSubmission(request, host, host.finish)))
 
 
 def remembered(asked: Hashable, handle: TorchHandle, process_set: ProcessSet) -> TorchHandle:
@@ -72,7 +72,7 @@ def remembered(asked: Hashable, handle: TorchHandle, process_set: ProcessSet) ->
 
 
 def submit_bucket(
-    request: Request,
+    request: NamedRequest,
     tensors: Sequence[torch.Tensor],
     process_set: ProcessSet,
     target: Array | None,
@@ -90,20 +90,20 @@ def submit_bucket(
 
 
 def _submission(
-    request: Request,
+    request: NamedRequest,
     tensors: Sequence[torch.Tensor],
     process_set: ProcessSet,
     finish: Finish | None,
     error: str,
-) -> Submission:
+) -> NamedSubmission:
     backend = backend_of(tensors, process_set)
     dtypes, shapes = tuple([name_of(tensor) for tensor in tensors]), tuple([tensor.shape for tensor in tensors])
     full = described(request, dtypes, shapes, device_of(tensors, backend))
     if error := error or _device_error(tensors) or dtypes_error(full.kind, dtypes, full.op):
         # What is wrong fails on every rank before anyone looks at the data.
-        return Submission(replace(full, error=error), tuple, finish or list)
+        return NamedSubmission(replace(full, error=error), tuple, finish or list)
     arrays = source_of(tensors, process_set, backend)
-    return Submission(full, arrays, finish or (lambda result: to_tensors(result, tensors)))
+    return NamedSubmission(full, arrays, finish or (lambda result: to_tensors(result, tensors)))
 
 
 def first(handle: TorchHandle) -> TorchHandle:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from ringtrain import timeline
-from ringtrain._core.process_groups.group import Group, ProcessGroup
+from ringtrain._core.process_groups.group import CollectiveGroup, ProcessGroup
 from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set, open_group
 from ringtrain.errors import ConfigurationError
 from ringtrain.optim import HostOptimizer as ArrayOptimizer
@@ -216,7 +216,7 @@ class HostOptimizer(OnHostOptimizer, torch.optim.Optimizer):
         self.prepare(None, former)
         self.adopt()
 
-    def prepare(self, group: Group | None, former: Sequence[int | None]) -> None:
+    def prepare(self, group: CollectiveGroup | None, former: Sequence[int | None]) -> None:
         """Bring weights, state and groups into the world of now, beside those of the former one, as
         `ringtrain.optim.HostOptimizer.prepare`; the model keeps its parameters. Collective in the process set, of
         whose ranks it opens a group of its own: `group` is not used.
@@ -448,7 +448,7 @@ class HostOptimizer(OnHostOptimizer, torch.optim.Optimizer):
         for group, options in zip(self.param_groups, told, strict=False):
             dict.update(group, carried(options, group))
 
-    def _open_node_sum(self, group: Group, options: Mapping[str, Any]) -> NodeSum | None:
+    def _open_node_sum(self, group: CollectiveGroup, options: Mapping[str, Any]) -> NodeSum | None:
         if not isinstance(group, ProcessGroup) or group.size == 1:
             return None
         whole = options.get("sharded", True) and options.get("compression") is None

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from ringtrain._core.communicators.base import Communicator
-from ringtrain._core.negotiation.execution import Carrier, FusedBatch, Result, reduce_packed
+from ringtrain._core.negotiation.execution import FusedRequestBatch, Result, SubmittedTensors, reduce_packed
 from ringtrain._core.process_groups.tensors import Array
 from ringtrain.torch.bridge import NAMES, as_array, to_tensor
 
@@ -58,7 +58,7 @@ class HostTensor:
         return self.tensor
 
     def carry_out(
-        self, communicator: Communicator, batch: FusedBatch, tensors: Sequence[Carrier]
+        self, communicator: Communicator, batch: FusedRequestBatch, tensors: Sequence[SubmittedTensors]
     ) -> list[Result] | None:
         if not batch.bounds:
             return None
@@ -69,7 +69,7 @@ class HostTensor:
         return [[part] for part in parts]
 
 
-def _cut(reduced: Array, batch: FusedBatch, dtype: torch.dtype) -> list[torch.Tensor]:
+def _cut(reduced: Array, batch: FusedRequestBatch, dtype: torch.dtype) -> list[torch.Tensor]:
     """Each entry's part as a tensor of its own: views of one share their count of writes, and are saved whole."""
     raw = reduced.view("int16") if dtype is torch.bfloat16 else reduced
     shapes = [entry.any_request.shapes[0] for entry in batch.entries]

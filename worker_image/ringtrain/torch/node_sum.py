@@ -20,7 +20,7 @@ import torch
 
 from ringtrain._core.communicators.choose import pod_identity
 from ringtrain._core.process_groups.context import current
-from ringtrain._core.process_groups.group import Flat, Pending, ProcessGroup
+from ringtrain._core.process_groups.group import Flat, PendingCollective, ProcessGroup
 from ringtrain._core.process_groups.process_sets import ProcessSet, number_of
 from ringtrain._core.reduction.cuts import Bounds, offsets
 from ringtrain._core.reduction.ops import Sum
@@ -206,11 +206,11 @@ class NodeSum:
         """Give up the gradients of an update that will not come."""
         self._held.clear()
 
-    def reduce_scatter(self, bucket: Bucket) -> Pending:
+    def reduce_scatter(self, bucket: Bucket) -> PendingCollective:
         held = self._held.pop(bucket.index)
         return self._group.begin(lambda _: self._reduce(bucket, held))
 
-    def all_gather(self, bucket: Bucket) -> Pending:
+    def all_gather(self, bucket: Bucket) -> PendingCollective:
         return self._group.begin(lambda _: self._gather(bucket))
 
     def close(self) -> None:

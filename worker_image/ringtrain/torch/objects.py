@@ -9,7 +9,7 @@ import torch
 
 from ringtrain._core.negotiation import objects
 from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set
-from ringtrain._core.wire.values import Foreign
+from ringtrain._core.wire.values import ForeignWireValues
 from ringtrain.errors import ConfigurationError
 
 
@@ -54,4 +54,4 @@ def _loaded(data: bytes) -> Any:
     return torch.load(io.BytesIO(data), weights_only=True)
 
 
-TORCH_VALUES = Foreign(_saved, _loaded)
+TORCH_VALUES = ForeignWireValues(_saved, _loaded)

@@ -9,9 +9,9 @@ from typing import Any, Final
 import torch
 
 from ringtrain._core.negotiation import arrays
-from ringtrain._core.negotiation.arrays import Reduction
+from ringtrain._core.negotiation.arrays import NamedReduction
 from ringtrain._core.negotiation.queues import name_for
-from ringtrain._core.negotiation.request import CollectiveKind, Request, scalar_error
+from ringtrain._core.negotiation.request import CollectiveKind, NamedRequest, scalar_error
 from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set, members
 from ringtrain._core.process_groups.tensors import Array
 from ringtrain._core.reduction.arithmetic import adasum_error
@@ -53,7 +53,7 @@ def allreduce_async(
     asked = _asked(tensor, average, name, op, prescale_factor, postscale_factor)
     if asked is not None and (again := submit_again(asked, tensor, process_set, in_place=False)) is not None:
         return again
-    how = Reduction.of(op, average, prescale_factor, postscale_factor, process_set)
+    how = NamedReduction.of(op, average, prescale_factor, postscale_factor, process_set)
     begun = _allreduce([tensor], how, name_for("allreduce", name, process_set))
     return first(remembered(asked, begun, process_set))
 
@@ -71,7 +71,7 @@ def allreduce_async_(
     asked = _asked(tensor, average, name, op, prescale_factor, postscale_factor)
     if asked is not None and (again := submit_again(asked, tensor, process_set, in_place=True)) is not None:
         return again
-    how = Reduction.of(op, average, prescale_factor, postscale_factor, process_set)
+    how = NamedReduction.of(op, average, prescale_factor, postscale_factor, process_set)
     begun = _allreduce([tensor], how, name_for("allreduce", name, process_set), in_place=True)
     return first(remembered(asked, begun, process_set))
 
@@ -103,7 +103,7 @@ def allreduce(
 ) -> torch.Tensor:
     """Return `tensor` reduced over the ranks of `process_set`; gradients flow through. Arguments as of
     `allreduce_async`; `compression` makes the tensor smaller on its way."""
-    how = Reduction.of(op, average, prescale_factor, postscale_factor, process_set)
+    how = NamedReduction.of(op, average, prescale_factor, postscale_factor, process_set)
     return _allreduced([tensor], how, name_for("allreduce", name, process_set), compression)[0]
 
 
@@ -118,7 +118,7 @@ def grouped_allreduce_async(
 ) -> TorchHandle:
     """Begin to reduce all of `tensors` as one collective; `synchronize` returns a list. Arguments as of
     `allreduce_async`."""
-    how = Reduction.of(op, average, prescale_factor, postscale_factor, process_set)
+    how = NamedReduction.of(op, average, prescale_factor, postscale_factor, process_set)
     return _allreduce(tensors, how, name_for("grouped_allreduce", name, process_set))
 
 
@@ -132,7 +132,7 @@ def grouped_allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> TorchHandle:
     """Like `grouped_allreduce_async`, in place."""
-    how = Reduction.of(op, average, prescale_factor, postscale_factor, process_set)
+    how = NamedReduction.of(op, average, prescale_factor, postscale_factor, process_set)
     return _allreduce(tensors, how, name_for("grouped_allreduce", name, process_set), in_place=True)
 
 
@@ -161,7 +161,7 @@ def grouped_allreduce(
     process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
     """Return all of `tensors`, reduced as one collective; gradients flow through."""
-    how = Reduction.of(op, average, prescale_factor, postscale_factor, process_set)
+    how = NamedReduction.of(op, average, prescale_factor, postscale_factor, process_set)
     return _allreduced(tensors, how, name_for("grouped_allreduce", name, process_set), compression)
 
 
@@ -175,7 +175,7 @@ def reducescatter_async(
 ) -> TorchHandle:
     """Begin to reduce `tensor`; `synchronize` returns this rank's rows, where the first ranks have one more if the
     rows do not divide. `op`: Average or Sum."""
-    how = Reduction.of_sums("reducescatter", op, prescale_factor, postscale_factor, process_set)
+    how = NamedReduction.of_sums("reducescatter", op, prescale_factor, postscale_factor, process_set)
     return first(_reducescatter([tensor], how, name_for("reducescatter", name, process_set)))
 
 
@@ -192,7 +192,7 @@ def reducescatter(
 
     The gradient is every rank's, gathered; for Sum it is multiplied by the number of ranks, as Horovod does.
     """
-    how = Reduction.of_sums("reducescatter", op, prescale_factor, postscale_factor, process_set)
+    how = NamedReduction.of_sums("reducescatter", op, prescale_factor, postscale_factor, process_set)
     return _scattered([tensor], how, name_for("reducescatter", name, process_set), compression)[0]
 
 
@@ -205,7 +205,7 @@ def grouped_reducescatter_async(
     postscale_factor: float = 1.0,
 ) -> TorchHandle:
     """Begin to reduce each of `tensors`, as one collective; `synchronize` returns a list of this rank's rows."""
-    how = Reduction.of_sums("grouped_reducescatter", op, prescale_factor, postscale_factor, process_set)
+    how = NamedReduction.of_sums("grouped_reducescatter", op, prescale_factor, postscale_factor, process_set)
     return _reducescatter(tensors, how, name_for("grouped_reducescatter", name, process_set))
 
 
@@ -219,18 +219,18 @@ def grouped_reducescatter(
     postscale_factor: float = 1.0,
 ) -> list[torch.Tensor]:
     """Return this rank's rows of each of `tensors`, reduced as one collective; gradients flow through."""
-    how = Reduction.of_sums("grouped_reducescatter", op, prescale_factor, postscale_factor, process_set)
+    how = NamedReduction.of_sums("grouped_reducescatter", op, prescale_factor, postscale_factor, process_set)
     return _scattered(tensors, how, name_for("grouped_reducescatter", name, process_set), compression)
 
 
 def bucket_request(
     name: str, members: Sequence[str], options: tuple[Any, float, float], process_set: ProcessSet
-) -> Request:
+) -> NamedRequest:
     """What the bucket `name`, with the gradients `members`, asks the queue for, but for what the tensors say of
     themselves. `options`: the operation, and the factors before and after it.
     """
     op, prescale, postscale = options
-    how = Reduction.of(op, None, prescale, postscale, process_set)
+    how = NamedReduction.of(op, None, prescale, postscale, process_set)
     return replace(how.request(name_for("grouped_allreduce", name, process_set)), members=tuple(members))
 
 
@@ -245,7 +245,9 @@ def _asked(
     return name, op, prescale, postscale, tensor.dtype, tensor.shape
 
 
-def _allreduce(tensors: Sequence[torch.Tensor], how: Reduction, name: str, in_place: bool = False) -> TorchHandle:
+def _allreduce(
+    tensors: Sequence[torch.Tensor], how: NamedReduction, name: str, in_place: bool = False
+) -> TorchHandle:
     def write(result: Sequence[Array]) -> list[torch.Tensor]:
         with torch.no_grad():
             for tensor, array in zip(tensors, result, strict=True):
@@ -257,7 +259,7 @@ def _allreduce(tensors: Sequence[torch.Tensor], how: Reduction, name: str, in_pl
 
 
 def _allreduced(
-    tensors: Sequence[torch.Tensor], how: Reduction, name: str, compression: type[Compressor]
+    tensors: Sequence[torch.Tensor], how: NamedReduction, name: str, compression: type[Compressor]
 ) -> list[torch.Tensor]:
     """Return `tensors` reduced, with gradients."""
     # Inputs, then outputs, with their versions. Not save_for_backward, which lets go of them with the first
@@ -287,13 +289,13 @@ def _allreduced(
     return run_compressed(compression, tensors, lambda small: differentiable(forward, backward, small))
 
 
-def _reducescatter(tensors: Sequence[torch.Tensor], how: Reduction, name: str) -> TorchHandle:
+def _reducescatter(tensors: Sequence[torch.Tensor], how: NamedReduction, name: str) -> TorchHandle:
     error = scalar_error([tensor.shape for tensor in tensors])
     return submit(how.request(name, CollectiveKind.REDUCESCATTER), tensors, how.process_set, None, error)
 
 
 def _scattered(
-    tensors: Sequence[torch.Tensor], how: Reduction, name: str, compression: type[Compressor]
+    tensors: Sequence[torch.Tensor], how: NamedReduction, name: str, compression: type[Compressor]
 ) -> list[torch.Tensor]:
     """Return this rank's rows of `tensors` reduced, with gradients."""
 

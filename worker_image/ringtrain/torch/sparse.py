@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ringtrain._core.negotiation.queues import name_for
-from ringtrain._core.negotiation.request import CollectiveKind, Request
+from ringtrain._core.negotiation.request import CollectiveKind, NamedRequest
 from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set, members
 from ringtrain._core.reduction.ops import Average, chosen_op, only_sums
 from ringtrain.step_time import REDUCTION
@@ -28,7 +28,7 @@ class SparseHandle:
         shape = torch.empty((0, *tensor.shape), dtype=torch.bool, device=tensor.device)
         holder = torch.ones(int(is_here), dtype=torch.uint8, device=tensor.device)
         entries = [coalesced.indices().t().contiguous(), coalesced.values(), holder, shape]
-        self._entries = submit(Request(CollectiveKind.ALLGATHER, name), entries, process_set)
+        self._entries = submit(NamedRequest(CollectiveKind.ALLGATHER, name), entries, process_set)
         self.future = self._entries.future
 
     def after(self, gathered: Any) -> torch.Tensor:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support.memory_group import MemoryGroup, Table
 
-from ringtrain._core.process_groups.rank_context import RankContext
+from ringtrain._core.process_groups.rank_context import ProcessGroupContext
 from ringtrain._core.world.config import WorkerConfig
 from ringtrain.checkpoint import Checkpoints, Saved, attempt_directory, readable_directories
 from ringtrain.errors import CheckpointError
@@ -45,7 +45,7 @@ class Attempt:
 
     @contextmanager
     def _entered(self) -> Iterator[None]:
-        with closing(RankContext(self._config, None, 1 << 20)) as context, context.entered():
+        with closing(ProcessGroupContext(self._config, None, 1 << 20)) as context, context.entered():
             yield
 
     def _checkpoints(self, keep: int, below: str) -> Checkpoints:
@@ -168,7 +168,7 @@ def test_files_of_a_scripts_own_format(tmp_path: Path) -> None:
 def test_a_directory_outside_the_jobs_is_what_it_was(tmp_path: Path) -> None:
     """Who names a directory of his own gets plain files in it."""
     config = WorkerConfig(checkpoint_dir=tmp_path / "job", attempt=2)
-    with closing(RankContext(config, None, 1 << 20)) as context, context.entered():
+    with closing(ProcessGroupContext(config, None, 1 << 20)) as context, context.entered():
         Checkpoints(tmp_path / "mine", group=MemoryGroup(Table(1), 0)).save(1, {})
     assert [path.name for path in (tmp_path / "mine").glob("ckpt-*")] == ["ckpt-0000000001.npz"]
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from ringtrain._core.process_groups.formations import Former, former_of
+from ringtrain._core.process_groups.formations import FormerFormation, former_of
 from ringtrain.elastic.agreement import Said, conclude
 
 
@@ -28,7 +28,7 @@ def told(adopted: list[int] | None = None, prepared: list[int] | None = None) ->
 )
 def test_survivors(words: list[dict[str, Any]], formation: int, ranks: tuple[int | None, ...]) -> None:
     """Those whose state is of the last formation that any member has adopted."""
-    assert former_of(words) == Former(formation, ranks)
+    assert former_of(words) == FormerFormation(formation, ranks)
 
 
 def said(*committed: int) -> list[Said]:
@@ -52,7 +52,7 @@ def test_the_agreed_step(
     commits: tuple[int, ...], ranks: tuple[int | None, ...], expected: tuple[Any, ...]
 ) -> None:
     """The least step of any survivor, from the lowest rank that has it."""
-    agreed = conclude(said(*commits), Former(1, ranks))
+    agreed = conclude(said(*commits), FormerFormation(1, ranks))
     assert (agreed.committed, agreed.donor, agreed.transfers) == expected
     assert agreed.updates == {"optimizer": agreed.committed}
 
@@ -91,5 +91,5 @@ def test_sites_that_go_on_between_two_commits(
     words: list[Any], ranks: tuple[int | None, ...], committed: int, sites: tuple[tuple[int, ...], ...]
 ) -> None:
     """Each from where its furthest rank was interrupted, which is the first of it."""
-    agreed = conclude(of_sites(*words), Former(1, ranks))
+    agreed = conclude(of_sites(*words), FormerFormation(1, ranks))
     assert (agreed.committed, agreed.sites) == (committed, sites)

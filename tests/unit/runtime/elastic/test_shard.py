@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from support.memory_group import MemoryGroup, run_threads
 
 from ringtrain import elastic
-from ringtrain._core.process_groups.rank_context import RankContext
+from ringtrain._core.process_groups.rank_context import ProcessGroupContext
 from ringtrain._core.world.config import WorkerConfig
 from ringtrain.errors import ConfigurationError, DataError
 from ringtrain.optim import SGD, HostOptimizer
 
 
-class _World(RankContext):
+class _World(ProcessGroupContext):
     """A place in a world, of which only its numbers are used."""
 
     def __init__(self, rank: int, size: int) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from support.memory_group import MemoryGroup, OneOfTwo, Table, run_threads
 
-from ringtrain._core.process_groups.group import Flat, Pending
+from ringtrain._core.process_groups.group import Flat, PendingCollective
 from ringtrain._core.reduction.ops import ReduceOp
 from ringtrain.errors import ConfigurationError, MismatchError, PeerLost
 from ringtrain.optim import LAMB, SGD, Adam, HostOptimizer
@@ -251,7 +251,9 @@ def test_what_is_no_rule_is_refused(rule: Any, kind: str) -> None:
 class _LosingGroup(OneOfTwo):
     """The other rank is lost in the first reduction."""
 
-    def reduce_scatter(self, buffer: Flat, bounds: Sequence[int], op: ReduceOp = ReduceOp.Sum) -> Pending:
+    def reduce_scatter(
+        self, buffer: Flat, bounds: Sequence[int], op: ReduceOp = ReduceOp.Sum
+    ) -> PendingCollective:
         raise PeerLost(1, "rank 1 was lost")
 
 

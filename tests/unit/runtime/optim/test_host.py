@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from support.memory_group import MemoryGroup, OneOfTwo, Table, run_threads
 
-from ringtrain._core.process_groups.group import Flat, Pending
+from ringtrain._core.process_groups.group import Flat, PendingCollective
 from ringtrain._core.reduction.ops import ReduceOp
 from ringtrain.errors import ConfigurationError
 from ringtrain.optim import LAMB, SGD, Adam, AdamW, HostOptimizer, StepDecay, Warmup
@@ -268,12 +268,14 @@ class _HeldGroup(OneOfTwo):
         self.begun = threading.Semaphore(0)
         self.release = threading.Event()
 
-    def reduce_scatter(self, buffer: Flat, bounds: Sequence[int], op: ReduceOp = ReduceOp.Sum) -> Pending:
+    def reduce_scatter(
+        self, buffer: Flat, bounds: Sequence[int], op: ReduceOp = ReduceOp.Sum
+    ) -> PendingCollective:
         self.calls.append("reduce_scatter")
         self.begun.release()
         return _Held(self.release)
 
-    def all_gather(self, buffer: Flat, bounds: Sequence[int]) -> Pending:
+    def all_gather(self, buffer: Flat, bounds: Sequence[int]) -> PendingCollective:
         self.calls.append("all_gather")
         return _Held(self.release)
 

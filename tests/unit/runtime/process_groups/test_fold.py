@@ -9,7 +9,7 @@ from ring.reference import DTYPES, OPS, dtype_of, folded, made
 
 import ringtrain as rt
 from ringtrain._core.kernels.library import native_library
-from ringtrain._core.reduction.fold import Folder
+from ringtrain._core.reduction.fold import ReductionFold
 from ringtrain._core.wire.dtypes import INTEGERS
 
 SPECIAL = [0.0, -0.0, 1.0, -1.0, float("inf"), float("-inf"), float("nan"), 1e-45, 65504.0, 3e38, -3e38]
@@ -44,7 +44,7 @@ def test_the_fold_is_the_left_fold(dtype: str, op: rt.ReduceOp, native: bool) ->
             expected = folded(parts, op)
             for own in range(size):
                 given = [part.copy() for part in parts]
-                Folder(op, parts[0].dtype, size, own, native).fold(iter(given), given[own])
+                ReductionFold(op, parts[0].dtype, size, own, native).fold(iter(given), given[own])
                 assert given[own].tobytes() == expected.tobytes()
 
 
@@ -57,7 +57,7 @@ def test_special_values_fold_alike(dtype: str, op: rt.ReduceOp, native: bool) ->
     left, right = (grid.reshape(-1).astype(dtype_of(dtype)) for grid in np.meshgrid(SPECIAL, SPECIAL))
     parts = [left, right, right[::-1].copy()]
     out = np.empty_like(left)
-    Folder(op, left.dtype, 3, 0, native).fold(iter(parts), out)
+    ReductionFold(op, left.dtype, 3, 0, native).fold(iter(parts), out)
     assert_same(out, folded(parts, op))
 
 
@@ -70,7 +70,7 @@ def test_a_processor_that_flushes_subnormal_numbers_keeps_small_halves(native: b
     out = np.empty_like(part)
     try:
         torch.set_flush_denormal(True)
-        Folder(rt.Sum, part.dtype, 2, 0, native).fold(iter([part, part]), out)
+        ReductionFold(rt.Sum, part.dtype, 2, 0, native).fold(iter([part, part]), out)
     finally:
         torch.set_flush_denormal(False)
     assert_same(out, part * 2)

@@ -1,4 +1,4 @@
-"""Whatever bytes reach a rank's ports, parsers say Malformed, or what their own promise names."""
+"""Whatever bytes reach a rank's ports, parsers say MalformedMessage, or what their own promise names."""
 
 import json
 import struct
@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from support.memory_transport import MemoryCaller, MemoryNetwork, MemoryTransport
 
 from ringtrain._core.transport import frames
-from ringtrain._core.transport.base import Broken
-from ringtrain._core.transport.frames import BlockReader
+from ringtrain._core.transport.base import StreamBroken
+from ringtrain._core.transport.frames import Http2BlockReader
 from ringtrain._core.wire.failure import PullRefused, WorldFailure
 from ringtrain._core.wire.messages import (
     ABORT,
@@ -19,20 +19,20 @@ from ringtrain._core.wire.messages import (
     METHODS,
     PROTOCOL_VERSION,
     PROVE,
-    Hello,
-    Malformed,
-    PullRequest,
+    HelloMessage,
+    MalformedMessage,
+    PullRequestMessage,
     describe_difference,
     dump,
     load,
     load_fields,
     split_frame,
 )
-from ringtrain._core.world.membership import Membership
+from ringtrain._core.world.membership import WorldMembership
 from ringtrain._core.world.ring_config import RingConfig
 from ringtrain.shared.connection_errors import ProtocolError
 
-HELLO = Hello(PROTOCOL_VERSION, 1, 2, 1, "b:1", "x", "n").__dict__
+HELLO = HelloMessage(PROTOCOL_VERSION, 1, 2, 1, "b:1", "x", "n").__dict__
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=10),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
@@ -55,10 +55,10 @@ BYTES = st.binary(max_size=200) | REQUESTS
 @example(b"\xef\xbb\xbf{}")
 @example(b"Infinity")
 def test_any_bytes_as_a_message(data: bytes) -> None:
-    """Values, or Malformed."""
-    with suppress(Malformed):
-        Hello.parse(load(data))
-    with suppress(Malformed):
+    """Values, or MalformedMessage."""
+    with suppress(MalformedMessage):
+        HelloMessage.parse(load(data))
+    with suppress(MalformedMessage):
         load_fields(data, rank=int, session=bytes, hello=dict)
 
 
@@ -70,10 +70,10 @@ def test_any_bytes_as_a_message(data: bytes) -> None:
 @example(PROVE, json.dumps({"hello": HELLO, "proof": "\ud800"}).encode(), b"token")
 def test_any_request_to_a_rank(method: str, data: bytes, token: bytes | None) -> None:
     """A rank that meets its peers answers or refuses, and does not fail."""
-    member = Membership(
+    member = WorldMembership(
         RingConfig(0, 2, ("a:1", "b:1"), token=token, timeout_s=0.01), MemoryTransport(MemoryNetwork(), 0)
     )
-    with suppress(PullRefused, Broken):
+    with suppress(PullRefused, StreamBroken):
         member.answer(method, data, MemoryCaller(0.01))
     assert member.failure_state.failure is None
 
@@ -83,7 +83,7 @@ def test_any_request_to_a_rank(method: str, data: bytes, token: bytes | None) ->
 def test_any_bytes_as_a_pull(data: bytes) -> None:
     """A request, or struct.error, which the rank turns into a refusal."""
     with suppress(struct.error):
-        PullRequest.decode(data)
+        PullRequestMessage.decode(data)
 
 
 @given(st.binary(max_size=100), st.binary(max_size=100))
@@ -109,7 +109,7 @@ def test_any_text_as_a_failure(text: str) -> None:
 @given(st.lists(st.binary(max_size=60), max_size=4))
 def test_any_bytes_as_headers(blocks: list[bytes]) -> None:
     """Header blocks of HTTP/2: fields, or ProtocolError."""
-    reader: Any = BlockReader()
+    reader: Any = Http2BlockReader()
     with suppress(ProtocolError):
         for block in blocks:
             reader.read(block)

@@ -12,19 +12,33 @@ from hypothesis.extra import numpy as hnp
 
 from ringtrain._core.wire.dtypes import CODES, dtype_of
 from ringtrain._core.wire.failure import WorldFailure
-from ringtrain._core.wire.messages import HEADER_BYTES, Frame, FrameHeader, PullRequest, Step, octets, split_frame
-from ringtrain._core.wire.signature import Signature, Tensor, decode_signature, describe_mismatch, is_text
+from ringtrain._core.wire.messages import (
+    HEADER_BYTES,
+    FrameHeader,
+    PullRequestMessage,
+    WireFrame,
+    WireStep,
+    octets,
+    split_frame,
+)
+from ringtrain._core.wire.signature import (
+    WireSignature,
+    WireTensorSignature,
+    decode_signature,
+    describe_mismatch,
+    is_text,
+)
 from ringtrain._core.wire.values import decode_value, encode_value
 from ringtrain.errors import ConfigurationError, MismatchError, PeerLost, RingtrainError
 
 
 def header(payload: np.ndarray[Any, Any], **changes: Any) -> FrameHeader:
-    fields = {"generation": 3, "sequence": 2**40, "step": Step.RESULT, "segment": 7}
+    fields = {"generation": 3, "sequence": 2**40, "step": WireStep.RESULT, "segment": 7}
     return FrameHeader(**(fields | {"dtype": payload.dtype.name, "length": payload.nbytes} | changes))
 
 
-def framed(payload: np.ndarray[Any, Any], **changes: Any) -> Frame:
-    return Frame(header(payload, **changes).encode(), octets(payload))
+def framed(payload: np.ndarray[Any, Any], **changes: Any) -> WireFrame:
+    return WireFrame(header(payload, **changes).encode(), octets(payload))
 
 
 @pytest.mark.parametrize("dtype", CODES)
@@ -46,7 +60,7 @@ def test_a_frame_is_read_back(dtype: str, length: int) -> None:
     [
         {"generation": 4},
         {"sequence": 1},
-        {"step": Step.CONTRIBUTION},
+        {"step": WireStep.CONTRIBUTION},
         {"segment": 0},
         {"dtype": "int32"},
         {"length": 4},
@@ -99,11 +113,15 @@ def test_a_long_failure_fits_a_trailer() -> None:
 
 def test_requests_and_signatures_are_read_back() -> None:
     """A Pull carries session, place and signature."""
-    signature = Signature(
-        "allreduce", (Tensor("w", "float32", (2, 3)), Tensor(None, "bool", ())), "Sum", 1, (4, 5)
+    signature = WireSignature(
+        "allreduce",
+        (WireTensorSignature("w", "float32", (2, 3)), WireTensorSignature(None, "bool", ())),
+        "Sum",
+        1,
+        (4, 5),
     )
-    request = PullRequest(b"s" * 16, 2, 1, 9, signature.encode())
-    read = PullRequest.decode(request.encode())
+    request = PullRequestMessage(b"s" * 16, 2, 1, 9, signature.encode())
+    read = PullRequestMessage.decode(request.encode())
     assert read == request
     assert decode_signature(read.compared) == signature
     assert signature.label == 'allreduce "w"'
@@ -155,10 +173,14 @@ def test_what_would_need_pickle_is_refused(value: Any) -> None:
         encode_value(value)
 
 
-def group_of(tensors: int, last: int) -> Signature:
+def group_of(tensors: int, last: int) -> WireSignature:
     """A group of `tensors` scalars, but for the last one, which is a vector of `last`."""
-    return Signature(
-        "allreduce", (*[Tensor(None, "float32", ())] * (tensors - 1), Tensor(None, "float32", (last,)))
+    return WireSignature(
+        "allreduce",
+        (
+            *[WireTensorSignature(None, "float32", ())] * (tensors - 1),
+            WireTensorSignature(None, "float32", (last,)),
+        ),
     )
 
 
@@ -174,27 +196,27 @@ def test_what_ranks_compare_is_short_and_tells_every_difference(tensors: int) ->
 @pytest.mark.parametrize(
     ("one", "other", "values"),
     [
-        (Signature("add(" + "1, " * 2000 + "7)"), Signature("add(" + "1, " * 2000 + "8)"), ("7)", "8)")),
+        (WireSignature("add(" + "1, " * 2000 + "7)"), WireSignature("add(" + "1, " * 2000 + "8)"), ("7)", "8)")),
         (
-            Signature("gather", layout=(*range(100), 901)),
-            Signature("gather", layout=(*range(100), 902)),
+            WireSignature("gather", layout=(*range(100), 901)),
+            WireSignature("gather", layout=(*range(100), 902)),
             ("901", "902"),
         ),
         (
-            Signature("allreduce", (Tensor("a" * 9000 + "bias", "float32", ()),)),
-            Signature("allreduce", (Tensor("a" * 9000 + "kernel", "float32", ()),)),
+            WireSignature("allreduce", (WireTensorSignature("a" * 9000 + "bias", "float32", ()),)),
+            WireSignature("allreduce", (WireTensorSignature("a" * 9000 + "kernel", "float32", ()),)),
             ("bias", "kernel"),
         ),
         (
-            Signature("broadcast", (Tensor("a" * 9000, "float32", (1,)),)),
-            Signature("broadcast", (Tensor("a" * 9000, "float32", (2,)),)),
+            WireSignature("broadcast", (WireTensorSignature("a" * 9000, "float32", (1,)),)),
+            WireSignature("broadcast", (WireTensorSignature("a" * 9000, "float32", (2,)),)),
             ("(1,)", "(2,)"),
         ),
     ],
     ids=["kind", "bounds", "name", "shape"],
 )
 def test_a_mismatch_shows_both_values_however_late_they_differ(
-    one: Signature, other: Signature, values: tuple[str, str]
+    one: WireSignature, other: WireSignature, values: tuple[str, str]
 ) -> None:
     """The message that crosses the wire has what differs, and not only the equal beginning."""
     failure = WorldFailure("mismatch", describe_mismatch(1, (0, one), (1, other)))

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from ringtrain._core.transport.base import Broken
+from ringtrain._core.transport.base import StreamBroken
 from ringtrain._core.wire.failure import WorldFailure
 from ringtrain._core.wire.messages import dump
-from ringtrain._core.world.failure_state import Closed, FailureState
-from ringtrain._core.world.monitor import Monitor
+from ringtrain._core.world.failure_state import PeerClosed, WorldFailureState
+from ringtrain._core.world.monitor import WorldMonitor
 from ringtrain._core.world.neighbours import MESH_MOST, told
 from ringtrain._core.world.ring_config import RingConfig
 
@@ -32,9 +32,9 @@ class Answering:
         return answer
 
 
-def monitor_of(transport: Any, failure_state: FailureState) -> Monitor:
+def monitor_of(transport: Any, failure_state: WorldFailureState) -> WorldMonitor:
     ring = RingConfig(0, SIZE, ("127.0.0.1:1",) * SIZE)
-    made = Monitor(ring, transport, failure_state, lambda peer: {}, lambda peer: None)
+    made = WorldMonitor(ring, transport, failure_state, lambda peer: {}, lambda peer: None)
     made.watches.end_meeting()
     made.start()
     return made
@@ -42,7 +42,7 @@ def monitor_of(transport: Any, failure_state: FailureState) -> Monitor:
 
 def test_a_rank_that_leaves_as_it_hears_of_a_failure_passes_it_on_first() -> None:
     """Its own thread sees the failure, and leaves, before the thread that heard of it has told anyone."""
-    has_left, failure_state = threading.Event(), FailureState()
+    has_left, failure_state = threading.Event(), WorldFailureState()
     transport = Answering(has_left)
     monitor = monitor_of(transport, failure_state)
 
@@ -67,10 +67,10 @@ def test_a_rank_that_leaves_as_it_hears_of_a_failure_passes_it_on_first() -> Non
 def test_a_rank_that_has_left_says_that_it_passes_nothing_on() -> None:
     """So that the peer tells others in its place; where it knows of a failure, it has told them already."""
     transport = Answering(threading.Event())
-    left, failure_state = monitor_of(transport, FailureState()), FailureState()
+    left, failure_state = monitor_of(transport, WorldFailureState()), WorldFailureState()
     left.stop()
     transport.asked.clear()
-    with pytest.raises(Broken, match="rank 0 has shut down"):
+    with pytest.raises(StreamBroken, match="rank 0 has shut down"):
         left.heed(ANNOUNCEMENT)
     knows = monitor_of(transport, failure_state)
     knows.heed(ANNOUNCEMENT)
@@ -82,10 +82,10 @@ def test_a_rank_that_has_left_says_that_it_passes_nothing_on() -> None:
 
 def test_a_rank_that_leaves_takes_no_leaver_for_lost() -> None:
     """It finds a watch broken and leaves before it could ask how that peer ended: nobody is told of a loss."""
-    transport, failure_state = Answering(threading.Event()), FailureState()
+    transport, failure_state = Answering(threading.Event()), WorldFailureState()
     monitor = monitor_of(transport, failure_state)
     monitor.knows_all = True
     transport.asked.clear()
-    monitor.report(Closed(1, "connection refused", None))
+    monitor.report(PeerClosed(1, "connection refused", None))
     monitor.stop()
     assert (failure_state.failure, transport.asked) == (None, [])

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from ringtrain._core.transport.base import Broken, How
+from ringtrain._core.transport.base import StreamBroken, StreamEnd
 from ringtrain._core.wire.failure import WorldFailure
 from ringtrain._core.wire.messages import ABORT, dump
-from ringtrain._core.world.failure_state import Activity, FailureState, Stalled
-from ringtrain._core.world.monitor import Monitor
+from ringtrain._core.world.failure_state import PeersStalled, RankActivity, WorldFailureState
+from ringtrain._core.world.monitor import WorldMonitor
 from ringtrain._core.world.neighbours import near
 from ringtrain._core.world.ring_config import RingConfig
 
@@ -34,7 +34,7 @@ class Waiting:
         self.asked.append(peer)
         self._on_asked(peer)
         if peer == LATE and self._silent:
-            answer.set_exception(Broken(How.TIMEOUT, "nothing came"))
+            answer.set_exception(StreamBroken(StreamEnd.TIMEOUT, "nothing came"))
         else:
             activity = "has begun no collective" if peer == LATE else "is in barrier #7 for 9 s"
             reached = {"0": 6 if peer == LATE else 7}
@@ -42,13 +42,13 @@ class Waiting:
         return answer
 
 
-def verdict(rank: int, transport: Any, failure_state: FailureState, timeout_s: float = 60.0) -> WorldFailure:
+def verdict(rank: int, transport: Any, failure_state: WorldFailureState, timeout_s: float = 60.0) -> WorldFailure:
     """What `rank` finds after it has waited in vain, in the collective of all ranks, for the one after it."""
     ring = RingConfig(rank, SIZE, ("127.0.0.1:1",) * SIZE, timeout_s=timeout_s)
-    monitor = Monitor(ring, transport, failure_state, lambda peer: {}, lambda peer: None)
+    monitor = WorldMonitor(ring, transport, failure_state, lambda peer: {}, lambda peer: None)
     others = [(rank + distance) % SIZE for distance in range(1, SIZE)]
     monitor.start()
-    monitor.report(Stalled(tuple(others), 10.0, Activity("barrier #7", 0, 7)))
+    monitor.report(PeersStalled(tuple(others), 10.0, RankActivity("barrier #7", 0, 7)))
     assert failure_state.wait(60)
     monitor.stop()
     assert failure_state.failure is not None
@@ -58,7 +58,7 @@ def verdict(rank: int, transport: Any, failure_state: FailureState, timeout_s: f
 @pytest.mark.parametrize("silent", [False, True], ids=["late", "silent"])
 def test_a_rank_near_the_late_one_finds_it_with_few_questions(silent: bool) -> None:
     transport = Waiting(silent)
-    failure = verdict(LATE - 64, transport, FailureState())
+    failure = verdict(LATE - 64, transport, WorldFailureState())
     words = "does not answer" if silent else f"has not reached barrier #7 after 10 s that rank {LATE - 64} waited"
     assert words in failure.message
     assert failure.rank == LATE
@@ -67,7 +67,7 @@ def test_a_rank_near_the_late_one_finds_it_with_few_questions(silent: bool) -> N
 
 def test_a_rank_far_from_the_late_one_hears_who_it_is_from_others() -> None:
     """It asks those near it, who wait themselves, and gives those who are near the late one time to tell."""
-    failure_state, told = FailureState(), WorldFailure("lost", "rank 500 has not reached it", LATE)
+    failure_state, told = WorldFailureState(), WorldFailure("lost", "rank 500 has not reached it", LATE)
     last = near(3, range(SIZE))[-1]
     transport = Waiting(asked=lambda peer: failure_state.reach(told) if peer == last else None)
     assert verdict(3, transport, failure_state) == told
@@ -77,7 +77,7 @@ def test_a_rank_far_from_the_late_one_hears_who_it_is_from_others() -> None:
 def test_a_rank_that_hears_nothing_asks_on() -> None:
     """Those near the late one may have begun to wait later, and wait on."""
     transport = Waiting()
-    assert verdict(3, transport, FailureState(), timeout_s=0.5).rank == LATE
+    assert verdict(3, transport, WorldFailureState(), timeout_s=0.5).rank == LATE
     assert len(set(transport.asked)) == len(transport.asked) <= SIZE
 
 
@@ -89,10 +89,10 @@ class Closing(Waiting):
             return super().ask(peer, method, request, timeout_s)
         self.asked.append(peer)
         broken: Future[bytes] = Future()
-        broken.set_exception(Broken(How.CLOSED, "connection idle"))
+        broken.set_exception(StreamBroken(StreamEnd.CLOSED, "connection idle"))
         return broken
 
 
 def test_a_connection_that_was_closed_for_resting_is_no_loss() -> None:
     """Its peer is asked once more, over another one: here it is alive, and the late one is named."""
-    assert "has not reached barrier #7" in verdict(LATE - 64, Closing(), FailureState()).message
+    assert "has not reached barrier #7" in verdict(LATE - 64, Closing(), WorldFailureState()).message

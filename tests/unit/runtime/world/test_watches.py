@@ -4,11 +4,11 @@ from concurrent.futures import Future
 
 import pytest
 
-from ringtrain._core.transport.base import Broken, How, Unreached
-from ringtrain._core.world.failure_state import Closed, Report
+from ringtrain._core.transport.base import PeerUnreached, StreamBroken, StreamEnd
+from ringtrain._core.world.failure_state import PeerClosed, Report
 from ringtrain._core.world.neighbours import MESH_MOST
 from ringtrain._core.world.ring_config import RingConfig
-from ringtrain._core.world.watches import ALIVE, LEFT, Watches
+from ringtrain._core.world.watches import ALIVE, LEFT, WorldWatches
 
 REFUSED = "failed to connect to all addresses"
 
@@ -21,7 +21,7 @@ class Asked:
         self.reports: list[Report] = []
         self.left: list[int] = []
         ring = RingConfig(0, size, ("127.0.0.1:1",) * size)
-        self.watches = Watches(ring, self._ask, lambda: False, self.reports.append, self.left.append)
+        self.watches = WorldWatches(ring, self._ask, lambda: False, self.reports.append, self.left.append)
 
     def _ask(self, peer: int, hold: bool, timeout_s: float) -> "Future[bytes]":
         answer: Future[bytes] = Future()
@@ -54,7 +54,7 @@ def test_a_peer_that_left_between_two_questions_is_not_lost(large: Asked) -> Non
     watched."""
     large.answer(1, True, LEFT + b"[]")
     large.answer(3, False, ALIVE)
-    large.answer(3, True, Unreached(REFUSED))
+    large.answer(3, True, PeerUnreached(REFUSED))
     assert not large.reports
     assert large.left == [1, 3]
     assert [question[:2] for question in large.questions] == [(2, True), (4, False)]
@@ -65,14 +65,14 @@ def test_a_peer_that_left_between_two_questions_of_a_mesh_is_not_lost() -> None:
     mesh.watches.watch(1)
     mesh.watches.end_meeting()
     mesh.answer(1, True, ALIVE)
-    mesh.answer(1, True, Unreached(REFUSED))
+    mesh.answer(1, True, PeerUnreached(REFUSED))
     assert not mesh.reports
     assert mesh.left == [1]
 
 
 def test_a_peer_whose_connection_breaks_amid_a_question_is_lost(large: Asked) -> None:
-    large.answer(1, True, Broken(How.CLOSED, "Socket closed"))
-    assert large.reports == [Closed(1, "Socket closed", None)]
+    large.answer(1, True, StreamBroken(StreamEnd.CLOSED, "Socket closed"))
+    assert large.reports == [PeerClosed(1, "Socket closed", None)]
     assert not large.left
 
 
@@ -80,5 +80,5 @@ def test_a_peer_that_never_answered_is_lost() -> None:
     """Nobody leaves before all have met."""
     mesh = Asked(2)
     mesh.watches.watch(1)
-    mesh.answer(1, True, Unreached(REFUSED))
-    assert mesh.reports == [Closed(1, REFUSED, None)]
+    mesh.answer(1, True, PeerUnreached(REFUSED))
+    assert mesh.reports == [PeerClosed(1, REFUSED, None)]

@@ -12,7 +12,7 @@ from ringtrain._core.kernels.update import ChunkUpdate
 from ringtrain._core.reduction.cuts import Bounds
 from ringtrain._core.reduction.fold import Flat
 from ringtrain._core.reduction.ops import ReduceOp
-from ringtrain._core.wire.signature import Signature
+from ringtrain._core.wire.signature import WireSignature
 
 
 class Communicator(Protocol):
@@ -42,36 +42,38 @@ class Communicator(Protocol):
     def fusion_bytes(self) -> int:
         """Several tensors are copied together until they are this long: more would not pay for the copy."""
 
-    def all_reduce(self, what: Signature, source: Flat, target: Flat, op: ReduceOp) -> None:
+    def all_reduce(self, what: WireSignature, source: Flat, target: Flat, op: ReduceOp) -> None:
         """Fold `source` of all ranks into `target`, which may be `source`."""
 
-    def reduce_scatter(self, what: Signature, source: Flat, bounds: Bounds, target: Flat, op: ReduceOp) -> None:
+    def reduce_scatter(
+        self, what: WireSignature, source: Flat, bounds: Bounds, target: Flat, op: ReduceOp
+    ) -> None:
         """Fold this rank's chunk into `target` (as long as the chunk; may be the chunk itself)."""
 
-    def all_gather(self, what: Signature, buffer: Flat, bounds: Bounds) -> None:
+    def all_gather(self, what: WireSignature, buffer: Flat, bounds: Bounds) -> None:
         """Fill `buffer` in place with every rank's chunk."""
 
-    def all_gather_parts(self, what: Signature, part: Flat) -> list[Flat]:
+    def all_gather_parts(self, what: WireSignature, part: Flat) -> list[Flat]:
         """Return the part of every rank, by position; lengths may differ."""
 
-    def broadcast(self, what: Signature, buffer: Flat, root: int) -> None:
+    def broadcast(self, what: WireSignature, buffer: Flat, root: int) -> None:
         """Fill `buffer` in place with that of the rank at position `root`."""
 
     def all_to_all(
-        self, what: Signature, parts: Sequence[Flat], origins: Sequence[int] | None = None
+        self, what: WireSignature, parts: Sequence[Flat], origins: Sequence[int] | None = None
     ) -> list[Flat]:
         """Send `parts[p]` to position p; return what each position sent here.
 
         `origins`: on all ranks, those that send this one something, where ranks know: only they need a connection.
         """
 
-    def send_receive(self, what: Signature, source: Flat, to: int, target: Flat, origin: int) -> None:
+    def send_receive(self, what: WireSignature, source: Flat, to: int, target: Flat, origin: int) -> None:
         """Send `source` to position `to`, and fill `target` with what position `origin` sends here.
 
         On all ranks: each gives to one and gets from one.
         """
 
-    def barrier(self, what: Signature) -> None:
+    def barrier(self, what: WireSignature) -> None:
         """Return when every rank has called it."""
 
     def allocate(self, nbytes: int) -> NDArray[np.uint8]:
@@ -85,7 +87,7 @@ class Communicator(Protocol):
 class GroupedReducer(Protocol):
     """A `Communicator` to which it is all the same whether a buffer lies in one place."""
 
-    def all_reduce_grouped(self, what: Signature, sources: Sequence[Flat], target: Flat, op: ReduceOp) -> None:
+    def all_reduce_grouped(self, what: WireSignature, sources: Sequence[Flat], target: Flat, op: ReduceOp) -> None:
         """Fold what `sources` are one after the other into `target`. Each may lie at its own place there."""
 
 
@@ -112,7 +114,7 @@ class ShortReducer(Protocol):
     """A `Communicator` that reduces short arrays in less time than it takes to say what they are."""
 
     def short_allreduce(
-        self, meaning: Callable[[Any, ReduceOp, str | None], Signature | None], turn: SharedCommunicatorTurn
+        self, meaning: Callable[[Any, ReduceOp, str | None], WireSignature | None], turn: SharedCommunicatorTurn
     ) -> ShortAllreduce | None:
         """Return what reduces an array, by operation and name, in place or not; None: there is no such way.
         What is no `ReduceOp`, and has a meaning, is a meeting without a reduction, of an array without elements.
@@ -145,7 +147,9 @@ class UpdatingCommunicator(Protocol):
     def can_update(self, gradients: Flat, weights: Flat) -> bool:
         """Whether `update` takes slices of these, which `allocate` gave. The same on all ranks. Collective."""
 
-    def update(self, what: Signature, gradients: Flat, bounds: Bounds, op: ReduceOp, change: ChunkUpdate) -> None:
+    def update(
+        self, what: WireSignature, gradients: Flat, bounds: Bounds, op: ReduceOp, change: ChunkUpdate
+    ) -> None:
         """Fold this rank's chunk of `gradients`, apply `change` to it, and write the weights to every rank.
 
         They are new on return of the next update, or of this one if it is the last. `gradients` must not be

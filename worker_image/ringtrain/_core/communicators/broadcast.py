@@ -20,9 +20,9 @@ from ringtrain._core.communicators.shm.native import ShmCollective, chunks_of
 from ringtrain._core.communicators.steps import ExchangeSteps
 from ringtrain._core.reduction.cuts import Bounds, even_bounds, passing_bytes, segments
 from ringtrain._core.reduction.fold import Flat
-from ringtrain._core.transport.base import Caller
-from ringtrain._core.wire.messages import Frame, Step
-from ringtrain._core.wire.signature import Signature, laid_out
+from ringtrain._core.transport.base import TransportCaller
+from ringtrain._core.wire.messages import WireFrame, WireStep
+from ringtrain._core.wire.signature import WireSignature, laid_out
 
 _ROOT: Final = 0
 # Between more two trees are quicker for short tensors, and as quick for long ones: see bench/scale/ring.md.
@@ -119,7 +119,7 @@ class PodBroadcast:
         self._below, self._above = ((), ()) if self._is_few else (self._children[0], self._parents[:1])
         self._all_came = False
 
-    def run(self, what: Signature) -> None:
+    def run(self, what: WireSignature) -> None:
         """Fill the buffer."""
         steps, ranks, below = self._steps, self._route.ranks, self._below
         what = laid_out(what, (steps.segment_bytes, *what.layout))
@@ -127,7 +127,7 @@ class PodBroadcast:
         call = self._call = steps.call_among(peers, what, self._frames_for, self._buffer.nbytes, takers=takers)
         with call:
             for place in below:
-                call.read(ranks[place], Step.READY, 0, self._buffer[:0])
+                call.read(ranks[place], WireStep.READY, 0, self._buffer[:0])
             self._all_came = True
             call.offer_changed()
             for index in self._order:
@@ -135,7 +135,7 @@ class PodBroadcast:
                     self._share(what, index)
                 else:
                     origin = self._parents[index % len(self._parents)]
-                    call.read(ranks[origin], Step.RESULT, index, self._part(index))
+                    call.read(ranks[origin], WireStep.RESULT, index, self._part(index))
                 self._held.add(index)
                 call.offer_changed()
                 if self._parents:
@@ -151,17 +151,17 @@ class PodBroadcast:
         takers = dict.fromkeys((*self._above, *chain.from_iterable(self._children)))
         return tuple(ranks[place] for place in peers), tuple(ranks[place] for place in takers)
 
-    def _frames_for(self, rank: int, caller: Caller) -> Iterator[Frame]:
+    def _frames_for(self, rank: int, caller: TransportCaller) -> Iterator[WireFrame]:
         place = self._route.ranks.index(rank)
         if place in self._above:
             self._call.wait_until(lambda: self._all_came, caller)
-            yield self._call.frame(Step.READY, 0, self._buffer[:0])
+            yield self._call.frame(WireStep.READY, 0, self._buffer[:0])
         for index in range(len(self._sections)):
             if place in self._children[index % len(self._children)]:
                 self._call.wait_until(partial(self._held.__contains__, index), caller)
-                yield self._call.frame(Step.RESULT, index, self._part(index))
+                yield self._call.frame(WireStep.RESULT, index, self._part(index))
 
-    def _share(self, what: Signature, index: int) -> None:
+    def _share(self, what: WireSignature, index: int) -> None:
         """Give the ranks of this pod what this one has of a section: the root all of it, others what has come."""
         bounds = self._sections[index]
         if not self._parents:

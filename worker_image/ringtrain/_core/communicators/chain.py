@@ -12,12 +12,12 @@ from ringtrain._core.communicators.pairing import PodPairing
 from ringtrain._core.communicators.shm.group import ShmLoneRank, ShmMappedBuffer, ShmRankGroup
 from ringtrain._core.communicators.shm.native import Chunks, ShmCollective, accumulator_dtype
 from ringtrain._core.communicators.steps import ExchangeScratchBuffers
-from ringtrain._core.reduction.fold import Contributions, Flat
+from ringtrain._core.reduction.fold import Flat, FoldContributions
 from ringtrain._core.reduction.ops import ReduceOp
-from ringtrain._core.transport.base import Caller
-from ringtrain._core.wire.messages import Frame, Step
-from ringtrain._core.wire.signature import Signature
-from ringtrain._core.world.call import Call, FramesFor
+from ringtrain._core.transport.base import TransportCaller
+from ringtrain._core.wire.messages import WireFrame, WireStep
+from ringtrain._core.wire.signature import WireSignature
+from ringtrain._core.world.call import FramesFor, WorldCall
 
 
 @dataclass(frozen=True)
@@ -52,13 +52,13 @@ class ChainedPods:
 
     def begin(
         self,
-        what: Signature,
+        what: WireSignature,
         pods: Iterable[int],
         frames_for: FramesFor,
         total_bytes: int,
         is_span: bool = True,
         takers: Iterable[int] | None = None,
-    ) -> Call:
+    ) -> WorldCall:
         """Begin the exchange in which frames come from this rank's column in `pods` and go to that in `takers`
         (None: in those)."""
         peers = tuple(self.column[pod] for pod in pods)
@@ -72,7 +72,7 @@ class PodChain:
     def __init__(
         self,
         pods: ChainedPods,
-        what: Signature,
+        what: WireSignature,
         sections: list[PodChainSection],
         op: ReduceOp,
         mapped: ShmMappedBuffer | None = None,
@@ -86,8 +86,8 @@ class PodChain:
         self._op = op
         self._pod, self._last = pods.pod, pods.last
         # Frames on offer, by index of their section; each has one taker.
-        self._partials: dict[int, Frame] = {}
-        self._results: dict[int, Frame] = {}
+        self._partials: dict[int, WireFrame] = {}
+        self._results: dict[int, WireFrame] = {}
         # As many sections as are under way between this pod and the last one.
         self._lag = 2 * (self._last - self._pod) + 1
 
@@ -136,14 +136,14 @@ class PodChain:
         before = None
         if self._pod > 0:
             before = self._pods.scratch.like(folded, 0)
-            self._call.read(self._pods.column[self._pod - 1], Step.CONTRIBUTION, index, before)
+            self._call.read(self._pods.column[self._pod - 1], WireStep.CONTRIBUTION, index, before)
         if self._pod < self._last:
             self._run(ShmCollective(final.chunks, source, self._op, before=before, partial=folded))
-            self._offer(self._partials, index, self._call.frame(Step.CONTRIBUTION, index, folded))
+            self._offer(self._partials, index, self._call.frame(WireStep.CONTRIBUTION, index, folded))
             return
         self._run(replace(final, before=before, average_over=self._pods.size))
         if self._sections[index].owner != self._last and final.own is not None:
-            self._offer(self._results, index, self._call.frame(Step.RESULT, index, final.own))
+            self._offer(self._results, index, self._call.frame(WireStep.RESULT, index, final.own))
 
     def _run(self, work: ShmCollective) -> None:
         """Fold this pod's contributions to this rank's chunk."""
@@ -152,18 +152,18 @@ class PodChain:
             return
         mine = slice(*work.chunks[self._pods.local])
         parts = [source[mine] for source in self._mapped.places]
-        contributions = Contributions(parts, self._op, work.average_over, work.before)
+        contributions = FoldContributions(parts, self._op, work.average_over, work.before)
         if work.partial is not None:
             contributions.fold_partial(work.partial)
         elif work.own is not None:
             contributions.fold(work.own)
 
     def _receive(self, index: int, pod: int, out: Flat) -> None:
-        self._call.read(self._pods.column[pod], Step.RESULT, index, out)
+        self._call.read(self._pods.column[pod], WireStep.RESULT, index, out)
         if self._sections[index].owner is None and self._pod > 0:
-            self._offer(self._results, index, self._call.frame(Step.RESULT, index, out))
+            self._offer(self._results, index, self._call.frame(WireStep.RESULT, index, out))
 
-    def _frames_for(self, rank: int, caller: Caller) -> Iterator[Frame]:
+    def _frames_for(self, rank: int, caller: TransportCaller) -> Iterator[WireFrame]:
         pod = self._pods.column.index(rank)
         frames = self._partials if pod > self._pod else self._results
         for index, section in enumerate(self._sections):
@@ -175,6 +175,6 @@ class PodChain:
     def _sends_result(self, section: PodChainSection, pod: int) -> bool:
         return pod == self._pod - 1 if section.owner is None else section.owner == pod and self._pod == self._last
 
-    def _offer(self, frames: dict[int, Frame], index: int, frame: Frame) -> None:
+    def _offer(self, frames: dict[int, WireFrame], index: int, frame: WireFrame) -> None:
         frames[index] = frame
         self._call.offer_changed()

@@ -6,12 +6,12 @@ from ringtrain._core.communicators.hierarchical import CHAIN_PODS_MOST, DIRECT_R
 from ringtrain._core.communicators.shm.communicator import SharedMemoryCommunicator
 from ringtrain._core.communicators.shm.join import ShmHostGroups, host_identity, share_memory
 from ringtrain._core.world.config import WorkerConfig
-from ringtrain._core.world.membership import Membership
+from ringtrain._core.world.membership import WorldMembership
 from ringtrain.errors import ConfigurationError
 
 
 def choose_communicator(
-    member: Membership,
+    member: WorldMembership,
     process_set: int,
     network: ExchangeCommunicator,
     config: WorkerConfig,

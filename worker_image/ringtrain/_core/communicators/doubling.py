@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from ringtrain._core.communicators.steps import ExchangeSteps
 from ringtrain._core.reduction.cuts import Bounds, offsets, segments
 from ringtrain._core.reduction.fold import Flat
-from ringtrain._core.transport.base import Caller
-from ringtrain._core.wire.messages import Frame, Step
-from ringtrain._core.wire.signature import Signature, laid_out
+from ringtrain._core.transport.base import TransportCaller
+from ringtrain._core.wire.messages import WireFrame, WireStep
+from ringtrain._core.wire.signature import WireSignature, laid_out
 
 # More ranks than these have fewer partners this way: bench/README has the sweep.
 RANKS_MOST_DIRECT: Final = 3
@@ -36,7 +36,7 @@ class RecursiveDoubling:
         self._size = len(steps.ranks)
         self._shifts = [1 << k for k in range((self._size - 1).bit_length())]
 
-    def gather(self, what: Signature, part: Flat, lengths: Sequence[int]) -> list[Flat]:
+    def gather(self, what: WireSignature, part: Flat, lengths: Sequence[int]) -> list[Flat]:
         """Return what each position has given as `part`, by position. `lengths`: of each in elements, alike on all
         ranks.
         """
@@ -50,24 +50,24 @@ class RecursiveDoubling:
         def holds(count: int) -> bool:
             return held >= count
 
-        def frames_for(rank: int, caller: Caller) -> Iterator[Frame]:
+        def frames_for(rank: int, caller: TransportCaller) -> Iterator[WireFrame]:
             for step, shift in enumerate(self._shifts):
                 if rank == steps.ranks[order[-shift]]:
                     call.wait_until(partial(holds, shift), caller)
-                    yield call.frame(Step.RESULT, step, buffer[: bounds[min(shift, size - shift)]])
+                    yield call.frame(WireStep.RESULT, step, buffer[: bounds[min(shift, size - shift)]])
 
         what = laid_out(what, (steps.segment_bytes, *what.layout))
         call = steps.call_among(self._peers(1), what, frames_for, buffer.nbytes, takers=self._peers(-1))
         with call:
             for step, shift in enumerate(self._shifts):
                 end = min(2 * shift, size)
-                call.read(steps.ranks[order[shift]], Step.RESULT, step, buffer[bounds[shift] : bounds[end]])
+                call.read(steps.ranks[order[shift]], WireStep.RESULT, step, buffer[bounds[shift] : bounds[end]])
                 held = end
                 call.offer_changed()
         places = [(position - steps.position) % size for position in range(size)]
         return [buffer[bounds[place] : bounds[place + 1]] for place in places]
 
-    def gather_in_place(self, what: Signature, buffer: Flat, bounds: Bounds) -> None:
+    def gather_in_place(self, what: WireSignature, buffer: Flat, bounds: Bounds) -> None:
         """Fill `buffer` with the chunks of all positions, at `bounds`. Segments are passed on as they come."""
         steps, size = self._steps, self._size
         length = max(1, steps.segment_bytes // buffer.itemsize)
@@ -83,13 +83,13 @@ class RecursiveDoubling:
         def holds(count: int) -> bool:
             return held >= count
 
-        def frames_for(rank: int, caller: Caller) -> Iterator[Frame]:
+        def frames_for(rank: int, caller: TransportCaller) -> Iterator[WireFrame]:
             shift = (steps.position - steps.ranks.index(rank)) % size
             count = 0
             for index, cut in enumerate(cuts(steps.position, shift)):
                 count += cut.stop - cut.start
                 call.wait_until(partial(holds, count), caller)
-                yield call.frame(Step.RESULT, index, buffer[cut])
+                yield call.frame(WireStep.RESULT, index, buffer[cut])
 
         what = laid_out(what, (steps.segment_bytes, *what.layout, *bounds))
         peers, takers = self._peers(1), self._peers(-1)
@@ -97,11 +97,11 @@ class RecursiveDoubling:
         with call:
             for peer, shift in zip(peers, self._shifts, strict=True):
                 for index, cut in enumerate(cuts((steps.position + shift) % size, shift)):
-                    call.read(peer, Step.RESULT, index, buffer[cut])
+                    call.read(peer, WireStep.RESULT, index, buffer[cut])
                     held += cut.stop - cut.start
                     call.offer_changed()
 
-    def lengths(self, what: Signature, length: int) -> NDArray[np.int64]:
+    def lengths(self, what: WireSignature, length: int) -> NDArray[np.int64]:
         """The `length` of every position."""
         return np.concatenate(self.gather(what, np.array([length], np.int64), [1] * self._size))
 

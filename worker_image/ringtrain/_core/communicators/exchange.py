@@ -34,12 +34,12 @@ from ringtrain._core.reduction.cuts import (
     segments,
     without_short_ones,
 )
-from ringtrain._core.reduction.fold import Flat, Folder
+from ringtrain._core.reduction.fold import Flat, ReductionFold
 from ringtrain._core.reduction.ops import ReduceOp
-from ringtrain._core.transport.base import Caller
-from ringtrain._core.wire.messages import Frame, Step
-from ringtrain._core.wire.signature import Signature, laid_out
-from ringtrain._core.world.membership import Membership
+from ringtrain._core.transport.base import TransportCaller
+from ringtrain._core.wire.messages import WireFrame, WireStep
+from ringtrain._core.wire.signature import WireSignature, laid_out
+from ringtrain._core.world.membership import WorldMembership
 
 SEGMENT_BYTES: Final = 2 << 20
 # Up to so much for all peers together, and up to so much in any world, everyone sends everything to everyone: one
@@ -50,7 +50,7 @@ _NOTHING: Final = np.empty(0, np.uint8)
 
 
 class ExchangeCommunicator:
-    """A `Communicator` over the streams of a Membership.
+    """A `Communicator` over the streams of a WorldMembership.
 
     `steps`: what begins its collectives, also for a communicator that does the rest itself.
     """
@@ -59,7 +59,7 @@ class ExchangeCommunicator:
     fusion_bytes: Final = 256 << 10
 
     def __init__(
-        self, member: Membership, process_set: int, ranks: tuple[int, ...], segment_bytes: int = SEGMENT_BYTES
+        self, member: WorldMembership, process_set: int, ranks: tuple[int, ...], segment_bytes: int = SEGMENT_BYTES
     ) -> None:
         self._member = member
         self.steps = ExchangeSteps(member, process_set, ranks, segment_bytes)
@@ -77,60 +77,64 @@ class ExchangeCommunicator:
     def overlaps(self) -> bool:
         return len(self.ranks) > 1
 
-    def all_reduce(self, what: Signature, source: Flat, target: Flat, op: ReduceOp) -> None:
+    def all_reduce(self, what: WireSignature, source: Flat, target: Flat, op: ReduceOp) -> None:
         if source.nbytes <= self._direct_bytes:
             self._reduce_all_alone(what, source, target, op)
         else:
             self._reduce_all(what, [source], target, op)
 
-    def all_reduce_grouped(self, what: Signature, sources: Sequence[Flat], target: Flat, op: ReduceOp) -> None:
+    def all_reduce_grouped(self, what: WireSignature, sources: Sequence[Flat], target: Flat, op: ReduceOp) -> None:
         """Long pieces are sent from where they lie; short neighbours are copied to where their result will be."""
         self._reduce_all(what, without_short_ones(sources, target, self.fusion_bytes), target, op)
 
-    def _reduce_all(self, what: Signature, sources: Sequence[Flat], target: Flat, op: ReduceOp) -> None:
+    def _reduce_all(self, what: WireSignature, sources: Sequence[Flat], target: Flat, op: ReduceOp) -> None:
         """Reduce-scatter and all-gather in one exchange; segments of both are under way at the same time."""
         length, dtype = sum(len(source) for source in sources), sources[0].dtype
         longest = -(-length // len(self.ranks)) * dtype.itemsize
         step = max(1, passing_bytes(longest, self.segment_bytes) // dtype.itemsize)
         cuts = cut_tensors(sources, len(self.ranks), step)
         own = cuts[self.position]
-        results: list[Frame] = []
+        results: list[WireFrame] = []
 
-        def frames_for(rank: int, caller: Caller) -> Iterator[Frame]:
-            yield from call.frames(Step.CONTRIBUTION, (part for part, _ in cuts[self.ranks.index(rank)]))
+        def frames_for(rank: int, caller: TransportCaller) -> Iterator[WireFrame]:
+            yield from call.frames(WireStep.CONTRIBUTION, (part for part, _ in cuts[self.ranks.index(rank)]))
             yield from self.steps.results(call, results, len(own), caller)
 
         call = self.steps.call(what, (), frames_for, length * dtype.itemsize)
-        folder = Folder(op, dtype, len(self.ranks), self.position)
+        folder = ReductionFold(op, dtype, len(self.ranks), self.position)
         with call:
             for slot, (part, cut) in enumerate(own):
                 folder.fold(self.steps.contributions(call, slot, part, folder.keeps_all), target[cut])
-                self.steps.offer(call, results, call.frame(Step.RESULT, slot, target[cut]))
+                self.steps.offer(call, results, call.frame(WireStep.RESULT, slot, target[cut]))
             wheres = [[cut for _, cut in chunk] for chunk in cuts]
             for slot in range(max(len(chunk) for chunk in cuts)):
                 self.steps.read_results(call, wheres, slot, target)
 
-    def reduce_scatter(self, what: Signature, source: Flat, bounds: Bounds, target: Flat, op: ReduceOp) -> None:
+    def reduce_scatter(
+        self, what: WireSignature, source: Flat, bounds: Bounds, target: Flat, op: ReduceOp
+    ) -> None:
         start = bounds[self.position]
         if doubling := self._doubling_of(source.nbytes):
             what = laid_out(what, (*what.layout, *bounds))
             parts = doubling.gather(what, source, [len(source)] * len(self.ranks))
             own = slice(start, bounds[self.position + 1])
-            Folder(op, source.dtype, len(self.ranks), self.position).fold((part[own] for part in parts), target)
+            ReductionFold(op, source.dtype, len(self.ranks), self.position).fold(
+                (part[own] for part in parts), target
+            )
             return
         cuts = self.steps.cut(bounds, source)
 
-        def frames_for(rank: int, caller: Caller) -> Iterator[Frame]:
-            return call.frames(Step.CONTRIBUTION, (source[cut] for cut in cuts[self.ranks.index(rank)]))
+        def frames_for(rank: int, caller: TransportCaller) -> Iterator[WireFrame]:
+            return call.frames(WireStep.CONTRIBUTION, (source[cut] for cut in cuts[self.ranks.index(rank)]))
 
         call = self.steps.call(what, bounds, frames_for, source.nbytes)
-        folder = Folder(op, source.dtype, len(self.ranks), self.position)
+        folder = ReductionFold(op, source.dtype, len(self.ranks), self.position)
         with call:
             for index, cut in enumerate(cuts[self.position]):
                 out = target[cut.start - start : cut.stop - start]
                 folder.fold(self.steps.contributions(call, index, source[cut], folder.keeps_all), out)
 
-    def all_gather(self, what: Signature, buffer: Flat, bounds: Bounds) -> None:
+    def all_gather(self, what: WireSignature, buffer: Flat, bounds: Bounds) -> None:
         lengths = [end - start for start, end in pairwise(bounds)]
         if doubling := self._doubling_of(max(lengths) * buffer.itemsize):
             what = laid_out(what, (*what.layout, *bounds))
@@ -142,8 +146,8 @@ class ExchangeCommunicator:
             return
         cuts = self.steps.cut(bounds, buffer)
 
-        def frames_for(rank: int, caller: Caller) -> Iterator[Frame]:
-            return call.frames(Step.RESULT, (buffer[cut] for cut in cuts[self.position]))
+        def frames_for(rank: int, caller: TransportCaller) -> Iterator[WireFrame]:
+            return call.frames(WireStep.RESULT, (buffer[cut] for cut in cuts[self.position]))
 
         call = self.steps.call(what, bounds, frames_for, buffer.nbytes)
         with call:
@@ -151,7 +155,10 @@ class ExchangeCommunicator:
                 self.steps.read_results(call, cuts, index, buffer)
 
     def all_gather_parts(
-        self, what: Signature, part: Flat, gather_long: Callable[[Signature, Flat, Bounds], None] | None = None
+        self,
+        what: WireSignature,
+        part: Flat,
+        gather_long: Callable[[WireSignature, Flat, Bounds], None] | None = None,
     ) -> list[Flat]:
         """As of `Communicator`. `gather_long`: an `all_gather` of long chunks, of a communicator that has a way of
         its own."""
@@ -170,16 +177,16 @@ class ExchangeCommunicator:
         return self.all_to_all(what, [part] * len(self.ranks))
 
     def all_to_all(
-        self, what: Signature, parts: Sequence[Flat], origins: Sequence[int] | None = None
+        self, what: WireSignature, parts: Sequence[Flat], origins: Sequence[int] | None = None
     ) -> list[Flat]:
         """How much it gets from each position, a rank learns from the first frame."""
         own = parts[self.position]
         step = max(1, self.segment_bytes // own.itemsize)  # lengths may differ between ranks, and this may not
 
-        def frames_for(rank: int, caller: Caller) -> Iterator[Frame]:
+        def frames_for(rank: int, caller: TransportCaller) -> Iterator[WireFrame]:
             part = parts[self.ranks.index(rank)]
-            yield call.frame(Step.SIZES, 0, np.array([len(part)], np.int64))
-            yield from call.frames(Step.RESULT, (part[cut] for cut in segments(0, len(part), step)))
+            yield call.frame(WireStep.SIZES, 0, np.array([len(part)], np.int64))
+            yield from call.frames(WireStep.RESULT, (part[cut] for cut in segments(0, len(part), step)))
 
         asked = self.steps.others if origins is None else [p for p in origins if p != self.position]
         given = [p for p in self.steps.others if origins is None or len(parts[p])]
@@ -191,31 +198,31 @@ class ExchangeCommunicator:
             received = [own[:0].copy()] * len(self.ranks)
             received[self.position] = own.copy()
             for position in asked:
-                call.read(self.ranks[position], Step.SIZES, 0, size)
+                call.read(self.ranks[position], WireStep.SIZES, 0, size)
                 received[position] = np.empty(int(size[0]), own.dtype)
             cuts = [segments(0, len(part), step) for part in received]
             for index in range(max((len(cuts[p]) for p in asked), default=0)):
                 for position in asked:
                     if index < len(cuts[position]):
                         part = received[position][cuts[position][index]]
-                        call.read(self.ranks[position], Step.RESULT, index, part)
+                        call.read(self.ranks[position], WireStep.RESULT, index, part)
         return received
 
-    def send_receive(self, what: Signature, source: Flat, to: int, target: Flat, origin: int) -> None:
+    def send_receive(self, what: WireSignature, source: Flat, to: int, target: Flat, origin: int) -> None:
         step = max(1, self.segment_bytes // source.itemsize)
 
-        def frames_for(rank: int, caller: Caller) -> Iterator[Frame]:
+        def frames_for(rank: int, caller: TransportCaller) -> Iterator[WireFrame]:
             parts = segments(0, len(source), step) if rank == self.ranks[to] else []
-            return call.frames(Step.RESULT, (source[cut] for cut in parts))
+            return call.frames(WireStep.RESULT, (source[cut] for cut in parts))
 
         peers = tuple(dict.fromkeys((self.ranks[to], self.ranks[origin])))
         what = laid_out(what, (self.segment_bytes,))
         call = self.steps.call_among(peers, what, frames_for, source.nbytes + target.nbytes)
         with call:
             for index, cut in enumerate(segments(0, len(target), step)):
-                call.read(self.ranks[origin], Step.RESULT, index, target[cut])
+                call.read(self.ranks[origin], WireStep.RESULT, index, target[cut])
 
-    def broadcast(self, what: Signature, buffer: Flat, root: int) -> None:
+    def broadcast(self, what: WireSignature, buffer: Flat, root: int) -> None:
         if doubling := self._doubling_of(buffer.nbytes):
             of_root = [len(buffer) if position == root else 0 for position in range(len(self.ranks))]
             own = buffer if self.position == root else buffer[:0]
@@ -227,18 +234,18 @@ class ExchangeCommunicator:
             PodBroadcastRoute(places, place, ShmLoneRank(self.ranks[self.position]), 0), what, buffer
         )
 
-    def broadcast_along(self, route: PodBroadcastRoute, what: Signature, buffer: Flat) -> None:
+    def broadcast_along(self, route: PodBroadcastRoute, what: WireSignature, buffer: Flat) -> None:
         """A broadcast between pods: for a communicator that knows them."""
         PodBroadcast(self.steps, route, buffer).run(what)
 
-    def barrier(self, what: Signature) -> None:
+    def barrier(self, what: WireSignature) -> None:
         if doubling := self._doubling_of(0):
             doubling.gather(what, _NOTHING, [0] * len(self.ranks))
             return
         with self.steps.call(what, (), lambda rank, caller: iter(()), 0):
             pass
 
-    def compare(self, what: Signature, sequence: int) -> None:
+    def compare(self, what: WireSignature, sequence: int) -> None:
         """Be the barrier of that number: for a communicator that counts its own collectives, beside this one."""
         self.steps.continue_at(sequence)
         self.barrier(what)
@@ -246,7 +253,9 @@ class ExchangeCommunicator:
     def can_update(self, gradients: Flat, weights: Flat) -> bool:
         return self._updates.can_update(gradients, weights)
 
-    def update(self, what: Signature, gradients: Flat, bounds: Bounds, op: ReduceOp, change: ChunkUpdate) -> None:
+    def update(
+        self, what: WireSignature, gradients: Flat, bounds: Bounds, op: ReduceOp, change: ChunkUpdate
+    ) -> None:
         self._updates.update(what, gradients, bounds, op, change)
 
     def finish_updates(self) -> bool:
@@ -262,15 +271,15 @@ class ExchangeCommunicator:
         """What carries parts of up to `nbytes`, alike on all ranks; None where each rank reads from all."""
         return self._doubling if nbytes <= self._part_bytes else None
 
-    def _reduce_all_alone(self, what: Signature, source: Flat, target: Flat, op: ReduceOp) -> None:
+    def _reduce_all_alone(self, what: WireSignature, source: Flat, target: Flat, op: ReduceOp) -> None:
         """Everyone gets everything and folds it for itself: one trip instead of two."""
         if doubling := self._doubling_of(source.nbytes):
             parts = doubling.gather(what, source, [len(source)] * len(self.ranks))
-            Folder(op, source.dtype, len(self.ranks), self.position).fold(iter(parts), target)
+            ReductionFold(op, source.dtype, len(self.ranks), self.position).fold(iter(parts), target)
             return
 
-        def frames_for(rank: int, caller: Caller) -> Iterator[Frame]:
-            return call.frames(Step.CONTRIBUTION, [source])
+        def frames_for(rank: int, caller: TransportCaller) -> Iterator[WireFrame]:
+            return call.frames(WireStep.CONTRIBUTION, [source])
 
         # Not yet into `target`: it may be `source`, which peers still read.
         result, parts = np.empty_like(source), self.steps.parts_like(source)
@@ -278,6 +287,6 @@ class ExchangeCommunicator:
         with call:
             for rank, part in zip(self.ranks, parts, strict=True):
                 if part is not source:
-                    call.read(rank, Step.CONTRIBUTION, 0, part)
-            Folder(op, source.dtype, len(self.ranks), self.position).fold(parts, result)
+                    call.read(rank, WireStep.CONTRIBUTION, 0, part)
+            ReductionFold(op, source.dtype, len(self.ranks), self.position).fold(parts, result)
         target[...] = result

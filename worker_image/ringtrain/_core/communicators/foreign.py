@@ -5,9 +5,9 @@ from collections.abc import Callable
 from typing import Any, Final, NoReturn
 
 from ringtrain._core.communicators.numbers import foreign_number
-from ringtrain._core.wire.signature import Signature
-from ringtrain._core.world.failure_state import Activity, Closed, Stalled
-from ringtrain._core.world.membership import Membership
+from ringtrain._core.wire.signature import WireSignature
+from ringtrain._core.world.failure_state import PeerClosed, PeersStalled, RankActivity
+from ringtrain._core.world.membership import WorldMembership
 
 # The library's own threads do the work: first look without a pause, then with one that costs no core.
 _EAGER_S: Final = 1e-3
@@ -21,7 +21,7 @@ class ForeignCommunicatorCalls:
     PeerLost; the memory of that call is kept for ever, since the library may still write to it.
     """
 
-    def __init__(self, member: Membership, number: int, ranks: tuple[int, ...]) -> None:
+    def __init__(self, member: WorldMembership, number: int, ranks: tuple[int, ...]) -> None:
         self.timeout_s, self.stall_timeout_s = member.ring.timeout_s, member.ring.stall_timeout_s
         self.address = member.ring.addresses[member.ring.rank]
         self._member = member
@@ -36,7 +36,7 @@ class ForeignCommunicatorCalls:
         """Whether this world has ended in a failure."""
         return self._member.failure_state.failure is not None
 
-    def run(self, what: Signature, call: Callable[[], Any]) -> None:
+    def run(self, what: WireSignature, call: Callable[[], Any]) -> None:
         """Begin `call`, which returns an object with `is_completed()` and `wait()`, and return when it is done.
 
         Raises PeerLost, on all ranks, when a peer is lost, has shut down, is silent for too long, or the library
@@ -57,7 +57,7 @@ class ForeignCommunicatorCalls:
         self._abandoned.clear()
         self._member.offers.end(key)
 
-    def _wait(self, activity: Activity, done: Callable[[], bool]) -> None:
+    def _wait(self, activity: RankActivity, done: Callable[[], bool]) -> None:
         started = time.monotonic()
         one_left_at: float | None = None
         while not done():
@@ -71,17 +71,17 @@ class ForeignCommunicatorCalls:
                 self._report_left(activity)
                 self._member.raise_failure(activity)
             if now - started >= self.stall_timeout_s:
-                self._member.monitor.report(Stalled(self._others, now - started, activity))
+                self._member.monitor.report(PeersStalled(self._others, now - started, activity))
                 self._member.raise_failure(activity)
             if now - started > _EAGER_S:
                 time.sleep(_PAUSE_S)
 
-    def _report_left(self, activity: Activity) -> None:
+    def _report_left(self, activity: RankActivity) -> None:
         """Report who has shut down, where that is known."""
         if (gone := self._member.who_left(self._peers)) is not None:
-            self._member.monitor.report(Closed(gone, "", activity))
+            self._member.monitor.report(PeerClosed(gone, "", activity))
 
-    def _failed(self, activity: Activity, error: Exception) -> NoReturn:
+    def _failed(self, activity: RankActivity, error: Exception) -> NoReturn:
         """The library gave up. Why is for the failure detector to say: a lost peer is seen there as well, and one
         that has shut down is asked for."""
         self._member.failure_state.check()

@@ -22,11 +22,11 @@ from ringtrain._core.communicators.shm.group import ShmRankGroup
 from ringtrain._core.communicators.shm.native import accumulator_dtype
 from ringtrain._core.kernels.update import ChunkUpdate
 from ringtrain._core.reduction.cuts import Bounds, segments
-from ringtrain._core.reduction.fold import Contributions, Flat
+from ringtrain._core.reduction.fold import Flat, FoldContributions
 from ringtrain._core.reduction.ops import ReduceOp
-from ringtrain._core.transport.base import Caller
-from ringtrain._core.wire.messages import Frame, Step
-from ringtrain._core.wire.signature import Signature
+from ringtrain._core.transport.base import TransportCaller
+from ringtrain._core.wire.messages import WireFrame, WireStep
+from ringtrain._core.wire.signature import WireSignature
 
 # Numbers of scratch buffers. Partial sums have two sides, which take turns.
 _BEFORE: Final = 0
@@ -60,7 +60,7 @@ class PodChainUpdates:
         return self._group.can_update(gradients, weights)
 
     def update(
-        self, what: Signature, gradients: Flat, bounds: Bounds, op: ReduceOp, change: ChunkUpdate, step: int
+        self, what: WireSignature, gradients: Flat, bounds: Bounds, op: ReduceOp, change: ChunkUpdate, step: int
     ) -> None:
         """As of `Updater`. `step`: elements that travel together. Raises what collectives raise."""
         places = self._group.memories_of
@@ -134,7 +134,7 @@ class _PodChainTrip:
     def __init__(
         self,
         pods: ChainedPods,
-        what: Signature,
+        what: WireSignature,
         bucket: PodSharedBucket,
         change: ChunkUpdate,
         step: int,
@@ -157,7 +157,7 @@ class _PodChainTrip:
         self._partials = self._gradients
         if self._kind != self._gradients.dtype and pods.pod < pods.last:
             self._partials = pods.scratch.like(np.empty(len(self._gradients), self._kind), _PARTIALS + side)
-        self._offered: dict[tuple[Step, int], Frame] = {}
+        self._offered: dict[tuple[WireStep, int], WireFrame] = {}
         others = [pod for pod in range(pods.last + 1) if pod != pods.pod]
         self._others = others[pods.pod :] + others[: pods.pod]
         self.call = pods.begin(what, others, self._frames_for, self._gradients.nbytes, is_span=False)
@@ -188,20 +188,20 @@ class _PodChainTrip:
         contributions = self._contributions(index, cut)
         if self._pods.pod < self._pods.last:
             contributions.fold_partial(self._partials[cut])
-            self._offer(Step.CONTRIBUTION, index, self._partials[cut])
+            self._offer(WireStep.CONTRIBUTION, index, self._partials[cut])
         elif owner == self._pods.pod:
             self._update(index, cut, contributions)
         else:
             contributions.fold(self._gradients[cut])
-            self._offer(Step.RESULT, index, self._gradients[cut])
+            self._offer(WireStep.RESULT, index, self._gradients[cut])
 
     def _update_reduced(self, index: int) -> None:
         """If the cut is this pod's: update it from the sum that the last pod has."""
         owner, cut = self._cuts[index]
         if owner == self._pods.pod:
             reduced = self._gradients[cut]
-            self.call.read(self._pods.column[self._pods.last], Step.RESULT, index, reduced)
-            self._update(index, cut, Contributions([reduced], ReduceOp.Sum, 1))
+            self.call.read(self._pods.column[self._pods.last], WireStep.RESULT, index, reduced)
+            self._update(index, cut, FoldContributions([reduced], ReduceOp.Sum, 1))
 
     def read_weights(self) -> None:
         """Get the weights that other pods have updated, for all ranks of this pod."""
@@ -209,32 +209,32 @@ class _PodChainTrip:
             for turn in zip_longest(*(self._cuts_of(pod) for pod in self._others)):
                 for index, cut in (found for found in turn if found is not None):
                     owner = self._cuts[index][0]
-                    self.call.read(self._pods.column[owner], Step.RESULT, index, self._weights[cut])
+                    self.call.read(self._pods.column[owner], WireStep.RESULT, index, self._weights[cut])
                     for copy in self._copies:
                         np.copyto(copy[cut], self._weights[cut])
 
-    def _contributions(self, index: int, cut: slice) -> Contributions:
+    def _contributions(self, index: int, cut: slice) -> FoldContributions:
         before = None
         if self._pods.pod > 0:
             before = self._pods.scratch.like(np.empty(cut.stop - cut.start, self._kind), _BEFORE)
-            self.call.read(self._pods.column[self._pods.pod - 1], Step.CONTRIBUTION, index, before)
+            self.call.read(self._pods.column[self._pods.pod - 1], WireStep.CONTRIBUTION, index, before)
         parts = [gradients[cut] for gradients in self._bucket.gradients]
-        return Contributions(parts, self._bucket.op, self._pods.size, before)
+        return FoldContributions(parts, self._bucket.op, self._pods.size, before)
 
-    def _update(self, index: int, cut: slice, contributions: Contributions) -> None:
+    def _update(self, index: int, cut: slice, contributions: FoldContributions) -> None:
         with timeline.span(f"update segment {index}", "update"):
             contributions.update(self._change.cut(cut, self._own), [copy[cut] for copy in self._copies])
-        self._offer(Step.RESULT, index, self._weights[cut])
+        self._offer(WireStep.RESULT, index, self._weights[cut])
 
-    def _frames_for(self, rank: int, caller: Caller) -> Iterator[Frame]:
+    def _frames_for(self, rank: int, caller: TransportCaller) -> Iterator[WireFrame]:
         """What the rank of this column in another pod reads, in the order in which it does."""
         pod = self._pods.column.index(rank)
-        order: list[tuple[Step, int]] = []
+        order: list[tuple[WireStep, int]] = []
         if pod == self._pods.pod + 1:
-            order += ((Step.CONTRIBUTION, index) for index in range(len(self._cuts)))
+            order += ((WireStep.CONTRIBUTION, index) for index in range(len(self._cuts)))
         if self._pods.pod == self._pods.last:
-            order += ((Step.RESULT, index) for index, _ in self._cuts_of(pod))
-        order += ((Step.RESULT, index) for index, _ in self._cuts_of(self._pods.pod))
+            order += ((WireStep.RESULT, index) for index, _ in self._cuts_of(pod))
+        order += ((WireStep.RESULT, index) for index, _ in self._cuts_of(self._pods.pod))
         for key in order:
             self.call.wait_until(partial(self._offered.__contains__, key), caller)
             yield self._offered[key]
@@ -242,6 +242,6 @@ class _PodChainTrip:
     def _cuts_of(self, pod: int) -> list[tuple[int, slice]]:
         return [(index, cut) for index, (owner, cut) in enumerate(self._cuts) if owner == pod]
 
-    def _offer(self, step: Step, index: int, payload: Flat) -> None:
+    def _offer(self, step: WireStep, index: int, payload: Flat) -> None:
         self._offered[step, index] = self.call.frame(step, index, payload)
         self.call.offer_changed()

@@ -18,17 +18,17 @@ from ringtrain._core.reduction import fold
 from ringtrain._core.reduction.cuts import Bounds
 from ringtrain._core.reduction.fold import Flat
 from ringtrain._core.reduction.ops import ReduceOp
-from ringtrain._core.transport.base import Caller
-from ringtrain._core.wire.messages import Frame, Step
-from ringtrain._core.wire.signature import Signature
-from ringtrain._core.world.call import Call
+from ringtrain._core.transport.base import TransportCaller
+from ringtrain._core.wire.messages import WireFrame, WireStep
+from ringtrain._core.wire.signature import WireSignature
+from ringtrain._core.world.call import WorldCall
 
 
 @dataclass(frozen=True)
 class _BegunNetworkUpdate:
     """An update whose results have not been read: others still read this rank's. `call`: was entered."""
 
-    call: Call
+    call: WorldCall
     cuts: list[list[slice]]
     weights: Flat
 
@@ -36,7 +36,9 @@ class _BegunNetworkUpdate:
 class ExchangeFusedUpdates:
     """The `Updater` part of a communicator."""
 
-    def __init__(self, steps: ExchangeSteps, all_gather_parts: Callable[[Signature, Flat], list[Flat]]) -> None:
+    def __init__(
+        self, steps: ExchangeSteps, all_gather_parts: Callable[[WireSignature, Flat], list[Flat]]
+    ) -> None:
         self._steps = steps
         self._all_gather_parts = all_gather_parts
         self._begun: _BegunNetworkUpdate | None = None
@@ -46,19 +48,23 @@ class ExchangeFusedUpdates:
         """Whether all ranks have the compiled library. Collective."""
         if self._possible is None:
             here = np.array([fold.can_update()], np.uint8)
-            there = self._all_gather_parts(Signature("can_update"), here)
+            there = self._all_gather_parts(WireSignature("can_update"), here)
             self._possible = all(bool(part[0]) for part in there)
         return self._possible
 
-    def update(self, what: Signature, gradients: Flat, bounds: Bounds, op: ReduceOp, change: ChunkUpdate) -> None:
+    def update(
+        self, what: WireSignature, gradients: Flat, bounds: Bounds, op: ReduceOp, change: ChunkUpdate
+    ) -> None:
         """Raises what collectives raise; then nothing is under way any more."""
         steps = self._steps
         cuts = steps.cut(bounds, gradients)
         own, chunk = cuts[steps.position], slice(bounds[steps.position], bounds[steps.position + 1])
-        results: list[Frame] = []
+        results: list[WireFrame] = []
 
-        def frames_for(rank: int, caller: Caller) -> Iterator[Frame]:
-            yield from call.frames(Step.CONTRIBUTION, (gradients[cut] for cut in cuts[steps.ranks.index(rank)]))
+        def frames_for(rank: int, caller: TransportCaller) -> Iterator[WireFrame]:
+            yield from call.frames(
+                WireStep.CONTRIBUTION, (gradients[cut] for cut in cuts[steps.ranks.index(rank)])
+            )
             yield from steps.results(call, results, len(own), caller)
 
         call = steps.call(what, bounds, frames_for, gradients.nbytes, is_span=False)
@@ -74,8 +80,8 @@ class ExchangeFusedUpdates:
                 for index, cut in enumerate(own):
                     parts = list(steps.contributions(call, index, gradients[cut], keep_all=True))
                     with timeline.span(f"update segment {index}", "update"):
-                        fold.Contributions(parts, op, len(parts)).update(change.cut(cut, chunk))
-                    steps.offer(call, results, call.frame(Step.RESULT, index, change.weights[cut]))
+                        fold.FoldContributions(parts, op, len(parts)).update(change.cut(cut, chunk))
+                    steps.offer(call, results, call.frame(WireStep.RESULT, index, change.weights[cut]))
             mine.pop_all()
         self._begun = _BegunNetworkUpdate(call, cuts, change.weights)
         if change.last:

@@ -33,7 +33,7 @@ from ringtrain._core.kernels.update import ChunkUpdate
 from ringtrain._core.reduction.cuts import Bounds, even_bounds
 from ringtrain._core.reduction.fold import Flat
 from ringtrain._core.reduction.ops import ReduceOp
-from ringtrain._core.wire.signature import Signature, laid_out
+from ringtrain._core.wire.signature import WireSignature, laid_out
 
 # Up to this all ranks may gather what each has; longer tensors go from pod to pod.
 _FLAT_BYTES: Final = PART_BYTES_MOST
@@ -101,7 +101,7 @@ class HierarchicalCommunicator:
         self._updates = None if hosts is None or self._is_tree else PodChainUpdates(self._pods, hosts.group)
         self._flat_bytes = min(_FLAT_BYTES, network.segment_bytes)
 
-    def all_reduce(self, what: Signature, source: Flat, target: Flat, op: ReduceOp) -> None:
+    def all_reduce(self, what: WireSignature, source: Flat, target: Flat, op: ReduceOp) -> None:
         if self._goes_flat(source.nbytes):
             self._network.all_reduce(what, source, target, op)
             return
@@ -112,7 +112,9 @@ class HierarchicalCommunicator:
         chain = PodChain(self._pods, what, self._cut(bounds, None, source), op)
         chain.all_reduce(source, target)
 
-    def reduce_scatter(self, what: Signature, source: Flat, bounds: Bounds, target: Flat, op: ReduceOp) -> None:
+    def reduce_scatter(
+        self, what: WireSignature, source: Flat, bounds: Bounds, target: Flat, op: ReduceOp
+    ) -> None:
         if self._goes_flat(source.nbytes):
             self._network.reduce_scatter(what, source, bounds, target, op)
             return
@@ -129,7 +131,7 @@ class HierarchicalCommunicator:
         chain = PodChain(self._pods, what, sections, op, mapped)
         chain.reduce_scatter(source, target, bounds[self.position])
 
-    def all_gather(self, what: Signature, buffer: Flat, bounds: Bounds) -> None:
+    def all_gather(self, what: WireSignature, buffer: Flat, bounds: Bounds) -> None:
         """Each rank gathers with its column what the pods have, and the ranks of a pod share what they have got.
 
         Of short chunks between many pods the meetings would take longer than the flat exchange.
@@ -149,7 +151,9 @@ class HierarchicalCommunicator:
     def can_update(self, gradients: Flat, weights: Flat) -> bool:
         return self._updates is not None and self._updates.can_update(gradients, weights)
 
-    def update(self, what: Signature, gradients: Flat, bounds: Bounds, op: ReduceOp, change: ChunkUpdate) -> None:
+    def update(
+        self, what: WireSignature, gradients: Flat, bounds: Bounds, op: ReduceOp, change: ChunkUpdate
+    ) -> None:
         assert self._updates is not None, "ask can_update first"
         longest = max(end - start for start, end in pairwise(bounds))
         step = self._step(longest, gradients, _UPDATE_SEGMENTS, _LEAST_UPDATE_BYTES)
@@ -158,18 +162,18 @@ class HierarchicalCommunicator:
     def finish_updates(self) -> bool:
         return self._updates is not None and self._updates.finish_updates()
 
-    def all_gather_parts(self, what: Signature, part: Flat) -> list[Flat]:
+    def all_gather_parts(self, what: WireSignature, part: Flat) -> list[Flat]:
         return self._network.all_gather_parts(what, part, None if self._hosts is None else self.all_gather)
 
     def all_to_all(
-        self, what: Signature, parts: Sequence[Flat], origins: Sequence[int] | None = None
+        self, what: WireSignature, parts: Sequence[Flat], origins: Sequence[int] | None = None
     ) -> list[Flat]:
         return self._network.all_to_all(what, parts, origins)
 
-    def send_receive(self, what: Signature, source: Flat, to: int, target: Flat, origin: int) -> None:
+    def send_receive(self, what: WireSignature, source: Flat, to: int, target: Flat, origin: int) -> None:
         self._network.send_receive(what, source, to, target, origin)
 
-    def broadcast(self, what: Signature, buffer: Flat, root: int) -> None:
+    def broadcast(self, what: WireSignature, buffer: Flat, root: int) -> None:
         if self._hosts is None or buffer.nbytes <= self._flat_bytes:
             self._network.broadcast(what, buffer, root)
             return
@@ -179,13 +183,13 @@ class HierarchicalCommunicator:
         route = PodBroadcastRoute(ranks, (pods.pod - first) % len(ranks), pods.group, giver)
         self._network.broadcast_along(route, what, buffer)
 
-    def barrier(self, what: Signature) -> None:
+    def barrier(self, what: WireSignature) -> None:
         self._network.barrier(what)
 
     def allocate(self, nbytes: int) -> NDArray[np.uint8]:
         if self._hosts is None:
             return self._network.allocate(nbytes)
-        self._network.barrier(Signature("allocate", layout=(nbytes,)))
+        self._network.barrier(WireSignature("allocate", layout=(nbytes,)))
         return allocate(self._network, self._hosts, nbytes)
 
     def use_memory_of(self, other: "HierarchicalCommunicator") -> None:
@@ -212,14 +216,16 @@ class HierarchicalCommunicator:
         is_short = longest <= self._flat_bytes and longest * len(self._group.ranks) ** 2 <= _FLAT_GATHER_BYTES
         return is_short and self._doublings < self._pods.last
 
-    def _tree_of(self, what: Signature, bounds: Bounds, source: Flat, op: ReduceOp) -> PodTree:
+    def _tree_of(self, what: WireSignature, bounds: Bounds, source: Flat, op: ReduceOp) -> PodTree:
         pods, doubles = self._pods, source.nbytes <= _DOUBLED_BYTES
         longest = max(end - start for start, end in pairwise(bounds))
         step = longest if doubles else self._step(longest, source, _TREE_SECTIONS, _LEAST_TREE_BYTES)
         sections = [shared_section(chunks, pods.local, pods.pairing) for chunks in _pieces(bounds, longest, step)]
         return PodTree(pods, what, sections, op, doubles)
 
-    def _scatter_by_tree(self, what: Signature, source: Flat, bounds: Bounds, target: Flat, op: ReduceOp) -> None:
+    def _scatter_by_tree(
+        self, what: WireSignature, source: Flat, bounds: Bounds, target: Flat, op: ReduceOp
+    ) -> None:
         """Of a short tensor every rank gets the whole result: to add up the chunks of each pod by themselves would
         cost a meeting for each."""
         what = laid_out(what, bounds)

@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 from ringtrain._core.communicators.exchange import ExchangeCommunicator
 from ringtrain._core.communicators.numbers import inside_number
 from ringtrain._core.reduction.cuts import Bounds, even_bounds, offsets, segments
-from ringtrain._core.reduction.fold import Flat, Folder
+from ringtrain._core.reduction.fold import Flat, ReductionFold
 from ringtrain._core.reduction.ops import ReduceOp
-from ringtrain._core.wire.signature import Signature, laid_out
-from ringtrain._core.world.failure_state import Activity, Stalled
-from ringtrain._core.world.membership import Membership
+from ringtrain._core.wire.signature import WireSignature, laid_out
+from ringtrain._core.world.failure_state import PeersStalled, RankActivity
+from ringtrain._core.world.membership import WorldMembership
 from ringtrain._core.world.mpi_library import give_up, load_mpi, load_world
 from ringtrain.errors import RingtrainError
 
@@ -49,7 +49,7 @@ class MpiCommunicator:
     # An exchange costs milliseconds; see bench/README.
     fusion_bytes: Final = 64 << 20
 
-    def __init__(self, member: Membership, process_set: int, network: ExchangeCommunicator) -> None:
+    def __init__(self, member: WorldMembership, process_set: int, network: ExchangeCommunicator) -> None:
         """Collective over the ranks of `network`. Raises ConfigurationError: no MPI, or another world."""
         world = load_world(member.ring.rank, member.ring.size)
         group = world.group.Incl(list(network.ranks))
@@ -62,7 +62,7 @@ class MpiCommunicator:
         self._set = inside_number(process_set)
         self._sequence = 0
 
-    def all_reduce(self, what: Signature, source: Flat, target: Flat, op: ReduceOp) -> None:
+    def all_reduce(self, what: WireSignature, source: Flat, target: Flat, op: ReduceOp) -> None:
         bounds = even_bounds(len(source), len(self.ranks))
         activity = self._begin(what)
         for piece in self._pieces(bounds, source.itemsize):
@@ -70,18 +70,20 @@ class MpiCommunicator:
             self._fold(activity, source, piece, own, op)
             self._gather(activity, target, piece)
 
-    def reduce_scatter(self, what: Signature, source: Flat, bounds: Bounds, target: Flat, op: ReduceOp) -> None:
+    def reduce_scatter(
+        self, what: WireSignature, source: Flat, bounds: Bounds, target: Flat, op: ReduceOp
+    ) -> None:
         start = bounds[self.position]
         activity = self._begin(laid_out(what, bounds))
         for piece in self._pieces(bounds, source.itemsize):
             first, last = piece[self.position]
             self._fold(activity, source, piece, target[first - start : last - start], op)
 
-    def all_gather(self, what: Signature, buffer: Flat, bounds: Bounds) -> None:
+    def all_gather(self, what: WireSignature, buffer: Flat, bounds: Bounds) -> None:
         activity = self._begin(laid_out(what, bounds))
         self._gather(activity, buffer, list(itertools.pairwise(bounds)))
 
-    def all_gather_parts(self, what: Signature, part: Flat) -> list[Flat]:
+    def all_gather_parts(self, what: WireSignature, part: Flat) -> list[Flat]:
         activity = self._begin(what)
         lengths = np.empty(len(self.ranks), np.int64)
         self._wait(activity, self._comm.Iallgather(np.array([len(part)], np.int64), lengths))
@@ -91,12 +93,12 @@ class MpiCommunicator:
         self._gather(activity, whole, list(itertools.pairwise(cuts)))
         return [whole[start:end] for start, end in itertools.pairwise(cuts)]
 
-    def broadcast(self, what: Signature, buffer: Flat, root: int) -> None:
+    def broadcast(self, what: WireSignature, buffer: Flat, root: int) -> None:
         activity = self._begin(what)
         self._give_all(activity, buffer, root)
 
     def all_to_all(
-        self, what: Signature, parts: Sequence[Flat], origins: Sequence[int] | None = None
+        self, what: WireSignature, parts: Sequence[Flat], origins: Sequence[int] | None = None
     ) -> list[Flat]:
         activity = self._begin(what)
         sent = np.array([len(part) for part in parts], np.int64)
@@ -119,11 +121,11 @@ class MpiCommunicator:
         self._exchange(activity, long_sent, long_received, kind)
         return [long_received.get(p, part).view(parts[0].dtype) for p, part in enumerate(result)]
 
-    def send_receive(self, what: Signature, source: Flat, to: int, target: Flat, origin: int) -> None:
+    def send_receive(self, what: WireSignature, source: Flat, to: int, target: Flat, origin: int) -> None:
         parts = [source if position == to else source[:0] for position in range(len(self.ranks))]
         target[...] = self.all_to_all(what, parts)[origin]
 
-    def barrier(self, what: Signature) -> None:
+    def barrier(self, what: WireSignature) -> None:
         self._begin(what)
 
     def allocate(self, nbytes: int) -> NDArray[np.uint8]:
@@ -134,7 +136,7 @@ class MpiCommunicator:
             self._comm.Free()
         self._network.close()
 
-    def _begin(self, what: Signature) -> Activity:
+    def _begin(self, what: WireSignature) -> RankActivity:
         """Make sure that all ranks mean `what`: one collective of 16 bytes."""
         self._member.failure_state.check()
         self._sequence += 1
@@ -159,7 +161,7 @@ class MpiCommunicator:
         for at in range(0, longest, step):
             yield [(min(start + at, end), min(start + at + step, end)) for start, end in chunks]
 
-    def _fold(self, activity: Activity, source: Flat, piece: Piece, out: Flat, op: ReduceOp) -> None:
+    def _fold(self, activity: RankActivity, source: Flat, piece: Piece, out: Flat, op: ReduceOp) -> None:
         """Fold this rank's part of `piece`, with what every rank has there in `source`, into `out`."""
         size, length = len(self.ranks), len(out)
         arrived = np.empty((size, length), source.dtype)
@@ -171,9 +173,9 @@ class MpiCommunicator:
         sending = [raw, lengths, places, kind]
         receiving = [_raw(arrived.reshape(-1)), [length] * size, [p * length for p in range(size)], kind]
         self._wait(activity, self._comm.Ialltoallv(sending, receiving), raw, arrived)
-        Folder(op, source.dtype, size, self.position).fold(iter(arrived), out)
+        ReductionFold(op, source.dtype, size, self.position).fold(iter(arrived), out)
 
-    def _gather(self, activity: Activity, buffer: Flat, piece: Piece) -> None:
+    def _gather(self, activity: RankActivity, buffer: Flat, piece: Piece) -> None:
         """Give every rank what the others have in their parts of `piece`."""
         if len(buffer) > COUNT_MOST:
             for position, (start, end) in enumerate(piece):
@@ -183,7 +185,9 @@ class MpiCommunicator:
         layout = [raw, [end - start for start, end in piece], [start for start, _ in piece], _type_of(buffer)]
         self._wait(activity, self._comm.Iallgatherv(load_mpi().IN_PLACE, layout), raw)
 
-    def _exchange(self, activity: Activity, sent: dict[int, Flat], received: dict[int, Flat], kind: Any) -> None:
+    def _exchange(
+        self, activity: RankActivity, sent: dict[int, Flat], received: dict[int, Flat], kind: Any
+    ) -> None:
         """Send each of `sent` to its position, and fill each of `received` from its own."""
         ways = [(self._comm.Irecv, received), (self._comm.Isend, sent)]
         requests = [
@@ -195,14 +199,14 @@ class MpiCommunicator:
         for request in requests:
             self._wait(activity, request, *received.values(), *sent.values())
 
-    def _give_all(self, activity: Activity, buffer: Flat, root: int) -> None:
+    def _give_all(self, activity: RankActivity, buffer: Flat, root: int) -> None:
         """Fill `buffer` with that of position `root`."""
         raw = _raw(buffer)
         for cut in _counted(raw):
             part = raw[cut]
             self._wait(activity, self._comm.Ibcast([part, len(part), _type_of(buffer)], root), part)
 
-    def _wait(self, activity: Activity, request: Any, *buffers: Flat) -> None:
+    def _wait(self, activity: RankActivity, request: Any, *buffers: Flat) -> None:
         """Return when `request` is done. Raises the world's failure, on all ranks, when a peer is lost."""
         started = time.monotonic()
         while not request.Test():
@@ -213,9 +217,9 @@ class MpiCommunicator:
             if waited_s > _EAGER_S:
                 time.sleep(_PAUSE_S)
 
-    def _fail(self, activity: Activity, waited_s: float) -> NoReturn:
+    def _fail(self, activity: RankActivity, waited_s: float) -> NoReturn:
         if self._member.failure_state.failure is None:
-            self._member.monitor.report(Stalled(self._others, waited_s, activity))
+            self._member.monitor.report(PeersStalled(self._others, waited_s, activity))
         try:
             self._member.raise_failure(activity)
         finally:
@@ -225,7 +229,7 @@ class MpiCommunicator:
 
 
 @lru_cache(maxsize=4096)  # a training step repeats the same signatures
-def _digest(what: Signature) -> int:
+def _digest(what: WireSignature) -> int:
     """63 bits that are equal for equal signatures."""
     return int.from_bytes(hashlib.blake2b(what.encode(), digest_size=8).digest(), "big") >> 1
 

@@ -15,14 +15,14 @@ from ringtrain._core.communicators.chain import ChainedPods, PodChainSection
 from ringtrain._core.communicators.shm.group import ShmMappedBuffer
 from ringtrain._core.communicators.shm.native import ShmCollective
 from ringtrain._core.reduction.fold import Flat
-from ringtrain._core.transport.base import Caller
-from ringtrain._core.wire.messages import Frame, Step
-from ringtrain._core.wire.signature import Signature
+from ringtrain._core.transport.base import TransportCaller
+from ringtrain._core.wire.messages import WireFrame, WireStep
+from ringtrain._core.wire.signature import WireSignature
 
 
 def gather_by_pods(
     pods: ChainedPods,
-    what: Signature,
+    what: WireSignature,
     sections: Sequence[list[PodChainSection]],
     buffer: Flat,
     passes_on: bool,
@@ -46,11 +46,11 @@ def gather_by_pods(
     def holds(count: int) -> bool:
         return held >= count
 
-    def frames_for(rank: int, caller: Caller) -> Iterator[Frame]:
+    def frames_for(rank: int, caller: TransportCaller) -> Iterator[WireFrame]:
         shift = (own - pods.column.index(rank)) % number
         for index, section in enumerate(sent(own, shift)):
             call.wait_until(partial(holds, index + 1), caller)
-            yield call.frame(Step.RESULT, index, buffer[section.chunk(pods.local)])
+            yield call.frame(WireStep.RESULT, index, buffer[section.chunk(pods.local)])
 
     def share(section: PodChainSection) -> None:
         """Give this rank's chunk to the others of its pod, and get theirs, here or with the last meeting."""
@@ -71,7 +71,7 @@ def gather_by_pods(
         for section in sections[own]:
             share(section)
         for index, pod, section in reads:
-            call.read(pods.column[pod], Step.RESULT, index, buffer[section.chunk(pods.local)])
+            call.read(pods.column[pod], WireStep.RESULT, index, buffer[section.chunk(pods.local)])
             held += 1
             if passes_on:
                 call.offer_changed()

@@ -24,9 +24,9 @@ from ringtrain._core.communicators.shm.group import ShmLoneRank
 from ringtrain._core.communicators.shm.native import ShmCollective, accumulator_dtype
 from ringtrain._core.reduction.fold import Flat
 from ringtrain._core.reduction.ops import UFUNCS, ReduceOp
-from ringtrain._core.transport.base import Caller
-from ringtrain._core.wire.messages import Frame, Step
-from ringtrain._core.wire.signature import Signature
+from ringtrain._core.transport.base import TransportCaller
+from ringtrain._core.wire.messages import WireFrame, WireStep
+from ringtrain._core.wire.signature import WireSignature
 
 Span = tuple[int, int]
 # A generator that has more to do says so; each is resumed once in a turn of all sections that are under way.
@@ -46,7 +46,12 @@ class PodTree:
     """
 
     def __init__(
-        self, pods: ChainedPods, what: Signature, sections: Sequence[PodTreeSection], op: ReduceOp, doubles: bool
+        self,
+        pods: ChainedPods,
+        what: WireSignature,
+        sections: Sequence[PodTreeSection],
+        op: ReduceOp,
+        doubles: bool,
     ) -> None:
         self._pods = pods
         self._pairing = pods.pairing
@@ -56,7 +61,7 @@ class PodTree:
         self._op = op
         self._doubles = doubles
         # Frames on offer, by pod, in the order in which that pod reads them.
-        self._offered: dict[int, deque[Frame]] = {}
+        self._offered: dict[int, deque[WireFrame]] = {}
 
     def all_reduce(self, source: Flat, target: Flat) -> None:
         """Every rank gets every result in `target`, which may be `source`."""
@@ -74,7 +79,7 @@ class PodTree:
         counts = Counter(chain.from_iterable(self._takers(i, frames_each) for i in range(len(self._sections))))
         self._offered = {pod: deque() for pod in counts}
 
-        def frames_for(rank: int, caller: Caller) -> Iterator[Frame]:
+        def frames_for(rank: int, caller: TransportCaller) -> Iterator[WireFrame]:
             pod = self._pods.column.index(rank)
             frames = self._offered[pod]
             for _ in range(counts[pod]):
@@ -165,7 +170,7 @@ class PodTree:
         """Return the sum of the two pods of a node, in the one that acts."""
         acting, idle = self._pairing.acting(self._node, index), self._pairing.idle(self._node, index)
         if acting != self._pods.pod:
-            self._offer(acting, Step.CONTRIBUTION, index, total)
+            self._offer(acting, WireStep.CONTRIBUTION, index, total)
         yield _MORE
         if acting != self._pods.pod or idle is None:
             return total
@@ -177,16 +182,16 @@ class PodTree:
         """Give the idle pod of a node its `result`, which it reads into `out`."""
         acting, idle = self._pairing.acting(self._node, index), self._pairing.idle(self._node, index)
         if acting == self._pods.pod and idle is not None:
-            self._offer(idle, Step.RESULT, index, result)
+            self._offer(idle, WireStep.RESULT, index, result)
         yield _MORE
         if acting != self._pods.pod:
-            self._call.read(self._pods.column[acting], Step.RESULT, index, out)
+            self._call.read(self._pods.column[acting], WireStep.RESULT, index, out)
 
     def _double(self, index: int, total: Flat) -> Generator[bool, None, Flat]:
         """Return the sum of all pods' totals."""
         for k in range(self._pairing.rounds):
             partner = self._pairing.partner(self._node, index, k)
-            self._offer(partner, Step.CONTRIBUTION, index, total)
+            self._offer(partner, WireStep.CONTRIBUTION, index, total)
             yield _MORE
             before, total = total, np.empty_like(total)
             self._add(partner, index, before, total)
@@ -202,7 +207,7 @@ class PodTree:
             middle = (first + last) // 2
             lower, upper = (first, middle), (middle, last)
             kept, given = (upper, lower) if self._node >> k & 1 else (lower, upper)
-            self._offer(partner, Step.CONTRIBUTION, index, total[cuts[given[0]] : cuts[given[1]]])
+            self._offer(partner, WireStep.CONTRIBUTION, index, total[cuts[given[0]] : cuts[given[1]]])
             yield _MORE
             first, last = kept
             spans.append((cuts[first], cuts[last]))
@@ -216,10 +221,10 @@ class PodTree:
         for k in reversed(range(self._pairing.rounds)):
             partner = self._pairing.partner(self._node, index, k)
             (start, end), (low, high) = spans[k], spans[k + 1]
-            self._offer(partner, Step.RESULT, index, out[low:high])
+            self._offer(partner, WireStep.RESULT, index, out[low:high])
             yield _MORE
             missing = out[high:end] if low == start else out[start:low]
-            self._call.read(self._pods.column[partner], Step.RESULT, index, missing)
+            self._call.read(self._pods.column[partner], WireStep.RESULT, index, missing)
 
     @staticmethod
     def _own(total: Flat) -> Flat:
@@ -229,7 +234,7 @@ class PodTree:
     def _add(self, pod: int, index: int, own: Flat, out: Flat) -> None:
         """Fold what `pod` has of a section with `own`."""
         theirs = self._pods.scratch.like(own, 0)
-        self._call.read(self._pods.column[pod], Step.CONTRIBUTION, index, theirs)
+        self._call.read(self._pods.column[pod], WireStep.CONTRIBUTION, index, theirs)
         lower, upper = (theirs, own) if pod < self._pods.pod else (own, theirs)
         add_up(self._op, lower, upper, out)
 
@@ -239,6 +244,6 @@ class PodTree:
                 np.divide(total, self._pods.size, out=total)
             out[...] = total
 
-    def _offer(self, pod: int, step: Step, index: int, payload: Flat) -> None:
+    def _offer(self, pod: int, step: WireStep, index: int, payload: Flat) -> None:
         self._offered[pod].append(self._call.frame(step, index, payload))
         self._call.offer_changed()

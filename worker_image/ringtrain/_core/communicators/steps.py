@@ -8,11 +8,11 @@ from numpy.typing import NDArray
 
 from ringtrain._core.reduction.cuts import Bounds, segments_at
 from ringtrain._core.reduction.fold import Flat
-from ringtrain._core.transport.base import Caller
-from ringtrain._core.wire.messages import Frame, Step
-from ringtrain._core.wire.signature import Signature, laid_out
-from ringtrain._core.world.call import Call, CollectiveKey, FramesFor
-from ringtrain._core.world.membership import Membership
+from ringtrain._core.transport.base import TransportCaller
+from ringtrain._core.wire.messages import WireFrame, WireStep
+from ringtrain._core.wire.signature import WireSignature, laid_out
+from ringtrain._core.world.call import CollectiveKey, FramesFor, WorldCall
+from ringtrain._core.world.membership import WorldMembership
 
 
 class ExchangeScratchBuffers:
@@ -32,7 +32,9 @@ class ExchangeScratchBuffers:
 class ExchangeSteps:
     """One rank's view of its set: positions, segments, and the number of the collective that comes next."""
 
-    def __init__(self, member: Membership, process_set: int, ranks: tuple[int, ...], segment_bytes: int) -> None:
+    def __init__(
+        self, member: WorldMembership, process_set: int, ranks: tuple[int, ...], segment_bytes: int
+    ) -> None:
         self._member = member
         self._process_set = process_set
         self._sequence = 0
@@ -49,8 +51,8 @@ class ExchangeSteps:
         self._sequence = sequence - 1
 
     def call(
-        self, what: Signature, bounds: Bounds, frames_for: FramesFor, total_bytes: int, is_span: bool = True
-    ) -> Call:
+        self, what: WireSignature, bounds: Bounds, frames_for: FramesFor, total_bytes: int, is_span: bool = True
+    ) -> WorldCall:
         """Begin the set's next collective. Ranks compare `bounds`, too."""
         what = laid_out(what, (self.segment_bytes, *what.layout, *bounds))
         return self.call_among(None, what, frames_for, total_bytes, is_span)
@@ -58,19 +60,19 @@ class ExchangeSteps:
     def call_among(
         self,
         peers: tuple[int, ...] | None,
-        what: Signature,
+        what: WireSignature,
         frames_for: FramesFor,
         total_bytes: int,
         is_span: bool = True,
         takers: tuple[int, ...] | None = None,
-    ) -> Call:
+    ) -> WorldCall:
         """Begin the set's next collective, in which frames come from world ranks `peers` (None: all) and go to
         `takers` (None: to those)."""
         self._sequence += 1
         number = (self._process_set, self._sequence)
         peers = self._other_ranks if peers is None else peers
         key = CollectiveKey(number, peers, peers if takers is None else takers, self._other_ranks, is_span)
-        return Call(self._member, key, what, frames_for, total_bytes)
+        return WorldCall(self._member, key, what, frames_for, total_bytes)
 
     def cut(self, bounds: Bounds, like: Flat) -> list[list[slice]]:
         return segments_at(bounds, max(1, self.segment_bytes // like.itemsize))
@@ -80,7 +82,7 @@ class ExchangeSteps:
         like = self._scratch.like
         return [own if position == self.position else like(own, position) for position in range(len(self.ranks))]
 
-    def contributions(self, call: Call, segment: int, own: Flat, keep_all: bool) -> Iterator[Flat]:
+    def contributions(self, call: WorldCall, segment: int, own: Flat, keep_all: bool) -> Iterator[Flat]:
         """What every rank adds to a segment of this rank's chunk, in rank order, each read when asked for.
 
         `keep_all`: until the next segment; otherwise only the last two.
@@ -90,24 +92,26 @@ class ExchangeSteps:
                 yield own
                 continue
             part = self._scratch.like(own, position if keep_all else position % 2)
-            call.read(rank, Step.CONTRIBUTION, segment, part)
+            call.read(rank, WireStep.CONTRIBUTION, segment, part)
             yield part
 
-    def read_results(self, call: Call, cuts: list[list[slice]], segment: int, buffer: Flat) -> None:
+    def read_results(self, call: WorldCall, cuts: list[list[slice]], segment: int, buffer: Flat) -> None:
         for position in self.others:
             if segment < len(cuts[position]):
-                call.read(self.ranks[position], Step.RESULT, segment, buffer[cuts[position][segment]])
+                call.read(self.ranks[position], WireStep.RESULT, segment, buffer[cuts[position][segment]])
 
-    def offer(self, call: Call, frames: list[Frame], frame: Frame) -> None:
+    def offer(self, call: WorldCall, frames: list[WireFrame], frame: WireFrame) -> None:
         frames.append(frame)
         call.offer_changed()
 
-    def results(self, call: Call, frames: list[Frame], count: int, caller: Caller) -> Iterator[Frame]:
+    def results(
+        self, call: WorldCall, frames: list[WireFrame], count: int, caller: TransportCaller
+    ) -> Iterator[WireFrame]:
         """Frames as they are offered, until there were `count`."""
         for index in range(count):
             call.wait_until(partial(_longer_than, frames, index), caller)
             yield frames[index]
 
 
-def _longer_than(frames: list[Frame], index: int) -> bool:
+def _longer_than(frames: list[WireFrame], index: int) -> bool:
     return index < len(frames)

@@ -1,6 +1,6 @@
 """In which order named collectives run: decided from what every rank said, so every rank decides the same.
 
-No clock, thread or socket in here: `Agreement` is fed the same rounds on every rank and returns the same
+No clock, thread or socket in here: `RequestNegotiation` is fed the same rounds on every rank and returns the same
 decisions.
 """
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from ringtrain._core.negotiation.request import KNOWN_MAX, CollectiveKind, Request, Round
+from ringtrain._core.negotiation.request import KNOWN_MAX, CollectiveKind, NamedRequest, NegotiationRound
 
 # What every kind demands to be equal, in the order in which a difference is reported.
 _FIELDS = (
@@ -30,35 +30,35 @@ _SPARSE: Final = (
 
 
 @dataclass(frozen=True)
-class Agreed:
+class NegotiatedRequests:
     """All ranks asked for it: run it, or fail it with `error`. `requests` by world rank; a rank that has joined is
     absent from it and contributes zeros."""
 
     name: str
-    requests: Mapping[int, Request]
+    requests: Mapping[int, NamedRequest]
     error: str = ""
 
     @property
-    def any_request(self) -> Request:
+    def any_request(self) -> NamedRequest:
         return next(iter(self.requests.values()))
 
 
 @dataclass(frozen=True)
-class Decisions:
+class NegotiationDecisions:
     """What follows from one round. `all_joined`: the last rank to join, once every rank has."""
 
-    agreed: tuple[Agreed, ...] = ()
+    agreed: tuple[NegotiatedRequests, ...] = ()
     all_joined: int | None = None
 
 
 @dataclass
-class Agreement:
+class RequestNegotiation:
     """Requests of which some rank's part is still missing. `ranks`: members of the process set by world rank."""
 
     ranks: tuple[int, ...]
-    _asked: dict[str, dict[int, Request]] = field(default_factory=dict)
-    _known: list[Agreed] = field(default_factory=list)
-    _numbers: dict[Request, int] = field(default_factory=dict)
+    _asked: dict[str, dict[int, NamedRequest]] = field(default_factory=dict)
+    _known: list[NegotiatedRequests] = field(default_factory=list)
+    _numbers: dict[NamedRequest, int] = field(default_factory=dict)
     _joined: list[int] = field(default_factory=list)
     _has_expired: bool = False
 
@@ -68,16 +68,18 @@ class Agreement:
         others that wait can only expire in rounds."""
         return self._has_expired and bool(self._asked)
 
-    def next_round(self, requests: Sequence[Request], joined: bool = False, expired: Sequence[str] = ()) -> Round:
+    def next_round(
+        self, requests: Sequence[NamedRequest], joined: bool = False, expired: Sequence[str] = ()
+    ) -> NegotiationRound:
         """Put this rank's new requests into the fewest bytes that the others understand."""
         numbers = [self._numbers.get(request, -1) for request in requests]
         new = tuple(request for request, number in zip(requests, numbers, strict=True) if number < 0)
-        return Round(new, tuple(number for number in numbers if number >= 0), joined, tuple(expired))
+        return NegotiationRound(new, tuple(number for number in numbers if number >= 0), joined, tuple(expired))
 
-    def receive(self, rounds: Sequence[Round]) -> Decisions:
+    def receive(self, rounds: Sequence[NegotiationRound]) -> NegotiationDecisions:
         """Take in one round (one entry a rank, in the set's order) and return what every rank does now."""
         if not self._asked and not self._joined and _all_say_known(rounds):  # a usual step's
-            return Decisions(tuple(self._known[number] for number in rounds[0].known))
+            return NegotiationDecisions(tuple(self._known[number] for number in rounds[0].known))
         for rank, said in zip(self.ranks, rounds, strict=True):
             for request in (*(self._known[number].any_request for number in said.known), *said.requests):
                 self._asked.setdefault(request.name, {})[rank] = request
@@ -90,7 +92,7 @@ class Agreement:
         if len(self._known) > KNOWN_MAX:
             self._known.clear()
             self._numbers.clear()
-        return Decisions(agreed, self._take_joined())
+        return NegotiationDecisions(agreed, self._take_joined())
 
     def asked_by(self, name: str) -> tuple[list[int], list[int]]:
         """Which ranks have submitted `name`, and which have not and have not joined either."""
@@ -100,7 +102,7 @@ class Agreement:
     def _complete(self, name: str) -> bool:
         return all(rank in self._asked[name] or rank in self._joined for rank in self.ranks)
 
-    def _take(self, name: str) -> Agreed:
+    def _take(self, name: str) -> NegotiatedRequests:
         requests = self._asked.pop(name)
         first = next(iter(requests.values()))
         absent = [rank for rank in self._joined if rank not in requests]
@@ -109,13 +111,13 @@ class Agreement:
             error = error or _joined_reason(first, absent)
         elif not error and first.same_everywhere and first not in self._numbers:
             self._numbers[first] = len(self._known)
-            self._known.append(Agreed(name, dict.fromkeys(self.ranks, first)))
-        return Agreed(name, requests, error)
+            self._known.append(NegotiatedRequests(name, dict.fromkeys(self.ranks, first)))
+        return NegotiatedRequests(name, requests, error)
 
-    def _expire(self, name: str) -> Agreed:
+    def _expire(self, name: str) -> NegotiatedRequests:
         requests = self._asked.pop(name)
         missing = [rank for rank in self.ranks if rank not in requests and rank not in self._joined]
-        return Agreed(
+        return NegotiatedRequests(
             name,
             requests,
             f"{name!r}: submitted by ranks {sorted(requests)} and not by ranks {missing} within the time that "
@@ -130,14 +132,14 @@ class Agreement:
         return last
 
 
-def _all_say_known(rounds: Sequence[Round]) -> bool:
+def _all_say_known(rounds: Sequence[NegotiationRound]) -> bool:
     """Whether all ranks say the same, and nothing but requests that were agreed on before, each once."""
     first = rounds[0]
     is_plain = not (first.requests or first.joined or first.expired)
     return is_plain and all(said == first for said in rounds) and len(set(first.known)) == len(first.known)
 
 
-def _mismatch(requests: Mapping[int, Request], ranks: tuple[int, ...]) -> str:
+def _mismatch(requests: Mapping[int, NamedRequest], ranks: tuple[int, ...]) -> str:
     """Return the first reason that forbids the collective, naming two ranks and both values; empty if there is
     none.
 
@@ -164,13 +166,13 @@ def _mismatch(requests: Mapping[int, Request], ranks: tuple[int, ...]) -> str:
     return ""
 
 
-def _own_error(request: Request) -> str:
+def _own_error(request: NamedRequest) -> str:
     if not request.dtypes and request.kind is not CollectiveKind.BARRIER:
         return "no tensor was given; expected one or more"
     return request.error
 
 
-def _joined_reason(request: Request, joined: list[int]) -> str:
+def _joined_reason(request: NamedRequest, joined: list[int]) -> str:
     """Return why `request` cannot run while `joined` ranks have no data; empty if it can."""
     reduces = request.kind is CollectiveKind.ALLREDUCE and request.op in ("Sum", "Average", "Adasum")
     if reduces or request.kind is CollectiveKind.BARRIER:
@@ -183,7 +185,7 @@ def _joined_reason(request: Request, joined: list[int]) -> str:
     )
 
 
-def _shapes_differ(requests: Mapping[int, Request], first: int, rank: int) -> str:
+def _shapes_differ(requests: Mapping[int, NamedRequest], first: int, rank: int) -> str:
     ours, theirs = requests[first], requests[rank]
     if ours.shapes == theirs.shapes:
         return ""

@@ -14,7 +14,7 @@ from ringtrain._core.negotiation.queues import name_for, queue_of
 from ringtrain._core.negotiation.request import (
     KNOWN_MAX,
     CollectiveKind,
-    Request,
+    NamedRequest,
     described,
     scalar_error,
     splits_error,
@@ -28,7 +28,7 @@ from ringtrain.step_time import REDUCTION
 
 
 @dataclass(frozen=True)
-class Reduction:
+class NamedReduction:
     """How arrays become one. `op`: a name of `ringtrain.ReduceOp`."""
 
     op: str
@@ -39,39 +39,39 @@ class Reduction:
     @classmethod
     def of(
         cls, op: Any, average: bool | None, prescale: float, postscale: float, process_set: ProcessSet
-    ) -> Reduction:
+    ) -> NamedReduction:
         """What the arguments of an allreduce ask for. Raises ConfigurationError."""
         return _reduction(chosen_op(op, average), float(prescale), float(postscale), process_set)
 
     @classmethod
     def of_sums(
         cls, series: str, op: Any, prescale: float, postscale: float, process_set: ProcessSet
-    ) -> Reduction:
+    ) -> NamedReduction:
         """The same for `series`, which has Average and Sum alone."""
         return _reduction(only_sums(chosen_op(op), series), float(prescale), float(postscale), process_set)
 
-    def request(self, name: str, kind: CollectiveKind = CollectiveKind.ALLREDUCE) -> Request:
+    def request(self, name: str, kind: CollectiveKind = CollectiveKind.ALLREDUCE) -> NamedRequest:
         return _request(self, name, kind)
 
 
 @functools.lru_cache(maxsize=KNOWN_MAX)  # they come back every step
-def _reduction(op: ReduceOp, prescale: float, postscale: float, process_set: ProcessSet) -> Reduction:
-    return Reduction(op.value, process_set, prescale, postscale)
+def _reduction(op: ReduceOp, prescale: float, postscale: float, process_set: ProcessSet) -> NamedReduction:
+    return NamedReduction(op.value, process_set, prescale, postscale)
 
 
 @functools.lru_cache(maxsize=KNOWN_MAX)
-def _request(how: Reduction, name: str, kind: CollectiveKind) -> Request:
-    return Request(kind, name, op=how.op, prescale=float(how.prescale), postscale=float(how.postscale))
+def _request(how: NamedReduction, name: str, kind: CollectiveKind) -> NamedRequest:
+    return NamedRequest(kind, name, op=how.op, prescale=float(how.prescale), postscale=float(how.postscale))
 
 
-def run(request: Request, arrays: Sequence[Array], process_set: ProcessSet, error: str = "") -> list[Array]:
+def run(request: NamedRequest, arrays: Sequence[Array], process_set: ProcessSet, error: str = "") -> list[Array]:
     """Run `request` on `arrays` and return its results. `error`: why this rank's arguments are wrong, if they
     are.
     """
     return list(result_of(begin(request, arrays, process_set, error)))
 
 
-def begin(request: Request, arrays: Sequence[Array], process_set: ProcessSet, error: str = "") -> Any:
+def begin(request: NamedRequest, arrays: Sequence[Array], process_set: ProcessSet, error: str = "") -> Any:
     """Begin `request`; return its future."""
     held = [np.asarray(array) for array in arrays]
     dtypes, shapes = tuple(name_of(array.dtype) for array in held), tuple(array.shape for array in held)
@@ -89,7 +89,9 @@ def result_of(begun: Any) -> Any:
         return begun.result()
 
 
-def allreduce(arrays: Sequence[Array], how: Reduction, name: str | None, series: str = "allreduce") -> list[Array]:
+def allreduce(
+    arrays: Sequence[Array], how: NamedReduction, name: str | None, series: str = "allreduce"
+) -> list[Array]:
     """Return `arrays` reduced, as one collective."""
     error = adasum_error(members(how.process_set)) if how.op == "Adasum" else ""
     return run(how.request(name_for(series, name, how.process_set)), arrays, how.process_set, error)
@@ -99,7 +101,7 @@ def allreduce_gradient(
     grads: Sequence[Array],
     inputs: Sequence[Array],
     outputs: Sequence[Array],
-    how: Reduction,
+    how: NamedReduction,
     name: str | None = None,
 ) -> list[Array]:
     """Return the gradients of the inputs of an allreduce from those of its outputs, of which every rank has one.
@@ -109,7 +111,7 @@ def allreduce_gradient(
     """
     if how.op in ("Sum", "Average", "Adasum"):
         return allreduce(grads, how, name, "allreduce_gradient")
-    total = Reduction("Sum", how.process_set)
+    total = NamedReduction("Sum", how.process_set)
     summed = allreduce(grads, total, name, "allreduce_gradient")
     factor = how.prescale * how.postscale
     if how.op == "Product":
@@ -138,7 +140,7 @@ def allgather_gradient(
     """Return the gradients of this rank's rows (`rows` of each array): the mean of every rank's, as in Horovod, or
     their Sum.
     """
-    reduced = allreduce(grads, Reduction(op, process_set), name, "allgather_gradient")
+    reduced = allreduce(grads, NamedReduction(op, process_set), name, "allgather_gradient")
     (everyone,) = allgather([np.array([rows], np.int64)], process_set, _part(name, "rows"))
     before = everyone[: process_set.rank() or 0].sum(axis=0)
     return [grad[start : start + own] for grad, start, own in zip(reduced, before, rows, strict=True)]
@@ -151,19 +153,19 @@ def broadcast(arrays: Sequence[Array], root: int, process_set: ProcessSet, name:
 
 def begin_allgather(arrays: Sequence[Array], process_set: ProcessSet, name: str | None) -> Any:
     """Begin to gather; return the future of every rank's rows of each array."""
-    request = Request(CollectiveKind.ALLGATHER, name_for("allgather", name, process_set))
+    request = NamedRequest(CollectiveKind.ALLGATHER, name_for("allgather", name, process_set))
     return begin(request, arrays, process_set, scalar_error([np.shape(array) for array in arrays]))
 
 
 def begin_broadcast(arrays: Sequence[Array], root: int, process_set: ProcessSet, name: str | None) -> Any:
     """Begin to broadcast; return the future of the root's arrays."""
-    request = Request(CollectiveKind.BROADCAST, name_for("broadcast", name, process_set), root=int(root))
+    request = NamedRequest(CollectiveKind.BROADCAST, name_for("broadcast", name, process_set), root=int(root))
     return begin(request, arrays, process_set)
 
 
 def broadcast_gradient(grad: Array, root: int, process_set: ProcessSet, name: str | None = None) -> Array:
     """Return the mean of every rank's gradient at the root, and zeros elsewhere, as in Horovod."""
-    (mean,) = allreduce([grad], Reduction("Average", process_set), name, "broadcast_gradient")
+    (mean,) = allreduce([grad], NamedReduction("Average", process_set), name, "broadcast_gradient")
     return mean if queue_of(process_set).rank == root else np.zeros_like(mean)
 
 
@@ -173,18 +175,18 @@ def alltoall(
     """Send `splits[i]` rows to rank i of the set; return the rows received and how many came from each rank."""
     error = splits_error(np.shape(array), splits, members(process_set))
     cut = None if splits is None or error else tuple(int(rows) for rows in splits)
-    request = Request(CollectiveKind.ALLTOALL, name_for("alltoall", name, process_set), splits=cut)
+    request = NamedRequest(CollectiveKind.ALLTOALL, name_for("alltoall", name, process_set), splits=cut)
     received, counts = run(request, [array], process_set, error)
     return received, counts
 
 
-def reducescatter(arrays: Sequence[Array], how: Reduction, name: str | None) -> list[Array]:
+def reducescatter(arrays: Sequence[Array], how: NamedReduction, name: str | None) -> list[Array]:
     """Return this rank's rows of each reduced array."""
     request = how.request(name_for("reducescatter", name, how.process_set), CollectiveKind.REDUCESCATTER)
     return run(request, arrays, how.process_set, scalar_error([np.shape(array) for array in arrays]))
 
 
-def reducescatter_gradient(grads: Sequence[Array], how: Reduction, name: str | None = None) -> list[Array]:
+def reducescatter_gradient(grads: Sequence[Array], how: NamedReduction, name: str | None = None) -> list[Array]:
     """Return every rank's gradients, gathered; for Sum times the number of ranks, as Horovod does."""
     factor = how.prescale * how.postscale * (members(how.process_set) if how.op == "Sum" else 1)
     return [np.asarray(grad * factor, grad.dtype) for grad in allgather(grads, how.process_set, name)]
@@ -194,7 +196,7 @@ def _part(name: str | None, part: str) -> str | None:
     return None if name is None else f"{name}.{part}"
 
 
-def _product_of_others(array: Array, how: Reduction, name: str | None) -> Array:
+def _product_of_others(array: Array, how: NamedReduction, name: str | None) -> Array:
     (stacked,) = allgather([array.reshape(1, -1)], how.process_set, name)
     kept = np.delete(stacked, how.process_set.rank() or 0, axis=0)
     return np.asarray(np.prod(kept * kept.dtype.type(how.prescale), axis=0).reshape(array.shape))

@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol, runtime_checkable
 import numpy as np
 
 from ringtrain._core.communicators.base import Communicator
-from ringtrain._core.negotiation.agreement import Agreed
+from ringtrain._core.negotiation.agreement import NegotiatedRequests
 from ringtrain._core.negotiation.carried import (
     COMPLEX,
     WIDER,
@@ -20,14 +20,14 @@ from ringtrain._core.negotiation.carried import (
     carried_op,
     travels_as_it_is,
 )
-from ringtrain._core.negotiation.request import KNOWN_MAX, CollectiveKind, Request, splits_of
+from ringtrain._core.negotiation.request import KNOWN_MAX, CollectiveKind, NamedRequest, splits_of
 from ringtrain._core.process_groups import work
 from ringtrain._core.process_groups.tensors import Array, as_array, flat
 from ringtrain._core.reduction.arithmetic import scaled
 from ringtrain._core.reduction.cuts import Bounds, offsets
 from ringtrain._core.reduction.ops import ReduceOp
 from ringtrain._core.wire.dtypes import CODES, dtype_of, name_of
-from ringtrain._core.wire.signature import Signature
+from ringtrain._core.wire.signature import WireSignature
 
 # 64 MiB: what is fused is reduced together, and a handle of it is done when all of it is; a larger fusion only
 # delays the first update.
@@ -41,20 +41,20 @@ Result = list[Any]
 
 
 @dataclass(frozen=True, eq=False)
-class FusedBatch:
+class FusedRequestBatch:
     """Entries that share one collective. `names`: theirs. `bounds`: where the numbers of each of their tensors lie
     in the one buffer into which all are packed; empty where they are not. The same on all ranks."""
 
-    entries: tuple[Agreed, ...]
+    entries: tuple[NegotiatedRequests, ...]
     names: tuple[str, ...]
     bounds: Bounds
 
     @classmethod
-    def of(cls, entries: Sequence[Agreed]) -> "FusedBatch":
+    def of(cls, entries: Sequence[NegotiatedRequests]) -> "FusedRequestBatch":
         return cls(tuple(entries), tuple(entry.name for entry in entries), _packing(entries))
 
     @property
-    def request(self) -> Request:
+    def request(self) -> NamedRequest:
         """Of any entry: what a batch has in common is the same in all."""
         return self.entries[0].any_request
 
@@ -65,40 +65,40 @@ class FusedBatch:
 
 
 @runtime_checkable
-class Carrier(Protocol):
+class SubmittedTensors(Protocol):
     """What gives the arrays of a submission, and can also exchange its tensors where they lie."""
 
     def __call__(self) -> Sequence[Array]:
         """Return the tensors as arrays."""
 
     def carry_out(
-        self, communicator: Communicator, batch: FusedBatch, tensors: Sequence["Carrier"]
+        self, communicator: Communicator, batch: FusedRequestBatch, tensors: Sequence["SubmittedTensors"]
     ) -> list[Result] | None:
         """Return the results of a batch, of which `tensors` are this rank's; None where they are to
         go as arrays. The same on all ranks, or else what is exchanged is the same."""
 
 
-def batches(agreed: Sequence[Agreed]) -> Iterator[FusedBatch]:
+def batches(agreed: Sequence[NegotiatedRequests]) -> Iterator[FusedRequestBatch]:
     """Cut into runs that can share one collective, in order. Pure, so every rank cuts alike."""
     for fusible, run in groupby(agreed, key=_fusion_key):
         entries = list(run)
         if fusible is None:
-            yield from (FusedBatch.of([entry]) for entry in entries)
+            yield from (FusedRequestBatch.of([entry]) for entry in entries)
             continue
-        batch: list[Agreed] = []
+        batch: list[NegotiatedRequests] = []
         size = 0
         for entry in entries:
             if batch and size + _bytes(entry.any_request) > FUSION_BYTES:
-                yield FusedBatch.of(batch)
+                yield FusedRequestBatch.of(batch)
                 batch, size = [], 0
             batch.append(entry)
             size += _bytes(entry.any_request)
-        yield FusedBatch.of(batch)
+        yield FusedRequestBatch.of(batch)
 
 
 def run_batch(
     communicator: Communicator,
-    batch: FusedBatch,
+    batch: FusedRequestBatch,
     arrays: Sequence[Sequence[Array] | None],
     targets: Sequence[Array | None],
 ) -> list[Result]:
@@ -123,7 +123,7 @@ def run_batch(
     return [list(itertools.islice(finished, len(own))) for own in given]
 
 
-def reduce_packed(communicator: Communicator, request: Request, packed: Array) -> Array:
+def reduce_packed(communicator: Communicator, request: NamedRequest, packed: Array) -> Array:
     """Return the reduction of the tensors of a batch, which lie in `packed` one behind the other. `packed` may be
     changed, and may be what is returned."""
     op, dtype, size = ReduceOp(request.op), packed.dtype, len(communicator.ranks)
@@ -131,7 +131,7 @@ def reduce_packed(communicator: Communicator, request: Request, packed: Array) -
     as_it_is = travels_as_it_is(dtype, op)
     sent = own if as_it_is else carried(own, op, size)
     buffer = flat(sent)
-    communicator.all_reduce(Signature("allreduce", op=op.value), buffer, buffer, carried_op(dtype, op))
+    communicator.all_reduce(WireSignature("allreduce", op=op.value), buffer, buffer, carried_op(dtype, op))
     return scaled(sent if as_it_is else brought_back(sent, op, dtype, size), request.postscale)
 
 
@@ -149,8 +149,8 @@ def dtypes_error(kind: CollectiveKind, dtypes: tuple[str, ...], op: str) -> str:
     return f"{unordered[0]} can't be reduced with {op}; expected Sum or Average" if unordered else ""
 
 
-def _packing(entries: Sequence[Agreed]) -> Bounds:
-    """`FusedBatch.bounds` of these entries."""
+def _packing(entries: Sequence[NegotiatedRequests]) -> Bounds:
+    """`FusedRequestBatch.bounds` of these entries."""
     request = entries[0].any_request
     fits = sum(_bytes(entry.any_request) for entry in entries) <= _PACKED_BYTES * len(entries)
     if len(entries) == 1 or not fits or request.op == "Adasum":  # which scales each tensor by its own norm
@@ -167,14 +167,14 @@ def _allreduce(communicator: Communicator, arrays: Sequence[Array], op: ReduceOp
     dtype, size = arrays[0].dtype, len(communicator.ranks)
     as_it_is = travels_as_it_is(dtype, op)
     # Names, dtypes and shapes were agreed on already: the signature need not say them again.
-    what = Signature("allreduce", op=op.value)
+    what = WireSignature("allreduce", op=op.value)
     sent = arrays if as_it_is else [carried(array, op, size) for array in arrays]
     reduced = work.grouped_allreduce(sent, carried_op(dtype, op), None, what)(communicator)
     return reduced if as_it_is else [brought_back(array, op, dtype, size) for array in reduced]
 
 
 def _reduce_bucket(
-    communicator: Communicator, request: Request, arrays: Sequence[Array], target: Array | None
+    communicator: Communicator, request: NamedRequest, arrays: Sequence[Array], target: Array | None
 ) -> Array:
     """Return what `arrays` are one behind the other, reduced: in `target`, if there is one."""
     op = ReduceOp(request.op)
@@ -183,7 +183,7 @@ def _reduce_bucket(
     parts, whole = pieces, buffer
     if (real := COMPLEX.get(name_of(buffer.dtype))) is not None:
         parts, whole = [piece.view(real) for piece in pieces], buffer.view(real)
-    work.reduce_into(Signature("allreduce", op=op.value), [as_array(part) for part in parts], whole, op)(
+    work.reduce_into(WireSignature("allreduce", op=op.value), [as_array(part) for part in parts], whole, op)(
         communicator
     )
     if request.postscale != 1.0:
@@ -191,7 +191,7 @@ def _reduce_bucket(
     return buffer
 
 
-def _run_single(communicator: Communicator, agreed: Agreed, arrays: Sequence[Array]) -> Result:
+def _run_single(communicator: Communicator, agreed: NegotiatedRequests, arrays: Sequence[Array]) -> Result:
     ranks = communicator.ranks
     request = agreed.requests.get(ranks[communicator.position], agreed.any_request)
     match request.kind:
@@ -201,7 +201,7 @@ def _run_single(communicator: Communicator, agreed: Agreed, arrays: Sequence[Arr
         case CollectiveKind.BROADCAST:
             buffers = [np.array(array, order="C") for array in arrays]
             for buffer in buffers:
-                what = Signature("broadcast", root=request.root)
+                what = WireSignature("broadcast", root=request.root)
                 communicator.broadcast(what, _bytes_of(buffer), ranks.index(request.root))
             return buffers
         case CollectiveKind.ALLTOALL:
@@ -214,7 +214,7 @@ def _run_single(communicator: Communicator, agreed: Agreed, arrays: Sequence[Arr
 
 
 def _allgather(communicator: Communicator, array: Array, rows: int) -> Array:
-    parts = communicator.all_gather_parts(Signature("allgather"), _bytes_of(array))
+    parts = communicator.all_gather_parts(WireSignature("allgather"), _bytes_of(array))
     return np.concatenate(parts).view(array.dtype).reshape(rows, *array.shape[1:])
 
 
@@ -222,7 +222,7 @@ def _alltoall(communicator: Communicator, array: Array, splits: Sequence[Sequenc
     """Rows received, and how many of each rank as int32. `splits`: of each rank, the rows for each rank."""
     cuts = np.cumsum([0, *splits[communicator.position]])
     parts = [_bytes_of(array[start:stop]) for start, stop in itertools.pairwise(cuts)]
-    received = communicator.all_to_all(Signature("alltoall"), parts)
+    received = communicator.all_to_all(WireSignature("alltoall"), parts)
     rows = [own[communicator.position] for own in splits]  # of an empty dimension the bytes do not tell them
     whole = np.concatenate(received).view(array.dtype).reshape(sum(rows), *array.shape[1:])
     return [whole, np.asarray(rows, np.int32)]
@@ -239,20 +239,20 @@ def _bytes_of(array: Array) -> Array:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
-def _given(request: Request, arrays: Sequence[Array] | None) -> Sequence[Array]:
+def _given(request: NamedRequest, arrays: Sequence[Array] | None) -> Sequence[Array]:
     if arrays is not None:
         return arrays
     pairs = zip(request.shapes, request.dtypes, strict=True)
     return [np.zeros(shape, dtype_of(name)) for shape, name in pairs]
 
 
-def _fusion_key(entry: Agreed) -> tuple[Any, ...] | None:
+def _fusion_key(entry: NegotiatedRequests) -> tuple[Any, ...] | None:
     request = entry.any_request
     if request.kind is not CollectiveKind.ALLREDUCE or request.members or len(set(request.dtypes)) != 1:
         return None
     return (request.dtypes[0], request.op, request.prescale, request.postscale, request.device)
 
 
-def _bytes(request: Request) -> int:
+def _bytes(request: NamedRequest) -> int:
     pairs = zip(request.shapes, request.dtypes, strict=True)
     return sum(math.prod(shape) * dtype_of(name).itemsize for shape, name in pairs)

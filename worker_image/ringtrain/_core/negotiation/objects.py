@@ -9,7 +9,7 @@ from ringtrain._core.negotiation.queues import name_for, queue_of
 from ringtrain._core.process_groups.process_sets import ProcessSet
 from ringtrain._core.process_groups.tensors import Array
 from ringtrain._core.wire.objects import check_headers, dumps, header, is_refusal, loads, packed, unpacked
-from ringtrain._core.wire.values import Foreign
+from ringtrain._core.wire.values import ForeignWireValues
 from ringtrain.errors import ConfigurationError
 
 __all__ = ["allgather_object", "broadcast_object", "dumps", "loads"]
@@ -21,7 +21,7 @@ def broadcast_object(
     name: str | None,
     process_set: ProcessSet,
     allow_pickle: bool = False,
-    foreign: Foreign | None = None,
+    foreign: ForeignWireValues | None = None,
 ) -> Any:
     """Return `value` of world rank `root` on every rank; the root gets its own object back.
 
@@ -48,7 +48,7 @@ def allgather_object(
     name: str | None,
     process_set: ProcessSet,
     allow_pickle: bool = False,
-    foreign: Foreign | None = None,
+    foreign: ForeignWireValues | None = None,
 ) -> list[Any]:
     """Return every rank's `value`, in rank order. Raises as `broadcast_object`, if any rank's can't be sent."""
     group = queue_of(process_set)

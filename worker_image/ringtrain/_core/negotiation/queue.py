@@ -18,11 +18,11 @@ import numpy as np
 
 from ringtrain import timeline
 from ringtrain._core.communicators.base import Communicator
-from ringtrain._core.negotiation.agreement import Agreed, Agreement
-from ringtrain._core.negotiation.execution import Carrier, FusedBatch, Result, batches, run_batch
-from ringtrain._core.negotiation.request import KNOWN_MAX, Request, Round
-from ringtrain._core.negotiation.submission import Arrays, Finish, Submission
-from ringtrain._core.wire.signature import Signature
+from ringtrain._core.negotiation.agreement import NegotiatedRequests, RequestNegotiation
+from ringtrain._core.negotiation.execution import FusedRequestBatch, Result, SubmittedTensors, batches, run_batch
+from ringtrain._core.negotiation.request import KNOWN_MAX, NamedRequest, NegotiationRound
+from ringtrain._core.negotiation.submission import Arrays, Finish, NamedSubmission
+from ringtrain._core.wire.signature import WireSignature
 from ringtrain.errors import ConfigurationError, MismatchError, NotInitializedError, RingtrainError
 
 # After a round that moved nothing, a rank with nothing new to say lets this long pass, doubling to the second
@@ -37,7 +37,7 @@ _NAME_CHARACTERS = 300
 # shared memory. More, as in the first step, takes a second exchange.
 _SLOT_BYTES: Final = 4096
 _LENGTH: Final = struct.Struct("<Q")
-_AGREEMENT: Final = Signature("agreement")
+_AGREEMENT: Final = WireSignature("agreement")
 
 log = logging.getLogger("ringtrain")
 
@@ -61,34 +61,37 @@ class NamedQueue:
         late ranks are named."""
         self.rank = rank
         self.ranks = ranks
-        self.remembered: dict[Hashable, Request] = {}  # by all that they follow from
+        self.remembered: dict[Hashable, NamedRequest] = {}  # by all that they follow from
         self._open_communicator = open_communicator
         self._timeout_s, self._warning_s = timeout_s, warning_s
         self._give_up = give_up
         self._communicator: Communicator | None = None
-        self._agreement = Agreement(ranks)
+        self._agreement = RequestNegotiation(ranks)
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._kept = threading.Condition()  # of every promise
-        self._last: tuple[list[Agreed], list[FusedBatch]] = [], []  # what was agreed on last, and its batches
-        self._new: list[Request] = []
-        self._in_flight: dict[str, Submission] = {}
+        self._last: tuple[list[NegotiatedRequests], list[FusedRequestBatch]] = (
+            [],
+            [],
+        )  # what was agreed on last, and its batches
+        self._new: list[NamedRequest] = []
+        self._in_flight: dict[str, NamedSubmission] = {}
         self._joining: Future[int] | None = None
         self._due: dict[str, float] = {}  # after how many seconds to say anew that ranks are late
         self._closed = False
         self._thread = threading.Thread(target=self._loop, name="ringtrain-named-queue", daemon=True)
         self._thread.start()
 
-    def submit(self, request: Request, arrays: Arrays = tuple, finish: Finish = list) -> Submission:
+    def submit(self, request: NamedRequest, arrays: Arrays = tuple, finish: Finish = list) -> NamedSubmission:
         """Return the promise of `finish(result)`, which the queue's own thread calls.
 
         `arrays` is called by that thread too; what it returns must not change before it is done. The promise
         raises MismatchError where ranks disagree and PeerLost where one is gone. Raises ConfigurationError
         for a name that is still in flight on this rank.
         """
-        return self.hand_in(Submission(request, arrays, finish))
+        return self.hand_in(NamedSubmission(request, arrays, finish))
 
-    def hand_in(self, submission: Submission) -> Submission:
+    def hand_in(self, submission: NamedSubmission) -> NamedSubmission:
         """As `submit`, of a submission that is made already."""
         request = submission.request
         submission.kept = self._kept
@@ -111,7 +114,7 @@ class NamedQueue:
             timeline.mark("SUBMIT", "named", submission.since_ns, request.name, tensor=request.name)
         return submission
 
-    def remember(self, asked: Hashable, request: Request) -> None:
+    def remember(self, asked: Hashable, request: NamedRequest) -> None:
         """Keep in `remembered` what `asked` leads to, so that an adapter need not find it again."""
         if len(self.remembered) >= KNOWN_MAX:
             self.remembered.clear()
@@ -158,7 +161,7 @@ class NamedQueue:
             except Exception as error:  # whoever waits for a future must get it, whatever it is
                 if not isinstance(error, RingtrainError) and len(self.ranks) > 1:
                     self._give_up(error)  # the others wait for this rank, or go on without what it forgets now
-                self._agreement, self._last = Agreement(self.ranks), ([], [])
+                self._agreement, self._last = RequestNegotiation(self.ranks), ([], [])
                 self._fail_all(error if isinstance(error, RingtrainError) else _internal(error))
                 moved = True
             pause_s = 0.0 if moved else min(max(2 * pause_s, PAUSE_FIRST_S), PAUSE_MAX_S)
@@ -192,7 +195,7 @@ class NamedQueue:
                     name[:_NAME_CHARACTERS], waited_s, asked, late, self._timeout_s,
                 )  # fmt: skip
 
-    def _next_round(self) -> Round:
+    def _next_round(self) -> NegotiationRound:
         requests, self._new = self._new, []
         overdue = time.perf_counter_ns() - int(self._timeout_s * 1e9)
         expired: list[str] = []
@@ -204,13 +207,14 @@ class NamedQueue:
         """Since when the first of what is in flight waits, which is in the order of submission."""
         return next(iter(self._in_flight.values())).since_ns if self._in_flight else otherwise_ns
 
-    def _round(self, said: Round) -> bool:
+    def _round(self, said: NegotiationRound) -> bool:
         """Run one round and what it agreed on. Return whether anything was agreed."""
         if self._communicator is None:
             self._communicator = self._open_communicator()
         own = said.encode()
         received = [
-            said if message == own else Round.decode(message) for message in _exchange(self._communicator, own)
+            said if message == own else NegotiationRound.decode(message)
+            for message in _exchange(self._communicator, own)
         ]
         decisions = self._agreement.receive(received)
         self._warn_of_late()
@@ -228,7 +232,7 @@ class NamedQueue:
             joining.set_result(decisions.all_joined)
         return bool(decisions.agreed) or decisions.all_joined is not None
 
-    def _run(self, communicator: Communicator, batch: FusedBatch) -> None:
+    def _run(self, communicator: Communicator, batch: FusedRequestBatch) -> None:
         started_ns = time.perf_counter_ns()
         with self._lock:
             if self._closed:  # zeros in the place of what has been given up would be a wrong sum elsewhere
@@ -253,23 +257,23 @@ class NamedQueue:
             self._kept.notify_all()
 
     def _carry_out_in_place(
-        self, communicator: Communicator, batch: FusedBatch, own: Sequence[Submission | None]
+        self, communicator: Communicator, batch: FusedRequestBatch, own: Sequence[NamedSubmission | None]
     ) -> list[Result] | None:
         """The results where a carrier has carried out the batch. A rank that has joined has none, nor a device."""
         if batch.fewest_ranks < len(self.ranks):
             return None
         sources: list[Any] = [one.arrays for one in own if one is not None]
-        if len(set(map(type, sources))) > 1 or not isinstance(sources[0], Carrier):
+        if len(set(map(type, sources))) > 1 or not isinstance(sources[0], SubmittedTensors):
             return None
         return sources[0].carry_out(communicator, batch, sources)
 
-    def _refuse(self, agreed: Agreed, error: RingtrainError) -> None:
+    def _refuse(self, agreed: NegotiatedRequests, error: RingtrainError) -> None:
         with self._changed:
             submitted = self._in_flight.pop(agreed.name, None)
         if submitted is not None:  # otherwise this rank has joined
             self._break([submitted], error)
 
-    def _break(self, submissions: Sequence[Submission], error: RingtrainError) -> None:
+    def _break(self, submissions: Sequence[NamedSubmission], error: RingtrainError) -> None:
         for submission in submissions:
             submission.break_with(error)
         with self._kept:
@@ -305,7 +309,7 @@ def _exchange(communicator: Communicator, message: bytes) -> list[bytes]:
     return [slot[_LENGTH.size :][:length] for slot, length in zip(received, lengths, strict=True)]
 
 
-def _record(agreed: Agreed, since_ns: int, started_ns: int) -> None:
+def _record(agreed: NegotiatedRequests, since_ns: int, started_ns: int) -> None:
     kind, track = agreed.any_request.kind.upper(), agreed.name
     timeline.record(f"NEGOTIATE_{kind}", "named", since_ns, started_ns, track, tensor=agreed.name)
     timeline.record(kind, "named", started_ns, time.perf_counter_ns(), track, tensor=agreed.name)

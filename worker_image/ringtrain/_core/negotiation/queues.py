@@ -13,16 +13,16 @@ from typing import Any
 
 from ringtrain import timeline
 from ringtrain._core.negotiation.queue import NamedQueue
-from ringtrain._core.negotiation.request import CollectiveKind, Request
+from ringtrain._core.negotiation.request import CollectiveKind, NamedRequest
 from ringtrain._core.process_groups import context, process_sets
 from ringtrain._core.process_groups.process_sets import ProcessSet, add_process_set, global_process_set, number_of
-from ringtrain._core.process_groups.rank_context import RankContext
+from ringtrain._core.process_groups.rank_context import ProcessGroupContext
 from ringtrain.errors import ConfigurationError
 from ringtrain.step_time import REDUCTION
 
 
 @dataclass
-class _Queues:
+class _NamedQueues:
     """What a world has for named collectives: queues and counters of unnamed calls by set."""
 
     queues: dict[int, NamedQueue] = field(default_factory=dict)
@@ -74,7 +74,7 @@ def queue_of(process_set: ProcessSet) -> NamedQueue:
         return mine.queues[number]
 
 
-def _open_queue(world: RankContext, number: int) -> NamedQueue:
+def _open_queue(world: ProcessGroupContext, number: int) -> NamedQueue:
     ranks = tuple(world.ranks_of_set(number) or ())
     queue = NamedQueue(
         world.config.rank,
@@ -105,7 +105,7 @@ def name_for(kind: str, name: str | None, process_set: ProcessSet) -> str:
 
 def barrier(process_set: ProcessSet = global_process_set, name: str | None = None) -> None:
     """Return when every rank of `process_set` has called it."""
-    request = Request(CollectiveKind.BARRIER, name_for("barrier", name, process_set))
+    request = NamedRequest(CollectiveKind.BARRIER, name_for("barrier", name, process_set))
     begun = queue_of(process_set).submit(request)
     with REDUCTION:
         begun.result()
@@ -151,8 +151,8 @@ def is_homogeneous() -> bool:
     return len(set(context.current().local_sizes)) == 1
 
 
-def _queues() -> _Queues:
-    return context.current().attached(_Queues, _Queues)
+def _queues() -> _NamedQueues:
+    return context.current().attached(_NamedQueues, _NamedQueues)
 
 
 def _check_comm(comm: Any) -> None:

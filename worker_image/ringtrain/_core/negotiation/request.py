@@ -23,7 +23,7 @@ class CollectiveKind(StrEnum):
 
 
 @dataclass(frozen=True)
-class Request:
+class NamedRequest:
     """One rank's part in a collective; a grouped collective has several tensors, all others one (a barrier none).
 
     `dtypes`, `shapes`: of each tensor. `op`: name of the reduction, empty where there is none. `root`: rank within
@@ -59,11 +59,11 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Round:
+class NegotiationRound:
     """What one rank says in one round of agreement. `known`: numbers of requests that were agreed on before.
     `expired`: names for whose missing ranks it will not wait any longer."""
 
-    requests: tuple[Request, ...] = ()
+    requests: tuple[NamedRequest, ...] = ()
     known: tuple[int, ...] = ()
     joined: bool = False
     expired: tuple[str, ...] = ()
@@ -73,7 +73,7 @@ class Round:
         return json.dumps({**fields, "j": self.joined, "x": self.expired}, separators=(",", ":")).encode()
 
     @classmethod
-    def decode(cls, message: bytes) -> "Round":
+    def decode(cls, message: bytes) -> "NegotiationRound":
         data = json.loads(message)
         requests = tuple(_request_from(fields) for fields in data["r"])
         return cls(requests, tuple(data["k"]), data["j"], tuple(data["x"]))
@@ -81,22 +81,22 @@ class Round:
 
 @functools.lru_cache(maxsize=KNOWN_MAX)  # they come back every step
 def described(
-    request: Request, dtypes: tuple[str, ...], shapes: tuple[tuple[int, ...], ...], device: str
-) -> Request:
+    request: NamedRequest, dtypes: tuple[str, ...], shapes: tuple[tuple[int, ...], ...], device: str
+) -> NamedRequest:
     """`request` of tensors of these dtypes and shapes: the same object for the same arguments."""
     return replace(request, dtypes=dtypes, shapes=tuple(map(tuple, shapes)), device=device)
 
 
-def _request_from(fields: dict[str, Any]) -> Request:
+def _request_from(fields: dict[str, Any]) -> NamedRequest:
     fields["kind"] = CollectiveKind(fields["kind"])
     fields["dtypes"] = tuple(fields["dtypes"])
     fields["shapes"] = tuple(tuple(shape) for shape in fields["shapes"])
     fields["members"] = tuple(fields["members"])
     fields["splits"] = None if fields["splits"] is None else tuple(fields["splits"])
-    return Request(**fields)
+    return NamedRequest(**fields)
 
 
-def splits_of(requests: Sequence[Request]) -> list[tuple[int, ...]]:
+def splits_of(requests: Sequence[NamedRequest]) -> list[tuple[int, ...]]:
     """Of an alltoall's `requests`, one a rank, the rows that each rank sends to each."""
     size = len(requests)
     return [one.splits or (one.shapes[0][0] // size,) * size for one in requests]

@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ringtrain._core.negotiation.execution import Result
-from ringtrain._core.negotiation.request import Request
+from ringtrain._core.negotiation.request import NamedRequest
 from ringtrain._core.process_groups.tensors import Array
 
 Finish = Callable[[Result], Any]
 Arrays = Callable[[], Sequence[Array]]
 
 
-class Submission:
+class NamedSubmission:
     """One rank's part in a named collective, and the promise of what `finish` makes of its result.
 
     `arrays`: gives this rank's tensors. `target`: of a bucket, where its results go, one behind the other; the
@@ -25,7 +25,7 @@ class Submission:
     __slots__ = ("_done", "_error", "_result", "arrays", "finish", "kept", "request", "since_ns", "target")
 
     def __init__(
-        self, request: Request, arrays: Arrays, finish: Finish = list, target: Array | None = None
+        self, request: NamedRequest, arrays: Arrays, finish: Finish = list, target: Array | None = None
     ) -> None:
         self.request = request
         self.arrays = arrays

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from ringtrain import timeline
 from ringtrain._core.communicators.exchange import SEGMENT_BYTES
 from ringtrain._core.process_groups.formations import CARRIED, own_agent
-from ringtrain._core.process_groups.rank_context import ENTERED, RankContext
+from ringtrain._core.process_groups.rank_context import ENTERED, ProcessGroupContext
 from ringtrain._core.process_groups.uncaught import shorten_lost_peers
-from ringtrain._core.world.agent_socket import AgentSocket
+from ringtrain._core.world.agent_socket import RankAgentSocket
 from ringtrain._core.world.config import WorkerConfig
 from ringtrain.errors import ConfigurationError, NotInitializedError, PeerLost
 from ringtrain.report import report_joined
@@ -35,7 +35,7 @@ T = TypeVar("T")
 _RANK_PROCESS = "_RINGTRAIN_RANK_PROCESS"  # set while this process is a rank, so that its children know
 
 _lock = threading.Lock()
-_context: RankContext | None = None
+_context: ProcessGroupContext | None = None
 _unfinished: weakref.WeakSet[Drained] = weakref.WeakSet()
 
 
@@ -98,7 +98,9 @@ def _timed(config: WorkerConfig, timeout: float | None) -> WorkerConfig:
     return replace(config, timeout_s=float(timeout))
 
 
-def _met(agent: AgentSocket | None, find: Callable[[], WorkerConfig], segment_bytes: int) -> RankContext:
+def _met(
+    agent: RankAgentSocket | None, find: Callable[[], WorkerConfig], segment_bytes: int
+) -> ProcessGroupContext:
     """Join the world that `find` tells; in an elastic job the next one, where a member is lost before all met."""
     while True:
         found = find()
@@ -125,13 +127,13 @@ def _show_messages(level: str) -> None:
         log.addHandler(logging.StreamHandler())
 
 
-def _joined(config: WorkerConfig, segment_bytes: int, agent: AgentSocket | None) -> RankContext:
+def _joined(config: WorkerConfig, segment_bytes: int, agent: RankAgentSocket | None) -> ProcessGroupContext:
     if not config.tracebacks and config.size > 1:
         shorten_lost_peers()
     if agent is None:
-        return RankContext(config, None, segment_bytes)
+        return ProcessGroupContext(config, None, segment_bytes)
     CARRIED.formation = config.formation  # from here on this rank is in it, also if it does not meet the others
-    context = RankContext(config, None, segment_bytes, agent)
+    context = ProcessGroupContext(config, None, segment_bytes, agent)
     try:
         agent.joined(config.formation)
         context.join_formation(CARRIED)
@@ -141,7 +143,7 @@ def _joined(config: WorkerConfig, segment_bytes: int, agent: AgentSocket | None)
     return context
 
 
-def _own_config(agent: AgentSocket | None, tf_config: str | None) -> WorkerConfig:
+def _own_config(agent: RankAgentSocket | None, tf_config: str | None) -> WorkerConfig:
     """What the environment says, in an elastic job after the agent has told this rank its next world.
 
     Raises ConfigurationError where the environment is another process's, whose world goes on.
@@ -239,7 +241,7 @@ def is_initialized() -> bool:
     return _context is not None
 
 
-def current() -> RankContext:
+def current() -> ProcessGroupContext:
     """Return this process's context. Raises NotInitializedError."""
     context = ENTERED.get() or _context  # as `current_or_none`, which takes a twentieth of a short allreduce
     if context is None:
@@ -247,7 +249,7 @@ def current() -> RankContext:
     return context
 
 
-def current_or_none() -> RankContext | None:
+def current_or_none() -> ProcessGroupContext | None:
     """This process's world, if there is one."""
     return ENTERED.get() or _context
 

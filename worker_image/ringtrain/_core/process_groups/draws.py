@@ -14,7 +14,7 @@ _COMPARISONS: Final = 2
 _MOST_KEPT: Final = 64
 
 
-class Drawn(NamedTuple):
+class ProcessGroupEpoch(NamedTuple):
     """An epoch that a rank began. `number`: counts them on that rank. `cut`: how the data set is cut. `begin`:
     the epoch, and where in it. `compared`: how many comparisons it went through without its like on all ranks."""
 
@@ -27,7 +27,7 @@ class Drawn(NamedTuple):
         return f"{self.cut}, {self.begin}"
 
 
-class Draws:
+class ProcessGroupEpochs:
     """The epochs that one rank began in its world, and that were not seen to begin on all ranks.
 
     Ranks need not keep step here: one may read ahead, and one alone may evaluate. So it is no error that a rank
@@ -37,7 +37,7 @@ class Draws:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._drawn: list[Drawn] = []
+        self._drawn: list[ProcessGroupEpoch] = []
         self._cuts: dict[str, None] = {}  # all of them, the newest last
         self._count = 0
 
@@ -45,7 +45,7 @@ class Draws:
         """This rank begins an epoch."""
         with self._lock:
             self._count += 1
-            self._drawn = [*self._drawn, Drawn(self._count, cut, begin, 0)][-_MOST_KEPT:]
+            self._drawn = [*self._drawn, ProcessGroupEpoch(self._count, cut, begin, 0)][-_MOST_KEPT:]
             self._cuts.pop(cut, None)
             self._cuts = dict.fromkeys([*self._cuts, cut][-_MOST_KEPT:])
 
@@ -60,7 +60,7 @@ class Draws:
         Raises MismatchError, on every rank, where two ranks told for the second time of epochs that are not of
         one data set, cut alike.
         """
-        everyone = [[Drawn(*one) for one in of_rank["drawn"]] for of_rank in told]
+        everyone = [[ProcessGroupEpoch(*one) for one in of_rank["drawn"]] for of_rank in told]
         common = set.intersection(*({str(one) for one in drawn} for drawn in everyone))
         left = [[one for one in drawn if str(one) not in common] for drawn in everyone]
         last = max((one.number for one in everyone[rank]), default=0)
@@ -70,12 +70,12 @@ class Draws:
         _refuse_differing(left, [set(of_rank["cuts"]) for of_rank in told])
 
 
-def draws_of(size: int) -> Draws:
+def draws_of(size: int) -> ProcessGroupEpochs:
     """What this rank began to train on, where `size` ranks are its world; nothing where they are a part of it."""
     world = current_or_none()
     if world is None or world.config.size != size:
-        return Draws()
-    return world.attached(Draws, Draws)
+        return ProcessGroupEpochs()
+    return world.attached(ProcessGroupEpochs, ProcessGroupEpochs)
 
 
 def note_draw(rank: int, size: int, cut: str, begin: str) -> None:
@@ -83,10 +83,10 @@ def note_draw(rank: int, size: int, cut: str, begin: str) -> None:
     part among all ranks of its world."""
     world = current_or_none()
     if world is not None and size > 1 and (rank, size) == (world.config.rank, world.config.size):
-        world.attached(Draws, Draws).note(cut, begin)
+        world.attached(ProcessGroupEpochs, ProcessGroupEpochs).note(cut, begin)
 
 
-def _refuse_differing(left: Sequence[Sequence[Drawn]], cuts: Sequence[set[str]]) -> None:
+def _refuse_differing(left: Sequence[Sequence[ProcessGroupEpoch]], cuts: Sequence[set[str]]) -> None:
     old = {rank: [one for one in drawn if one.compared] for rank, drawn in enumerate(left)}
     for one, other in combinations([rank for rank, drawn in old.items() if drawn], 2):
         for here, there in product(old[one], old[other]):

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from ringtrain._core.world.agent_socket import AgentSocket, Readiness, agent_of
+from ringtrain._core.world.agent_socket import RankAgentSocket, WorldReadiness, agent_of
 
 
-class Bound(Protocol):
+class BoundProcessSet(Protocol):
     """A set of ranks as users hold it."""
 
     def bind(self, context: Any, number: int) -> None:
@@ -22,7 +22,7 @@ class Bound(Protocol):
 
 
 @dataclass(frozen=True)
-class Place:
+class FormationPlace:
     """The rank that a process had in a formation."""
 
     formation: int
@@ -30,7 +30,7 @@ class Place:
 
 
 @dataclass
-class Carried:
+class ProcessFormationMemory:
     """The memory of this process between worlds.
 
     `formation`: the last world that it was in. `adopted`: where the state that it holds was whole and agreed on.
@@ -44,14 +44,14 @@ class Carried:
     lost_steps: int = 0
     unshared: bool = False
     restored: str = ""
-    adopted: Place | None = None
-    prepared: Place | None = None
+    adopted: FormationPlace | None = None
+    prepared: FormationPlace | None = None
     sets: list[tuple[list[int], weakref.ref[Any] | None]] = field(default_factory=list)
 
-    def readiness(self) -> Readiness:
+    def readiness(self) -> WorldReadiness:
         """What the agent is told."""
         lost, self.lost_steps = self.lost_steps, 0
-        return Readiness(self.formation, self.committed, lost, self.unshared)
+        return WorldReadiness(self.formation, self.committed, lost, self.unshared)
 
     def told(self) -> dict[str, Any]:
         """What the members of the next world are told."""
@@ -62,11 +62,11 @@ class Carried:
         }
 
 
-CARRIED = Carried()
+CARRIED = ProcessFormationMemory()
 
 
 @dataclass(frozen=True)
-class Former:
+class FormerFormation:
     """Who comes from where. `formation`: the one that survivors have their state from, 0: there are none.
     `ranks`: by rank, the rank there; None for newcomers."""
 
@@ -79,7 +79,7 @@ class Former:
         return [rank for rank, former in enumerate(self.ranks) if former is not None]
 
 
-def former_of(told: Sequence[dict[str, Any]]) -> Former:
+def former_of(told: Sequence[dict[str, Any]]) -> FormerFormation:
     """What the members' words come to.
 
     A formation has happened when any member has adopted its state. That member went through a barrier for it, so
@@ -92,17 +92,17 @@ def former_of(told: Sequence[dict[str, Any]]) -> Former:
     ranks: list[int | None] = []
     for places in zip(adopted, prepared, strict=True):
         ranks.append(next((place.rank for place in places if place is not None and place.formation == top), None))
-    return Former(top, tuple(ranks))
+    return FormerFormation(top, tuple(ranks))
 
 
-def own_agent() -> AgentSocket | None:
+def own_agent() -> RankAgentSocket | None:
     """The agent that tells this process its worlds; None where the world never changes."""
     return agent_of(os.environ)
 
 
-def _fields(place: Place | None) -> list[int] | None:
+def _fields(place: FormationPlace | None) -> list[int] | None:
     return None if place is None else [place.formation, place.rank]
 
 
-def _place(fields: Any) -> Place | None:
-    return None if fields is None else Place(int(fields[0]), int(fields[1]))
+def _place(fields: Any) -> FormationPlace | None:
+    return None if fields is None else FormationPlace(int(fields[0]), int(fields[1]))

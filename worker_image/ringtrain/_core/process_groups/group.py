@@ -1,7 +1,7 @@
 """A process group: a communicator, and the executor that runs its collectives in the order of their submission.
 
-The host optimizer, the public collectives and the named queue stand on this. `Group` is what optimizer, input and
-checkpoints need of it; the tests run the same code on a `Group` of threads.
+The host optimizer, the public collectives and the named queue stand on this. `CollectiveGroup` is what optimizer,
+input and checkpoints need of it; the tests run the same code on a `CollectiveGroup` of threads.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ringtrain._core.process_groups.tensors import checked_bounds, flat_signatur
 from ringtrain._core.process_groups.work import Work, barrier, short_allreduce, short_barrier
 from ringtrain._core.reduction.ops import ReduceOp, Sum
 from ringtrain._core.wire.dtypes import dtype_name
-from ringtrain._core.wire.signature import ANY_ROWS, Signature, Tensor
+from ringtrain._core.wire.signature import ANY_ROWS, WireSignature, WireTensorSignature
 from ringtrain._core.wire.values import decode_value, encode_value
 from ringtrain.errors import NotInitializedError
 from ringtrain.step_time import REDUCTION, beside_training
@@ -65,7 +65,7 @@ def synchronize(handle: Handle[T]) -> T:
     return handle.synchronize()
 
 
-class Turn:
+class ProcessGroupTurn:
     """The right to run collectives of some groups: one at a time, which is the order that peers must meet in."""
 
     def __init__(self) -> None:
@@ -124,7 +124,7 @@ class Turn:
             self.held.release()
 
 
-class Executor:
+class ProcessGroupExecutor:
     """One collective at a time, first come first served: that is the order peers must meet in.
 
     What is submitted runs on a thread of its own. What is called runs in the calling thread if nothing is pending:
@@ -132,7 +132,7 @@ class Executor:
     """
 
     def __init__(self) -> None:
-        self.turn = Turn()
+        self.turn = ProcessGroupTurn()
         self._lock = threading.Lock()
         self._queue: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -207,14 +207,14 @@ class Executor:
 Flat = NDArray[Any]
 
 
-class Pending(Protocol):
+class PendingCollective(Protocol):
     """A collective under way."""
 
     def wait(self) -> Any:
         """Return its result when the collective is done on this rank; raise what made it fail."""
 
 
-class Group(Protocol):
+class CollectiveGroup(Protocol):
     """The ranks that train one model. Every rank calls the same collectives in the same order."""
 
     @property
@@ -226,32 +226,32 @@ class Group(Protocol):
     def allocate(self, length: int, dtype: Any) -> Flat:
         """Return zeros for buffers of the collectives below, as all ranks do with the same arguments."""
 
-    def all_reduce(self, buffer: Flat, op: ReduceOp = Sum) -> Pending:
+    def all_reduce(self, buffer: Flat, op: ReduceOp = Sum) -> PendingCollective:
         """Fold `buffer` of all ranks in place."""
 
-    def reduce_scatter(self, buffer: Flat, bounds: Sequence[int], op: ReduceOp = Sum) -> Pending:
+    def reduce_scatter(self, buffer: Flat, bounds: Sequence[int], op: ReduceOp = Sum) -> PendingCollective:
         """Leave the reduction over ranks of `buffer[bounds[r]:bounds[r + 1]]` on rank r, in place.
 
         Every element is folded in one order of the ranks, so its bits do not depend on `bounds`. What the
         rest of `buffer` holds after that is not defined.
         """
 
-    def all_gather(self, buffer: Flat, bounds: Sequence[int]) -> Pending:
+    def all_gather(self, buffer: Flat, bounds: Sequence[int]) -> PendingCollective:
         """Give every rank what rank r holds in `buffer[bounds[r]:bounds[r + 1]]`, in place."""
 
-    def beside(self) -> Group | None:
+    def beside(self) -> CollectiveGroup | None:
         """Return a group of the same ranks whose collectives need not wait for this one's. Collective.
 
         None where that does not pay.
         """
 
-    def all_to_all(self, parts: Sequence[Flat], origins: Sequence[int] | None = None) -> Pending:
+    def all_to_all(self, parts: Sequence[Flat], origins: Sequence[int] | None = None) -> PendingCollective:
         """Send `parts[r]` (1-d) to rank r; `wait` returns what each rank sent here, by rank.
 
         `origins`: on all ranks, those that send this one something, where ranks know.
         """
 
-    def send_receive(self, source: Flat, to: int, target: Flat, origin: int) -> Pending:
+    def send_receive(self, source: Flat, to: int, target: Flat, origin: int) -> PendingCollective:
         """Send `source` (1-d) to rank `to`, and fill `target` with what rank `origin` sends here.
 
         Every rank gives to one and gets from one. Lengths may differ between pairs.
@@ -285,7 +285,7 @@ class Group(Protocol):
     def allgather_object(self, value: Any, what: str) -> list[Any]:
         """Return every rank's JSON-safe `value`, by rank. `what` it is ranks compare."""
 
-    def gather_objects(self, value: Any, what: str) -> Pending:
+    def gather_objects(self, value: Any, what: str) -> PendingCollective:
         """Begin `allgather_object`; `wait` returns what it returns."""
 
 
@@ -300,7 +300,7 @@ class ProcessGroup:
     def __init__(
         self,
         communicator: Communicator,
-        executor: Executor,
+        executor: ProcessGroupExecutor,
         open_beside: Callable[[], ProcessGroup],
         closed: Callable[[], None],
     ) -> None:
@@ -365,11 +365,13 @@ class ProcessGroup:
 
     def all_to_all(self, parts: Sequence[Flat], origins: Sequence[int] | None = None) -> Handle[list[Flat]]:
         dtypes = dict.fromkeys(dtype_name(part.dtype) for part in parts)
-        what = Signature("all_to_all", tuple(Tensor(None, dtype, (ANY_ROWS,)) for dtype in dtypes))
+        what = WireSignature(
+            "all_to_all", tuple(WireTensorSignature(None, dtype, (ANY_ROWS,)) for dtype in dtypes)
+        )
         return self.begin(lambda communicator: communicator.all_to_all(what, parts, origins))
 
     def send_receive(self, source: Flat, to: int, target: Flat, origin: int) -> Handle[None]:
-        what = Signature("send_receive", (Tensor(None, dtype_name(source.dtype), (ANY_ROWS,)),))
+        what = WireSignature("send_receive", (WireTensorSignature(None, dtype_name(source.dtype), (ANY_ROWS,)),))
         return self.begin(lambda communicator: communicator.send_receive(what, source, to, target, origin))
 
     def memory_of(self, rank: int, buffer: Flat) -> Flat | None:
@@ -419,7 +421,7 @@ def _objects(value: Any, what: str) -> Work[list[Any]]:
     data = np.frombuffer(encode_value(value), np.uint8)
 
     def work(communicator: Communicator) -> list[Any]:
-        return [decode_value(part.tobytes()) for part in communicator.all_gather_parts(Signature(what), data)]
+        return [decode_value(part.tobytes()) for part in communicator.all_gather_parts(WireSignature(what), data)]
 
     return work
 

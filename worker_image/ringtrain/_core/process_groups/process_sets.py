@@ -11,8 +11,8 @@ import numpy as np
 from ringtrain._core.communicators.numbers import WORLD
 from ringtrain._core.process_groups.context import current, current_or_none, joins_survivors
 from ringtrain._core.process_groups.group import ProcessGroup
-from ringtrain._core.process_groups.rank_context import RankContext
-from ringtrain._core.wire.signature import Signature
+from ringtrain._core.process_groups.rank_context import ProcessGroupContext
+from ringtrain._core.wire.signature import WireSignature
 from ringtrain._core.world.mpi_library import load_mpi
 from ringtrain.errors import ConfigurationError
 
@@ -25,7 +25,9 @@ class ProcessSet:
     """
 
     def __init__(self, ranks_or_comm: Iterable[int]) -> None:
-        self._added: tuple[weakref.ref[RankContext], int] | None = None  # to which world, under which number
+        self._added: tuple[weakref.ref[ProcessGroupContext], int] | None = (
+            None  # to which world, under which number
+        )
         self._ranks = _ranks_of(ranks_or_comm)
 
     @property
@@ -41,7 +43,7 @@ class ProcessSet:
         """World ranks of the members, ascending."""
         return list(self._ranks)
 
-    def bind(self, context: RankContext, number: int) -> None:
+    def bind(self, context: ProcessGroupContext, number: int) -> None:
         """Be the set of that number in `context`, which calls this."""
         self._added = weakref.ref(context), number
 
@@ -116,7 +118,7 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
         )
     if added.process_set_id is not None or context.added_set(ranks) is not None:
         raise ConfigurationError(f"process set {ranks}: a set of these ranks exists already; use that one")
-    context.group().call(lambda communicator: communicator.barrier(Signature(f"add_process_set({ranks})")))
+    context.group().call(lambda communicator: communicator.barrier(WireSignature(f"add_process_set({ranks})")))
     context.bind_set(added, context.add_set(tuple(ranks)))
     return added
 
@@ -154,7 +156,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     if not number:
         return False
     context = current()
-    what = Signature(f"remove_process_set({process_set.ranks})")
+    what = WireSignature(f"remove_process_set({process_set.ranks})")
     own = np.frombuffer(context.in_flight(number).encode(), np.uint8)
     said = context.group().call(lambda communicator: communicator.all_gather_parts(what, own))
     busy = [f"{part.tobytes().decode()} on rank {rank}" for rank, part in enumerate(said) if len(part)]

@@ -20,13 +20,18 @@ from ringtrain._core.communicators.exchange import SEGMENT_BYTES, ExchangeCommun
 from ringtrain._core.communicators.foreign import ForeignCommunicatorCalls
 from ringtrain._core.communicators.hierarchical import CHAIN_PODS_MOST, DIRECT_RANKS_MOST
 from ringtrain._core.communicators.numbers import PER_SET, QUEUE, WORLD, further_number
-from ringtrain._core.process_groups.formations import Bound, Carried, Former, former_of
-from ringtrain._core.process_groups.group import Executor, ProcessGroup
-from ringtrain._core.transport.base import NoPeers, Transport
-from ringtrain._core.world.agent_socket import AgentSocket
+from ringtrain._core.process_groups.formations import (
+    BoundProcessSet,
+    FormerFormation,
+    ProcessFormationMemory,
+    former_of,
+)
+from ringtrain._core.process_groups.group import ProcessGroup, ProcessGroupExecutor
+from ringtrain._core.transport.base import NoPeersTransport, Transport
+from ringtrain._core.world.agent_socket import RankAgentSocket
 from ringtrain._core.world.config import WorkerConfig
-from ringtrain._core.world.failure_state import Activity
-from ringtrain._core.world.membership import Membership
+from ringtrain._core.world.failure_state import RankActivity
+from ringtrain._core.world.membership import WorldMembership
 from ringtrain._core.world.ring_config import RingConfig
 from ringtrain.errors import ConfigurationError, NotInitializedError
 from ringtrain.shared import contract
@@ -39,7 +44,7 @@ log = logging.getLogger("ringtrain")
 T = TypeVar("T")
 
 
-class Runner(Protocol):
+class CollectiveRunner(Protocol):
     """Something of a world that runs collectives on a thread of its own."""
 
     def stop(self) -> None:
@@ -56,7 +61,7 @@ class Runner(Protocol):
 _CLOSE_S: Final = 2.0
 
 
-class RankContext:
+class ProcessGroupContext:
     """A rank in its world: its configuration, its process groups, and what runs collectives in them."""
 
     def __init__(
@@ -64,7 +69,7 @@ class RankContext:
         config: WorkerConfig,
         transport: Transport | None,
         segment_bytes: int = SEGMENT_BYTES,
-        agent: AgentSocket | None = None,
+        agent: RankAgentSocket | None = None,
         chain_pods_most: int = CHAIN_PODS_MOST,
         direct_ranks_most: int = DIRECT_RANKS_MOST,
     ) -> None:
@@ -72,7 +77,7 @@ class RankContext:
         `HierarchicalCommunicator`; `direct_ranks_most`: more ranks without pods take the tree. Both the same on
         all ranks."""
         self.config = config
-        self.former = Former(0, (None,) * config.size)
+        self.former = FormerFormation(0, (None,) * config.size)
         self.state_is_synced = False  # in an elastic job, since this world was formed
         self._segment_bytes = segment_bytes
         self._bounds = chain_pods_most, direct_ranks_most
@@ -82,9 +87,11 @@ class RankContext:
         )  # fmt: skip
         warn_of_strangers(ring)
         began = None if agent is None else partial(_break_when_lost, agent, config.formation)
-        self._member = Membership.join(ring, transport or _transport(ring, config), began)
-        self._executor = Executor()  # of all groups of the public collectives: they keep one order
-        self._runners: list[tuple[int, Runner]] = [(WORLD, self._executor)]  # with the set they belong to
+        self._member = WorldMembership.join(ring, transport or _transport(ring, config), began)
+        self._executor = ProcessGroupExecutor()  # of all groups of the public collectives: they keep one order
+        self._runners: list[tuple[int, CollectiveRunner]] = [
+            (WORLD, self._executor)
+        ]  # with the set they belong to
         self._lock = threading.Lock()
         self._set_numbers = itertools.count(WORLD)
         self._sets: dict[int, tuple[int, ...]] = {}  # ranks by number
@@ -124,7 +131,7 @@ class RankContext:
         added = {own: number for number, own in self._sets.items() if number not in self._of_this_world}
         return added.get(tuple(ranks))
 
-    def bind_set(self, process_set: Bound, number: int) -> None:
+    def bind_set(self, process_set: BoundProcessSet, number: int) -> None:
         """Have `process_set` be the set of that number, in the next world of an elastic job as well."""
         self._set_objects[number] = weakref.ref(process_set)
         process_set.bind(self, number)
@@ -137,7 +144,7 @@ class RankContext:
                 return number
         return None
 
-    def join_formation(self, carried: Carried) -> None:
+    def join_formation(self, carried: ProcessFormationMemory) -> None:
         """Learn who comes from where, and make the process sets of the former world again. Collective.
 
         A set keeps its rank numbers; one with a rank that this world does not have is given up.
@@ -156,7 +163,7 @@ class RankContext:
             if held is not None and (process_set := held()) is not None:
                 self.bind_set(process_set, number)
 
-    def leave_formation(self, carried: Carried) -> None:
+    def leave_formation(self, carried: ProcessFormationMemory) -> None:
         """Note what the next world takes over from this one."""
         carried.formation = self.config.formation
         carried.sets = [
@@ -222,13 +229,13 @@ class RankContext:
         """Have all ranks raise that this one can't go on with what it has begun by name in a set, because of
         `error`."""
         begun = self.in_flight(process_set) or "named collectives"
-        self._member.give_up(Activity(begun, process_set, 0), error)
+        self._member.give_up(RankActivity(begun, process_set, 0), error)
 
     def describe_queue(self, process_set: int, details: Callable[[], str]) -> None:
         """Have `details` name what the queue of a set has in flight, for messages of ranks that wait."""
         self._member.offers.describe(further_number(process_set, QUEUE), details)
 
-    def run_with_set(self, process_set: int, runner: Runner) -> None:
+    def run_with_set(self, process_set: int, runner: CollectiveRunner) -> None:
         """Stop `runner` when the set is removed or the world is left."""
         with self._lock:
             self._runners.append((process_set, runner))
@@ -255,7 +262,7 @@ class RankContext:
         return failure is not None and failure.kind == "lost"
 
     @contextlib.contextmanager
-    def entered(self) -> Iterator[RankContext]:
+    def entered(self) -> Iterator[ProcessGroupContext]:
         """Make this the current world of the calling thread: so that one process can hold several ranks."""
         token = ENTERED.set(self)
         try:
@@ -266,7 +273,7 @@ class RankContext:
     def disown(self) -> None:
         """In a forked process: have what groups and optimizers of the rank are asked for there fail there."""
         for _, runner in self._runners:
-            if isinstance(runner, Executor):
+            if isinstance(runner, ProcessGroupExecutor):
                 runner.disown()
 
     def close(self) -> None:
@@ -285,7 +292,7 @@ class RankContext:
             communicator.close()
 
     def _open_further(self, process_set: int, ranks: tuple[int, ...] | None) -> tuple[ProcessGroup, int]:
-        executor = Executor()
+        executor = ProcessGroupExecutor()
         with self._lock:
             self._further[process_set] += 1
             number = further_number(process_set, QUEUE + self._further[process_set])
@@ -293,13 +300,13 @@ class RankContext:
         return self._open(process_set, number, executor, ranks), number
 
     def _open(
-        self, process_set: int, number: int, executor: Executor, ranks: tuple[int, ...] | None = None
+        self, process_set: int, number: int, executor: ProcessGroupExecutor, ranks: tuple[int, ...] | None = None
     ) -> ProcessGroup:
         communicator = self._communicator(process_set, number, ranks)
         closed = partial(self._close_further, process_set, number, executor)
         return ProcessGroup(communicator, executor, lambda: self.open_group(process_set, ranks), closed)
 
-    def _close_further(self, process_set: int, number: int, executor: Executor) -> None:
+    def _close_further(self, process_set: int, number: int, executor: ProcessGroupExecutor) -> None:
         """Give back what a group has that was stopped. What is under way ends first; where it does not, because
         another rank is waited for, the end of the world gives back the rest."""
         executor.wait_stopped(min(_CLOSE_S, self.config.timeout_s))
@@ -321,10 +328,10 @@ class RankContext:
 
 
 # The world of the code that runs, where a process holds several ranks.
-ENTERED: ContextVar[RankContext | None] = ContextVar("ringtrain_context", default=None)
+ENTERED: ContextVar[ProcessGroupContext | None] = ContextVar("ringtrain_context", default=None)
 
 
-def _break_when_lost(agent: AgentSocket, formation: int, member: Membership) -> None:
+def _break_when_lost(agent: RankAgentSocket, formation: int, member: WorldMembership) -> None:
     """Have whatever waits for a member that was lost fail as soon as the agent says that one was."""
     agent.while_in(formation, member.break_off)
 
@@ -342,7 +349,7 @@ def warn_of_strangers(ring: RingConfig) -> None:
 
 def _transport(ring: RingConfig, config: WorkerConfig) -> Transport:
     if ring.size == 1:
-        return NoPeers()
+        return NoPeersTransport()
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # else each handshake of a stranger that fails is a line
     from ringtrain._core.transport.rpc import RpcTransport
 

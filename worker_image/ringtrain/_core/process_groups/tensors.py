@@ -11,7 +11,7 @@ from ringtrain._core.reduction.cuts import Bounds
 from ringtrain._core.reduction.fold import Flat
 from ringtrain._core.reduction.ops import ReduceOp, check_op
 from ringtrain._core.wire.dtypes import dtype_name
-from ringtrain._core.wire.signature import ANY_ROWS, Signature, Tensor
+from ringtrain._core.wire.signature import ANY_ROWS, WireSignature, WireTensorSignature
 from ringtrain.errors import ConfigurationError
 
 Array = NDArray[Any]
@@ -47,18 +47,18 @@ def to_bytes(array: Array) -> NDArray[np.uint8]:
     return flat(array).view(np.uint8)
 
 
-def tensor_of(array: Array, name: str | None) -> Tensor:
+def tensor_of(array: Array, name: str | None) -> WireTensorSignature:
     return _tensor(name, dtype_name(array.dtype), array.shape)
 
 
 @functools.lru_cache(maxsize=4096)  # they come back every step; making one takes 1 us
-def _tensor(name: str | None, dtype: str, shape: tuple[int, ...]) -> Tensor:
-    return Tensor(name, dtype, shape)
+def _tensor(name: str | None, dtype: str, shape: tuple[int, ...]) -> WireTensorSignature:
+    return WireTensorSignature(name, dtype, shape)
 
 
-def rows_of(array: Array, name: str | None) -> Tensor:
+def rows_of(array: Array, name: str | None) -> WireTensorSignature:
     """The tensor with a number of rows that may differ between ranks."""
-    return Tensor(name, dtype_name(array.dtype), (ANY_ROWS, *array.shape[1:]))
+    return WireTensorSignature(name, dtype_name(array.dtype), (ANY_ROWS, *array.shape[1:]))
 
 
 def check_writable(x: object, function: str) -> Array:
@@ -82,7 +82,7 @@ def _check_no_mask(x: object) -> None:
         )
 
 
-def flat_signature(kind: str, buffer: Any, name: str | None, op: ReduceOp | None) -> Signature:
+def flat_signature(kind: str, buffer: Any, name: str | None, op: ReduceOp | None) -> WireSignature:
     """The signature of a collective on `buffer`. Raises ConfigurationError for what is no such buffer."""
     array = check_writable(buffer, kind)
     if array.ndim != 1 or not array.flags.c_contiguous or not array.flags.aligned or not array.dtype.isnative:
@@ -92,7 +92,7 @@ def flat_signature(kind: str, buffer: Any, name: str | None, op: ReduceOp | None
         )
     if op is not None:
         check_op(op, dtype_name(array.dtype))
-    return Signature(kind, (tensor_of(array, name),), op.value if op is not None else None)
+    return WireSignature(kind, (tensor_of(array, name),), op.value if op is not None else None)
 
 
 def checked_bounds(bounds: Sequence[int], buffer: Flat, size: int) -> Bounds:

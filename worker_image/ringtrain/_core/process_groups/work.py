@@ -33,7 +33,7 @@ from ringtrain._core.reduction.arithmetic import adasum, adasum_error
 from ringtrain._core.reduction.cuts import even_bounds, lies_at, offsets
 from ringtrain._core.reduction.ops import Adasum, ReduceOp, check_op
 from ringtrain._core.wire.dtypes import dtype_name
-from ringtrain._core.wire.signature import Signature, Tensor
+from ringtrain._core.wire.signature import WireSignature, WireTensorSignature
 from ringtrain.errors import ConfigurationError
 
 T = TypeVar("T")
@@ -60,7 +60,7 @@ def allreduce_in_place(x: Array, op: ReduceOp, name: str | None) -> Work[Array]:
 
 
 def grouped_allreduce(
-    xs: Sequence[ArrayLike], op: ReduceOp, name: str | None, signature: Signature | None = None
+    xs: Sequence[ArrayLike], op: ReduceOp, name: str | None, signature: WireSignature | None = None
 ) -> Work[list[Array]]:
     """`signature`: what ranks compare, instead of names, dtypes and shapes that they have agreed on already."""
     sources = [as_array(x) for x in xs]
@@ -91,7 +91,7 @@ def grouped_allreduce(
     return work
 
 
-def reduce_into(what: Signature, pieces: Sequence[Array], target: Array, op: ReduceOp) -> Work[None]:
+def reduce_into(what: WireSignature, pieces: Sequence[Array], target: Array, op: ReduceOp) -> Work[None]:
     """Reduce what `pieces`, flat and of one dtype, are one behind the other into `target`.
 
     Each piece may lie at its own place in `target`; ranks need not be alike in that.
@@ -139,7 +139,7 @@ def grouped_reducescatter(xs: Sequence[ArrayLike], op: ReduceOp, name: str | Non
 
 def grouped_allgather(xs: Sequence[ArrayLike], name: str | None) -> Work[list[Array]]:
     sources = [as_rows(x) for x in xs]
-    what = Signature("allgather", tuple(rows_of(a, _named(name, i, len(xs))) for i, a in enumerate(sources)))
+    what = WireSignature("allgather", tuple(rows_of(a, _named(name, i, len(xs))) for i, a in enumerate(sources)))
     # The numbers of rows travel in front: of a tensor with an empty dimension the length does not tell them.
     counts = np.array([len(source) for source in sources], np.int64)
     packed = np.concatenate([to_bytes(counts), *(to_bytes(source) for source in sources)])
@@ -154,7 +154,7 @@ def grouped_allgather(xs: Sequence[ArrayLike], name: str | None) -> Work[list[Ar
 
 def broadcast(x: ArrayLike, root_rank: int, name: str | None) -> Work[Array]:
     source = as_array(x)
-    what = Signature("broadcast", (tensor_of(source, name),), root=root_rank)
+    what = WireSignature("broadcast", (tensor_of(source, name),), root=root_rank)
 
     def work(communicator: Communicator) -> Array:
         root = _position_of(root_rank, communicator)
@@ -166,13 +166,13 @@ def broadcast(x: ArrayLike, root_rank: int, name: str | None) -> Work[Array]:
 
 
 def broadcast_in_place(x: Array, root_rank: int, name: str | None) -> Work[Array]:
-    what = Signature("broadcast", (tensor_of(check_writable(x, "broadcast_"), name),), root=root_rank)
+    what = WireSignature("broadcast", (tensor_of(check_writable(x, "broadcast_"), name),), root=root_rank)
     return _in_place(x, lambda ring, buffer: ring.broadcast(what, flat(buffer), _position_of(root_rank, ring)))
 
 
 def alltoall(x: ArrayLike, splits: ArrayLike | None, name: str | None) -> Work[tuple[Array, NDArray[np.int64]]]:
     source = as_rows(x)
-    what = Signature("alltoall", (rows_of(source, name),))
+    what = WireSignature("alltoall", (rows_of(source, name),))
 
     def work(communicator: Communicator) -> tuple[Array, NDArray[np.int64]]:
         counts = _splits(splits, len(source), len(communicator.ranks))
@@ -188,10 +188,10 @@ def alltoall(x: ArrayLike, splits: ArrayLike | None, name: str | None) -> Work[t
 
 
 def barrier() -> Work[None]:
-    return lambda communicator: communicator.barrier(Signature("barrier"))
+    return lambda communicator: communicator.barrier(WireSignature("barrier"))
 
 
-def _reduce(communicator: Communicator, what: Signature, source: Array, target: Array, op: ReduceOp) -> None:
+def _reduce(communicator: Communicator, what: WireSignature, source: Array, target: Array, op: ReduceOp) -> None:
     if op is Adasum:
         target[...] = _adasum(communicator, what, source)
     else:
@@ -209,7 +209,7 @@ def _in_place(target: Array, collective: Callable[[Communicator, Array], None]) 
     return work
 
 
-def _adasum(communicator: Communicator, what: Signature, source: Array) -> Array:
+def _adasum(communicator: Communicator, what: WireSignature, source: Array) -> Array:
     """Every rank gets every tensor and combines them alike: N times the bytes of a sum, for equal bits."""
     error = adasum_error(len(communicator.ranks))
     if error:
@@ -218,19 +218,19 @@ def _adasum(communicator: Communicator, what: Signature, source: Array) -> Array
     return adasum([part.view(source.dtype).reshape(source.shape) for part in parts])
 
 
-def reduction_signature(kind: str, arrays: Sequence[Array], op: ReduceOp, name: str | None) -> Signature:
+def reduction_signature(kind: str, arrays: Sequence[Array], op: ReduceOp, name: str | None) -> WireSignature:
     if len(arrays) == 1:
         return _reduction_of_one(kind, tensor_of(arrays[0], name), op)
     tensors = tuple(tensor_of(array, _named(name, i, len(arrays))) for i, array in enumerate(arrays))
     for dtype in {tensor.dtype for tensor in tensors}:
         check_op(op, dtype)
-    return Signature(kind, tensors, op.value)
+    return WireSignature(kind, tensors, op.value)
 
 
 @functools.lru_cache(maxsize=4096)  # a loop averages the same number again and again
-def _reduction_of_one(kind: str, tensor: Tensor, op: ReduceOp) -> Signature:
+def _reduction_of_one(kind: str, tensor: WireTensorSignature, op: ReduceOp) -> WireSignature:
     check_op(op, tensor.dtype)
-    return Signature(kind, (tensor,), op.value)
+    return WireSignature(kind, (tensor,), op.value)
 
 
 def _named(name: str | None, index: int, count: int) -> str | None:
@@ -258,11 +258,11 @@ def _fused(indices: list[int], arrays: Sequence[Array], fusion_bytes: int) -> li
     return runs
 
 
-def _part(what: Signature, indices: list[int]) -> Signature:
+def _part(what: WireSignature, indices: list[int]) -> WireSignature:
     """The signature of a group's exchange of one dtype: that of the whole group, and which part of it."""
     if len(indices) == len(what.tensors):
         return what
-    return Signature(what.kind, what.tensors, what.op, None, (indices[0],))
+    return WireSignature(what.kind, what.tensors, what.op, None, (indices[0],))
 
 
 def _unpack(part: Array, like: Sequence[Array]) -> list[Array]:
@@ -319,9 +319,9 @@ def short_barrier(allreduce: ShortAllreduce) -> bool:
     return allreduce(_NOTHING, _BARRIER, None, True) is not None
 
 
-def _meaning(x: Any, op: ReduceOp, name: str | None) -> Signature | None:
+def _meaning(x: Any, op: ReduceOp, name: str | None) -> WireSignature | None:
     if op is _BARRIER:
-        return Signature("barrier")
+        return WireSignature("barrier")
     if op is Adasum or not x.dtype.isnative:
         return None
     return reduction_signature("allreduce", [x], op, name)

@@ -114,7 +114,7 @@ class ArrayPart:
 
 
 @runtime_checkable
-class Readable(Protocol):
+class ReadableArray(Protocol):
     """An array that is elsewhere, and of which a part can be read."""
 
     shape: tuple[int, ...]
@@ -123,8 +123,8 @@ class Readable(Protocol):
         """Elements `start:stop`, in C order, 1-d."""
 
 
-def elements(array: NDArray[Any] | Readable, start: int, stop: int) -> NDArray[Any]:
+def elements(array: NDArray[Any] | ReadableArray, start: int, stop: int) -> NDArray[Any]:
     """Elements `start:stop` of `array`, in C order; of one that is elsewhere no others are read."""
-    if isinstance(array, Readable):
+    if isinstance(array, ReadableArray):
         return array.read(start, stop)
     return array.reshape(-1)[start:stop]

@@ -25,7 +25,7 @@ Flat = NDArray[Any]  # 1-d and contiguous
 OP_CODES: Final = {ReduceOp.Sum: 0, ReduceOp.Average: 0, ReduceOp.Min: 1, ReduceOp.Max: 2, ReduceOp.Product: 3}
 
 
-class Folder:
+class ReductionFold:
     """Folds segments of one collective of `size` ranks.
 
     In the compiled library if there is one (a float16 segment of 2 MiB from two ranks: 0.5 ms instead of 25 ms),
@@ -56,7 +56,7 @@ class Folder:
         it can be read from the network then.
         """
         if self._is_compiled:  # one pass, without the interpreter's lock: peers are served meanwhile
-            Contributions(list(contributions), self._op, self._size).fold(out)
+            FoldContributions(list(contributions), self._op, self._size).fold(out)
         else:
             self._fold_in_numpy(contributions, out)
 
@@ -91,12 +91,12 @@ class Folder:
 
 
 def can_update() -> bool:
-    """Whether `Contributions` can be folded in this installation."""
+    """Whether `FoldContributions` can be folded in this installation."""
     return native_library() is not None
 
 
 @dataclass(frozen=True)
-class Contributions:
+class FoldContributions:
     """What is folded in compiled code: `parts` of some ranks, in rank order, onto `before`.
 
     `before`: the fold of the ranks before them, in the accumulator's type; None: there are none. `size`: how many

@@ -6,10 +6,10 @@ from enum import Enum
 from typing import Final, Protocol
 
 from ringtrain._core.wire.failure import PullRefused, WorldFailure
-from ringtrain._core.wire.messages import Frame
+from ringtrain._core.wire.messages import WireFrame
 
 
-class How(Enum):
+class StreamEnd(Enum):
     """How a stream or question ended without its answer."""
 
     CLOSED = "closed"  # the connection broke, or could not be made
@@ -17,28 +17,28 @@ class How(Enum):
     CANCELLED = "cancelled"  # this side gave up
 
 
-class Broken(Exception):
+class StreamBroken(Exception):
     """A peer did not answer. A peer that answers with a reason raises `PullRefused` instead."""
 
-    def __init__(self, how: How, detail: str) -> None:
+    def __init__(self, how: StreamEnd, detail: str) -> None:
         super().__init__(detail)
         self.how = how
         self.detail = detail
 
 
-class Unreached(Broken):
+class PeerUnreached(StreamBroken):
     """The question never arrived: the connection could not be made, or broke before."""
 
     def __init__(self, detail: str) -> None:
-        super().__init__(How.CLOSED, detail)
+        super().__init__(StreamEnd.CLOSED, detail)
 
 
-class Unexpected(Exception):
+class UnexpectedFrame(Exception):
     """A peer sent something else than it should have: a defect, never a user's mistake."""
 
 
 class FrameStream(Protocol):
-    """Frames from one peer, in order. Both ways to read raise Broken, PullRefused or Unexpected."""
+    """Frames from one peer, in order. Both ways to read raise StreamBroken, PullRefused or UnexpectedFrame."""
 
     def read_into(self, head: bytes, target: memoryview) -> None:
         """Wait for the next frame, which must be `head` and as much as `target` holds, and store it there.
@@ -56,7 +56,7 @@ class FrameStream(Protocol):
         """Give up what has not come yet, and let go of the connection; only from the thread that reads."""
 
 
-class Caller(Protocol):
+class TransportCaller(Protocol):
     """The other end of a request that is being served."""
 
     def remaining_s(self) -> float:
@@ -71,18 +71,18 @@ class Caller(Protocol):
         """Call back when the caller has given up or is gone."""
 
 
-class Service(Protocol):
+class TransportService(Protocol):
     """What a rank answers.
 
-    `answer` and `pull` may block, and raise PullRefused, or Broken (CLOSED) if the rank is leaving.
+    `answer` and `pull` may block, and raise PullRefused, or StreamBroken (CLOSED) if the rank is leaving.
     """
 
     def is_peer(self, rank: int, session: bytes) -> bool:
         """Whether `session` is what the peer `rank` was given. At once."""
 
-    def answer(self, method: str, request: bytes, caller: Caller) -> bytes: ...
+    def answer(self, method: str, request: bytes, caller: TransportCaller) -> bytes: ...
 
-    def pull(self, request: bytes, caller: Caller) -> Iterator[Frame]:
+    def pull(self, request: bytes, caller: TransportCaller) -> Iterator[WireFrame]:
         """Yield frames. The memory of each is read before the next one is asked for, and not after."""
 
 
@@ -99,13 +99,13 @@ class Transport(Protocol):
     def use_data_port(self, peer: int, port: int, request: bytes) -> None:
         """Pull from `peer` there, if it can be reached. `request`: shows the session, and is refused."""
 
-    def serve(self, service: Service) -> None:
+    def serve(self, service: TransportService) -> None:
         """Begin to answer. Raises ConfigurationError if the own address can't be used."""
 
     def ask(
         self, peer: int, method: str, request: bytes, timeout_s: float, patient: bool = False
     ) -> "Future[bytes]":
-        """Send one request. The future raises Broken (Unreached where the peer never had the request) or
+        """Send one request. The future raises StreamBroken (PeerUnreached where the peer never had the request) or
         PullRefused. `patient`: wait for a peer that is not up."""
 
     def pull(self, peer: int, request: bytes, timeout_s: float) -> FrameStream: ...
@@ -114,7 +114,7 @@ class Transport(Protocol):
         """Let answers under way finish within `grace_s`, then close everything."""
 
 
-class NoPeers:
+class NoPeersTransport:
     """The transport of a world of one: nobody asks this rank, and it has nobody to ask."""
 
     data_port = None
@@ -123,20 +123,20 @@ class NoPeers:
 
     def use_data_port(self, peer: int, port: int, request: bytes) -> None: ...
 
-    def serve(self, service: Service) -> None: ...
+    def serve(self, service: TransportService) -> None: ...
 
     def close(self, grace_s: float) -> None: ...
 
     def ask(
         self, peer: int, method: str, request: bytes, timeout_s: float, patient: bool = False
     ) -> "Future[bytes]":
-        raise Broken(How.CLOSED, "no such rank")
+        raise StreamBroken(StreamEnd.CLOSED, "no such rank")
 
     def pull(self, peer: int, request: bytes, timeout_s: float) -> FrameStream:
-        raise Broken(How.CLOSED, "no such rank")
+        raise StreamBroken(StreamEnd.CLOSED, "no such rank")
 
 
-class Status:
+class TransportStatus:
     """Those of gRPC's codes that are used here."""
 
     OK: Final = 0
@@ -148,19 +148,19 @@ class Status:
     UNAVAILABLE: Final = 14
 
 
-def status_of(error: PullRefused | Broken) -> tuple[int, str]:
+def status_of(error: PullRefused | StreamBroken) -> tuple[int, str]:
     """The code and message by which a service's answer travels."""
     if isinstance(error, PullRefused):
-        return Status.FAILED_PRECONDITION, error.failure.encode()
-    return Status.UNAVAILABLE, str(error)
+        return TransportStatus.FAILED_PRECONDITION, error.failure.encode()
+    return TransportStatus.UNAVAILABLE, str(error)
 
 
-def error_of(code: int, message: str) -> PullRefused | Broken:
+def error_of(code: int, message: str) -> PullRefused | StreamBroken:
     """What a status other than OK means."""
-    if code == Status.FAILED_PRECONDITION:
+    if code == TransportStatus.FAILED_PRECONDITION:
         return PullRefused(WorldFailure.decode(message))
-    if code == Status.UNKNOWN:  # the peer's handler raised: a defect, and the peer has printed it
+    if code == TransportStatus.UNKNOWN:  # the peer's handler raised: a defect, and the peer has printed it
         return PullRefused(WorldFailure("internal", f"a peer failed to answer: {message}"))
-    if code == Status.DEADLINE_EXCEEDED:
-        return Broken(How.TIMEOUT, "nothing within the deadline")
-    return Broken(How.CLOSED, message)
+    if code == TransportStatus.DEADLINE_EXCEEDED:
+        return StreamBroken(StreamEnd.TIMEOUT, "nothing within the deadline")
+    return StreamBroken(StreamEnd.CLOSED, message)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from ringtrain._core.transport import frames
-from ringtrain._core.transport.frames import FrameType, Setting
+from ringtrain._core.transport.frames import Http2FrameType, Http2Setting
 from ringtrain.shared.connection_errors import ConnectionLost, DeadlinePassed, ProtocolError
 from ringtrain.shared.tls import Tls, TlsSocket
 
@@ -32,7 +32,7 @@ Buffer = bytes | bytearray | memoryview
 _Socket = socket.socket | TlsSocket
 
 
-class Channel:
+class SocketChannel:
     """A connected stream socket. One thread uses it; `shut` may be called from any."""
 
     def __init__(self, sock: socket.socket, keepalive_s: float, tick_s: float = TICK_S) -> None:
@@ -231,10 +231,10 @@ _CORKED_BYTES: Final = 8 << 10
 _PREFIX: Final = struct.Struct(">BI")  # gRPC's: compressed or not, length
 
 
-class Sender:
+class FrameSender:
     """Sends the frames of one call at a time."""
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: SocketChannel) -> None:
         self._channel = channel
         self._queue: list[Buffer] = []
         self._queued_bytes = 0
@@ -254,12 +254,12 @@ class Sender:
 
     def set(self, name: int, value: int) -> None:
         """Heed a setting of the peer."""
-        if name == Setting.INITIAL_WINDOW_SIZE:
+        if name == Http2Setting.INITIAL_WINDOW_SIZE:
             if value > frames.MAX_WINDOW:
                 raise ProtocolError(f"an initial window of {value} bytes")
             self._stream_window += value - self._initial_window
             self._initial_window = value
-        elif name == Setting.MAX_FRAME_SIZE:
+        elif name == Http2Setting.MAX_FRAME_SIZE:
             if not frames.LEAST_FRAME <= value <= frames.LARGEST_FRAME:
                 raise ProtocolError(f"a frame size of {value} bytes")
             self._frame_bytes = value
@@ -283,7 +283,7 @@ class Sender:
     def put_block(self, block: bytes, end: bool) -> None:
         """Queue headers, or trailers if they are the `end`. `block`: shorter than the shortest largest frame."""
         flags = frames.END_HEADERS | (frames.END_STREAM if end else 0)
-        self.put(frames.frame(FrameType.HEADERS, flags, self._stream, block))
+        self.put(frames.frame(Http2FrameType.HEADERS, flags, self._stream, block))
 
     def send_message(self, head: bytes, payload: Buffer, end: bool, wait: Callable[[], None]) -> None:
         """Send `head` and `payload` as one message of gRPC; a short one waits for `flush`.

@@ -3,16 +3,16 @@
 from typing import Final
 
 from ringtrain._core.transport import frames
-from ringtrain._core.transport.base import Status
-from ringtrain._core.transport.channel import BUFFER_BYTES, Buffer, Channel, Sender
+from ringtrain._core.transport.base import TransportStatus
+from ringtrain._core.transport.channel import BUFFER_BYTES, Buffer, FrameSender, SocketChannel
 from ringtrain._core.transport.frames import (
     MAX_BLOCK_BYTES,
-    BlockReader,
-    Code,
     Fields,
-    FrameHead,
-    FrameType,
-    Setting,
+    Http2BlockReader,
+    Http2ErrorCode,
+    Http2FrameHead,
+    Http2FrameType,
+    Http2Setting,
     response_block,
     trailer_block,
 )
@@ -23,19 +23,19 @@ from ringtrain.shared.connection_errors import ProtocolError, StreamReset
 _UNHEARD_BYTES: Final = 8 << 20
 
 
-class Connection:
+class Http2Connection:
     """Frames in and out of a channel. `window`: how much the peer may send before it is told that more fits.
 
     Used by one thread at a time. Methods raise ConnectionLost, DeadlinePassed, ProtocolError; and StreamReset when
     the peer has given up the call.
     """
 
-    def __init__(self, channel: Channel, is_client: bool, window: int = frames.MAX_WINDOW) -> None:
+    def __init__(self, channel: SocketChannel, is_client: bool, window: int = frames.MAX_WINDOW) -> None:
         self.channel = channel
         self._is_client = is_client
         self._window = window
-        self._blocks = BlockReader()
-        self._sender = Sender(channel)
+        self._blocks = Http2BlockReader()
+        self._sender = FrameSender(channel)
         self.going_away = False
         # What this end has read since it last told the peer that more fits: of the connection, of the stream.
         self._owed = [0, 0]
@@ -57,12 +57,15 @@ class Connection:
         self._sender.begin(stream)
 
     def _greet(self) -> None:
-        limits = {Setting.INITIAL_WINDOW_SIZE: self._window, Setting.MAX_HEADER_LIST_SIZE: MAX_BLOCK_BYTES}
+        limits = {
+            Http2Setting.INITIAL_WINDOW_SIZE: self._window,
+            Http2Setting.MAX_HEADER_LIST_SIZE: MAX_BLOCK_BYTES,
+        }
         if self._is_client:
-            own = {Setting.ENABLE_PUSH: 0, Setting.MAX_FRAME_SIZE: frames.LARGEST_FRAME}
+            own = {Http2Setting.ENABLE_PUSH: 0, Http2Setting.MAX_FRAME_SIZE: frames.LARGEST_FRAME}
             self._sender.put(frames.PREFACE)
         else:
-            own = {Setting.MAX_CONCURRENT_STREAMS: 1}
+            own = {Http2Setting.MAX_CONCURRENT_STREAMS: 1}
         self._sender.put(frames.settings(limits | own))
         if self._window > frames.DEFAULT_WINDOW:
             self._sender.put(frames.window_update(0, self._window - frames.DEFAULT_WINDOW))
@@ -100,7 +103,7 @@ class Connection:
         """Send what waits."""
         self._sender.flush()
 
-    def go_away(self, code: Code, reason: str) -> None:
+    def go_away(self, code: Http2ErrorCode, reason: str) -> None:
         self._reply(frames.goaway(self.stream, code, reason))
 
     def _reply(self, frame: bytes) -> None:
@@ -149,7 +152,7 @@ class Connection:
 
     def _took_block(self, flags: int, block: bytes) -> bool:
         """Whether a frame with this header block came next, and was taken."""
-        frame = frames.frame(FrameType.HEADERS, flags, self.stream, block)
+        frame = frames.frame(Http2FrameType.HEADERS, flags, self.stream, block)
         if not self.channel.take_if(frame, frames.HEADER_BYTES):
             return False
         self.blocks.append(self._blocks.read(block))
@@ -176,7 +179,9 @@ class Connection:
         """Wait for the end of the stream; False if there is more data."""
         if self._data_left or self._padding_left or self.has_ended or not self.blocks:
             return self._data_left == 0 and not self._next_data()
-        if self._took_block(frames.END_HEADERS | frames.END_STREAM, trailer_block(Status.OK, "", only=False)):
+        if self._took_block(
+            frames.END_HEADERS | frames.END_STREAM, trailer_block(TransportStatus.OK, "", only=False)
+        ):
             self.has_ended = True
         return not self._next_data()
 
@@ -185,7 +190,7 @@ class Connection:
         if not self._is_there(frames.HEADER_BYTES):
             return False
         head = frames.head_of(self.channel.buffered)
-        if head.kind == FrameType.DATA:
+        if head.kind == Http2FrameType.DATA:
             return True
         if head.length > MAX_BLOCK_BYTES:
             raise ProtocolError(f"a frame of type {head.kind} with {head.length} bytes")
@@ -200,16 +205,16 @@ class Connection:
 
     def _read_frame(self) -> None:
         head = frames.head_of(self.channel.take(frames.HEADER_BYTES))
-        if head.kind == FrameType.DATA:
+        if head.kind == Http2FrameType.DATA:
             self._on_data(head)
-        elif head.kind in (FrameType.HEADERS, FrameType.CONTINUATION, FrameType.PUSH_PROMISE):
+        elif head.kind in (Http2FrameType.HEADERS, Http2FrameType.CONTINUATION, Http2FrameType.PUSH_PROMISE):
             self._on_block(head)
         else:
             if head.length > MAX_BLOCK_BYTES:
                 raise ProtocolError(f"a frame of type {head.kind} with {head.length} bytes")
             self._on_control(head, bytes(self.channel.take(head.length)))
 
-    def _on_data(self, head: FrameHead) -> None:
+    def _on_data(self, head: Http2FrameHead) -> None:
         if head.stream == 0 or head.stream > self._newest:
             raise ProtocolError(f"data on stream {head.stream} while stream {self._newest} is the newest")
         mine = head.stream == self.stream and self.is_open and not self.has_ended
@@ -240,8 +245,8 @@ class Connection:
                 self._reply(frames.window_update(stream, owed[place]))
                 owed[place] = 0
 
-    def _on_block(self, head: FrameHead) -> None:
-        if head.kind != FrameType.HEADERS or head.stream % 2 == 0:
+    def _on_block(self, head: Http2FrameHead) -> None:
+        if head.kind != Http2FrameType.HEADERS or head.stream % 2 == 0:
             raise ProtocolError(f"a frame of type {head.kind} on stream {head.stream}")
         fields = self._fields(head)
         if head.stream > self._newest:
@@ -249,48 +254,48 @@ class Connection:
             if self._is_client:
                 raise ProtocolError(f"headers on stream {head.stream}, which is not open")
             if self.is_open:  # one call at a time: gRPC tries again
-                self._reply(frames.reset(head.stream, Code.REFUSED_STREAM))
+                self._reply(frames.reset(head.stream, Http2ErrorCode.REFUSED_STREAM))
             else:
                 self._begin(head.stream)
         if head.stream == self.stream and self.is_open:
             self.blocks.append(fields)
             self.has_ended = self.has_ended or bool(head.flags & frames.END_STREAM)
 
-    def _fields(self, head: FrameHead) -> Fields:
+    def _fields(self, head: Http2FrameHead) -> Fields:
         block = self._fragment(head)
         while not head.flags & frames.END_HEADERS:
             head = frames.head_of(self.channel.take(frames.HEADER_BYTES))
-            if head.kind != FrameType.CONTINUATION:
+            if head.kind != Http2FrameType.CONTINUATION:
                 raise ProtocolError("a header block that is not continued")
             block += self._fragment(head, len(block))
         return self._blocks.read(block)
 
-    def _fragment(self, head: FrameHead, before: int = 0) -> bytes:
+    def _fragment(self, head: Http2FrameHead, before: int = 0) -> bytes:
         if head.length + before > MAX_BLOCK_BYTES:
             raise ProtocolError(f"headers of more than {MAX_BLOCK_BYTES} bytes")
         payload = bytes(self.channel.take(head.length))
-        if head.kind == FrameType.CONTINUATION:
+        if head.kind == Http2FrameType.CONTINUATION:
             return payload
         padding = payload[0] if head.flags & frames.PADDED and payload else 0
         start = (1 if head.flags & frames.PADDED else 0) + (5 if head.flags & frames.WITH_PRIORITY else 0)
         return payload[start : len(payload) - padding]
 
-    def _on_control(self, head: FrameHead, payload: bytes) -> None:
+    def _on_control(self, head: Http2FrameHead, payload: bytes) -> None:
         if len(payload) % _UNITS.get(head.kind, 1) or (
             head.kind in _ONE_UNIT and len(payload) != _UNITS[head.kind]
         ):
             raise ProtocolError(f"a frame of type {head.kind} with {len(payload)} bytes")
-        if head.kind == FrameType.SETTINGS and not head.flags & frames.ACK:
+        if head.kind == Http2FrameType.SETTINGS and not head.flags & frames.ACK:
             for name, value in frames.settings_of(payload):
                 self._sender.set(name, value)
-            self._reply(frames.frame(FrameType.SETTINGS, frames.ACK, 0))
-        elif head.kind == FrameType.PING and not head.flags & frames.ACK:
-            self._reply(frames.frame(FrameType.PING, frames.ACK, 0, payload))
-        elif head.kind == FrameType.WINDOW_UPDATE:
+            self._reply(frames.frame(Http2FrameType.SETTINGS, frames.ACK, 0))
+        elif head.kind == Http2FrameType.PING and not head.flags & frames.ACK:
+            self._reply(frames.frame(Http2FrameType.PING, frames.ACK, 0, payload))
+        elif head.kind == Http2FrameType.WINDOW_UPDATE:
             self._sender.widen(head.stream, frames.word_of(payload))
-        elif head.kind == FrameType.RST_STREAM and head.stream == self.stream and self.is_open:
+        elif head.kind == Http2FrameType.RST_STREAM and head.stream == self.stream and self.is_open:
             self.was_reset = True
-        elif head.kind == FrameType.GOAWAY:
+        elif head.kind == Http2FrameType.GOAWAY:
             self.going_away = True
 
     def _skip(self, count: int) -> None:
@@ -300,10 +305,10 @@ class Connection:
 
 # Lengths of control frames: multiples, or exactly.
 _UNITS: Final[dict[int, int]] = {
-    FrameType.PRIORITY: 5,
-    FrameType.RST_STREAM: 4,
-    FrameType.SETTINGS: 6,
-    FrameType.PING: 8,
-    FrameType.WINDOW_UPDATE: 4,
+    Http2FrameType.PRIORITY: 5,
+    Http2FrameType.RST_STREAM: 4,
+    Http2FrameType.SETTINGS: 6,
+    Http2FrameType.PING: 8,
+    Http2FrameType.WINDOW_UPDATE: 4,
 }
-_ONE_UNIT: Final = frozenset(_UNITS) - {FrameType.SETTINGS}
+_ONE_UNIT: Final = frozenset(_UNITS) - {Http2FrameType.SETTINGS}

@@ -9,10 +9,17 @@ from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from typing import Final
 
-from ringtrain._core.transport.base import Broken, How, Service, Status, Unexpected, error_of
-from ringtrain._core.transport.channel import Channel, prefix_of
-from ringtrain._core.transport.connection import Connection
-from ringtrain._core.transport.data_server import DataServer
+from ringtrain._core.transport.base import (
+    StreamBroken,
+    StreamEnd,
+    TransportService,
+    TransportStatus,
+    UnexpectedFrame,
+    error_of,
+)
+from ringtrain._core.transport.channel import SocketChannel, prefix_of
+from ringtrain._core.transport.connection import Http2Connection
+from ringtrain._core.transport.data_server import TransportDataServer
 from ringtrain._core.transport.frames import MAX_STREAM, PREFIX_BYTES, message_of, request_block
 from ringtrain._core.wire.failure import PullRefused
 from ringtrain._core.wire.messages import HEADER_BYTES, describe_difference
@@ -23,17 +30,17 @@ from ringtrain.shared.tls import Tls
 _ENDS: Final = (ConnectionLost, DeadlinePassed, ProtocolError, StreamReset)
 
 
-class PullStream:
+class SocketFrameStream:
     """Frames of one Pull. `give_back` gets the connection when another call may follow on it."""
 
-    def __init__(self, connection: Connection, give_back: Callable[[Connection], None]) -> None:
+    def __init__(self, connection: Http2Connection, give_back: Callable[[Http2Connection], None]) -> None:
         self._connection = connection
         self._give_back = give_back
         self._front = memoryview(bytearray(PREFIX_BYTES + HEADER_BYTES))
         self._cancelled = self._done = False
 
     def ask(self, request: bytes, authority: str, timeout_s: float) -> None:
-        """Send the request. Raises Broken."""
+        """Send the request. Raises StreamBroken."""
         connection = self._connection
         connection.channel.deadline = time.monotonic() + timeout_s
         try:
@@ -54,7 +61,7 @@ class PullStream:
     def end(self) -> None:
         try:
             if not self._connection.at_end():
-                raise Unexpected("it sent too much")
+                raise UnexpectedFrame("it sent too much")
             self._check_status()
         except _ENDS as error:
             raise self._broken(error) from error
@@ -78,14 +85,14 @@ class PullStream:
         count = self._connection.read_data(front)
         if count == 0:
             self._check_status()
-            raise Unexpected("it ended too early")
+            raise UnexpectedFrame("it ended too early")
         compressed, length = prefix_of(front) if count >= PREFIX_BYTES else (0, 0)
         if compressed or length != HEADER_BYTES + len(target) or front[PREFIX_BYTES:] != head:
             came = bytes(front[PREFIX_BYTES : min(count, PREFIX_BYTES + length)])
-            raise Unexpected(describe_difference(head, len(target), came, max(length - HEADER_BYTES, 0)))
+            raise UnexpectedFrame(describe_difference(head, len(target), came, max(length - HEADER_BYTES, 0)))
         if self._connection.read_data(target) < len(target):
             self._check_status()
-            raise Unexpected("it ended in the middle of a frame")
+            raise UnexpectedFrame("it ended in the middle of a frame")
 
     def _check_status(self) -> None:
         """After the end of the stream: raise what the peer says about how the call went."""
@@ -94,16 +101,18 @@ class PullStream:
             status = int(fields.get("grpc-status", ""))
         except ValueError:
             code = fields.get(":status")
-            raise Broken(How.CLOSED, f"no status of gRPC at the end of a call (HTTP status {code})") from None
-        if status != Status.OK:
+            raise StreamBroken(
+                StreamEnd.CLOSED, f"no status of gRPC at the end of a call (HTTP status {code})"
+            ) from None
+        if status != TransportStatus.OK:
             raise error_of(status, message_of(fields))
 
-    def _broken(self, error: Exception) -> Broken | PullRefused:
+    def _broken(self, error: Exception) -> StreamBroken | PullRefused:
         if self._cancelled:
-            return Broken(How.CANCELLED, "cancelled by this rank")
+            return StreamBroken(StreamEnd.CANCELLED, "cancelled by this rank")
         if isinstance(error, DeadlinePassed):
-            return Broken(How.TIMEOUT, "nothing within the deadline")
-        return Broken(How.CLOSED, str(error) or "the call was reset by the peer")
+            return StreamBroken(StreamEnd.TIMEOUT, "nothing within the deadline")
+        return StreamBroken(StreamEnd.CLOSED, str(error) or "the call was reset by the peer")
 
 
 log = logging.getLogger("ringtrain")
@@ -118,7 +127,7 @@ _ATTEMPTS: Final = 3
 _SURE_S: Final = 1.0
 
 
-class DataPath:
+class TransportDataPath:
     """This rank's data port, and its connections to those of its peers. `addresses`: `host:port` by rank.
     `in_clear`: peers with which it does without `tls`."""
 
@@ -135,20 +144,20 @@ class DataPath:
         self._tls = tls
         self._addresses = addresses
         self._timeout_s = timeout_s
-        self._server: DataServer | None = None
+        self._server: TransportDataServer | None = None
         self._lock = threading.Lock()
         self._dials = threading.BoundedSemaphore(_DIALS_AT_ONCE)
         self._closed = False
         self._told = False
         self._authorities: dict[int, str] = {}
-        self._dialled: dict[int, Future[Connection | Exception]] = {}
-        self._idle: dict[int, list[tuple[float, Connection]]] = {}  # with when each was last used
+        self._dialled: dict[int, Future[Http2Connection | Exception]] = {}
+        self._idle: dict[int, list[tuple[float, Http2Connection]]] = {}  # with when each was last used
 
-    def serve(self, service: Service) -> int | None:
+    def serve(self, service: TransportService) -> int | None:
         """Return the port on which Pull is answered; None, with a line in the log, if there is none to be had."""
         host, _ = split_address(listening_address(self._addresses[self._rank]))
         try:
-            self._server = DataServer(
+            self._server = TransportDataServer(
                 "" if host == "::" else host, service, self._timeout_s, self._tls, bool(self._in_clear)
             )
         except OSError as error:
@@ -159,7 +168,7 @@ class DataPath:
     def meet(self, peer: int, port: int, request: bytes) -> None:
         """Begin to dial the data port of `peer`, and send `request`, which it refuses, to show the session."""
         host, _ = split_address(self._addresses[peer])
-        dialled: Future[Connection | Exception] = Future()
+        dialled: Future[Http2Connection | Exception] = Future()
         with self._lock:
             if self._closed:
                 return
@@ -170,23 +179,23 @@ class DataPath:
             try:
                 with self._dials:
                     if self._closed:
-                        raise Broken(How.CANCELLED, "cancelled by this rank")
+                        raise StreamBroken(StreamEnd.CANCELLED, "cancelled by this rank")
                     dialled.set_result(self._tried(peer, request))
-            except (OSError, Broken) as error:
+            except (OSError, StreamBroken) as error:
                 dialled.set_result(error)  # said when it matters: the peer may have left meanwhile
 
         threading.Thread(target=dial, name=f"ringtrain-dial-{peer}", daemon=True).start()
 
-    def pull(self, peer: int, request: bytes, timeout_s: float) -> PullStream | None:
-        """Open a Pull; None if `peer` has no data port that can be reached. Raises Broken."""
+    def pull(self, peer: int, request: bytes, timeout_s: float) -> SocketFrameStream | None:
+        """Open a Pull; None if `peer` has no data port that can be reached. Raises StreamBroken."""
         for _ in range(_ATTEMPTS):
             connection = self._connection(peer)
             if connection is None:
                 return None
-            stream = PullStream(connection, lambda connection: self._give_back(peer, connection))
+            stream = SocketFrameStream(connection, lambda connection: self._give_back(peer, connection))
             try:
                 stream.ask(request, self._authorities[peer], timeout_s)
-            except Broken:
+            except StreamBroken:
                 if self._closed:
                     raise
                 continue  # it broke since it was last used
@@ -201,11 +210,11 @@ class DataPath:
             idle = [connection for pool in self._idle.values() for _, connection in pool]
             self._idle.clear()
         dialled = [future.result(self._timeout_s) for future in list(self._dialled.values())]
-        idle += [found for found in dialled if isinstance(found, Connection)]
+        idle += [found for found in dialled if isinstance(found, Http2Connection)]
         for connection in idle:
             connection.channel.close()
 
-    def _connection(self, peer: int) -> Connection | None:
+    def _connection(self, peer: int) -> Http2Connection | None:
         """An idle connection, else a new one."""
         if peer not in self._authorities:
             return None
@@ -221,38 +230,40 @@ class DataPath:
             connection.channel.close()
         dialled = self._dialled.pop(peer, None)
         if dialled is None:
-            with contextlib.suppress(OSError, Broken):  # gRPC's own connection finds out what there is to know
+            with contextlib.suppress(
+                OSError, StreamBroken
+            ):  # gRPC's own connection finds out what there is to know
                 return self._dial(peer)
             return None
         first = dialled.result(self._timeout_s)
-        if isinstance(first, Connection):
+        if isinstance(first, Http2Connection):
             return first
         self._tell(peer, first)
         self._authorities.pop(peer)
         return None
 
-    def _dial(self, peer: int) -> Connection:
-        """Raises OSError or Broken."""
+    def _dial(self, peer: int) -> Http2Connection:
+        """Raises OSError or StreamBroken."""
         sock = socket.create_connection(
             split_address(self._authorities[peer]), timeout=self._timeout_s * _DIAL_SHARE
         )
         try:
-            channel = Channel(sock, self._timeout_s / 6)
+            channel = SocketChannel(sock, self._timeout_s / 6)
         except OSError:
             sock.close()
             raise
         try:
             if self._tls is not None and peer not in self._in_clear:
                 channel.secure(self._tls, True, time.monotonic() + self._timeout_s * _DIAL_SHARE)
-            return Connection(channel, is_client=True)
+            return Http2Connection(channel, is_client=True)
         except (ConnectionLost, DeadlinePassed) as error:
             channel.close()
-            raise Broken(How.CLOSED, str(error)) from error
+            raise StreamBroken(StreamEnd.CLOSED, str(error)) from error
 
-    def _tried(self, peer: int, request: bytes) -> Connection:
+    def _tried(self, peer: int, request: bytes) -> Http2Connection:
         """A connection on which one call has been answered: nothing on the way has swallowed it."""
         connection = self._dial(peer)
-        stream = PullStream(connection, lambda connection: None)
+        stream = SocketFrameStream(connection, lambda connection: None)
         try:
             stream.ask(request, self._authorities[peer], self._timeout_s * _DIAL_SHARE)
             stream.end()
@@ -260,8 +271,8 @@ class DataPath:
             connection.end_call()
         except BaseException as error:
             stream.close()
-            if isinstance(error, Unexpected):
-                raise Broken(How.CLOSED, str(error)) from error
+            if isinstance(error, UnexpectedFrame):
+                raise StreamBroken(StreamEnd.CLOSED, str(error)) from error
             raise
         return connection
 
@@ -275,7 +286,7 @@ class DataPath:
                 self._rank, self._authorities[peer], peer, error,
             )  # fmt: skip
 
-    def _give_back(self, peer: int, connection: Connection) -> None:
+    def _give_back(self, peer: int, connection: Http2Connection) -> None:
         with self._lock:
             if not self._closed and not connection.going_away and connection.stream < MAX_STREAM - 1:
                 self._idle.setdefault(peer, []).append((time.monotonic(), connection))
@@ -283,7 +294,7 @@ class DataPath:
         connection.channel.close()
 
 
-def _is_alive(connection: Connection) -> bool:
+def _is_alive(connection: Http2Connection) -> bool:
     """Whether the peer still holds an idle connection."""
     try:
         connection.look()

@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from ringtrain._core.transport.base import Service
-from ringtrain._core.transport.channel import Channel
-from ringtrain._core.transport.data_serving import Serving
+from ringtrain._core.transport.base import TransportService
+from ringtrain._core.transport.channel import SocketChannel
+from ringtrain._core.transport.data_serving import Http2CallServing
 from ringtrain.shared.address import listening_socket
 from ringtrain.shared.connection_errors import ConnectionLost
 from ringtrain.shared.strangers import Complaints, Strangers
@@ -27,12 +27,17 @@ _TICK_S: Final = 1.0
 _IDLE_CLOSE_S: Final = 10.0
 
 
-class DataServer:
+class TransportDataServer:
     """Listens on a free port of `host` ("" for all interfaces). A connection has a thread while it is used; those
     that rest share one."""
 
     def __init__(
-        self, host: str, service: Service, timeout_s: float, tls: Tls | None = None, also_in_clear: bool = False
+        self,
+        host: str,
+        service: TransportService,
+        timeout_s: float,
+        tls: Tls | None = None,
+        also_in_clear: bool = False,
     ) -> None:
         """`also_in_clear`: with `tls`, a caller may do without. Raises OSError if there is no port to be had."""
         self._also_in_clear = also_in_clear
@@ -43,8 +48,8 @@ class DataServer:
         self.port = int(self._listener.getsockname()[1])
         self._changed = threading.Condition()
         self._closing = False
-        self._serving: dict[Serving, threading.Thread | None] = {}  # None: it rests
-        self._idle = _IdleConnections(self._resume)
+        self._serving: dict[Http2CallServing, threading.Thread | None] = {}  # None: it rests
+        self._idle = _IdleHttp2Connections(self._resume)
         self._strangers = Strangers(limit_s=_STRANGER_S)
         self._complaints = Complaints(log.warning)
         self._acceptor = threading.Thread(target=self._accept, name="ringtrain-data-port", daemon=True)
@@ -71,7 +76,7 @@ class DataServer:
                 one.close()
         self._listener.close()
 
-    def enter(self, one: Serving, busy: bool) -> bool:
+    def enter(self, one: Http2CallServing, busy: bool) -> bool:
         """Note that `one` begins or ends a call. Returns whether it may go on."""
         with self._changed:
             one.is_busy = busy and not self._closing
@@ -95,11 +100,13 @@ class DataServer:
 
     def _take_in(self, sock: socket.socket) -> None:
         try:
-            channel = Channel(sock, self._timeout_s / 6, _TICK_S)
+            channel = SocketChannel(sock, self._timeout_s / 6, _TICK_S)
         except (OSError, ConnectionLost):
             sock.close()
             return
-        one = Serving(channel, self._service, self.enter, self._complaints, self._tls, self._also_in_clear)
+        one = Http2CallServing(
+            channel, self._service, self.enter, self._complaints, self._tls, self._also_in_clear
+        )
         with self._changed:
             if self._closing:
                 channel.close()
@@ -109,10 +116,10 @@ class DataServer:
         one.on_proven = lambda: self._strangers.leave(stranger)
         thread.start()
 
-    def _thread_for(self, one: Serving) -> threading.Thread:
+    def _thread_for(self, one: Http2CallServing) -> threading.Thread:
         return threading.Thread(target=self._serve, args=(one,), name="ringtrain-data", daemon=True)
 
-    def _put_out(self, one: Serving) -> None:
+    def _put_out(self, one: Http2CallServing) -> None:
         """`one` is not to stay any longer without a session."""
         if not self._closing:
             self._complaints.say(
@@ -121,7 +128,7 @@ class DataServer:
             )
         one.shut()
 
-    def _serve(self, one: Serving) -> None:
+    def _serve(self, one: Http2CallServing) -> None:
         rests = False
         try:
             rests = one.run()
@@ -137,7 +144,7 @@ class DataServer:
                     if rests:
                         one.close()
 
-    def _resume(self, one: Serving) -> None:
+    def _resume(self, one: Http2CallServing) -> None:
         """Something has come for `one`, or it has ended: give it a thread again."""
         with self._changed:
             if self._closing:
@@ -146,11 +153,11 @@ class DataServer:
             thread.start()  # before `close` may want to join it
 
 
-class _IdleConnections:
+class _IdleHttp2Connections:
     """Connections that wait for their next call, all of them in one thread, which calls `resume(connection)` when
     something has come on one."""
 
-    def __init__(self, resume: Callable[[Serving], None]) -> None:
+    def __init__(self, resume: Callable[[Http2CallServing], None]) -> None:
         self._resume = resume
         self._lock = threading.Lock()
         self._selector = selectors.DefaultSelector()
@@ -159,7 +166,7 @@ class _IdleConnections:
         self._thread = threading.Thread(target=self._run, name="ringtrain-data-idle", daemon=True)
         self._thread.start()
 
-    def add(self, connection: Serving) -> None:
+    def add(self, connection: Http2CallServing) -> None:
         """Wait for what comes on `connection`, which nobody else reads until it is resumed."""
         with self._lock:
             self._selector.register(connection.fileno(), selectors.EVENT_READ, connection)

@@ -7,16 +7,16 @@ from collections.abc import Callable
 from enum import Enum, auto
 from typing import Final
 
-from ringtrain._core.transport.base import Broken, Service, Status, status_of
-from ringtrain._core.transport.channel import Channel, prefix_of
-from ringtrain._core.transport.connection import Connection
+from ringtrain._core.transport.base import StreamBroken, TransportService, TransportStatus, status_of
+from ringtrain._core.transport.channel import SocketChannel, prefix_of
+from ringtrain._core.transport.connection import Http2Connection
 from ringtrain._core.transport.frames import (
     CONTENT_TYPE,
     PREFACE,
     PREFIX_BYTES,
     PULL_PATH,
-    Code,
     Fields,
+    Http2ErrorCode,
     response_block,
     timeout_of,
     trailer_block,
@@ -42,7 +42,7 @@ _STAY_S: Final = 1.0
 _ENDS: Final = (ConnectionLost, DeadlinePassed, ProtocolError, StreamReset)
 
 
-class _Next(Enum):
+class _NextHttp2Call(Enum):
     """What follows on a connection that waits for a call."""
 
     CALL = auto()
@@ -50,7 +50,7 @@ class _Next(Enum):
     END = auto()
 
 
-class Serving:
+class Http2CallServing:
     """Answers one call after the other. `enter(self, busy)`: told when a call begins and ends; False: stop."""
 
     # Called once: when a session has been shown, or the connection ends without.
@@ -58,9 +58,9 @@ class Serving:
 
     def __init__(
         self,
-        channel: Channel,
-        service: Service,
-        enter: Callable[["Serving", bool], bool],
+        channel: SocketChannel,
+        service: TransportService,
+        enter: Callable[["Http2CallServing", bool], bool],
         complaints: Complaints,
         tls: Tls | None = None,
         also_in_clear: bool = False,
@@ -75,7 +75,7 @@ class Serving:
         self.is_busy = False
         self._has_begun = False  # the current call's first headers are sent
         self._began = time.monotonic()
-        self._connection: Connection | None = None  # once it is known to be secured
+        self._connection: Http2Connection | None = None  # once it is known to be secured
 
     @property
     def peer(self) -> str:
@@ -102,7 +102,7 @@ class Serving:
                 self._channel.deadline = self._began + _REQUEST_S
                 if not self._is_secured():
                     return False
-                connection = Connection(self._channel, is_client=False)
+                connection = Http2Connection(self._channel, is_client=False)
             try:
                 if self._connection is None:
                     self._begin(connection)
@@ -116,7 +116,7 @@ class Serving:
         self._channel.close()
         return False
 
-    def _begin(self, connection: Connection) -> None:
+    def _begin(self, connection: Http2Connection) -> None:
         if bytes(self._channel.take(len(PREFACE))) != PREFACE:
             raise ProtocolError("it does not begin like HTTP/2")
         self._connection = connection
@@ -134,9 +134,9 @@ class Serving:
             self._channel.close()
             return False
 
-    def _serve(self, connection: Connection) -> bool:
+    def _serve(self, connection: Http2Connection) -> bool:
         """Whether the connection rests; it ends otherwise."""
-        while (following := self._await_call(connection)) is _Next.CALL and self._enter(self, True):
+        while (following := self._await_call(connection)) is _NextHttp2Call.CALL and self._enter(self, True):
             try:
                 self._answer(connection)
             finally:
@@ -144,9 +144,9 @@ class Serving:
             connection.end_call()
             if not going_on:
                 return False
-        return following is _Next.NOTHING_YET
+        return following is _NextHttp2Call.NOTHING_YET
 
-    def _await_call(self, connection: Connection) -> _Next:
+    def _await_call(self, connection: Http2Connection) -> _NextHttp2Call:
         """Wait for the next call: a while from a peer, and from who has not shown a session until it is late."""
         newest = connection.stream
         waits_until = time.monotonic() + _STAY_S
@@ -161,19 +161,19 @@ class Serving:
             if not self.is_proven and self._channel.deadline > self._began + 2 * _REQUEST_S:
                 if came:
                     raise DeadlinePassed
-                return _Next.END
+                return _NextHttp2Call.END
             if self.is_proven and not came and time.monotonic() >= waits_until:
-                return _Next.NOTHING_YET
-        return _Next.CALL
+                return _NextHttp2Call.NOTHING_YET
+        return _NextHttp2Call.CALL
 
-    def _answer(self, connection: Connection) -> None:
+    def _answer(self, connection: Http2Connection) -> None:
         """One call, from its headers to its trailers."""
         self._has_begun = False
         try:
             status, message = self._pulled(connection)
         except StreamReset:
             return
-        except _Objection as objection:
+        except _Http2Objection as objection:
             status, message = objection.status, str(objection)
         self._channel.deadline = max(self._channel.deadline, time.monotonic() + 1.0)
         connection.send_block(trailer_block(status, message, only=not self._has_begun), end=True)
@@ -181,12 +181,12 @@ class Serving:
         if not self.is_proven:
             raise ProtocolError(message or "it has no session")
 
-    def _pulled(self, connection: Connection) -> tuple[int, str]:
+    def _pulled(self, connection: Http2Connection) -> tuple[int, str]:
         """Send what the service has for the caller; return the status."""
         timeout_s = _checked_timeout(connection.blocks[0])
         request = _request(connection)
         self._channel.deadline = time.monotonic() + timeout_s
-        caller = WireCaller(connection, self._channel.deadline)
+        caller = Http2Caller(connection, self._channel.deadline)
         try:
             for frame in self._service.pull(request, caller):
                 if not self._has_begun:
@@ -199,14 +199,14 @@ class Serving:
         except NotAPeer as error:
             self.is_proven = False
             return status_of(error)
-        except (PullRefused, Broken) as error:
+        except (PullRefused, StreamBroken) as error:
             self._prove()
             return status_of(error)
         except _ENDS:
             raise
         except Exception as error:  # a defect of ours: the caller must not wait for its deadline
             log.exception("a pull failed")
-            return Status.UNKNOWN, f"{type(error).__name__}: {error}"
+            return TransportStatus.UNKNOWN, f"{type(error).__name__}: {error}"
         finally:
             caller.leave()
 
@@ -215,16 +215,16 @@ class Serving:
             self.is_proven = True
             self.on_proven()
 
-    def _refuse(self, connection: Connection, reason: str) -> None:
+    def _refuse(self, connection: Http2Connection, reason: str) -> None:
         self._complaints.say(f"the data port closed a connection from {self._channel.peer}: {reason}")
         self._channel.deadline = time.monotonic() + 1.0
-        connection.go_away(Code.PROTOCOL_ERROR, reason)
+        connection.go_away(Http2ErrorCode.PROTOCOL_ERROR, reason)
 
 
-class WireCaller:
+class Http2Caller:
     """Who waits for the answer. Used by the thread that serves it."""
 
-    def __init__(self, connection: Connection, deadline: float) -> None:
+    def __init__(self, connection: Http2Connection, deadline: float) -> None:
         self._connection = connection
         self._deadline = deadline
         self._gone = False
@@ -257,8 +257,8 @@ class WireCaller:
         if self._connection.was_reset:
             raise StreamReset
         if self.remaining_s() <= 0:
-            return Status.DEADLINE_EXCEEDED, "nothing within the caller's deadline"
-        return Status.OK, ""
+            return TransportStatus.DEADLINE_EXCEEDED, "nothing within the caller's deadline"
+        return TransportStatus.OK, ""
 
     def leave(self) -> None:
         """Call back if the caller was seen not to wait for the end."""
@@ -267,7 +267,7 @@ class WireCaller:
                 callback()
 
 
-class _Objection(Exception):
+class _Http2Objection(Exception):
     """A call that is not for the service."""
 
     def __init__(self, status: int, message: str) -> None:
@@ -276,36 +276,38 @@ class _Objection(Exception):
 
 
 def _checked_timeout(fields: Fields) -> float:
-    """Seconds that the caller waits. Raises _Objection if this is not a Pull."""
+    """Seconds that the caller waits. Raises _Http2Objection if this is not a Pull."""
     if fields.get(":method") != "POST" or not fields.get("content-type", "").startswith(CONTENT_TYPE):
-        raise _Objection(Status.INTERNAL, "not a call of gRPC")
+        raise _Http2Objection(TransportStatus.INTERNAL, "not a call of gRPC")
     if fields.get(":path") != PULL_PATH:
-        raise _Objection(Status.UNIMPLEMENTED, f"no method {fields.get(':path', '')[:100]} here")
+        raise _Http2Objection(TransportStatus.UNIMPLEMENTED, f"no method {fields.get(':path', '')[:100]} here")
     try:
         return timeout_of(fields) or _NO_TIMEOUT_S
     except ValueError as error:
-        raise _Objection(Status.INTERNAL, str(error)) from error
+        raise _Http2Objection(TransportStatus.INTERNAL, str(error)) from error
 
 
 def _length_in(prefix: bytes | bytearray) -> int:
-    """How long the message behind `prefix` is. Raises _Objection."""
+    """How long the message behind `prefix` is. Raises _Http2Objection."""
     if len(prefix) < PREFIX_BYTES:
-        raise _Objection(Status.INTERNAL, "a call without a message")
+        raise _Http2Objection(TransportStatus.INTERNAL, "a call without a message")
     compressed, length = prefix_of(prefix)
     if compressed:
-        raise _Objection(Status.UNIMPLEMENTED, "requests can't be compressed here")
+        raise _Http2Objection(TransportStatus.UNIMPLEMENTED, "requests can't be compressed here")
     if length > _MOST_REQUEST_BYTES:
-        raise _Objection(Status.INTERNAL, f"a request of {length} bytes; expected at most {_MOST_REQUEST_BYTES}")
+        raise _Http2Objection(
+            TransportStatus.INTERNAL, f"a request of {length} bytes; expected at most {_MOST_REQUEST_BYTES}"
+        )
     return length
 
 
-def _request(connection: Connection) -> bytes:
-    """Read the one message of a request. Raises _Objection."""
+def _request(connection: Http2Connection) -> bytes:
+    """Read the one message of a request. Raises _Http2Objection."""
     whole = connection.take_rest()
     if whole is not None and len(whole) == PREFIX_BYTES + _length_in(whole[:PREFIX_BYTES]):
         return whole[PREFIX_BYTES:]
     if whole is not None:
-        raise _Objection(Status.INTERNAL, "a call with other than one whole message")
+        raise _Http2Objection(TransportStatus.INTERNAL, "a call with other than one whole message")
     prefix = bytearray(PREFIX_BYTES)
     length = _length_in(prefix[: connection.read_data(memoryview(prefix))])
     # In pieces, so that nobody claims memory by a length alone.
@@ -313,9 +315,9 @@ def _request(connection: Connection) -> bytes:
     while length:
         part = bytearray(min(length, _PIECE_BYTES))
         if connection.read_data(memoryview(part)) < len(part):
-            raise _Objection(Status.INTERNAL, "a message that is shorter than it says")
+            raise _Http2Objection(TransportStatus.INTERNAL, "a message that is shorter than it says")
         parts.append(part)
         length -= len(part)
     if not connection.at_end():
-        raise _Objection(Status.UNIMPLEMENTED, "a call with several messages")
+        raise _Http2Objection(TransportStatus.UNIMPLEMENTED, "a call with several messages")
     return b"".join(parts)

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from hpack import Decoder, Encoder, NeverIndexedHeaderTuple
 from hpack.exceptions import HPACKError
 
-from ringtrain._core.transport.base import Status
+from ringtrain._core.transport.base import TransportStatus
 from ringtrain.shared.connection_errors import ProtocolError
 
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -30,7 +30,7 @@ _MESSAGE: Final = struct.Struct(">IBIBI")
 PREFIX_BYTES: Final = 5
 
 
-class FrameType(IntEnum):
+class Http2FrameType(IntEnum):
     """Types of frames. Others than these are ignored, as the standard asks."""
 
     DATA = 0
@@ -52,7 +52,7 @@ PADDED: Final = 0x8
 WITH_PRIORITY: Final = 0x20
 
 
-class Setting(IntEnum):
+class Http2Setting(IntEnum):
     ENABLE_PUSH = 2
     MAX_CONCURRENT_STREAMS = 3
     INITIAL_WINDOW_SIZE = 4
@@ -60,14 +60,14 @@ class Setting(IntEnum):
     MAX_HEADER_LIST_SIZE = 6
 
 
-class Code(IntEnum):
+class Http2ErrorCode(IntEnum):
     """Why a stream or a connection is given up."""
 
     PROTOCOL_ERROR = 1
     REFUSED_STREAM = 7
 
 
-class FrameHead(NamedTuple):
+class Http2FrameHead(NamedTuple):
     """What the first nine bytes of a frame say."""
 
     length: int
@@ -76,10 +76,10 @@ class FrameHead(NamedTuple):
     stream: int
 
 
-def head_of(data: bytes | bytearray | memoryview) -> FrameHead:
+def head_of(data: bytes | bytearray | memoryview) -> Http2FrameHead:
     """Read the first nine bytes."""
     word, flags, stream = _HEADER.unpack_from(data)
-    return FrameHead(word >> 8, word & 0xFF, flags, stream & MAX_STREAM)
+    return Http2FrameHead(word >> 8, word & 0xFF, flags, stream & MAX_STREAM)
 
 
 def frame_head(kind: int, flags: int, stream: int, length: int) -> bytes:
@@ -100,8 +100,10 @@ def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
     return frame_head(kind, flags, stream, len(payload)) + payload
 
 
-def settings(values: dict[Setting, int]) -> bytes:
-    return frame(FrameType.SETTINGS, 0, 0, b"".join(_SETTING.pack(name, value) for name, value in values.items()))
+def settings(values: dict[Http2Setting, int]) -> bytes:
+    return frame(
+        Http2FrameType.SETTINGS, 0, 0, b"".join(_SETTING.pack(name, value) for name, value in values.items())
+    )
 
 
 def settings_of(payload: bytes) -> list[tuple[int, int]]:
@@ -110,15 +112,15 @@ def settings_of(payload: bytes) -> list[tuple[int, int]]:
 
 
 def window_update(stream: int, more: int) -> bytes:
-    return frame(FrameType.WINDOW_UPDATE, 0, stream, _WORD.pack(more))
+    return frame(Http2FrameType.WINDOW_UPDATE, 0, stream, _WORD.pack(more))
 
 
-def reset(stream: int, code: Code) -> bytes:
-    return frame(FrameType.RST_STREAM, 0, stream, _WORD.pack(code))
+def reset(stream: int, code: Http2ErrorCode) -> bytes:
+    return frame(Http2FrameType.RST_STREAM, 0, stream, _WORD.pack(code))
 
 
-def goaway(last_stream: int, code: Code, reason: str) -> bytes:
-    return frame(FrameType.GOAWAY, 0, 0, _WORD.pack(last_stream) + _WORD.pack(code) + reason.encode()[:256])
+def goaway(last_stream: int, code: Http2ErrorCode, reason: str) -> bytes:
+    return frame(Http2FrameType.GOAWAY, 0, 0, _WORD.pack(last_stream) + _WORD.pack(code) + reason.encode()[:256])
 
 
 def word_of(payload: bytes) -> int:
@@ -160,12 +162,12 @@ def response_block() -> bytes:
 
 def trailer_block(status: int, message: str, only: bool) -> bytes:
     """What ends a call. `only`: nothing went before."""
-    return _ok_block(only) if status == Status.OK else _encoded(*_trailer(status, message, only))
+    return _ok_block(only) if status == TransportStatus.OK else _encoded(*_trailer(status, message, only))
 
 
 @functools.cache
 def _ok_block(only: bool) -> bytes:
-    return _encoded(*_trailer(Status.OK, "", only))
+    return _encoded(*_trailer(TransportStatus.OK, "", only))
 
 
 def _trailer(status: int, message: str, only: bool) -> list[tuple[str, str]]:
@@ -198,7 +200,7 @@ def _encoded(*fields: tuple[str, str]) -> bytes:
     return Encoder().encode([NeverIndexedHeaderTuple(name, value) for name, value in fields], huffman=False)
 
 
-class BlockReader:
+class Http2BlockReader:
     """Decodes the header blocks of one connection."""
 
     def __init__(self) -> None:

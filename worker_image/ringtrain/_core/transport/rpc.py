@@ -11,17 +11,17 @@ from typing import Any, Final, NoReturn
 import grpc
 
 from ringtrain._core.transport.base import (
-    Broken,
     FrameStream,
-    How,
-    Service,
-    Unexpected,
-    Unreached,
+    PeerUnreached,
+    StreamBroken,
+    StreamEnd,
+    TransportService,
+    UnexpectedFrame,
     error_of,
     status_of,
 )
-from ringtrain._core.transport.data_path import DataPath
-from ringtrain._core.transport.threads import DaemonPool
+from ringtrain._core.transport.data_path import TransportDataPath
+from ringtrain._core.transport.threads import TransportThreadPool
 from ringtrain._core.wire.failure import NotAPeer, PullRefused, WorldFailure
 from ringtrain._core.wire.messages import METHODS, MOST_CONTROL_BYTES, split_frame
 from ringtrain.errors import ConfigurationError
@@ -80,13 +80,13 @@ class RpcStream:
     def read_into(self, head: bytes, target: memoryview) -> None:
         data = self._next()
         if data is None:
-            raise Unexpected("it ended too early")
+            raise UnexpectedFrame("it ended too early")
         if difference := split_frame(data).move_into(head, target):
-            raise Unexpected(difference)
+            raise UnexpectedFrame(difference)
 
     def end(self) -> None:
         if self._next() is not None:
-            raise Unexpected("it sent too much")
+            raise UnexpectedFrame("it sent too much")
 
     def _next(self) -> bytes | None:
         """The next message, or None at the end."""
@@ -123,13 +123,13 @@ class RpcTransport:
         self._rank = rank
         self._addresses = addresses
         self._timeout_s = timeout_s
-        self._pool = DaemonPool("ringtrain-serve")
+        self._pool = TransportThreadPool("ringtrain-serve")
         self._server: Any = None
         self._lock = threading.Lock()  # of channels: threads of gRPC make some, too, while this rank leaves
         self._closed = False
         self._channels: dict[int, Any] = {}
         self._methods: dict[tuple[int, str], Any] = {}
-        self._data = DataPath(rank, addresses, timeout_s, tls, in_clear) if data_path else None
+        self._data = TransportDataPath(rank, addresses, timeout_s, tls, in_clear) if data_path else None
         self._data_port: int | None = None
         self._strangers = Strangers(_MOST_CALLS + _MORE_CALLS * (len(addresses) // 16).bit_length())
         self._sessions: dict[int, tuple[tuple[str, str]]] = {}
@@ -145,10 +145,10 @@ class RpcTransport:
         if self._data is not None:
             self._data.meet(peer, port, request)
 
-    def serve(self, service: Service) -> None:
+    def serve(self, service: TransportService) -> None:
         options = server_options(self._timeout_s, len(self._addresses))
         self._server = grpc.server(
-            self._pool, handlers=[RingHandlers(service, self._strangers, self._tls)], options=options
+            self._pool, handlers=[RpcTransportHandlers(service, self._strangers, self._tls)], options=options
         )
         address = self._addresses[self._rank]
         try:
@@ -171,7 +171,11 @@ class RpcTransport:
         answer: Future[bytes] = Future()
 
         def done(call: Any) -> None:
-            error = Broken(How.CANCELLED, "cancelled by this rank") if call.cancelled() else call.exception()
+            error = (
+                StreamBroken(StreamEnd.CANCELLED, "cancelled by this rank")
+                if call.cancelled()
+                else call.exception()
+            )
             if error is None:
                 answer.set_result(call.result())
             else:
@@ -185,7 +189,7 @@ class RpcTransport:
         except ValueError:  # gRPC's, of a channel that is closed
             if not self._closed:
                 raise
-            answer.set_exception(Broken(How.CANCELLED, "this rank has shut down"))
+            answer.set_exception(StreamBroken(StreamEnd.CANCELLED, "this rank has shut down"))
             return answer
         call.add_done_callback(done)
         return answer
@@ -200,7 +204,7 @@ class RpcTransport:
         except ValueError as error:
             if not self._closed:
                 raise
-            raise Broken(How.CANCELLED, "this rank has shut down") from error
+            raise StreamBroken(StreamEnd.CANCELLED, "this rank has shut down") from error
 
     def close(self, grace_s: float) -> None:
         stopped = self._server.stop(grace_s) if self._server is not None else None
@@ -239,14 +243,14 @@ class RpcTransport:
         return made
 
 
-class RingHandlers(grpc.GenericRpcHandler):  # type: ignore[misc]
+class RpcTransportHandlers(grpc.GenericRpcHandler):  # type: ignore[misc]
     """Finds who answers a call, before anything of its message is read.
 
     A caller whose metadata shows a session is a peer. Any other is a stranger: few at a time, each for some
     seconds. A stranger's message is read by the thread that answers it, so that none of either is left over.
     """
 
-    def __init__(self, service: Service, strangers: Strangers, tls: Tls | None = None) -> None:
+    def __init__(self, service: TransportService, strangers: Strangers, tls: Tls | None = None) -> None:
         self._service = service
         self._tls = tls
         self._strangers = strangers
@@ -284,7 +288,7 @@ class RingHandlers(grpc.GenericRpcHandler):  # type: ignore[misc]
         try:
             for frame in self._service.pull(request, RpcCaller(context)):
                 yield frame.joined()
-        except (PullRefused, Broken) as error:
+        except (PullRefused, StreamBroken) as error:
             _abort(context, error)
 
     def _check_certificate(self, context: Any) -> None:
@@ -301,7 +305,7 @@ class RingHandlers(grpc.GenericRpcHandler):  # type: ignore[misc]
             context.send_initial_metadata(_ARRIVED)
             try:
                 return self._service.answer(method, request, RpcCaller(context))
-            except (PullRefused, Broken) as error:
+            except (PullRefused, StreamBroken) as error:
                 return _abort(context, error)
 
         return answer
@@ -320,7 +324,7 @@ class RingHandlers(grpc.GenericRpcHandler):  # type: ignore[misc]
         return limited
 
 
-def _abort(context: Any, error: PullRefused | Broken) -> NoReturn:
+def _abort(context: Any, error: PullRefused | StreamBroken) -> NoReturn:
     code, message = status_of(error)
     context.abort(_CODES[code], message)
     raise AssertionError("abort() raises")
@@ -328,21 +332,21 @@ def _abort(context: Any, error: PullRefused | Broken) -> NoReturn:
 
 def _of_question(call: Any, error: Any) -> Exception:
     ours = _ours(error)
-    if isinstance(ours, Broken) and ours.how is How.CLOSED and not call.initial_metadata():
-        return Unreached(ours.detail)
+    if isinstance(ours, StreamBroken) and ours.how is StreamEnd.CLOSED and not call.initial_metadata():
+        return PeerUnreached(ours.detail)
     return ours
 
 
 def _ours(error: Any) -> Exception:
     code, detail = error.code(), error.details() or ""
     if code is grpc.StatusCode.CANCELLED and "Locally cancelled" in detail:
-        return Broken(How.CANCELLED, "cancelled by this rank")
+        return StreamBroken(StreamEnd.CANCELLED, "cancelled by this rank")
     if code in _TOO_MANY:
-        return Broken(How.CLOSED, "it is no rank, or hears no more callers that it does not know")
+        return StreamBroken(StreamEnd.CLOSED, "it is no rank, or hears no more callers that it does not know")
     return error_of(code.value[0], detail)
 
 
-# How `RingHandlers` ends a stranger's call for another one's sake, or does not begin it.
+# How `RpcTransportHandlers` ends a stranger's call for another one's sake, or does not begin it.
 _TOO_MANY: Final = (grpc.StatusCode.CANCELLED, grpc.StatusCode.UNIMPLEMENTED)
 _CODES: Final = {code.value[0]: code for code in grpc.StatusCode}
 

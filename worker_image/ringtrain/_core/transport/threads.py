@@ -7,7 +7,7 @@ from concurrent.futures import Executor, Future
 from typing import Any
 
 
-class DaemonPool(Executor):
+class TransportThreadPool(Executor):
     """An executor that grows when all its threads are busy.
 
     `concurrent.futures` joins its threads before `atexit` runs: a thread that serves a peer's long wait would hold

@@ -29,12 +29,12 @@ _MOST_TEXT: Final = 300  # host names have at most 253 characters
 _PULL: Final = struct.Struct("<16sIIQ")
 
 
-class Malformed(ValueError):
+class MalformedMessage(ValueError):
     """Bytes that are no message of this protocol: never from a peer of this version."""
 
 
 @dataclass(frozen=True)
-class Hello:
+class HelloMessage:
     """Who speaks: compared field by field with who listens before anything else is exchanged."""
 
     version: int
@@ -49,26 +49,26 @@ class Hello:
     release: str = RELEASE  # of the package
 
     @staticmethod
-    def parse(value: object) -> "Hello":
-        """Return the hello that a decoded message describes. Raises Malformed for anything else.
+    def parse(value: object) -> "HelloMessage":
+        """Return the hello that a decoded message describes. Raises MalformedMessage for anything else.
 
         A hello of another version may have other fields: what tells whose it is, and of which version, is read.
         """
-        names = {field.name for field in fields(Hello)}
+        names = {field.name for field in fields(HelloMessage)}
         if isinstance(value, dict) and value.get("version") != PROTOCOL_VERSION:
             later = {"local_size": 1, "transport": "auto", "release": "unknown"}
             value = later | {name: value[name] for name in names & value.keys()}
         if not isinstance(value, dict) or set(value) != names:
-            raise Malformed("not a hello of this protocol")
-        for field in fields(Hello):
+            raise MalformedMessage("not a hello of this protocol")
+        for field in fields(HelloMessage):
             given = value[field.name]
             if type(given) is not field.type or (isinstance(given, str) and len(given) > _MOST_TEXT):
-                raise Malformed(f"not a hello of this protocol: {field.name} is {str(given)[:50]!r}")
-        return Hello(**value)
+                raise MalformedMessage(f"not a hello of this protocol: {field.name} is {str(given)[:50]!r}")
+        return HelloMessage(**value)
 
 
 @dataclass(frozen=True)
-class PullRequest:
+class PullRequestMessage:
     """`rank` asks for everything that its peer sends it in collective `sequence` of a process set.
 
     `compared`: of the signature of what it means to do (`Signature.compared`).
@@ -84,9 +84,9 @@ class PullRequest:
         return _PULL.pack(self.session, self.rank, self.process_set, self.sequence) + self.compared
 
     @staticmethod
-    def decode(data: bytes) -> "PullRequest":
+    def decode(data: bytes) -> "PullRequestMessage":
         session, rank, process_set, sequence = _PULL.unpack_from(data)
-        return PullRequest(session, rank, process_set, sequence, data[_PULL.size :])
+        return PullRequestMessage(session, rank, process_set, sequence, data[_PULL.size :])
 
 
 def dump(message: Any) -> bytes:
@@ -96,28 +96,28 @@ def dump(message: Any) -> bytes:
 
 
 def load(data: bytes) -> Any:
-    """The values of a control message. Raises Malformed: a stranger may send any bytes."""
+    """The values of a control message. Raises MalformedMessage: a stranger may send any bytes."""
     try:
         value = json.loads(data)
         json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair is no text, and can't be proved
         return value
     except (ValueError, RecursionError) as error:
-        raise Malformed(f"not a message of this protocol: {str(error)[:100]}") from error
+        raise MalformedMessage(f"not a message of this protocol: {str(error)[:100]}") from error
 
 
 def load_fields(data: bytes, **types: type) -> dict[str, Any]:
-    """The named values of a control message, which is an object. Raises Malformed where one is missing or differs.
+    """The named values of a control message, an object. Raises MalformedMessage where one is missing or differs.
 
     A session travels as hexadecimal text and is returned as bytes when `bytes` is asked for.
     """
     message = load(data)
     if not isinstance(message, dict):
-        raise Malformed("not a message of this protocol: no object")
+        raise MalformedMessage("not a message of this protocol: no object")
     found: dict[str, Any] = {}
     for name, wanted in types.items():
         value = message.get(name)
         if type(value) is not (str if wanted is bytes else wanted):
-            raise Malformed(f"not a message of this protocol: {name} is missing or of another type")
+            raise MalformedMessage(f"not a message of this protocol: {name} is missing or of another type")
         found[name] = _unhex(name, value) if wanted is bytes else value
     return found
 
@@ -126,7 +126,7 @@ def _unhex(name: str, text: Any) -> bytes:
     try:
         return bytes.fromhex(text)
     except ValueError as error:
-        raise Malformed(f"not a message of this protocol: {name} is no hexadecimal text") from error
+        raise MalformedMessage(f"not a message of this protocol: {name} is no hexadecimal text") from error
 
 
 # 32 bytes: the payload behind it stays aligned for every dtype.
@@ -135,7 +135,7 @@ _MAGIC: Final = 0x5274
 HEADER_BYTES: Final = _HEADER.size
 
 
-class Step(IntEnum):
+class WireStep(IntEnum):
     """Which part of a collective a frame belongs to."""
 
     SIZES = 0  # how many elements follow, where that may differ between ranks
@@ -149,7 +149,7 @@ class FrameHeader(NamedTuple):
 
     generation: int
     sequence: int
-    step: Step
+    step: WireStep
     segment: int
     dtype: str
     length: int
@@ -158,12 +158,12 @@ class FrameHeader(NamedTuple):
         return encoded_header(*self)
 
 
-def encoded_header(generation: int, sequence: int, step: Step, segment: int, dtype: str, length: int) -> bytes:
+def encoded_header(generation: int, sequence: int, step: WireStep, segment: int, dtype: str, length: int) -> bytes:
     """What `FrameHeader` says, as bytes."""
     return _HEADER.pack(_MAGIC, CODES[dtype], step, generation, sequence, segment, 0, length)
 
 
-class Frame(NamedTuple):
+class WireFrame(NamedTuple):
     """A header and its payload, which stays where it is."""
 
     head: bytes
@@ -181,9 +181,9 @@ class Frame(NamedTuple):
         return None
 
 
-def split_frame(data: bytes) -> Frame:
-    """Undo `Frame.joined`, without a copy of the payload."""
-    return Frame(data[:HEADER_BYTES], memoryview(data)[HEADER_BYTES:])
+def split_frame(data: bytes) -> WireFrame:
+    """Undo `WireFrame.joined`, without a copy of the payload."""
+    return WireFrame(data[:HEADER_BYTES], memoryview(data)[HEADER_BYTES:])
 
 
 def octets(array: np.ndarray[Any, Any]) -> memoryview:
@@ -202,7 +202,7 @@ def _named(head: bytes) -> str:
     try:
         magic, dtype, step, generation, sequence, segment, _, length = _HEADER.unpack(head)
         if magic == _MAGIC:
-            return str(FrameHeader(generation, sequence, Step(step), segment, names[dtype], length))
+            return str(FrameHeader(generation, sequence, WireStep(step), segment, names[dtype], length))
     except (struct.error, ValueError, KeyError):
         pass
     return f"a frame that begins with {head.hex() or 'nothing'}"

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ringtrain._core.wire.values import Foreign, decode_value, encode_value
+from ringtrain._core.wire.values import ForeignWireValues, decode_value, encode_value
 from ringtrain.errors import ConfigurationError, MismatchError
 
 # First byte of a message.
 _PLAIN, _PICKLED, _FOREIGN, _REASON = b"V", b"P", b"T", b"E"
 
 
-def dumps(value: Any, allow_pickle: bool = False, foreign: Foreign | None = None) -> bytes:
+def dumps(value: Any, allow_pickle: bool = False, foreign: ForeignWireValues | None = None) -> bytes:
     """Return `value` as bytes: plain data, arrays and what `foreign` knows, or with `allow_pickle` anything.
 
     Raises ConfigurationError, or what pickle raises, for what can't be sent.
@@ -32,7 +32,7 @@ def dumps(value: Any, allow_pickle: bool = False, foreign: Foreign | None = None
     return _PLAIN + encode_value(value, foreign)
 
 
-def loads(message: bytes, allow_pickle: bool = False, foreign: Foreign | None = None) -> Any:
+def loads(message: bytes, allow_pickle: bool = False, foreign: ForeignWireValues | None = None) -> Any:
     """Return the object that `dumps` was given. Never unpickles unless `allow_pickle`."""
     kind, content = message[:1], message[1:]
     if kind == _PLAIN:
@@ -48,7 +48,7 @@ def loads(message: bytes, allow_pickle: bool = False, foreign: Foreign | None = 
     )
 
 
-def packed(value: Any, allow_pickle: bool = False, foreign: Foreign | None = None) -> bytes:
+def packed(value: Any, allow_pickle: bool = False, foreign: ForeignWireValues | None = None) -> bytes:
     """Return the message for `value`; where it can't be sent, one that holds the reason. Never raises."""
     try:
         return dumps(value, allow_pickle, foreign)
@@ -62,7 +62,9 @@ def is_refusal(message: bytes) -> bool:
     return message[:1] == _REASON
 
 
-def unpacked(message: bytes, rank: int, allow_pickle: bool = False, foreign: Foreign | None = None) -> Any:
+def unpacked(
+    message: bytes, rank: int, allow_pickle: bool = False, foreign: ForeignWireValues | None = None
+) -> Any:
     """Return the object that world rank `rank` packed. Raises ConfigurationError with its reason if it had one."""
     if is_refusal(message):
         raise ConfigurationError(f"rank {rank}: the object can't be sent: {message[1:].decode()}")

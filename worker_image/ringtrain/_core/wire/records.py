@@ -27,7 +27,7 @@ _FACTORIES: Final[dict[str, Any]] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class _Kind:
+class _RecordKind:
     """Of values of exactly this type. `parts` is plain, and `make` undoes it."""
 
     of: type
@@ -54,21 +54,21 @@ def _delta(value: datetime.timedelta) -> list[int]:
 
 
 _PATHS: Final = tuple(
-    _Kind(kind, str, kind)
+    _RecordKind(kind, str, kind)
     for kind in (type(pathlib.Path()), pathlib.PurePosixPath, pathlib.PureWindowsPath, pathlib.PurePath)
 )
-_KINDS: Final[dict[str, _Kind]] = {
+_KINDS: Final[dict[str, _RecordKind]] = {
     kind.of.__name__: kind
     for kind in (
         *_PATHS,
-        _Kind(argparse.Namespace, vars, lambda fields: argparse.Namespace(**fields)),
-        _Kind(types.SimpleNamespace, vars, lambda fields: types.SimpleNamespace(**fields)),
-        _Kind(datetime.date, datetime.date.isoformat, datetime.date.fromisoformat),
-        _Kind(datetime.datetime, _clock_text, datetime.datetime.fromisoformat),
-        _Kind(datetime.time, _clock_text, datetime.time.fromisoformat),
-        _Kind(datetime.timedelta, _delta, lambda parts: datetime.timedelta(*parts)),
-        _Kind(range, lambda r: [r.start, r.stop, r.step], lambda parts: range(*parts)),
-        _Kind(slice, lambda s: [s.start, s.stop, s.step], lambda parts: slice(*parts)),
+        _RecordKind(argparse.Namespace, vars, lambda fields: argparse.Namespace(**fields)),
+        _RecordKind(types.SimpleNamespace, vars, lambda fields: types.SimpleNamespace(**fields)),
+        _RecordKind(datetime.date, datetime.date.isoformat, datetime.date.fromisoformat),
+        _RecordKind(datetime.datetime, _clock_text, datetime.datetime.fromisoformat),
+        _RecordKind(datetime.time, _clock_text, datetime.time.fromisoformat),
+        _RecordKind(datetime.timedelta, _delta, lambda parts: datetime.timedelta(*parts)),
+        _RecordKind(range, lambda r: [r.start, r.stop, r.step], lambda parts: range(*parts)),
+        _RecordKind(slice, lambda s: [s.start, s.stop, s.step], lambda parts: slice(*parts)),
     )
 }
 

@@ -21,7 +21,7 @@ _BOUNDS_SHOWN: Final = 8
 
 
 @dataclass(frozen=True)
-class Tensor:
+class WireTensorSignature:
     """One tensor of a collective. `shape` has `ANY_ROWS` where ranks may differ."""
 
     name: str | None
@@ -35,14 +35,14 @@ class Tensor:
 
 
 @dataclass(frozen=True)
-class Signature:
+class WireSignature:
     """Everything that all ranks of a collective must agree on.
 
     `layout`: bounds and segment size, which follow from the rest unless ranks are set up differently.
     """
 
     kind: str
-    tensors: tuple[Tensor, ...] = ()
+    tensors: tuple[WireTensorSignature, ...] = ()
     op: str | None = None
     root: int | None = None
     layout: tuple[int, ...] = ()
@@ -64,20 +64,20 @@ class Signature:
 
 
 @functools.lru_cache(maxsize=4096)  # one object each time, so that what ranks compare is known from the second on
-def laid_out(what: Signature, layout: tuple[int, ...]) -> Signature:
+def laid_out(what: WireSignature, layout: tuple[int, ...]) -> WireSignature:
     """`what` of a collective whose buffers are cut so."""
     return replace(what, layout=layout)
 
 
 @functools.lru_cache(maxsize=4096)  # a training step repeats the same signatures
-def _encode(signature: Signature) -> bytes:
+def _encode(signature: WireSignature) -> bytes:
     s = signature
     tensors = [[t.name, t.dtype, t.shape] for t in s.tensors]
     return json.dumps([s.kind, tensors, s.op, s.root, s.layout], separators=(",", ":")).encode()
 
 
 @functools.lru_cache(maxsize=4096)
-def _compared(signature: Signature) -> bytes:
+def _compared(signature: WireSignature) -> bytes:
     text = signature.encode()
     return text if len(text) <= _TEXT_BYTES else _DIGEST_MARK + hashlib.sha256(text).hexdigest().encode()
 
@@ -87,12 +87,14 @@ def is_text(compared: bytes) -> bool:
     return not compared.startswith(_DIGEST_MARK)
 
 
-def decode_signature(data: bytes) -> Signature:
+def decode_signature(data: bytes) -> WireSignature:
     kind, tensors, op, root, layout = json.loads(data)
-    return Signature(kind, tuple(Tensor(n, d, tuple(s)) for n, d, s in tensors), op, root, tuple(layout))
+    return WireSignature(
+        kind, tuple(WireTensorSignature(n, d, tuple(s)) for n, d, s in tensors), op, root, tuple(layout)
+    )
 
 
-def describe_mismatch(sequence: int, first: tuple[int, Signature], second: tuple[int, Signature]) -> str:
+def describe_mismatch(sequence: int, first: tuple[int, WireSignature], second: tuple[int, WireSignature]) -> str:
     """Say in one line how two (rank, signature) pairs differ; both ranks say it alike."""
     (rank_a, a), (rank_b, b) = sorted((first, second), key=lambda pair: pair[0])
     if a.kind != b.kind and not a.tensors and not b.tensors:
@@ -127,7 +129,7 @@ def describe_mismatch(sequence: int, first: tuple[int, Signature], second: tuple
     )
 
 
-def _tensor_difference(one: Tensor, other: Tensor, rank_a: int, rank_b: int) -> str:
+def _tensor_difference(one: WireTensorSignature, other: WireTensorSignature, rank_a: int, rank_b: int) -> str:
     if one.name != other.name:
         at = first_difference(one.name or "", other.name or "")
         return (

@@ -22,7 +22,7 @@ _LENGTH: Final = struct.Struct("<Q")
 
 
 @dataclass(frozen=True)
-class Foreign:
+class ForeignWireValues:
     """What a framework adds to plain values, its tensors above all. `pack` raises ConfigurationError for what it
     does not know; `unpack` runs no code of the sender's.
     """
@@ -31,26 +31,26 @@ class Foreign:
     unpack: Callable[[bytes], Any]
 
 
-def encode_value(value: Any, foreign: Foreign | None = None) -> bytes:
+def encode_value(value: Any, foreign: ForeignWireValues | None = None) -> bytes:
     """Return `value` as bytes. Raises ConfigurationError for a type that is not carried, and says where it is."""
-    writer = _Writer([], foreign)
+    writer = _WireValueWriter([], foreign)
     text = json.dumps(writer.plain(value, "value"), separators=(",", ":")).encode()
     return b"".join([_LENGTH.pack(len(text)), text, *writer.blobs])
 
 
-def decode_value(data: bytes, foreign: Foreign | None = None) -> Any:
+def decode_value(data: bytes, foreign: ForeignWireValues | None = None) -> Any:
     """Undo `encode_value`. Runs no code of the sender's."""
     (length,) = _LENGTH.unpack_from(data)
     start = _LENGTH.size + length
-    return _Reader(memoryview(data)[start:], foreign).value(json.loads(data[_LENGTH.size : start]))
+    return _WireValueReader(memoryview(data)[start:], foreign).value(json.loads(data[_LENGTH.size : start]))
 
 
 @dataclass(frozen=True)
-class _Writer:
+class _WireValueWriter:
     """`blobs`: the raw bytes, in the order in which they will be read."""
 
     blobs: list[bytes]
-    foreign: Foreign | None
+    foreign: ForeignWireValues | None
 
     def plain(self, value: Any, where: str) -> Any:
         if value is None or type(value) in (bool, int, float, str):
@@ -105,10 +105,10 @@ class _Writer:
         return {"$foreign": len(blob)}
 
 
-class _Reader:
+class _WireValueReader:
     """Values are decoded in the order in which they were encoded."""
 
-    def __init__(self, blobs: memoryview, foreign: Foreign | None) -> None:
+    def __init__(self, blobs: memoryview, foreign: ForeignWireValues | None) -> None:
         self._blobs = blobs
         self._foreign = foreign
         self._at = 0

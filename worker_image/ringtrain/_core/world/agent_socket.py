@@ -29,7 +29,7 @@ _LONGEST_LINE: Final = 64 << 20
 
 
 @dataclass(frozen=True)
-class Readiness:
+class WorldReadiness:
     """What a rank says of itself when it waits for a world.
 
     `formation`: which one it has left, 0: none. `committed`: its last committed step. `lost_steps`: the steps that
@@ -47,7 +47,7 @@ class AgentGone(RingtrainError):
     """The agent has closed its socket, or refuses this process: no world will come."""
 
 
-class AgentSocket:
+class RankAgentSocket:
     """The rank's end of the socket. Threads may share it; a thread of its own reads it as long as the process
     lives."""
 
@@ -74,7 +74,7 @@ class AgentSocket:
         self._told_at = 0.0
         threading.Thread(target=self._read, name="ringtrain-agent-socket", daemon=True).start()
 
-    def next_world(self, readiness: Readiness) -> Mapping[str, str]:
+    def next_world(self, readiness: WorldReadiness) -> Mapping[str, str]:
         """Say that this rank has left its world; return the environment of the next one, however long that takes.
 
         Raises SystemExit(0) where the agent wants this rank no more, AgentGone when the agent is gone, which
@@ -172,10 +172,10 @@ class AgentSocket:
 
 
 _lock = threading.Lock()
-_connected: AgentSocket | None = None
+_connected: RankAgentSocket | None = None
 
 
-def agent_of(env: Mapping[str, str]) -> AgentSocket | None:
+def agent_of(env: Mapping[str, str]) -> RankAgentSocket | None:
     """The agent that tells this process its worlds, connected when it is first asked for.
 
     None where the environment itself describes the world, which never changes then.
@@ -188,7 +188,7 @@ def agent_of(env: Mapping[str, str]) -> AgentSocket | None:
         # A rank's environment from an earlier world would be that of the parent's.
         if not path or contract.ENV_RANK in env:
             return None
-        _connected = AgentSocket(path)
+        _connected = RankAgentSocket(path)
         return _connected
 
 

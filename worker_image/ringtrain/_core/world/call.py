@@ -8,23 +8,23 @@ from typing import Final, NoReturn
 
 from ringtrain import timeline
 from ringtrain._core.reduction.fold import Flat
-from ringtrain._core.transport.base import Broken, Caller, FrameStream, How, Unexpected
+from ringtrain._core.transport.base import FrameStream, StreamBroken, StreamEnd, TransportCaller, UnexpectedFrame
 from ringtrain._core.wire.dtypes import dtype_name
 from ringtrain._core.wire.failure import PullRefused
-from ringtrain._core.wire.messages import Frame, Step, encoded_header, octets
-from ringtrain._core.wire.signature import Signature
-from ringtrain._core.world.failure_state import Activity, Closed, Stalled
-from ringtrain._core.world.membership import Membership
-from ringtrain._core.world.offers import Key, Offer
+from ringtrain._core.wire.messages import WireFrame, WireStep, encoded_header, octets
+from ringtrain._core.wire.signature import WireSignature
+from ringtrain._core.world.failure_state import PeerClosed, PeersStalled, RankActivity
+from ringtrain._core.world.membership import WorldMembership
+from ringtrain._core.world.offers import CollectiveOffer, Key
 from ringtrain.errors import RingtrainError
 
 # A link slower than this is taken for broken. Only large collectives wait longer for it than the timeout says.
 _SLOWEST_BYTES_PER_S: Final = 10e6
 
-FramesFor = Callable[[int, Caller], Iterator[Frame]]
+FramesFor = Callable[[int, TransportCaller], Iterator[WireFrame]]
 
 
-def _no_frames(rank: int, caller: Caller) -> Iterator[Frame]:
+def _no_frames(rank: int, caller: TransportCaller) -> Iterator[WireFrame]:
     return iter(())
 
 
@@ -39,7 +39,7 @@ class CollectiveKey:
     is_span: bool = True  # of the timeline: no other one of the same thread overlaps with it
 
 
-class Call:
+class WorldCall:
     """Offers this rank's frames and reads those of its peers.
 
     A context: entering publishes the offer and opens a stream from each peer. Leaving it normally waits until
@@ -48,12 +48,17 @@ class Call:
     """
 
     def __init__(
-        self, member: Membership, key: CollectiveKey, what: Signature, frames_for: FramesFor, total_bytes: int
+        self,
+        member: WorldMembership,
+        key: CollectiveKey,
+        what: WireSignature,
+        frames_for: FramesFor,
+        total_bytes: int,
     ) -> None:
         self._member = member
         self._key = key
         self._what = what
-        self._offer = Offer(what, frames_for, set(key.takers))
+        self._offer = CollectiveOffer(what, frames_for, set(key.takers))
         self._timeout_s = member.ring.stall_timeout_s + total_bytes / _SLOWEST_BYTES_PER_S
         self._started = 0.0
         self._streams: dict[int, FrameStream] = {}
@@ -68,16 +73,16 @@ class Call:
         return timeline.span(name, "collective", bytes=nbytes, set=process_set, sequence=sequence)
 
     @property
-    def _activity(self) -> Activity:
+    def _activity(self) -> RankActivity:
         return self._member.activity(self._key.key, self._what)
 
-    def __enter__(self) -> "Call":
+    def __enter__(self) -> "WorldCall":
         self._member.failure_state.check()
         self._started = time.monotonic()
         self._span.__enter__()
         self._member.offers.publish(self._key.key, self._offer, self._key.others)
         if (gone := self._member.offers.who_left(self._offer)) is not None:
-            self._member.monitor.report(Closed(gone, "", self._activity))
+            self._member.monitor.report(PeerClosed(gone, "", self._activity))
         try:
             self._member.prepare_pulls(self._key.peers)
             for peer in self._key.peers:
@@ -87,14 +92,14 @@ class Call:
             self._member.failure_state.on_reached(self._cancel)
         except BaseException as error:
             try:
-                if isinstance(error, Broken):
+                if isinstance(error, StreamBroken):
                     self._fail(peer, error)
                 raise
             finally:
                 self._release()
         return self
 
-    def read(self, peer: int, step: Step, segment: int, into: Flat) -> None:
+    def read(self, peer: int, step: WireStep, segment: int, into: Flat) -> None:
         """Store the next frame of `peer`'s stream, which must be this one, in `into`."""
         if not self._is_traced:
             self._read(peer, step, segment, into)
@@ -102,17 +107,17 @@ class Call:
         with timeline.span(f"{step.name.lower()} {segment} from {peer}", "ring step", bytes=into.nbytes):
             self._read(peer, step, segment, into)
 
-    def _read(self, peer: int, step: Step, segment: int, into: Flat) -> None:
+    def _read(self, peer: int, step: WireStep, segment: int, into: Flat) -> None:
         try:
             self._streams[peer].read_into(self._head(step, segment, into), octets(into))
-        except (Unexpected, Broken, PullRefused) as error:
+        except (UnexpectedFrame, StreamBroken, PullRefused) as error:
             self._went_wrong(peer, error)
 
-    def frame(self, step: Step, segment: int, payload: Flat) -> Frame:
+    def frame(self, step: WireStep, segment: int, payload: Flat) -> WireFrame:
         """Return `payload`, which stays where it is, as a frame of this collective."""
-        return Frame(self._head(step, segment, payload), octets(payload))
+        return WireFrame(self._head(step, segment, payload), octets(payload))
 
-    def frames(self, step: Step, parts: Iterable[Flat]) -> Iterator[Frame]:
+    def frames(self, step: WireStep, parts: Iterable[Flat]) -> Iterator[WireFrame]:
         """`parts` as the segments of this rank's `step`, in their order."""
         for segment, part in enumerate(parts):
             yield self.frame(step, segment, part)
@@ -121,7 +126,7 @@ class Call:
         """Wake up the streams that wait for a frame of this rank."""
         self._member.offers.changed()
 
-    def wait_until(self, ready: Callable[[], bool], caller: Caller) -> None:
+    def wait_until(self, ready: Callable[[], bool], caller: TransportCaller) -> None:
         if not ready():
             caller.flush()
         self._member.offers.wait_until(ready, caller)
@@ -147,7 +152,7 @@ class Call:
             stream.close()
         self._span.__exit__(None, None, None)
 
-    def _head(self, step: Step, segment: int, payload: Flat) -> bytes:
+    def _head(self, step: WireStep, segment: int, payload: Flat) -> bytes:
         dtype, sequence = dtype_name(payload.dtype), self._key.key[1]
         return encoded_header(self._member.ring.generation, sequence, step, segment, dtype, payload.nbytes)
 
@@ -155,7 +160,7 @@ class Call:
         for peer, stream in self._streams.items():
             try:
                 stream.end()
-            except (Unexpected, Broken, PullRefused) as error:
+            except (UnexpectedFrame, StreamBroken, PullRefused) as error:
                 self._went_wrong(peer, error)
         self._streams.clear()
         left = self._timeout_s - (time.monotonic() - self._started)
@@ -164,29 +169,29 @@ class Call:
                 self._member.raise_failure(self._activity)
             self._stalled(tuple(sorted(self._offer.waiting_for)))
 
-    def _went_wrong(self, peer: int, error: Unexpected | Broken | PullRefused) -> NoReturn:
-        if isinstance(error, Unexpected):
+    def _went_wrong(self, peer: int, error: UnexpectedFrame | StreamBroken | PullRefused) -> NoReturn:
+        if isinstance(error, UnexpectedFrame):
             defect = RingtrainError(f"stream from rank {peer} in {self._activity.label}: {error}")
             self._member.give_up(self._activity, defect)
             raise defect from error
         self._fail(peer, error)
 
-    def _fail(self, peer: int, error: Broken | PullRefused) -> NoReturn:
+    def _fail(self, peer: int, error: StreamBroken | PullRefused) -> NoReturn:
         """Report what happened to the stream from `peer`, and raise what the world decides."""
         if isinstance(error, PullRefused) and error.is_of_a_stranger:
             # The next world of its process answers.
-            self._member.monitor.report(Closed(peer, "it has left this world", self._activity))
+            self._member.monitor.report(PeerClosed(peer, "it has left this world", self._activity))
         elif isinstance(error, PullRefused):
             self._member.monitor.report(error.failure)
-        elif error.how is How.TIMEOUT:
+        elif error.how is StreamEnd.TIMEOUT:
             self._stalled((peer,))
-        elif error.how is How.CLOSED:
-            self._member.monitor.report(Closed(peer, error.detail, self._activity))
+        elif error.how is StreamEnd.CLOSED:
+            self._member.monitor.report(PeerClosed(peer, error.detail, self._activity))
         self._member.raise_failure(self._activity)
 
     def _stalled(self, first: tuple[int, ...]) -> NoReturn:
         peers = (*first, *(rank for rank in self._key.others if rank not in first))
-        self._member.monitor.report(Stalled(peers, time.monotonic() - self._started, self._activity))
+        self._member.monitor.report(PeersStalled(peers, time.monotonic() - self._started, self._activity))
         self._member.raise_failure(self._activity)
 
     def _cancel(self) -> None:

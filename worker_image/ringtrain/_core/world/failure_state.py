@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ringtrain._core.wire.failure import WorldFailure
 
 
-class FailureState:
+class WorldFailureState:
     """The first failure of a world, once there is one. The first one stays."""
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ class FailureState:
 
 
 @dataclass(frozen=True)
-class Activity:
+class RankActivity:
     """The collective that a rank is in, for messages and for probing: `allreduce #7 "conv1.weight"`."""
 
     label: str
@@ -82,21 +82,21 @@ class Activity:
 
 
 @dataclass(frozen=True)
-class Closed:
+class PeerClosed:
     """The connection to `peer` broke."""
 
     peer: int
     detail: str
-    activity: Activity | None
+    activity: RankActivity | None
 
 
 @dataclass(frozen=True)
-class Stalled:
+class PeersStalled:
     """Nothing came from `peers` within the deadline."""
 
     peers: tuple[int, ...]
     waited_s: float
-    activity: Activity
+    activity: RankActivity
 
 
-Report = Closed | Stalled | WorldFailure
+Report = PeerClosed | PeersStalled | WorldFailure

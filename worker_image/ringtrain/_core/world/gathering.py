@@ -24,7 +24,7 @@ _TICK_S: Final = 0.5
 
 
 @dataclass(frozen=True)
-class Meeting:
+class RendezvousPoint:
     """Where rank 0 listens, and words for what is wrong there.
 
     `size_name`: the variable with the world's size. `start`: how all ranks are started. `port_taken`: the way out.
@@ -37,17 +37,17 @@ class Meeting:
 
 
 def gather_addresses(
-    rank: int, size: int, meeting: Meeting, own: str, token: bytes | None, timeout_s: float
+    rank: int, size: int, meeting: RendezvousPoint, own: str, token: bytes | None, timeout_s: float
 ) -> tuple[str, ...]:
     """The addresses of all ranks, by rank. Raises ConfigurationError."""
     end = time.monotonic() + timeout_s
     if rank == 0:
-        return _Gathering(size, own, token, meeting, timeout_s).run(end)
+        return _RendezvousServer(size, own, token, meeting, timeout_s).run(end)
     return _ask(rank, size, meeting, own, token, end, timeout_s)
 
 
 @dataclass(eq=False)
-class _Caller:
+class _RendezvousCaller:
     """A connection to rank 0. `rank`: once its line has come; `nonce`: what it wants the answer to be made for."""
 
     sock: socket.socket
@@ -57,17 +57,19 @@ class _Caller:
     nonce: str = ""
 
 
-class _Gathering:
+class _RendezvousServer:
     """Rank 0's side: one thread, a bounded number of callers that have not said who they are."""
 
-    def __init__(self, size: int, own: str, token: bytes | None, meeting: Meeting, timeout_s: float) -> None:
+    def __init__(
+        self, size: int, own: str, token: bytes | None, meeting: RendezvousPoint, timeout_s: float
+    ) -> None:
         self._size = size
         self._token = token
         self._meeting = meeting
         self._timeout_s = timeout_s
         self._addresses = {0: own}
         self._selector = selectors.DefaultSelector()
-        self._callers: dict[_Caller, None] = {}  # oldest first
+        self._callers: dict[_RendezvousCaller, None] = {}  # oldest first
 
     def run(self, end: float) -> tuple[str, ...]:
         with closing(self._selector), closing(_listener(self._meeting)) as listener:
@@ -102,11 +104,11 @@ class _Gathering:
         with suppress(OSError):
             sock, _ = listener.accept()
             sock.setblocking(False)
-            caller = _Caller(sock, time.monotonic())
+            caller = _RendezvousCaller(sock, time.monotonic())
             self._callers[caller] = None
             self._selector.register(sock, selectors.EVENT_READ, caller)
 
-    def _read(self, caller: _Caller) -> None:
+    def _read(self, caller: _RendezvousCaller) -> None:
         try:
             came = caller.sock.recv(_MOST_LINE_BYTES)
         except BlockingIOError:
@@ -119,7 +121,7 @@ class _Gathering:
         elif caller.line.endswith(b"\n") and caller.rank < 0:
             self._hear(caller)
 
-    def _hear(self, caller: _Caller) -> None:
+    def _hear(self, caller: _RendezvousCaller) -> None:
         """Take the caller's address, or tell it what is wrong."""
         said = _parsed(bytes(caller.line), rank=int, size=int, address=str, nonce=str, proof=str)
         if said is None:
@@ -151,13 +153,13 @@ class _Gathering:
                     caller.sock.sendall(_line({"addresses": addresses, "proof": proof}))
         return addresses
 
-    def _drop(self, caller: _Caller) -> None:
+    def _drop(self, caller: _RendezvousCaller) -> None:
         del self._callers[caller]
         self._selector.unregister(caller.sock)
         caller.sock.close()
 
 
-def _listener(meeting: Meeting) -> socket.socket:
+def _listener(meeting: RendezvousPoint) -> socket.socket:
     host, port = meeting.where
     address = listening_address(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
     bound, _ = split_address(address)
@@ -174,7 +176,7 @@ def _listener(meeting: Meeting) -> socket.socket:
 
 
 def _ask(
-    rank: int, size: int, meeting: Meeting, own: str, token: bytes | None, end: float, timeout_s: float
+    rank: int, size: int, meeting: RendezvousPoint, own: str, token: bytes | None, end: float, timeout_s: float
 ) -> tuple[str, ...]:
     while True:
         said: dict[str, Any] = {"rank": rank, "size": size, "address": own, "nonce": secrets.token_hex(16)}

@@ -19,22 +19,22 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Final
 
-from ringtrain._core.transport.base import Broken, How, Transport
+from ringtrain._core.transport.base import StreamBroken, StreamEnd, Transport
 from ringtrain._core.wire.failure import NotAPeer, PullRefused, WorldFailure
 from ringtrain._core.wire.messages import (
     HELLO,
     PROTOCOL_VERSION,
     PROVE,
     SESSION_BYTES,
-    Hello,
-    Malformed,
-    PullRequest,
+    HelloMessage,
+    MalformedMessage,
+    PullRequestMessage,
     dump,
     load,
     load_fields,
 )
 from ringtrain._core.world import neighbours
-from ringtrain._core.world.failure_state import FailureState
+from ringtrain._core.world.failure_state import WorldFailureState
 from ringtrain._core.world.ring_config import RingConfig
 from ringtrain._core.world.roster import RosterEntry
 from ringtrain._core.world.spread import await_answers
@@ -50,10 +50,10 @@ _LOOKED_FOR_AT_ONCE: Final = 32
 PATIENCE: Final = 4
 
 
-class Handshake:
+class WorldHandshake:
     """Sessions of one rank: those it gave to peers, and those that peers gave to it."""
 
-    def __init__(self, ring: RingConfig, failure_state: FailureState, is_over: Callable[[int], bool]) -> None:
+    def __init__(self, ring: RingConfig, failure_state: WorldFailureState, is_over: Callable[[int], bool]) -> None:
         self._ring = ring
         self._partners = neighbours.partners(ring.rank, ring.size)
         self._failure_state = failure_state
@@ -77,8 +77,8 @@ class Handshake:
     # What this rank answers
 
     def answer_hello(self, request: bytes) -> bytes:
-        """Say who this rank is, with a proof. No Hello changes this rank. Raises PullRefused, Broken."""
-        theirs = Hello.parse(load(request))
+        """Say who this rank is, with a proof. No Hello changes this rank. Raises PullRefused, StreamBroken."""
+        theirs = HelloMessage.parse(load(request))
         with self._changed:
             if theirs.rank in self._ring.peers:
                 self._heard.add(theirs.rank)
@@ -89,9 +89,9 @@ class Handshake:
         return dump({"hello": mine.__dict__, "proof": proof})
 
     def answer_prove(self, request: bytes, data_port: int | None) -> bytes:
-        """Give the peer its session, and tell it where this rank's data port is. Raises PullRefused, Broken."""
+        """Give the peer its session, and tell it this rank's data port. Raises PullRefused, StreamBroken."""
         message = load_fields(request, hello=dict, proof=str)
-        theirs = Hello.parse(message["hello"])
+        theirs = HelloMessage.parse(message["hello"])
         self._admit(theirs)
         if theirs.rank not in self._partners:
             raise NotAPeer(WorldFailure("stranger", f"rank {theirs.rank} is no partner of rank {self._ring.rank}"))
@@ -188,18 +188,22 @@ class Handshake:
             asked = [transport.ask(peer, HELLO, hello, self._ring.probe_timeout_s) for peer in some]
             await_answers(asked, self._ring.probe_timeout_s)
             for peer, answer in zip(some, asked, strict=True):
-                if not answer.done() or isinstance(answer.exception(), Broken):
+                if not answer.done() or isinstance(answer.exception(), StreamBroken):
                     return self._absent(peer)
         return None
 
-    def _greet(self, transport: Transport, peer: int, mine: Hello, answer: "Future[bytes]", end: float) -> Hello:
+    def _greet(
+        self, transport: Transport, peer: int, mine: HelloMessage, answer: "Future[bytes]", end: float
+    ) -> HelloMessage:
         """What the peer answers to Hello; asked again while it still leaves an earlier world at its address."""
         while True:
             with self._or_again(peer, end):
                 return self._examine(peer, mine, self._answer(peer, answer, end))
             answer = self._ask_hello(transport, peer, mine, end)
 
-    def _prove_to(self, transport: Transport, peer: int, mine: Hello, theirs: Hello, end: float) -> None:
+    def _prove_to(
+        self, transport: Transport, peer: int, mine: HelloMessage, theirs: HelloMessage, end: float
+    ) -> None:
         """Get a session from the peer; from its Hello again if it is in another world by now."""
         while True:
             proof = authentication.proof(
@@ -217,12 +221,12 @@ class Handshake:
         """Where the peer does not answer yet, wait a moment and go on; fail where asking again makes no sense."""
         try:
             yield
-        except Broken as broken:
+        except StreamBroken as broken:
             left = end - time.monotonic()
-            if broken.how is not How.CLOSED or left <= 0:
+            if broken.how is not StreamEnd.CLOSED or left <= 0:
                 self._fail(self._absent(peer))
             self._failure_state.wait(min(left, _ASK_AGAIN_S))
-        except Malformed as malformed:
+        except MalformedMessage as malformed:
             name = self._ring.name(peer)
             self._fail(WorldFailure("configuration", f"{name} is another program: it answers {malformed}"))
 
@@ -236,36 +240,36 @@ class Handshake:
 
     def _use_data_port(self, transport: Transport, peer: int, port: int) -> None:
         # No collective has the number 0: the answer is that it has ended.
-        request = PullRequest(self.sessions[peer], self._ring.rank, 0, 0, b"").encode()
+        request = PullRequestMessage(self.sessions[peer], self._ring.rank, 0, 0, b"").encode()
         transport.use_data_port(peer, port, request)
 
-    def _ask_hello(self, transport: Transport, peer: int, mine: Hello, end: float) -> "Future[bytes]":
+    def _ask_hello(self, transport: Transport, peer: int, mine: HelloMessage, end: float) -> "Future[bytes]":
         answer = transport.ask(peer, HELLO, dump(mine), end - time.monotonic(), patient=True)
         answer.add_done_callback(lambda done: self._note_answer(peer, mine, done))
         return answer
 
-    def _note_answer(self, peer: int, mine: Hello, answer: "Future[bytes]") -> None:
+    def _note_answer(self, peer: int, mine: HelloMessage, answer: "Future[bytes]") -> None:
         """Note who answers at the peer's address: peers wait for that, whomever else this rank still waits for."""
         if answer.exception() is not None:
             return
         try:
             theirs, is_proven = self._read_answer(mine, answer.result())
-        except Malformed:
+        except MalformedMessage:
             return  # whoever waits for the answer says so
         if is_proven and theirs.rank == peer:
             with self._changed:
                 self._met[peer] = theirs.instance
                 self._changed.notify_all()
 
-    def _mine(self, nonce: str) -> Hello:
+    def _mine(self, nonce: str) -> HelloMessage:
         p = self._ring
-        return Hello(
+        return HelloMessage(
             version=PROTOCOL_VERSION, rank=p.rank, size=p.size, generation=p.generation,
             address=p.addresses[p.rank], instance=self._instance, nonce=nonce, local_size=p.local_size,
             transport=p.transport,
         )  # fmt: skip
 
-    def _nonce_for(self, theirs: Hello) -> str:
+    def _nonce_for(self, theirs: HelloMessage) -> str:
         return hmac.digest(self._secret, b"nonce" + dump(theirs), "sha256").hex()
 
     def _session_for(self, rank: int, instance: str) -> bytes:
@@ -275,8 +279,8 @@ class Handshake:
             session = self._issued[rank, instance] = hmac.digest(self._secret, told, "sha256")[:SESSION_BYTES]
         return session
 
-    def _examine(self, peer: int, mine: Hello, reply: bytes) -> Hello:
-        """Return who answers at the peer's address. Fails this rank if it is not the peer. Raises Malformed."""
+    def _examine(self, peer: int, mine: HelloMessage, reply: bytes) -> HelloMessage:
+        """Return who answers at the peer's address. Fails this rank if it is another. Raises MalformedMessage."""
         theirs, is_proven = self._read_answer(mine, reply)
         if not is_proven:
             self._fail_told(peer, WorldFailure("configuration", _token_message(self._ring.rank, peer)))
@@ -285,15 +289,15 @@ class Handshake:
             self._fail(WorldFailure("configuration", wrong))
         return theirs
 
-    def _read_answer(self, mine: Hello, reply: bytes) -> tuple[Hello, bool]:
+    def _read_answer(self, mine: HelloMessage, reply: bytes) -> tuple[HelloMessage, bool]:
         """Who answers, and whether they know the token."""
         message = load_fields(reply, hello=dict, proof=str)
-        theirs = Hello.parse(message["hello"])
+        theirs = HelloMessage.parse(message["hello"])
         expected = authentication.proof(self._ring.token, authentication.SERVER, dump(mine), dump(theirs))
         return theirs, authentication.same(expected, message["proof"])
 
     def _answer(self, peer: int, answer: "Future[bytes]", end: float) -> bytes:
-        """Wait for the peer's answer, or for the world's failure if that comes first. Raises Broken."""
+        """Wait for the peer's answer, or for the world's failure if that comes first. Raises StreamBroken."""
         done = threading.Event()
         answer.add_done_callback(lambda _: done.set())
         self._failure_state.on_reached(done.set)
@@ -301,7 +305,7 @@ class Handshake:
         self._failure_state.forget(done.set)
         self._failure_state.check()
         if not in_time:
-            raise Broken(How.TIMEOUT, "no answer")
+            raise StreamBroken(StreamEnd.TIMEOUT, "no answer")
         try:
             return answer.result()
         except PullRefused as refused:
@@ -344,8 +348,8 @@ class Handshake:
             one_way = f"{names} can be reached from rank {self._ring.rank}, but does not reach it"
             self._fail(WorldFailure("lost", one_way, missing[0]))
 
-    def _admit(self, theirs: Hello) -> None:
-        """Refuse whoever does not fit into this world. Broken (CLOSED): they may ask again in a moment."""
+    def _admit(self, theirs: HelloMessage) -> None:
+        """Refuse whoever does not fit into this world. StreamBroken (CLOSED): they may ask again in a moment."""
         if (message := disagreement(self._ring, theirs)) is not None:
             raise _refusal(message)
         known = {self._met.get(theirs.rank), self._given.get(theirs.rank)} - {None}
@@ -356,10 +360,10 @@ class Handshake:
             return
         # While ranks meet it is open who is right, and a rank may have left and begun its next world already.
         if not self.all_met or self._is_over(theirs.rank):
-            raise Broken(How.CLOSED, f"rank {self._ring.rank} is still leaving an earlier world")
+            raise StreamBroken(StreamEnd.CLOSED, f"rank {self._ring.rank} is still leaving an earlier world")
         raise _refusal(_twice(theirs.rank))
 
-    def _await_met(self, theirs: Hello) -> None:
+    def _await_met(self, theirs: HelloMessage) -> None:
         """Wait until it is known who answers at the address: without a token, nobody else is the peer."""
 
         def is_known() -> bool:
@@ -367,7 +371,9 @@ class Handshake:
 
         with self._changed:
             if not self._changed.wait_for(is_known, self._ring.settle_s) or theirs.rank not in self._met:
-                raise Broken(How.CLOSED, f"rank {self._ring.rank} has not reached rank {theirs.rank} yet")
+                raise StreamBroken(
+                    StreamEnd.CLOSED, f"rank {self._ring.rank} has not reached rank {theirs.rank} yet"
+                )
         self._admit(theirs)
 
     def _fail_told(self, peer: int, failure: WorldFailure) -> None:
@@ -389,7 +395,7 @@ class Handshake:
             self._changed.notify_all()
 
 
-def disagreement(mine: RingConfig, theirs: Hello) -> str | None:
+def disagreement(mine: RingConfig, theirs: HelloMessage) -> str | None:
     """Say what two ranks that meet see differently, alike on both sides. None if nothing."""
     me = (
         f"rank {mine.rank} ({mine.addresses[mine.rank]})",

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from ringtrain._core.world import neighbours
-from ringtrain._core.world.offers import NETWORK_HALF, Begun, Key, OfferTable
+from ringtrain._core.world.offers import NETWORK_HALF, BegunCollective, Key, WorldOfferTable
 from ringtrain._core.world.ring_config import RingConfig
 from ringtrain.errors import in_ranges
 
@@ -24,7 +24,7 @@ _NAMED_MOST: Final = 8  # ranks in a warning
 Statuses = Callable[[Sequence[int]], Mapping[int, Any]]
 
 
-class Lateness:
+class WorldLateness:
     """One thread that looks now and then at what this rank waits in. `statuses`: asks ranks what they do.
     `look_for_lost`: looks in a collective for those that do not come because they are gone.
     """
@@ -32,7 +32,7 @@ class Lateness:
     def __init__(
         self,
         ring: RingConfig,
-        offers: OfferTable,
+        offers: WorldOfferTable,
         statuses: Statuses,
         look_for_lost: Callable[[Key], None],
         first_s: float = FIRST_WARNING_S,
@@ -67,7 +67,7 @@ class Lateness:
                     self._look_for_lost(key)
                     self._warn(key, begun, waited_s)
 
-    def _warn(self, key: Key, begun: Begun, waited_s: float) -> None:
+    def _warn(self, key: Key, begun: BegunCollective, waited_s: float) -> None:
         own, ranks = self._ring.rank, {self._ring.rank, *begun.others}
         asked = neighbours.near(own, ranks)
         answers = self._statuses(asked)
@@ -93,16 +93,16 @@ def _is_late(answer: Any, key: Key) -> bool:
     return answer is None or int(answer["reached"].get(str(key[0]), 0)) < key[1]
 
 
-def _described(rank: int, begun: Begun, answer: Any) -> str:
+def _described(rank: int, begun: BegunCollective, answer: Any) -> str:
     if answer is not None:
         return f"rank {rank} {answer['activity']}"
     last = f"; it has been in {begun.before.label}" if begun.before is not None else ""
     return f"rank {rank} does not answer: it is too busy, or gone{last}"
 
 
-def _outermost(waiting: Mapping[Key, Begun]) -> dict[Key, Begun]:
+def _outermost(waiting: Mapping[Key, BegunCollective]) -> dict[Key, BegunCollective]:
     """Of collectives within each other, as of pods in shared memory or MPI, those that began first."""
-    found: dict[int, tuple[Key, Begun]] = {}
+    found: dict[int, tuple[Key, BegunCollective]] = {}
     for key, begun in sorted(waiting.items(), key=lambda item: item[1].since):
         found.setdefault(key[0] & NETWORK_HALF, (key, begun))
     return dict(found.values())

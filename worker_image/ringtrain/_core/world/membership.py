@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import NoReturn
 
-from ringtrain._core.transport.base import Broken, Caller, Transport
+from ringtrain._core.transport.base import StreamBroken, Transport, TransportCaller
 from ringtrain._core.wire.failure import NotAPeer, PullRefused, WorldFailure
 from ringtrain._core.wire.messages import (
     ABORT,
@@ -16,38 +16,38 @@ from ringtrain._core.wire.messages import (
     PROVE,
     ROSTER,
     STATUS,
-    Frame,
-    Malformed,
-    PullRequest,
+    MalformedMessage,
+    PullRequestMessage,
+    WireFrame,
     dump,
     load_fields,
 )
-from ringtrain._core.wire.signature import Signature, decode_signature, describe_mismatch, is_text
+from ringtrain._core.wire.signature import WireSignature, decode_signature, describe_mismatch, is_text
 from ringtrain._core.world import neighbours
-from ringtrain._core.world.failure_state import Activity, Closed, FailureState
-from ringtrain._core.world.handshake import PATIENCE, Handshake
-from ringtrain._core.world.lateness import Lateness
-from ringtrain._core.world.monitor import Monitor
-from ringtrain._core.world.offers import CallerGone, Key, Offer, OfferTable
+from ringtrain._core.world.failure_state import PeerClosed, RankActivity, WorldFailureState
+from ringtrain._core.world.handshake import PATIENCE, WorldHandshake
+from ringtrain._core.world.lateness import WorldLateness
+from ringtrain._core.world.monitor import WorldMonitor
+from ringtrain._core.world.offers import CallerGone, CollectiveOffer, Key, WorldOfferTable
 from ringtrain._core.world.ring_config import RingConfig
-from ringtrain._core.world.roster import Roster, Told
+from ringtrain._core.world.roster import WorldRoster, WorldRosterMessage
 from ringtrain._core.world.watches import ALIVE
 from ringtrain.errors import NotInitializedError, RingtrainError
 
 
-class Membership:
+class WorldMembership:
     """What a rank shares with its peers. Answers them (`Service`), and holds what collectives need to ask them."""
 
     def __init__(self, ring: RingConfig, transport: Transport) -> None:
         self.ring = ring
         self.transport = transport
-        self.failure_state = FailureState()
-        self.offers = OfferTable(ring.rank, self.failure_state)
-        self._handshake = Handshake(ring, self.failure_state, self._is_over)
-        self.monitor = Monitor(ring, transport, self.failure_state, self._identity, self._peer_left)
+        self.failure_state = WorldFailureState()
+        self.offers = WorldOfferTable(ring.rank, self.failure_state)
+        self._handshake = WorldHandshake(ring, self.failure_state, self._is_over)
+        self.monitor = WorldMonitor(ring, transport, self.failure_state, self._identity, self._peer_left)
         self._watches = self.monitor.watches
-        self._roster = Roster(ring, self.failure_state, self._ask_roster, self._partner_failed, self._absent)
-        self._lateness = Lateness(
+        self._roster = WorldRoster(ring, self.failure_state, self._ask_roster, self._partner_failed, self._absent)
+        self._lateness = WorldLateness(
             ring, self.offers, self.monitor.statuses, self._look_for_takers, ring.stall_warning_s
         )
         self.left = False
@@ -55,13 +55,13 @@ class Membership:
 
     @staticmethod
     def join(
-        ring: RingConfig, transport: Transport, began: Callable[["Membership"], None] | None = None
-    ) -> "Membership":
+        ring: RingConfig, transport: Transport, began: Callable[["WorldMembership"], None] | None = None
+    ) -> "WorldMembership":
         """Meet all peers within the timeout. `began` gets the membership before that, to break it early.
 
         Raises ConfigurationError or PeerLost, on every rank that can be told.
         """
-        member = Membership(ring, transport)
+        member = WorldMembership(ring, transport)
         if began is not None:
             began(member)
         member._meet_all()
@@ -96,14 +96,14 @@ class Membership:
     def _ask_roster(
         self, peer: int, round_: int, first: int, entries: tuple[bytes, ...], timeout_s: float
     ) -> "Future[bytes]":
-        told = Told(self._handshake.sessions.get(peer, b""), self.ring.rank, round_, first, entries)
+        told = WorldRosterMessage(self._handshake.sessions.get(peer, b""), self.ring.rank, round_, first, entries)
         return self.transport.ask(peer, ROSTER, told.encode(), timeout_s)
 
     def _partner_failed(self, peer: int, error: BaseException) -> None:
         if isinstance(error, PullRefused) and not error.is_of_a_stranger:
             self.monitor.report(error.failure)
         else:
-            self.monitor.report(Closed(peer, str(error), None))
+            self.monitor.report(PeerClosed(peer, str(error), None))
 
     def _absent(self, missing: Sequence[int]) -> None:
         """Reach a verdict about ranks of which this one, whose partners are here, has heard nothing in time."""
@@ -112,8 +112,8 @@ class Membership:
         absence = self._handshake.absence(self.transport, missing)
         self.failure_state.reach(absence or WorldFailure("lost", text, missing[0]))
 
-    def all_taken(self, offer: Offer, timeout_s: float, activity: Callable[[], Activity]) -> bool:
-        """Wait until every peer has taken everything that is offered. See `OfferTable.all_taken`."""
+    def all_taken(self, offer: CollectiveOffer, timeout_s: float, activity: Callable[[], RankActivity]) -> bool:
+        """Wait until every peer has taken everything that is offered. See `WorldOfferTable.all_taken`."""
         if not self._watches.are_sparse:
             return self.offers.all_taken(offer, timeout_s)
         end = time.monotonic() + timeout_s
@@ -129,7 +129,7 @@ class Membership:
         """One of `peers` that is known to have shut down, if there is one."""
         return self._watches.who_left(peers)
 
-    def _look_for(self, offer: Offer, activity: Activity) -> None:
+    def _look_for(self, offer: CollectiveOffer, activity: RankActivity) -> None:
         """Report those that have not taken all of `offer` and are gone."""
         self.monitor.look_for(offer.waiting_for.copy(), activity, lambda peer: peer in offer.waiting_for)
 
@@ -142,10 +142,12 @@ class Membership:
         if self._handshake.ports:
             self._handshake.use_data_ports(self.transport, peers)
 
-    def pull_request(self, peer: int, key: Key, what: Signature) -> bytes:
-        return PullRequest(self._handshake.sessions.get(peer, b""), self.ring.rank, *key, what.compared).encode()
+    def pull_request(self, peer: int, key: Key, what: WireSignature) -> bytes:
+        return PullRequestMessage(
+            self._handshake.sessions.get(peer, b""), self.ring.rank, *key, what.compared
+        ).encode()
 
-    def mismatch(self, key: Key, mine: Signature, peer: int, compared: bytes) -> WorldFailure:
+    def mismatch(self, key: Key, mine: WireSignature, peer: int, compared: bytes) -> WorldFailure:
         """What `peer` means otherwise than this rank in collective `key`, of which it has shown `compared`.
 
         Where that is a digest, the peer is asked for the text.
@@ -165,15 +167,15 @@ class Membership:
         """How many ranks the host or pod of each rank has."""
         return self._handshake.local_sizes
 
-    def activity(self, key: Key, what: Signature) -> Activity:
+    def activity(self, key: Key, what: WireSignature) -> RankActivity:
         """Collective `key`, for messages and reports."""
-        return Activity(self.offers.label(key, what), *key)
+        return RankActivity(self.offers.label(key, what), *key)
 
     def break_off(self, message: str) -> None:
         """A member was lost, as all members hear from elsewhere: whoever waits in this world raises PeerLost."""
         self.monitor.adopt(WorldFailure("lost", message))
 
-    def raise_failure(self, activity: Activity) -> NoReturn:
+    def raise_failure(self, activity: RankActivity) -> NoReturn:
         """After a report: raise what the world decides, once all know it; or that this rank has left."""
         if not self.left:
             self._await_failure()
@@ -182,7 +184,7 @@ class Membership:
             raise NotInitializedError(f"ringtrain was shut down during {activity.label}")
         raise RingtrainError(f"{activity.label} failed, and no reason was found in time")
 
-    def give_up(self, activity: Activity, error: BaseException) -> None:
+    def give_up(self, activity: RankActivity, error: BaseException) -> None:
         """This rank leaves a collective in the middle, because of a signal or a defect: nobody may wait for it."""
         reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         rank = self.ring.rank
@@ -210,20 +212,20 @@ class Membership:
     def is_peer(self, rank: int, session: bytes) -> bool:
         return self._handshake.is_peer(rank, session)
 
-    def answer(self, method: str, request: bytes, caller: Caller) -> bytes:
+    def answer(self, method: str, request: bytes, caller: TransportCaller) -> bytes:
         """Answer a control request. Raises PullRefused, also for bytes that are no request."""
         try:
             return self._answer(method, request, caller)
-        except Malformed as error:
+        except MalformedMessage as error:
             raise NotAPeer(WorldFailure("configuration", str(error))) from error
 
-    def _answer(self, method: str, request: bytes, caller: Caller) -> bytes:
+    def _answer(self, method: str, request: bytes, caller: TransportCaller) -> bytes:
         if method == HELLO:
             return self._handshake.answer_hello(request)
         if method == PROVE:
             return self._handshake.answer_prove(request, self.transport.data_port)
         if method == ROSTER:
-            told = Told.decode(request)
+            told = WorldRosterMessage.decode(request)
             self._handshake.check_session(told.rank, told.session)
             self._roster.take(told)
             return b""
@@ -262,10 +264,10 @@ class Membership:
         shown = load_fields(abort, session=bytes)["session"]
         return bool(shown) or self._handshake.all_met or self.ring.token is None
 
-    def pull(self, request: bytes, caller: Caller) -> Iterator[Frame]:
+    def pull(self, request: bytes, caller: TransportCaller) -> Iterator[WireFrame]:
         """Yield what the caller is to get from this rank in one collective."""
         try:
-            pull = PullRequest.decode(request)
+            pull = PullRequestMessage.decode(request)
         except struct.error as error:
             raise NotAPeer(WorldFailure("configuration", f"not a request of this protocol: {error}")) from error
         self._handshake.check_session(pull.rank, pull.session)
@@ -282,13 +284,13 @@ class Membership:
             return  # the monitor learns from its watch why
         self.offers.taken(offer, pull.rank)
 
-    def _ask_meaning(self, peer: int, key: Key) -> Signature | None:
+    def _ask_meaning(self, peer: int, key: Key) -> WireSignature | None:
         """The whole signature of a peer's collective; None if it does not answer, or has ended that one."""
         request = dump({**self._identity(peer), "process_set": key[0], "sequence": key[1]})
         timeout_s = self.ring.probe_timeout_s
         try:
             answer = self.transport.ask(peer, MEANING, request, timeout_s).result(2 * timeout_s)
-        except (Broken, PullRefused, TimeoutError):
+        except (StreamBroken, PullRefused, TimeoutError):
             return None
         return decode_signature(answer) if answer else None
 
@@ -301,7 +303,7 @@ class Membership:
         """A rank that waits for another one, which is late, need not wait on: `peer` will not come."""
         self._handshake.left(peer)
         for key, what in self.offers.peer_left(peer):
-            self.monitor.report(Closed(peer, "", self.activity(key, what)))
+            self.monitor.report(PeerClosed(peer, "", self.activity(key, what)))
 
     def _identity(self, peer: int) -> dict[str, object]:
         return {"rank": self.ring.rank, "session": self._handshake.sessions.get(peer, b"").hex()}

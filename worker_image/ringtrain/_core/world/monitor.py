@@ -12,20 +12,20 @@ from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from typing import Any, Final
 
-from ringtrain._core.transport.base import Broken, How, Transport
+from ringtrain._core.transport.base import StreamBroken, StreamEnd, Transport
 from ringtrain._core.wire.failure import PullRefused, WorldFailure
 from ringtrain._core.wire.messages import ABORT, STATUS, WATCH, dump, load, load_fields
 from ringtrain._core.world import neighbours
-from ringtrain._core.world.failure_state import Activity, Closed, FailureState, Report, Stalled
+from ringtrain._core.world.failure_state import PeerClosed, PeersStalled, RankActivity, Report, WorldFailureState
 from ringtrain._core.world.ring_config import RingConfig
-from ringtrain._core.world.spread import Spread, await_answers, is_answered
-from ringtrain._core.world.watches import Watches, has_gone
+from ringtrain._core.world.spread import FailureSpread, await_answers, is_answered
+from ringtrain._core.world.watches import WorldWatches, has_gone
 from ringtrain.shared import authentication
 
 _ASKED_AT_ONCE: Final = 32  # beyond those that are near
 
 
-class Monitor:
+class WorldMonitor:
     """Watches peers, judges reports, and announces the verdict before it is raised here.
 
     Which peers, and to whom: see `neighbours`.
@@ -35,7 +35,7 @@ class Monitor:
         self,
         ring: RingConfig,
         transport: Transport,
-        failure_state: FailureState,
+        failure_state: WorldFailureState,
         identity: Callable[[int], dict[str, object]],
         peer_left: Callable[[int], None],
     ) -> None:
@@ -44,12 +44,12 @@ class Monitor:
         self._failure_state = failure_state
         self._identity = identity  # what proves to a peer who asks
         self._reports: queue.SimpleQueue[Report | None] = queue.SimpleQueue()
-        self.watches = Watches(ring, self._ask_watch, self._is_over, self.report, peer_left)
+        self.watches = WorldWatches(ring, self._ask_watch, self._is_over, self.report, peer_left)
         self.knows_all = False  # whether this rank has a session with every rank
         self._lock = threading.Lock()
         self._heeded = threading.Condition(self._lock)
         self._heeding = 0  # announcements that are being adopted, and may have to be passed on
-        self._spread: Spread | None = None
+        self._spread: FailureSpread | None = None
         self._announced = threading.Event()
         self._stopped = False
         self._thread = threading.Thread(target=self._judge_reports, name="ringtrain-monitor", daemon=True)
@@ -104,7 +104,7 @@ class Monitor:
 
         def first(asked: "Future[bytes]") -> None:
             error = asked.exception()
-            if isinstance(error, Broken) and error.how is How.CLOSED:
+            if isinstance(error, StreamBroken) and error.how is StreamEnd.CLOSED:
                 ask().add_done_callback(last)
             else:
                 last(asked)
@@ -127,7 +127,7 @@ class Monitor:
         self._begin_spread(failure).wait(2 * self._ring.probe_timeout_s)
         self._announced.set()
 
-    def _begin_spread(self, failure: WorldFailure) -> Spread:
+    def _begin_spread(self, failure: WorldFailure) -> FailureSpread:
         """Begin to tell the peers; the first caller's verdict is the one that they hear."""
         probe_s = self._ring.probe_timeout_s
 
@@ -136,7 +136,7 @@ class Monitor:
 
         with self._lock:
             begun = self._spread
-            spread = self._spread = begun or Spread(self._groups(), tell, self._announced.set)
+            spread = self._spread = begun or FailureSpread(self._groups(), tell, self._announced.set)
         if begun is None:
             spread.begin()
         return spread
@@ -155,14 +155,14 @@ class Monitor:
     def heed(self, request: bytes) -> None:
         """Adopt a peer's announcement if it proves the token; in a large world, pass it on.
 
-        Raises Broken where this rank leaves and passes nothing on: the peer then tells others in its place.
+        Raises StreamBroken where this rank leaves and passes nothing on: the peer then tells others in its place.
         """
         message = load_fields(request, failure=str, proof=str)
         if not authentication.same(self._abort_proof(self._ring.rank, message["failure"]), message["proof"]):
             raise PullRefused(WorldFailure("configuration", "an announcement without proof of the job's token"))
         with self._heeded:
             if self._stopped and self._failure_state.failure is None:
-                raise Broken(How.CLOSED, f"rank {self._ring.rank} has shut down")
+                raise StreamBroken(StreamEnd.CLOSED, f"rank {self._ring.rank} has shut down")
             self._heeding += 1
         try:
             self._pass_on(WorldFailure.decode(message["failure"]))
@@ -193,7 +193,7 @@ class Monitor:
         generation = str(self._ring.generation).encode()
         return authentication.proof(self._ring.token, b"abort", text.encode(), str(peer).encode(), generation)
 
-    def look_for(self, peers: Collection[int], activity: Activity, is_needed: Callable[[int], bool]) -> None:
+    def look_for(self, peers: Collection[int], activity: RankActivity, is_needed: Callable[[int], bool]) -> None:
         """Report those of `peers` whose process has gone, while `is_needed(peer)`. Returns at once.
 
         For what no watch of this rank tells: that a rank has left that others still wait for.
@@ -201,7 +201,7 @@ class Monitor:
 
         def answered(peer: int, answer: "Future[bytes]") -> None:
             if not self._stopped and has_gone(answer) and is_needed(peer):
-                self.report(Closed(peer, str(answer.exception()), activity))
+                self.report(PeerClosed(peer, str(answer.exception()), activity))
 
         for peer in peers:
             self._ask_status(peer).add_done_callback(functools.partial(answered, peer))
@@ -217,7 +217,7 @@ class Monitor:
     def _judge(self, report: Report) -> WorldFailure | None:
         if isinstance(report, WorldFailure):
             return report
-        if isinstance(report, Stalled):
+        if isinstance(report, PeersStalled):
             return self._judge_stall(report)
         # A peer that raises an error announces it before it goes: wait for that, it says more.
         if self._failure_state.wait(self._ring.settle_s) and self._failure_state.failure is not None:
@@ -250,7 +250,7 @@ class Monitor:
             gone |= set(asked)
         return False
 
-    def _judge_stall(self, stall: Stalled) -> WorldFailure:
+    def _judge_stall(self, stall: PeersStalled) -> WorldFailure:
         """Ask those who kept this rank waiting: not there, behind, or waiting themselves?
 
         Of many those near this rank. Where all of those wait, whoever is near the one to blame finds it out, and
@@ -270,7 +270,7 @@ class Monitor:
             "lost", f"{self._ring.name(first)} answers, but has not finished {waited}", first
         )
 
-    def _kept_by(self, peers: Sequence[int], stall: Stalled) -> WorldFailure | None:
+    def _kept_by(self, peers: Sequence[int], stall: PeersStalled) -> WorldFailure | None:
         """What those of `peers` have that do not wait themselves."""
         label, waited = stall.activity.label, f"after {stall.waited_s:.3g} s"
         answers = self.statuses(peers)

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from ringtrain._core.transport.base import Broken, Caller, How
+from ringtrain._core.transport.base import StreamBroken, StreamEnd, TransportCaller
 from ringtrain._core.wire.failure import PullRefused, WorldFailure
-from ringtrain._core.wire.messages import Frame
-from ringtrain._core.wire.signature import Signature
-from ringtrain._core.world.failure_state import FailureState
+from ringtrain._core.wire.messages import WireFrame
+from ringtrain._core.wire.signature import WireSignature
+from ringtrain._core.world.failure_state import WorldFailureState
 
 _ASK_CALLER_S: Final = 0.25
 # Shared memory and MPI count their collectives in the other half of the process sets' numbers.
@@ -23,42 +23,42 @@ class CallerGone(Exception):
     """The peer for which a frame was meant has given up or died."""
 
 
-class Begun(NamedTuple):
+class BegunCollective(NamedTuple):
     """The newest collective of a process set. `others`: all peers that take part. `before`: what came before."""
 
     sequence: int
-    what: Signature
+    what: WireSignature
     others: tuple[int, ...]
     since: float
-    before: Signature | None
+    before: WireSignature | None
 
 
 @dataclass
-class Offer:
+class CollectiveOffer:
     """This rank's part of one collective.
 
     `frames_for(rank)` yields what that peer is to get, as it becomes ready.
     """
 
-    signature: Signature
-    frames_for: Callable[[int, Caller], Iterator[Frame]]
+    signature: WireSignature
+    frames_for: Callable[[int, TransportCaller], Iterator[WireFrame]]
     waiting_for: set[int] = field(default_factory=set)  # peers that have not taken everything yet
 
 
-class OfferTable:
+class WorldOfferTable:
     """Offers by collective; peers' requests wait here until there is what they ask for."""
 
-    def __init__(self, rank: int, failure_state: FailureState) -> None:
+    def __init__(self, rank: int, failure_state: WorldFailureState) -> None:
         self._rank = rank
         self._failure_state = failure_state
         self._lock = threading.RLock()  # of all that follow
         self._changed = threading.Condition(self._lock)
         self._all_taken = threading.Condition(self._lock)
         self._over = threading.Condition(self._lock)  # watchers wait for the end, and not for every frame
-        self._offers: dict[Key, Offer] = {}
-        self._begun: dict[int, Begun] = {}
+        self._offers: dict[Key, CollectiveOffer] = {}
+        self._begun: dict[int, BegunCollective] = {}
         self._ended: dict[int, tuple[int, float]] = {}  # which was the last that ended in a process set, and when
-        self._followed: dict[int, Callable[[], Begun | None]] = {}
+        self._followed: dict[int, Callable[[], BegunCollective | None]] = {}
         self._details: dict[int, Callable[[], str]] = {}
         self._left: set[int] = set()
         self._closing = False
@@ -68,7 +68,7 @@ class OfferTable:
         """The newest sequence number of each process set that this rank has begun."""
         return {process_set: begun.sequence for process_set, begun in self._newest().items()}
 
-    def meaning(self, key: Key) -> Signature | None:
+    def meaning(self, key: Key) -> WireSignature | None:
         """What this rank means to do in collective `key`; None unless that is its newest of the process set."""
         begun = self._newest().get(key[0])
         return begun.what if begun is not None and begun.sequence == key[1] else None
@@ -83,19 +83,19 @@ class OfferTable:
         with self._lock:
             self._over.notify_all()
 
-    def publish(self, key: Key, offer: Offer, others: tuple[int, ...]) -> None:
+    def publish(self, key: Key, offer: CollectiveOffer, others: tuple[int, ...]) -> None:
         with self._lock:
             self._offers[key] = offer
             self.begin(key, offer.signature, others)
             self._changed.notify_all()
 
-    def begin(self, key: Key, what: Signature, others: tuple[int, ...]) -> None:
+    def begin(self, key: Key, what: WireSignature, others: tuple[int, ...]) -> None:
         """Note that this rank has begun a collective. Without a lock: nobody waits here for shared memory."""
         last = self._newest_of(key[0])
         before = None if last is None else last.what
-        self._begun[key[0]] = Begun(key[1], what, others, time.monotonic(), before)
+        self._begun[key[0]] = BegunCollective(key[1], what, others, time.monotonic(), before)
 
-    def follow(self, process_set: int, last: Callable[[], Begun | None] | None) -> None:
+    def follow(self, process_set: int, last: Callable[[], BegunCollective | None] | None) -> None:
         """Ask `last` for the last collective in which nobody had to wait, and when it ended (`since`), instead of
         being told of each. None: ask no more.
         """
@@ -107,12 +107,12 @@ class OfferTable:
             if newest is not None and newest is not self._begun.get(process_set):
                 self._begun[process_set], self._ended[process_set] = newest, (newest.sequence, newest.since)
 
-    def _newest_of(self, process_set: int) -> Begun | None:
+    def _newest_of(self, process_set: int) -> BegunCollective | None:
         begun, last = self._begun.get(process_set), self._followed.get(process_set)
         ended = None if last is None else last()
         return ended if ended is not None and (begun is None or ended.sequence > begun.sequence) else begun
 
-    def _newest(self) -> dict[int, Begun]:
+    def _newest(self) -> dict[int, BegunCollective]:
         """By process set, of those that have begun any."""
         found = {number: self._newest_of(number) for number in {*self._begun.copy(), *self._followed.copy()}}
         return {number: begun for number, begun in found.items() if begun is not None}
@@ -121,7 +121,7 @@ class OfferTable:
         """Note that this rank waits in collective `key` no more."""
         self._ended[key[0]] = key[1], time.monotonic()
 
-    def under_way(self) -> list[tuple[Key, Begun]]:
+    def under_way(self) -> list[tuple[Key, BegunCollective]]:
         """The collectives that this rank has begun and not ended."""
         return [
             ((process_set, newest.sequence), newest)
@@ -141,7 +141,7 @@ class OfferTable:
             return f"is in {label} for {time.monotonic() - newest.since:.0f} s"
         return f"last did {label}, which it ended {time.monotonic() - ended:.0f} s ago"
 
-    def _end_of(self, process_set: int, newest: Begun) -> float | None:
+    def _end_of(self, process_set: int, newest: BegunCollective) -> float | None:
         if newest is not self._begun.get(process_set):
             return newest.since
         sequence, ended = self._ended.get(process_set, (0, 0.0))
@@ -151,14 +151,14 @@ class OfferTable:
         """Have `details` say what the collectives of a process set, which name no tensors, are for."""
         self._details[process_set] = details
 
-    def label(self, key: Key, what: Signature) -> str:
+    def label(self, key: Key, what: WireSignature) -> str:
         """Collective `key` in a message."""
         details = self._details.get(key[0] & NETWORK_HALF)
         about = details() if details is not None else ""
         names = what.label.removeprefix(what.kind)
         return f"{what.kind} #{key[1]}{names}" + (f" on {about}" if about else "")
 
-    def published(self, key: Key) -> Offer | None:
+    def published(self, key: Key) -> CollectiveOffer | None:
         """What this rank offers in collective `key`, while it takes part in that."""
         return self._offers.get(key)
 
@@ -167,12 +167,12 @@ class OfferTable:
             self._offers.pop(key, None)
         self.end(key)
 
-    def offer(self, key: Key, caller: Caller) -> Offer:
+    def offer(self, key: Key, caller: TransportCaller) -> CollectiveOffer:
         """Wait until this rank has begun collective `key`."""
         self.wait_until(lambda: key in self._offers or self._has_begun(key), caller)
         offer = self._offers.get(key)
         if offer is None and self._closing and self._failure_state.failure is None:
-            raise Broken(How.CLOSED, f"rank {self._rank} has shut down")
+            raise StreamBroken(StreamEnd.CLOSED, f"rank {self._rank} has shut down")
         if offer is None:
             ended = WorldFailure("internal", f"rank {self._rank} has ended collective #{key[1]} already")
             raise PullRefused(self._failure_state.failure or ended)
@@ -182,13 +182,13 @@ class OfferTable:
         begun = self._begun.get(key[0])
         return key[1] <= (0 if begun is None else begun.sequence)  # number 0 asks nothing: nobody waits for it
 
-    def taken(self, offer: Offer, peer: int) -> None:
+    def taken(self, offer: CollectiveOffer, peer: int) -> None:
         with self._lock:
             offer.waiting_for.discard(peer)
             if not offer.waiting_for:
                 self._all_taken.notify_all()
 
-    def peer_left(self, peer: int) -> list[tuple[Key, Signature]]:
+    def peer_left(self, peer: int) -> list[tuple[Key, WireSignature]]:
         """Note that `peer` has shut down: what it has not taken it will not take.
 
         Returns the collectives in which this rank waits for that.
@@ -198,7 +198,7 @@ class OfferTable:
             self._all_taken.notify_all()
             return [(key, offer.signature) for key, offer in self._offers.items() if peer in offer.waiting_for]
 
-    def all_taken(self, offer: Offer, timeout_s: float) -> bool:
+    def all_taken(self, offer: CollectiveOffer, timeout_s: float) -> bool:
         """Wait until every peer has taken everything.
 
         False on a failure, when closed, when one of them has shut down, or after `timeout_s`.
@@ -212,28 +212,28 @@ class OfferTable:
             self._all_taken.wait_for(over, timeout_s)
             return not offer.waiting_for
 
-    def who_left(self, offer: Offer) -> int | None:
+    def who_left(self, offer: CollectiveOffer) -> int | None:
         """A peer that has shut down without having taken everything, if there is one."""
         return min(self._left & offer.waiting_for, default=None)
 
-    def wait_until(self, ready: Callable[[], bool], caller: Caller) -> None:
+    def wait_until(self, ready: Callable[[], bool], caller: TransportCaller) -> None:
         """Wait in a peer's request until `ready()`.
 
-        Raises PullRefused with the world's failure; Broken as this rank shuts down; CallerGone when nobody
+        Raises PullRefused with the world's failure; StreamBroken as this rank shuts down; CallerGone when nobody
         waits for the answer any more.
         """
         with self._lock:
             while not ready():
                 self._check_failure()
                 if self._closing:
-                    raise Broken(How.CLOSED, f"rank {self._rank} has shut down")
+                    raise StreamBroken(StreamEnd.CLOSED, f"rank {self._rank} has shut down")
                 if not caller.is_active():
                     raise CallerGone
                 # Not every caller's end notifies: some must be asked. The floor is for the moment between its
                 # deadline here and there.
                 self._changed.wait(min(max(caller.remaining_s(), 0.05), _ASK_CALLER_S))
 
-    def await_end(self, timeout_s: float, caller: Caller) -> bool:
+    def await_end(self, timeout_s: float, caller: TransportCaller) -> bool:
         """Wait until this rank shuts down and return True; False after `timeout_s`, or when `caller` has gone.
 
         Raises PullRefused with the world's failure: whoever watches this rank learns of it at once.

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Final, NamedTuple
 
-from ringtrain._core.wire.messages import SESSION_BYTES, Malformed
-from ringtrain._core.world.failure_state import FailureState
+from ringtrain._core.wire.messages import SESSION_BYTES, MalformedMessage
+from ringtrain._core.world.failure_state import WorldFailureState
 from ringtrain._core.world.ring_config import RingConfig
 from ringtrain._core.world.spread import await_answers, is_answered
 
@@ -36,7 +36,7 @@ class RosterEntry(NamedTuple):
         return _ENTRY.pack(*self)
 
 
-class Told(NamedTuple):
+class WorldRosterMessage(NamedTuple):
     """A message: what is known of the ranks from `first` on."""
 
     session: bytes
@@ -50,19 +50,19 @@ class Told(NamedTuple):
         return head + b"".join(self.entries)
 
     @staticmethod
-    def decode(data: bytes) -> "Told":
-        """Raises Malformed."""
+    def decode(data: bytes) -> "WorldRosterMessage":
+        """Raises MalformedMessage."""
         if len(data) < _HEAD.size:
-            raise Malformed("not a message of this protocol: too short")
+            raise MalformedMessage("not a message of this protocol: too short")
         session, rank, round_, first, count = _HEAD.unpack_from(data)
         each = _ENTRY.size if round_ == ENTRIES else 0
         if round_ not in (ENTRIES, KNOWN) or count > _MOST_ENTRIES or len(data) != _HEAD.size + count * each:
-            raise Malformed("not a message of this protocol: another length")
+            raise MalformedMessage("not a message of this protocol: another length")
         entries = (data[_HEAD.size + each * i : _HEAD.size + each * (i + 1)] for i in range(count))
-        return Told(session, rank, round_, first, tuple(entries))
+        return WorldRosterMessage(session, rank, round_, first, tuple(entries))
 
 
-class Roster:
+class WorldRoster:
     """One rank's part in both rounds.
 
     `ask(peer, round, first, entries, timeout_s)`: tells a partner; `failed(peer, error)`: takes that it does not
@@ -72,7 +72,7 @@ class Roster:
     def __init__(
         self,
         ring: RingConfig,
-        failure_state: FailureState,
+        failure_state: WorldFailureState,
         ask: "Callable[[int, int, int, tuple[bytes, ...], float], Future[bytes]]",
         failed: Callable[[int, BaseException], None],
         missing: Callable[[Sequence[int]], None],
@@ -86,7 +86,7 @@ class Roster:
         self._known: tuple[dict[int, bytes], dict[int, bytes]] = ({}, {})
         failure_state.on_reached(self._wake)
 
-    def take(self, told: Told) -> None:
+    def take(self, told: WorldRosterMessage) -> None:
         """Note what a partner has told."""
         with self._changed:
             for index, entry in enumerate(told.entries):

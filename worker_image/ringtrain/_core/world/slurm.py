@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from ringtrain._core.world.gathering import Meeting, gather_addresses
+from ringtrain._core.world.gathering import RendezvousPoint, gather_addresses
 from ringtrain._core.world.torchrun import beside
 from ringtrain.errors import ConfigurationError
 from ringtrain.shared.address import host_port, is_loopback, own_address, reachable_address
@@ -70,7 +70,7 @@ def meet_on_first_node(
         port = beside(Environment(env).integer("MASTER_PORT", low=1, high=65_535))
     own = "127.0.0.1" if len(nodes) == 1 else env.get("RINGTRAIN_POD_IP") or _own_address(nodes[0], port)
     first = own if found.rank == 0 or len(nodes) == 1 else nodes[0]
-    meeting = Meeting(
+    meeting = RendezvousPoint(
         (first, port), "SLURM_STEP_NUM_TASKS", "start one task for each rank (srun --ntasks)", _WAY_OUT
     )
     held = HeldPorts()

@@ -27,7 +27,7 @@ def is_answered(answer: "Future[bytes]") -> bool:
     return answer.done() and answer.exception() is None
 
 
-class Spread:
+class FailureSpread:
     """Tells the first rank of each group; where that one does not answer, all others of the group.
 
     `ask`: sends the verdict to one rank, with a deadline; `ended`: called when all have been told. No

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
 
-from ringtrain._core.world.gathering import Meeting, gather_addresses
+from ringtrain._core.world.gathering import RendezvousPoint, gather_addresses
 from ringtrain._core.world.topology import place_of
 from ringtrain.errors import ConfigurationError, in_ranges, shown
 from ringtrain.shared import authentication
@@ -90,9 +90,9 @@ def meet_beside_master(
         held.release()
 
 
-def _beside(master: str) -> Meeting:
+def _beside(master: str) -> RendezvousPoint:
     host, port = split_address(master)
-    return Meeting((host, beside(port)))
+    return RendezvousPoint((host, beside(port)))
 
 
 def beside(port: int) -> int:

@@ -5,18 +5,18 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 
-from ringtrain._core.transport.base import Broken, How, Unreached
+from ringtrain._core.transport.base import PeerUnreached, StreamBroken, StreamEnd
 from ringtrain._core.wire.failure import PullRefused
 from ringtrain._core.wire.messages import dump, load
 from ringtrain._core.world import neighbours
-from ringtrain._core.world.failure_state import Closed, Report
+from ringtrain._core.world.failure_state import PeerClosed, Report
 from ringtrain._core.world.ring_config import RingConfig
 
 ALIVE = b"alive"
 LEFT = b"left"
 
 
-class Watches:
+class WorldWatches:
     """Who is watched, and who has left. In a world that is no mesh, the next two that have not left.
 
     `ask(peer, hold, timeout_s)`: asks a peer to answer when it leaves, or at once. `is_over`: whether this rank
@@ -84,17 +84,17 @@ class Watches:
         elif error is None and not hold:
             if peer in self._watched:
                 self._question(peer, True, again=True)
-        elif error is None or (isinstance(error, Broken) and error.how is How.TIMEOUT):
+        elif error is None or (isinstance(error, StreamBroken) and error.how is StreamEnd.TIMEOUT):
             # Who computes without releasing the interpreter answers late: it is alive.
             self._question(peer, hold, again=True)
-        elif _is_elsewhere(error) or (isinstance(error, Unreached) and again):
+        elif _is_elsewhere(error) or (isinstance(error, PeerUnreached) and again):
             # Between two questions it has left, and its process has ended, or answers in its next world. Or it has
             # died: whoever had a question there hears of that.
             self.note_left({peer})
         elif isinstance(error, PullRefused):
             self._report(error.failure)
         else:
-            self._report(Closed(peer, str(error), None))
+            self._report(PeerClosed(peer, str(error), None))
 
     def note_left(self, ranks: set[int]) -> None:
         """These have left in good order: that fails nobody before it needs one of them."""
@@ -129,7 +129,7 @@ class Watches:
 def has_gone(answer: "Future[bytes]") -> bool:
     """Whether the process that was asked is not there any more, or is in its next world."""
     error = answer.exception()
-    return _is_elsewhere(error) or (isinstance(error, Broken) and error.how is How.CLOSED)
+    return _is_elsewhere(error) or (isinstance(error, StreamBroken) and error.how is StreamEnd.CLOSED)
 
 
 def _is_elsewhere(error: BaseException | None) -> bool:

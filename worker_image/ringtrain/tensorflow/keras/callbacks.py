@@ -11,7 +11,7 @@ import numpy as np
 import ringtrain as rt
 from ringtrain import timeline
 from ringtrain._core.negotiation import arrays
-from ringtrain._core.negotiation.arrays import Reduction
+from ringtrain._core.negotiation.arrays import NamedReduction
 from ringtrain._core.process_groups.context import current, sites
 from ringtrain._core.process_groups.group import Flat
 from ringtrain._core.process_groups.process_sets import global_process_set
@@ -81,7 +81,7 @@ class MetricAverageCallback(keras.callbacks.Callback):
         if not names or logs is None:
             return
         values = np.array([float(logs[name]) for name in names])
-        how = Reduction("Average", global_process_set)
+        how = NamedReduction("Average", global_process_set)
         (averaged,) = arrays.allreduce([values], how, None, "metric_average")
         logs.update(zip(names, averaged.tolist(), strict=True))
 

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 import tensorflow as tf
 
-from ringtrain._core.process_groups.group import Group
+from ringtrain._core.process_groups.group import CollectiveGroup
 from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set
 from ringtrain._core.process_groups.tensors import Array
 from ringtrain.common.keras_backend import check_backend
@@ -60,7 +60,7 @@ class HostKerasMixin(OnHostOptimizer):
         """The ranks that train together."""
         return self._part.process_set
 
-    def prepare(self, group: Group | None, former: Sequence[int | None]) -> None:
+    def prepare(self, group: CollectiveGroup | None, former: Sequence[int | None]) -> None:
         """Bring weights and state into the world of now, beside those of the former one. Collective in the process
         set, of whose ranks it opens a group of its own: `group` is not used."""
         self._host.prepare(self._part.open_group(), former)

@@ -13,7 +13,7 @@ from ringtrain._core.kernels.update import ChunkUpdate
 from ringtrain._core.reduction.cuts import Bounds, even_bounds, lies_at, offsets
 from ringtrain._core.reduction.fold import Flat
 from ringtrain._core.reduction.ops import ReduceOp
-from ringtrain._core.wire.signature import Signature, laid_out
+from ringtrain._core.wire.signature import WireSignature, laid_out
 
 _NOTHING: Final = np.empty(0, np.uint8)
 
@@ -35,18 +35,18 @@ class SharedMemoryCommunicator:
         self._group = hosts.group
         self._size = len(network.ranks)
 
-    def all_reduce(self, what: Signature, source: Flat, target: Flat, op: ReduceOp) -> None:
+    def all_reduce(self, what: WireSignature, source: Flat, target: Flat, op: ReduceOp) -> None:
         chunks = chunks_of(even_bounds(len(source), self._size))
         own = target[slice(*chunks[self.position])]
         work = ShmCollective(chunks, source, op, own=own, gathered=target, average_over=self._size, whole=True)
         self._group.run(what, work)
 
     def short_allreduce(
-        self, meaning: Callable[[Any, ReduceOp, str | None], Signature | None], turn: SharedCommunicatorTurn
+        self, meaning: Callable[[Any, ReduceOp, str | None], WireSignature | None], turn: SharedCommunicatorTurn
     ) -> ShortAllreduce | None:
         return self._group.short_allreduce(meaning, turn)
 
-    def all_reduce_grouped(self, what: Signature, sources: Sequence[Flat], target: Flat, op: ReduceOp) -> None:
+    def all_reduce_grouped(self, what: WireSignature, sources: Sequence[Flat], target: Flat, op: ReduceOp) -> None:
         chunks = chunks_of(even_bounds(len(target), self._size))
         own = target[slice(*chunks[self.position])]
         pieces = None if _lie_at(sources, target) else [source for source in sources if len(source)] or [target]
@@ -55,7 +55,9 @@ class SharedMemoryCommunicator:
         )
         self._group.run(what, work)
 
-    def reduce_scatter(self, what: Signature, source: Flat, bounds: Bounds, target: Flat, op: ReduceOp) -> None:
+    def reduce_scatter(
+        self, what: WireSignature, source: Flat, bounds: Bounds, target: Flat, op: ReduceOp
+    ) -> None:
         work = ShmCollective(chunks_of(bounds), source, op, own=target, average_over=self._size)
         self._group.run(laid_out(what, bounds), work)
 
@@ -65,41 +67,43 @@ class SharedMemoryCommunicator:
     def can_update(self, gradients: Flat, weights: Flat) -> bool:
         return self._group.can_update(gradients, weights)
 
-    def update(self, what: Signature, gradients: Flat, bounds: Bounds, op: ReduceOp, change: ChunkUpdate) -> None:
+    def update(
+        self, what: WireSignature, gradients: Flat, bounds: Bounds, op: ReduceOp, change: ChunkUpdate
+    ) -> None:
         work = ShmCollective(chunks_of(bounds), gradients, op, average_over=self._size)
         self._group.update(laid_out(what, bounds), work, change)
 
     def finish_updates(self) -> bool:
         return False  # ranks meet once an update
 
-    def all_gather(self, what: Signature, buffer: Flat, bounds: Bounds) -> None:
+    def all_gather(self, what: WireSignature, buffer: Flat, bounds: Bounds) -> None:
         self._group.run(laid_out(what, bounds), ShmCollective(chunks_of(bounds), buffer, gathered=buffer))
 
-    def all_gather_parts(self, what: Signature, part: Flat) -> list[Flat]:
+    def all_gather_parts(self, what: WireSignature, part: Flat) -> list[Flat]:
         self.barrier(what)
         return self._network.all_gather_parts(what, part)
 
-    def broadcast(self, what: Signature, buffer: Flat, root: int) -> None:
+    def broadcast(self, what: WireSignature, buffer: Flat, root: int) -> None:
         """An all-gather in which only the root has a chunk."""
         chunks = tuple((0, len(buffer) if p == root else 0) for p in range(self._size))
         self._group.run(what, ShmCollective(chunks, buffer, gathered=buffer))
 
     def all_to_all(
-        self, what: Signature, parts: Sequence[Flat], origins: Sequence[int] | None = None
+        self, what: WireSignature, parts: Sequence[Flat], origins: Sequence[int] | None = None
     ) -> list[Flat]:
         self.barrier(what)
         return self._network.all_to_all(what, parts, origins)
 
-    def send_receive(self, what: Signature, source: Flat, to: int, target: Flat, origin: int) -> None:
+    def send_receive(self, what: WireSignature, source: Flat, to: int, target: Flat, origin: int) -> None:
         self.barrier(what)
         self._network.send_receive(what, source, to, target, origin)
 
-    def barrier(self, what: Signature) -> None:
+    def barrier(self, what: WireSignature) -> None:
         nothing = ShmCollective(((0, 0),) * self._size, _NOTHING, own=_NOTHING, gathered=_NOTHING, whole=True)
         self._group.run(what, nothing)
 
     def allocate(self, nbytes: int) -> NDArray[np.uint8]:
-        self.barrier(Signature("allocate", layout=(nbytes,)))
+        self.barrier(WireSignature("allocate", layout=(nbytes,)))
         return allocate(self._network, self._hosts, nbytes)
 
     def close(self) -> None:

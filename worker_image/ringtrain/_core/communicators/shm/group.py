@@ -23,10 +23,10 @@ from ringtrain._core.kernels.update import ChunkUpdate
 from ringtrain._core.reduction.fold import Flat
 from ringtrain._core.reduction.ops import ReduceOp
 from ringtrain._core.wire.failure import WorldFailure
-from ringtrain._core.wire.signature import Signature
-from ringtrain._core.world.failure_state import Activity, Closed, Stalled
-from ringtrain._core.world.membership import Membership
-from ringtrain._core.world.offers import Begun, Key
+from ringtrain._core.wire.signature import WireSignature
+from ringtrain._core.world.failure_state import PeerClosed, PeersStalled, RankActivity
+from ringtrain._core.world.membership import WorldMembership
+from ringtrain._core.world.offers import BegunCollective, Key
 from ringtrain.step_time import REDUCTION
 
 # Between what stands for a signature and where its buffer lies.
@@ -58,7 +58,7 @@ class ShmMappedBuffer:
     """`buffer` of each rank that maps it, in `places`, by place. A context: entering it waits until all have come,
     leaving it until all are done. What they wrote to each other's buffer is here then."""
 
-    def __init__(self, group: "ShmRankGroup", what: Signature, buffer: Flat, places: list[Flat]) -> None:
+    def __init__(self, group: "ShmRankGroup", what: WireSignature, buffer: Flat, places: list[Flat]) -> None:
         self.places = places
         self._group = group
         self._what = what
@@ -80,7 +80,7 @@ class ShmRankGroup:
 
     def __init__(
         self,
-        member: Membership,
+        member: WorldMembership,
         process_set: int,
         ranks: tuple[int, ...],
         suspects: tuple[int, ...],
@@ -98,7 +98,7 @@ class ShmRankGroup:
         self._short: Any = None  # of compiled code
         member.failure_state.on_reached(channel.stop)
 
-    def run(self, what: Signature, work: ShmCollective) -> None:
+    def run(self, what: WireSignature, work: ShmCollective) -> None:
         """Do `work` on all ranks. Raises, on all of them, MismatchError where `what` differs, and PeerLost."""
         compared, addresses = what.compared, None
         if self.arenas and not _gathers_elsewhere(work):
@@ -107,7 +107,7 @@ class ShmRankGroup:
         self._meet(what, work.source.nbytes, lambda: self._channel.run(compared, work, timeout_s, addresses))
 
     def short_allreduce(
-        self, meaning: Callable[[Any, ReduceOp, str | None], Signature | None], turn: SharedCommunicatorTurn
+        self, meaning: Callable[[Any, ReduceOp, str | None], WireSignature | None], turn: SharedCommunicatorTurn
     ) -> ShortAllreduce | None:
         """As of `communicators.base.ShortReducer`. Other ranks learn of its collectives when they ask."""
 
@@ -146,18 +146,18 @@ class ShmRankGroup:
         if outcome is not ShmResult.DONE:
             self._fail(outcome, job.what, time.monotonic() - started)
 
-    def _last_short(self) -> Begun | None:
+    def _last_short(self) -> BegunCollective | None:
         """The last collective in which nobody had to wait."""
         if (last := self._short.last()) is None:
             return None
         number, ended, job = last
-        return Begun(number, job.what, self._suspects, ended, None)
+        return BegunCollective(number, job.what, self._suspects, ended, None)
 
     def can_update(self, gradients: Flat, weights: Flat) -> bool:
         """Whether `update` takes slices of these: all ranks say the same of arenas that they allocated alike."""
         return all(self._with_offset(b"", buffer)[1] is not None for buffer in (gradients, weights))
 
-    def update(self, what: Signature, work: ShmCollective, change: ChunkUpdate) -> None:
+    def update(self, what: WireSignature, work: ShmCollective, change: ChunkUpdate) -> None:
         """Reduce `work.source` and update every rank's weights. Raises what `run` raises."""
         compared, gradients = self._with_offset(what.compared, work.source)
         compared, weights = self._with_offset(compared, change.weights)
@@ -168,7 +168,7 @@ class ShmRankGroup:
             what, work.source.nbytes, lambda: self._channel.update(compared, work, change, timeout_s, addresses)
         )
 
-    def meeting(self, what: Signature, *buffers: Flat) -> Callable[[bool], bool]:
+    def meeting(self, what: WireSignature, *buffers: Flat) -> Callable[[bool], bool]:
         """Return what tells the others that this rank has come, and whether all have: what they wrote to each
         other's arenas before is here then.
 
@@ -199,7 +199,7 @@ class ShmRankGroup:
                 return arena.part(position, offset, buffer.nbytes).view(buffer.dtype)
         return None
 
-    def mapped(self, what: Signature, buffer: Flat) -> "ShmMappedBuffer | None":
+    def mapped(self, what: WireSignature, buffer: Flat) -> "ShmMappedBuffer | None":
         """What the ranks here can read and write of each other's `buffer`; None where it lies in no arena."""
         places = self.memories_of(buffer)
         return ShmMappedBuffer(self, what, buffer, places) if places else None
@@ -227,7 +227,7 @@ class ShmRankGroup:
         self.arenas = []  # another group may use the list
         self._segment.close()
 
-    def _meet(self, what: Signature, nbytes: int, meet: Callable[[], ShmResult]) -> bool:
+    def _meet(self, what: WireSignature, nbytes: int, meet: Callable[[], ShmResult]) -> bool:
         """Return whether all have met; False: this rank did not wait for the others."""
         self._member.failure_state.check()
         key = self._key()
@@ -262,27 +262,27 @@ class ShmRankGroup:
                 return compared + _ARENA + f"{number} {offset}".encode(), [base + offset for base in arena.bases]
         return compared, None
 
-    def _fail(self, outcome: ShmResult, what: Signature, waited_s: float) -> NoReturn:
+    def _fail(self, outcome: ShmResult, what: WireSignature, waited_s: float) -> NoReturn:
         """Report what happened, and raise what the world decides."""
         activity, monitor = self._activity(what), self._member.monitor
         blamed = self.ranks[self._channel.blamed]
         if self._member.left:
             self._member.raise_failure(activity)
         if outcome is ShmResult.LEFT:
-            monitor.report(Closed(blamed, "", activity))
+            monitor.report(PeerClosed(blamed, "", activity))
         elif outcome is ShmResult.MISMATCH:
             monitor.report(self._mismatch(what))
         elif outcome is ShmResult.TIMEOUT:
             others = [rank for rank in self._suspects if rank != blamed]
-            monitor.report(Stalled((blamed, *others), waited_s, activity))
+            monitor.report(PeersStalled((blamed, *others), waited_s, activity))
         self._member.raise_failure(activity)
 
-    def _mismatch(self, what: Signature) -> WorldFailure:
+    def _mismatch(self, what: WireSignature) -> WorldFailure:
         position = self._channel.blamed
         theirs = self._channel.signature_of(position).partition(_ARENA)[0]
         return self._member.mismatch(self._key(), what, self.ranks[position], theirs)
 
-    def _activity(self, what: Signature) -> Activity:
+    def _activity(self, what: WireSignature) -> RankActivity:
         return self._member.activity(self._key(), what)
 
     def _key(self) -> Key:
@@ -302,13 +302,13 @@ class ShmLoneRank:
     def __init__(self, rank: int) -> None:
         self.ranks = (rank,)
 
-    def run(self, what: Signature, work: ShmCollective) -> None:
+    def run(self, what: WireSignature, work: ShmCollective) -> None:
         """Copy this rank's contribution to `work.partial`; what is gathered is in its place already."""
         if work.partial is not None:
             ((start, end),) = work.chunks
             work.partial[...] = work.source[start:end]
 
-    def mapped(self, what: Signature, buffer: Flat) -> None:
+    def mapped(self, what: WireSignature, buffer: Flat) -> None:
         """Nobody else is here who could read `buffer`."""
 
     def close(self) -> None:

@@ -15,8 +15,8 @@ from ringtrain._core.communicators.shm.group import ShmRankGroup
 from ringtrain._core.communicators.shm.native import ShmNativeChannel, shm_bytes
 from ringtrain._core.communicators.shm.segment import ShmSegment
 from ringtrain._core.kernels.library import native_library
-from ringtrain._core.wire.signature import Signature
-from ringtrain._core.world.membership import Membership
+from ringtrain._core.wire.signature import WireSignature
+from ringtrain._core.world.membership import WorldMembership
 
 log = logging.getLogger("ringtrain")
 
@@ -33,7 +33,9 @@ class ShmHostGroups:
     group: ShmRankGroup
 
 
-def share_memory(member: Membership, process_set: int, network: Communicator, host: str) -> ShmHostGroups | None:
+def share_memory(
+    member: WorldMembership, process_set: int, network: Communicator, host: str
+) -> ShmHostGroups | None:
     """Let the ranks of every host share memory. None if no two ranks share a host, or if any of them can't.
 
     Collective over `network`. `host`: what identifies this rank's host. What stands in the way is logged once, by
@@ -117,4 +119,4 @@ def _warn(network: Communicator, refusals: list[str | None]) -> None:
 def _exchange(network: Communicator, kind: str, value: Any) -> list[Any]:
     """Return every rank's JSON-safe `value`."""
     part = np.frombuffer(json.dumps(value).encode(), np.uint8)
-    return [json.loads(bytes(got.data)) for got in network.all_gather_parts(Signature(kind), part)]
+    return [json.loads(bytes(got.data)) for got in network.all_gather_parts(WireSignature(kind), part)]

@@ -29,7 +29,7 @@ from ringtrain._core.reduction.cuts import Bounds, even_bounds
 from ringtrain._core.reduction.fold import OP_CODES, Flat
 from ringtrain._core.reduction.ops import ReduceOp
 from ringtrain._core.wire.dtypes import CODES, dtype_name
-from ringtrain._core.wire.signature import Signature
+from ringtrain._core.wire.signature import WireSignature
 from ringtrain.step_time import measured
 
 _SMALL_BYTES: Final = 64 << 10
@@ -60,7 +60,7 @@ class ShmShortReduction(NamedTuple):
     """A reduction that every rank does by itself: prepared once for each kind, run again and again."""
 
     struct: JobStruct
-    what: Signature
+    what: WireSignature
 
 
 @dataclass(frozen=True)
@@ -113,8 +113,8 @@ class ShmNativeChannel:
     def run(self, what: bytes, work: ShmCollective, timeout_s: float, peers: Addresses | None = None) -> ShmResult:
         """Do `work` together with all other ranks. After anything but DONE the channel is of no more use.
 
-        `what` is compared between ranks: MISMATCH where it differs; `Signature.compared` fits. `peers`: where each
-        rank's `work.source` lies, if this process can read them all.
+        `what` is compared between ranks: MISMATCH where it differs; `WireSignature.compared` fits. `peers`: where
+        each rank's `work.source` lies, if this process can read them all.
 
         `timeout_s`: without any progress of the rank that is waited for; `blamed` then says which that is.
         """
@@ -127,7 +127,9 @@ class ShmNativeChannel:
         """Whether every rank had better fold all of `buffer` by itself."""
         return buffer.nbytes <= self._small_bytes
 
-    def short_job(self, what: Signature, like: Flat, op: ReduceOp | None, timeout_s: float) -> ShmShortReduction:
+    def short_job(
+        self, what: WireSignature, like: Flat, op: ReduceOp | None, timeout_s: float
+    ) -> ShmShortReduction:
         """What compiled code is told of the reductions of arrays like `like`, but for where they lie."""
         chunks, flat = chunks_of(even_bounds(like.size, self._size)), like.reshape(-1)
         work = ShmCollective(chunks, flat, op, own=flat, gathered=flat, average_over=self._size, whole=True)
