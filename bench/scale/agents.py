@@ -14,7 +14,7 @@ import grpc.aio
 
 from ringtrain.shared import contract
 from ringtrain.shared.gen import coordinator_pb2 as pb
-from ringtrain.shared.rpc import TOKEN_KEY, Peer, channel_options
+from ringtrain.shared.rpc import TOKEN_KEY, RpcPeer, channel_options
 from ringtrain_job.agent.config import AgentConfig
 
 _SERVICE = "/ringtrain.v1.Coordinator/"
@@ -96,7 +96,7 @@ class SimulatedAgent:
         tls = config.secrets.tls
         assert tls is not None
         options = [
-            *channel_options(Peer(contract.ROLE_LAUNCHER, config.job.uid), config.workers),
+            *channel_options(RpcPeer(contract.ROLE_LAUNCHER, config.job.uid), config.workers),
             ("grpc.use_local_subchannel_pool", 1),  # a connection for each agent
             ("grpc.max_receive_message_length", 64 << 20),
         ]

@@ -23,9 +23,9 @@ import ringtrain.shared.contract
 import ringtrain_operator.contract
 from ringtrain._core.process_groups.rank_context import ProcessGroupContext
 from ringtrain._core.world.config import WorkerConfig
-from ringtrain.data.service.config import DataWorkerConfig, StreamSettings
+from ringtrain.data.service.config import DataStreamSettings, DataWorkerConfig
 from ringtrain.errors import ConfigurationError
-from ringtrain.shared.environment import Environment
+from ringtrain.shared.environment import EnvironmentVariables
 from ringtrain_job.agent.config import AgentConfig
 from ringtrain_job.agent.rank_env import rank_environment
 from ringtrain_job.control.model import World
@@ -186,7 +186,7 @@ def test_an_mpi_job_arrives_as_the_spec_says_it(tmp_path: Path) -> None:
     for folder in ("launcher", "worker"):
         (tmp_path / folder).mkdir()
     variables = environment(launcher, tmp_path / "launcher")
-    settings = read_mpi(Environment(variables))
+    settings = read_mpi(EnvironmentVariables(variables))
     assert (settings.implementation, settings.options) == (Implementation.MPICH, tuple(options))
     assert (settings.launcher_as_worker, settings.own_address) == (True, "10.0.0.7")
     words = [*launcher["spec"]["containers"][0]["command"], *launcher["spec"]["containers"][0].get("args", [])]
@@ -234,7 +234,7 @@ def test_an_evaluator_of_a_world_of_thousands_starts() -> None:
         (AgentConfig, of_agent()),
         (LauncherConfig, variables_of(3)),
         (DataWorkerConfig, {}),
-        (StreamSettings, {"RINGTRAIN_DATA_WORKERS_FILE": "/workers.json"}),
+        (DataStreamSettings, {"RINGTRAIN_DATA_WORKERS_FILE": "/workers.json"}),
     ],
 )
 def test_an_empty_variable_is_one_that_is_not_set(config: Any, needed: dict[str, str]) -> None:

@@ -384,9 +384,9 @@ def check_arguments_that_contradict_each_other() -> None:
 def files_of_a_config() -> None:
     from ringtrain.errors import ConfigurationError, DataError
     from ringtrain.tensorflow.data.compute_service import TfDataServiceConfig
-    from ringtrain.tensorflow.data.directory import Directory
+    from ringtrain.tensorflow.data.directory import TfDataDirectory
 
-    with tempfile.TemporaryDirectory() as name, closing(Directory(1, 1, b"secret")) as directory:
+    with tempfile.TemporaryDirectory() as name, closing(TfDataDirectory(1, 1, b"secret")) as directory:
         folder, path = Path(name), Path(name) / "compute.json"
         with pytest.raises(DataError, match="there is no config file"):
             TfDataServiceConfig.read(path)
@@ -433,14 +433,14 @@ def check_files_of_a_config() -> None:
 
 def wrong_keys() -> None:
     from ringtrain.errors import ConfigurationError, DataError
-    from ringtrain.tensorflow.data.client import ComputeClient
-    from ringtrain.tensorflow.data.directory import Directory
+    from ringtrain.tensorflow.data.client import TfDataDirectoryClient
+    from ringtrain.tensorflow.data.directory import TfDataDirectory
 
-    with closing(Directory(2, 1, b"right")) as directory:
-        stranger = ComputeClient(directory.addresses(), b"wrong", 1.0)
+    with closing(TfDataDirectory(2, 1, b"right")) as directory:
+        stranger = TfDataDirectoryClient(directory.addresses(), b"wrong", 1.0)
         with pytest.raises(ConfigurationError, match="has another key than this config"):
             stranger.shutdown()
-        client = ComputeClient(directory.addresses(), b"right", 1.0)
+        client = TfDataDirectoryClient(directory.addresses(), b"right", 1.0)
         assert not client.state().over
         client.register_dispatcher(0, "grpc://10.0.0.1:5")
         client.register_worker_for_dispatcher(0, 0)
@@ -463,11 +463,11 @@ def check_wrong_keys() -> None:
 def strangers() -> None:
     import socket
 
-    from ringtrain.tensorflow.data.client import ComputeClient
-    from ringtrain.tensorflow.data.directory import Directory
+    from ringtrain.tensorflow.data.client import TfDataDirectoryClient
+    from ringtrain.tensorflow.data.directory import TfDataDirectory
 
-    with closing(Directory(1, 1, b"right")) as directory:
-        client = ComputeClient(directory.addresses(), b"right", 30.0)
+    with closing(TfDataDirectory(1, 1, b"right")) as directory:
+        client = TfDataDirectoryClient(directory.addresses(), b"right", 30.0)
         (known,) = directory.addresses()["lo"]
         silent = [socket.create_connection(known) for _ in range(200)]
         for sock in silent[:3]:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from ringtrain.torch.fingerprint import Fingerprint
+from ringtrain.torch.fingerprint import TorchFingerprint
 
 TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 SHAPES = {
@@ -27,7 +27,7 @@ def test_a_scaled_tensor_is_told_from_the_one_that_was(shape: tuple[int, ...], w
         if len(shape) == 4:
             layouts.append(layouts[0].to(memory_format=torch.channels_last))
         for tensor in layouts:
-            before = Fingerprint.of(tensor, whole)
+            before = TorchFingerprint.of(tensor, whole)
             assert before.is_of(tensor)
             assert not before.is_of(tensor.clone())
             tensor.data.mul_(0.5)
@@ -37,7 +37,7 @@ def test_a_scaled_tensor_is_told_from_the_one_that_was(shape: tuple[int, ...], w
 def test_one_element_is_seen_where_all_are_looked_at() -> None:
     """In a part of them it need not be; PyTorch's own count of writes sees it there."""
     tensor = torch.randn(100, 100)
-    whole, part = Fingerprint.of(tensor), Fingerprint.of(tensor, whole=False)
+    whole, part = TorchFingerprint.of(tensor), TorchFingerprint.of(tensor, whole=False)
     tensor.data[3, 4] += 1
     assert not whole.is_of(tensor)
     assert part.is_of(tensor)
@@ -48,7 +48,7 @@ def test_one_element_is_seen_where_all_are_looked_at() -> None:
 def test_a_view_of_a_buffer_at_any_place() -> None:
     """Gradients that lie in one buffer of 4-byte elements begin at no multiple of 8 bytes."""
     buffer = torch.randn(10)
-    before = Fingerprint.of(buffer[1:4])
+    before = TorchFingerprint.of(buffer[1:4])
     assert not before.is_of(buffer[1:4])  # another object
     assert before.is_of(before.tensor)
 
@@ -56,7 +56,7 @@ def test_a_view_of_a_buffer_at_any_place() -> None:
 def test_entries_of_a_sparse_tensor() -> None:
     """Their values are what is looked at."""
     tensor = torch.sparse_coo_tensor([[0, 2]], [1.0, 2.0], (5,), check_invariants=True)
-    before = Fingerprint.of(tensor)
+    before = TorchFingerprint.of(tensor)
     assert before.is_of(tensor)
     tensor._values().data.mul_(2)
     assert not before.is_of(tensor)

@@ -49,15 +49,15 @@ DEVICES = {"cpu": "gloo", "cuda": "nccl", "xpu": "xccl", "hpu": "hccl"}
 )
 def test_the_backend_of_a_device(transport, device, nccl, backend):
     """NCCL alone is chosen by itself, for CUDA alone; whatever else is asked for wins."""
-    from ringtrain.torch.device_choice import Backends, backend_for
+    from ringtrain.torch.device_choice import TorchBackends, backend_for
 
-    assert backend_for(device, transport, False, Backends(DEVICES, nccl)) == backend
+    assert backend_for(device, transport, False, TorchBackends(DEVICES, nccl)) == backend
 
 
 def test_tensors_to_be_encrypted_are_not_given_to_nccl():
-    from ringtrain.torch.device_choice import Backends, backend_for
+    from ringtrain.torch.device_choice import TorchBackends, backend_for
 
-    assert backend_for("cuda", "auto", True, Backends(DEVICES, True)) == ""
+    assert backend_for("cuda", "auto", True, TorchBackends(DEVICES, True)) == ""
     within = WorkerConfig(size=3, encrypt="sites", sites=("x", "x", "y"))
     assert [within.encrypts_among(ranks) for ranks in ([0, 1], [2], [1, 2])] == [False, False, True]
     assert replace(within, encrypt="tensors").encrypts_among([0, 1])
@@ -65,7 +65,7 @@ def test_tensors_to_be_encrypted_are_not_given_to_nccl():
 
 def test_a_group_that_the_library_does_not_make_is_given_up():
     """After the time given, on all ranks, with what was waited for; the waiting thread is let go."""
-    from ringtrain.torch.device_store import RoundsStore
+    from ringtrain.torch.device_store import TorchRoundsStore
 
     class Alone:
         ranks = (0,)
@@ -73,7 +73,7 @@ def test_a_group_that_the_library_does_not_make_is_given_up():
         def all_gather_parts(self, what, part):
             return [part]
 
-    store = RoundsStore()
+    store = TorchRoundsStore()
 
     def make():
         with pytest.raises(RuntimeError, match=r"within 0\.05 s"):

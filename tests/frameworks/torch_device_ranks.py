@@ -22,7 +22,7 @@ from ringtrain._core.negotiation.request import CollectiveKind, NamedRequest
 from ringtrain._core.process_groups.context import current
 from ringtrain.errors import MismatchError, NotInitializedError, PeerLost
 from ringtrain.optim import SGD
-from ringtrain.torch.device_groups import DeviceGroups
+from ringtrain.torch.device_groups import TorchDeviceGroups
 
 LONG = 16 << 20  # elements: many times as long as a thread takes to look
 TIMEOUT_S = 20
@@ -36,7 +36,7 @@ def lose_one_in_mid_reduction(victim: int, number: int) -> tuple[str, str, float
     """What the others hear, what they were in then, after how many seconds, and whether the group has ended."""
     hvd.init()
     hvd.allreduce(torch.ones(1))
-    offers, groups = current()._member.offers, current().attached(DeviceGroups, DeviceGroups)
+    offers, groups = current()._member.offers, current().attached(TorchDeviceGroups, TorchDeviceGroups)
 
     def end_in_mid_reduction() -> None:
         while "is in device_allreduce" not in offers.activity():
@@ -177,7 +177,7 @@ def groups_by_name() -> tuple[float, bool, list[str]]:
     total = hvd.allreduce(torch.ones(1), op=hvd.Sum).item()
     world = current()
     world.config = replace(world.config, transport="auto")
-    absent = DeviceGroups().of(world, 0, world.group().communicator, torch.device("cpu"), "nccl")
+    absent = TorchDeviceGroups().of(world, 0, world.group().communicator, torch.device("cpu"), "nccl")
     return total, absent is None, said
 
 

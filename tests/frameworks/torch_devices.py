@@ -14,11 +14,11 @@ from frameworks.torch_values import RANK, SIZE
 import ringtrain.torch as hvd
 from ringtrain._core.process_groups.context import current
 from ringtrain.optim import LAMB, SGD, AdamW
-from ringtrain.torch.device_groups import DeviceGroups
+from ringtrain.torch.device_groups import TorchDeviceGroups
 
 
 def groups_in_use() -> list[int]:
-    return current().attached(DeviceGroups, DeviceGroups).in_use()
+    return current().attached(TorchDeviceGroups, TorchDeviceGroups).in_use()
 
 
 def check_reductions_went_through_torch_distributed():
@@ -78,7 +78,7 @@ def _calls_of(make: Callable[[], object]) -> int:
         make()
         return 0
     hvd.allreduce(torch.ones(1))
-    group = current().attached(DeviceGroups, DeviceGroups)._groups[0, torch.ones(1).device]
+    group = current().attached(TorchDeviceGroups, TorchDeviceGroups)._groups[0, torch.ones(1).device]
     before = group._calls._sequence
     make()
     return group._calls._sequence - before

@@ -12,11 +12,11 @@ from typing import Any
 import grpc
 import pytest
 
-from ringtrain.shared.authentication import Claim, prove
-from ringtrain.shared.environment import Environment
+from ringtrain.shared.authentication import MpiDaemonClaim, prove
+from ringtrain.shared.environment import EnvironmentVariables
 from ringtrain.shared.gen import daemons_pb2 as pb
 from ringtrain.shared.gen.daemons_pb2_grpc import DaemonsStub, add_DaemonsServicer_to_server
-from ringtrain.shared.rpc import Peer, dial, serve
+from ringtrain.shared.rpc import RpcPeer, dial, serve
 from ringtrain.shared.secrets import Secrets, load_secrets
 from ringtrain_job.agent.mpi.children import Child, ChildStreams
 from ringtrain_job.agent.mpi.daemons import DaemonContext, DaemonService, Deadlines
@@ -27,7 +27,7 @@ from .jobs import write_secrets
 
 DEADLINE_S = 60.0
 JOB = JobIdentity("job", "default", "uid-1", attempt=3)
-CLAIM = Claim("uid-1", 3, "echo started; exit 7")
+CLAIM = MpiDaemonClaim("uid-1", 3, "echo started; exit 7")
 
 
 @dataclass
@@ -62,7 +62,7 @@ class Agent:
 
 
 def load(directory: Path) -> Secrets:
-    return load_secrets(Environment({"RINGTRAIN_SECRET_DIR": str(directory)}))
+    return load_secrets(EnvironmentVariables({"RINGTRAIN_SECRET_DIR": str(directory)}))
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def agent(tmp_path: Path) -> Iterator[Agent]:
     server = serve(
         0,
         secrets,
-        Peer("launcher", "uid-1"),
+        RpcPeer("launcher", "uid-1"),
         threads=4,
         register=lambda server: add_DaemonsServicer_to_server(service, server),  # type: ignore[no-untyped-call]
     )
@@ -82,10 +82,10 @@ def agent(tmp_path: Path) -> Iterator[Agent]:
     server.close(0)
 
 
-def ask(secrets: Secrets, agent: Agent, claim: Claim = CLAIM) -> tuple[int, bytes]:
+def ask(secrets: Secrets, agent: Agent, claim: MpiDaemonClaim = CLAIM) -> tuple[int, bytes]:
     """(exit code, stdout) of what an honest client with `secrets` gets. Raises DaemonNotStarted."""
     out: list[bytes] = []
-    with dial(agent.address, secrets, Peer("worker", "uid-1")) as channel:
+    with dial(agent.address, secrets, RpcPeer("worker", "uid-1")) as channel:
         daemon = RemoteDaemon(channel, secrets.token, claim, DEADLINE_S)
         return daemon.run(Output(out.append, out.append)), b"".join(out)
 
@@ -94,7 +94,7 @@ def converse(agent: Agent, answer: Callable[[bytes], Any]) -> list[Any]:
     """Replies to a client that has the launcher's certificate and answers the nonce with `answer(nonce)`."""
     secrets = agent.launcher()
     requests: queue.Queue[Any] = queue.Queue()
-    with dial(agent.address, secrets, Peer("worker", "uid-1")) as channel:
+    with dial(agent.address, secrets, RpcPeer("worker", "uid-1")) as channel:
         metadata = (("ringtrain-token", secrets.token),)
         call = DaemonsStub(channel).Run(iter(requests.get, None), metadata=metadata, timeout=DEADLINE_S)  # type: ignore[no-untyped-call]
         replies = [next(call)]
@@ -106,7 +106,7 @@ def converse(agent: Agent, answer: Callable[[bytes], Any]) -> list[Any]:
         return replies
 
 
-def start(token: str, nonce: bytes, claim: Claim = CLAIM) -> Any:
+def start(token: str, nonce: bytes, claim: MpiDaemonClaim = CLAIM) -> Any:
     proof = prove(token, nonce, claim)
     message = pb.Start(job_uid=claim.job_uid, attempt=claim.attempt, command=claim.command, proof=proof)
     return pb.RunRequest(start=message)
@@ -136,7 +136,7 @@ def test_another_jobs_certificate_starts_nothing(
     theirs, ours = load(write_secrets(tmp_path, "uid-2")["launcher"]), agent.launcher()
     assert theirs.tls is not None
     mixed = replace(ours, tls=replace(theirs.tls, ca=ours.tls.ca))
-    with dial(agent.address, mixed, Peer("worker", "uid-1")) as channel:
+    with dial(agent.address, mixed, RpcPeer("worker", "uid-1")) as channel:
         call = DaemonsStub(channel).Run(iter(()), timeout=DEADLINE_S)  # type: ignore[no-untyped-call]
         with pytest.raises(grpc.RpcError):
             next(call)
@@ -185,9 +185,11 @@ def test_a_wrong_first_message_starts_nothing(
     assert message in caplog.text
 
 
-@pytest.mark.parametrize("claim", [Claim("uid-2", 3, "true"), Claim("uid-1", 2, "true")], ids=["job", "attempt"])
+@pytest.mark.parametrize(
+    "claim", [MpiDaemonClaim("uid-2", 3, "true"), MpiDaemonClaim("uid-1", 2, "true")], ids=["job", "attempt"]
+)
 def test_a_request_for_something_else_starts_nothing(
-    agent: Agent, claim: Claim, caplog: pytest.LogCaptureFixture
+    agent: Agent, claim: MpiDaemonClaim, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The agent starts only what is for its own job and attempt."""
     with pytest.raises(DaemonNotStarted, match="this agent belongs to attempt 3 of uid-1"):

@@ -19,7 +19,7 @@ from ringtrain._core.transport.frames import MAX_WINDOW
 from ringtrain._core.transport.rpc import RpcTransportHandlers
 from ringtrain._core.wire.failure import NotAPeer, PullRefused, WorldFailure
 from ringtrain._core.wire.messages import HEADER_BYTES, WireFrame
-from ringtrain.shared.strangers import Strangers
+from ringtrain.shared.strangers import UnauthenticatedPeers
 
 DEADLINE_S = 60.0
 METHOD = "/ringtrain.Ring/Pull"
@@ -90,7 +90,7 @@ def our_server(service: Any) -> Iterator[int]:
 @contextlib.contextmanager
 def their_server(service: Any) -> Iterator[int]:
     with ThreadPoolExecutor(4) as pool:
-        pull = grpc.unary_stream_rpc_method_handler(RpcTransportHandlers(service, Strangers()).pull)
+        pull = grpc.unary_stream_rpc_method_handler(RpcTransportHandlers(service, UnauthenticatedPeers()).pull)
         handlers = [grpc.method_handlers_generic_handler("ringtrain.Ring", {"Pull": pull})]
         server = grpc.server(pool, handlers=handlers, options=[("grpc.max_send_message_length", -1)])
         port = server.add_insecure_port("127.0.0.1:0")

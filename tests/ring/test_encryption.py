@@ -27,7 +27,7 @@ from ringtrain._core.world.config import WorkerConfig
 from ringtrain.errors import ConfigurationError, RingtrainError
 from ringtrain.shared.address import split_address
 from ringtrain.shared.connection_errors import ConnectionLost
-from ringtrain.shared.tls import Tls
+from ringtrain.shared.tls import TlsIdentity
 
 UID = "uid-1"
 DEADLINE_S = 60.0
@@ -205,7 +205,7 @@ def test_who_has_gone_before_the_handshake_is_a_lost_connection(secrets: Directo
             poll.register(channel.fileno(), select.POLLERR | select.POLLHUP)
             assert poll.poll(DEADLINE_S * 1000)
             with pytest.raises(ConnectionLost):
-                channel.secure(Tls.load(secrets.rank, "name"), False, time.monotonic() + DEADLINE_S)
+                channel.secure(TlsIdentity.load(secrets.rank, "name"), False, time.monotonic() + DEADLINE_S)
 
 
 def _assert_closed_out(host: str, port: int) -> None:

@@ -21,7 +21,7 @@ from ringtrain._core.process_groups.context import current
 from ringtrain._core.process_groups.formations import FormerFormation
 from ringtrain._core.process_groups.group import ProcessGroup
 from ringtrain._core.process_groups.process_sets import group_of
-from ringtrain.elastic.handlers import ReformingHandler
+from ringtrain.elastic.handlers import ElasticOptimizerHandler
 from ringtrain.errors import ConfigurationError, MismatchError, PeerLost, RingtrainError, StateCorrupt, StateLost
 from ringtrain.optim import LAMB, SGD, AdamW, HostOptimizer, Rule
 from ringtrain.optim.cut import UnjoinedOptimizerGroup
@@ -691,9 +691,9 @@ class _Opened:
         return context.arenas.own_values(bucket)["mean" if where == "state" else "weights"]
 
 
-def _made_and_updated(rank: int) -> ReformingHandler:
+def _made_and_updated(rank: int) -> ElasticOptimizerHandler:
     """An optimizer that all ranks of this world have made, after its first update."""
-    handler = ReformingHandler(HostOptimizer({"w": np.zeros(4)}, SGD(1.0), elastic=True))
+    handler = ElasticOptimizerHandler(HostOptimizer({"w": np.zeros(4)}, SGD(1.0), elastic=True))
     assert not handler.prepare(current())
     handler.settle(was_adopted=True)
     handler.value.submit("w", np.ones(4))
@@ -710,7 +710,9 @@ def test_a_rank_that_was_lost_to_the_last_exchange_goes_on_with_what_others_adop
     def join(rank: int) -> tuple[int, list[float]]:
         current().former = FormerFormation(1, (0, None))
         handler = (
-            survivor if rank == 0 else ReformingHandler(HostOptimizer({"w": [0.0] * 4}, SGD(1.0), elastic=True))
+            survivor
+            if rank == 0
+            else ElasticOptimizerHandler(HostOptimizer({"w": [0.0] * 4}, SGD(1.0), elastic=True))
         )
         handler.go_back(current(), 1)
         assert handler.prepare(current())

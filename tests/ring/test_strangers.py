@@ -12,7 +12,7 @@ import pytest
 import ringtrain as rt
 from ring.leftovers import leftovers
 from ring.worlds import World, world_of
-from ringtrain.shared.strangers import Complaints, Strangers
+from ringtrain.shared.strangers import RateLimitedWarnings, UnauthenticatedPeers
 
 DEADLINE_S = 30.0
 
@@ -103,7 +103,7 @@ def _is_closed(sock: socket.socket) -> bool:
 def test_the_oldest_stranger_has_to_go() -> None:
     """One too many: the oldest is ended, and one that has left is not."""
     ended: list[int] = []
-    strangers = Strangers(most=3, limit_s=DEADLINE_S)
+    strangers = UnauthenticatedPeers(most=3, limit_s=DEADLINE_S)
     here = [strangers.enter(lambda number=number: ended.append(number)) for number in range(3)]  # type: ignore[misc]
     strangers.leave(here[0])
     strangers.enter(lambda: ended.append(3))
@@ -117,7 +117,7 @@ def test_the_oldest_stranger_has_to_go() -> None:
 def test_a_stranger_has_little_time() -> None:
     """Who has not proved itself in time is ended."""
     gone = threading.Event()
-    strangers = Strangers(most=3, limit_s=0.05)
+    strangers = UnauthenticatedPeers(most=3, limit_s=0.05)
     strangers.enter(gone.set)
     assert gone.wait(DEADLINE_S)
     assert len(strangers) == 0
@@ -127,7 +127,7 @@ def test_a_stranger_has_little_time() -> None:
 def test_strangers_cause_few_lines() -> None:
     """Hundreds of complaints in a moment are ten lines."""
     lines: list[str] = []
-    complaints = Complaints(lines.append)
+    complaints = RateLimitedWarnings(lines.append)
     for number in range(500):
         complaints.say(f"stranger {number}")
     assert lines == [f"stranger {number}" for number in range(10)]

@@ -7,7 +7,7 @@ from pathlib import Path
 from ringtrain.shared import contract
 from ringtrain.shared.address import host_port
 from ringtrain.shared.gen import coordinator_pb2_grpc
-from ringtrain.shared.rpc import Peer
+from ringtrain.shared.rpc import RpcPeer
 from ringtrain_job.control.async_server import AsyncServer
 from ringtrain_job.control.model import Form, Member, Order, RankPhase, RankState, World
 from ringtrain_job.launcher.config import LauncherConfig
@@ -32,7 +32,7 @@ class ScriptedLauncher:
         self._server = AsyncServer.start(
             self.config.port,
             self.config.secrets,
-            Peer(contract.ROLE_WORKER, identity.uid),
+            RpcPeer(contract.ROLE_WORKER, identity.uid),
             clients=16,
             register=lambda server: add(service, server),
         )

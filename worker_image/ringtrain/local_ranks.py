@@ -26,13 +26,13 @@ _GRACE_S: Final = 10.0
 
 
 @dataclass(frozen=True)
-class _Rank:
+class _LocalRank:
     process: BaseProcess
     pipe: Connection
 
 
 @dataclass(frozen=True)
-class _Failure:
+class _LocalRankFailure:
     """`follows`: it only tells that another rank has failed."""
 
     error: RankFailed
@@ -105,7 +105,7 @@ def run(
     context = multiprocessing.get_context("spawn")
     if executable is not None:
         context.set_executable(executable)
-    ranks: list[_Rank] = []
+    ranks: list[_LocalRank] = []
     with run_folder() as directory:
         try:
             for own, output in zip(_environments(size, directory, env), outputs, strict=True):
@@ -114,7 +114,7 @@ def run(
                 process = context.Process(target=_rank_main, args=arguments, daemon=False)
                 process.start()
                 theirs.close()
-                ranks.append(_Rank(process, ours))
+                ranks.append(_LocalRank(process, ours))
             results = _results(ranks, timeout_s)
             for entry in ranks:
                 entry.process.join(_GRACE_S)
@@ -170,12 +170,12 @@ def _rank_main(parent: int, pipe: Connection, env: Mapping[str, str], work: byte
         raise SystemExit(1) from None
 
 
-def _results(ranks: Sequence[_Rank], timeout_s: float | None) -> list[Any]:
+def _results(ranks: Sequence[_LocalRank], timeout_s: float | None) -> list[Any]:
     from multiprocessing.connection import wait
 
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     results: dict[int, Any] = {}
-    failure: _Failure | None = None
+    failure: _LocalRankFailure | None = None
     while len(results) < len(ranks):
         waiting = {entry.pipe: rank for rank, entry in enumerate(ranks) if rank not in results}
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
@@ -187,7 +187,9 @@ def _results(ranks: Sequence[_Rank], timeout_s: float | None) -> list[Any]:
         for pipe, rank in waiting.items():
             if pipe in ready:
                 results[rank] = result = _received(rank, ranks[rank])
-                if isinstance(result, _Failure) and (failure is None or (failure.follows and not result.follows)):
+                if isinstance(result, _LocalRankFailure) and (
+                    failure is None or (failure.follows and not result.follows)
+                ):
                     failure = result
         if failure is not None:
             if not failure.follows:
@@ -198,7 +200,7 @@ def _results(ranks: Sequence[_Rank], timeout_s: float | None) -> list[Any]:
     return [results[rank] for rank in range(len(ranks))]
 
 
-def _received(rank: int, entry: _Rank) -> Any:
+def _received(rank: int, entry: _LocalRank) -> Any:
     try:
         succeeded, content = entry.pipe.recv()
     except (EOFError, ConnectionError):
@@ -208,14 +210,14 @@ def _received(rank: int, entry: _Rank) -> Any:
             f"run: rank {rank} ended with exit code {code} and told nothing; what it wrote is in the output. A "
             'script that calls run() does so under `if __name__ == "__main__":`'
         )
-        return _Failure(RankFailed(rank, text), follows=False)
+        return _LocalRankFailure(RankFailed(rank, text), follows=False)
     if succeeded:
         return pickle.loads(content)
     reason, text, follows = content
-    return _Failure(RankFailed(rank, f"run: rank {rank} failed with {reason}\n\n{text}"), follows)
+    return _LocalRankFailure(RankFailed(rank, f"run: rank {rank} failed with {reason}\n\n{text}"), follows)
 
 
-def _end(ranks: Sequence[_Rank]) -> None:
+def _end(ranks: Sequence[_LocalRank]) -> None:
     """Leave no process behind."""
     for entry in ranks:
         if entry.process.is_alive():

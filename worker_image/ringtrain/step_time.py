@@ -23,13 +23,13 @@ _INPUT, _REDUCTION, _UPDATE, _COMPUTE = range(4)
 _HIDDEN: Final = 3  # the update that another thread makes: time of it counts only if the training thread waits
 
 
-class _Thread(threading.local):
+class _ThreadStepTime(threading.local):
     """Of the calling thread. `beside`: it works beside the one that trains."""
 
     beside = False
 
 
-_thread: Final = _Thread()
+_thread: Final = _ThreadStepTime()
 
 
 class StepTime:
@@ -106,7 +106,7 @@ class StepTime:
         return part
 
 
-class _Inside:
+class _StepTimePart:
     """A context in which the calling thread is in one part. Reused: it holds nothing of the thread."""
 
     def __init__(self, part: int) -> None:
@@ -123,7 +123,7 @@ class _Inside:
             measured.leave(self._part)
 
 
-class _HiddenUpdate(_Inside):
+class _HiddenUpdateStepTime(_StepTimePart):
     """The update that a thread makes beside the one that trains."""
 
     def __enter__(self) -> None:
@@ -136,10 +136,10 @@ class _HiddenUpdate(_Inside):
 
 
 measured: Final = StepTime()
-INPUT: Final = _Inside(_INPUT)
-REDUCTION: Final = _Inside(_REDUCTION)
-UPDATE: Final = _Inside(_UPDATE)
-HIDDEN_UPDATE: Final = _HiddenUpdate(_HIDDEN)
+INPUT: Final = _StepTimePart(_INPUT)
+REDUCTION: Final = _StepTimePart(_REDUCTION)
+UPDATE: Final = _StepTimePart(_UPDATE)
+HIDDEN_UPDATE: Final = _HiddenUpdateStepTime(_HIDDEN)
 
 
 def beside_training() -> None:

@@ -14,15 +14,15 @@ from support.gang import DEADLINE_S, GangProcesses
 
 from ringtrain.shared.address import own_address
 from ringtrain.shared.data_members import DATA_SERVICE
-from ringtrain.shared.environment import Environment
+from ringtrain.shared.environment import EnvironmentVariables
 from ringtrain.shared.gen import coordinator_pb2 as pb
 from ringtrain.shared.gen import coordinator_pb2_grpc
-from ringtrain.shared.rpc import ControlServer, Peer, dial, serve
+from ringtrain.shared.rpc import ControlServer, RpcPeer, dial, serve
 from ringtrain.shared.secrets import Secrets, load_secrets
 from ringtrain_job.control.async_server import AsyncServer
 
 UID = "uid-1"
-WORKERS, LAUNCHER = Peer("worker", UID), Peer("launcher", UID)
+WORKERS, LAUNCHER = RpcPeer("worker", UID), RpcPeer("launcher", UID)
 
 
 class Answer:
@@ -139,7 +139,7 @@ def test_a_data_worker_is_heard_as_one_alone(job: Job) -> None:
         coordinator_pb2_grpc.add_DataWorkersServicer_to_server(Announced(), server)
 
     server = AsyncServer.start(
-        0, job.launcher, WORKERS, clients=4, register=register, others={DATA_SERVICE: Peer("data", UID)}
+        0, job.launcher, WORKERS, clients=4, register=register, others={DATA_SERVICE: RpcPeer("data", UID)}
     )
     refused = []
     with dial(f"127.0.0.1:{server.port}", data, LAUNCHER) as channel:
@@ -157,8 +157,10 @@ def test_a_data_worker_is_heard_as_one_alone(job: Job) -> None:
     assert "worker.uid-1.ringtrain, expected data.uid-1.ringtrain" in refused[1]
 
 
-@pytest.mark.parametrize("peer", [Peer("launcher", "uid-2"), Peer("worker", UID)], ids=["other-job", "other-role"])
-def test_a_false_launcher_is_not_spoken_to(job: Job, port: int, peer: Peer) -> None:
+@pytest.mark.parametrize(
+    "peer", [RpcPeer("launcher", "uid-2"), RpcPeer("worker", UID)], ids=["other-job", "other-role"]
+)
+def test_a_false_launcher_is_not_spoken_to(job: Job, port: int, peer: RpcPeer) -> None:
     """An agent that expects another role or job than the server's certificate says ends the handshake."""
     with dial(f"127.0.0.1:{port}", job.worker, peer) as channel, pytest.raises(grpc.RpcError) as refused:
         coordinator_pb2_grpc.CoordinatorStub(channel).Register(pb.RegisterRequest(), timeout=DEADLINE_S)
@@ -209,7 +211,7 @@ def _fresh(job: Job) -> Path:
 
 
 def _load(directory: Path) -> Secrets:
-    return load_secrets(Environment({"RINGTRAIN_SECRET_DIR": str(directory)}))
+    return load_secrets(EnvironmentVariables({"RINGTRAIN_SECRET_DIR": str(directory)}))
 
 
 def _serve(secrets: Secrets, kind: str) -> ControlServer | AsyncServer:

@@ -41,7 +41,7 @@ Arrays = dict[str, NDArray[Any]]
 
 
 @runtime_checkable
-class TorchTensor(Protocol):
+class CheckpointTorchTensor(Protocol):
     """What torch's tensors have, whether torch is here or not: a way to the host, and to numpy from there."""
 
     dtype: Any
@@ -72,7 +72,7 @@ def split_parts(state: Any) -> tuple[Any, dict[str, NDArray[Any] | ArrayPart]]:
 
 def _split(state: Any, arrays: dict[str, Any], parts: bool) -> Any:
     try:
-        return _Splitter(arrays, parts).tree(state, ())
+        return _CheckpointSplitter(arrays, parts).tree(state, ())
     except RecursionError:
         raise ConfigurationError(
             "checkpoint: the state holds itself, or is nested hundreds of times; save what it is made of"
@@ -100,7 +100,7 @@ def join(tree: Any, arrays: Mapping[str, Any], lazy: bool = False) -> Any:
     raise ConfigurationError(f"checkpoint: it holds a value of kind {kind!r}, which this ringtrain does not know")
 
 
-class _Splitter:
+class _CheckpointSplitter:
     """`arrays`: what has been found so far, by name. `parts`: whether a rank's parts of arrays are kept."""
 
     def __init__(self, arrays: dict[str, Any], parts: bool) -> None:
@@ -109,7 +109,7 @@ class _Splitter:
     def tree(self, value: Any, path: tuple[str, ...]) -> Any:
         if value is None or type(value) in (str, int, float, bool):
             return value
-        if isinstance(value, TorchTensor):
+        if isinstance(value, CheckpointTorchTensor):
             return self._tensor(value, path)
         if isinstance(value, ArrayPart):
             return self._part(value, path)
@@ -155,7 +155,7 @@ class _Splitter:
             f"{_EXPECTED}"
         )
 
-    def _tensor(self, tensor: TorchTensor, path: tuple[str, ...]) -> Any:
+    def _tensor(self, tensor: CheckpointTorchTensor, path: tuple[str, ...]) -> Any:
         array, dtype = _on_host(tensor)
         if array is None:
             return self._leaf(tensor, path)
@@ -182,7 +182,7 @@ def _is_kept(value: object) -> TypeGuard[NDArray[Any]]:
     return value.dtype.kind in _KINDS or value.dtype.name == "bfloat16"
 
 
-def _on_host(tensor: TorchTensor) -> tuple[NDArray[Any] | None, str]:
+def _on_host(tensor: CheckpointTorchTensor) -> tuple[NDArray[Any] | None, str]:
     """The tensor as an array, and the name of its dtype where numpy has none for it. No array: it is sparse."""
     host = tensor.detach().cpu()
     name = str(host.dtype).removeprefix("torch.")

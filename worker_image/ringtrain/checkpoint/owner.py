@@ -31,7 +31,7 @@ _owners: Counter[tuple[int, Path]] = Counter()
 _changing = threading.RLock()  # collecting garbage may end an owner anywhere, here too
 
 
-class FolderOwner:
+class CheckpointFolderOwner:
     """Owns a folder until it takes another, is collected, the world is left, or the process ends, however it does.
 
     In an elastic world another process may be rank 0 then.
@@ -39,7 +39,7 @@ class FolderOwner:
 
     def __init__(self) -> None:
         self._key: tuple[int, Path] | None = None
-        self._end: weakref.finalize[[tuple[int, Path]], FolderOwner] | None = None
+        self._end: weakref.finalize[[tuple[int, Path]], CheckpointFolderOwner] | None = None
 
     def take(self, folder: Path) -> None:
         """Be the one that writes into `folder`, which is made. Raises CheckpointError with the name of the process
@@ -58,7 +58,7 @@ class FolderOwner:
                 raise
         self._key, self._end = key, weakref.finalize(self, _give_up, key)
         if (world := current_or_none()) is not None:
-            world.run_with_set(WORLD, _UntilTheWorldIsLeft(self))
+            world.run_with_set(WORLD, _CheckpointFolderRelease(self))
 
     def give_up(self) -> None:
         """Let another process write into the folder."""
@@ -67,10 +67,10 @@ class FolderOwner:
         self._key = self._end = None
 
 
-class _UntilTheWorldIsLeft:
+class _CheckpointFolderRelease:
     """What a world ends of an owner, which it does not keep alive."""
 
-    def __init__(self, owner: FolderOwner) -> None:
+    def __init__(self, owner: CheckpointFolderOwner) -> None:
         self._owner = weakref.ref(owner)
 
     def stop(self) -> None:

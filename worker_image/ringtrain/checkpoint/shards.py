@@ -47,7 +47,7 @@ _TYPES = {
 
 
 @dataclass(frozen=True)
-class Piece:
+class CheckpointPiece:
     """Elements `start:stop` of the array `name`; in `file`, from byte `offset` on, once that is known."""
 
     name: str
@@ -79,7 +79,7 @@ def describe_arrays(arrays: Mapping[str, NDArray[Any] | ArrayPart]) -> dict[str,
 def write_shard(store: ObjectStore, rank: int, parts: Mapping[str, ArrayPart]) -> None:
     """Write the files of `rank`, and then the list of what is in them. Raises StorageError."""
 
-    def write(number: int, group: list[Piece]) -> tuple[str, dict[str, Any], list[Piece]]:
+    def write(number: int, group: list[CheckpointPiece]) -> tuple[str, dict[str, Any], list[CheckpointPiece]]:
         file = f"rank-{rank:05d}-{number:04d}.safetensors"
         data, placed = _safetensors(file, parts, group)
         store.write(file, data)
@@ -103,7 +103,7 @@ def write_manifest(store: ObjectStore, step: int, tree: Any, arrays: Mapping[str
         document = json.loads(store.read(f"rank-{rank:05d}.json"))
         files |= document["files"]
         pieces += document["pieces"]
-    _check_whole(arrays, [Piece(*piece) for piece in pieces])
+    _check_whole(arrays, [CheckpointPiece(*piece) for piece in pieces])
     manifest = {"step": step, "ranks": size, "tree": tree, "arrays": arrays, "files": files, "pieces": pieces}
     text = json.dumps(manifest)
     whole = {"version": VERSION, "sha256": hashlib.sha256(text.encode()).hexdigest(), "manifest": text}
@@ -127,10 +127,12 @@ def read_manifest(store: ObjectStore) -> dict[str, Any]:
     return manifest
 
 
-class StoredArray:
+class StoredCheckpointArray:
     """An array of a checkpoint, of which nothing is read before it is asked for; `np.asarray` reads all of it."""
 
-    def __init__(self, files: "StoredFiles", name: str, told: Mapping[str, Any], pieces: list[Piece]) -> None:
+    def __init__(
+        self, files: "StoredCheckpointFiles", name: str, told: Mapping[str, Any], pieces: list[CheckpointPiece]
+    ) -> None:
         self.name = name
         self.shape = tuple(told["shape"])
         self.dtype: np.dtype[Any] = dtype_of(told["dtype"])
@@ -163,7 +165,7 @@ class StoredArray:
         return self.read().reshape(self.shape).astype(dtype or self.dtype, copy=False)
 
 
-class StoredFiles:
+class StoredCheckpointFiles:
     """The files of a checkpoint, read by blocks, of which the last few are kept. For one thread."""
 
     def __init__(self, store: ObjectStore, manifest: Mapping[str, Any]) -> None:
@@ -209,20 +211,21 @@ class StoredFiles:
         return data[:BLOCK_BYTES]
 
 
-def stored_arrays(store: ObjectStore, manifest: Mapping[str, Any]) -> dict[str, StoredArray]:
+def stored_arrays(store: ObjectStore, manifest: Mapping[str, Any]) -> dict[str, StoredCheckpointArray]:
     """The arrays of the checkpoint that `manifest` describes."""
-    files = StoredFiles(store, manifest)
-    pieces: dict[str, list[Piece]] = {}
-    for piece in (Piece(*values) for values in manifest["pieces"]):
+    files = StoredCheckpointFiles(store, manifest)
+    pieces: dict[str, list[CheckpointPiece]] = {}
+    for piece in (CheckpointPiece(*values) for values in manifest["pieces"]):
         pieces.setdefault(piece.name, []).append(piece)
     return {
-        name: StoredArray(files, name, told, pieces.get(name, [])) for name, told in manifest["arrays"].items()
+        name: StoredCheckpointArray(files, name, told, pieces.get(name, []))
+        for name, told in manifest["arrays"].items()
     }
 
 
-def _by_file(parts: Mapping[str, ArrayPart]) -> Iterator[list[Piece]]:
+def _by_file(parts: Mapping[str, ArrayPart]) -> Iterator[list[CheckpointPiece]]:
     """The elements of `parts`, cut and grouped so that no file is longer than FILE_BYTES."""
-    group: list[Piece] = []
+    group: list[CheckpointPiece] = []
     room = FILE_BYTES
     for name, part in parts.items():
         start, left, width = part.start, part.values.size, part.dtype.itemsize
@@ -231,13 +234,15 @@ def _by_file(parts: Mapping[str, ArrayPart]) -> Iterator[list[Piece]]:
                 yield group
                 group, room = [], FILE_BYTES
             taken = min(left, room // width)
-            group.append(Piece(name, start, start + taken))
+            group.append(CheckpointPiece(name, start, start + taken))
             start, left, room = start + taken, left - taken, room - taken * width
     if group:
         yield group
 
 
-def _safetensors(file: str, parts: Mapping[str, ArrayPart], group: list[Piece]) -> tuple[bytes, list[Piece]]:
+def _safetensors(
+    file: str, parts: Mapping[str, ArrayPart], group: list[CheckpointPiece]
+) -> tuple[bytes, list[CheckpointPiece]]:
     """A file of safetensors with `group`, and where in it each piece is."""
     header: dict[str, Any] = {}
     values: list[NDArray[Any]] = []
@@ -255,7 +260,8 @@ def _safetensors(file: str, parts: Mapping[str, ArrayPart], group: list[Piece]) 
     begin = 8 + len(text)
     offsets = (begin + told["data_offsets"][0] for told in header.values())
     placed = [
-        Piece(piece.name, piece.start, piece.stop, file, at) for piece, at in zip(group, offsets, strict=True)
+        CheckpointPiece(piece.name, piece.start, piece.stop, file, at)
+        for piece, at in zip(group, offsets, strict=True)
     ]
     runs = [np.ascontiguousarray(run).view(np.uint8).data for run in values]
     return b"".join([len(text).to_bytes(8, "little"), text, *runs]), placed
@@ -267,7 +273,7 @@ def _digests(data: bytes) -> list[str]:
     return [hashlib.sha256(view[cut : cut + BLOCK_BYTES]).hexdigest() for cut in cuts]
 
 
-def _check_whole(arrays: Mapping[str, Any], pieces: list[Piece]) -> None:
+def _check_whole(arrays: Mapping[str, Any], pieces: list[CheckpointPiece]) -> None:
     reached = dict.fromkeys(arrays, 0)
     for piece in sorted(pieces, key=lambda piece: piece.start):
         if piece.name in reached and piece.start <= reached[piece.name]:

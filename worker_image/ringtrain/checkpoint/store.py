@@ -28,7 +28,7 @@ from ringtrain.checkpoint.format import (
     write_state,
 )
 from ringtrain.checkpoint.locations import CheckpointLocation, location_of
-from ringtrain.checkpoint.owner import LOCK, FolderOwner
+from ringtrain.checkpoint.owner import LOCK, CheckpointFolderOwner
 from ringtrain.errors import CheckpointError, ConfigurationError
 from ringtrain.report import report_start
 from ringtrain.shared.storage import is_uri
@@ -161,7 +161,7 @@ class Checkpoints:
         self._keep = keep
         self._group = group or group_of()
         self._on_stage = on_stage
-        self._owner = FolderOwner()
+        self._owner = CheckpointFolderOwner()
         self._writer: threading.Thread | None = None
         self._failure: Exception | None = None
 

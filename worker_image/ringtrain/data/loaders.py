@@ -59,7 +59,7 @@ class AsyncDataLoaderMixin:
         self._thread = threading.Thread(target=self._read, args=(ahead,), name="ringtrain-loader", daemon=True)
         self._thread.start()
         while (given := ahead.get()) is not _END:
-            if isinstance(given, _Failed):
+            if isinstance(given, _FailedBatch):
                 raise given.error
             yield self._process_batch(given)  # type: ignore[attr-defined]
 
@@ -70,7 +70,7 @@ class AsyncDataLoaderMixin:
                 if not self._put(ahead, batch):
                     return
         except Exception as error:  # whoever takes the batch raises it
-            last = _Failed(error)
+            last = _FailedBatch(error)
         self._put(ahead, last)
 
     def _put(self, ahead: "queue.Queue[Any]", given: Any) -> bool:
@@ -84,6 +84,6 @@ class AsyncDataLoaderMixin:
         return False
 
 
-class _Failed:
+class _FailedBatch:
     def __init__(self, error: Exception) -> None:
         self.error = error

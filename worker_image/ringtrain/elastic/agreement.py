@@ -11,7 +11,7 @@ from ringtrain.errors import MismatchError
 
 
 @dataclass(frozen=True)
-class Said:
+class ElasticStateSummary:
     """What a rank says of its state. `updates`: of each host optimizer at the commit. `kinds`: what the state is
     made of.
 
@@ -30,7 +30,7 @@ class Said:
 
 
 @dataclass(frozen=True)
-class CommonStep:
+class ElasticCommonStep:
     """`committed`: the step that all go on from. `donor`: the rank that has it. `transfers`: whether any rank has
     not. `updates`: of each host optimizer at that step.
 
@@ -54,17 +54,17 @@ class CommonStep:
         return next((ranks for ranks in self.sites if rank in ranks), ())
 
 
-def agree(world: ProcessGroupContext, said: Said) -> CommonStep:
+def agree(world: ProcessGroupContext, said: ElasticStateSummary) -> ElasticCommonStep:
     """Tell all ranks what this one has, and return what all conclude. Collective.
 
     Raises MismatchError where states are made of different values.
     """
-    heard = [Said(**one) for one in world.group().allgather_object(asdict(said), "elastic state")]
+    heard = [ElasticStateSummary(**one) for one in world.group().allgather_object(asdict(said), "elastic state")]
     _check_kinds(heard)
     return conclude(heard, world.former)
 
 
-def conclude(heard: Sequence[Said], former: FormerFormation) -> CommonStep:
+def conclude(heard: Sequence[ElasticStateSummary], former: FormerFormation) -> ElasticCommonStep:
     """The least step that any survivor has committed: each survivor has it, or is one ahead and can undo that.
 
     Without survivors it is that of rank 0. Before the first commit all get it: nobody may have had it yet.
@@ -77,16 +77,16 @@ def conclude(heard: Sequence[Said], former: FormerFormation) -> CommonStep:
     if have_met and heard[counting[0]].site and _go_on(heard, sites, committed):
         donor = next(rank for rank in counting if heard[rank].committed == committed)
         others = any(not any(rank in ranks for ranks in sites) for rank in range(len(heard)))
-        return CommonStep(committed, donor, others, heard[donor].updates, tuple(sites))
+        return ElasticCommonStep(committed, donor, others, heard[donor].updates, tuple(sites))
     donor = next(rank for rank in counting if heard[rank].committed == committed)
     behind = any(rank not in counting or heard[rank].committed != committed for rank in range(len(heard)))
     # A DiLoCo's commit is followed by updates, which a rank at that commit may have made, and another one not.
     at_it = [heard[rank].updates for rank in counting if heard[rank].committed == committed]
     updates = {name: min(one[name] for one in at_it) for name in heard[donor].updates}
-    return CommonStep(committed, donor, behind or not committed, updates)
+    return ElasticCommonStep(committed, donor, behind or not committed, updates)
 
 
-def _furthest(heard: Sequence[Said], counting: Sequence[int]) -> list[tuple[int, ...]]:
+def _furthest(heard: Sequence[ElasticStateSummary], counting: Sequence[int]) -> list[tuple[int, ...]]:
     """By site, the ranks at the last commit that any of it has, the furthest first; without sites each rank."""
     sites: dict[str | int, list[int]] = {}
     for rank in counting:
@@ -95,11 +95,11 @@ def _furthest(heard: Sequence[Said], counting: Sequence[int]) -> list[tuple[int,
     return [tuple(sorted(ranks, key=lambda rank: -heard[rank].interrupted)) for ranks in last]
 
 
-def _last(heard: Sequence[Said], ranks: Sequence[int]) -> int:
+def _last(heard: Sequence[ElasticStateSummary], ranks: Sequence[int]) -> int:
     return max(heard[rank].committed for rank in ranks)
 
 
-def _go_on(heard: Sequence[Said], sites: Sequence[Sequence[int]], committed: int) -> bool:
+def _go_on(heard: Sequence[ElasticStateSummary], sites: Sequence[Sequence[int]], committed: int) -> bool:
     """Whether sites go on between two commits: some have taken steps since the first of them, or are at the
     second, and none has to go back to the first."""
     ahead = [heard[ranks[0]].committed > committed for ranks in sites]
@@ -108,7 +108,7 @@ def _go_on(heard: Sequence[Said], sites: Sequence[Sequence[int]], committed: int
     return not goes_back and (any(ahead) or any(steps > 0 for steps in interrupted))
 
 
-def _check_kinds(heard: Sequence[Said]) -> None:
+def _check_kinds(heard: Sequence[ElasticStateSummary]) -> None:
     for rank, one in enumerate(heard):
         if one.kinds != heard[0].kinds:
             raise MismatchError(

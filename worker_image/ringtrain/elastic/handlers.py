@@ -45,7 +45,7 @@ class StateHandler(ABC):
 
 
 @runtime_checkable
-class Stateful(Protocol):
+class StatefulObject(Protocol):
     """What tells its state as a dictionary and takes it back."""
 
     def state_dict(self) -> dict[str, Any]: ...
@@ -53,14 +53,14 @@ class Stateful(Protocol):
     def load_state_dict(self, state: Any) -> Any: ...
 
 
-class StatefulHandler(StateHandler):
+class StatefulObjectHandler(StateHandler):
     """For objects with `state_dict()` and `load_state_dict()`: samplers, schedules, a shard's position."""
 
     foreign: ForeignWireValues | None = (
         None  # what the framework of a handler derived from this one adds to plain data
     )
 
-    def __init__(self, value: Stateful) -> None:
+    def __init__(self, value: StatefulObject) -> None:
         super().__init__(value)
         self.save()
 
@@ -78,7 +78,7 @@ class StatefulHandler(StateHandler):
         self.value.load_state_dict(self.value.state_dict())
 
 
-class ShardHandler(StatefulHandler):
+class ShardHandler(StatefulObjectHandler):
     """For a shard of the data: its position."""
 
     @property
@@ -88,7 +88,7 @@ class ShardHandler(StatefulHandler):
 
 
 @runtime_checkable
-class Reforming(Protocol):
+class ElasticOptimizer(Protocol):
     """A host optimizer, whose state is spread over the ranks, and which rebuilds what a lost rank had."""
 
     @property
@@ -113,7 +113,7 @@ class Reforming(Protocol):
 
 
 @runtime_checkable
-class CommitFinishing(Protocol):
+class ElasticCommitFinishing(Protocol):
     """What ranks do together once all have committed a step, and once more in the next world if that failed;
     `whole`: ranks are about to leave by plan, or to join."""
 
@@ -121,14 +121,14 @@ class CommitFinishing(Protocol):
 
 
 @runtime_checkable
-class InSites(Protocol):
+class ElasticSites(Protocol):
     """A DiLoCo of an elastic job. `in_sites`: what keeps the state of this rank's site; None without sites."""
 
     @property
-    def in_sites(self) -> SiteState | None: ...
+    def in_sites(self) -> ElasticSiteState | None: ...
 
 
-class SiteState(Protocol):
+class ElasticSiteState(Protocol):
     """What the ranks of a site have alike between two synchronizations; see `optim.recovery`."""
 
     @property
@@ -164,19 +164,19 @@ class SiteState(Protocol):
     def begin_site(self) -> None: ...
 
 
-class ReformingHandler:
+class ElasticOptimizerHandler:
     """For host optimizers. Nothing is copied: the optimizer can undo its last update."""
 
-    def __init__(self, value: Reforming) -> None:
+    def __init__(self, value: ElasticOptimizer) -> None:
         self.value = value
         self._made_in = current_or_none()
         self._is_prepared = False
         self.save()
 
     @property
-    def in_sites(self) -> SiteState | None:
+    def in_sites(self) -> ElasticSiteState | None:
         """What keeps the state of this rank's site, if this is a DiLoCo in sites."""
-        return self.value.in_sites if isinstance(self.value, InSites) else None
+        return self.value.in_sites if isinstance(self.value, ElasticSites) else None
 
     @property
     def committed_updates(self) -> int:
@@ -197,7 +197,7 @@ class ReformingHandler:
         """Return when the weights are those of the last step. Raises what made it fail."""
         self.value.wait_for()
 
-    def set_value(self, value: Reforming) -> None:
+    def set_value(self, value: ElasticOptimizer) -> None:
         """Keep `value` from now on."""
         self.value = value
         self.save()
@@ -228,7 +228,7 @@ class ReformingHandler:
     def finish_commit(self, whole: bool = False) -> None:
         """Do what is left to all ranks together, after a commit or in a new world; `whole`: before a planned
         change of the world. Collective."""
-        if isinstance(self.value, CommitFinishing):
+        if isinstance(self.value, ElasticCommitFinishing):
             self.value.finish_commit(whole)
             self._updates = int(self.value.updates)
 

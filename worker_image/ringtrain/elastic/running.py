@@ -43,7 +43,7 @@ def run_fn(func: Callable[..., T], init: Callable[[], Any]) -> Callable[..., T]:
     def wrapper(state: State, *args: Any, **kwargs: Any) -> T:
         is_reset = False
         lost: BaseException | None
-        inconsistent = _Inconsistency()
+        inconsistent = _ElasticInconsistency()
         while True:
             try:
                 init()
@@ -72,7 +72,7 @@ def _entered(func: Callable[..., T], state: State, *args: Any, **kwargs: Any) ->
             log.info("formation %d: all sites are at commit %d", CARRIED.formation, state.committed)
 
 
-class _Inconsistency:
+class _ElasticInconsistency:
     """Tells an error of ringtrain's own, which may follow from a loss, from one that comes in every world."""
 
     def __init__(self) -> None:

@@ -16,15 +16,15 @@ from ringtrain._core.process_groups.rank_context import ProcessGroupContext
 from ringtrain._core.reduction.ops import Max
 from ringtrain._core.wire.signature import WireSignature, WireTensorSignature
 from ringtrain._core.wire.values import ForeignWireValues
-from ringtrain.elastic.agreement import CommonStep, Said, agree
+from ringtrain.elastic.agreement import ElasticCommonStep, ElasticStateSummary, agree
 from ringtrain.elastic.data import ElasticShard
 from ringtrain.elastic.handlers import (
-    Reforming,
-    ReformingHandler,
+    ElasticOptimizer,
+    ElasticOptimizerHandler,
+    ElasticSiteState,
     ShardHandler,
-    SiteState,
-    Stateful,
-    StatefulHandler,
+    StatefulObject,
+    StatefulObjectHandler,
     sync_handler,
 )
 from ringtrain.elastic.interrupt import HostsUpdatedInterrupt, IntervalEnded
@@ -35,9 +35,9 @@ log = logging.getLogger("ringtrain")
 
 Registry = Sequence[tuple[type, Callable[[Any], Any]]]
 HANDLERS: list[tuple[type, Callable[[Any], Any]]] = [
-    (Reforming, ReformingHandler),
+    (ElasticOptimizer, ElasticOptimizerHandler),
     (ElasticShard, ShardHandler),
-    (Stateful, StatefulHandler),
+    (StatefulObject, StatefulObjectHandler),
 ]
 # What makes handlers, by a name, of what goes with a value: buffers of a model that an optimizer trains. It gets
 # the value, and all values of the state.
@@ -46,7 +46,7 @@ _COMMIT = WireSignature("commit", (WireTensorSignature(None, "int64", (3,)),))
 
 
 @dataclass(frozen=True)
-class Adapter:
+class ElasticStateAdapter:
     """What a framework adds to every state, where its adapter was imported.
 
     `values`: to plain data, in a state that has no addition of its own. `handler`: makes a handler of a value that
@@ -59,11 +59,11 @@ class Adapter:
     meet: Callable[[], object]
 
 
-ADAPTERS: list[Adapter] = []
+ADAPTERS: list[ElasticStateAdapter] = []
 
 
 @dataclass(frozen=True)
-class _KeptStep:
+class _KeptElasticStep:
     """What `keep` has copied after an inner step: plain values, and positions in data and schedules."""
 
     values: dict[str, Any]
@@ -71,7 +71,7 @@ class _KeptStep:
 
 
 @dataclass(frozen=True)
-class _OwnState:
+class _OwnElasticState:
     """A committed step as a rank keeps it: how many commits, plain values, and what handlers keep of theirs."""
 
     committed: int
@@ -102,10 +102,10 @@ class State:
         self._host_messages = 0
         self._under_way = False  # whether a step may have begun
         self._begins_anew = 0  # the step that was committed before all that had the state were lost
-        self._kept_step: _KeptStep | None = None
-        self._interval: CommonStep | None = None  # while a site takes the steps that a loss has interrupted
+        self._kept_step: _KeptElasticStep | None = None
+        self._interval: ElasticCommonStep | None = None  # while a site takes the steps that a loss has interrupted
         self._waits = False  # whether this rank enters its site when such an interval ends
-        self._own: _OwnState | None = None  # what this rank had itself, while it takes what others have
+        self._own: _OwnElasticState | None = None  # what this rank had itself, while it takes what others have
         self._reset_callbacks: list[Callable[[], Any]] = []
         for name, value in values.items():
             if hasattr(type(self), name) or name.startswith("_"):
@@ -178,7 +178,7 @@ class State:
             return
         values = {name: copy.deepcopy(getattr(self, name)) for name in self._saved}
         positions = {name: copy.deepcopy(handler.value.state_dict()) for name, handler in self._positions()}
-        self._kept_step = _KeptStep(values, positions)
+        self._kept_step = _KeptElasticStep(values, positions)
         site.keep()
 
     def check_host_updates(self) -> None:
@@ -272,7 +272,7 @@ class State:
         world.state_is_synced = self._under_way = True
         self.keep()
 
-    def _meet_at_commit(self, committed: int, interval: CommonStep | None) -> None:
+    def _meet_at_commit(self, committed: int, interval: ElasticCommonStep | None) -> None:
         """Go on from a commit that all ranks have come to; `interval`: which ended with it. Collective."""
         changes = self._exchange(committed)
         if interval is not None:
@@ -288,7 +288,7 @@ class State:
             raise HostsUpdatedInterrupt
         self.keep()
 
-    def _go_on(self, world: ProcessGroupContext, agreed: CommonStep) -> None:
+    def _go_on(self, world: ProcessGroupContext, agreed: ElasticCommonStep) -> None:
         """Be where a loss has interrupted this rank's site between two commits; or wait for others at the second.
         Collective."""
         assert self._site is not None
@@ -315,7 +315,7 @@ class State:
         self._interval, self._under_way = agreed, True
         self.keep()
 
-    def _end_interval(self, committed: int, interval: CommonStep) -> None:
+    def _end_interval(self, committed: int, interval: ElasticCommonStep) -> None:
         """Have all ranks be at a commit to which sites have come one by one, and newcomers not at all.
         Collective."""
         assert self._site is not None
@@ -323,7 +323,7 @@ class State:
         for shard in self._shards():
             shard.value.enter_world()
         donor = min(rank for ranks in interval.sites for rank in ranks)
-        self._transfer(CommonStep(committed, donor, interval.transfers, {}))
+        self._transfer(ElasticCommonStep(committed, donor, interval.transfers, {}))
         self._site.meet(current().group())
         self._enter_sites()
         self._committed, self._waits = committed, False
@@ -348,7 +348,7 @@ class State:
             handler.save()
 
     @property
-    def _site(self) -> SiteState | None:
+    def _site(self) -> ElasticSiteState | None:
         return next(filter(None, (handler.in_sites for _, handler in self._reforming())), None)
 
     def hand_over(self) -> bool:
@@ -400,14 +400,14 @@ class State:
         is_new = bool(world.former.survivors) and world.former.ranks[world.config.rank] is None
         return is_new and bool(self._reforming())
 
-    def _kept(self) -> _OwnState:
+    def _kept(self) -> _OwnElasticState:
         kept = {
             name: copy.deepcopy({key: value for key, value in vars(handler).items() if key != "value"})
             for name, handler in self._plain()
         }
-        return _OwnState(self._committed, self._saved, kept)
+        return _OwnElasticState(self._committed, self._saved, kept)
 
-    def _put_back(self, own: _OwnState) -> None:
+    def _put_back(self, own: _OwnElasticState) -> None:
         self._committed = CARRIED.committed = own.committed
         self._saved = own.values
         for name, handler in self._plain():
@@ -422,7 +422,7 @@ class State:
             self._show(name, handler)
         self._set_values(self._saved)
 
-    def _transfer(self, agreed: CommonStep) -> None:
+    def _transfer(self, agreed: ElasticCommonStep) -> None:
         for name, handler in self._plain():
             if agreed.transfers:
                 sync_handler(handler, agreed.donor)
@@ -457,16 +457,18 @@ class State:
             super().__setattr__(name, copy.deepcopy(value))
 
     def _plain(self) -> list[tuple[str, Any]]:
-        return [(name, one) for name, one in self._handlers.items() if not isinstance(one, ReformingHandler)]
+        return [
+            (name, one) for name, one in self._handlers.items() if not isinstance(one, ElasticOptimizerHandler)
+        ]
 
-    def _positions(self) -> list[tuple[str, StatefulHandler]]:
-        return [(name, one) for name, one in self._plain() if isinstance(one, StatefulHandler)]
+    def _positions(self) -> list[tuple[str, StatefulObjectHandler]]:
+        return [(name, one) for name, one in self._plain() if isinstance(one, StatefulObjectHandler)]
 
     def _shards(self) -> list[ShardHandler]:
         return [one for one in self._handlers.values() if isinstance(one, ShardHandler)]
 
-    def _reforming(self) -> list[tuple[str, ReformingHandler]]:
-        return [(name, one) for name, one in self._handlers.items() if isinstance(one, ReformingHandler)]
+    def _reforming(self) -> list[tuple[str, ElasticOptimizerHandler]]:
+        return [(name, one) for name, one in self._handlers.items() if isinstance(one, ElasticOptimizerHandler)]
 
     def _refuse_amid_updates(self, what: str) -> None:
         for name, handler in self._reforming():
@@ -493,15 +495,15 @@ class State:
         log.warning("commit %d is lost; training goes on from %s", self._begins_anew, max(read))
         self._begins_anew = 0
 
-    def _said(self) -> Said:
+    def _said(self) -> ElasticStateSummary:
         kinds = {name: _kind_of(handler.value) for name, handler in self._handlers.items()}
         updates = {name: handler.committed_updates for name, handler in self._reforming()}
         kinds |= dict.fromkeys(self._saved, "value")
         if (site := self._site) is None:
-            return Said(self._committed, updates, kinds)
+            return ElasticStateSummary(self._committed, updates, kinds)
         config, steps = current().config, site.steps_interrupted if self._kept_step is not None else -1
         name = config.sites[config.rank]
-        return Said(self._committed, updates, kinds, name, steps, site.outer_steps, self._waits)
+        return ElasticStateSummary(self._committed, updates, kinds, name, steps, site.outer_steps, self._waits)
 
     def _exchange(self, committed: int) -> bool:
         """Tell all ranks of changes that this one has heard of; whether any has. Compares the commits."""

@@ -15,7 +15,7 @@ from ringtrain.optim import DiLoCo as ArrayDiLoCo
 from ringtrain.optim.on_host import OnHostDiLoCo
 
 
-class _Leaves:
+class _PytreeLeaves:
     """Weights that are the leaves of a pytree: those of now, by name."""
 
     def __init__(self, leaves: dict[str, Any]) -> None:
@@ -28,7 +28,7 @@ class _Leaves:
         self.now[name] = jnp.asarray(np.array(values))
 
 
-class _InnerTree:
+class _InnerPytree:
     """The inner optimizer's state: a pytree, of which leaves are sent. `now`: the one of the last step."""
 
     def __init__(self, now: Any) -> None:
@@ -71,9 +71,9 @@ class DiLoCo(OnHostDiLoCo):
     def __init__(self, params: Any, *, inner: Any = None, **options: Any) -> None:
         paths, self._structure = jax.tree_util.tree_flatten_with_path(params)
         leaves = {jax.tree_util.keystr(path): jnp.asarray(leaf) for path, leaf in paths}
-        self._leaves = _Leaves(leaves)
+        self._leaves = _PytreeLeaves(leaves)
         initial = {name: np.array(leaf) for name, leaf in leaves.items()}
-        self._state = _InnerTree(inner)
+        self._state = _InnerPytree(inner)
         state = None if inner is None else self._state
         self.outer = self._host = ArrayDiLoCo(self._leaves, initial=initial, inner=state, **options)
 

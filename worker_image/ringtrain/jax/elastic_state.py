@@ -2,7 +2,7 @@
 
 Pytrees of dicts, lists, tuples, named tuples and dataclasses are plain values of a state, and their arrays JAX's
 addition to plain data. Others, of which a part is no data (the functions of Flax's `TrainState`), are kept by
-`TreeHandler`.
+`PytreeHandler`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import jax
 
 from ringtrain.elastic.handlers import StateHandler
-from ringtrain.elastic.state import ADAPTERS, Adapter
+from ringtrain.elastic.state import ADAPTERS, ElasticStateAdapter
 from ringtrain.elastic.transfer import broadcast
 from ringtrain.jax.collectives import join
 from ringtrain.jax.objects import JAX_VALUES
@@ -22,17 +22,17 @@ from ringtrain.jax.trees import filled, to_state_dict
 
 
 @dataclass(frozen=True)
-class _Committed:
+class _CommittedPytree:
     """A tree taken apart. Never changed, and its leaves are never handed out: whoever copies it gets itself."""
 
     leaves: list[Any]
     structure: Any
 
-    def __deepcopy__(self, _: Any) -> _Committed:
+    def __deepcopy__(self, _: Any) -> _CommittedPytree:
         return self
 
 
-class TreeHandler(StateHandler):
+class PytreeHandler(StateHandler):
     """For pytrees with nodes of a framework: a value that is never changed in place, but replaced.
 
     A newcomer's leaves are filled in by their paths: its tree must have those of the others.
@@ -48,7 +48,7 @@ class TreeHandler(StateHandler):
 
     def save(self) -> None:
         leaves, structure = jax.tree.flatten(self.value)
-        self._saved = _Committed([*map(copy.deepcopy, leaves)], structure)
+        self._saved = _CommittedPytree([*map(copy.deepcopy, leaves)], structure)
 
     def restore(self) -> None:
         saved = self._saved
@@ -59,10 +59,10 @@ class TreeHandler(StateHandler):
         self.value = filled(self.value, received, checks=False)
 
 
-def _handler_of(value: Any) -> TreeHandler | None:
+def _handler_of(value: Any) -> PytreeHandler | None:
     has_arrays = any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(value))
-    return TreeHandler(value) if has_arrays else None
+    return PytreeHandler(value) if has_arrays else None
 
 
 # Ranks join: what newcomers reduce on their way the others meet with zeros, and what they broadcast fails at once.
-ADAPTERS.append(Adapter(JAX_VALUES, _handler_of, join))
+ADAPTERS.append(ElasticStateAdapter(JAX_VALUES, _handler_of, join))

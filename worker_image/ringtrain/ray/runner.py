@@ -18,7 +18,15 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from ringtrain.errors import ConfigurationError, RingtrainError
 from ringtrain.shared.place import RankPlace
 from ringtrain.tasks.agent import describe, run_agent
-from ringtrain.tasks.launcher import Results, RunOptions, RunOutput, Scheduler, Tasks, pickled_by, run_in_tasks
+from ringtrain.tasks.launcher import (
+    Results,
+    ScheduledTasks,
+    TaskRunOptions,
+    TaskRunOutput,
+    TaskScheduler,
+    pickled_by,
+    run_in_tasks,
+)
 from ringtrain.tasks.plan import Task, TaskRun, check_count, places
 
 log = logging.getLogger("ringtrain.ray")
@@ -80,12 +88,12 @@ def run(
             strategy = "STRICT_SPREAD" if workers_per_node else placement
             group = placement_group([bundle] * (num_workers // per_bundle), strategy=strategy)
             stack.callback(remove_placement_group, group)
-        scheduler = Scheduler("Ray", ray.util.get_node_ip_address(), _PICKLER)
-        output = RunOutput(stdout, stderr, verbose, log_dir)
-        options = RunOptions(scheduler, num_workers, start_timeout, output, env, executable)
+        scheduler = TaskScheduler("Ray", ray.util.get_node_ip_address(), _PICKLER)
+        output = TaskRunOutput(stdout, stderr, verbose, log_dir)
+        options = TaskRunOptions(scheduler, num_workers, start_timeout, output, env, executable)
         _await_places(group, num_workers, resources, options.start_timeout_s)
-        actors = _Actors(group, num_workers, per_bundle, resources)
-        tasks = Tasks(actors.run, actors.cancel, lambda error: getattr(error, "partition", None))
+        actors = _RankActors(group, num_workers, per_bundle, resources)
+        tasks = ScheduledTasks(actors.run, actors.cancel, lambda error: getattr(error, "partition", None))
         return run_in_tasks(options, work, tasks)
 
 
@@ -151,7 +159,7 @@ class RankActor:
 
 
 @dataclass
-class _Actors:
+class _RankActors:
     """`size` actors in bundles of `group`, `per_bundle` in each."""
 
     group: PlacementGroup

@@ -19,7 +19,7 @@ def proof(token: bytes | None, role: bytes, *parts: bytes) -> str:
 
 
 @dataclass(frozen=True)
-class Claim:
+class MpiDaemonClaim:
     """What the proof of a request to start an MPI daemon covers besides the agent's nonce: the attempt that asks,
     and what it wants to run."""
 
@@ -28,7 +28,7 @@ class Claim:
     command: str
 
 
-def prove(token: str, nonce: bytes, claim: Claim) -> bytes:
+def prove(token: str, nonce: bytes, claim: MpiDaemonClaim) -> bytes:
     """HMAC-SHA256 with the job's token over nonce and claim; empty without a token."""
     parts = (nonce, claim.job_uid.encode(), str(claim.attempt).encode(), claim.command.encode())
     return digest(token.encode(), parts, 8) if token else b""

@@ -78,7 +78,7 @@ def read_members(path: Path) -> tuple[DataAddress, ...]:
         raise DataError(f"{path}: no list of data workers ({error!r}); {expected}") from error
 
 
-class MembersFile:
+class DataMembersFile:
     """The file that an agent writes for its ranks. Replaced as a whole, so that no rank reads half of it."""
 
     def __init__(self, path: Path) -> None:
@@ -99,7 +99,7 @@ class MembersFile:
         self.version = digest(text)
 
 
-class Announcer:
+class DataMemberAnnouncer:
     """Keeps a data worker registered at whatever launcher answers, until it is closed.
 
     `member` is asked for before each call. `on_members` gets what the launcher knows of all data workers.

@@ -16,7 +16,7 @@ def without_empty(env: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in env.items() if value}
 
 
-class Environment:
+class EnvironmentVariables:
     """Typed reads of `env`, in which an empty variable is one that is not set."""
 
     def __init__(self, env: Mapping[str, str]) -> None:

@@ -62,7 +62,7 @@ def line_of(message: Mapping[str, Any]) -> bytes:
     return json.dumps(message).encode() + b"\n"
 
 
-class LineBuffer:
+class StreamLineBuffer:
     """What has come of a stream, cut into lines; `rest`: of one that is not whole."""
 
     def __init__(self) -> None:

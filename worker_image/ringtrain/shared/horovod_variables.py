@@ -17,7 +17,7 @@ NEVER: Final = f"{LONGEST_TIMEOUT_S:.0f}"
 
 
 @dataclass(frozen=True)
-class Counterpart:
+class HorovodVariable:
     """`horovod` is read where `ours` is not set. `translate(name, value)` is our value; empty: as if not set."""
 
     horovod: str
@@ -61,33 +61,33 @@ def _seconds(name: str, value: str) -> str:
 
 
 COUNTERPARTS: Final = (
-    Counterpart("HOROVOD_TIMELINE", contract.ENV_TIMELINE, _file, "`DYNAMIC` counts as not set"),
-    Counterpart(
+    HorovodVariable("HOROVOD_TIMELINE", contract.ENV_TIMELINE, _file, "`DYNAMIC` counts as not set"),
+    HorovodVariable(
         "HOROVOD_LOG_LEVEL", contract.ENV_LOG_LEVEL, log_level, "`TRACE` is `debug`, `FATAL` is `critical`"
     ),
-    Counterpart(
+    HorovodVariable(
         "HOROVOD_STALL_CHECK_DISABLE",
         contract.ENV_STALL_TIMEOUT,
         _never_if_disabled,
         f"`1` is {NEVER}, eleven days",
     ),
-    Counterpart(
+    HorovodVariable(
         "HOROVOD_STALL_CHECK_DISABLE", contract.ENV_STALL_WARNING, _never_if_disabled, "`1`: no rank is named"
     ),
-    Counterpart(
+    HorovodVariable(
         "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
         contract.ENV_STALL_TIMEOUT,
         _never_if_0,
         f"`0`, for ever in Horovod, is {NEVER}, eleven days",
     ),
-    Counterpart(
+    HorovodVariable(
         "HOROVOD_STALL_CHECK_TIME_SECONDS",
         contract.ENV_STALL_WARNING,
         _never_if_0,
         "after how long late ranks are named",
     ),
-    Counterpart("HOROVOD_START_TIMEOUT", contract.ENV_START_TIMEOUT, _seconds, "read by the command"),
-    Counterpart(
+    HorovodVariable("HOROVOD_START_TIMEOUT", contract.ENV_START_TIMEOUT, _seconds, "read by the command"),
+    HorovodVariable(
         "HOROVOD_ELASTIC_TIMEOUT",
         contract.ENV_START_TIMEOUT,
         _seconds,

@@ -11,7 +11,7 @@ import grpc
 
 from ringtrain.shared.ports import PortTaken
 from ringtrain.shared.secrets import Secrets, dns_name
-from ringtrain.shared.strangers import Complaints
+from ringtrain.shared.strangers import RateLimitedWarnings
 from ringtrain.shared.tls import caller_problem
 
 log = logging.getLogger(__name__)
@@ -49,14 +49,14 @@ _SERVER = (
 
 
 @dataclass(frozen=True)
-class Peer:
+class RpcPeer:
     """Who is at the other end: the role its certificate must carry, in the job `uid`."""
 
     role: str
     uid: str
 
 
-def dial(address: str, secrets: Secrets, peer: Peer, clients: int = 1) -> grpc.Channel:
+def dial(address: str, secrets: Secrets, peer: RpcPeer, clients: int = 1) -> grpc.Channel:
     """A channel to `address` that accepts only a server with the role and uid of `peer`, and sends the token.
 
     `clients`: how many may dial that server at the same time.
@@ -66,7 +66,7 @@ def dial(address: str, secrets: Secrets, peer: Peer, clients: int = 1) -> grpc.C
         channel = grpc.insecure_channel(address, options=options)
     else:
         channel = grpc.secure_channel(address, secrets.tls.for_channel(), options=options)
-    return grpc.intercept_channel(channel, _SendToken(secrets.token)) if secrets.token else channel
+    return grpc.intercept_channel(channel, _RpcTokenInterceptor(secrets.token)) if secrets.token else channel
 
 
 def crowd_s(clients: int) -> float:
@@ -75,7 +75,7 @@ def crowd_s(clients: int) -> float:
     return min(clients * _EACH_CLIENT_S, _LONGEST_CROWD_S)
 
 
-def channel_options(peer: Peer, clients: int) -> tuple[tuple[str, Any], ...]:
+def channel_options(peer: RpcPeer, clients: int) -> tuple[tuple[str, Any], ...]:
     """Options of a channel to `peer`, a server that so many clients may dial at the same time."""
     return (
         *_CLIENT,
@@ -110,12 +110,12 @@ class ControlServer:
 def serve(
     port: int,
     secrets: Secrets,
-    peer: Peer,
+    peer: RpcPeer,
     *,
     threads: int,
     register: Callable[[grpc.Server], None],
     is_held: bool = False,
-    others: Mapping[str, Peer] | None = None,
+    others: Mapping[str, RpcPeer] | None = None,
 ) -> ControlServer:
     """Start a server for clients with the role and uid of `peer`; `register` adds the services.
 
@@ -124,7 +124,7 @@ def serve(
     Raises PortTaken when the port is in use.
     """
     pool = ThreadPoolExecutor(threads, thread_name_prefix="ringtrain-rpc")
-    check = _CheckPeer(PeerCheck(secrets, peer, others or {}))
+    check = _RpcPeerInterceptor(RpcPeerCheck(secrets, peer, others or {}))
     server = grpc.server(pool, options=server_options(threads, is_held), interceptors=[check])
     register(server)
     bound = bind(server, port, secrets)
@@ -157,7 +157,7 @@ def bind(server: Any, port: int, secrets: Secrets) -> int:
         raise PortTaken(f"port {port} cannot be listened on: is another process using it? ({exc})") from exc
 
 
-class _SendToken(
+class _RpcTokenInterceptor(
     grpc.UnaryUnaryClientInterceptor,  # type: ignore[misc]
     grpc.UnaryStreamClientInterceptor,  # type: ignore[misc]
     grpc.StreamStreamClientInterceptor,  # type: ignore[misc]
@@ -174,17 +174,17 @@ class _SendToken(
     intercept_unary_unary = intercept_unary_stream = intercept_stream_stream = _intercept
 
 
-class PeerCheck:
+class RpcPeerCheck:
     """Whether a call has the job's token and comes from a certificate of the right role and job.
 
     `others`: services, by full name, whose clients are not `peer`.
     """
 
-    def __init__(self, secrets: Secrets, peer: Peer, others: Mapping[str, Peer]) -> None:
+    def __init__(self, secrets: Secrets, peer: RpcPeer, others: Mapping[str, RpcPeer]) -> None:
         self._secrets = secrets
         self._peer = peer
         self._others = others
-        self._complaints = Complaints(log.warning)
+        self._complaints = RateLimitedWarnings(log.warning)
 
     def knows_token(self, metadata: Any) -> bool:
         """Whether the token is in a call's metadata."""
@@ -192,11 +192,11 @@ class PeerCheck:
         given = token if isinstance(token, bytes) else token.encode()
         return not self._secrets.token or hmac.compare_digest(given, self._secrets.token.encode())
 
-    def peer_of(self, method: str) -> Peer:
+    def peer_of(self, method: str) -> RpcPeer:
         """Who may call `method`, given by its path."""
         return self._others.get(method.split("/")[1], self._peer)
 
-    def problem(self, context: Any, peer: Peer) -> str:
+    def problem(self, context: Any, peer: RpcPeer) -> str:
         """Why the certificate of the caller is not that of `peer`; empty if it is."""
         expected = dns_name(peer.role, peer.uid)
         return "" if self._secrets.tls is None else caller_problem(context, expected)
@@ -206,10 +206,10 @@ class PeerCheck:
         self._complaints.say(f"refused a call from {context.peer()}: {problem}")
 
 
-class _CheckPeer(grpc.ServerInterceptor):  # type: ignore[misc]
+class _RpcPeerInterceptor(grpc.ServerInterceptor):  # type: ignore[misc]
     """Refuses, and logs, calls without the job's token or from a certificate of another role or job."""
 
-    def __init__(self, check: PeerCheck) -> None:
+    def __init__(self, check: RpcPeerCheck) -> None:
         self._check = check
 
     def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
@@ -226,7 +226,7 @@ class _CheckPeer(grpc.ServerInterceptor):  # type: ignore[misc]
         peer = self._check.peer_of(handler_call_details.method)
         return handler._replace(**{kind: self._guard(getattr(handler, kind), peer)})
 
-    def _guard(self, behaviour: Any, peer: Peer) -> Any:
+    def _guard(self, behaviour: Any, peer: RpcPeer) -> Any:
         def guarded(request: Any, context: Any) -> Any:
             problem = self._check.problem(context, peer)
             if problem:

@@ -5,15 +5,15 @@ from pathlib import Path
 
 from ringtrain.errors import ConfigurationError, quoted
 from ringtrain.shared import contract
-from ringtrain.shared.environment import Environment
-from ringtrain.shared.tls import CERTIFICATE_FILES, Certificates
+from ringtrain.shared.environment import EnvironmentVariables
+from ringtrain.shared.tls import CERTIFICATE_FILES, TlsCertificates
 
 
 @dataclass(frozen=True)
 class Secrets:
     """What a pod proves itself with. No `tls`: control stays on loopback. Empty `token`: none is asked for."""
 
-    tls: Certificates | None = None
+    tls: TlsCertificates | None = None
     token: str = field(default="", repr=False)
     token_file: Path | None = None
     directory: Path | None = None
@@ -24,7 +24,7 @@ def dns_name(role: str, uid: str) -> str:
     return f"{role}.{uid}.ringtrain"
 
 
-def load_secrets(env: Environment) -> Secrets:
+def load_secrets(env: EnvironmentVariables) -> Secrets:
     """The secrets in RINGTRAIN_SECRET_DIR, or none when it is unset and the default directory is absent.
 
     A directory with the token alone is accepted (control stays on loopback). Raises ConfigurationError when the
@@ -50,7 +50,7 @@ def _load(directory: Path, setting: str) -> Secrets:
     token_file = directory / "token"
     if (present and missing) or not (present or token_file.is_file()):
         raise ConfigurationError(f"{setting}: expected {', '.join(missing)} in it")
-    tls = Certificates.read(directory) if present else None
+    tls = TlsCertificates.read(directory) if present else None
     if not token_file.is_file():
         return Secrets(tls, directory=directory)
     return Secrets(tls, token_file.read_text().strip(), token_file, directory)

@@ -14,14 +14,14 @@ _WINDOW_S: Final = 10.0
 
 
 @dataclass(eq=False)
-class Stranger:
+class UnauthenticatedPeer:
     """A connection or call that has not proved itself. `end`: makes it give up; called at most once."""
 
     deadline: float
     end: Callable[[], None]
 
 
-class Strangers:
+class UnauthenticatedPeers:
     """Holds at most `most` strangers, each for at most `limit_s`: for one too many the oldest has to go.
 
     The oldest, because a peer is done in a moment: who stays long enough to be the oldest is none. One thread ends
@@ -32,16 +32,16 @@ class Strangers:
         self.most = most
         self._limit_s = limit_s
         self._changed = threading.Condition()
-        self._here: dict[Stranger, None] = {}  # oldest first
+        self._here: dict[UnauthenticatedPeer, None] = {}  # oldest first
         self._thread: threading.Thread | None = None
         self._closed = False
 
     def __len__(self) -> int:
         return len(self._here)
 
-    def enter(self, end: Callable[[], None]) -> Stranger:
+    def enter(self, end: Callable[[], None]) -> UnauthenticatedPeer:
         """Count one more; `end` is called, from any thread, if it has to go before `leave`."""
-        stranger = Stranger(time.monotonic() + self._limit_s, end)
+        stranger = UnauthenticatedPeer(time.monotonic() + self._limit_s, end)
         with self._changed:
             oldest = next(iter(self._here)) if len(self._here) >= self.most else None
             if oldest is not None:
@@ -55,7 +55,7 @@ class Strangers:
             oldest.end()
         return stranger
 
-    def leave(self, stranger: Stranger) -> None:
+    def leave(self, stranger: UnauthenticatedPeer) -> None:
         """The stranger has proved itself, or is gone. Calling it again does nothing."""
         with self._changed:
             self._here.pop(stranger, None)
@@ -85,7 +85,7 @@ class Strangers:
             first.end()
 
 
-class Complaints:
+class RateLimitedWarnings:
     """Log lines that others cause: at most `most` in ten seconds; the next one says how many were left out."""
 
     def __init__(self, warn: Callable[[str], None], most: int = 10) -> None:

@@ -24,7 +24,7 @@ _RECORD_BYTES: Final = 16 << 10
 
 
 @dataclass(frozen=True)
-class Certificates:
+class TlsCertificates:
     """A certificate and key, and the job's CA, in PEM."""
 
     ca: bytes
@@ -32,9 +32,9 @@ class Certificates:
     key: bytes = field(repr=False)
 
     @staticmethod
-    def read(directory: Path) -> "Certificates":
+    def read(directory: Path) -> "TlsCertificates":
         """Those in the three files of `directory`. Raises OSError."""
-        return Certificates(*((directory / file).read_bytes() for file in CERTIFICATE_FILES))
+        return TlsCertificates(*((directory / file).read_bytes() for file in CERTIFICATE_FILES))
 
     def for_server(self) -> "grpc.ServerCredentials":
         """Credentials of a server that asks every client for a certificate of the job's CA."""
@@ -63,19 +63,19 @@ def caller_problem(context: Any, expected: str) -> str:
 
 
 @dataclass(frozen=True)
-class Tls:
+class TlsIdentity:
     """What a rank proves itself with. `name`: the DNS name in the certificate of every rank of the job."""
 
-    certificates: Certificates
+    certificates: TlsCertificates
     name: str
     server: ssl.SSLContext = field(repr=False)
     client: ssl.SSLContext = field(repr=False)
 
     @staticmethod
-    def load(directory: Path, name: str) -> "Tls":
+    def load(directory: Path, name: str) -> "TlsIdentity":
         """Read ca.crt, tls.crt and tls.key. Raises ConfigurationError."""
         try:
-            certificates = Certificates.read(directory)
+            certificates = TlsCertificates.read(directory)
             server, client = (
                 _context(kind, directory) for kind in (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT)
             )
@@ -84,7 +84,7 @@ class Tls:
                 f"RINGTRAIN_ENCRYPT is tensors, which needs {', '.join(CERTIFICATE_FILES)} in "
                 f"RINGTRAIN_SECRET_DIR ({directory}): {error}"
             ) from error
-        return Tls(certificates, name, server, client)
+        return TlsIdentity(certificates, name, server, client)
 
     def wrap(self, sock: socket.socket, is_client: bool) -> "TlsSocket":
         """`sock` with TLS; nothing is sent yet."""
@@ -108,7 +108,7 @@ def _context(kind: int, directory: Path) -> ssl.SSLContext:
 class TlsSocket:
     """The calls of a socket that a `Channel` makes, through TLS; BlockingIOError where it has to wait."""
 
-    def __init__(self, sock: ssl.SSLSocket, tls: Tls) -> None:
+    def __init__(self, sock: ssl.SSLSocket, tls: TlsIdentity) -> None:
         self._sock = sock
         self._tls = tls
         self._poll = select.poll()

@@ -10,7 +10,7 @@ from typing import Any, Final, TextIO
 from ringtrain.errors import ConfigurationError, RingtrainError
 from ringtrain.spark.runner import (
     PICKLER,
-    Stage,
+    SparkStage,
     active_context,
     check_slots,
     error_text,
@@ -18,8 +18,15 @@ from ringtrain.spark.runner import (
     spark_of,
 )
 from ringtrain.tasks.agent import describe, run_elastic_agent
-from ringtrain.tasks.launcher import Results, RunOptions, RunOutput, Tasks, pickled_by, run_in_tasks
-from ringtrain.tasks.plan import TaskRun, WorldBounds, check_count
+from ringtrain.tasks.launcher import (
+    Results,
+    ScheduledTasks,
+    TaskRunOptions,
+    TaskRunOutput,
+    pickled_by,
+    run_in_tasks,
+)
+from ringtrain.tasks.plan import TaskRun, TaskWorldBounds, check_count
 
 _TIMEOUT_S: Final = 600.0
 
@@ -63,7 +70,7 @@ def run_elastic(
     """
     context = active_context()
     say_no_effect(nics=nics, prefix_output_with_timestamp=prefix_output_with_timestamp)
-    bounds = WorldBounds(
+    bounds = TaskWorldBounds(
         *_numbers(
             context.defaultParallelism if num_proc is None else num_proc,
             _renamed("min_np", min_np, min_num_proc),
@@ -72,12 +79,12 @@ def run_elastic(
         _TIMEOUT_S if elastic_timeout is None else float(elastic_timeout),
         reset_limit,
     )
-    output = RunOutput(stdout, stderr, verbose, log_dir)
-    options = RunOptions(spark_of(context), bounds.most, start_timeout, output, env, bounds=bounds)
+    output = TaskRunOutput(stdout, stderr, verbose, log_dir)
+    options = TaskRunOptions(spark_of(context), bounds.most, start_timeout, output, env, bounds=bounds)
     check_slots(context, bounds.begin, options.start_timeout_s, options.start_timeout_s)
-    stage = _ElasticStage(context, bounds.most)
+    stage = _ElasticSparkStage(context, bounds.most)
     work = pickled_by(PICKLER, fn, args, kwargs)
-    return run_in_tasks(options, work, Tasks(stage.run, stage.cancel, lambda _: None, error_text))
+    return run_in_tasks(options, work, ScheduledTasks(stage.run, stage.cancel, lambda _: None, error_text))
 
 
 def _rank_of(run: TaskRun) -> Callable[[Iterable[Any]], Iterator[tuple[int, int, bytes]]]:
@@ -96,7 +103,7 @@ def _rank_of(run: TaskRun) -> Callable[[Iterable[Any]], Iterator[tuple[int, int,
     return task
 
 
-class _ElasticStage(Stage):
+class _ElasticSparkStage(SparkStage):
     """Its tasks come and go."""
 
     def run(self, task_run: TaskRun) -> Results:

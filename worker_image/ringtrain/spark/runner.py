@@ -14,7 +14,15 @@ from typing import Any, Final, TextIO
 
 from ringtrain.errors import ConfigurationError
 from ringtrain.tasks.agent import describe, run_agent
-from ringtrain.tasks.launcher import Results, RunOptions, RunOutput, Scheduler, Tasks, pickled_by, run_in_tasks
+from ringtrain.tasks.launcher import (
+    Results,
+    ScheduledTasks,
+    TaskRunOptions,
+    TaskRunOutput,
+    TaskScheduler,
+    pickled_by,
+    run_in_tasks,
+)
 from ringtrain.tasks.plan import Task, TaskRun, check_count, places
 
 log = logging.getLogger("ringtrain.spark")
@@ -74,12 +82,12 @@ def run(
     )
     size = context.defaultParallelism if num_proc is None else num_proc
     check_count("run", "num_proc", size)
-    output = RunOutput(stdout, stderr, verbose, log_dir)
-    options = RunOptions(spark_of(context), size, start_timeout, output, env, executable)
+    output = TaskRunOutput(stdout, stderr, verbose, log_dir)
+    options = TaskRunOptions(spark_of(context), size, start_timeout, output, env, executable)
     check_slots(context, size, options.start_timeout_s, min(_SLOTS_S, options.start_timeout_s))
-    stage = _BarrierStage(context, size)
+    stage = _SparkBarrierStage(context, size)
     work = pickled_by(PICKLER, fn, args, kwargs)
-    return run_in_tasks(options, work, Tasks(stage.run, stage.cancel, _partition_of, error_text))
+    return run_in_tasks(options, work, ScheduledTasks(stage.run, stage.cancel, _partition_of, error_text))
 
 
 def check_slots(context: Any, size: int, limit_s: float, patience_s: float) -> None:
@@ -125,13 +133,13 @@ def say_no_effect(**arguments: Any) -> None:
             log.warning("%s has no effect: %s", name, _NO_EFFECT[name])
 
 
-def spark_of(context: Any) -> Scheduler:
+def spark_of(context: Any) -> TaskScheduler:
     """Spark as its tasks reach its driver."""
-    return Scheduler("Spark", str(context.getConf().get("spark.driver.host", "127.0.0.1")), PICKLER)
+    return TaskScheduler("Spark", str(context.getConf().get("spark.driver.host", "127.0.0.1")), PICKLER)
 
 
 @dataclass(frozen=True)
-class Stage:
+class SparkStage:
     """A stage of `size` tasks, as a group of Spark's jobs."""
 
     context: Any
@@ -163,7 +171,7 @@ def _rank_of(run: TaskRun) -> Callable[[Iterable[Any]], Iterator[tuple[int, byte
     return task
 
 
-class _BarrierStage(Stage):
+class _SparkBarrierStage(SparkStage):
     def run(self, task_run: TaskRun) -> Results:
         tasks = self.begin(f"{self.size} ranks").barrier()
         return list(tasks.mapPartitions(_rank_of(task_run)).collect())

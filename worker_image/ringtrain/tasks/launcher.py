@@ -26,7 +26,7 @@ from ringtrain.shared import contract
 from ringtrain.shared.address import host_port
 from ringtrain.shared.ports import HeldPorts
 from ringtrain.shared.processes import end_child, start_child
-from ringtrain.tasks.plan import TaskRun, WorldBounds
+from ringtrain.tasks.plan import TaskRun, TaskWorldBounds
 from ringtrain_job.cli.certificates import write_secrets
 from ringtrain_job.logs.layout import AttemptFiles
 from ringtrain_job.logs.reading import read_outcome
@@ -44,7 +44,7 @@ Results = list[tuple[int, bytes | None]]
 
 
 @dataclass(frozen=True)
-class Scheduler:
+class TaskScheduler:
     """Whose tasks they are, such as Spark. `host`: the driver's address for tasks. `pickler`: the module that
     pickles functions."""
 
@@ -54,7 +54,7 @@ class Scheduler:
 
 
 @dataclass(frozen=True)
-class RunOutput:
+class TaskRunOutput:
     """Where ranks' lines go (None: this process's own streams), and how much of ours is said beside them."""
 
     stdout: TextIO | None
@@ -69,17 +69,17 @@ class RunOutput:
 
 
 @dataclass(frozen=True)
-class RunOptions:
+class TaskRunOptions:
     """One run as its driver starts it. `start_timeout`: None for the usual one. `bounds`: of a world whose ranks
     may come and go; `size` is the most then, and the task `n` has the slot `n`."""
 
-    scheduler: Scheduler
+    scheduler: TaskScheduler
     size: int
     start_timeout: float | None
-    output: RunOutput
+    output: TaskRunOutput
     env: Mapping[str, str] | None = None
     executable: str | None = None
-    bounds: WorldBounds | None = None
+    bounds: TaskWorldBounds | None = None
 
     @property
     def start_timeout_s(self) -> float:
@@ -88,7 +88,7 @@ class RunOptions:
 
 
 @dataclass(frozen=True)
-class Tasks:
+class ScheduledTasks:
     """What a scheduler does for a run. `run` starts the tasks and returns (rank, pickled result) of each, None for
     a rank that failed; `cancel` ends them. `partition_of`: that of the task whose death an error of `run` says,
     None where it says none. `said`: the error's text for users."""
@@ -109,13 +109,13 @@ def pickled_by(pickler: str, fn: Any, args: Sequence[Any], kwargs: Mapping[str, 
         ) from error
 
 
-def run_in_tasks(options: RunOptions, work: bytes, tasks: Tasks) -> list[Any]:
+def run_in_tasks(options: TaskRunOptions, work: bytes, tasks: ScheduledTasks) -> list[Any]:
     """Return what the function returned on each rank, by rank. `work`: as `pickled_by` made it. Raises RankFailed
     for the one that failed first."""
     scheduler = options.scheduler
     name = f"{scheduler.name.lower()}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{next(_runs)}"
     with ExitStack() as stack:
-        launcher = _RunLauncher.start(stack, options, name)
+        launcher = _TaskRunLauncher.start(stack, options, name)
         task_run = TaskRun(
             scheduler.name,
             name,
@@ -132,11 +132,11 @@ def run_in_tasks(options: RunOptions, work: bytes, tasks: Tasks) -> list[Any]:
         )
         if options.bounds:
             launcher.await_listening(options.start_timeout_s)
-        return _results(launcher, _RunningTasks.start(stack, tasks, task_run), options)
+        return _results(launcher, _RunningScheduledTasks.start(stack, tasks, task_run), options)
 
 
 @dataclass(frozen=True)
-class _RunLauncher:
+class _TaskRunLauncher:
     """The launcher of a run, a child of the driver: it brings the ranks together and keeps their logs."""
 
     process: subprocess.Popen[bytes]
@@ -147,7 +147,7 @@ class _RunLauncher:
     scheduler: str
 
     @staticmethod
-    def start(stack: ExitStack, run: RunOptions, name: str) -> _RunLauncher:
+    def start(stack: ExitStack, run: TaskRunOptions, name: str) -> _TaskRunLauncher:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ringtrain-")))
         write_secrets(folder, name)
         held = HeldPorts()
@@ -166,7 +166,7 @@ class _RunLauncher:
         stack.callback(process.terminate)
         files = AttemptFiles.of(Path(variables[contract.ENV_LOG_DIR]), run.scheduler.name.lower(), name, 1)
         own = {file.name: file.read_bytes() for file in (folder / contract.ROLE_WORKER).iterdir()}
-        return _RunLauncher(process, port, status_port, own, files, run.scheduler.name)
+        return _TaskRunLauncher(process, port, status_port, own, files, run.scheduler.name)
 
     def rank_of(self, partition: int) -> int | None:
         """The rank of a task's agent, as the launcher knows it; None before it has registered."""
@@ -205,7 +205,9 @@ class _RunLauncher:
             return json.loads(answer.read() or b"{}")
 
 
-def _launcher_variables(run: RunOptions, name: str, folder: Path, port: int, status_port: int) -> dict[str, str]:
+def _launcher_variables(
+    run: TaskRunOptions, name: str, folder: Path, port: int, status_port: int
+) -> dict[str, str]:
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("RINGTRAIN_")}
     kept = {name: os.environ[name] for name in (contract.ENV_TIMEOUT,) if name in os.environ}
     return {
@@ -238,17 +240,17 @@ def _copy(source: Any, target: TextIO) -> None:
 
 
 @dataclass
-class _RunningTasks:
+class _RunningScheduledTasks:
     """The tasks, which a thread of the driver waits for."""
 
-    tasks: Tasks
+    tasks: ScheduledTasks
     thread: threading.Thread | None = None
     results: Results = field(default_factory=list)
     error: BaseException | None = None
 
     @staticmethod
-    def start(stack: ExitStack, tasks: Tasks, task_run: TaskRun) -> _RunningTasks:
-        running = _RunningTasks(tasks)
+    def start(stack: ExitStack, tasks: ScheduledTasks, task_run: TaskRun) -> _RunningScheduledTasks:
+        running = _RunningScheduledTasks(tasks)
         running.thread = threading.Thread(target=running._work, args=(task_run,), daemon=True)
 
         def cancel() -> None:
@@ -274,7 +276,7 @@ class _RunningTasks:
             self.thread.join(timeout_s)
 
 
-def _results(launcher: _RunLauncher, running: _RunningTasks, options: RunOptions) -> list[Any]:
+def _results(launcher: _TaskRunLauncher, running: _RunningScheduledTasks, options: TaskRunOptions) -> list[Any]:
     """Wait for the launcher's verdict, or for the scheduler to say that a task died."""
     asked, look_at = options.bounds.begin if options.bounds else options.size, 0.0
     while launcher.process.poll() is None:
@@ -304,7 +306,7 @@ def _results(launcher: _RunLauncher, running: _RunningTasks, options: RunOptions
     return [pickle.loads(found[rank] or b"") for rank in range(size)]
 
 
-def _of_a_dead_task(launcher: _RunLauncher, tasks: Tasks, error: BaseException) -> RingtrainError:
+def _of_a_dead_task(launcher: _TaskRunLauncher, tasks: ScheduledTasks, error: BaseException) -> RingtrainError:
     text, partition = tasks.said(error), tasks.partition_of(error)
     rank = None if partition is None else launcher.rank_of(partition)
     launcher.process.send_signal(signal.SIGTERM)
@@ -314,7 +316,7 @@ def _of_a_dead_task(launcher: _RunLauncher, tasks: Tasks, error: BaseException) 
     return RankFailed(rank, f"run: {who} died; logs: {launcher.files.directory}\n\n{text}")
 
 
-def _of_a_verdict(launcher: _RunLauncher, outcome: Any, error: BaseException | None) -> RingtrainError:
+def _of_a_verdict(launcher: _TaskRunLauncher, outcome: Any, error: BaseException | None) -> RingtrainError:
     failure = (outcome or {}).get("failure") or {}
     rank = failure.get("rank")
     said = "\n".join(failure.get("logTail") or ())

@@ -41,7 +41,7 @@ def check_count(where: str, name: str, value: Any) -> None:
 
 
 @dataclass(frozen=True)
-class WorldBounds:
+class TaskWorldBounds:
     """How many ranks a run begins with that may come and go, and how many it may have. `timeout_s`: how long lost
     ones are waited for; `resets`: how often the world may be made again, None: 99 times."""
 

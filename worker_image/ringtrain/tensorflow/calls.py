@@ -27,7 +27,7 @@ HOLD_IN_FUNCTION_S, HOLD_IN_SESSION_S = 0.05, 0.001
 PATIENCE_S: Final = 0.05
 
 
-class _Calls:
+class _TensorFlowGraphCalls:
     """Calls that graphs have begun, by ticket, each in a thread of ours."""
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class _Calls:
         return self._begun.pop(int(ticket)).result()
 
 
-_calls: Final = _Calls()
+_calls: Final = _TensorFlowGraphCalls()
 
 
 @tf.autograph.experimental.do_not_convert

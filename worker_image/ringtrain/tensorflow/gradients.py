@@ -21,12 +21,12 @@ from ringtrain.tensorflow.names import name_of_call
 from ringtrain.tensorflow.presence import completed
 from ringtrain.tensorflow.reduce import scaled_slices
 from ringtrain.tensorflow.replicas import comparing
-from ringtrain.tensorflow.streams import Around, BegunPart, FinishedPart, streamed_call
+from ringtrain.tensorflow.streams import BegunGraphPart, FinishedGraphPart, GraphPartSurroundings, streamed_call
 from ringtrain.tensorflow.world_ops import members_as
 
 
 @dataclass(frozen=True)
-class GradientOptions:
+class TensorFlowGradientOptions:
     """How gradients are reduced; the arguments that tape and optimizers have in common."""
 
     device_dense: str = ""
@@ -40,7 +40,7 @@ class GradientOptions:
     scale_local_gradients: bool = True
 
     @classmethod
-    def of_arguments(cls, arguments: Mapping[str, Any]) -> "GradientOptions":
+    def of_arguments(cls, arguments: Mapping[str, Any]) -> "TensorFlowGradientOptions":
         """Return the options among the arguments of a tape or optimizer, with the deprecated `num_groups` as
         `groups`.
         """
@@ -50,7 +50,7 @@ class GradientOptions:
             chosen["groups"] = arguments["num_groups"] if chosen["groups"] is None else chosen["groups"]
         return cls(**chosen)
 
-    def checked(self) -> "GradientOptions":
+    def checked(self) -> "TensorFlowGradientOptions":
         """Return it with a `ReduceOp`. Raises ConfigurationError for what does not go together."""
         op = chosen_op(self.op)
         if op not in (Average, Sum, Adasum):
@@ -73,13 +73,13 @@ class GradientOptions:
 
 
 @dataclass
-class GradientReducer:
+class TensorFlowGradientReducer:
     """Reduces gradients under names that start with `name`. `local`: ids of variables that stay each rank's
     own.
     """
 
     name: str
-    options: GradientOptions
+    options: TensorFlowGradientOptions
     _local: set[int] = field(default_factory=set)
 
     def register_local(self, variable: Any) -> None:
@@ -125,7 +125,7 @@ class GradientReducer:
         results: list[Any],
         kinds: tuple[list[int], list[int]],
         groups: list[list[int]],
-        around: Around,
+        around: GraphPartSurroundings,
     ) -> None:
         """Reduce what stands at the indices `kinds`, of dense and of sparse gradients, of `results`, each group of
         dense ones and each sparse one as soon as it exists.
@@ -139,12 +139,12 @@ class GradientReducer:
         lacking = "".join(f"-{index}" for index in range(len(results)) if index not in dense)
         parts = [[small[i][0] for i in group] for group in groups] + [[s.values, s.indices] for s in slices]
 
-        def begin(number: int, given: Sequence[Array]) -> BegunPart:
+        def begin(number: int, given: Sequence[Array]) -> BegunGraphPart:
             if trains_alone(process_set):  # in this world; not in the one in which the graph was built
-                return FinishedPart(given)
+                return FinishedGraphPart(given)
             if number >= len(groups):
                 own = f"{name}.{sparse[number - len(groups)]}"
-                begun: BegunPart = arrays.begin_allgather(given, process_set, own)
+                begun: BegunGraphPart = arrays.begin_allgather(given, process_set, own)
             else:
                 group = groups[number]
                 own = f"{name}.{dense[group[0]]}{lacking if len(group) > 1 else ''}"

@@ -9,7 +9,7 @@ import tensorflow as tf
 from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set
 from ringtrain._core.reduction.ops import Average
 from ringtrain.errors import ConfigurationError
-from ringtrain.tensorflow.gradients import GradientOptions, GradientReducer
+from ringtrain.tensorflow.gradients import TensorFlowGradientOptions, TensorFlowGradientReducer
 from ringtrain.tensorflow.keras.host_optimizer import HostKerasMixin
 from ringtrain.tensorflow.world_ops import stays_alone
 
@@ -40,7 +40,9 @@ class HostStrategy:
         variables_on_host: bool = True,
     ) -> None:
         self._device = HOST if variables_on_host else None
-        self._reducer = GradientReducer("HostStrategy", GradientOptions(op=op, process_set=process_set).checked())
+        self._reducer = TensorFlowGradientReducer(
+            "HostStrategy", TensorFlowGradientOptions(op=op, process_set=process_set).checked()
+        )
 
     @contextlib.contextmanager
     def scope(self) -> Iterator["HostStrategy"]:

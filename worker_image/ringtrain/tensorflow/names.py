@@ -14,7 +14,7 @@ import tensorflow as tf
 
 
 @dataclass
-class _Names:
+class _TensorFlowGraphNames:
     """What one graph has dealt. `path`: the functions and branches that lead to the graph."""
 
     path: str
@@ -27,7 +27,7 @@ class _Names:
         return f"{name}_{number}" if number else name
 
 
-_graphs: Final[weakref.WeakKeyDictionary[Any, _Names]] = weakref.WeakKeyDictionary()
+_graphs: Final[weakref.WeakKeyDictionary[Any, _TensorFlowGraphNames]] = weakref.WeakKeyDictionary()
 
 
 def name_of_call(name: str | None, ignore_name_scope: bool = False) -> str | None:
@@ -53,9 +53,9 @@ def name_of_gradient(name: str | None) -> str | None:
     return _names(tf.compat.v1.get_default_graph()).unique(f"{name}.gradient")
 
 
-def _names(graph: Any) -> _Names:
+def _names(graph: Any) -> _TensorFlowGraphNames:
     if graph not in _graphs:
-        _graphs[graph] = _Names(_path_of(graph))
+        _graphs[graph] = _TensorFlowGraphNames(_path_of(graph))
     return _graphs[graph]
 
 

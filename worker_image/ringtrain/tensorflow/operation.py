@@ -96,7 +96,7 @@ def _outermost(graph: Any) -> Any:
     return graph
 
 
-class _TensorMemory:
+class _TensorFlowMemory:
     """A tensor of TensorFlow as numpy sees it; given back when the last array on it is gone."""
 
     def __init__(self, tensor: Any) -> None:
@@ -125,7 +125,7 @@ def _input(context: Any, index: int) -> Array:
     tensor, status = c_void_p(), library.TF_NewStatus()
     library.TF_GetInput(context, index, byref(tensor), status)
     _check(status)
-    memory = _TensorMemory(tensor)
+    memory = _TensorFlowMemory(tensor)
     return memory.array() if 0 not in memory.shape else np.empty(memory.shape, memory.dtype)
 
 

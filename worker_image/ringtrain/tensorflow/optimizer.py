@@ -10,14 +10,14 @@ from ringtrain._core.process_groups.process_sets import ProcessSet, global_proce
 from ringtrain._core.reduction.ops import Adasum, Average
 from ringtrain.errors import ConfigurationError, kind_of
 from ringtrain.tensorflow.compression import Compression, Compressor
-from ringtrain.tensorflow.gradients import GradientOptions, GradientReducer
+from ringtrain.tensorflow.gradients import TensorFlowGradientOptions, TensorFlowGradientReducer
 from ringtrain.tensorflow.keras.api import is_optimizer
 from ringtrain.tensorflow.keras.optimizer import DistributedOptimizer as DistributedKerasOptimizer
 from ringtrain.tensorflow.v1_optimizer import (
     AccumulatingV1Optimizer,
     AdasumV1Optimizer,
     DistributedV1Optimizer,
-    WrappedOptimizer,
+    WrappedV1Optimizer,
 )
 
 
@@ -45,7 +45,7 @@ def DistributedOptimizer(
     number. `op`: Adasum combines the steps that ranks make instead of their gradients. The rest as of
     `DistributedGradientTape`.
     """
-    options = GradientOptions.of_arguments(locals())
+    options = TensorFlowGradientOptions.of_arguments(locals())
     if is_optimizer(optimizer):
         return DistributedKerasOptimizer(
             optimizer,
@@ -58,13 +58,13 @@ def DistributedOptimizer(
         raise ConfigurationError(
             f"DistributedOptimizer: optimizer is {kind_of(optimizer)}; expected one of Keras or tf.compat.v1.train"
         )
-    if isinstance(optimizer, WrappedOptimizer):
+    if isinstance(optimizer, WrappedV1Optimizer):
         raise ConfigurationError("optimizer is a DistributedOptimizer already; expected one that is not wrapped")
     if backward_passes_per_step < 1:
         raise ConfigurationError(
             f"DistributedOptimizer: backward_passes_per_step is {backward_passes_per_step}; expected 1 or more"
         )
-    reducer = GradientReducer(name or f"Distributed{type(optimizer).__name__}", options.checked())
+    reducer = TensorFlowGradientReducer(name or f"Distributed{type(optimizer).__name__}", options.checked())
     common = (optimizer, reducer, backward_passes_per_step, use_locking)
     if reducer.options.op is Adasum:
         return AdasumV1Optimizer(*common)

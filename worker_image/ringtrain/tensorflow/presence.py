@@ -24,7 +24,7 @@ _Variables = tuple[str, ...]
 
 
 @dataclass
-class _Agreed:
+class _AgreedGradients:
     """How many ranks have a gradient of each kind, by place in a graph and what this rank has there."""
 
     known: dict[tuple[int, str], dict[tuple[_Kinds, _Variables], Any]] = field(default_factory=dict)
@@ -62,7 +62,11 @@ def unique_name_of(variable: Any) -> str:
 
 def _counts_once(name: str, kinds: _Kinds, variables: _Variables, process_set: ProcessSet) -> Any:
     """Built again for other shapes of its input, which ranks do at different times, a graph has the same."""
-    known = context.current().attached(_Agreed, _Agreed).known.setdefault((number_of(process_set), name), {})
+    known = (
+        context.current()
+        .attached(_AgreedGradients, _AgreedGradients)
+        .known.setdefault((number_of(process_set), name), {})
+    )
     if (kinds, variables) not in known:
         known[kinds, variables] = _counts(f"{name}.{len(known)}", kinds, process_set)
     return known[kinds, variables]

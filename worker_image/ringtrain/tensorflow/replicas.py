@@ -18,7 +18,7 @@ from ringtrain._core.process_groups.tensors import Array
 from ringtrain.optim.memory_check import digest_of
 from ringtrain.optim.replicas import OptimizerReplica, OptimizerReplicas, processor, rows_of_part
 from ringtrain.tensorflow.presence import unique_name_of
-from ringtrain.tensorflow.streams import AROUND_NOTHING, Around
+from ringtrain.tensorflow.streams import AROUND_NOTHING, GraphPartSurroundings
 
 Look = Callable[[int], OptimizerReplica]
 
@@ -30,7 +30,7 @@ class _Comparisons:
     found: dict[tuple[Any, ...], OptimizerReplicas] = field(default_factory=dict)
 
 
-def comparing(name: str, variables: Sequence[Any], rate: Any, process_set: ProcessSet) -> Around:
+def comparing(name: str, variables: Sequence[Any], rate: Any, process_set: ProcessSet) -> GraphPartSurroundings:
     """Return what a reduction runs in, so that ranks compare `variables` and the learning rate of the update, and
     the variables that it reads.
 
@@ -41,7 +41,7 @@ def comparing(name: str, variables: Sequence[Any], rate: Any, process_set: Proce
     if not held:
         return AROUND_NOTHING
     look = functools.partial(_replica_of, held, _readable(rate))
-    return Around(
+    return GraphPartSurroundings(
         functools.partial(_seen_now, name, held, process_set, look),
         functools.partial(_compared, name, held, process_set),
         held,

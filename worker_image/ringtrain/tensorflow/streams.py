@@ -16,7 +16,7 @@ from ringtrain.tensorflow.calls import HOLD_IN_SESSION_S, host_call
 from ringtrain.tensorflow.operation import add_node, out_of_program_order
 
 
-class BegunPart(Protocol):
+class BegunGraphPart(Protocol):
     """What becomes of a part."""
 
     def done(self) -> bool:
@@ -27,7 +27,7 @@ class BegunPart(Protocol):
 
 
 @dataclass(frozen=True)
-class FinishedPart:
+class FinishedGraphPart:
     """A result that is there already."""
 
     arrays: Sequence[Array]
@@ -42,11 +42,11 @@ class FinishedPart:
 # How often a graph waits for parts at most, and of how many bytes at least at a time.
 WAITS, LEAST_WAITED_BYTES = 8, 1 << 20
 
-Begin = Callable[[int, Sequence[Array]], BegunPart]
+Begin = Callable[[int, Sequence[Array]], BegunGraphPart]
 
 
 @dataclass(frozen=True)
-class Around:
+class GraphPartSurroundings:
     """What results are waited for in: `enter(look())`. `look`: looks at the variables `reads`, after what the
     program did to them before, and before what it does to them afterwards, whatever that waits for."""
 
@@ -55,7 +55,7 @@ class Around:
     reads: Sequence[Any] = ()
 
 
-AROUND_NOTHING = Around(lambda: None, contextlib.nullcontext)
+AROUND_NOTHING = GraphPartSurroundings(lambda: None, contextlib.nullcontext)
 
 
 @tf.autograph.experimental.do_not_convert
@@ -64,7 +64,7 @@ def streamed_call(
     begin: Begin,
     parts: Sequence[Sequence[Any]],
     outputs: tuple[Sequence[Any], Sequence[Any]],
-    around: Around = AROUND_NOTHING,
+    around: GraphPartSurroundings = AROUND_NOTHING,
 ) -> list[Any]:
     """Call `begin(number of the part, its arrays)` for each of `parts`, lists of tensors, and return all results,
     one after the other, as tensors of the given dtypes and shapes, `outputs`.
@@ -81,7 +81,7 @@ def streamed_call(
         return host_call(
             functools.partial(_all_at_once, begin, around, [len(part) for part in parts]), flat, *outputs
         )
-    place, (dtypes, shapes) = _Place(name, begin, around), outputs
+    place, (dtypes, shapes) = _GraphPlace(name, begin, around), outputs
     # TensorFlow keeps reads of a variable behind the writes before them, and before the writes behind them.
     before = [_read(variable) for variable in around.reads]
     with tf.device("/CPU:0"), out_of_program_order(), tf.control_dependencies(before):
@@ -121,7 +121,9 @@ def _waits(parts: Sequence[Sequence[Any]]) -> list[range]:
     return waits or [range(0)]
 
 
-def _all_at_once(begin: Begin, around: Around, lengths: Sequence[int], *arrays: Array) -> list[Array]:
+def _all_at_once(
+    begin: Begin, around: GraphPartSurroundings, lengths: Sequence[int], *arrays: Array
+) -> list[Array]:
     given = iter(arrays)
     begun = [begin(index, [next(given) for _ in range(length)]) for index, length in enumerate(lengths)]
     with around.enter(around.look()):
@@ -129,20 +131,20 @@ def _all_at_once(begin: Begin, around: Around, lengths: Sequence[int], *arrays: 
 
 
 @dataclass
-class _Runs:
+class _GraphRuns:
     """What places have begun in their present runs in this world, and what was seen before."""
 
-    begun: dict[str, dict[int, BegunPart]] = field(default_factory=dict)
+    begun: dict[str, dict[int, BegunGraphPart]] = field(default_factory=dict)
     seen: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class _Place:
+class _GraphPlace:
     """A call of a graph, which a run of the graph opens, hands parts to, and takes the results of."""
 
     name: str
     begin_part: Begin
-    around: Around
+    around: GraphPartSurroundings
 
     def open(self) -> list[Array]:
         runs = self._runs()
@@ -172,5 +174,5 @@ class _Place:
             begun.clear()  # all ranks fail here, and go on together
             raise
 
-    def _runs(self) -> _Runs:
-        return context.current().attached(_Runs, _Runs)
+    def _runs(self) -> _GraphRuns:
+        return context.current().attached(_GraphRuns, _GraphRuns)

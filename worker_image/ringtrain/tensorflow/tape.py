@@ -10,14 +10,14 @@ import tensorflow as tf
 from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set
 from ringtrain._core.reduction.ops import Average
 from ringtrain.tensorflow.compression import Compression, Compressor
-from ringtrain.tensorflow.gradients import GradientOptions, GradientReducer, trainable
+from ringtrain.tensorflow.gradients import TensorFlowGradientOptions, TensorFlowGradientReducer, trainable
 from ringtrain.tensorflow.world_ops import stays_alone
 
 
-class DistributedTape(tf.GradientTape):
+class DistributedTensorFlowTape(tf.GradientTape):
     """What `DistributedGradientTape` returns: the wrapped tape itself, with gradients reduced."""
 
-    _reducer: GradientReducer
+    _reducer: TensorFlowGradientReducer
     _local_layers: list[Any]
 
     def register_local_source(self, source: Any) -> None:
@@ -71,10 +71,10 @@ def DistributedGradientTape(
     a number of groups or lists of variables that are reduced together; `num_groups` is its deprecated form.
     `scale_local_gradients`: divide gradients of local sources by the number of ranks.
     """
-    options = GradientOptions.of_arguments(locals()).checked()
-    tape = DistributedTape.__new__(DistributedTape)
+    options = TensorFlowGradientOptions.of_arguments(locals()).checked()
+    tape = DistributedTensorFlowTape.__new__(DistributedTensorFlowTape)
     tape.__dict__.update(gradtape.__dict__)
-    tape._reducer = GradientReducer("DistributedGradientTape", options)
+    tape._reducer = TensorFlowGradientReducer("DistributedGradientTape", options)
     tape._local_layers = []
     return tape
 

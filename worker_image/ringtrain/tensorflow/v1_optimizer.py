@@ -10,14 +10,14 @@ import tensorflow as tf
 
 from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set
 from ringtrain.errors import ConfigurationError
-from ringtrain.tensorflow.gradients import GradientReducer, identity
+from ringtrain.tensorflow.gradients import TensorFlowGradientReducer, identity
 from ringtrain.tensorflow.world_ops import members_as, stays_alone
 
 
-class WrappedOptimizer(tf.compat.v1.train.Optimizer):
+class WrappedV1Optimizer(tf.compat.v1.train.Optimizer):
     """Another optimizer of `tf.compat.v1.train`, whose slots and variables are shown as its own."""
 
-    def __init__(self, optimizer: Any, reducer: GradientReducer, passes: int, use_locking: bool) -> None:
+    def __init__(self, optimizer: Any, reducer: TensorFlowGradientReducer, passes: int, use_locking: bool) -> None:
         super().__init__(name=reducer.name, use_locking=use_locking)
         self._optimizer = optimizer
         self._reducer = reducer
@@ -48,7 +48,7 @@ class WrappedOptimizer(tf.compat.v1.train.Optimizer):
         return self._optimizer.variables(*args, **kwargs)
 
 
-class DistributedV1Optimizer(WrappedOptimizer):
+class DistributedV1Optimizer(WrappedV1Optimizer):
     """`compute_gradients` reduces over all ranks."""
 
     def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
@@ -69,7 +69,7 @@ class AccumulatingV1Optimizer(DistributedV1Optimizer):
     """
 
     def __init__(
-        self, optimizer: Any, reducer: GradientReducer, passes: int, use_locking: bool, average: bool
+        self, optimizer: Any, reducer: TensorFlowGradientReducer, passes: int, use_locking: bool, average: bool
     ) -> None:
         if tf.executing_eagerly():
             raise ConfigurationError(
@@ -99,7 +99,7 @@ class AccumulatingV1Optimizer(DistributedV1Optimizer):
         return tf.group(self._sums.apply_gradients(apply, None, pairs, global_step=global_step), name=name)
 
 
-class AdasumV1Optimizer(WrappedOptimizer):
+class AdasumV1Optimizer(WrappedV1Optimizer):
     """Each rank applies its own gradients; every `passes` runs the differences since are combined by Adasum."""
 
     def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: str | None = None) -> Any:

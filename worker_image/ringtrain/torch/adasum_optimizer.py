@@ -18,7 +18,7 @@ from ringtrain.torch.reduce import allreduce_async
 from ringtrain.torch.replica import replica_of
 
 
-class AdasumMixin:
+class TorchAdasumMixin:
     """Each rank steps on its own gradients; the differences that its steps make are combined by Adasum.
 
     Maleki, Musuvathi et al. 2021, "Scaling distributed training with adaptive summation", section 4.

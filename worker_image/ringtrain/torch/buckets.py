@@ -55,7 +55,7 @@ def _natural(name: str) -> list[Any]:
 
 
 @dataclass(frozen=True, eq=False)
-class BucketPlace:
+class TorchBucketPlace:
     """Where the reduction of a bucket's gradients goes.
 
     `flat`: all of them, one behind the other. `bounds`: of each. `held`: whether a gradient lies there already,
@@ -65,7 +65,7 @@ class BucketPlace:
     flat: Array
     bounds: Bounds
     held: tuple[bool, ...]
-    memory: "BucketMemory | None" = None
+    memory: "TorchBucketMemory | None" = None
 
     def store(self, grads: Sequence[torch.Tensor]) -> None:
         """Leave in each of `grads`, which are those that were reduced, what was reduced."""
@@ -79,7 +79,7 @@ class BucketPlace:
                     grad.copy_(to_tensor(self.flat[slice(*self.bounds[index : index + 2])]).view(grad.shape))
 
 
-class BucketMemory:
+class TorchBucketMemory:
     """One flat array for a bucket's gradients, which become views of it, so that nothing is copied.
 
     The array is used in step after step. Where somebody else still has a view of it, say a gradient that was kept
@@ -91,10 +91,10 @@ class BucketMemory:
         self._bounds: Bounds = ()
         self._views: list[Callable[[], Array | None]] = []
 
-    def place(self, grads: Sequence[torch.Tensor], untouched: bool) -> BucketPlace | None:
+    def place(self, grads: Sequence[torch.Tensor], untouched: bool) -> TorchBucketPlace | None:
         """Return where `grads` are to be reduced; None where they are not flat memory of the host.
 
-        `untouched`: they must keep what they hold until `BucketPlace.store`.
+        `untouched`: they must keep what they hold until `TorchBucketPlace.store`.
         """
         if not all(_is_flat(grad) for grad in grads):
             return None
@@ -106,8 +106,8 @@ class BucketMemory:
             self._renew(dtype, bounds)
             held = self._held(grads)
         if untouched and any(held):
-            return BucketPlace(np.empty_like(self._flat), bounds, (False,) * len(held))
-        return BucketPlace(self._flat, bounds, held, self)
+            return TorchBucketPlace(np.empty_like(self._flat), bounds, (False,) * len(held))
+        return TorchBucketPlace(self._flat, bounds, held, self)
 
     def view(self, index: int, shape: Any) -> torch.Tensor:
         """Return gradient `index` as a tensor. Its memory is not written to by others while the tensor lives."""

@@ -13,7 +13,7 @@ HOST: Final = ""  # no backend: tensors travel through host memory
 
 
 @dataclass(frozen=True)
-class Backends:
+class TorchBackends:
     """What this process has. `by_device`: the backend's name for a type of device, as torch.distributed maps them,
     plugins' own (such as hccl) included. `nccl_usable`: NCCL is in this build, and there is a GPU."""
 
@@ -21,12 +21,12 @@ class Backends:
     nccl_usable: bool
 
     @classmethod
-    def here(cls) -> Backends:
+    def here(cls) -> TorchBackends:
         nccl_usable = dist.is_available() and dist.is_nccl_available() and torch.cuda.is_available()
         return cls(dict(dist.Backend.default_device_backend_map), nccl_usable)
 
 
-def backend_for(device: str, transport: str, encrypts: bool, backends: Backends) -> str:
+def backend_for(device: str, transport: str, encrypts: bool, backends: TorchBackends) -> str:
     """Return the name of the backend for tensors on the type `device`, or `HOST`.
 
     `transport`: of WorkerConfig. "torch" asks for the backend of any device; one that torch.distributed maps to

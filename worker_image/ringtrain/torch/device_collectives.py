@@ -16,7 +16,7 @@ import torch.distributed as dist
 from ringtrain._core.negotiation.agreement import NegotiatedRequests
 from ringtrain._core.negotiation.request import CollectiveKind, NamedRequest, splits_of
 from ringtrain._core.reduction.cuts import even_bounds
-from ringtrain.torch.device_groups import DeviceGroup
+from ringtrain.torch.device_groups import TorchDeviceGroup
 
 _OPS: Final = {
     "Sum": dist.ReduceOp.SUM,
@@ -44,7 +44,7 @@ def can_carry_out(request: NamedRequest) -> bool:
     return set(request.dtypes) <= allowed and (len(set(request.dtypes)) == 1 or not together)
 
 
-def reduced(group: DeviceGroup, flat: torch.Tensor, request: NamedRequest) -> torch.Tensor:
+def reduced(group: TorchDeviceGroup, flat: torch.Tensor, request: NamedRequest) -> torch.Tensor:
     """Return `flat` (1-d) reduced as `request` says. Halves are added up in float32, and rounded once."""
     wide = flat.float() if flat.dtype in (torch.float16, torch.bfloat16) else flat.clone()
     buffer = wide.mul_(request.prescale) if request.prescale != 1.0 else wide
@@ -54,7 +54,7 @@ def reduced(group: DeviceGroup, flat: torch.Tensor, request: NamedRequest) -> to
 
 
 def carried_out(
-    group: DeviceGroup, agreed: NegotiatedRequests, tensors: Sequence[torch.Tensor]
+    group: TorchDeviceGroup, agreed: NegotiatedRequests, tensors: Sequence[torch.Tensor]
 ) -> list[torch.Tensor]:
     """Return the results of anything but an allreduce, in the order of `tensors`; an alltoall's also has the
     number of rows from each rank (int32, on the host)."""
@@ -72,14 +72,14 @@ def carried_out(
             return _all_to_all(group, tensors[0], splits_of(requests))
 
 
-def _broadcast(group: DeviceGroup, tensor: torch.Tensor, root: int) -> torch.Tensor:
+def _broadcast(group: TorchDeviceGroup, tensor: torch.Tensor, root: int) -> torch.Tensor:
     received = tensor.clone(memory_format=torch.contiguous_format)
     if received.numel():
         group.broadcast(_bytes(received), root)
     return received
 
 
-def _all_gather(group: DeviceGroup, tensor: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
+def _all_gather(group: TorchDeviceGroup, tensor: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
     """`rows`: of each rank's tensor. What is shorter than the longest travels with padding."""
     row_bytes = _row_bytes(tensor)
     most = max(rows) * row_bytes
@@ -93,7 +93,9 @@ def _all_gather(group: DeviceGroup, tensor: torch.Tensor, rows: Sequence[int]) -
     return torch.cat(parts).view(tensor.dtype).reshape(sum(rows), *tensor.shape[1:])
 
 
-def _all_to_all(group: DeviceGroup, tensor: torch.Tensor, splits: Sequence[Sequence[int]]) -> list[torch.Tensor]:
+def _all_to_all(
+    group: TorchDeviceGroup, tensor: torch.Tensor, splits: Sequence[Sequence[int]]
+) -> list[torch.Tensor]:
     """`splits`: of each rank, the rows for each rank."""
     row_bytes = _row_bytes(tensor)
     rows = [own[group.position] for own in splits]
@@ -105,7 +107,7 @@ def _all_to_all(group: DeviceGroup, tensor: torch.Tensor, splits: Sequence[Seque
     return [whole, torch.tensor(rows, dtype=torch.int32)]
 
 
-def _reduce_scatter(group: DeviceGroup, tensor: torch.Tensor, request: NamedRequest) -> torch.Tensor:
+def _reduce_scatter(group: TorchDeviceGroup, tensor: torch.Tensor, request: NamedRequest) -> torch.Tensor:
     """All is reduced everywhere: gloo has no reduce-scatter that ends when it is polled."""
     whole = reduced(group, tensor.reshape(-1), request) if tensor.numel() else tensor
     start, stop = even_bounds(len(tensor), group.size)[group.position :][:2]

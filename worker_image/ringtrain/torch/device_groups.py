@@ -21,7 +21,7 @@ from ringtrain._core.process_groups.rank_context import ProcessGroupContext
 from ringtrain._core.wire.signature import WireSignature
 from ringtrain.errors import ConfigurationError
 from ringtrain.shared.address import split_address
-from ringtrain.torch.device_store import RoundsStore
+from ringtrain.torch.device_store import TorchRoundsStore
 
 log = logging.getLogger("ringtrain")
 
@@ -29,11 +29,11 @@ log = logging.getLogger("ringtrain")
 _SHARE_TO_END: Final = 0.1
 
 
-class DeviceGroups:
+class TorchDeviceGroups:
     """The process groups of a world, by the number of the process set and this rank's device."""
 
     def __init__(self) -> None:
-        self._groups: dict[tuple[int, torch.device], DeviceGroup | None] = {}
+        self._groups: dict[tuple[int, torch.device], TorchDeviceGroup | None] = {}
         self._calls: dict[int, ForeignCommunicatorCalls] = {}
         self._lock = threading.Lock()
 
@@ -44,7 +44,7 @@ class DeviceGroups:
         communicator: Communicator,
         device: torch.device,
         backend: str,
-    ) -> DeviceGroup | None:
+    ) -> TorchDeviceGroup | None:
         """Return that of a set; with its first tensors it is made, which is collective.
 
         None, on all ranks, where nobody asked for it and it can't be made: two ranks that share a GPU, say. Raises
@@ -68,11 +68,11 @@ class DeviceGroups:
         communicator: Communicator,
         device: torch.device,
         backend: str,
-    ) -> DeviceGroup | None:
+    ) -> TorchDeviceGroup | None:
         asked = world.config.transport == "torch"
         level = logging.DEBUG if communicator.position else logging.INFO if asked else logging.WARNING
         try:
-            made = DeviceGroup(self._calls[number], communicator, device, backend, asked)
+            made = TorchDeviceGroup(self._calls[number], communicator, device, backend, asked)
         except ConfigurationError as error:
             if asked:
                 raise
@@ -92,7 +92,7 @@ class DeviceGroups:
             return sorted({number for (number, _), group in self._groups.items() if group and not group.ended})
 
 
-class DeviceGroup:
+class TorchDeviceGroup:
     """A process group of our own. It ends with its set or world, and is never used after a failure.
 
     Buffers of its collectives are 1-d and contiguous, on its kind of device; on return the collective is done. All
@@ -113,7 +113,7 @@ class DeviceGroup:
         self._calls = calls
         self._streams = None if device.type == "cpu" else torch.get_device_module(device)
         self._stream = None if self._streams is None else self._streams.Stream(device)
-        self._store = RoundsStore()
+        self._store = TorchRoundsStore()
         self._made: Any = None
         outcome: list[str] = []
 
@@ -191,7 +191,7 @@ class DeviceGroup:
 
     def _run(self, what: str, call: Callable[[Any], Any]) -> None:
         try:
-            self._calls.run(WireSignature(what), lambda: _Work(call(self._made), self.device))
+            self._calls.run(WireSignature(what), lambda: _TorchWork(call(self._made), self.device))
         except BaseException:
             self._end(abort=True)
             raise
@@ -208,7 +208,7 @@ class DeviceGroup:
             _done_within(seconds, made.abort)
 
 
-class _Work:
+class _TorchWork:
     """A collective of the library. On a device it is done when the device has done it."""
 
     def __init__(self, work: Any, device: torch.device) -> None:
@@ -243,7 +243,7 @@ def _done_within(seconds: float, function: Callable[[], Any]) -> bool:
 
 
 def _process_group(
-    store: RoundsStore,
+    store: TorchRoundsStore,
     communicator: Communicator,
     device: torch.device,
     backend: str,
@@ -268,7 +268,7 @@ def _process_group(
     return made
 
 
-def _of_library(backend: str, store: RoundsStore, communicator: Communicator, timeout: timedelta) -> Any:
+def _of_library(backend: str, store: TorchRoundsStore, communicator: Communicator, timeout: timedelta) -> Any:
     """NCCL's, XCCL's, or that of a plugin such as hccl, by its name."""
     place = store, communicator.position, len(communicator.ranks)
     if backend == "nccl" and dist.is_nccl_available():

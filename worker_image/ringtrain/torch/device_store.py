@@ -19,7 +19,7 @@ from ringtrain._core.wire.values import decode_value, encode_value
 _PAUSE_S = 0.001
 
 
-class RoundsStore(torch.distributed.Store):
+class TorchRoundsStore(torch.distributed.Store):
     """Keys that ranks set while a group is made. `set` and `get` are called by the library, `exchange` by us."""
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class RoundsStore(torch.distributed.Store):
             if self._failure:
                 raise RuntimeError(self._failure)
 
-    def clone(self) -> "RoundsStore":
+    def clone(self) -> "TorchRoundsStore":
         return self
 
     def exchange(

@@ -19,9 +19,9 @@ from ringtrain._core.process_groups.context import current
 from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set, number_of
 from ringtrain._core.process_groups.tensors import Array
 from ringtrain.torch.bridge import to_arrays, to_tensor
-from ringtrain.torch.device_choice import HOST, Backends, backend_for
+from ringtrain.torch.device_choice import HOST, TorchBackends, backend_for
 from ringtrain.torch.device_collectives import can_carry_out, carried_out, reduced
-from ringtrain.torch.device_groups import DeviceGroups
+from ringtrain.torch.device_groups import TorchDeviceGroups
 
 
 def device_of(tensors: Sequence[torch.Tensor], backend: str) -> str:
@@ -32,7 +32,7 @@ def device_of(tensors: Sequence[torch.Tensor], backend: str) -> str:
 
 def source_of(tensors: Sequence[torch.Tensor], process_set: ProcessSet, backend: str) -> Any:
     """Return what gives the arrays of `tensors`, or takes their collective to where they lie."""
-    return DeviceTensors(tensors, process_set, backend) if backend else to_arrays(tensors)
+    return TorchDeviceTensors(tensors, process_set, backend) if backend else to_arrays(tensors)
 
 
 def backend_of(tensors: Sequence[torch.Tensor], process_set: ProcessSet = global_process_set) -> str:
@@ -47,10 +47,10 @@ def backend_of(tensors: Sequence[torch.Tensor], process_set: ProcessSet = global
 
 @functools.cache  # every submission asks, and whether there is a GPU costs a call to the driver
 def _backend_here(device: str, transport: str, encrypts: bool) -> str:
-    return backend_for(device, transport, encrypts, Backends.here())
+    return backend_for(device, transport, encrypts, TorchBackends.here())
 
 
-class DeviceTensors:
+class TorchDeviceTensors:
     """The tensors of one submission. `backend`: of torch.distributed. `target`: where a bucket's result goes, if
     that matters."""
 
@@ -58,7 +58,7 @@ class DeviceTensors:
         self.tensors = [tensor.detach() for tensor in tensors]
         self.target: Array | None = None
         self._backend = backend
-        self._groups = current().attached(DeviceGroups, DeviceGroups)
+        self._groups = current().attached(TorchDeviceGroups, TorchDeviceGroups)
         self._world, self._number = current(), number_of(process_set)
         self.device = self.tensors[0].device
         self.ready: Any = None
@@ -79,7 +79,7 @@ class DeviceTensors:
         request = batch.request
         if len(communicator.ranks) == 1 or not can_carry_out(request):
             return None
-        given = [one for one in tensors if isinstance(one, DeviceTensors)]
+        given = [one for one in tensors if isinstance(one, TorchDeviceTensors)]
         for one in given:
             one.wait_ready()
         group = self._groups.of(self._world, self._number, communicator, self.device, self._backend)
@@ -112,7 +112,7 @@ def _flat(tensors: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor
     return torch.cat([tensor.to(device).reshape(-1) for tensor in tensors])
 
 
-def _results(request: NamedRequest, whole: torch.Tensor, given: Sequence[DeviceTensors]) -> list[Any]:
+def _results(request: NamedRequest, whole: torch.Tensor, given: Sequence[TorchDeviceTensors]) -> list[Any]:
     """Cut `whole` for the entries of a batch. A bucket stays in one piece, in its target if it has one."""
     if request.members:
         if given[0].target is not None:

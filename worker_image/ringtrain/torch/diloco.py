@@ -17,13 +17,13 @@ from ringtrain.optim import DiLoCo as ArrayDiLoCo
 from ringtrain.optim.on_host import OnHostDiLoCo
 from ringtrain.torch.bridge import real, to_arrays, to_tensor
 from ringtrain.torch.host_arguments import check_devices, named
-from ringtrain.torch.host_state import OWN, HostState
+from ringtrain.torch.host_state import OWN, TorchHostState
 from ringtrain.torch.optimizer import DistributedOptimizer
 from ringtrain.torch.parameters import in_place
 from ringtrain.torch.state import broadcast_parameters, map_leaves
 
 
-class _Tensors:
+class _DiLoCoTensors:
     """Weights that are parameters, on the CPU or a device."""
 
     def __init__(self, params: Mapping[str, Any]) -> None:
@@ -37,7 +37,7 @@ class _Tensors:
             real(self._params[name].detach()).copy_(to_tensor(values))
 
 
-class _InnerState:
+class _TorchInnerState:
     """The inner optimizer's state, read into host memory, and loaded into the objects that are there."""
 
     def __init__(self, inner: torch.optim.Optimizer) -> None:
@@ -106,14 +106,14 @@ class DiLoCo(OnHostDiLoCo, torch.optim.Optimizer):
         if not trained:
             raise ConfigurationError("DiLoCo: no parameter of inner requires a gradient; nothing to train")
         check_devices(trained)
-        local = _Tensors(trained)
+        local = _DiLoCoTensors(trained)
         initial = {name: np.array(local.read([name])[0]) for name in trained}
         self._is_made = False
         super().__init__(inner.param_groups, inner.defaults)
         self._is_made = True
         self.param_groups, self.state = inner.param_groups, inner.state
         self.trained = frozenset(trained)  # names that a state keeps by this optimizer
-        self.outer = self._host = ArrayDiLoCo(local, initial=initial, inner=_InnerState(inner), **options)
+        self.outer = self._host = ArrayDiLoCo(local, initial=initial, inner=_TorchInnerState(inner), **options)
         self._skips = False
         if self.outer.site is not None or self.outer.in_sites is not None:
             site = self.outer.site or global_process_set  # until it has joined the others
@@ -216,7 +216,7 @@ class DiLoCo(OnHostDiLoCo, torch.optim.Optimizer):
                 f"DiLoCo: load_state_dict was given {sorted(map(str, state_dict))}, without {OWN!r}; expected "
                 "what state_dict() has returned; load a state of torch's own optimizer into inner"
             )
-        self.outer.load_state_dict(HostState.arrays_of(state_dict[OWN]))
+        self.outer.load_state_dict(TorchHostState.arrays_of(state_dict[OWN]))
         with in_place(self._inner):
             self._inner.load_state_dict({name: value for name, value in state_dict.items() if name != OWN})
 

@@ -14,7 +14,7 @@ _STRIDE: Final = 1021
 
 
 @dataclass(frozen=True, eq=False)
-class Fingerprint:
+class TorchFingerprint:
     """What a tensor was: which object, how often it had been written, and the sum of its bits.
 
     PyTorch does not count writes through `.data`, so the bits are looked at too: all of them (`whole`), 28 ms for
@@ -28,11 +28,11 @@ class Fingerprint:
     bits: torch.Tensor | None
 
     @classmethod
-    def of(cls, tensor: torch.Tensor, whole: bool = True) -> "Fingerprint":
+    def of(cls, tensor: torch.Tensor, whole: bool = True) -> "TorchFingerprint":
         return cls(tensor, whole, tensor._version, bits_of(tensor, whole))
 
     @classmethod
-    def of_version(cls, tensor: torch.Tensor) -> "Fingerprint":
+    def of_version(cls, tensor: torch.Tensor) -> "TorchFingerprint":
         """What is to be known of a tensor whose bits are about to change: they are not looked at."""
         return cls(tensor, False, tensor._version, None)
 

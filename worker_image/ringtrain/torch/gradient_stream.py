@@ -15,13 +15,13 @@ from ringtrain.errors import ConfigurationError, some_of
 from ringtrain.optim import HostOptimizer
 from ringtrain.step_time import REDUCTION, beside_training
 from ringtrain.torch.bridge import like, real, to_arrays, to_tensor
-from ringtrain.torch.hook import Hook
-from ringtrain.torch.node_sum import NodeSum
-from ringtrain.torch.stand_in import StandIn
+from ringtrain.torch.hook import TorchGradientHook
+from ringtrain.torch.node_sum import TorchNodeSum
+from ringtrain.torch.stand_in import TorchGradientStandIn
 
 
 @dataclass(eq=False, slots=True)
-class _Param:
+class _StreamedParameter:
     """A parameter within an update. `held`: its gradient, as far as the host has not got it. `given`: the host has
     got one. `passes`: backward passes that it has a gradient of. `open`, `spent`: stand in `param.grad` until
     `step()`, and after it. `stale`: torch would have the gradient of the step before in `held`, too.
@@ -43,7 +43,7 @@ class _Param:
 
 
 @dataclass(frozen=True)
-class StreamOptions:
+class TorchStreamOptions:
     """`begin`: called before the first gradient of an update goes to the host. `asks_zero_grad`: whether gradients
     stay after `step()`, so that a script that forgets to call `zero_grad()` is told."""
 
@@ -51,32 +51,32 @@ class StreamOptions:
     asks_zero_grad: bool
 
 
-class GradientStream:
+class TorchGradientStream:
     """Hands each gradient to the host optimizer when the backward passes of a step have completed it.
 
-    `param.grad` has a `StandIn` from then on. While weights wait for `step()` (`holds`), what a script does with
-    gradients meanwhile counts, as in torch: whoever reads them gets the means of all ranks, and may change,
-    replace or forget them, or add another backward pass. Where weights change during the backward pass, that is an
-    error.
+    `param.grad` has a `TorchGradientStandIn` from then on. While weights wait for `step()` (`holds`), what a
+    script does with gradients meanwhile counts, as in torch: whoever reads them gets the means of all ranks, and
+    may change, replace or forget them, or add another backward pass. Where weights change during the backward
+    pass, that is an error.
 
     In the first step gradients go to the host at its end, which tells how many backward passes a step has.
 
     From the CPU a gradient is copied at once. From another device it is copied into pinned memory behind the work
     that makes it, and a thread hands it over when the copy is there, so that the backward pass never waits. With a
-    `NodeSum` it stays on the device.
+    `TorchNodeSum` it stays on the device.
     """
 
     def __init__(
         self,
         host: HostOptimizer,
         params: Mapping[str, Any],
-        node_sum: NodeSum | None,
-        options: StreamOptions,
+        node_sum: TorchNodeSum | None,
+        options: TorchStreamOptions,
     ) -> None:
         self._host = host
         self._node_sum = node_sum
         self._options = options
-        self._params = {name: _Param(name, param) for name, param in params.items()}
+        self._params = {name: _StreamedParameter(name, param) for name, param in params.items()}
         self._under_way: list[Future[None]] = []
         self._passes: int | None = None  # that a step has; None: not known yet
         self._means: dict[str, Any] | None = None  # gradients that were read, in this update
@@ -91,11 +91,13 @@ class GradientStream:
         """Install hooks on every parameter that requires a gradient by now."""
         for own in self._params.values():
             if not own.hooks and own.param.requires_grad:
-                own.open = StandIn.of(own.param, partial(self._read, own), partial(self._zero, own))
-                own.spent = StandIn.of(own.param, partial(_refuse_spent, own), partial(self._zero, own), True)
+                own.open = TorchGradientStandIn.of(own.param, partial(self._read, own), partial(self._zero, own))
+                own.spent = TorchGradientStandIn.of(
+                    own.param, partial(_refuse_spent, own), partial(self._zero, own), True
+                )
                 own.hooks = [
-                    own.param.register_hook(Hook(partial(self._make_way, own))),
-                    own.param.register_post_accumulate_grad_hook(Hook(partial(self._take, own))),
+                    own.param.register_hook(TorchGradientHook(partial(self._make_way, own))),
+                    own.param.register_post_accumulate_grad_hook(TorchGradientHook(partial(self._take, own))),
                 ]
 
     @property
@@ -161,17 +163,17 @@ class GradientStream:
         for own in self._all:
             for hook in own.hooks:
                 hook.remove()
-            if isinstance(own.param.grad, StandIn):
+            if isinstance(own.param.grad, TorchGradientStandIn):
                 own.param.grad = None
         if self._thread is not None:
             self._thread.shutdown()
         self._params.clear()
 
     @property
-    def _all(self) -> Iterable[_Param]:
+    def _all(self) -> Iterable[_StreamedParameter]:
         return self._params.values()
 
-    def _make_way(self, own: _Param, _: torch.Tensor) -> None:
+    def _make_way(self, own: _StreamedParameter, _: torch.Tensor) -> None:
         """Runs before autograd adds to `param.grad`: has what torch would have there."""
         grad = own.param.grad
         if self._means is not None:
@@ -183,7 +185,7 @@ class GradientStream:
         elif grad is None and (own.given or own.held is not None):
             self._set_to_none(own)
 
-    def _set_to_none(self, own: _Param) -> None:
+    def _set_to_none(self, own: _StreamedParameter) -> None:
         """A script has forgotten the gradient of `own`, as `model.zero_grad()` does with all of them."""
         own.held, own.passes, own.stale = None, 0, False
         if not own.given:
@@ -194,7 +196,7 @@ class GradientStream:
         self._read_all()
         own.param.grad = None
 
-    def _take(self, own: _Param, param: Any) -> None:
+    def _take(self, own: _StreamedParameter, param: Any) -> None:
         """Runs when autograd has added to `param.grad`."""
         own.held = param.grad.to_dense() if param.grad.is_sparse else param.grad
         own.passes += 1
@@ -226,7 +228,7 @@ class GradientStream:
             for own, grad in replaced.items():
                 own.param.grad = grad
 
-    def _give(self, own: _Param) -> None:
+    def _give(self, own: _StreamedParameter) -> None:
         """Hand the gradient of `own` to the host, which has none where there is none."""
         if not self._any_given:
             self._options.begin()
@@ -242,7 +244,7 @@ class GradientStream:
         if not self.holds and grad is not None:
             torch.autograd.graph.increment_version(own.param)  # who still needs its value gets torch's error
 
-    def _submit(self, own: _Param, grad: torch.Tensor) -> None:
+    def _submit(self, own: _StreamedParameter, grad: torch.Tensor) -> None:
         arrays = to_arrays([real(grad)])
         if self._thread is None:
             self._host.submit(own.name, arrays()[0])
@@ -260,7 +262,7 @@ class GradientStream:
             with REDUCTION:  # the update before may have to end first
                 copy.result()
 
-    def _read(self, own: _Param) -> torch.Tensor:
+    def _read(self, own: _StreamedParameter) -> torch.Tensor:
         """What stands for the gradient of `own`: the mean over ranks."""
         self._need_hold(f"the gradient of {own.name!r} was read before step()")
         self._read_all()
@@ -310,7 +312,7 @@ class GradientStream:
         for own in self._all:
             own.given = False
 
-    def _zero(self, own: _Param) -> None:
+    def _zero(self, own: _StreamedParameter) -> None:
         """`param.grad.zero_()`."""
         if own.given:
             self._need_hold(f"the gradient of {own.name!r} was set to zero before step()")
@@ -327,7 +329,7 @@ class GradientStream:
             )
 
 
-def _refuse_spent(own: _Param) -> torch.Tensor:
+def _refuse_spent(own: _StreamedParameter) -> torch.Tensor:
     raise ConfigurationError(
         f"the gradient of {own.name!r} was read after step(), which has used it up; read it between "
         "backward() and step()"

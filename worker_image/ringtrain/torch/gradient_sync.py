@@ -26,13 +26,13 @@ from ringtrain._core.reduction.ops import Average, Sum
 from ringtrain.errors import ConfigurationError, some_of
 from ringtrain.step_time import REDUCTION
 from ringtrain.torch.bridge import to_tensor
-from ringtrain.torch.buckets import BucketMemory, BucketPlace, Param, cut_at, cut_buckets
+from ringtrain.torch.buckets import Param, TorchBucketMemory, TorchBucketPlace, cut_at, cut_buckets
 from ringtrain.torch.compression import Compressor
-from ringtrain.torch.fingerprint import Fingerprint
+from ringtrain.torch.fingerprint import TorchFingerprint
 from ringtrain.torch.handles import TorchHandle, submit_bucket
 from ringtrain.torch.presence import check_who_drops, empty_gradient, is_anywhere, presence_row
 from ringtrain.torch.reduce import bucket_request
-from ringtrain.torch.sparse import SparseHandle
+from ringtrain.torch.sparse import SparseTorchHandle
 
 # A script changes gradients too early in all steps or in none: their bits are looked at whole in the first steps
 # and now and then, and in part in the others.
@@ -45,7 +45,7 @@ _REGULAR_STEPS: Final = 2
 
 
 @dataclass(frozen=True)
-class SyncOptions:
+class TorchSyncOptions:
     """How gradients are reduced. `op`: Sum or Average. `predivide`: divides before an average's sum; the rest of
     the division comes after it.
     """
@@ -72,11 +72,11 @@ class _UnderWay:
     others. `row`: reduced, of dense gradients: who has them (`presence`).
     """
 
-    handle: TorchHandle | SparseHandle
+    handle: TorchHandle | SparseTorchHandle
     members: "tuple[_Member, ...]"
-    given: tuple[Fingerprint, ...]
+    given: tuple[TorchFingerprint, ...]
     here: tuple[bool, ...]
-    place: BucketPlace | None = None
+    place: TorchBucketPlace | None = None
     contexts: tuple[Any, ...] = ()
     row: torch.Tensor | None = None
 
@@ -90,7 +90,7 @@ class _Member:
     param: Param
     name: str
     passes: int = 0
-    made: Fingerprint | None = None
+    made: TorchFingerprint | None = None
     sparse_dim: int = 0
     hook: Any = None
 
@@ -101,16 +101,18 @@ class _Bucket:
 
     members: tuple[_Member, ...]
     asked_for: bool
-    memory: BucketMemory = field(default_factory=BucketMemory)
+    memory: TorchBucketMemory = field(default_factory=TorchBucketMemory)
     under_way: tuple[_UnderWay, ...] = ()
 
 
-class GradientSync:
+class TorchGradientSync:
     """The reductions of one model's gradients. `names`: of each parameter. `groups`: parameters that travel
     together; the others are cut into buckets.
     """
 
-    def __init__(self, names: dict[Param, str], groups: Sequence[Sequence[Param]], options: SyncOptions) -> None:
+    def __init__(
+        self, names: dict[Param, str], groups: Sequence[Sequence[Param]], options: TorchSyncOptions
+    ) -> None:
         self.options = options
         self._members = {param: _Member(param, name) for param, name in names.items()}
         in_groups = {param for group in groups for param in group}
@@ -255,7 +257,7 @@ class GradientSync:
     def _begin_world(self) -> None:
         self._alone = trains_alone(self.options.process_set)
         for bucket in self._buckets:  # the former world may still write to their memory
-            bucket.memory = BucketMemory()
+            bucket.memory = TorchBucketMemory()
         self.reset()
 
     def _bucket(self, params: Sequence[Param], asked_for: bool) -> _Bucket:
@@ -274,14 +276,14 @@ class GradientSync:
         self._began_ns = self._began_ns or time.perf_counter_ns()
         member.passes += 1
         if not self._overlaps:
-            member.made = Fingerprint.of(member.param.grad, self._looks_at_all)
+            member.made = TorchFingerprint.of(member.param.grad, self._looks_at_all)
         elif member.passes == self._passes and self._is_full(bucket):
             if bucket is not self._last_bucket():
                 self._submit(bucket)
                 return
             for one in bucket.members:
                 if one.param.grad is not None:
-                    one.made = Fingerprint.of(one.param.grad, self._looks_at_all)
+                    one.made = TorchFingerprint.of(one.param.grad, self._looks_at_all)
 
     @property
     def _overlaps(self) -> bool:
@@ -329,8 +331,8 @@ class GradientSync:
             name = name_for("grouped_allgather", member.name, process_set)
             if not dense and member is sparse[0]:  # a rank where one of them is dense meets it under this name
                 name = name_for("grouped_allreduce", bucket.members[0].name, process_set)
-            handle = SparseHandle(grad, name, self.options.op is Average, process_set, is_here)
-            yield _UnderWay(handle, (member,), (Fingerprint.of(grad, self._looks_at_all),), (is_here,))
+            handle = SparseTorchHandle(grad, name, self.options.op is Average, process_set, is_here)
+            yield _UnderWay(handle, (member,), (TorchFingerprint.of(grad, self._looks_at_all),), (is_here,))
 
     def _begin_dense(self, bucket: _Bucket, here: dict[_Member, bool], dropping: bool) -> _UnderWay:
         options, whole, members = self.options, self._looks_at_all, tuple(here)
@@ -342,7 +344,9 @@ class GradientSync:
         place = bucket.memory.place([*grads, small[-1][0]], untouched=whole) if as_they_are else None
         held = place.held[:-1] if place is not None else (False,) * len(members)
         given = tuple(
-            Fingerprint.of_version(member.param.grad) if own else Fingerprint.of(member.param.grad, whole)
+            TorchFingerprint.of_version(member.param.grad)
+            if own
+            else TorchFingerprint.of(member.param.grad, whole)
             for member, own in zip(members, held, strict=True)
         )
         names = [member.name for member in members]
@@ -364,7 +368,7 @@ class GradientSync:
         reduced = part.handle.after(result)
         pairs = list(zip(part.members, part.given, strict=True))
         changed = [member.name for member, given in pairs if not given.is_of(member.param.grad)]
-        if isinstance(part.handle, SparseHandle):
+        if isinstance(part.handle, SparseTorchHandle):
             if not changed:
                 _store(part.members[0].param, reduced if part.handle.holders else None)
             return changed
@@ -434,8 +438,8 @@ def _split(small: Sequence[tuple[torch.Tensor, Any]]) -> Finish:
     return split
 
 
-def _fingerprint(result: Any) -> Fingerprint:
-    return Fingerprint.of(to_tensor(result[0]), whole=False)
+def _fingerprint(result: Any) -> TorchFingerprint:
+    return TorchFingerprint.of(to_tensor(result[0]), whole=False)
 
 
 def _store(param: Param, reduced: torch.Tensor | None) -> None:

@@ -18,8 +18,8 @@ from ringtrain._core.process_groups.process_sets import ProcessSet
 from ringtrain._core.process_groups.tensors import Array
 from ringtrain.step_time import REDUCTION
 from ringtrain.torch.bridge import name_of, to_arrays, to_tensors
-from ringtrain.torch.devices import DeviceTensors, backend_of, device_of, source_of
-from ringtrain.torch.host_tensor import HostTensor
+from ringtrain.torch.devices import TorchDeviceTensors, backend_of, device_of, source_of
+from ringtrain.torch.host_tensor import TorchHostTensor
 
 
 @dataclass(slots=True, eq=False)  # not frozen: that takes thrice as long to make
@@ -59,7 +59,7 @@ def submit_again(
     request = queue.remembered.get(asked)
     if request is None:
         return None
-    host = HostTensor(tensor, in_place)
+    host = TorchHostTensor(tensor, in_place)
     return TorchHandle(queue.hand_in(NamedSubmission(request, host, host.finish)))
 
 
@@ -83,7 +83,7 @@ def submit_bucket(
     `finish` gets that array, or another one where `target` is None.
     """
     submission = _submission(request, tensors, process_set, finish, "")
-    if isinstance(submission.arrays, DeviceTensors):
+    if isinstance(submission.arrays, TorchDeviceTensors):
         submission.arrays.target = target
     submission.target = target
     return TorchHandle(queue_of(process_set).hand_in(submission))

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 
-class Hook:
+class TorchGradientHook:
     """A hook that a copy of what it is on does not have: neither one that is pickled nor a deep copy."""
 
     def __init__(self, call: Callable[..., Any]) -> None:

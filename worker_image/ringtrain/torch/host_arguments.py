@@ -9,12 +9,12 @@ import torch
 
 from ringtrain.errors import ConfigurationError, kind_of
 from ringtrain.optim.arguments import check_rule
-from ringtrain.torch.host_rules import GroupRules, PlainRules, check_rule_kind, rules_of
+from ringtrain.torch.host_rules import PlainTorchRules, TorchGroupRules, check_rule_kind, rules_of
 
 
 def given(
     optimizer: Any, model: Any, options: Mapping[str, Any]
-) -> tuple[torch.optim.Optimizer | None, torch.nn.Module | None, GroupRules, list[dict[str, Any]]]:
+) -> tuple[torch.optim.Optimizer | None, torch.nn.Module | None, TorchGroupRules, list[dict[str, Any]]]:
     """Return what `HostOptimizer` was made of: torch's optimizer, the model, the rules, and the groups."""
     if isinstance(optimizer, torch.optim.Optimizer):
         return _of_optimizer(optimizer, model, options)
@@ -28,14 +28,14 @@ def given(
     trained = [param for param in optimizer.parameters() if param.requires_grad]
     if not trained:
         raise ConfigurationError("HostOptimizer: no parameter of the model requires a gradient; nothing to train")
-    rules = PlainRules(model)
+    rules = PlainTorchRules(model)
     rules.sharded = options.get("sharded", True)
     return None, optimizer, rules, [{"params": trained, **rules.options()}]
 
 
 def _of_optimizer(
     optimizer: torch.optim.Optimizer, model: Any, options: Mapping[str, Any]
-) -> tuple[torch.optim.Optimizer, torch.nn.Module | None, GroupRules, list[dict[str, Any]]]:
+) -> tuple[torch.optim.Optimizer, torch.nn.Module | None, TorchGroupRules, list[dict[str, Any]]]:
     if hasattr(optimizer, "synchronize"):
         raise ConfigurationError(
             f"HostOptimizer was given {kind_of(optimizer)}, which reduces gradients itself; pass torch's own"
@@ -53,7 +53,7 @@ def _of_optimizer(
                 "a new one, and give it this one's state: load_state_dict(optimizer.state_dict())"
             )
     rules = rules_of(optimizer, options.get("sharded"))
-    if options.get("elastic") and not isinstance(rules, PlainRules):
+    if options.get("elastic") and not isinstance(rules, PlainTorchRules):
         raise ConfigurationError(
             f"HostOptimizer: elastic=True takes SGD, Adam and AdamW without amsgrad, dampening, maximize and "
             f"differentiable, and not this {type(optimizer).__name__}"

@@ -19,13 +19,13 @@ from ringtrain.optim import Rule
 from ringtrain.optim.cut import first_group
 from ringtrain.optim.on_host import OnHostOptimizer
 from ringtrain.torch.bridge import like, real, to_arrays, to_tensor
-from ringtrain.torch.gradient_stream import GradientStream, StreamOptions
-from ringtrain.torch.hook import Hook
+from ringtrain.torch.gradient_stream import TorchGradientStream, TorchStreamOptions
+from ringtrain.torch.hook import TorchGradientHook
 from ringtrain.torch.host_arguments import check_devices, given, named
-from ringtrain.torch.host_state import HostState, carried, simple_options
-from ringtrain.torch.node_sum import NodeSum, open_node_sum
+from ringtrain.torch.host_state import TorchHostState, carried, simple_options
+from ringtrain.torch.node_sum import TorchNodeSum, open_node_sum
 from ringtrain.torch.parameters import in_place
-from ringtrain.torch.weight_stream import WeightStream
+from ringtrain.torch.weight_stream import TorchWeightStream
 
 # In so many updates weights wait for step(), and what a script does before it is looked at.
 _LOOKED_AT: Final = 3
@@ -89,9 +89,9 @@ class HostOptimizer(OnHostOptimizer, torch.optim.Optimizer):
     _params: dict[str, Any]
     _groups: list[ProcessGroup]  # of this world, and of the one that is prepared
     _host: ArrayOptimizer
-    _node_sum: NodeSum | None
-    _gradients: GradientStream
-    _weights: WeightStream
+    _node_sum: TorchNodeSum | None
+    _gradients: TorchGradientStream
+    _weights: TorchWeightStream
     _used: list[Rule]
     _committed: list[dict[str, Any]]
 
@@ -120,7 +120,7 @@ class HostOptimizer(OnHostOptimizer, torch.optim.Optimizer):
         self._hooks: list[Any] = []
         if self._model is not None:
             if overlap:
-                hook = Hook(lambda *_: self.synchronize())
+                hook = TorchGradientHook(lambda *_: self.synchronize())
                 self._hooks.append(self._model.register_state_dict_pre_hook(hook))
             if timeline.active is not None:
                 self._hooks += _record_forward(self._model)
@@ -352,14 +352,14 @@ class HostOptimizer(OnHostOptimizer, torch.optim.Optimizer):
         self._host = ArrayOptimizer(
             arrays, rules[0], groups=others, group=group, devices=self._node_sum, **options
         )
-        stream = StreamOptions(self._begin_update, self._inner is not None)
-        self._gradients = GradientStream(self._host, self._params, self._node_sum, stream)
-        self._weights = WeightStream(self._host, self._params, self._node_sum)
+        stream = TorchStreamOptions(self._begin_update, self._inner is not None)
+        self._gradients = TorchGradientStream(self._host, self._params, self._node_sum, stream)
+        self._weights = TorchWeightStream(self._host, self._params, self._node_sum)
         self._weights.all_back()
         self._weights.note()
         if self._overlap:
             self._weights.watch(self._model)
-        self._state = HostState(self._host, self._params, self._rules, self.param_groups)
+        self._state = TorchHostState(self._host, self._params, self._rules, self.param_groups)
         self._begin_looking()
         self.commit()
         self._is_made = True
@@ -448,7 +448,7 @@ class HostOptimizer(OnHostOptimizer, torch.optim.Optimizer):
         for group, options in zip(self.param_groups, told, strict=False):
             dict.update(group, carried(options, group))
 
-    def _open_node_sum(self, group: CollectiveGroup, options: Mapping[str, Any]) -> NodeSum | None:
+    def _open_node_sum(self, group: CollectiveGroup, options: Mapping[str, Any]) -> TorchNodeSum | None:
         if not isinstance(group, ProcessGroup) or group.size == 1:
             return None
         whole = options.get("sharded", True) and options.get("compression") is None
@@ -474,6 +474,8 @@ def _record_forward(model: Any) -> list[Any]:
     """Have the timeline show when the model's forward passes ran."""
     began_ns: list[int] = []
     return [
-        model.register_forward_pre_hook(Hook(lambda *_: began_ns.append(time.perf_counter_ns()))),
-        model.register_forward_hook(Hook(lambda *_: timeline.record_since(began_ns.pop(), "forward", "forward"))),
+        model.register_forward_pre_hook(TorchGradientHook(lambda *_: began_ns.append(time.perf_counter_ns()))),
+        model.register_forward_hook(
+            TorchGradientHook(lambda *_: timeline.record_since(began_ns.pop(), "forward", "forward"))
+        ),
     ]

@@ -53,7 +53,7 @@ _OURS: Final[Mapping[type, Callable[[Group], Rule]]] = {
 }  # fmt: skip
 
 
-class GroupRules:
+class TorchGroupRules:
     """What makes rules of an optimizer's parameter groups, anew for each step.
 
     `sharded`: whether a rank needs no more than its own elements of a parameter.
@@ -70,8 +70,8 @@ class GroupRules:
         return {}
 
 
-class PlainRules(GroupRules):
-    """GroupRules of `ringtrain.optim`, whose fields are options of a group by torch's names."""
+class PlainTorchRules(TorchGroupRules):
+    """TorchGroupRules of `ringtrain.optim`, whose fields are options of a group by torch's names."""
 
     def __init__(self, rule: Rule, make: Callable[[Group], Rule] | None = None) -> None:
         self._rule = rule
@@ -100,7 +100,7 @@ class PlainRules(GroupRules):
         return changed
 
 
-class NativeRules(PlainRules):
+class NativeTorchRules(PlainTorchRules):
     """Compiled rules for an optimizer of torch that has them. `plain`: options that they don't know, with the
     value that makes no difference."""
 
@@ -164,7 +164,7 @@ class TorchRule:
         return f"{self.name}({', '.join(f'{name}={value!r}' for name, value in sorted(self._options.items()))})"
 
 
-class TorchRules(GroupRules):
+class TorchRules(TorchGroupRules):
     """An optimizer of torch that has no compiled rule. `slots`: its states that are as long as the parameter, in
     the arenas of the host optimizer; others, and all where parameters are whole, are kept in `state`, by
     parameter."""
@@ -231,7 +231,7 @@ class TorchRules(GroupRules):
                 state[slot] = own
 
 
-def rules_of(optimizer: torch.optim.Optimizer, sharded: bool | None) -> GroupRules:
+def rules_of(optimizer: torch.optim.Optimizer, sharded: bool | None) -> TorchGroupRules:
     """Return what makes rules of the groups of `optimizer`. `sharded`: as the user asked for; None: where it can
     be.
 
@@ -246,7 +246,7 @@ def rules_of(optimizer: torch.optim.Optimizer, sharded: bool | None) -> GroupRul
     if kind in _NATIVE:
         ours, plain = _NATIVE[kind]
         if all(group[name] == value for group in optimizer.param_groups for name, value in plain.items()):
-            return NativeRules(ours, plain)
+            return NativeTorchRules(ours, plain)
     by_element = kind in _BY_ELEMENT
     if sharded and not by_element:
         raise ConfigurationError(

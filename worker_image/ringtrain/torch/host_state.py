@@ -14,7 +14,7 @@ from ringtrain.optim import HostOptimizer
 from ringtrain.optim.arenas import MASTER, WEIGHTS
 from ringtrain.optim.state import FEEDBACK, MISSED
 from ringtrain.torch.bridge import like, real, to_arrays, to_tensor
-from ringtrain.torch.host_rules import SLOTS, GroupRules, TorchRules
+from ringtrain.torch.host_rules import SLOTS, TorchGroupRules, TorchRules
 from ringtrain.torch.state import map_leaves
 
 OWN: Final = "ringtrain"
@@ -22,21 +22,21 @@ _TORCH_NAMES: Final = {ours: torchs for torchs, ours in SLOTS.items()}
 
 
 @dataclass(frozen=True)
-class Gathered:
+class GatheredTorchState:
     """`by_param`: what torch's optimizer would hold for each parameter. `own`: what it would not."""
 
     by_param: dict[torch.Tensor, dict[str, Any]]
     own: dict[str, Any]
 
 
-class HostState:
+class TorchHostState:
     """Reads and sets the state of `host`."""
 
     def __init__(
         self,
         host: HostOptimizer,
         params: Mapping[str, Any],
-        rules: GroupRules,
+        rules: TorchGroupRules,
         groups: Sequence[Mapping[str, Any]],
     ) -> None:
         self._host = host
@@ -44,7 +44,7 @@ class HostState:
         self._rules = rules
         self._groups = groups
 
-    def gather(self, root: int | None, error_feedback: bool) -> Gathered | None:
+    def gather(self, root: int | None, error_feedback: bool) -> GatheredTorchState | None:
         """Return the whole state; None on ranks that do not want it. Collective unless all is on this rank."""
         whole = self._host.state_dict(root, error_feedback)
         scalars = self._scalars()
@@ -61,7 +61,7 @@ class HostState:
         own = {"updates": updates, "rule": whole["rule"], "size": whole["size"], MISSED: missed}
         if FEEDBACK in whole:
             own[FEEDBACK] = map_leaves(whole[FEEDBACK], to_tensor)
-        return Gathered({param: entry for param, entry in by_param.items() if entry}, own)
+        return GatheredTorchState({param: entry for param, entry in by_param.items() if entry}, own)
 
     def checked(self, state_dict: Mapping[str, Any]) -> dict[str, Any]:
         """Return `state_dict` as the arrays that `load` takes. Raises ConfigurationError where it does not fit."""

@@ -32,7 +32,7 @@ def is_plain(tensor: torch.Tensor) -> bool:
     )
 
 
-class HostTensor:
+class TorchHostTensor:
     """A plain tensor to be reduced: into itself, or a new one. It must stay as it is until that is done."""
 
     __slots__ = ("array", "in_place", "tensor")
@@ -62,7 +62,7 @@ class HostTensor:
     ) -> list[Result] | None:
         if not batch.bounds:
             return None
-        given = [one for one in tensors if isinstance(one, HostTensor)]
+        given = [one for one in tensors if isinstance(one, TorchHostTensor)]
         packed = np.concatenate([one.array.reshape(-1) for one in given])
         parts = _cut(reduce_packed(communicator, batch.request, packed), batch, self.tensor.dtype)
         _write(given, parts)
@@ -78,7 +78,7 @@ def _cut(reduced: Array, batch: FusedRequestBatch, dtype: torch.dtype) -> list[t
     return [part.view(dtype) for part in parts] if dtype is torch.bfloat16 else parts
 
 
-def _write(given: Sequence[HostTensor], parts: list[torch.Tensor]) -> None:
+def _write(given: Sequence[TorchHostTensor], parts: list[torch.Tensor]) -> None:
     """Write the results of those that are reduced in place, which then stand in `parts` themselves."""
     indices = [index for index, one in enumerate(given) if one.in_place]
     if indices:

@@ -29,14 +29,14 @@ from ringtrain.optim.arenas import ParameterArenas
 from ringtrain.optim.layout import Bucket, Layout
 from ringtrain.optim.spans import ABSENT, beginnings
 from ringtrain.torch.bridge import to_tensor
-from ringtrain.torch.device_groups import DeviceGroup
+from ringtrain.torch.device_groups import TorchDeviceGroup
 from ringtrain.torch.devices import backend_of, device_of
 
 log = logging.getLogger("ringtrain")
 
 
 @dataclass(frozen=True)
-class Nodes:
+class TorchNodes:
     """Positions of a set's ranks by node, equally many each, and the place of this rank."""
 
     positions: tuple[tuple[int, ...], ...]
@@ -44,7 +44,7 @@ class Nodes:
     place: int
 
     @classmethod
-    def of(cls, names: Sequence[str], position: int) -> Nodes | None:
+    def of(cls, names: Sequence[str], position: int) -> TorchNodes | None:
         """`names`: of each rank's node. None where nodes have different numbers of ranks, or one each."""
         by_name: dict[str, list[int]] = {}
         for at, name in enumerate(names):
@@ -67,7 +67,7 @@ class Nodes:
 
 def open_node_sum(
     params: Mapping[str, Any], group: ProcessGroup, process_set: ProcessSet, *, suits: bool
-) -> NodeSum | None:
+) -> TorchNodeSum | None:
     """Return what reduces the gradients of `params` on the devices that they are on; None, on all ranks, where
     they go through host memory. Collective in `group`, whose ranks are those of `process_set`.
 
@@ -83,7 +83,7 @@ def open_node_sum(
         "device": device_of(tensors, backend) if backend else "",
     }
     said = group.allgather_object(own, "node sums")
-    nodes = Nodes.of([one["node"] for one in said], group.rank)
+    nodes = TorchNodes.of([one["node"] for one in said], group.rank)
     if nodes is None or not backend or any(one["device"] != own["device"] for one in said):
         if asked and group.rank == 0:
             why = (
@@ -99,7 +99,9 @@ def open_node_sum(
     between = world.open_group(number, tuple(group.ranks[at] for at in equal)) if len(equal) > 1 else None
     made, reason = None, ""
     try:
-        made = near.call(lambda communicator: DeviceGroup(calls, communicator, tensors[0].device, backend, asked))
+        made = near.call(
+            lambda communicator: TorchDeviceGroup(calls, communicator, tensors[0].device, backend, asked)
+        )
         world.run_with_set(number, made)
     except ConfigurationError as error:
         reason = str(error)
@@ -118,7 +120,7 @@ def open_node_sum(
         "part of the sum to host memory (RINGTRAIN_TRANSPORT=host: its own gradients)",
         len(nodes.local), backend,
     )  # fmt: skip
-    return NodeSum(nodes, group, made, between)
+    return TorchNodeSum(nodes, group, made, between)
 
 
 @dataclass
@@ -144,17 +146,19 @@ class _Cuts:
     bounds: Bounds
 
     @classmethod
-    def of(cls, bucket: Bucket, nodes: Nodes) -> _Cuts:
+    def of(cls, bucket: Bucket, nodes: TorchNodes) -> _Cuts:
         places = range(len(nodes.local))
         sections = tuple(tuple(bucket.shard(at) for at in nodes.equal(place)) for place in places)
         lengths = [[shard.stop - shard.start for shard in section] for section in sections]
         return cls(sections, tuple(map(sum, lengths)), offsets(lengths[nodes.place]))
 
 
-class NodeSum:
+class TorchNodeSum:
     """The `DeviceReducer` of a torch model. Gradients of half types are summed in float32."""
 
-    def __init__(self, nodes: Nodes, group: ProcessGroup, near: DeviceGroup, between: ProcessGroup | None) -> None:
+    def __init__(
+        self, nodes: TorchNodes, group: ProcessGroup, near: TorchDeviceGroup, between: ProcessGroup | None
+    ) -> None:
         """`near`: the devices of this node. `between`: the ranks of equal place, None where there is one node."""
         self._nodes, self._group, self._near, self._between = nodes, group, near, between
         self._device = near.device

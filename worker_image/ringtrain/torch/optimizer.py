@@ -17,10 +17,10 @@ from ringtrain._core.reduction.ops import Adasum, Average, Sum, chosen_op
 from ringtrain.errors import ConfigurationError
 from ringtrain.optim.replicas import OptimizerReplicas
 from ringtrain.step_time import UPDATE
-from ringtrain.torch.adasum_optimizer import AdasumMixin
+from ringtrain.torch.adasum_optimizer import TorchAdasumMixin
 from ringtrain.torch.buckets import Param
 from ringtrain.torch.compression import Compression, Compressor
-from ringtrain.torch.gradient_sync import GradientSync, SyncOptions
+from ringtrain.torch.gradient_sync import TorchGradientSync, TorchSyncOptions
 from ringtrain.torch.parameters import added_to, grouped, in_place, named_or_numbered
 from ringtrain.torch.reduce import allreduce
 from ringtrain.torch.replica import replica_of
@@ -30,10 +30,10 @@ _COMPRESSIONS: Final = ("none", "fp16", "bf16")
 _OWN: Final = ("sync", "replicas", "_synchronized", "_skip", "_steps", "_step_began_ns", "step")
 
 
-class DistributedMixin:
+class DistributedTorchMixin:
     """What `DistributedOptimizer` puts before the class of the optimizer that it wraps."""
 
-    sync: GradientSync
+    sync: TorchGradientSync
     replicas: OptimizerReplicas
     _synchronized: bool
     _skip: bool
@@ -120,7 +120,10 @@ class DistributedMixin:
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickle and copy what makes it again: the optimizer that is wrapped, names and options."""
         optimizer: Any = self
-        return made_again, (unwrapped(optimizer, DistributedMixin), WrappedForm.of(optimizer, self.sync))
+        return made_again, (
+            unwrapped(optimizer, DistributedTorchMixin),
+            WrappedTorchOptimizer.of(optimizer, self.sync),
+        )
 
     def _mean_of_ranks(self, loss: Any) -> Any:
         """What LBFGS goes by is the same on all ranks, or they would evaluate the closure not equally often."""
@@ -150,7 +153,7 @@ class DistributedMixin:
 
 
 # A schedule of torch that was made of the wrapped optimizer would warn that it cannot count steps.
-setattr(DistributedMixin.step, "_wrapped_by_lr_sched", True)  # noqa: B010
+setattr(DistributedTorchMixin.step, "_wrapped_by_lr_sched", True)  # noqa: B010
 
 
 def DistributedOptimizer(
@@ -199,10 +202,10 @@ def DistributedOptimizer(
         groups = groups if groups is not None else num_groups
     names = named_or_numbered(named_parameters, optimizer)
     if chosen is Adasum:
-        wrapped = _derived(optimizer, AdasumMixin)
+        wrapped = _derived(optimizer, TorchAdasumMixin)
         wrapped.begin(names, compression, process_set)
         return wrapped
-    options = SyncOptions(
+    options = TorchSyncOptions(
         compression=compression,
         passes=backward_passes_per_step,
         op=chosen,
@@ -214,7 +217,7 @@ def DistributedOptimizer(
 
 
 @dataclass(frozen=True)
-class WrappedForm:
+class WrappedTorchOptimizer:
     """What a `DistributedOptimizer` is made of, beside the optimizer that it wraps, so that it can be pickled.
 
     `names`: of its parameters, in their order. `groups`: of positions. `compression`: a name of `Compression`.
@@ -226,7 +229,7 @@ class WrappedForm:
     options: tuple[Any, ...]
 
     @classmethod
-    def of(cls, optimizer: torch.optim.Optimizer, sync: GradientSync) -> WrappedForm:
+    def of(cls, optimizer: torch.optim.Optimizer, sync: TorchGradientSync) -> WrappedTorchOptimizer:
         """Raises ConfigurationError for one of a process set, which lives in this process."""
         options, names = sync.options, sync.names
         if options.process_set is not global_process_set:
@@ -252,20 +255,20 @@ def unwrapped(optimizer: torch.optim.Optimizer, mixin: type) -> torch.optim.Opti
     return plain
 
 
-def made_again(optimizer: torch.optim.Optimizer, form: WrappedForm) -> Any:
+def made_again(optimizer: torch.optim.Optimizer, form: WrappedTorchOptimizer) -> Any:
     """Wrap `optimizer`, which was pickled or copied, as the one that it was taken out of."""
     params = [param for group in optimizer.param_groups for param in group["params"]]
     passes, op, predivide, sparse_as_dense = form.options
     compression = getattr(Compression, form.compression) if isinstance(form.compression, str) else form.compression
-    options = SyncOptions(compression, passes, op, predivide, sparse_as_dense, global_process_set)
+    options = TorchSyncOptions(compression, passes, op, predivide, sparse_as_dense, global_process_set)
     return _wrapped(optimizer, dict(zip(params, form.names, strict=True)), _at(params, form.groups), options)
 
 
 def _wrapped(
-    optimizer: torch.optim.Optimizer, names: dict[Param, str], groups: list[list[Param]], options: SyncOptions
+    optimizer: torch.optim.Optimizer, names: dict[Param, str], groups: list[list[Param]], options: TorchSyncOptions
 ) -> Any:
-    wrapped = _derived(optimizer, DistributedMixin)
-    wrapped.sync = GradientSync(names, groups, options)
+    wrapped = _derived(optimizer, DistributedTorchMixin)
+    wrapped.sync = TorchGradientSync(names, groups, options)
     wrapped.replicas = OptimizerReplicas(min(names.values(), default=""), options.process_set)
     wrapped._synchronized = wrapped._skip = False
     wrapped._steps, wrapped._step_began_ns = 0, time.perf_counter_ns()
@@ -287,7 +290,7 @@ def _derived(optimizer: torch.optim.Optimizer, mixin: type) -> Any:
     `optimizer`.
     """
     kind = type(optimizer)
-    if issubclass(kind, DistributedMixin | AdasumMixin):
+    if issubclass(kind, DistributedTorchMixin | TorchAdasumMixin):
         raise ConfigurationError("optimizer is a DistributedOptimizer already; expected one that is not wrapped")
     derived: Any = type(kind.__name__, (mixin, kind), {"__doc__": kind.__doc__})
     derived.step.hooked = True  # the wrapped class' step calls hooks; PyTorch would have this one call them, too

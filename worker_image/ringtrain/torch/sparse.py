@@ -14,7 +14,7 @@ from ringtrain.step_time import REDUCTION
 from ringtrain.torch.handles import poll, submit
 
 
-class SparseHandle:
+class SparseTorchHandle:
     """A sparse allreduce under way: call it, or pass it to `poll` and `synchronize`. `name`: the request's."""
 
     holders = 0  # how many ranks have a gradient, once `after` was called
@@ -53,11 +53,13 @@ def sparse_allreduce_async(
     op: Any = Average,
     process_set: ProcessSet = global_process_set,
     is_here: bool = True,
-) -> SparseHandle:
+) -> SparseTorchHandle:
     """Begin to sum or average a sparse COO tensor; the result has the entries of every rank.
 
     Ranks may have different numbers of entries. The handle is callable, and works with `synchronize`. `is_here`:
     False for a tensor without entries that stands for no tensor at all.
     """
     average = only_sums(chosen_op(op), "sparse_allreduce_async") is Average
-    return SparseHandle(tensor, name_for("grouped_allgather", name, process_set), average, process_set, is_here)
+    return SparseTorchHandle(
+        tensor, name_for("grouped_allgather", name, process_set), average, process_set, is_here
+    )

@@ -18,7 +18,7 @@ _PLAIN: Final = {
 _MOVES: Final = {"to", "cpu", "cuda", "float", "double", "half", "bfloat16", "contiguous", "detach", "data"}
 
 
-class StandIn(torch.Tensor):
+class TorchGradientStandIn(torch.Tensor):
     """Looks like the gradient of a parameter and needs no memory. Whoever asks for its values gets the mean
     gradient of all ranks, which is in `param.grad` from then on; or an error that names the way out.
 
@@ -28,11 +28,11 @@ class StandIn(torch.Tensor):
     @classmethod
     def of(
         cls, param: torch.Tensor, values: Callable[[], torch.Tensor], zero: Callable[[], None], spent: bool = False
-    ) -> StandIn:
+    ) -> TorchGradientStandIn:
         """`values`: returns what it stands for, or raises. `zero`: puts a gradient of zeros in its place. `spent`:
         the step is made: `model.to()` and the like, which move gradients with parameters, leave it as it is."""
         one = torch.zeros((), dtype=param.dtype, device=param.device)
-        made: StandIn = torch.Tensor._make_subclass(cls, one.expand(param.shape))
+        made: TorchGradientStandIn = torch.Tensor._make_subclass(cls, one.expand(param.shape))
         made.__dict__.update(values=values, zero=zero, spent=spent)
         return made
 
@@ -47,8 +47,8 @@ class StandIn(torch.Tensor):
         if name == "zero_":
             args[0].__dict__["zero"]()
             return None
-        if name in _MOVES and isinstance(args[0], StandIn):
-            own: StandIn = args[0]
+        if name in _MOVES and isinstance(args[0], TorchGradientStandIn):
+            own: TorchGradientStandIn = args[0]
             if own.__dict__["spent"] or _stays(own, func, args, kwargs or {}):
                 return own
         for stand_in in _stand_ins((args, kwargs)):
@@ -56,7 +56,7 @@ class StandIn(torch.Tensor):
         return func(*_replaced(args), **_replaced(kwargs or {}))
 
 
-def _stays(own: StandIn, func: Any, args: Any, kwargs: Any) -> bool:
+def _stays(own: TorchGradientStandIn, func: Any, args: Any, kwargs: Any) -> bool:
     """Whether a move takes `own` to where it is, or puts it there."""
     if getattr(func, "__name__", "") == "__set__":
         return args[1] is own
@@ -64,8 +64,8 @@ def _stays(own: StandIn, func: Any, args: Any, kwargs: Any) -> bool:
         return func(*args, **kwargs) is own
 
 
-def _stand_ins(value: Any) -> Iterator[StandIn]:
-    if isinstance(value, StandIn):
+def _stand_ins(value: Any) -> Iterator[TorchGradientStandIn]:
+    if isinstance(value, TorchGradientStandIn):
         yield value
     elif isinstance(value, list | tuple):
         for one in value:
@@ -76,7 +76,7 @@ def _stand_ins(value: Any) -> Iterator[StandIn]:
 
 def _replaced(value: Any) -> Any:
     """`value` with gradients in place of their stand-ins."""
-    if isinstance(value, StandIn):
+    if isinstance(value, TorchGradientStandIn):
         return value.__dict__["values"]()
     if isinstance(value, list | tuple):
         return type(value)([_replaced(one) for one in value])

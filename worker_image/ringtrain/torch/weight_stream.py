@@ -13,15 +13,15 @@ from ringtrain._core.process_groups.tensors import Array
 from ringtrain.errors import ConfigurationError
 from ringtrain.optim import HostOptimizer
 from ringtrain.torch.bridge import like, real, to_tensor
-from ringtrain.torch.hook import Hook
-from ringtrain.torch.node_sum import NodeSum
+from ringtrain.torch.hook import TorchGradientHook
+from ringtrain.torch.node_sum import TorchNodeSum
 
 
-class WeightStream:
+class TorchWeightStream:
     """Brings new weights from the host arena to the parameters, each when its layer is about to be called. A
-    `NodeSum` brings those of a step itself: the parameters are its memory."""
+    `TorchNodeSum` brings those of a step itself: the parameters are its memory."""
 
-    def __init__(self, host: HostOptimizer, params: Mapping[str, Any], node_sum: NodeSum | None) -> None:
+    def __init__(self, host: HostOptimizer, params: Mapping[str, Any], node_sum: TorchNodeSum | None) -> None:
         self._host = host
         self._node_sum = node_sum
         self._by_node: set[str] = set()  # their values of the last step are on the device, and may not be here
@@ -101,7 +101,9 @@ class WeightStream:
                 self._names[id(param)] for param in module.parameters(recurse=False) if id(param) in self._names
             ]
             if own:
-                self._hooks.append(module.register_forward_pre_hook(Hook(partial(self._called, tuple(own)))))
+                self._hooks.append(
+                    module.register_forward_pre_hook(TorchGradientHook(partial(self._called, tuple(own))))
+                )
 
     def expect(self) -> None:
         """New weights are on their way, by way of the host."""

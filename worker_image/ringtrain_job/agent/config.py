@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ringtrain.errors import ConfigurationError, quoted
 from ringtrain.shared import contract
-from ringtrain.shared.environment import Environment
+from ringtrain.shared.environment import EnvironmentVariables
 from ringtrain_job.control.settings import PodSettings, read_pod
 from ringtrain_job.logs.metrics_rule import rule_problem
 
@@ -122,7 +122,7 @@ class AgentConfig(PodSettings):
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> "AgentConfig":
         """Read `env`; ConfigurationError names the first variable that is missing or out of range."""
-        read = Environment(env)
+        read = EnvironmentVariables(env)
         backend = read.choice(contract.ENV_BACKEND, ("ring", "mpi"), "ring")
         pod = read_pod(read)
         encrypt = read.choice(contract.ENV_ENCRYPT, contract.ENCRYPTION, "none")
@@ -156,19 +156,19 @@ class AgentConfig(PodSettings):
         )
 
 
-def _read_metrics_rule(read: Environment) -> str:
+def _read_metrics_rule(read: EnvironmentVariables) -> str:
     rule = read.optional(contract.ENV_METRICS) or ""
     if rule and (problem := rule_problem(rule)):
         raise ConfigurationError(f"{contract.ENV_METRICS}={quoted(rule)} {problem}")
     return rule
 
 
-def _read_on_loss(read: Environment) -> str:
+def _read_on_loss(read: EnvironmentVariables) -> str:
     absent = read.optional(contract.ENV_ELASTIC) is None
     return "" if absent else read.choice(contract.ENV_ELASTIC, contract.ON_LOSS)
 
 
-def _read_ports(read: Environment, slots: int) -> Ports:
+def _read_ports(read: EnvironmentVariables, slots: int) -> Ports:
     ports = Ports(
         agent=read.port(contract.ENV_AGENT_PORT, contract.PORT_AGENT),
         ring_base=read.port(contract.ENV_RING_PORT_BASE, contract.PORT_RING_BASE),

@@ -14,7 +14,7 @@ from typing import Any
 
 import grpc
 
-from ringtrain.shared.data_members import MembersFile
+from ringtrain.shared.data_members import DataMembersFile
 from ringtrain.shared.gen import coordinator_pb2 as pb
 from ringtrain.shared.messages import from_message, message_fields
 from ringtrain_job.agent.config import AgentConfig
@@ -60,7 +60,7 @@ class CoordinatorClient:
         state: Callable[[], AgentState],
         deliver: Callable[[Message], None],
         acknowledged: Callable[[AgentState], None] = lambda _: None,
-        data_members: MembersFile | None = None,
+        data_members: DataMembersFile | None = None,
     ) -> None:
         self._stub = stub
         self._config = config

@@ -13,12 +13,12 @@ from typing import Any
 
 from ringtrain.shared import contract
 from ringtrain.shared.address import own_address
-from ringtrain.shared.data_members import MembersFile
+from ringtrain.shared.data_members import DataMembersFile
 from ringtrain.shared.gen import coordinator_pb2_grpc
 from ringtrain.shared.masking import shown_command
 from ringtrain.shared.ports import HeldPorts
 from ringtrain.shared.processes import RankProcess
-from ringtrain.shared.rpc import Peer, dial, serve
+from ringtrain.shared.rpc import RpcPeer, dial, serve
 from ringtrain_job.agent.collector import Collector
 from ringtrain_job.agent.commit import commit_of
 from ringtrain_job.agent.config import AgentConfig
@@ -89,7 +89,7 @@ class Pod:
         leads = config.elastic or config.position == 0
         self._master_port = self._held.take(ports.master, 1)[0] if leads else 0
         self._agent_port = self._serve(self._mpi, stack) if self._mpi else 0
-        launcher = Peer(contract.ROLE_LAUNCHER, config.job.uid)
+        launcher = RpcPeer(contract.ROLE_LAUNCHER, config.job.uid)
         channel = dial(config.launcher_address, config.secrets, launcher, config.workers)
         stub = coordinator_pb2_grpc.CoordinatorStub(channel)
         self.coordinator = CoordinatorClient(
@@ -100,7 +100,7 @@ class Pod:
             self.state,
             events.put,
             self._acknowledged,
-            MembersFile(config.data_file) if config.data_file else None,
+            DataMembersFile(config.data_file) if config.data_file else None,
         )
         header = {"attempt": config.job.attempt, "worker_index": config.index, "instance": self._instance}
         heard = ShipperEvents(on_contact=self.coordinator.heard, on_empty=self.coordinator.changed)
@@ -312,7 +312,7 @@ class Pod:
         server = serve(
             self._config.ports.agent,
             self._config.secrets,
-            Peer(contract.ROLE_LAUNCHER, self._config.job.uid),
+            RpcPeer(contract.ROLE_LAUNCHER, self._config.job.uid),
             threads=4 + MPI_DAEMONS,
             register=mpi.register,
         )

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from ringtrain.errors import ConfigurationError
 from ringtrain.shared import contract
-from ringtrain.shared.environment import Environment
+from ringtrain.shared.environment import EnvironmentVariables
 from ringtrain.shared.ports import PortTaken
 from ringtrain_job.control.model import Failure, Outcome, Reason, Verdict
 from ringtrain_job.control.settings import read_termination
@@ -38,7 +38,7 @@ def _say(code: int, reason: Reason, message: str) -> int:
         _number(name) for name in (contract.ENV_ATTEMPT, contract.ENV_NUM_WORKERS, contract.ENV_SLOTS_PER_WORKER)
     )
     write_termination_message(
-        read_termination(Environment(os.environ)), termination_message(verdict, attempt, workers * slots)
+        read_termination(EnvironmentVariables(os.environ)), termination_message(verdict, attempt, workers * slots)
     )
     return code
 

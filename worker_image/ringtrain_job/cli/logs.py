@@ -10,7 +10,7 @@ import click
 
 from ringtrain.errors import in_ranges
 from ringtrain.shared import contract
-from ringtrain.shared.environment import Environment
+from ringtrain.shared.environment import EnvironmentVariables
 from ringtrain.shared.storage import ObjectStore
 from ringtrain_job.logs.layout import AttemptFiles
 from ringtrain_job.logs.reading import LogMissing, find_attempt, find_log, follow, read_from, tail_position
@@ -35,7 +35,7 @@ def logs(
     """
     if reports and rank is not None:
         raise click.UsageError("give one of --rank and --reports: reports of all ranks are in one file")
-    env = Environment(os.environ)
+    env = EnvironmentVariables(os.environ)
     wanted = _Wanted(rank, attempt, tail, reports)
     if directory is None and (shipped := _shipped(env, wanted)) is not None:
         if following:
@@ -68,7 +68,7 @@ class _Wanted:
     reports: bool
 
 
-def _shipped(env: Environment, wanted: _Wanted) -> Iterator[bytes] | None:
+def _shipped(env: EnvironmentVariables, wanted: _Wanted) -> Iterator[bytes] | None:
     """What the job's object store has of a log that no volume here has; None where there is no store."""
     uri = env.optional(contract.ENV_LOG_URI)
     if not uri or contract.ENV_JOB_NAME not in os.environ:
@@ -90,7 +90,7 @@ def _shipped(env: Environment, wanted: _Wanted) -> Iterator[bytes] | None:
     return read_shipped(store, number, path.name, wanted.tail)
 
 
-def _present_log(env: Environment, files: AttemptFiles, rank: int | None) -> Path:
+def _present_log(env: EnvironmentVariables, files: AttemptFiles, rank: int | None) -> Path:
     """The file of a rank of the present attempt, which is not there before that has written something."""
     if rank is None or not files.directory.is_dir():
         return find_log(files, rank)
@@ -99,12 +99,12 @@ def _present_log(env: Environment, files: AttemptFiles, rank: int | None) -> Pat
     return files.rank_log(rank)
 
 
-def _ranks(env: Environment) -> int:
+def _ranks(env: EnvironmentVariables) -> int:
     slots = env.integer(contract.ENV_SLOTS_PER_WORKER, 1, low=1, high=1024)
     return env.integer(contract.ENV_NUM_WORKERS, low=1, high=100_000) * slots
 
 
-def _files(env: Environment, attempt: int | None) -> tuple[AttemptFiles, bool]:
+def _files(env: EnvironmentVariables, attempt: int | None) -> tuple[AttemptFiles, bool]:
     """The attempt's files, and whether it is the present one: only that can grow."""
     present = env.integer(contract.ENV_ATTEMPT, low=1)
     root = Path(env.text(contract.ENV_LOG_DIR, contract.LOG_DIR))

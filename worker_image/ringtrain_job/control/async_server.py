@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from ringtrain.shared.rpc import NO_TOKEN, Peer, PeerCheck, bind, server_options
+from ringtrain.shared.rpc import NO_TOKEN, RpcPeer, RpcPeerCheck, bind, server_options
 from ringtrain.shared.secrets import Secrets
 
 # Opening a port, or closing one beyond the grace that calls get, is done in moments.
@@ -59,16 +59,16 @@ class AsyncServer:
     def start(
         port: int,
         secrets: Secrets,
-        peer: Peer,
+        peer: RpcPeer,
         *,
         clients: int,
         register: Callable[[Any], None],
         is_held: bool = False,
-        others: Mapping[str, Peer] | None = None,
+        others: Mapping[str, RpcPeer] | None = None,
     ) -> "AsyncServer":
         """As `serve` of shared/rpc.py, for services whose methods are coroutines; that of a stream writes
         its messages to the context. `clients`: how many stay connected. Raises PortTaken."""
-        handlers = _Handlers(PeerCheck(secrets, peer, others or {}))
+        handlers = _Handlers(RpcPeerCheck(secrets, peer, others or {}))
         register(handlers)
         loop = asyncio.new_event_loop()
         thread = threading.Thread(target=loop.run_forever, name="ringtrain-control", daemon=True)
@@ -85,7 +85,7 @@ class AsyncServer:
 class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
     """All methods, by path: what is called of a caller without the token, or of another role or job, refuses."""
 
-    def __init__(self, check: PeerCheck) -> None:
+    def __init__(self, check: RpcPeerCheck) -> None:
         self._check = check
         self._guarded: dict[str, Any] = {}
         self._refusing: dict[str, Any] = {}
@@ -107,7 +107,7 @@ class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
         knows = self._check.knows_token(handler_call_details.invocation_metadata)
         return (self._guarded if knows else self._refusing).get(handler_call_details.method)
 
-    def _guard(self, behaviour: Any, peer: Peer) -> Any:
+    def _guard(self, behaviour: Any, peer: RpcPeer) -> Any:
         async def guarded(request: Any, context: Any) -> Any:
             if problem := self._check.problem(context, peer):
                 await self._abort(context, problem)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ringtrain.shared import contract
-from ringtrain.shared.environment import Environment
+from ringtrain.shared.environment import EnvironmentVariables
 from ringtrain.shared.rpc import crowd_s
 from ringtrain.shared.secrets import Secrets, load_secrets
 from ringtrain_job.control.model import JobIdentity
@@ -34,7 +34,7 @@ class PodSettings:
         return crowd_s(self.workers)
 
 
-def read_pod(read: Environment) -> PodSettings:
+def read_pod(read: EnvironmentVariables) -> PodSettings:
     """The job and attempt that a pod belongs to, and the rest; ConfigurationError names what is wrong."""
     return PodSettings(
         job=JobIdentity(
@@ -52,7 +52,7 @@ def read_pod(read: Environment) -> PodSettings:
     )
 
 
-def read_termination(read: Environment) -> TerminationPath:
+def read_termination(read: EnvironmentVariables) -> TerminationPath:
     """Where the termination message goes."""
     named = read.optional(contract.ENV_TERMINATION_MESSAGE_PATH)
     return TerminationPath(Path(named) if named else DEFAULT_PATH, required=named is not None)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ringtrain.errors import ConfigurationError, quoted
 from ringtrain.shared import contract
-from ringtrain.shared.environment import Environment
+from ringtrain.shared.environment import EnvironmentVariables
 from ringtrain_job.control.model import FORMATIONS, Registration
 from ringtrain_job.control.settings import PodSettings, read_pod
 from ringtrain_job.launcher.formation import Rules
@@ -125,7 +125,7 @@ class LauncherConfig(PodSettings):
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> "LauncherConfig":
         """Read `env`; ConfigurationError names the first variable that is missing or out of range."""
-        read = Environment(env)
+        read = EnvironmentVariables(env)
         backend = read.choice(contract.ENV_BACKEND, ("ring", "mpi"), "ring")
         pod = read_pod(read)
         mpi = read_mpi(read) if backend == "mpi" else None
@@ -162,7 +162,7 @@ class LauncherConfig(PodSettings):
         )
 
 
-def _read_elastic(read: Environment, pod: PodSettings) -> ElasticSettings:
+def _read_elastic(read: EnvironmentVariables, pod: PodSettings) -> ElasticSettings:
     on_loss = read.choice(contract.ENV_ELASTIC, contract.ON_LOSS)
     most = read.integer(contract.ENV_ELASTIC_MAX_RANKS, pod.world_size, low=1, high=pod.world_size)
     least = read.integer(contract.ENV_ELASTIC_MIN_RANKS, 1, low=1, high=most)
@@ -183,7 +183,7 @@ def _read_elastic(read: Environment, pod: PodSettings) -> ElasticSettings:
     return ElasticSettings(rules, start, script, formation)
 
 
-def _read_sites(read: Environment, workers: int) -> tuple[str, ...]:
+def _read_sites(read: EnvironmentVariables, workers: int) -> tuple[str, ...]:
     """The site of each worker, by index; empty: all are in one."""
     text = read.optional(contract.ENV_WORKER_SITES)
     sites = tuple(text.split(",")) if text else ()
@@ -194,7 +194,7 @@ def _read_sites(read: Environment, workers: int) -> tuple[str, ...]:
     return sites
 
 
-def _read_otel(read: Environment) -> tuple[str, ...]:
+def _read_otel(read: EnvironmentVariables) -> tuple[str, ...]:
     """What is sent to OpenTelemetry's receiver: traces, logs, both or nothing."""
     text = read.optional(contract.ENV_OTEL) or ""
     asked = tuple(filter(None, (word.strip() for word in text.split(","))))
@@ -207,7 +207,7 @@ def _read_otel(read: Environment) -> tuple[str, ...]:
     return asked
 
 
-def _read_sinks(read: Environment) -> tuple[str, ...]:
+def _read_sinks(read: EnvironmentVariables) -> tuple[str, ...]:
     """Where reports go beside the attempt's files, by name."""
     text = read.optional(contract.ENV_SINKS) or ""
     asked = tuple(dict.fromkeys(filter(None, (word.strip() for word in text.split(",")))))

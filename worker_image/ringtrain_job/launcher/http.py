@@ -18,7 +18,7 @@ from ringtrain.errors import ConfigurationError
 from ringtrain.shared.address import listening_socket
 from ringtrain.shared.authentication import bearer, is_one_of
 from ringtrain.shared.ports import PortTaken
-from ringtrain.shared.strangers import Stranger, Strangers
+from ringtrain.shared.strangers import UnauthenticatedPeer, UnauthenticatedPeers
 from ringtrain_job.launcher.metrics import StatusCollector
 from ringtrain_job.launcher.page_server import PageServer
 from ringtrain_job.page.document import finite
@@ -238,8 +238,8 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self, listening: socket.socket, handler: type[BaseHTTPRequestHandler]) -> None:
-        self.strangers = Strangers(_MOST_CONNECTIONS, _CONNECTION_S)
-        self._entered: dict[Any, Stranger] = {}
+        self.strangers = UnauthenticatedPeers(_MOST_CONNECTIONS, _CONNECTION_S)
+        self._entered: dict[Any, UnauthenticatedPeer] = {}
         super().__init__(listening.getsockname(), handler, bind_and_activate=False)
         self.socket.close()
         self.socket = listening

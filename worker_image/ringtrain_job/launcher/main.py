@@ -18,7 +18,7 @@ from ringtrain.shared.data_members import DATA_SERVICE
 from ringtrain.shared.gen import coordinator_pb2_grpc
 from ringtrain.shared.masking import shown_command
 from ringtrain.shared.processes import signal_handler
-from ringtrain.shared.rpc import Peer
+from ringtrain.shared.rpc import RpcPeer
 from ringtrain_job.control.async_server import AsyncServer
 from ringtrain_job.control.model import Failure, Outcome, Reason, Release, Start, Stop, Verdict
 from ringtrain_job.control.termination import termination_message, write_termination_message
@@ -490,10 +490,10 @@ def _open_ports(
     server = AsyncServer.start(
         config.port,
         config.secrets,
-        Peer(contract.ROLE_WORKER, config.job.uid),
+        RpcPeer(contract.ROLE_WORKER, config.job.uid),
         clients=config.workers + config.data_workers,
         register=register,
-        others={DATA_SERVICE: Peer(contract.ROLE_DATA, config.job.uid)},
+        others={DATA_SERVICE: RpcPeer(contract.ROLE_DATA, config.job.uid)},
         is_held=config.ports_held,
     )
     stack.callback(server.close, 1.0)

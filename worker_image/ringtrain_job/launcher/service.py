@@ -15,7 +15,7 @@ from typing import Any
 from ringtrain.shared.data_members import DataMember
 from ringtrain.shared.gen import coordinator_pb2 as pb
 from ringtrain.shared.messages import from_message, message_fields
-from ringtrain.shared.strangers import Complaints
+from ringtrain.shared.strangers import RateLimitedWarnings
 from ringtrain_job.control.model import AgentState, Order, Registration, SlotHistory
 from ringtrain_job.control.wire import deflated, order_to_message
 from ringtrain_job.launcher.data_members import DataMembers
@@ -60,8 +60,8 @@ class CoordinatorService:
         self._data = data
         self._store = store
         self._attempt = attempt
-        self._complaints = Complaints(log.error, most=1)
-        self._stale = Complaints(log.warning, most=1)
+        self._complaints = RateLimitedWarnings(log.error, most=1)
+        self._stale = RateLimitedWarnings(log.warning, most=1)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._news = asyncio.Event()
         self._encoded: _Encoded | None = None

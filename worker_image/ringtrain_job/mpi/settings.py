@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ringtrain.errors import ConfigurationError
 from ringtrain.shared import contract
-from ringtrain.shared.environment import Environment
+from ringtrain.shared.environment import EnvironmentVariables
 from ringtrain_job.mpi.implementation import Implementation
 
 # Of mpirun and its daemons where the container has no HOME, and as container runtimes have it for a user that
@@ -28,7 +28,7 @@ class MpiSettings:
     hostfile: Path | None = None
 
 
-def read_mpi(read: Environment) -> MpiSettings:
+def read_mpi(read: EnvironmentVariables) -> MpiSettings:
     """The settings in RINGTRAIN_MPI_…; ConfigurationError names what is wrong."""
     words = tuple(implementation.value for implementation in Implementation)
     options = read.optional(contract.ENV_MPI_OPTIONS) or ""

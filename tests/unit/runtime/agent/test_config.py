@@ -106,9 +106,9 @@ def test_half_a_secret(tmp_path: Path) -> None:
 def test_secrets_are_not_shown() -> None:
     """Neither key nor token is in what a traceback or log may print."""
     from ringtrain.shared.secrets import Secrets
-    from ringtrain.shared.tls import Certificates
+    from ringtrain.shared.tls import TlsCertificates
 
-    assert "hidden" not in repr(Secrets(Certificates(b"ca", b"certificate", b"hidden"), "hidden"))
+    assert "hidden" not in repr(Secrets(TlsCertificates(b"ca", b"certificate", b"hidden"), "hidden"))
 
 
 def test_a_launcher_may_open_a_file_for_each_rank() -> None:

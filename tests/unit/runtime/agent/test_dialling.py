@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from ringtrain.shared.rpc import Peer, dial
+from ringtrain.shared.rpc import RpcPeer, dial
 from ringtrain.shared.secrets import Secrets
 
 _DEADLINE_S = 30.0
@@ -18,7 +18,7 @@ def test_clients_of_a_large_job_do_not_dial_twice() -> None:
         small, large = (_silent_server(stack) for _ in range(2))
         for server, clients in ((small, 1), (large, 5000)):
             address = f"127.0.0.1:{server.getsockname()[1]}"
-            channel = stack.enter_context(dial(address, Secrets(), Peer("launcher", "uid-1"), clients))
+            channel = stack.enter_context(dial(address, Secrets(), RpcPeer("launcher", "uid-1"), clients))
             channel.unary_unary("/ringtrain.v1.Coordinator/Register").future(b"", wait_for_ready=True)
         stack.enter_context(large.accept()[0])
         for _ in range(3):

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from ringtrain._core.process_groups.formations import FormerFormation, former_of
-from ringtrain.elastic.agreement import Said, conclude
+from ringtrain.elastic.agreement import ElasticStateSummary, conclude
 
 
 def told(adopted: list[int] | None = None, prepared: list[int] | None = None) -> dict[str, Any]:
@@ -31,8 +31,8 @@ def test_survivors(words: list[dict[str, Any]], formation: int, ranks: tuple[int
     assert former_of(words) == FormerFormation(formation, ranks)
 
 
-def said(*committed: int) -> list[Said]:
-    return [Said(count, {"optimizer": count}, {}) for count in committed]
+def said(*committed: int) -> list[ElasticStateSummary]:
+    return [ElasticStateSummary(count, {"optimizer": count}, {}) for count in committed]
 
 
 @pytest.mark.parametrize(
@@ -57,12 +57,14 @@ def test_the_agreed_step(
     assert agreed.updates == {"optimizer": agreed.committed}
 
 
-def of_sites(*words: tuple[str, int, int] | tuple[str, int, int, str]) -> list[Said]:
+def of_sites(*words: tuple[str, int, int] | tuple[str, int, int, str]) -> list[ElasticStateSummary]:
     """Ranks by their site, their commit, and after how many steps since they were interrupted."""
     found = []
     for site, committed, interrupted, *state in words:
         outer = committed - 1 if "behind" in state else 5
-        found.append(Said(committed, {"diloco": committed}, {}, site, interrupted, outer, "waits" in state))
+        found.append(
+            ElasticStateSummary(committed, {"diloco": committed}, {}, site, interrupted, outer, "waits" in state)
+        )
     return found
 
 

@@ -12,7 +12,7 @@ from ringtrain.errors import DataError
 from ringtrain.shared.data_members import (
     DataAddress,
     DataMember,
-    MembersFile,
+    DataMembersFile,
     digest,
     members_text,
     read_members,
@@ -108,7 +108,7 @@ def test_a_job_without_data_workers_has_no_list() -> None:
 
 def test_the_file_is_what_ranks_read(tmp_path: Path) -> None:
     """By index; nobody before the agent has written it, and an empty message changes nothing."""
-    file = MembersFile(tmp_path / "workers.json")
+    file = DataMembersFile(tmp_path / "workers.json")
     assert read_members(file.path) == ()
     second = replace(MEMBER, index=1, instance="b", address="h:2", dispatchers=("h:3",))
     text = members_text("ringtrain", [second, MEMBER])

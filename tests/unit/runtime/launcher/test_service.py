@@ -18,7 +18,7 @@ from support.small_job import environment
 from ringtrain.shared.gen import coordinator_pb2 as pb
 from ringtrain.shared.gen import coordinator_pb2_grpc
 from ringtrain.shared.messages import message_fields
-from ringtrain.shared.rpc import Peer, dial
+from ringtrain.shared.rpc import RpcPeer, dial
 from ringtrain.shared.secrets import Secrets
 from ringtrain_job.control.async_server import AsyncServer
 from ringtrain_job.control.model import AgentState, Outcome, RankPhase, Registration, Start, Stop, Verdict, World
@@ -90,9 +90,9 @@ def dialled(job: Served, clients: int, secrets: Secrets | None = None) -> Iterat
         coordinator_pb2_grpc.add_CoordinatorServicer_to_server(job.service, server)
 
     server = AsyncServer.start(
-        0, secrets or Secrets(), Peer("worker", "uid-1"), clients=clients, register=register
+        0, secrets or Secrets(), RpcPeer("worker", "uid-1"), clients=clients, register=register
     )
-    with dial(f"127.0.0.1:{server.port}", Secrets(), Peer("launcher", "uid-1")) as channel:
+    with dial(f"127.0.0.1:{server.port}", Secrets(), RpcPeer("launcher", "uid-1")) as channel:
         yield server, coordinator_pb2_grpc.CoordinatorStub(channel)
 
 

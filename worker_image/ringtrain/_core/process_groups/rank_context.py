@@ -38,7 +38,7 @@ from ringtrain.shared import contract
 from ringtrain.shared.address import is_loopback
 
 if TYPE_CHECKING:
-    from ringtrain.shared.tls import Tls
+    from ringtrain.shared.tls import TlsIdentity
 
 log = logging.getLogger("ringtrain")
 T = TypeVar("T")
@@ -360,7 +360,7 @@ def _transport(ring: RingConfig, config: WorkerConfig) -> Transport:
     )
 
 
-def _tls(config: WorkerConfig) -> Tls | None:
+def _tls(config: WorkerConfig) -> TlsIdentity | None:
     """What ranks encrypt with, where they are to. Raises ConfigurationError where they can't."""
     if config.encrypt == "none":
         return None
@@ -374,6 +374,6 @@ def _tls(config: WorkerConfig) -> Tls | None:
             f"RINGTRAIN_ENCRYPT is {config.encrypt}, but RINGTRAIN_JOB_UID is not set; peers are known by the "
             "name worker.<uid>.ringtrain in their certificates"
         )
-    from ringtrain.shared.tls import Tls
+    from ringtrain.shared.tls import TlsIdentity
 
-    return Tls.load(config.secret_dir, f"{contract.ROLE_WORKER}.{config.job_uid}.ringtrain")
+    return TlsIdentity.load(config.secret_dir, f"{contract.ROLE_WORKER}.{config.job_uid}.ringtrain")

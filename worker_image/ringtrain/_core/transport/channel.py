@@ -11,7 +11,7 @@ from typing import Final
 from ringtrain._core.transport import frames
 from ringtrain._core.transport.frames import Http2FrameType, Http2Setting
 from ringtrain.shared.connection_errors import ConnectionLost, DeadlinePassed, ProtocolError
-from ringtrain.shared.tls import Tls, TlsSocket
+from ringtrain.shared.tls import TlsIdentity, TlsSocket
 
 # Frame headers and small frames are read through a buffer, what is longer goes where it belongs. A longer buffer
 # would copy more of each segment, and a shorter one would read a small answer in two.
@@ -54,7 +54,7 @@ class SocketChannel:
 
     peer = "a peer that has gone"
 
-    def secure(self, tls: Tls, is_client: bool, deadline: float) -> None:
+    def secure(self, tls: TlsIdentity, is_client: bool, deadline: float) -> None:
         """Go on with TLS; before anything is read or sent. Raises ConnectionLost."""
         assert isinstance(self._sock, socket.socket)
         try:

@@ -25,7 +25,7 @@ from ringtrain._core.wire.failure import PullRefused
 from ringtrain._core.wire.messages import HEADER_BYTES, describe_difference
 from ringtrain.shared.address import host_port, listening_address, split_address
 from ringtrain.shared.connection_errors import ConnectionLost, DeadlinePassed, ProtocolError, StreamReset
-from ringtrain.shared.tls import Tls
+from ringtrain.shared.tls import TlsIdentity
 
 _ENDS: Final = (ConnectionLost, DeadlinePassed, ProtocolError, StreamReset)
 
@@ -136,7 +136,7 @@ class TransportDataPath:
         rank: int,
         addresses: Sequence[str],
         timeout_s: float,
-        tls: Tls | None = None,
+        tls: TlsIdentity | None = None,
         in_clear: Collection[int] = (),
     ) -> None:
         self._in_clear = in_clear

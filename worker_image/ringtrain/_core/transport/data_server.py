@@ -14,8 +14,8 @@ from ringtrain._core.transport.channel import SocketChannel
 from ringtrain._core.transport.data_serving import Http2CallServing
 from ringtrain.shared.address import listening_socket
 from ringtrain.shared.connection_errors import ConnectionLost
-from ringtrain.shared.strangers import Complaints, Strangers
-from ringtrain.shared.tls import Tls
+from ringtrain.shared.strangers import RateLimitedWarnings, UnauthenticatedPeers
+from ringtrain.shared.tls import TlsIdentity
 
 log = logging.getLogger("ringtrain")
 
@@ -36,7 +36,7 @@ class TransportDataServer:
         host: str,
         service: TransportService,
         timeout_s: float,
-        tls: Tls | None = None,
+        tls: TlsIdentity | None = None,
         also_in_clear: bool = False,
     ) -> None:
         """`also_in_clear`: with `tls`, a caller may do without. Raises OSError if there is no port to be had."""
@@ -50,8 +50,8 @@ class TransportDataServer:
         self._closing = False
         self._serving: dict[Http2CallServing, threading.Thread | None] = {}  # None: it rests
         self._idle = _IdleHttp2Connections(self._resume)
-        self._strangers = Strangers(limit_s=_STRANGER_S)
-        self._complaints = Complaints(log.warning)
+        self._strangers = UnauthenticatedPeers(limit_s=_STRANGER_S)
+        self._complaints = RateLimitedWarnings(log.warning)
         self._acceptor = threading.Thread(target=self._accept, name="ringtrain-data-port", daemon=True)
         self._acceptor.start()
 

@@ -23,8 +23,8 @@ from ringtrain._core.transport.frames import (
 )
 from ringtrain._core.wire.failure import NotAPeer, PullRefused
 from ringtrain.shared.connection_errors import ConnectionLost, DeadlinePassed, ProtocolError, StreamReset
-from ringtrain.shared.strangers import Complaints
-from ringtrain.shared.tls import Tls
+from ringtrain.shared.strangers import RateLimitedWarnings
+from ringtrain.shared.tls import TlsIdentity
 
 log = logging.getLogger("ringtrain")
 
@@ -61,8 +61,8 @@ class Http2CallServing:
         channel: SocketChannel,
         service: TransportService,
         enter: Callable[["Http2CallServing", bool], bool],
-        complaints: Complaints,
-        tls: Tls | None = None,
+        complaints: RateLimitedWarnings,
+        tls: TlsIdentity | None = None,
         also_in_clear: bool = False,
     ) -> None:
         self._tls = tls

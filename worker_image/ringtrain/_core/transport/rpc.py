@@ -26,8 +26,8 @@ from ringtrain._core.wire.failure import NotAPeer, PullRefused, WorldFailure
 from ringtrain._core.wire.messages import METHODS, MOST_CONTROL_BYTES, split_frame
 from ringtrain.errors import ConfigurationError
 from ringtrain.shared.address import listening_address
-from ringtrain.shared.strangers import Strangers
-from ringtrain.shared.tls import Tls, caller_problem
+from ringtrain.shared.strangers import UnauthenticatedPeers
+from ringtrain.shared.tls import TlsIdentity, caller_problem
 
 _SERVICE: Final = "ringtrain.Ring"
 _PULL: Final = "Pull"
@@ -116,7 +116,7 @@ class RpcTransport:
         addresses: Sequence[str],
         timeout_s: float,
         data_path: bool = True,
-        tls: Tls | None = None,
+        tls: TlsIdentity | None = None,
         in_clear: Collection[int] = (),
     ) -> None:
         self._tls = tls
@@ -131,7 +131,7 @@ class RpcTransport:
         self._methods: dict[tuple[int, str], Any] = {}
         self._data = TransportDataPath(rank, addresses, timeout_s, tls, in_clear) if data_path else None
         self._data_port: int | None = None
-        self._strangers = Strangers(_MOST_CALLS + _MORE_CALLS * (len(addresses) // 16).bit_length())
+        self._strangers = UnauthenticatedPeers(_MOST_CALLS + _MORE_CALLS * (len(addresses) // 16).bit_length())
         self._sessions: dict[int, tuple[tuple[str, str]]] = {}
 
     @property
@@ -250,7 +250,9 @@ class RpcTransportHandlers(grpc.GenericRpcHandler):  # type: ignore[misc]
     seconds. A stranger's message is read by the thread that answers it, so that none of either is left over.
     """
 
-    def __init__(self, service: TransportService, strangers: Strangers, tls: Tls | None = None) -> None:
+    def __init__(
+        self, service: TransportService, strangers: UnauthenticatedPeers, tls: TlsIdentity | None = None
+    ) -> None:
         self._service = service
         self._tls = tls
         self._strangers = strangers

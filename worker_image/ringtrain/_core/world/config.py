@@ -13,7 +13,7 @@ from ringtrain._core.world.topology import check_addresses, place_of, same_addre
 from ringtrain._core.world.torchrun import meet_beside_master, torchrun_rank
 from ringtrain.errors import ConfigurationError, shown
 from ringtrain.shared import contract
-from ringtrain.shared.environment import Environment, without_empty
+from ringtrain.shared.environment import EnvironmentVariables, without_empty
 from ringtrain.shared.horovod_variables import log_level, with_counterparts
 from ringtrain.shared.place import RankPlace
 
@@ -138,7 +138,7 @@ class WorkerConfig:
         Raises ConfigurationError naming the variable, its value and what was expected.
         """
         env = _with_values(with_counterparts(env))
-        read = Environment(env)
+        read = EnvironmentVariables(env)
         world = (
             _from_ringtrain(env)
             or _from_tf_config(env)
@@ -220,7 +220,7 @@ def _from_ringtrain(env: Mapping[str, str]) -> _DiscoveredWorld | None:
     for name in (contract.ENV_RANK, contract.ENV_SIZE):
         if name not in env:
             raise ConfigurationError(f"{name} is not set; {contract.ENV_RANK} and {contract.ENV_SIZE} go together")
-    read = Environment(env)
+    read = EnvironmentVariables(env)
     size = read.integer(contract.ENV_SIZE, low=1)
     rank = read.integer(contract.ENV_RANK, low=0, high=size - 1)
     addresses = _ring_addresses(env, size)
@@ -251,7 +251,9 @@ def _from_slurm(env: Mapping[str, str]) -> _DiscoveredWorld | None:
     addresses = _ALONE if found.size == 1 else _ring_addresses(env, found.size)
     if addresses is None:
         token = _token(_path(env, contract.ENV_TOKEN_FILE), env.get(contract.ENV_TOKEN))
-        addresses = meet_on_first_node(found, env, token, Environment(env).seconds(contract.ENV_TIMEOUT, 60.0))
+        addresses = meet_on_first_node(
+            found, env, token, EnvironmentVariables(env).seconds(contract.ENV_TIMEOUT, 60.0)
+        )
     return _DiscoveredWorld("slurm", "worker", addresses, place_of(addresses, found.rank))
 
 
@@ -270,7 +272,7 @@ def _from_mpi(env: Mapping[str, str]) -> _DiscoveredWorld | None:
     if addresses is None:
         from ringtrain._core.world.mpi_rendezvous import meet  # rarely needed, and import time counts
 
-        addresses = meet(found, env, Environment(env).seconds(contract.ENV_TIMEOUT, 60.0))
+        addresses = meet(found, env, EnvironmentVariables(env).seconds(contract.ENV_TIMEOUT, 60.0))
     return _DiscoveredWorld("mpi", "worker", addresses, place_of(addresses, found.rank))
 
 
@@ -281,7 +283,9 @@ def _from_torchrun(env: Mapping[str, str]) -> _DiscoveredWorld | None:
     addresses = _ALONE if found.size == 1 else _ring_addresses(env, found.size)
     if addresses is None:
         token = _token(_path(env, contract.ENV_TOKEN_FILE), env.get(contract.ENV_TOKEN))
-        addresses = meet_beside_master(found, env, token, Environment(env).seconds(contract.ENV_TIMEOUT, 60.0))
+        addresses = meet_beside_master(
+            found, env, token, EnvironmentVariables(env).seconds(contract.ENV_TIMEOUT, 60.0)
+        )
     return _DiscoveredWorld("torchrun", "worker", addresses, found.place(addresses))
 
 
@@ -320,13 +324,13 @@ def _sites(env: Mapping[str, str], size: int) -> tuple[str, ...]:
 
 
 def _slot(env: Mapping[str, str]) -> int | None:
-    return Environment(env).integer(contract.ENV_SLOT, low=0) if contract.ENV_SLOT in env else None
+    return EnvironmentVariables(env).integer(contract.ENV_SLOT, low=0) if contract.ENV_SLOT in env else None
 
 
 def _place(env: Mapping[str, str], addresses: tuple[str, ...], rank: int) -> RankPlace:
     """What the environment says, and what it leaves out from the hosts of the addresses."""
     by_host = place_of(addresses, rank)
-    read = Environment(env)
+    read = EnvironmentVariables(env)
     local_size = read.integer(contract.ENV_LOCAL_SIZE, by_host.local_size, low=1)
     cross_size = read.integer(contract.ENV_CROSS_SIZE, by_host.cross_size, low=1)
     slot = _slot(env)  # the local rank is that of the slot: a pod may have a gap

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ringtrain.errors import ConfigurationError, shown
-from ringtrain.shared.environment import Environment
+from ringtrain.shared.environment import EnvironmentVariables
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ def mpi_rank(env: Mapping[str, str]) -> MpiRank | None:
                 f"{launcher} set {rank}={shown(env[rank])} but not {size}, so the size of the world is not known; "
                 f"start through mpirun, or set RINGTRAIN_RANK, RINGTRAIN_SIZE and RINGTRAIN_RING_ADDRESSES"
             )
-        read = Environment(env)
+        read = EnvironmentVariables(env)
         count = read.integer(size, low=1)
         own = read.integer(rank, low=0, high=count - 1)
         local = (read.integer(name, low=0) if name in env else None for name in (local_rank, local_size))

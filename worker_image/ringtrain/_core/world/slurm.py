@@ -13,7 +13,7 @@ from ringtrain._core.world.gathering import RendezvousPoint, gather_addresses
 from ringtrain._core.world.torchrun import beside
 from ringtrain.errors import ConfigurationError
 from ringtrain.shared.address import host_port, is_loopback, own_address, reachable_address
-from ringtrain.shared.environment import Environment
+from ringtrain.shared.environment import EnvironmentVariables
 from ringtrain.shared.ports import HeldPorts
 from ringtrain.shared.slurm import node_names
 
@@ -41,7 +41,7 @@ def slurm_rank(env: Mapping[str, str]) -> SlurmRank | None:
     step = f"{env.get('SLURM_JOB_ID', '')}.{env['SLURM_STEP_ID']}"
     if _is_of_another_launcher(env, step):
         return None
-    read = Environment(env)
+    read = EnvironmentVariables(env)
     size = read.integer("SLURM_STEP_NUM_TASKS", low=1)
     return SlurmRank(read.integer("SLURM_PROCID", low=0, high=size - 1), size, step)
 
@@ -67,7 +67,7 @@ def meet_on_first_node(
     nodes = node_names("SLURM_STEP_NODELIST", env)
     port = _PORTS[zlib.crc32(found.step.encode()) % len(_PORTS)]
     if env.get("MASTER_PORT"):
-        port = beside(Environment(env).integer("MASTER_PORT", low=1, high=65_535))
+        port = beside(EnvironmentVariables(env).integer("MASTER_PORT", low=1, high=65_535))
     own = "127.0.0.1" if len(nodes) == 1 else env.get("RINGTRAIN_POD_IP") or _own_address(nodes[0], port)
     first = own if found.rank == 0 or len(nodes) == 1 else nodes[0]
     meeting = RendezvousPoint(

@@ -16,7 +16,7 @@ from ringtrain._core.world.topology import place_of
 from ringtrain.errors import ConfigurationError, in_ranges, shown
 from ringtrain.shared import authentication
 from ringtrain.shared.address import own_address, split_address
-from ringtrain.shared.environment import HIGHEST, Environment
+from ringtrain.shared.environment import HIGHEST, EnvironmentVariables
 from ringtrain.shared.place import RankPlace
 from ringtrain.shared.ports import HeldPorts
 
@@ -165,7 +165,7 @@ def _number(env: Mapping[str, str], name: str, lowest: int, highest: int = HIGHE
         raise ConfigurationError(
             f"{name} is not set, but {have}; torchrun sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT together"
         )
-    return Environment(env).integer(name, low=lowest, high=highest)
+    return EnvironmentVariables(env).integer(name, low=lowest, high=highest)
 
 
 def _forget_meetings() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ringtrain.errors import ConfigurationError
 from ringtrain.shared import contract
-from ringtrain.shared.environment import Environment
+from ringtrain.shared.environment import EnvironmentVariables
 from ringtrain.shared.secrets import Secrets, load_secrets
 
 
@@ -42,7 +42,7 @@ class DataWorkerConfig:
     @staticmethod
     def from_env(env: Mapping[str, str]) -> DataWorkerConfig:
         """Read `env`; ConfigurationError names the first variable that is missing or out of range."""
-        read = Environment(env)
+        read = EnvironmentVariables(env)
         index = read.integer(contract.ENV_DATA_INDEX, 0, low=0, high=100_000)
         launched = read.optional(contract.ENV_LAUNCHER_ADDRESS) is not None
         job = read.text(contract.ENV_JOB_NAME, "data")
@@ -63,7 +63,7 @@ class DataWorkerConfig:
 
 
 @dataclass(frozen=True)
-class StreamSettings:
+class DataStreamSettings:
     """What a rank must know to ask data workers. `stall_timeout_s`: how long it waits where nothing comes."""
 
     members_file: Path
@@ -83,9 +83,9 @@ class StreamSettings:
         return min(30.0, self.stall_timeout_s / 2)
 
     @staticmethod
-    def from_env(env: Mapping[str, str]) -> StreamSettings:
+    def from_env(env: Mapping[str, str]) -> DataStreamSettings:
         """Read `env`. Raises ConfigurationError, also where the job has no data workers."""
-        read = Environment(env)
+        read = EnvironmentVariables(env)
         file = read.optional(contract.ENV_DATA_WORKERS_FILE)
         if file is None:
             raise ConfigurationError(
@@ -94,7 +94,7 @@ class StreamSettings:
                 "docs/contract.md"
             )
         timeout_s = read.seconds(contract.ENV_TIMEOUT, 60)
-        return StreamSettings(
+        return DataStreamSettings(
             members_file=Path(file),
             secrets=load_secrets(read),
             uid=read.text(contract.ENV_JOB_UID, "none"),

@@ -29,7 +29,7 @@ Arrays = dict[str, NDArray[Any]]
 
 
 @dataclass(frozen=True)
-class LoadRequest:
+class DataWorkerRequest:
     """One lease: the samples `indices`, or what a split has from `offset` on. `key`: the rank's name for it."""
 
     key: int
@@ -45,14 +45,14 @@ class LoadRequest:
         return b"".join([_LENGTH.pack(len(text)), text, np.ascontiguousarray(self.indices, "<i8").tobytes()])
 
     @staticmethod
-    def decode(message: bytes) -> LoadRequest:
+    def decode(message: bytes) -> DataWorkerRequest:
         """Undo `encode`. Raises ValueError for what is no request."""
         try:
             (length,) = _LENGTH.unpack_from(message)
             end = _LENGTH.size + length
             head = json.loads(message[_LENGTH.size : end])
             indices = np.frombuffer(message[end:], "<i8").astype(np.int64)
-            return LoadRequest(
+            return DataWorkerRequest(
                 int(head["key"]), str(head["function"]), indices, str(head["uri"]), int(head["offset"])
             )
         except (struct.error, KeyError, TypeError, UnicodeError) as error:
@@ -71,7 +71,7 @@ _SHOWN: Final = 16
 
 
 @dataclass(frozen=True)
-class ArrayHead:
+class BatchArrayHead:
     """One array of an answer. `dtype`: numpy's short name, or bfloat16."""
 
     name: str
@@ -85,7 +85,7 @@ class ArrayHead:
 
 
 @dataclass(frozen=True)
-class Answer:
+class DataWorkerAnswer:
     """What a data worker says.
 
     `kind`: `hello` (the first answer; `slots`: loader processes), `alive`, `loaded` with `arrays`, `ended` (a
@@ -98,7 +98,7 @@ class Answer:
     text: str = ""
     slots: int = 0
     offset: int = 0
-    heads: tuple[ArrayHead, ...] = ()
+    heads: tuple[BatchArrayHead, ...] = ()
     arrays: Arrays = field(default_factory=dict)
 
     def encode_head(self) -> bytes:
@@ -108,14 +108,14 @@ class Answer:
         return json.dumps(document).encode()
 
     @staticmethod
-    def decode_head(message: bytes) -> Answer:
+    def decode_head(message: bytes) -> DataWorkerAnswer:
         """Undo `encode_head`: an answer whose arrays are still to come."""
         document = json.loads(message)
-        heads = tuple(ArrayHead(name, dtype, tuple(shape)) for name, dtype, shape in document.pop("heads"))
-        return Answer(**document, heads=heads)
+        heads = tuple(BatchArrayHead(name, dtype, tuple(shape)) for name, dtype, shape in document.pop("heads"))
+        return DataWorkerAnswer(**document, heads=heads)
 
 
-def places(heads: tuple[ArrayHead, ...]) -> tuple[list[int], int]:
+def places(heads: tuple[BatchArrayHead, ...]) -> tuple[list[int], int]:
     """Where each array's bytes begin behind the head, aligned for every dtype; and how many bytes there are."""
     begins, end = [], 0
     for head in heads:
@@ -125,10 +125,10 @@ def places(heads: tuple[ArrayHead, ...]) -> tuple[list[int], int]:
     return begins, end
 
 
-def read_answers(messages: Iterator[bytes]) -> Iterator[Answer]:
+def read_answers(messages: Iterator[bytes]) -> Iterator[DataWorkerAnswer]:
     """Put the messages of a stream together to answers. An answer's arrays share one block of memory."""
     for message in messages:
-        answer = Answer.decode_head(message)
+        answer = DataWorkerAnswer.decode_head(message)
         begins, total = places(answer.heads)
         block, at = np.empty(total, np.uint8), 0
         while at < total:
@@ -141,12 +141,14 @@ def read_answers(messages: Iterator[bytes]) -> Iterator[Answer]:
             head.name: block[begin : begin + head.nbytes].view(dtype_of(head.dtype)).reshape(head.shape)
             for head, begin in zip(answer.heads, begins, strict=True)
         }
-        yield Answer(answer.kind, answer.key, answer.text, answer.slots, answer.offset, answer.heads, arrays)
+        yield DataWorkerAnswer(
+            answer.kind, answer.key, answer.text, answer.slots, answer.offset, answer.heads, arrays
+        )
 
 
-def heads_of(arrays: Mapping[str, NDArray[Any]]) -> tuple[ArrayHead, ...]:
+def heads_of(arrays: Mapping[str, NDArray[Any]]) -> tuple[BatchArrayHead, ...]:
     """What a header says of `arrays`."""
-    return tuple(ArrayHead(name, travel_name(array.dtype), array.shape) for name, array in arrays.items())
+    return tuple(BatchArrayHead(name, travel_name(array.dtype), array.shape) for name, array in arrays.items())
 
 
 def travel_name(dtype: np.dtype[Any]) -> str:

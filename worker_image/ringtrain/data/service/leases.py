@@ -15,7 +15,7 @@ _AHEAD: Final = 2
 
 
 @dataclass
-class _Lease:
+class _DataWorkerLease:
     holders: set[Hashable] = field(default_factory=set)
     asked_at: float = 0.0
     near: Hashable = None
@@ -23,7 +23,7 @@ class _Lease:
 
 
 @dataclass
-class _Holder:
+class _DataWorkerLeaseHolder:
     slots: int
     held: set[int] = field(default_factory=set)
 
@@ -36,7 +36,7 @@ class _Holder:
         return len(self.held) / self.slots
 
 
-class Leases:
+class DataWorkerLeases:
     """Gives each request to one data worker, and to another one when the first is lost, or late by `again_s`.
 
     A data worker has at most two requests for each of its loader processes. Every request is answered once: what
@@ -45,8 +45,8 @@ class Leases:
 
     def __init__(self, again_s: float) -> None:
         self._again_s = again_s
-        self._open: dict[int, _Lease] = {}
-        self._workers: dict[Hashable, _Holder] = {}
+        self._open: dict[int, _DataWorkerLease] = {}
+        self._workers: dict[Hashable, _DataWorkerLeaseHolder] = {}
 
     @property
     def workers(self) -> int:
@@ -60,15 +60,15 @@ class Leases:
 
     def add(self, key: int, near: Hashable = None) -> None:
         """A request to be answered, best by the data worker `near`."""
-        self._open[key] = _Lease(near=near)
+        self._open[key] = _DataWorkerLease(near=near)
 
     def join(self, worker: Hashable, slots: int) -> None:
         """A data worker with `slots` loader processes can be asked."""
-        self._workers[worker] = _Holder(max(1, slots))
+        self._workers[worker] = _DataWorkerLeaseHolder(max(1, slots))
 
     def leave(self, worker: Hashable) -> list[int]:
         """A data worker is lost; returns the requests that nobody has any more."""
-        gone = self._workers.pop(worker, _Holder(1))
+        gone = self._workers.pop(worker, _DataWorkerLeaseHolder(1))
         return [key for key in sorted(gone.held) if self._release(worker, key)]
 
     def answered(self, key: int) -> bool:
@@ -110,7 +110,7 @@ class Leases:
             given.append((worker, key))
         return given
 
-    def _choose(self, lease: _Lease) -> Hashable:
+    def _choose(self, lease: _DataWorkerLease) -> Hashable:
         near = self._workers.get(lease.near)
         if near is not None and near.has_room and lease.near not in lease.holders:
             return lease.near

@@ -10,27 +10,27 @@ from typing import Any, Protocol
 
 import grpc
 
-from ringtrain.data.service.config import StreamSettings
-from ringtrain.data.service.frames import METHOD, SERVICE, Answer, LoadRequest, read_answers
+from ringtrain.data.service.config import DataStreamSettings
+from ringtrain.data.service.frames import METHOD, SERVICE, DataWorkerAnswer, DataWorkerRequest, read_answers
 from ringtrain.shared import contract
 from ringtrain.shared.data_members import DataAddress
-from ringtrain.shared.rpc import Peer, dial
+from ringtrain.shared.rpc import RpcPeer, dial
 
 
-class LinkEvents(Protocol):
+class DataWorkerLinkEvents(Protocol):
     """Who is told what happens on links, on their threads."""
 
-    def came(self, link: Link, answer: Answer) -> None:
+    def came(self, link: DataWorkerLink, answer: DataWorkerAnswer) -> None:
         """The data worker has said something."""
 
-    def lost(self, link: Link, problem: str) -> None:
+    def lost(self, link: DataWorkerLink, problem: str) -> None:
         """The stream has ended; called once, as the last thing."""
 
 
-class Link:
+class DataWorkerLink:
     """One stream to the data worker `member`. It can be asked once it has said hello."""
 
-    def __init__(self, member: DataAddress, settings: StreamSettings, events: LinkEvents) -> None:
+    def __init__(self, member: DataAddress, settings: DataStreamSettings, events: DataWorkerLinkEvents) -> None:
         self.member = member
         self.heard = time.monotonic()
         self._settings = settings
@@ -42,7 +42,7 @@ class Link:
         self._thread = threading.Thread(target=self._run, name=f"ringtrain-data-{member.index}", daemon=True)
         self._thread.start()
 
-    def ask(self, request: LoadRequest) -> None:
+    def ask(self, request: DataWorkerRequest) -> None:
         """Send a request; never blocks."""
         self._requests.put(request.encode())
 
@@ -62,7 +62,7 @@ class Link:
         problem = "it has closed the stream"
         try:
             with dial(
-                self.member.address, self._settings.secrets, Peer(contract.ROLE_DATA, self._settings.uid)
+                self.member.address, self._settings.secrets, RpcPeer(contract.ROLE_DATA, self._settings.uid)
             ) as channel:
                 self._follow(channel)
         except grpc.RpcError as error:

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ringtrain.data.service.frames import Answer, Arrays, LoadRequest, heads_of, places
+from ringtrain.data.service.frames import Arrays, DataWorkerAnswer, DataWorkerRequest, heads_of, places
 from ringtrain.errors import kind_of
 from ringtrain.shared.framing import receive_frame, send_frame
 
@@ -29,30 +29,30 @@ _MOST_TRACEBACK: Final = 16_000
 _END: Final = object()
 
 
-class _BadResult(Exception):
+class _BadLoaderResult(Exception):
     """What the user named, or what it gave, is not what the contract of a loader says."""
 
 
-class Loader:
+class DataWorkerLoader:
     """Calls the user's functions. `answer` never raises, whatever they do."""
 
     def __init__(self) -> None:
         self._functions: dict[str, Callable[..., Any]] = {}
         self._splits: OrderedDict[tuple[str, str], tuple[int, Iterator[Any]]] = OrderedDict()
 
-    def answer(self, request: LoadRequest) -> Answer:
+    def answer(self, request: DataWorkerRequest) -> DataWorkerAnswer:
         """What the data worker is to send: `loaded`, `ended` or `failed`."""
         try:
             function = self._function(request.function)
             if request.uri:
                 return self._next_of_split(function, request)
             arrays = _checked(function(request.indices), f'"{request.function}" returned')
-            return Answer("loaded", request.key, heads=heads_of(arrays), arrays=arrays)
-        except _BadResult as error:
-            return Answer("failed", request.key, str(error))
+            return DataWorkerAnswer("loaded", request.key, heads=heads_of(arrays), arrays=arrays)
+        except _BadLoaderResult as error:
+            return DataWorkerAnswer("failed", request.key, str(error))
         except BaseException as error:
             self._splits.pop((request.function, request.uri), None)
-            return Answer("failed", request.key, _told(request.function, error))
+            return DataWorkerAnswer("failed", request.key, _told(request.function, error))
 
     def _function(self, name: str) -> Callable[..., Any]:
         if name in self._functions:
@@ -63,69 +63,71 @@ class Loader:
         except ModuleNotFoundError as error:
             if error.name != module_name.split(".")[0] and error.name != module_name:
                 raise
-            raise _BadResult(
+            raise _BadLoaderResult(
                 f'"{name}": there is no module {module_name} on the data worker, which looked in {os.getcwd()} '
                 "and PYTHONPATH; it needs the code that the ranks have"
             ) from error
         found: Any = module
         for part in attribute.split("."):
             if not hasattr(found, part):
-                raise _BadResult(f'"{name}": module {module_name} ({module.__file__}) has no {attribute}')
+                raise _BadLoaderResult(f'"{name}": module {module_name} ({module.__file__}) has no {attribute}')
             found = getattr(found, part)
         if not callable(found):
-            raise _BadResult(f'"{name}" is {kind_of(found)}; expected a function')
+            raise _BadLoaderResult(f'"{name}" is {kind_of(found)}; expected a function')
         self._functions[name] = found
         return self._functions[name]
 
-    def _next_of_split(self, function: Callable[..., Any], request: LoadRequest) -> Answer:
+    def _next_of_split(self, function: Callable[..., Any], request: DataWorkerRequest) -> DataWorkerAnswer:
         name = (request.function, request.uri)
         at, items = self._splits.pop(name, (None, None))
         if at != request.offset or items is None:
             items = iter(function(request.uri, request.offset))
         item = next(items, _END)
         if item is _END:
-            return Answer("ended", request.key)
+            return DataWorkerAnswer("ended", request.key)
         offset, arrays = _checked_item(item, request)
         self._splits[name] = offset, items
         while len(self._splits) > _OPEN_SPLITS:
             self._splits.popitem(last=False)
-        return Answer("loaded", request.key, offset=offset, heads=heads_of(arrays), arrays=arrays)
+        return DataWorkerAnswer("loaded", request.key, offset=offset, heads=heads_of(arrays), arrays=arrays)
 
 
 def _checked(result: object, who: str) -> Arrays:
-    """`result` as arrays that can travel. Raises _BadResult."""
+    """`result` as arrays that can travel. Raises _BadLoaderResult."""
     if not isinstance(result, Mapping):
-        raise _BadResult(f"{who} {kind_of(result)}; expected a dict of arrays by name")
+        raise _BadLoaderResult(f"{who} {kind_of(result)}; expected a dict of arrays by name")
     return {_name(name, who): _array(value, f"{who} a dict whose {name!r}") for name, value in result.items()}
 
 
 def _name(name: object, who: str) -> str:
     if not isinstance(name, str):
-        raise _BadResult(f"{who} a dict with the key {name!r}; expected names (str)")
+        raise _BadLoaderResult(f"{who} a dict with the key {name!r}; expected names (str)")
     return name
 
 
 def _array(value: object, where: str) -> Any:
     if not isinstance(value, np.ndarray | np.generic) and not hasattr(value, "__array__"):
-        raise _BadResult(f"{where} is {kind_of(value)}; expected a numpy array (numpy.asarray makes one)")
+        raise _BadLoaderResult(f"{where} is {kind_of(value)}; expected a numpy array (numpy.asarray makes one)")
     if isinstance(value, np.ma.MaskedArray):
-        raise _BadResult(f"{where} is a masked array; expected one without a mask, which is not sent (filled())")
+        raise _BadLoaderResult(
+            f"{where} is a masked array; expected one without a mask, which is not sent (filled())"
+        )
     array = np.asarray(value)
     if array.dtype.hasobject or (array.dtype.kind == "V" and array.dtype.name != "bfloat16"):
-        raise _BadResult(
+        raise _BadLoaderResult(
             f"{where} is an array of dtype {array.dtype}; expected numbers, bool or fixed-length text: objects "
             "are not sent, since that would take pickle"
         )
     return np.asarray(array, order="C")
 
 
-def _checked_item(item: object, request: LoadRequest) -> tuple[int, Arrays]:
+def _checked_item(item: object, request: DataWorkerRequest) -> tuple[int, Arrays]:
     who = f'"{request.function}" yielded'
     if not (isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], int | np.integer)):
-        raise _BadResult(f"{who} {kind_of(item)}; expected (offset to go on from, dict of arrays by name)")
+        raise _BadLoaderResult(f"{who} {kind_of(item)}; expected (offset to go on from, dict of arrays by name)")
     offset = int(item[0])
     if offset <= request.offset:
-        raise _BadResult(
+        raise _BadLoaderResult(
             f"{who} the offset {offset} after {request.offset} in {request.uri}; expected one that grows, so that "
             "reading goes on behind what was read"
         )
@@ -142,7 +144,7 @@ def _told(name: str, error: BaseException) -> str:
     return f'"{name}" raised {type(error).__name__}\n{shown.rstrip()}'
 
 
-def hand_over(sock: socket.socket, answer: Answer) -> None:
+def hand_over(sock: socket.socket, answer: DataWorkerAnswer) -> None:
     """Send `answer` to the data worker: its head, and its arrays in a file of memory."""
     begins, total = places(answer.heads)
     memory = os.memfd_create("ringtrain-batch", os.MFD_CLOEXEC)
@@ -163,9 +165,9 @@ def _write(memory: int, data: memoryview, at: int) -> None:
 
 def serve(sock: socket.socket) -> None:
     """Answer requests until the data worker closes its end."""
-    loader = Loader()
+    loader = DataWorkerLoader()
     while (frame := receive_frame(sock)) is not None:
-        hand_over(sock, loader.answer(LoadRequest.decode(frame[0])))
+        hand_over(sock, loader.answer(DataWorkerRequest.decode(frame[0])))
 
 
 if __name__ == "__main__":

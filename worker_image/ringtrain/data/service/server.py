@@ -14,13 +14,13 @@ from typing import Any, Final
 import grpc
 
 from ringtrain.data.service.config import DataWorkerConfig
-from ringtrain.data.service.frames import METHOD, SERVICE, Answer, LoadRequest
-from ringtrain.data.service.slots import Client, Loaded, RequestQueue, Slot
+from ringtrain.data.service.frames import METHOD, SERVICE, DataWorkerAnswer, DataWorkerRequest
+from ringtrain.data.service.slots import DataWorkerClient, DataWorkerRequestQueue, DataWorkerSlot, LoadedAnswer
 from ringtrain.shared import contract
 from ringtrain.shared.address import host_port, own_address
-from ringtrain.shared.data_members import Announcer, DataMember
+from ringtrain.shared.data_members import DataMember, DataMemberAnnouncer
 from ringtrain.shared.processes import signal_handler
-from ringtrain.shared.rpc import Peer, dial, serve
+from ringtrain.shared.rpc import RpcPeer, dial, serve
 from ringtrain.shared.secrets import Secrets
 
 log = logging.getLogger(__name__)
@@ -38,10 +38,10 @@ class DataWorkerServer:
     ) -> None:
         self._alive_s = alive_s
         self._slots = slots
-        self._queue = RequestQueue(slots)
+        self._queue = DataWorkerRequestQueue(slots)
         own = {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // slots)), **environment}
-        self._running = [Slot(index, self._queue, own) for index in range(slots)]
-        peer = Peer(contract.ROLE_WORKER, uid)
+        self._running = [DataWorkerSlot(index, self._queue, own) for index in range(slots)]
+        peer = RpcPeer(contract.ROLE_WORKER, uid)
         self._server = serve(port, secrets, peer, threads=_MOST_RANKS, register=self._register)
         self.port = self._server.port
 
@@ -64,25 +64,25 @@ class DataWorkerServer:
             target=self._read, args=(client, requests, context), name="ringtrain-requests", daemon=True
         )
         reader.start()
-        yield Answer("hello", slots=self._slots).encode_head()
+        yield DataWorkerAnswer("hello", slots=self._slots).encode_head()
         while not client.closed:
             loaded = self._queue.next_answer(client, self._alive_s)
             if loaded is None:
-                yield Answer("alive").encode_head()
+                yield DataWorkerAnswer("alive").encode_head()
                 continue
             yield from self._send(client, loaded)
 
-    def _send(self, client: Client, loaded: Loaded) -> Iterator[bytes]:
+    def _send(self, client: DataWorkerClient, loaded: LoadedAnswer) -> Iterator[bytes]:
         try:
             yield from loaded.messages()
         finally:
             loaded.close()
             self._queue.sent(client)
 
-    def _read(self, client: Client, requests: Iterator[bytes], context: Any) -> None:
+    def _read(self, client: DataWorkerClient, requests: Iterator[bytes], context: Any) -> None:
         try:
             for message in requests:
-                if not self._queue.ask(client, LoadRequest.decode(message)):
+                if not self._queue.ask(client, DataWorkerRequest.decode(message)):
                     break
         except grpc.RpcError:
             pass
@@ -119,9 +119,9 @@ def announce(
     on_members: Callable[[str], None] = lambda _: None,
 ) -> None:
     """Keep the data worker registered at the job's launcher, whichever answers, until `stack` is left."""
-    channel = dial(config.launcher_address, config.secrets, Peer(contract.ROLE_LAUNCHER, config.uid))
+    channel = dial(config.launcher_address, config.secrets, RpcPeer(contract.ROLE_LAUNCHER, config.uid))
     stack.callback(channel.close)
-    announcer = Announcer(
+    announcer = DataMemberAnnouncer(
         channel, member, heartbeat_s=config.heartbeat_s, call_s=config.call_s, on_members=on_members
     )
     stack.callback(announcer.close)

@@ -8,10 +8,10 @@ import time
 from typing import Any, Final
 
 from ringtrain._core.process_groups.context import current_or_none
-from ringtrain.data.service.config import StreamSettings
-from ringtrain.data.service.frames import Answer, LoadRequest
-from ringtrain.data.service.leases import Leases
-from ringtrain.data.service.links import Link
+from ringtrain.data.service.config import DataStreamSettings
+from ringtrain.data.service.frames import DataWorkerAnswer, DataWorkerRequest
+from ringtrain.data.service.leases import DataWorkerLeases
+from ringtrain.data.service.links import DataWorkerLink
 from ringtrain.errors import DataError
 from ringtrain.shared.data_members import DataAddress, read_members
 from ringtrain.step_time import INPUT
@@ -27,16 +27,16 @@ MOST_CRASHES: Final = 3
 _JOIN_S: Final = 5.0
 
 
-class Session:
+class DataWorkerSession:
     """Asks data workers, whichever there are, until it is closed. `ask` and `take` are for one thread."""
 
-    def __init__(self, settings: StreamSettings) -> None:
+    def __init__(self, settings: DataStreamSettings) -> None:
         self._settings = settings
         self._changed = threading.Condition()
-        self._leases = Leases(again_s=settings.timeout_s)
-        self._requests: dict[int, LoadRequest] = {}
-        self._answers: dict[int, tuple[Answer, Link]] = {}
-        self._links: dict[DataAddress, Link] = {}
+        self._leases = DataWorkerLeases(again_s=settings.timeout_s)
+        self._requests: dict[int, DataWorkerRequest] = {}
+        self._answers: dict[int, tuple[DataWorkerAnswer, DataWorkerLink]] = {}
+        self._links: dict[DataAddress, DataWorkerLink] = {}
         self._dial_at: dict[DataAddress, float] = {}
         self._known: tuple[DataAddress, ...] = read_members(settings.members_file)
         self._problem = ""
@@ -46,14 +46,14 @@ class Session:
         self._thread = threading.Thread(target=self._watch, name="ringtrain-data-watch", daemon=True)
         self._thread.start()
 
-    def ask(self, request: LoadRequest, near: Link | None = None) -> None:
+    def ask(self, request: DataWorkerRequest, near: DataWorkerLink | None = None) -> None:
         """Have `request` answered by some data worker, best by `near`."""
         with self._changed:
             self._requests[request.key] = request
             self._leases.add(request.key, near)
             self._assign()
 
-    def take(self, key: int) -> tuple[Answer, Link]:
+    def take(self, key: int) -> tuple[DataWorkerAnswer, DataWorkerLink]:
         """The answer to request `key`, `loaded` or `ended`, and who gave it.
 
         Raises DataError where the user's function raised, crashed its process too often, or nothing came within
@@ -81,7 +81,7 @@ class Session:
         for link in links:
             link.join(_JOIN_S)
 
-    def came(self, link: Link, answer: Answer) -> None:
+    def came(self, link: DataWorkerLink, answer: DataWorkerAnswer) -> None:
         """A data worker has said something."""
         with self._changed:
             if answer.kind == "alive" or self._links.get(link.member) is not link:
@@ -94,30 +94,30 @@ class Session:
                 self._keep(link, answer)
             self._assign()
 
-    def lost(self, link: Link, problem: str) -> None:
+    def lost(self, link: DataWorkerLink, problem: str) -> None:
         """A stream has ended: its requests are for others."""
         with self._changed:
             self._forget(link, problem)
 
-    def _crashed(self, link: Link, answer: Answer) -> None:
+    def _crashed(self, link: DataWorkerLink, answer: DataWorkerAnswer) -> None:
         crashes = self._leases.crashed(link, answer.key)
         if crashes < MOST_CRASHES:
             return
         self._leases.answered(answer.key)
         request = self._requests[answer.key]
         text = f'"{request.function}": its loader process {answer.text}, {crashes} times over the same request'
-        self._keep(link, Answer("failed", answer.key, text))
+        self._keep(link, DataWorkerAnswer("failed", answer.key, text))
 
-    def _keep(self, link: Link, answer: Answer) -> None:
+    def _keep(self, link: DataWorkerLink, answer: DataWorkerAnswer) -> None:
         self._answers[answer.key] = answer, link
         self._changed.notify_all()
 
     def _assign(self) -> None:
         for worker, key in self._leases.assign(time.monotonic()):
-            assert isinstance(worker, Link)
+            assert isinstance(worker, DataWorkerLink)
             worker.ask(self._requests[key])
 
-    def _forget(self, link: Link, problem: str) -> None:
+    def _forget(self, link: DataWorkerLink, problem: str) -> None:
         if self._links.get(link.member) is not link:
             return
         del self._links[link.member]
@@ -144,7 +144,7 @@ class Session:
                 self._dial(now)
                 self._assign()
 
-    def _silent(self, now: float) -> list[Link]:
+    def _silent(self, now: float) -> list[DataWorkerLink]:
         return [link for link in self._links.values() if now - link.heard >= self._settings.lost_after_s]
 
     def _dial(self, now: float) -> None:
@@ -153,7 +153,7 @@ class Session:
         self._dial_at = {member: at for member, at in self._dial_at.items() if member in self._known}
         for member in self._known:
             if member not in self._links and now >= self._dial_at.get(member, 0.0) and not self._closed.is_set():
-                self._links[member] = Link(member, self._settings, self)
+                self._links[member] = DataWorkerLink(member, self._settings, self)
 
     def _wait(self, key: int, began: float) -> None:
         say_at = began + self._settings.say_every_s

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from ringtrain.data.service.frames import CHUNK_BYTES, Answer, LoadRequest, places
+from ringtrain.data.service.frames import CHUNK_BYTES, DataWorkerAnswer, DataWorkerRequest, places
 from ringtrain.shared.framing import receive_frame, send_frame
 from ringtrain.shared.processes import end_child, is_stopped, signal_name, start_child
 
@@ -29,10 +29,10 @@ _MOST_REQUESTS: Final = 4096
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedAnswer:
     """An answer, and the file of memory that has the bytes of its arrays."""
 
-    answer: Answer
+    answer: DataWorkerAnswer
     memory: int | None = None
 
     def messages(self) -> Iterator[bytes]:
@@ -49,35 +49,35 @@ class Loaded:
             os.close(self.memory)
 
 
-class Client:
+class DataWorkerClient:
     """One rank's stream: what it has asked for, and answers that are to be sent. Used under the queue's lock."""
 
     def __init__(self) -> None:
-        self.requests: deque[LoadRequest] = deque()
-        self.answers: deque[Loaded] = deque()
+        self.requests: deque[DataWorkerRequest] = deque()
+        self.answers: deque[LoadedAnswer] = deque()
         self.under_way = 0  # requests that a slot works on, and answers that are not sent
         self.closed = False
 
 
-class RequestQueue:
+class DataWorkerRequestQueue:
     """All ranks' requests. Slots take from the ranks in turn, and from each rank only so much that its answers,
     which it may be slow to read, hold the memory of at most two batches for each slot."""
 
     def __init__(self, slots: int) -> None:
         self._limit = 2 * slots
         self._changed = threading.Condition()
-        self._clients: deque[Client] = deque()
+        self._clients: deque[DataWorkerClient] = deque()
         self._splits: dict[tuple[int, str], int] = {}
         self._closed = False
 
-    def enter(self) -> Client:
+    def enter(self) -> DataWorkerClient:
         """A rank has opened a stream."""
-        client = Client()
+        client = DataWorkerClient()
         with self._changed:
             self._clients.append(client)
         return client
 
-    def leave(self, client: Client) -> None:
+    def leave(self, client: DataWorkerClient) -> None:
         """A rank's stream has ended: what it asked for is forgotten."""
         with self._changed:
             if client.closed:
@@ -90,7 +90,7 @@ class RequestQueue:
             client.answers.clear()
             self._changed.notify_all()
 
-    def ask(self, client: Client, request: LoadRequest) -> bool:
+    def ask(self, client: DataWorkerClient, request: DataWorkerRequest) -> bool:
         """Queue a request; False where the rank has too many, or has gone."""
         with self._changed:
             if client.closed or len(client.requests) >= _MOST_REQUESTS:
@@ -99,7 +99,7 @@ class RequestQueue:
             self._changed.notify_all()
             return True
 
-    def take(self, slot: int) -> tuple[Client, LoadRequest] | None:
+    def take(self, slot: int) -> tuple[DataWorkerClient, DataWorkerRequest] | None:
         """The next request for `slot`; waits for one. None: the queue is closed."""
         with self._changed:
             while not self._closed:
@@ -109,7 +109,7 @@ class RequestQueue:
                 self._changed.wait()
             return None
 
-    def put(self, client: Client, loaded: Loaded) -> None:
+    def put(self, client: DataWorkerClient, loaded: LoadedAnswer) -> None:
         """A slot has an answer for a rank."""
         with self._changed:
             if client.closed:
@@ -118,13 +118,13 @@ class RequestQueue:
             client.answers.append(loaded)
             self._changed.notify_all()
 
-    def next_answer(self, client: Client, timeout_s: float) -> Loaded | None:
+    def next_answer(self, client: DataWorkerClient, timeout_s: float) -> LoadedAnswer | None:
         """The next answer that is to be sent; None: nothing within `timeout_s`, or the stream has ended."""
         with self._changed:
             self._changed.wait_for(lambda: client.answers or client.closed, timeout_s)
             return client.answers.popleft() if client.answers else None
 
-    def sent(self, client: Client) -> None:
+    def sent(self, client: DataWorkerClient) -> None:
         """An answer is on its way, and its memory is given back."""
         with self._changed:
             client.under_way -= 1
@@ -136,7 +136,7 @@ class RequestQueue:
             self._closed = True
             self._changed.notify_all()
 
-    def _next(self, slot: int) -> tuple[Client, LoadRequest] | None:
+    def _next(self, slot: int) -> tuple[DataWorkerClient, DataWorkerRequest] | None:
         for client in list(self._clients):
             if client.under_way >= self._limit:
                 continue
@@ -152,10 +152,10 @@ class RequestQueue:
         return None
 
 
-class Slot:
+class DataWorkerSlot:
     """One loader process, and the thread that feeds it. The process is started anew when it has ended."""
 
-    def __init__(self, index: int, queue: RequestQueue, environment: Mapping[str, str]) -> None:
+    def __init__(self, index: int, queue: DataWorkerRequestQueue, environment: Mapping[str, str]) -> None:
         self._index = index
         self._queue = queue
         self._environment = environment
@@ -191,7 +191,7 @@ class Slot:
         if self._process is not None:
             end_child(self._process)
 
-    def _load(self, request: LoadRequest) -> Loaded:
+    def _load(self, request: DataWorkerRequest) -> LoadedAnswer:
         if self._process is None or self._process.poll() is not None:
             self._end()
             self._begin()
@@ -201,9 +201,9 @@ class Slot:
             loaded = self._receive(self._sock)
         except OSError:
             loaded = None
-        return loaded or Loaded(Answer("crashed", request.key, self._how_it_ended()))
+        return loaded or LoadedAnswer(DataWorkerAnswer("crashed", request.key, self._how_it_ended()))
 
-    def _receive(self, sock: socket.socket) -> Loaded | None:
+    def _receive(self, sock: socket.socket) -> LoadedAnswer | None:
         """What the loader process answers; None where it has ended."""
         stopped_since: float | None = None
         poll = select.poll()
@@ -211,7 +211,7 @@ class Slot:
         while not poll.poll(1000 * _LOOK_S):
             stopped_since = self._stopped_since(stopped_since)
         frame = receive_frame(sock)
-        return None if frame is None else Loaded(Answer.decode_head(frame[0]), frame[1][0])
+        return None if frame is None else LoadedAnswer(DataWorkerAnswer.decode_head(frame[0]), frame[1][0])
 
     def _stopped_since(self, since: float | None) -> float | None:
         """Since when the process is stopped by a signal; one that is for too long is killed."""

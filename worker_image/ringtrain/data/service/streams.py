@@ -12,9 +12,9 @@ from typing import Final, Protocol
 
 from ringtrain._core.process_groups.process_sets import group_of
 from ringtrain.data.service.batches import LoadedBatch, SplitBatch, loaded
-from ringtrain.data.service.config import StreamSettings
-from ringtrain.data.service.frames import LoadRequest
-from ringtrain.data.service.session import Session
+from ringtrain.data.service.config import DataStreamSettings
+from ringtrain.data.service.frames import DataWorkerRequest
+from ringtrain.data.service.session import DataWorkerSession
 from ringtrain.data.shard import Batch, Shard
 from ringtrain.errors import ConfigurationError, kind_of
 
@@ -47,7 +47,7 @@ class BatchStream:
         self._epoch = epoch
         self._consumed = consumed
         self._prefetch = prefetch
-        self._settings = StreamSettings.from_env(os.environ)
+        self._settings = DataStreamSettings.from_env(os.environ)
 
     def __iter__(self) -> Generator[LoadedBatch, None, None]:
         if isinstance(self._shard, Shard):
@@ -68,11 +68,11 @@ class BatchStream:
     def _load(self, batches: Iterable[Batch]) -> Generator[LoadedBatch, None, None]:
         waiting: deque[tuple[int, Batch]] = deque()
         keyed = zip(count(), batches, strict=False)
-        with closing(Session(self._settings)) as session:
+        with closing(DataWorkerSession(self._settings)) as session:
             while True:
                 while len(waiting) < self._prefetch and (following := next(keyed, None)) is not None:
                     key, batch = following
-                    session.ask(LoadRequest(key, self._function, batch.indices))
+                    session.ask(DataWorkerRequest(key, self._function, batch.indices))
                     waiting.append(following)
                 if not waiting:
                     return
@@ -94,7 +94,7 @@ class SplitStream:
     ) -> None:
         self._function = function
         self._prefetch = prefetch
-        self._settings = StreamSettings.from_env(os.environ)
+        self._settings = DataStreamSettings.from_env(os.environ)
         rank, size = place
         left = [uri for uri in uris if positions.get(uri, 0) is not None]
         done = dict.fromkeys(uri for uri in uris if positions.get(uri, 0) is None)
@@ -107,13 +107,13 @@ class SplitStream:
         left = deque((uri, offset) for uri, offset in self.positions.items() if offset is not None)
         turns: deque[tuple[str, int]] = deque()
         keys = count()
-        with closing(Session(self._settings)) as session:
+        with closing(DataWorkerSession(self._settings)) as session:
 
             def begin() -> None:
                 while left and len(turns) < self._prefetch:
                     uri, offset = left.popleft()
                     turns.append((uri, key := next(keys)))
-                    session.ask(LoadRequest(key, self._function, uri=uri, offset=offset))
+                    session.ask(DataWorkerRequest(key, self._function, uri=uri, offset=offset))
 
             begin()
             while turns:
@@ -124,7 +124,7 @@ class SplitStream:
                     begin()
                     continue
                 turns.append((uri, key := next(keys)))
-                session.ask(LoadRequest(key, self._function, uri=uri, offset=answer.offset), near=link)
+                session.ask(DataWorkerRequest(key, self._function, uri=uri, offset=answer.offset), near=link)
                 self.positions[uri] = answer.offset
                 yield SplitBatch(uri, answer.offset, answer.arrays)
 

@@ -13,16 +13,16 @@ from pyspark.sql import SparkSession
 
 from ringtrain.errors import RingtrainError
 from ringtrain.spark import run
-from ringtrain.tensorflow.data.compute_worker import ComputeOptions, compute_options, directory
+from ringtrain.tensorflow.data.compute_worker import TfDataComputeOptions, compute_options, directory
 
 
 def serve_rank(plain: dict[str, Any]) -> None:
     """A rank of the compute job, in its Spark task."""
     from ringtrain.tensorflow.data.compute_service import TfDataServiceConfig, compute_worker_fn
-    from ringtrain.tensorflow.data.servers import ServerProcesses
+    from ringtrain.tensorflow.data.servers import TfDataServerProcesses
 
     config = TfDataServiceConfig.from_dict(plain)
-    compute_worker_fn(config, ServerProcesses(config.timeout, forked=True))
+    compute_worker_fn(config, TfDataServerProcesses(config.timeout, forked=True))
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -30,7 +30,7 @@ def serve_rank(plain: dict[str, Any]) -> None:
 @click.option(
     "--log-dir", type=click.Path(file_okay=False, path_type=Path), default=Path("runs"), show_default=True
 )
-def main(options: ComputeOptions, log_dir: Path) -> None:
+def main(options: TfDataComputeOptions, log_dir: Path) -> None:
     """Serve TensorFlow datasets from all slots of a Spark cluster to a training job that is told CONFIGFILE.
 
     The driver writes CONFIGFILE; training ends the job.

@@ -36,7 +36,7 @@ class DispatcherState:
 
 
 @dataclass(frozen=True)
-class ComputeClient:
+class TfDataDirectoryClient:
     """Speaks to the directory at any of `addresses` (by interface, as in the config), proving `key`.
 
     `timeout_s`: how long the directory may be out of reach before DataError says so.

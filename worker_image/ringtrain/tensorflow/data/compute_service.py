@@ -24,17 +24,17 @@ from ringtrain._core.process_groups.context import size as world_size
 from ringtrain.errors import ConfigurationError
 from ringtrain.shared import contract
 from ringtrain.shared.address import host_port, is_loopback, reachable_address, split_address
-from ringtrain.tensorflow.data.client import ComputeClient
+from ringtrain.tensorflow.data.client import TfDataDirectoryClient
 from ringtrain.tensorflow.data.config import TfDataServiceConfig
 from ringtrain.tensorflow.data.job_service import JobDataService
-from ringtrain.tensorflow.data.relay import Relay, Watched
-from ringtrain.tensorflow.data.servers import Server, ServerProcesses, start_server
+from ringtrain.tensorflow.data.relay import TfDataRelay, WatchedTfDataJob
+from ringtrain.tensorflow.data.servers import TfDataServer, TfDataServerProcesses, start_server
 
 __all__ = ["JobDataService", "TfDataServiceConfig", "compute_worker_fn", "send_to_data_service", "tf_data_service"]
 
 log = logging.getLogger("ringtrain.data")
 _POLL_S: Final = 0.2
-_relays: dict[str, Relay] = {}  # of this process, by dispatcher
+_relays: dict[str, TfDataRelay] = {}  # of this process, by dispatcher
 _shared: Counter[str] = Counter()  # datasets of this process, by the life of the ranks
 
 
@@ -56,24 +56,28 @@ def tf_data_service(
     client = compute_config.compute_client()
     number = rank if compute_config.dispatchers > 1 else 0
     with ExitStack() as stack:
-        if compute_config.dispatcher_side == "training" and number == rank and isinstance(client, ComputeClient):
+        if (
+            compute_config.dispatcher_side == "training"
+            and number == rank
+            and isinstance(client, TfDataDirectoryClient)
+        ):
             address = stack.enter_context(_own_dispatcher(compute_config.timeout))
             client.register_dispatcher(number, address)
             log.info("dispatcher %d listens at %s", number, address)
         address = client.wait_for_dispatcher_registration(number, compute_config.timeout)
         client.wait_for_dispatcher_worker_registration(number, compute_config.timeout)
-        yield _relayed(address, client) if isinstance(client, ComputeClient) else address
+        yield _relayed(address, client) if isinstance(client, TfDataDirectoryClient) else address
 
 
-def _relayed(address: str, client: ComputeClient) -> str:
+def _relayed(address: str, client: TfDataDirectoryClient) -> str:
     """Where this process's TensorFlow asks the dispatcher `address`, so that a lost compute job is said."""
     relay = _relays.get(address)
     if relay is None or relay.is_lost:
         where = ", ".join(f"{host}:{port}" for known in client.addresses.values() for host, port in known)
-        job = Watched(
+        job = WatchedTfDataJob(
             lambda within_s: client.state(within_s=within_s).over, f"the compute job at {where}", client.timeout_s
         )
-        relay = _relays[address] = Relay(address.rpartition("://")[2], job)
+        relay = _relays[address] = TfDataRelay(address.rpartition("://")[2], job)
         atexit.register(relay.close)
     return f"grpc://127.0.0.1:{relay.port}"
 
@@ -81,7 +85,7 @@ def _relayed(address: str, client: ComputeClient) -> str:
 @contextmanager
 def _own_dispatcher(timeout_s: int) -> Iterator[str]:
     """A dispatcher in this process, on any free port. TensorFlow stops it when nobody refers to it."""
-    dispatcher = start_server(Server("dispatcher", "", 0, timeout_s))
+    dispatcher = start_server(TfDataServer("dispatcher", "", 0, timeout_s))
     port = int(dispatcher.target.rpartition(":")[2])
     try:
         yield f"grpc://{host_port(_service_host(), port)}"
@@ -166,7 +170,7 @@ def _shared_name() -> str:
 
 
 def compute_worker_fn(
-    compute_config: TfDataServiceConfig, servers: ServerProcesses | None = None, host: str | None = None
+    compute_config: TfDataServiceConfig, servers: TfDataServerProcesses | None = None, host: str | None = None
 ) -> None:
     """Be one worker of the compute job, and the dispatcher of its group if it is the first in it, until the end.
 
@@ -179,7 +183,7 @@ def compute_worker_fn(
     number = rank // compute_config.workers_per_dispatcher
     client = compute_config.compute_client()
     host = host or _service_host()
-    with closing(servers or ServerProcesses(compute_config.timeout, forked=False)) as own:
+    with closing(servers or TfDataServerProcesses(compute_config.timeout, forked=False)) as own:
         if compute_config.dispatcher_side == "compute" and rank % compute_config.workers_per_dispatcher == 0:
             address = own.dispatcher(host)
             client.register_dispatcher(number, f"grpc://{address}")
@@ -188,7 +192,9 @@ def compute_worker_fn(
         barrier()  # rank 0 answers until all have heard that it is over
 
 
-def _serve(servers: ServerProcesses, client: ComputeClient, number: int, host: str, timeout_s: int) -> None:
+def _serve(
+    servers: TfDataServerProcesses, client: TfDataDirectoryClient, number: int, host: str, timeout_s: int
+) -> None:
     """Have a worker of dispatcher `number`, wherever that is, until the compute job is over."""
     served = None
     client.wait_for_dispatcher_registration(number, timeout_s)

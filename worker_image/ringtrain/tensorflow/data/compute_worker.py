@@ -22,15 +22,15 @@ from ringtrain._core.process_groups.objects import broadcast_object
 from ringtrain.errors import ConfigurationError, DataError, RingtrainError
 from ringtrain.tensorflow.data.compute_service import TfDataServiceConfig, compute_worker_fn
 from ringtrain.tensorflow.data.config import SIDES, read_key
-from ringtrain.tensorflow.data.directory import Directory
-from ringtrain.tensorflow.data.servers import ServerProcesses
+from ringtrain.tensorflow.data.directory import TfDataDirectory
+from ringtrain.tensorflow.data.servers import TfDataServerProcesses
 
 _PROBE_S = 2.0
 _KEY_BYTES = 32
 
 
 @dataclass(frozen=True)
-class ComputeOptions:
+class TfDataComputeOptions:
     """What a compute job is told; see `--help`."""
 
     configfile: Path
@@ -45,7 +45,9 @@ def compute_options(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def with_options(**given: Any) -> None:
-        options = ComputeOptions(**{field.name: given.pop(field.name) for field in fields(ComputeOptions)})
+        options = TfDataComputeOptions(
+            **{field.name: given.pop(field.name) for field in fields(TfDataComputeOptions)}
+        )
         command(options=options, **given)
 
     one_or_each = "One, or one for each training rank."
@@ -72,14 +74,14 @@ def compute_options(command: Callable[..., None]) -> Callable[..., None]:
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @compute_options
 @click.option("--host", help="Address by which training reaches this process [default: this host's].")
-def main(options: ComputeOptions, host: str | None) -> None:
+def main(options: TfDataComputeOptions, host: str | None) -> None:
     """Serve TensorFlow datasets to a training job that is told CONFIGFILE, until that one ends it.
 
     Every rank is one worker; rank 0 writes CONFIGFILE.
     """
     logging.basicConfig(stream=sys.stderr, level="INFO", format="%(asctime)s ringtrain data: %(message)s")
     try:
-        servers = ServerProcesses(options.timeout, forked=True)  # before there are threads
+        servers = TfDataServerProcesses(options.timeout, forked=True)  # before there are threads
         signal.signal(signal.SIGTERM, _leave)
         init()
         with _config(options) as plain:
@@ -95,7 +97,7 @@ def _leave(number: int, _: Any) -> None:
 
 
 @contextmanager
-def _config(options: ComputeOptions) -> Iterator[dict[str, Any]]:
+def _config(options: TfDataComputeOptions) -> Iterator[dict[str, Any]]:
     """The config on rank 0, nothing on others. Raises ConfigurationError."""
     check_ranks(options, size())
     if rank() != 0:
@@ -105,7 +107,7 @@ def _config(options: ComputeOptions) -> Iterator[dict[str, Any]]:
         yield plain
 
 
-def check_ranks(options: ComputeOptions, ranks: int) -> None:
+def check_ranks(options: TfDataComputeOptions, ranks: int) -> None:
     """Raise ConfigurationError unless each dispatcher gets as many of the ranks as any other."""
     each, left_over = divmod(ranks, options.dispatchers)
     if left_over:
@@ -116,13 +118,13 @@ def check_ranks(options: ComputeOptions, ranks: int) -> None:
 
 
 @contextmanager
-def directory(options: ComputeOptions, ranks: int) -> Iterator[dict[str, Any]]:
+def directory(options: TfDataComputeOptions, ranks: int) -> Iterator[dict[str, Any]]:
     """The directory of a compute job, and its config in the file and as plain data. Raises ConfigurationError."""
     check_ranks(options, ranks)
     _check_unused(options.configfile)
     key = secrets.token_bytes(_KEY_BYTES) if options.key_file is None else _key_in(options.key_file)
     each = ranks // options.dispatchers
-    with closing(Directory(options.dispatchers, each, key)) as listening:
+    with closing(TfDataDirectory(options.dispatchers, each, key)) as listening:
         config = TfDataServiceConfig(
             dispatchers=options.dispatchers,
             workers_per_dispatcher=each,

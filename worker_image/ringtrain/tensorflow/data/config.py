@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ringtrain.errors import ConfigurationError, DataError, quoted
-from ringtrain.tensorflow.data.client import ComputeClient, OtherKey
+from ringtrain.tensorflow.data.client import OtherKey, TfDataDirectoryClient
 
 log = logging.getLogger("ringtrain.data")
 SIDES: Final = ("compute", "training")
@@ -56,12 +56,12 @@ class TfDataServiceConfig:
         if not isinstance(self.key, bytes) or not self.key:
             raise ConfigurationError("key is not bytes, or empty; expected that of the compute job")
 
-    def compute_client(self, verbose: int = 1) -> ComputeClient:
+    def compute_client(self, verbose: int = 1) -> TfDataDirectoryClient:
         """Who asks the compute job's rank 0, and can end it: `config.compute_client().shutdown()`.
 
         `verbose` has no effect.
         """
-        return ComputeClient(self.addresses, self.key, float(self.timeout))
+        return TfDataDirectoryClient(self.addresses, self.key, float(self.timeout))
 
     def check_training(self, rank: int, size: int | None) -> None:
         """Raise ConfigurationError unless training of `size` ranks can use these dispatchers; None: not known."""

@@ -17,7 +17,7 @@ from ringtrain.shared import contract
 from ringtrain.shared.address import host_port, own_address
 from ringtrain.shared.data_members import DataMember
 from ringtrain.shared.processes import signal_handler
-from ringtrain.tensorflow.data.servers import ServerProcesses
+from ringtrain.tensorflow.data.servers import TfDataServerProcesses
 
 log = logging.getLogger("ringtrain.data")
 _LOOK_S: Final = 0.1
@@ -40,16 +40,16 @@ def run_tensorflow_data_worker(config: DataWorkerConfig) -> int:
     asked = threading.Event()
     with ExitStack() as stack:
         stack.enter_context(signal_handler(lambda *_: asked.set(), signal.SIGTERM, signal.SIGINT))
-        servers = ServerProcesses(int(config.timeout_s), forked=True)  # before there are threads
+        servers = TfDataServerProcesses(int(config.timeout_s), forked=True)  # before there are threads
         stack.callback(servers.close)
-        _DataWorker(config, servers).run(asked, stack)
+        _TfDataWorker(config, servers).run(asked, stack)
     return 0
 
 
-class _DataWorker:
+class _TfDataWorker:
     """`_dispatchers`: addresses by the launcher's word, empty until all are there."""
 
-    def __init__(self, config: DataWorkerConfig, servers: ServerProcesses) -> None:
+    def __init__(self, config: DataWorkerConfig, servers: TfDataServerProcesses) -> None:
         self._config = config
         self._servers = servers
         self._host = config.pod_ip or own_address(config.launcher_address)

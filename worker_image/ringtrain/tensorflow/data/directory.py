@@ -28,7 +28,7 @@ ASK: Final = b"ask"
 ANSWER: Final = b"answer"
 
 
-class Directory:
+class TfDataDirectory:
     """Listens on a port of all interfaces from the start on. `close` it.
 
     Each dispatcher has workers of its own; `dispatchers` and `workers_per_dispatcher` say how many belong here.

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from ringtrain.data.service.config import StreamSettings
+from ringtrain.data.service.config import DataStreamSettings
 from ringtrain.errors import ConfigurationError, DataError
 from ringtrain.shared.data_members import read_members
 from ringtrain.tensorflow.data.config import check_training
@@ -29,9 +29,9 @@ class JobDataService:
     timeout: int = 600
     dispatcher_side: str = "compute"
 
-    def compute_client(self, verbose: int = 1) -> JobClient:
+    def compute_client(self, verbose: int = 1) -> TfDataJobClient:
         """Who reads where the job's dispatchers are. Raises ConfigurationError in a job without data workers."""
-        return JobClient(StreamSettings.from_env(os.environ).members_file, self.dispatchers)
+        return TfDataJobClient(DataStreamSettings.from_env(os.environ).members_file, self.dispatchers)
 
     def check_training(self, rank: int, size: int | None) -> None:
         """Raise ConfigurationError unless training of `size` ranks can use these dispatchers."""
@@ -39,7 +39,7 @@ class JobDataService:
 
 
 @dataclass(frozen=True)
-class JobClient:
+class TfDataJobClient:
     """Reads the file of data workers that the agent keeps."""
 
     file: Path

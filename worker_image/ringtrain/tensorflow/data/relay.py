@@ -34,7 +34,7 @@ _OPTIONS: Final = (
 
 
 @dataclass(frozen=True)
-class Watched:
+class WatchedTfDataJob:
     """A compute job. `asks`: whether it is over, as it says within so many seconds; raises DataError where nobody
     answers, ConfigurationError where another job does. `name`: for messages. `lost_after_s`: how long it may be
     silent."""
@@ -44,10 +44,10 @@ class Watched:
     lost_after_s: float
 
 
-class Relay(grpc.GenericRpcHandler):
+class TfDataRelay(grpc.GenericRpcHandler):
     """Listens on loopback, at `port`, for the dispatcher `target` (`host:port`), until `close`."""
 
-    def __init__(self, target: str, job: Watched) -> None:
+    def __init__(self, target: str, job: WatchedTfDataJob) -> None:
         self._job = job
         self._lost = ""
         self._closed = threading.Event()

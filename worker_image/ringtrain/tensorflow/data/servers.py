@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from ringtrain.errors import DataError
 from ringtrain.shared.address import host_port
-from ringtrain.shared.framing import LineBuffer, line_of
+from ringtrain.shared.framing import StreamLineBuffer, line_of
 from ringtrain.shared.ports import HeldPorts
 from ringtrain.shared.processes import die_with_parent, start_child
 
@@ -38,7 +38,7 @@ _TEMPLATE: Final = "ringtrain.tensorflow.data.servers"
 
 
 @dataclass(frozen=True)
-class Server:
+class TfDataServer:
     """`kind`: dispatcher or worker. `dispatcher`: `host:port` of a worker's dispatcher. `work_dir`: of a
     dispatcher's journal."""
 
@@ -54,7 +54,7 @@ class Server:
         return host_port(self.host, self.port)
 
 
-def start_server(server: Server) -> Any:
+def start_server(server: TfDataServer) -> Any:
     """Start it in this process. Raises TensorFlow's errors."""
     from tensorflow.data.experimental import service
 
@@ -71,7 +71,7 @@ def start_server(server: Server) -> Any:
     return service.WorkerServer(config)
 
 
-class ServerProcesses:
+class TfDataServerProcesses:
     """Servers of this process's, each in a process of its own. `close` ends them.
 
     `forked`: the template is a fork of this process, which has imported TensorFlow, has not used it, and has one
@@ -85,7 +85,7 @@ class ServerProcesses:
         self._ready: set[str] = set()
         ours, theirs = socket.socketpair()
         self._socket = ours
-        self._lines = LineBuffer()
+        self._lines = StreamLineBuffer()
         self._pid = _forked_template(ours, theirs) if forked else _started_template(theirs)
         theirs.close()
 
@@ -113,10 +113,10 @@ class ServerProcesses:
         self._held.release()
         self._directory.cleanup()
 
-    def _new(self, kind: str, host: str, port: int | None, **further: str) -> Server:
-        return Server(kind, host, self.port() if port is None else port, self._timeout_s, **further)
+    def _new(self, kind: str, host: str, port: int | None, **further: str) -> TfDataServer:
+        return TfDataServer(kind, host, self.port() if port is None else port, self._timeout_s, **further)
 
-    def _start(self, server: Server) -> str:
+    def _start(self, server: TfDataServer) -> str:
         self._held.release([server.port])
         self._ready.discard(server.kind)
         self._socket.sendall(line_of(asdict(server)))
@@ -161,7 +161,7 @@ def _forked_template(ours: socket.socket, theirs: socket.socket) -> int:
         try:
             die_with_parent(parent)()
             ours.close()
-            _Template(theirs).run()
+            _TfDataServerTemplate(theirs).run()
         except BaseException:
             traceback.print_exc()
         finally:
@@ -177,10 +177,10 @@ def _started_template(theirs: socket.socket) -> int:
 
 
 @dataclass
-class _Running:
+class _RunningTfDataServer:
     """`quick_ends`: how often in a row it has ended soon after its start."""
 
-    server: Server
+    server: TfDataServer
     pid: int = 0
     started: float = 0.0
     quick_ends: int = 0
@@ -188,12 +188,12 @@ class _Running:
 
 
 @dataclass
-class _Template:
+class _TfDataServerTemplate:
     """The process that servers are forked from. It ends with the other end of its socket, and they with it."""
 
     socket: socket.socket
-    running: dict[str, _Running] = field(default_factory=dict)
-    lines: LineBuffer = field(default_factory=LineBuffer)
+    running: dict[str, _RunningTfDataServer] = field(default_factory=dict)
+    lines: StreamLineBuffer = field(default_factory=StreamLineBuffer)
 
     def run(self) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):  # whoever has this process ends it; servers go with it
@@ -204,19 +204,19 @@ class _Template:
                 if not came:
                     os._exit(0)
                 for line in self.lines.feed(came):
-                    self._take(Server(**json.loads(line)))
+                    self._take(TfDataServer(**json.loads(line)))
             for kind in list(self.running):
                 self._look_after(self.running[kind])
 
-    def _take(self, server: Server) -> None:
+    def _take(self, server: TfDataServer) -> None:
         before = self.running.get(server.kind)
         if before is not None and before.pid:
             os.kill(before.pid, signal.SIGKILL)
             os.waitpid(before.pid, 0)
-        self.running[server.kind] = entry = _Running(server)
+        self.running[server.kind] = entry = _RunningTfDataServer(server)
         self._fork(entry)
 
-    def _look_after(self, entry: _Running) -> None:
+    def _look_after(self, entry: _RunningTfDataServer) -> None:
         if not entry.pid:
             if time.monotonic() >= entry.again_at:
                 self._fork(entry)
@@ -233,7 +233,7 @@ class _Template:
             del self.running[entry.server.kind]
         entry.again_at = time.monotonic() + (_PAUSE_S if entry.quick_ends > 1 else 0.0)
 
-    def _fork(self, entry: _Running) -> None:
+    def _fork(self, entry: _RunningTfDataServer) -> None:
         template = os.getpid()
         entry.started = time.monotonic()
         entry.pid = os.fork()
@@ -264,4 +264,4 @@ def _how(status: int) -> str:
 if __name__ == "__main__":
     import tensorflow  # noqa: F401
 
-    _Template(socket.socket(fileno=int(sys.argv[1]))).run()
+    _TfDataServerTemplate(socket.socket(fileno=int(sys.argv[1]))).run()

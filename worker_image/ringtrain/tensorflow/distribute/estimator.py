@@ -13,8 +13,8 @@ import tensorflow as tf
 from ringtrain._core.process_groups import context
 from ringtrain.errors import ConfigurationError
 from ringtrain.tensorflow.distribute import export
-from ringtrain.tensorflow.distribute.graphs import ModelFunction, training_operation
-from ringtrain.tensorflow.distribute.hooks import ReportHook, hooks_of_rank_0, scaffold_of
+from ringtrain.tensorflow.distribute.graphs import EstimatorModelFunction, training_operation
+from ringtrain.tensorflow.distribute.hooks import EstimatorReportHook, hooks_of_rank_0, scaffold_of
 from ringtrain.tensorflow.distribute.specs import EstimatorSpec, ModeKeys, RunConfig
 from ringtrain.tensorflow.distribute.strategy import HorovodStrategy, MultiWorkerStrategy
 from ringtrain.tensorflow.objects import broadcast_object
@@ -54,7 +54,7 @@ class Estimator:
         self.config = config.replace(model_dir=self.model_dir)
         self.model_fn = model_fn
         self._params = copy.deepcopy(dict(params or {}))
-        self._model = ModelFunction(model_fn, self._params, self.config)
+        self._model = EstimatorModelFunction(model_fn, self._params, self.config)
         self._warm_start_from = warm_start_from
 
     @property
@@ -91,7 +91,7 @@ class Estimator:
                 BroadcastGlobalVariablesHook(0),
                 *([] if last_step is None else [_v1.train.StopAtStepHook(last_step=last_step)]),
                 _v1.train.NanTensorHook(spec.loss),
-                ReportHook(spec.loss, global_step, last_step),
+                EstimatorReportHook(spec.loss, global_step, last_step),
                 *(hooks or ()),
                 *(spec.training_hooks or ()),
             ]

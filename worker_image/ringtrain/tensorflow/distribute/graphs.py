@@ -22,7 +22,7 @@ _ADDITIONS = frozenset({"AssignAdd", "AssignAddVariableOp"})
 
 
 @dataclass(frozen=True)
-class ModelFunction:
+class EstimatorModelFunction:
     """The user's `model_fn`, with what it may ask for by name: `params` and `config`."""
 
     function: Callable[..., EstimatorSpec]

@@ -48,7 +48,7 @@ def hooks_of_rank_0(spec: EstimatorSpec, config: RunConfig, scaffold: Any, liste
     return hooks
 
 
-class ReportHook(tf.compat.v1.train.SessionRunHook):
+class EstimatorReportHook(tf.compat.v1.train.SessionRunHook):
     """Tells the launcher how far this rank is. `total`: the last step, if that is known."""
 
     def __init__(self, loss: Any, global_step: Any, total: int | None) -> None:

@@ -27,7 +27,7 @@ def train_and_evaluate(estimator: Estimator, train_spec: TrainSpec, eval_spec: E
     """
     if context.current().config.role == "evaluator":
         return _evaluate_checkpoints(estimator, train_spec, eval_spec)
-    listener = _Evaluating(estimator, eval_spec, train_spec.max_steps)
+    listener = _EstimatorEvaluation(estimator, eval_spec, train_spec.max_steps)
     estimator.train(
         train_spec.input_fn,
         hooks=train_spec.hooks,
@@ -40,7 +40,7 @@ def train_and_evaluate(estimator: Estimator, train_spec: TrainSpec, eval_spec: E
     return dict(broadcast_object(found, 0))
 
 
-class _Evaluating(tf.compat.v1.train.CheckpointSaverListener):
+class _EstimatorEvaluation(tf.compat.v1.train.CheckpointSaverListener):
     """Evaluates what was saved; the first checkpoint, before the first step, is left out."""
 
     def __init__(self, estimator: Estimator, spec: EvalSpec, last_step: int | None) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ringtrain.common.keras_backend import check_backend
-from ringtrain.elastic.handlers import ReformingHandler
+from ringtrain.elastic.handlers import ElasticOptimizerHandler
 from ringtrain.elastic.state import COMPANIONS, HANDLERS
 from ringtrain.errors import ConfigurationError, kind_of
 from ringtrain.tensorflow.elastic_state import VariablesHandler, VariablesState
@@ -15,14 +15,14 @@ from ringtrain.tensorflow.keras.host_optimizer import HostKerasMixin
 from ringtrain.tensorflow.keras.optimizer import DistributedKerasMixin
 
 
-class ModelHandler(VariablesHandler):
+class KerasModelHandler(VariablesHandler):
     """Keeps a Keras model's variables."""
 
     def variables(self) -> Sequence[Any]:
         return list(self.value.variables)
 
 
-class OptimizerHandler(VariablesHandler):
+class KerasOptimizerHandler(VariablesHandler):
     """Keeps a Keras optimizer's variables, its count of steps and its learning rate among them."""
 
     def variables(self) -> Sequence[Any]:
@@ -64,8 +64,8 @@ class TensorFlowKerasState(VariablesState):
                 "model with one"
             )
         _make_variables(chosen, model)
-        kind: Any = ReformingHandler if isinstance(chosen, HostKerasMixin) else OptimizerHandler
-        handlers = [(keras.Model, ModelHandler), (type(chosen), kind), *HANDLERS]
+        kind: Any = ElasticOptimizerHandler if isinstance(chosen, HostKerasMixin) else KerasOptimizerHandler
+        handlers = [(keras.Model, KerasModelHandler), (type(chosen), kind), *HANDLERS]
         super().__init__(handlers=handlers, model=model, optimizer=chosen, **kwargs)
         self.backend = backend
 
@@ -82,7 +82,7 @@ def _make_variables(optimizer: Any, model: Any) -> None:
 
 def _numbers(value: Any, others: Sequence[Any]) -> dict[str, Any]:
     """What a host optimizer of Keras has beside its state: learning rate and count of updates."""
-    return {"variables": OptimizerHandler(value)} if isinstance(value, HostKerasMixin) else {}
+    return {"variables": KerasOptimizerHandler(value)} if isinstance(value, HostKerasMixin) else {}
 
 
 COMPANIONS.append(_numbers)

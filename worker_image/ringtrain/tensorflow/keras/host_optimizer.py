@@ -19,7 +19,7 @@ from ringtrain.optim.host import BUCKET_BYTES
 from ringtrain.optim.on_host import OnHostOptimizer
 from ringtrain.tensorflow.calls import host_call
 from ringtrain.tensorflow.keras.api import IS_KERAS_2, keras
-from ringtrain.tensorflow.keras.host_part import HostPart, number_of
+from ringtrain.tensorflow.keras.host_part import KerasHostPart, number_of
 from ringtrain.tensorflow.keras.host_rules import check_optimizer
 from ringtrain.tensorflow.keras.host_scale import scaled
 from ringtrain.tensorflow.keras.optimizer import DistributedKeras2Mixin, DistributedKeras3Mixin, derived
@@ -29,7 +29,7 @@ from ringtrain.tensorflow.operation import add_node, out_of_program_order
 class HostKerasMixin(OnHostOptimizer):
     """What `HostOptimizer` puts before the class of the optimizer that it is made of."""
 
-    _part: HostPart
+    _part: KerasHostPart
     _iterations: Any
     _learning_rate: Any
     _is_scaled_around: Any
@@ -235,7 +235,7 @@ def HostOptimizer(
         "elastic": elastic, "redundancy": redundancy, "clip_norm": optimizer.global_clipnorm,
     }  # fmt: skip
     settings: dict[str, Any] = {
-        "_part": HostPart(options, process_set),
+        "_part": KerasHostPart(options, process_set),
         "_sums": None,
         "_passes": 1,
         "_local_layers": [],

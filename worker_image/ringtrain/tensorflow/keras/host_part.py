@@ -20,7 +20,7 @@ from ringtrain.tensorflow.keras.host_rules import rules_of
 
 
 @dataclass
-class HostPart:
+class KerasHostPart:
     """What a HostOptimizer has beside its Keras optimizer: `host`, and the variables that it trains, by name."""
 
     options: Mapping[str, Any]

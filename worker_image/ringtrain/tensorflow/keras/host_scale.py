@@ -16,7 +16,7 @@ from ringtrain.tensorflow.reduce import allreduce
 from ringtrain.tensorflow.world_ops import stays_alone
 
 
-class HostScaleMixin:
+class HostKerasScaleMixin:
     """What `HostOptimizer` puts before the class of a LossScaleOptimizer, whose inner optimizer is on the host.
 
     The scale is Keras' own. Where a rank's gradients are not finite, the others' are made so: Keras skips the step
@@ -81,7 +81,7 @@ class HostScaleMixin:
         return found
 
 
-class HostScale3Mixin(HostScaleMixin):
+class HostKeras3ScaleMixin(HostKerasScaleMixin):
     """For Keras 3, where all gradients come to `apply`."""
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:
@@ -90,7 +90,7 @@ class HostScale3Mixin(HostScaleMixin):
         wrapped.apply(self._alike(grads), trainable_variables)
 
 
-class HostScale2Mixin(HostScaleMixin):
+class HostKeras2ScaleMixin(HostKerasScaleMixin):
     """For Keras 2, where all gradients come to `apply_gradients`."""
 
     def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
@@ -105,7 +105,9 @@ class HostScale2Mixin(HostScaleMixin):
 
 def scaled(optimizer: Any, inner: Any, process_set: ProcessSet) -> Any:
     """Return a LossScaleOptimizer like `optimizer` around `inner`, a host optimizer."""
-    made = derived(optimizer, HostScale2Mixin if IS_KERAS_2 else HostScale3Mixin, {"_process_set": process_set})
+    made = derived(
+        optimizer, HostKeras2ScaleMixin if IS_KERAS_2 else HostKeras3ScaleMixin, {"_process_set": process_set}
+    )
     # Past Keras' setters, which would take the scale of `inner` away, or track it a second time.
     made.__dict__["_optimizer" if IS_KERAS_2 else "inner_optimizer"] = inner
     return made

@@ -15,7 +15,7 @@ from ringtrain.common.keras_backend import check_backend
 from ringtrain.errors import ConfigurationError, kind_of
 from ringtrain.step_time import UPDATE
 from ringtrain.tensorflow.compression import Compression, Compressor
-from ringtrain.tensorflow.gradients import GradientOptions, GradientReducer, trainable
+from ringtrain.tensorflow.gradients import TensorFlowGradientOptions, TensorFlowGradientReducer, trainable
 from ringtrain.tensorflow.keras.api import IS_KERAS_2, is_optimizer, keras
 from ringtrain.tensorflow.tape import layers_of
 from ringtrain.tensorflow.world_ops import stays_alone
@@ -29,11 +29,11 @@ def update_part() -> contextlib.AbstractContextManager[Any]:
 class DistributedKerasMixin:
     """What `DistributedOptimizer` puts before the class of the optimizer that it wraps, of Keras 2 or 3."""
 
-    _reducer: GradientReducer
+    _reducer: TensorFlowGradientReducer
     _passes: int
     _average_passes: bool
     _local_layers: list[Any]
-    _sums: Accumulator | None
+    _sums: KerasGradientAccumulator | None
     iterations: Any
 
     def register_local_var(self, var: Any) -> None:
@@ -78,7 +78,7 @@ class DistributedKerasMixin:
         """Add `grads` up; at the last of the passes call `apply` with the sums."""
         if self._sums is None:
             # Past Keras' tracking: the sums are not saved with the model.
-            self.__dict__["_sums"] = Accumulator(variables, self._passes, self._average_passes)
+            self.__dict__["_sums"] = KerasGradientAccumulator(variables, self._passes, self._average_passes)
         return self.__dict__["_sums"].add(grads, variables, apply, self.iterations)
 
     def _combine_steps(self, variables: Sequence[Any], before: Sequence[Any]) -> list[Any]:
@@ -133,7 +133,7 @@ class DistributedKeras3Mixin(DistributedKerasMixin):
         wrapped._update_model_variables_moving_average(trainable_variables)
 
 
-class Accumulator:
+class KerasGradientAccumulator:
     """Adds up the gradients of several backward passes, in variables, so that it works in graphs."""
 
     def __init__(self, variables: Sequence[Any], passes: int, average: bool) -> None:
@@ -274,9 +274,9 @@ def DistributedOptimizer(
         raise ConfigurationError("optimizer is a DistributedOptimizer already; expected one that is not wrapped")
     if backward_passes_per_step < 1:
         raise ConfigurationError(f"backward_passes_per_step is {backward_passes_per_step}; expected 1 or more")
-    options = GradientOptions.of_arguments(locals()).checked()
+    options = TensorFlowGradientOptions.of_arguments(locals()).checked()
     settings = {
-        "_reducer": GradientReducer(f"Distributed{type(optimizer).__name__}", options),
+        "_reducer": TensorFlowGradientReducer(f"Distributed{type(optimizer).__name__}", options),
         "_passes": backward_passes_per_step,
         "_average_passes": average_aggregated_gradients,
         "_local_layers": [],
@@ -310,7 +310,7 @@ def PartialDistributedOptimizer(
     return wrapped
 
 
-def _mixin(options: GradientOptions) -> type:
+def _mixin(options: TensorFlowGradientOptions) -> type:
     if IS_KERAS_2:
         return AdasumKeras2Mixin if options.op is Adasum else DistributedKeras2Mixin
     return AdasumKeras3Mixin if options.op is Adasum else DistributedKeras3Mixin

@@ -9,13 +9,19 @@ from typing import Any
 import torch
 
 from ringtrain._core.negotiation import queues
-from ringtrain.elastic.handlers import Reforming, ReformingHandler, Stateful, StatefulHandler, StateHandler
+from ringtrain.elastic.handlers import (
+    ElasticOptimizer,
+    ElasticOptimizerHandler,
+    StatefulObject,
+    StatefulObjectHandler,
+    StateHandler,
+)
 from ringtrain.elastic.state import COMPANIONS, HANDLERS, State
 from ringtrain.torch.diloco import DiLoCo
 from ringtrain.torch.elastic.sampler import ElasticSampler
 from ringtrain.torch.host_optimizer import HostOptimizer
 from ringtrain.torch.objects import TORCH_VALUES
-from ringtrain.torch.optimizer import DistributedMixin
+from ringtrain.torch.optimizer import DistributedTorchMixin
 from ringtrain.torch.parameters import in_place
 from ringtrain.torch.state import broadcast_optimizer_state, broadcast_parameters
 
@@ -81,7 +87,7 @@ class OptimizerStateHandler(StateHandler):
         self._saved = _copied(self.value.state_dict(), self._saved)
 
     def restore(self) -> None:
-        if isinstance(self.value, DistributedMixin):
+        if isinstance(self.value, DistributedTorchMixin):
             self.value.sync.reset()  # of a world that was left: nothing of it will come
         self.value.zero_grad()
         with in_place(self.value):
@@ -104,18 +110,18 @@ def _copied(value: Any, kept: Any) -> Any:
     return copy.deepcopy(value)
 
 
-class SamplerStateHandler(StatefulHandler):
+class SamplerStateHandler(StatefulObjectHandler):
     """For samplers: what has been used of the epoch."""
 
 
-class TorchValueHandler(StatefulHandler):
+class TorchValueHandler(StatefulObjectHandler):
     """For whatever else has `state_dict()` and `load_state_dict()`: schedulers of the learning rate, scalers."""
 
     foreign = TORCH_VALUES
 
 
 _handler_registry: Registry = [
-    (Reforming, ReformingHandler),
+    (ElasticOptimizer, ElasticOptimizerHandler),
     (torch.nn.Module, ModelStateHandler),
     (torch.optim.Optimizer, OptimizerStateHandler),
     (ElasticSampler, SamplerStateHandler),
@@ -148,8 +154,8 @@ class TorchState(State):
 
     def __init__(self, model: Any = None, optimizer: Any = None, **kwargs: Any) -> None:
         given = {"model": model, "optimizer": optimizer, **kwargs}
-        elsewhere = [pair for pair in HANDLERS if pair[1] is not StatefulHandler]
-        everything = [*_handler_registry, *elsewhere, (Stateful, TorchValueHandler)]
+        elsewhere = [pair for pair in HANDLERS if pair[1] is not StatefulObjectHandler]
+        everything = [*_handler_registry, *elsewhere, (StatefulObject, TorchValueHandler)]
         super().__init__(handlers=everything, **given)
         hosts = [value for value in given.values() if isinstance(value, HostOptimizer | DiLoCo)]
         trained = {name for host in hosts for name in host.trained}

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ringtrain.errors import ConfigurationError
-from ringtrain.shared.framing import LineBuffer, line_of
+from ringtrain.shared.framing import StreamLineBuffer, line_of
 from ringtrain_job.agent.elastic.messages import MOST_BYTES, FromRank, error_message, parse_message
 from ringtrain_job.control.model import Member
 
@@ -35,7 +35,7 @@ class _Connection:
 
     caller: Member
     socket: socket.socket
-    received: LineBuffer = field(default_factory=LineBuffer)
+    received: StreamLineBuffer = field(default_factory=StreamLineBuffer)
     waiting: bytearray = field(default_factory=bytearray)
     closing: bool = False
 

@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 
 from ringtrain.errors import ConfigurationError
-from ringtrain.shared.authentication import Claim, prove, same
+from ringtrain.shared.authentication import MpiDaemonClaim, prove, same
 from ringtrain.shared.gen import daemons_pb2 as pb
 from ringtrain.shared.processes import MARKER, end_marked, signal_marked
 from ringtrain_job.agent.mpi.children import ChildStreams, Spawner
@@ -104,7 +104,7 @@ class DaemonService:
         """Why this caller gets nothing; empty when it does."""
         if start is None:
             return "the call did not begin with what is to be started"
-        claim = Claim(start.job_uid, start.attempt, start.command)
+        claim = MpiDaemonClaim(start.job_uid, start.attempt, start.command)
         if not same(start.proof, prove(self._token, nonce, claim)):
             return "the proof is not for this call's nonce: a message replayed, or made without the job's token"
         if (claim.job_uid, claim.attempt) != (self._job.uid, self._job.attempt):

@@ -20,9 +20,9 @@ import grpc
 from ringtrain.errors import ConfigurationError
 from ringtrain.shared import contract
 from ringtrain.shared.address import host_port, own_address
-from ringtrain.shared.authentication import Claim
+from ringtrain.shared.authentication import MpiDaemonClaim
 from ringtrain.shared.processes import end_child, signal_group, start_child
-from ringtrain.shared.rpc import Peer, dial
+from ringtrain.shared.rpc import RpcPeer, dial
 from ringtrain_job.agent.mpi.worker import registry_variables
 from ringtrain_job.control.model import Registration
 from ringtrain_job.launcher.config import LauncherConfig
@@ -67,7 +67,7 @@ class MpiJob:
         self._directory = Path(tempfile.mkdtemp(prefix="ringtrain-mpi-"))
         self._stack.callback(shutil.rmtree, self._directory, ignore_errors=True)
         self._own_agent = self._start_own_agent() if settings.launcher_as_worker else None
-        self._agent_peer = Peer(contract.ROLE_WORKER, config.job.uid)
+        self._agent_peer = RpcPeer(contract.ROLE_WORKER, config.job.uid)
         self._channels: dict[str, grpc.Channel] = {}
         self._run = self._stack.enter_context(ExitStack())
         self._own_address = ""
@@ -180,7 +180,7 @@ class MpiJob:
         if channel is None:
             raise DaemonNotStarted(f"no worker of this job has that address; it has {', '.join(self._channels)}")
         config = self._config
-        claim = Claim(config.job.uid, config.job.attempt, daemon_command(command, self._own_address))
+        claim = MpiDaemonClaim(config.job.uid, config.job.attempt, daemon_command(command, self._own_address))
         return RemoteDaemon(channel, config.secrets.token, claim, config.timeout_s)
 
     def _note_daemon(self, host: str, code: int, said: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 
 from ringtrain.errors import RingtrainError
-from ringtrain.shared.authentication import Claim, prove
+from ringtrain.shared.authentication import MpiDaemonClaim, prove
 from ringtrain.shared.gen import daemons_pb2 as pb
 from ringtrain.shared.gen.daemons_pb2_grpc import DaemonsStub
 
@@ -38,7 +38,7 @@ class RemoteDaemon:
     (mpirun decides how long it is needed; an agent that is gone breaks the connection by its keepalive).
     """
 
-    def __init__(self, channel: grpc.Channel, token: str, claim: Claim, start_s: float) -> None:
+    def __init__(self, channel: grpc.Channel, token: str, claim: MpiDaemonClaim, start_s: float) -> None:
         self._channel = channel
         self._token = token
         self._claim = claim

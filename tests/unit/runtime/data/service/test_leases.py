@@ -4,12 +4,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from ringtrain.data.service.leases import Leases
+from ringtrain.data.service.leases import DataWorkerLeases
 
 
 def test_the_oldest_goes_to_who_has_least() -> None:
     """Two slots take twice as much; nobody more than two for each slot."""
-    leases = Leases(again_s=10.0)
+    leases = DataWorkerLeases(again_s=10.0)
     for key in range(8):
         leases.add(key)
     assert leases.assign(0.0) == []
@@ -24,7 +24,7 @@ def test_the_oldest_goes_to_who_has_least() -> None:
 
 def test_what_a_lost_worker_had_goes_to_another() -> None:
     """A request that somebody else has, too, is not given again."""
-    leases = Leases(again_s=10.0)
+    leases = DataWorkerLeases(again_s=10.0)
     leases.join("one", 1)
     leases.add(0)
     leases.add(1)
@@ -39,7 +39,7 @@ def test_what_a_lost_worker_had_goes_to_another() -> None:
 
 def test_a_second_answer_is_a_duplicate() -> None:
     """As one to what was never asked."""
-    leases = Leases(again_s=1.0)
+    leases = DataWorkerLeases(again_s=1.0)
     leases.add(0)
     assert leases.answered(0)
     assert not leases.answered(0)
@@ -48,7 +48,7 @@ def test_a_second_answer_is_a_duplicate() -> None:
 
 def test_crashes_are_counted_by_request() -> None:
     """Whoever had it; after the answer there are none."""
-    leases = Leases(again_s=1.0)
+    leases = DataWorkerLeases(again_s=1.0)
     leases.join("one", 1)
     leases.add(0)
     for count in (1, 2, 3):
@@ -60,7 +60,7 @@ def test_crashes_are_counted_by_request() -> None:
 
 def test_a_split_stays_where_it_is_open() -> None:
     """As long as there is room; then anybody will do."""
-    leases = Leases(again_s=1.0)
+    leases = DataWorkerLeases(again_s=1.0)
     leases.join("one", 1)
     leases.join("two", 1)
     for key in range(3):
@@ -73,7 +73,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.leases = Leases(again_s=5.0)
+        self.leases = DataWorkerLeases(again_s=5.0)
         self.now = 0.0
         self.added = 0
         self.answered: list[int] = []

@@ -6,26 +6,26 @@ from pathlib import Path
 import pytest
 
 from ringtrain.data.service import session
-from ringtrain.data.service.config import StreamSettings
-from ringtrain.data.service.frames import Answer, LoadRequest
-from ringtrain.data.service.links import Link, LinkEvents
+from ringtrain.data.service.config import DataStreamSettings
+from ringtrain.data.service.frames import DataWorkerAnswer, DataWorkerRequest
+from ringtrain.data.service.links import DataWorkerLink, DataWorkerLinkEvents
 from ringtrain.shared.data_members import DataAddress, DataMember, members_text
 from ringtrain.shared.secrets import Secrets
 
 
-class HastyLink(Link):
+class HastyLink(DataWorkerLink):
     """A link to a data worker that says hello before the constructor returns, where it is not kept waiting."""
 
     asked = threading.Event()
 
-    def __init__(self, member: DataAddress, settings: StreamSettings, events: LinkEvents) -> None:
+    def __init__(self, member: DataAddress, settings: DataStreamSettings, events: DataWorkerLinkEvents) -> None:
         self.member = member
         self.heard = float("inf")
-        self._said = threading.Thread(target=events.came, args=(self, Answer("hello", slots=1)))
+        self._said = threading.Thread(target=events.came, args=(self, DataWorkerAnswer("hello", slots=1)))
         self._said.start()
         self._said.join(0.2)
 
-    def ask(self, request: LoadRequest) -> None:
+    def ask(self, request: DataWorkerRequest) -> None:
         self.asked.set()
 
     def close(self) -> None:
@@ -38,11 +38,11 @@ class HastyLink(Link):
 def test_a_data_worker_that_says_hello_at_once_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its stream is known by then: else the rank would wait for ever, with a data worker that is there."""
     members = tmp_path / "members"
-    monkeypatch.setattr(session, "Link", HastyLink)
+    monkeypatch.setattr(session, "DataWorkerLink", HastyLink)
     members.write_text(members_text("loader", [DataMember("uid", 0, "a", "pod", "127.0.0.1:1", "loader", 1)]))
-    asking = session.Session(StreamSettings(members, Secrets(), "uid", 60.0, 60.0))
+    asking = session.DataWorkerSession(DataStreamSettings(members, Secrets(), "uid", 60.0, 60.0))
     try:
-        asking.ask(LoadRequest(key=1, function="f"))
+        asking.ask(DataWorkerRequest(key=1, function="f"))
         assert HastyLink.asked.wait(30)
     finally:
         asking.close()

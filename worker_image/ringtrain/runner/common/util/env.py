@@ -6,7 +6,7 @@ from ringtrain._core.world.mpi_environment import mpi_rank
 from ringtrain._core.world.slurm import slurm_rank
 from ringtrain._core.world.torchrun import torchrun_rank
 from ringtrain.shared import contract
-from ringtrain.shared.environment import Environment, without_empty
+from ringtrain.shared.environment import EnvironmentVariables, without_empty
 
 
 def get_env_rank_and_size() -> tuple[int, int]:
@@ -16,7 +16,7 @@ def get_env_rank_and_size() -> tuple[int, int]:
     """
     env = without_empty(os.environ)
     if contract.ENV_RANK in env and contract.ENV_SIZE in env:
-        read = Environment(env)
+        read = EnvironmentVariables(env)
         size = read.integer(contract.ENV_SIZE, low=1)
         return read.integer(contract.ENV_RANK, low=0, high=size - 1), size
     found = slurm_rank(env) or mpi_rank(env) or torchrun_rank(env)
