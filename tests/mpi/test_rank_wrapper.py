@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from ringtrain.shared.framing import receive_message, send_message
-from ringtrain_job.agent.mpi.children import MainThread
-from ringtrain_job.agent.mpi.rank_registry import Arrival, Departure, RankRegistry
+from ringtrain_job.agent.mpi.children import MpiAgentMainThread
+from ringtrain_job.agent.mpi.rank_registry import Arrival, Departure, MpiRankRegistry
 from ringtrain_job.mpi.rank_wrapper import RankAssignment
 from ringtrain_job.mpi.shim import write_shim
 
@@ -146,7 +146,7 @@ class RankHost:
 def test_a_wrapper_that_says_nothing_more_was_killed(told: bool, short_path: Path) -> None:
     """mpirun kills the wrappers of all ranks when one has failed; a wrapper whose program died says so first."""
     host = RankHost()
-    registry = RankRegistry(short_path / "registry", MainThread(lambda work: work(), DEADLINE_S), host)
+    registry = MpiRankRegistry(short_path / "registry", MpiAgentMainThread(lambda work: work(), DEADLINE_S), host)
     with socket.socket(socket.AF_UNIX) as wrapper:
         wrapper.connect(str(short_path / "registry"))
         send_message(wrapper, {"rank": 0, "size": 1, "starter": "MPICH"})

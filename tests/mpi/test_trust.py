@@ -18,8 +18,8 @@ from ringtrain.shared.gen import daemons_pb2 as pb
 from ringtrain.shared.gen.daemons_pb2_grpc import DaemonsStub, add_DaemonsServicer_to_server
 from ringtrain.shared.rpc import RpcPeer, dial, serve
 from ringtrain.shared.secrets import Secrets, load_secrets
-from ringtrain_job.agent.mpi.children import Child, ChildStreams
-from ringtrain_job.agent.mpi.daemons import DaemonContext, DaemonService, Deadlines
+from ringtrain_job.agent.mpi.children import ChildStreams, MpiDaemonChild
+from ringtrain_job.agent.mpi.daemons import Deadlines, MpiDaemonContext, MpiDaemonService
 from ringtrain_job.control.model import JobIdentity
 from ringtrain_job.launcher.mpi.remote import DaemonNotStarted, Output, RemoteDaemon
 
@@ -36,13 +36,15 @@ class Spawned:
 
     commands: list[str] = field(default_factory=list)
 
-    def spawn(self, command: Sequence[str], environment: Mapping[str, str], streams: ChildStreams) -> Child:
+    def spawn(
+        self, command: Sequence[str], environment: Mapping[str, str], streams: ChildStreams
+    ) -> MpiDaemonChild:
         self.commands.append(command[-1])
         files = {"stdin": streams.stdin, "stdout": streams.stdout, "stderr": streams.stderr}
         process = subprocess.Popen(command, env=dict(environment), start_new_session=True, **files)  # type: ignore[call-overload]
         exit: Future[int] = Future()
         exit.set_result(process.wait(DEADLINE_S))
-        return Child(process.pid, exit)
+        return MpiDaemonChild(process.pid, exit)
 
 
 @dataclass(frozen=True)
@@ -69,8 +71,8 @@ def load(directory: Path) -> Secrets:
 def agent(tmp_path: Path) -> Iterator[Agent]:
     places = write_secrets(tmp_path, "uid-1")
     secrets, spawned = load(places["worker"]), Spawned()
-    context = DaemonContext(spawned, lambda _: {"PATH": "/usr/bin:/bin"})
-    service = DaemonService(JOB, secrets.token, context, Deadlines(start_s=DEADLINE_S, grace_s=1.0))
+    context = MpiDaemonContext(spawned, lambda _: {"PATH": "/usr/bin:/bin"})
+    service = MpiDaemonService(JOB, secrets.token, context, Deadlines(start_s=DEADLINE_S, grace_s=1.0))
     server = serve(
         0,
         secrets,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from ringtrain.shared import contract
 from ringtrain.shared.processes import RankProcess
-from ringtrain_job.agent.spool import Spool
+from ringtrain_job.agent.spool import AgentLogSpool
 from ringtrain_job.logs.journal import Stream
 from ringtrain_job.logs.printed import PrintedReports
 from ringtrain_job.logs.records import TAIL_BYTES, RecordSplitter, last_lines
@@ -22,7 +22,7 @@ _AFTER_EXIT_S = 1.0
 _JOINED = f"{contract.JOINED_LINE}\n".encode()
 
 
-class _Source:
+class _RankPipe:
     """One pipe of one rank."""
 
     def __init__(self, stream: Stream, rank: int, fd: int) -> None:
@@ -34,14 +34,14 @@ class _Source:
         self.tail = b""
 
 
-class Collector:
+class RankOutputCollector:
     """Reads the ranks' pipes until all have ended. `on_closed(rank)`: a rank's output is complete. `on_joined`: a
     rank has said that it met the others, which comes before its output is complete. `printed`: finds reports in
     what ranks print."""
 
     def __init__(
         self,
-        spool: Spool,
+        spool: AgentLogSpool,
         ranks: Sequence[RankProcess],
         on_closed: Callable[[int], None],
         on_joined: Callable[[], None],
@@ -53,7 +53,7 @@ class Collector:
         self._on_joined = on_joined
         self._selector = selectors.DefaultSelector()
         self._sources = [
-            _Source(stream, rank.rank, fd)
+            _RankPipe(stream, rank.rank, fd)
             for rank in ranks
             for stream, fd in ((Stream.LOG, rank.log_fd), (Stream.REPORT, rank.report_fd))
         ]
@@ -93,7 +93,7 @@ class Collector:
                 self._look_after(key.data, now)
         self._selector.close()
 
-    def _read(self, source: _Source) -> bool:
+    def _read(self, source: _RankPipe) -> bool:
         """Read once; returns whether there was anything."""
         try:
             data = os.read(source.fd, _READ_BYTES)
@@ -106,7 +106,7 @@ class Collector:
         self._put(source, source.splitter.feed(data))
         return True
 
-    def _look_after(self, source: _Source, now: float) -> None:
+    def _look_after(self, source: _RankPipe, now: float) -> None:
         if now - self._ended_at.get(source.rank, now) > _AFTER_EXIT_S:
             while self._read(source) and time.monotonic() - now < _AFTER_EXIT_S:
                 pass
@@ -115,7 +115,7 @@ class Collector:
         elif source.splitter.pending and now - source.read_at > _IDLE_S:
             self._put(source, source.splitter.flush())
 
-    def _close(self, source: _Source) -> None:
+    def _close(self, source: _RankPipe) -> None:
         self._put(source, source.splitter.flush())
         self._selector.unregister(source.fd)
         os.close(source.fd)
@@ -126,7 +126,7 @@ class Collector:
             self._spool.finish(source.rank)
             self._on_closed(source.rank)
 
-    def _put(self, source: _Source, data: bytes) -> None:
+    def _put(self, source: _RankPipe, data: bytes) -> None:
         if source.stream is Stream.LOG and data:
             source.tail = (source.tail + data[-TAIL_BYTES:])[-TAIL_BYTES:]
         if source.stream is Stream.REPORT and _JOINED in data:

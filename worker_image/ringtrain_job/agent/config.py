@@ -16,7 +16,7 @@ LEAVE_S = 5.0
 
 
 @dataclass(frozen=True)
-class Ports:
+class AgentPorts:
     """Ports that the operator chose; 0: any free one."""
 
     agent: int
@@ -32,7 +32,7 @@ class AgentConfig(PodSettings):
 
     index: int
     launcher_address: str
-    ports: Ports
+    ports: AgentPorts
     pod: str
     pod_uid: str
     pod_ip: str
@@ -168,8 +168,8 @@ def _read_on_loss(read: EnvironmentVariables) -> str:
     return "" if absent else read.choice(contract.ENV_ELASTIC, contract.ON_LOSS)
 
 
-def _read_ports(read: EnvironmentVariables, slots: int) -> Ports:
-    ports = Ports(
+def _read_ports(read: EnvironmentVariables, slots: int) -> AgentPorts:
+    ports = AgentPorts(
         agent=read.port(contract.ENV_AGENT_PORT, contract.PORT_AGENT),
         ring_base=read.port(contract.ENV_RING_PORT_BASE, contract.PORT_RING_BASE),
         master=read.port(contract.ENV_MASTER_PORT, contract.PORT_MASTER),

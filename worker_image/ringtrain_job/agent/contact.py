@@ -14,7 +14,7 @@ _SOONEST_S: Final = 0.5
 _TABLES: Final = ("tcp", "tcp6")
 
 
-class Contact:
+class AgentWorldContact:
     """Looks at the kernel's table of connections for one that listens at or leads to an address of the world, and
     was not there when this was made: before the ranks a port may have been somebody else's.
 

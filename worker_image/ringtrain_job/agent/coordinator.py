@@ -30,7 +30,7 @@ _DENIED = (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED)
 
 
 @dataclass(frozen=True)
-class Registered:
+class AgentRegistered:
     """The launcher has taken this agent in; `histories`: what an earlier agent has left of its slots."""
 
     histories: tuple[SlotHistory, ...]
@@ -41,12 +41,12 @@ class LeaveNoted:
     """The launcher knows that this agent leaves, and has all its lines."""
 
 
-Message = Order | Refusal | Registered | LeaveNoted
+Message = Order | Refusal | AgentRegistered | LeaveNoted
 # What the launcher says, a signal that this process got, or what another thread asks the main thread to do.
 Event = Message | signal.Signals | Callable[[], None]
 
 
-class CoordinatorClient:
+class AgentCoordinatorClient:
     """Keeps one agent registered. `deliver` gets the launcher's messages; heartbeats carry what `state` gives, and
     `acknowledged` is called with a state that the launcher has taken note of. `data_members`: the file in which
     ranks read the job's data workers."""
@@ -141,7 +141,7 @@ class CoordinatorClient:
             self._closed.set()
             return False
         if reply.slots:
-            self._deliver(Registered(tuple(from_message(SlotHistory, history) for history in reply.slots)))
+            self._deliver(AgentRegistered(tuple(from_message(SlotHistory, history) for history in reply.slots)))
         self._registered.set()
         self._changed.set()
         return True

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from ringtrain.shared import contract
 from ringtrain_job.agent.config import LEAVE_S, AgentConfig
-from ringtrain_job.agent.coordinator import Event, LeaveNoted, Registered
-from ringtrain_job.agent.pod import Pod
+from ringtrain_job.agent.coordinator import AgentRegistered, Event, LeaveNoted
+from ringtrain_job.agent.pod import AgentPod
 from ringtrain_job.control.model import (
     Failure,
     Form,
@@ -30,29 +30,29 @@ _TICK_S = 0.5
 
 
 @dataclass(frozen=True)
-class Ending:
+class AgentEnding:
     """How the agent ends."""
 
     exit_code: int
     verdict: Verdict
 
 
-class Lifecycle:
+class AgentLifecycle:
     """Runs in the main thread, which is the one that started the ranks and that gets signals."""
 
-    def __init__(self, config: AgentConfig, pod: Pod, events: "queue.SimpleQueue[Event]") -> None:
+    def __init__(self, config: AgentConfig, pod: AgentPod, events: "queue.SimpleQueue[Event]") -> None:
         self._config = config
         self._pod = pod
         self._events = events
         self._began = time.monotonic()
         self._verdict: Verdict | None = None
-        self._ending: Ending | None = None
+        self._ending: AgentEnding | None = None
         self._term_at: float | None = None
         self._kill_at: float | None = None
         self._leave_at: float | None = None
         self._notice_ends_at: float | None = None
 
-    def run(self) -> Ending:
+    def run(self) -> AgentEnding:
         """Handle events until the attempt is over for this worker. No rank is left when this returns."""
         try:
             while self._ending is None:
@@ -92,10 +92,10 @@ class Lifecycle:
                 if self._pod.leaving and verdict.failure is not None and verdict.failure.pod == self._config.pod:
                     self._end_by_signal()  # that this pod leaves is why the attempt ends
                 else:
-                    self._ending = Ending(agent_exit_code(verdict, self._own_ranks()), verdict)
+                    self._ending = AgentEnding(agent_exit_code(verdict, self._own_ranks()), verdict)
             case Refusal(reason, misconfigured):
                 self._on_refused(reason, misconfigured)
-            case Registered(histories):
+            case AgentRegistered(histories):
                 self._pod.go_on(histories)
             case LeaveNoted():
                 self._end_by_signal()
@@ -170,7 +170,7 @@ class Lifecycle:
 
     def _end_by_signal(self) -> None:
         number = signal.Signals[self._pod.leaving]
-        self._ending = Ending(128 + number, Verdict(Outcome.STOPPED, 128 + number))
+        self._ending = AgentEnding(128 + number, Verdict(Outcome.STOPPED, 128 + number))
 
     def _not_reached(self, seconds: float) -> None:
         problem = self._pod.coordinator.last_problem or "it does not answer"
@@ -187,7 +187,7 @@ class Lifecycle:
         if self._verdict is not None:  # only its release is missing
             log.warning("%s; the attempt was over already", message)
             self._stop_and_wait()
-            self._ending = Ending(agent_exit_code(self._verdict, self._own_ranks()), self._verdict)
+            self._ending = AgentEnding(agent_exit_code(self._verdict, self._own_ranks()), self._verdict)
             return
         own = self._pod.ranks.first_failure()
         code = own.exit_code if own is not None and own.exit_code else contract.EXIT_GANG_STOPPED
@@ -197,7 +197,7 @@ class Lifecycle:
         log.error("%s", message)
         self._stop_and_wait()
         failure = Failure(reason, message, pod=self._config.pod, node=self._config.node)
-        self._ending = Ending(code, Verdict(Outcome.FAILED, code, failure=failure))
+        self._ending = AgentEnding(code, Verdict(Outcome.FAILED, code, failure=failure))
 
     def _stop_and_wait(self) -> None:
         self._stop_ranks(signal.SIGTERM)

@@ -14,11 +14,11 @@ from typing import Any
 
 import psutil
 
-from ringtrain_job.agent.memory import Memory
+from ringtrain_job.agent.memory import MemoryCgroup
 from ringtrain_job.logs.samples import GpuUse, RankUse, Sample, in_bytes
 
 
-class Gpus:
+class AgentGpus:
     """The GPUs that this container has; none without driver or package."""
 
     def __init__(self) -> None:
@@ -69,14 +69,16 @@ class _Counters:
     cpu: Mapping[int, float]
 
 
-class Machine:
+class AgentMachineSampler:
     """Looks at the processes below `ranks()`, pids by rank. Safe to call from many threads."""
 
-    def __init__(self, worker: int, ranks: Callable[[], Mapping[int, int]], memory: Memory | None = None) -> None:
+    def __init__(
+        self, worker: int, ranks: Callable[[], Mapping[int, int]], memory: MemoryCgroup | None = None
+    ) -> None:
         self._worker = worker
         self._ranks = ranks
-        self._memory = memory or Memory()
-        self._gpus = Gpus()
+        self._memory = memory or MemoryCgroup()
+        self._gpus = AgentGpus()
         self._kills = self._memory.kills()
         self._lock = threading.Lock()
         self._before: _Counters | None = None
@@ -154,10 +156,10 @@ class Machine:
         )
 
 
-class MachineThread:
+class AgentMachineThread:
     """Gives what `machine` sees to `tell`, until it is closed."""
 
-    def __init__(self, machine: Machine, tell: Callable[[Sample], None]) -> None:
+    def __init__(self, machine: AgentMachineSampler, tell: Callable[[Sample], None]) -> None:
         self._machine = machine
         self._tell = tell
         self._closed = threading.Event()

@@ -15,8 +15,8 @@ from ringtrain.shared.processes import become_subreaper, signal_handler
 from ringtrain_job.agent.config import AgentConfig
 from ringtrain_job.agent.coordinator import Event
 from ringtrain_job.agent.elastic.slots import RankProgram
-from ringtrain_job.agent.lifecycle import Lifecycle
-from ringtrain_job.agent.pod import Pod
+from ringtrain_job.agent.lifecycle import AgentLifecycle
+from ringtrain_job.agent.pod import AgentPod
 from ringtrain_job.control.termination import termination_message, write_termination_message
 from ringtrain_job.logs.journal import Stream
 from ringtrain_job.logs.records import prefixed
@@ -43,8 +43,8 @@ def run_agent(config: AgentConfig, command: Sequence[str], inherited: Mapping[st
         if config.data_workers:
             directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="ringtrain-data-"))
             config = replace(config, data_file=Path(directory) / "workers.json")
-        pod = Pod(config, RankProgram(command, inherited), events, stack)
-        ending = Lifecycle(config, pod, events).run()
+        pod = AgentPod(config, RankProgram(command, inherited), events, stack)
+        ending = AgentLifecycle(config, pod, events).run()
         lost = _print(pod.unshipped())
         if lost:
             log.error(

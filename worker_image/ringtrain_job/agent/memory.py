@@ -31,7 +31,7 @@ _V1 = _GroupFiles(
 _V2 = _GroupFiles("memory.max", "memory.current", "memory.peak", "memory.events", "inactive_file")
 
 
-class Memory:
+class MemoryCgroup:
     """The group with the tightest limit of those that this process is in, or the machine where none has a limit.
 
     `root`, `own`: where groups are mounted, and the file that says which this process is in.

@@ -19,21 +19,21 @@ from ringtrain.shared.masking import shown_command
 from ringtrain.shared.ports import HeldPorts
 from ringtrain.shared.processes import RankProcess
 from ringtrain.shared.rpc import RpcPeer, dial, serve
-from ringtrain_job.agent.collector import Collector
+from ringtrain_job.agent.collector import RankOutputCollector
 from ringtrain_job.agent.commit import commit_of
 from ringtrain_job.agent.config import AgentConfig
-from ringtrain_job.agent.contact import Contact
-from ringtrain_job.agent.coordinator import CoordinatorClient, Event
-from ringtrain_job.agent.elastic.slots import RankProgram, Slots
-from ringtrain_job.agent.machine import Machine, MachineThread
-from ringtrain_job.agent.mpi.children import MainThread
-from ringtrain_job.agent.mpi.formations import MpiFormations
-from ringtrain_job.agent.mpi.worker import MPI_DAEMONS, MpiWorker
+from ringtrain_job.agent.contact import AgentWorldContact
+from ringtrain_job.agent.coordinator import AgentCoordinatorClient, Event
+from ringtrain_job.agent.elastic.slots import ElasticSlots, RankProgram
+from ringtrain_job.agent.machine import AgentMachineSampler, AgentMachineThread
+from ringtrain_job.agent.mpi.children import MpiAgentMainThread
+from ringtrain_job.agent.mpi.formations import MpiAgentFormations
+from ringtrain_job.agent.mpi.worker import MPI_DAEMONS, MpiWorkerAgent
 from ringtrain_job.agent.rank_env import rank_environment, usable_cores
-from ringtrain_job.agent.ranks import Ranks
-from ringtrain_job.agent.shipper import Shipper, ShipperEvents
-from ringtrain_job.agent.spool import Spool
-from ringtrain_job.agent.world_file import WorldFiles
+from ringtrain_job.agent.ranks import AgentRanks
+from ringtrain_job.agent.shipper import AgentLogShipper, AgentLogShipperEvents
+from ringtrain_job.agent.spool import AgentLogSpool
+from ringtrain_job.agent.world_file import AgentWorldFiles
 from ringtrain_job.control.model import (
     ENDED,
     AgentState,
@@ -53,7 +53,7 @@ from ringtrain_job.logs.store import Chunk
 log = logging.getLogger(__name__)
 
 
-class Pod:
+class AgentPod:
     """Everything that an agent holds open: ranks, spool, threads, channel, its own service."""
 
     def __init__(
@@ -62,22 +62,26 @@ class Pod:
         self._config = config
         self._program = program
         self._instance = uuid.uuid4().hex
-        self._collectors: dict[int, Collector] = {}
-        self._spool = Spool()
+        self._collectors: dict[int, RankOutputCollector] = {}
+        self._spool = AgentLogSpool()
         self._printed = PrintedReports(config.metrics_rule, config.world_size, elastic=config.elastic)
-        self.ranks = Ranks(config.first_rank, 0 if config.mpi else config.slots)
-        machine = Machine(config.index, self.ranks.pids)
+        self.ranks = AgentRanks(config.first_rank, 0 if config.mpi else config.slots)
+        machine = AgentMachineSampler(config.index, self.ranks.pids)
         self.ranks.why_ended = machine.why_ended
-        self._machine = MachineThread(machine, self._tell_machine)
+        self._machine = AgentMachineThread(machine, self._tell_machine)
         stack.callback(self._machine.close)
-        self._world_files = WorldFiles(stack)
+        self._world_files = AgentWorldFiles(stack)
         self.leaving = ""
         self.stopping = False
         self._mpi = self._prepare_mpi(events, stack) if config.mpi else None
-        self._contact: Contact | None = None
+        self._contact: AgentWorldContact | None = None
         self._post = events.put
-        self._slots = Slots(config, program, self.ranks, self) if config.elastic and not config.mpi else None
-        self._formations = MpiFormations(config, self.ranks, self._mpi) if config.elastic and self._mpi else None
+        self._slots = (
+            ElasticSlots(config, program, self.ranks, self) if config.elastic and not config.mpi else None
+        )
+        self._formations = (
+            MpiAgentFormations(config, self.ranks, self._mpi) if config.elastic and self._mpi else None
+        )
         if self._slots is not None:
             stack.callback(self._slots.close)
         self._held = HeldPorts()
@@ -92,7 +96,7 @@ class Pod:
         launcher = RpcPeer(contract.ROLE_LAUNCHER, config.job.uid)
         channel = dial(config.launcher_address, config.secrets, launcher, config.workers)
         stub = coordinator_pb2_grpc.CoordinatorStub(channel)
-        self.coordinator = CoordinatorClient(
+        self.coordinator = AgentCoordinatorClient(
             stub,
             config,
             self._instance,
@@ -103,8 +107,8 @@ class Pod:
             DataMembersFile(config.data_file) if config.data_file else None,
         )
         header = {"attempt": config.job.attempt, "worker_index": config.index, "instance": self._instance}
-        heard = ShipperEvents(on_contact=self.coordinator.heard, on_empty=self.coordinator.changed)
-        self._shipper = Shipper(stub, self._spool, header, config.call_s, heard)
+        heard = AgentLogShipperEvents(on_contact=self.coordinator.heard, on_empty=self.coordinator.changed)
+        self._shipper = AgentLogShipper(stub, self._spool, header, config.call_s, heard)
         for last_to_first in (self.coordinator.join, self._shipper.join, channel.close):
             stack.callback(last_to_first)
         stack.callback(self._shipper.close)
@@ -123,7 +127,7 @@ class Pod:
         if self._mpi is not None:
             self._mpi.begin(world)  # mpirun starts them
             return
-        self._contact = Contact(world)
+        self._contact = AgentWorldContact(world)
         cores = usable_cores()
         processes = self.ranks.start(
             self._program.command,
@@ -231,7 +235,7 @@ class Pod:
             self.ranks.sweep()
         self.coordinator.changed()
 
-    def _look_for_contact(self, contact: Contact) -> None:
+    def _look_for_contact(self, contact: AgentWorldContact) -> None:
         if contact.look():
             self.ranks.note_joined()
 
@@ -241,7 +245,7 @@ class Pod:
             self.ranks.note_joined()
 
     def _collect(self, processes: Sequence[RankProcess]) -> None:
-        collector = Collector(
+        collector = RankOutputCollector(
             self._spool, processes, lambda _: self.coordinator.changed(), self._joined, self._printed
         )
         self._collectors.update((process.rank, collector) for process in processes)
@@ -302,13 +306,13 @@ class Pod:
             pod_uid=config.pod_uid,
         )
 
-    def _prepare_mpi(self, events: "queue.SimpleQueue[Event]", stack: ExitStack) -> MpiWorker:
-        main = MainThread(events.put, self._config.timeout_s)
-        worker = MpiWorker(self._config, self, main)
+    def _prepare_mpi(self, events: "queue.SimpleQueue[Event]", stack: ExitStack) -> MpiWorkerAgent:
+        main = MpiAgentMainThread(events.put, self._config.timeout_s)
+        worker = MpiWorkerAgent(self._config, self, main)
         stack.callback(worker.close)
         return worker
 
-    def _serve(self, mpi: MpiWorker, stack: ExitStack) -> int:
+    def _serve(self, mpi: MpiWorkerAgent, stack: ExitStack) -> int:
         server = serve(
             self._config.ports.agent,
             self._config.secrets,

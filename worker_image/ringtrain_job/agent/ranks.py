@@ -41,7 +41,7 @@ class _Life:
     told: bool = False
 
 
-class Ranks:
+class AgentRanks:
     """Ranks `first` … `first + count - 1`. The main thread changes them; any thread may ask for `states`."""
 
     def __init__(self, first: int, count: int) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 
 from ringtrain.shared.gen import coordinator_pb2 as pb
-from ringtrain_job.agent.spool import Spool
+from ringtrain_job.agent.spool import AgentLogSpool
 from ringtrain_job.logs.journal import Stream
 from ringtrain_job.logs.store import Chunk
 
@@ -22,18 +22,18 @@ _LOOK_S = 0.5
 
 
 @dataclass(frozen=True)
-class ShipperEvents:
+class AgentLogShipperEvents:
     """`on_contact`: a call was answered. `on_empty`: everything in the spool has become durable."""
 
     on_contact: Callable[[], None]
     on_empty: Callable[[], None]
 
 
-class Shipper:
+class AgentLogShipper:
     """Ships what is in `spool`, and tells `events`. `header`: of every request."""
 
     def __init__(
-        self, stub: Any, spool: Spool, header: dict[str, Any], call_s: float, events: ShipperEvents
+        self, stub: Any, spool: AgentLogSpool, header: dict[str, Any], call_s: float, events: AgentLogShipperEvents
     ) -> None:
         self._stub = stub
         self._spool = spool

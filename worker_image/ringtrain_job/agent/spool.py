@@ -26,7 +26,7 @@ _FRAME = struct.Struct("<BIQII")
 _FILES = 8
 
 
-class Spool:
+class AgentLogSpool:
     """First in, first out. Safe to call from many threads.
 
     `memory_bytes`, `disk_bytes`: bounds. The disk part is in unnamed temporary files, made when they are needed.
@@ -34,7 +34,7 @@ class Spool:
 
     def __init__(self, memory_bytes: int = MEMORY_BYTES, disk_bytes: int = DISK_BYTES) -> None:
         self._memory_bytes = memory_bytes
-        self._disk = _DiskQueue(disk_bytes)
+        self._disk = _SpoolDiskQueue(disk_bytes)
         self._memory: deque[Chunk] = deque()
         self._memory_size = 0
         self._in_flight: list[Chunk] = []
@@ -177,12 +177,12 @@ def coalesce(chunks: Sequence[Chunk]) -> list[Chunk]:
     return joined
 
 
-class _DiskQueue:
+class _SpoolDiskQueue:
     """Chunks in temporary files, each gone when it has been read. A disk that fails takes nothing more."""
 
     def __init__(self, bound: int) -> None:
         self._bound = bound
-        self._files: deque[_DiskFile] = deque()
+        self._files: deque[_SpoolDiskFile] = deque()
         self._broken = bound <= 0
 
     @property
@@ -195,7 +195,7 @@ class _DiskQueue:
             return False
         try:
             if not self._files or self._files[-1].size >= self._bound // _FILES:
-                self._files.append(_DiskFile())
+                self._files.append(_SpoolDiskFile())
             return self._files[-1].append(frame)
         except OSError:
             self._broken = not self.waiting
@@ -217,7 +217,7 @@ class _DiskQueue:
         self._broken = True
 
 
-class _DiskFile:
+class _SpoolDiskFile:
     """A run of frames in an unnamed file: written at its end, read from its beginning."""
 
     def __init__(self) -> None:

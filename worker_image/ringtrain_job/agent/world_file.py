@@ -17,7 +17,7 @@ MOST_BYTES = 100_000
 _KEPT = 2
 
 
-class WorldFiles:
+class AgentWorldFiles:
     """The files of one agent, made when the first is needed; gone when `stack` is."""
 
     def __init__(self, stack: ExitStack) -> None:

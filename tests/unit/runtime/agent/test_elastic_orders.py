@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from ringtrain_job.agent.elastic.orders import (
-    CurrentOrder,
+    ElasticSlotAction,
+    ElasticSlotOrder,
     OwnSlot,
-    SlotAction,
     SlotDeadlines,
     current_order,
     next_action,
@@ -34,40 +34,46 @@ INSIDE = OwnSlot(3, life=2, running=True, formation=4)
 @pytest.mark.parametrize(
     ("order", "slot", "step"),
     [
-        pytest.param(PREPARE, NEVER, SlotAction.START, id="prepare-never-started"),
-        pytest.param(PREPARE, ENDED, SlotAction.START, id="prepare-ended-and-known"),
+        pytest.param(PREPARE, NEVER, ElasticSlotAction.START, id="prepare-never-started"),
+        pytest.param(PREPARE, ENDED, ElasticSlotAction.START, id="prepare-ended-and-known"),
         pytest.param(PREPARE, UNKNOWN, None, id="prepare-ended-and-not-known-yet"),
         pytest.param(PREPARE, replace(NEVER, slot=7), None, id="prepare-not-wanted"),
         pytest.param(PREPARE, COMING, None, id="prepare-on-its-way"),
         pytest.param(PREPARE, PARKED, None, id="prepare-parked"),
-        pytest.param(PREPARE, INSIDE, SlotAction.CHANGE, id="prepare-in-the-former"),
+        pytest.param(PREPARE, INSIDE, ElasticSlotAction.CHANGE, id="prepare-in-the-former"),
         pytest.param(PREPARE, replace(INSIDE, told=(5, False)), None, id="prepare-told"),
-        pytest.param(URGENT, replace(INSIDE, told=(5, False)), SlotAction.CHANGE, id="urgent-told-that-it-is-not"),
+        pytest.param(
+            URGENT, replace(INSIDE, told=(5, False)), ElasticSlotAction.CHANGE, id="urgent-told-that-it-is-not"
+        ),
         pytest.param(URGENT, replace(INSIDE, told=(5, True)), None, id="urgent-told"),
         pytest.param(PREPARE, replace(PARKED, slot=7), None, id="leaves-when-the-next-is-made"),
-        pytest.param(PREPARE, replace(PARKED, slot=7, formation=0), SlotAction.LEAVE, id="newcomer-not-wanted"),
-        pytest.param(PREPARE, replace(INSIDE, slot=7), SlotAction.CHANGE, id="in-the-former-and-not-wanted"),
+        pytest.param(
+            PREPARE, replace(PARKED, slot=7, formation=0), ElasticSlotAction.LEAVE, id="newcomer-not-wanted"
+        ),
+        pytest.param(
+            PREPARE, replace(INSIDE, slot=7), ElasticSlotAction.CHANGE, id="in-the-former-and-not-wanted"
+        ),
         pytest.param(PREPARE, replace(PARKED, slot=7, left_since=100), None, id="told-to-leave"),
-        pytest.param(FORM, PARKED, SlotAction.WORLD, id="form-member"),
+        pytest.param(FORM, PARKED, ElasticSlotAction.WORLD, id="form-member"),
         pytest.param(FORM, replace(PARKED, parked=False, formation=5), None, id="form-in-it"),
         pytest.param(FORM, replace(PARKED, formation=5), None, id="form-has-left-it-again"),
         pytest.param(FORM, replace(PARKED, life=3), None, id="form-another-life-of-a-members-slot"),
         pytest.param(FORM, replace(PARKED, slot=2), None, id="form-newcomer-waits"),
-        pytest.param(FORM, replace(PARKED, slot=7), SlotAction.LEAVE, id="form-not-wanted"),
-        pytest.param(FORM, replace(INSIDE, slot=2), SlotAction.CHANGE, id="form-still-in-the-former"),
+        pytest.param(FORM, replace(PARKED, slot=7), ElasticSlotAction.LEAVE, id="form-not-wanted"),
+        pytest.param(FORM, replace(INSIDE, slot=2), ElasticSlotAction.CHANGE, id="form-still-in-the-former"),
         pytest.param(FORM, replace(ENDED, formation=5), None, id="form-member-that-ended"),
-        pytest.param(FORM, replace(ENDED, slot=2), SlotAction.START, id="form-newcomer-that-ended"),
+        pytest.param(FORM, replace(ENDED, slot=2), ElasticSlotAction.START, id="form-newcomer-that-ended"),
         pytest.param(STOP_ALL, NEVER, None, id="restart-nothing-before-form"),
-        pytest.param(STOP_ALL, INSIDE, SlotAction.TERMINATE, id="restart-runs"),
+        pytest.param(STOP_ALL, INSIDE, ElasticSlotAction.TERMINATE, id="restart-runs"),
         pytest.param(STOP_ALL, replace(INSIDE, ended_since=105), None, id="restart-terminated"),
-        pytest.param(START_ALL, ENDED, SlotAction.START, id="restart-member"),
+        pytest.param(START_ALL, ENDED, ElasticSlotAction.START, id="restart-member"),
         pytest.param(START_ALL, replace(ENDED, slot=2), None, id="restart-no-member"),
         pytest.param(START_ALL, replace(ENDED, formation=5), None, id="restart-member-that-ended"),
         pytest.param(START_ALL, replace(INSIDE, formation=5), None, id="restart-member-runs"),
-        pytest.param(START_ALL, INSIDE, SlotAction.TERMINATE, id="restart-left-from-the-former"),
+        pytest.param(START_ALL, INSIDE, ElasticSlotAction.TERMINATE, id="restart-left-from-the-former"),
     ],
 )
-def test_the_next_step(order: CurrentOrder, slot: OwnSlot, step: SlotAction | None) -> None:
+def test_the_next_step(order: ElasticSlotOrder, slot: OwnSlot, step: ElasticSlotAction | None) -> None:
     """One step at a time; nothing when the order is fulfilled, or somebody else has to act."""
     assert next_action(order, slot, DEADLINES, now=111) is step
 
@@ -92,10 +98,10 @@ def test_the_next_step(order: CurrentOrder, slot: OwnSlot, step: SlotAction | No
         pytest.param(STOP_ALL, replace(INSIDE, ended_since=100), 110, id="does-not-end-after-sigterm"),
     ],
 )
-def test_who_does_not_leave_is_killed(order: CurrentOrder, slot: OwnSlot, at: float) -> None:
+def test_who_does_not_leave_is_killed(order: ElasticSlotOrder, slot: OwnSlot, at: float) -> None:
     """When its time is over, and not before."""
     assert next_action(order, slot, DEADLINES, now=at - 0.1) is None
-    assert next_action(order, slot, DEADLINES, now=at) is SlotAction.KILL
+    assert next_action(order, slot, DEADLINES, now=at) is ElasticSlotAction.KILL
 
 
 @pytest.mark.parametrize(
@@ -107,7 +113,7 @@ def test_who_does_not_leave_is_killed(order: CurrentOrder, slot: OwnSlot, at: fl
         pytest.param(FORM, replace(INSIDE, formation=5), id="works"),
     ],
 )
-def test_who_is_never_killed(order: CurrentOrder, slot: OwnSlot) -> None:
+def test_who_is_never_killed(order: ElasticSlotOrder, slot: OwnSlot) -> None:
     """Whoever holds up no formation that has lost a member, and is wanted."""
     assert next_action(order, slot, DEADLINES, now=1e9) is None
 

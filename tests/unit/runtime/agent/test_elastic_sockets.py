@@ -12,7 +12,7 @@ import pytest
 
 from ringtrain.errors import ConfigurationError
 from ringtrain_job.agent.elastic.messages import Committed, FromRank, Joined, Ready, change_message, parse_message
-from ringtrain_job.agent.elastic.sockets import RankSockets
+from ringtrain_job.agent.elastic.sockets import ElasticRankSockets
 from ringtrain_job.control.model import Member
 
 CALLER = Member(3, 1)
@@ -25,7 +25,7 @@ class Server:
     def __init__(self) -> None:
         self.heard: queue.SimpleQueue[tuple[Member, bool | FromRank]] = queue.SimpleQueue()
         both = [lambda caller, what: self.heard.put((caller, what))] * 2
-        self.sockets = RankSockets(*both)
+        self.sockets = ElasticRankSockets(*both)
 
     def next(self) -> tuple[Member, bool | FromRank]:
         return self.heard.get(timeout=DEADLINE_S)

@@ -16,9 +16,9 @@ import pytest
 from support.commands import completed
 from support.needs import need
 
-from ringtrain_job.agent.machine import Gpus, Machine, MachineThread
-from ringtrain_job.agent.memory import Memory
-from ringtrain_job.agent.ranks import Ranks
+from ringtrain_job.agent.machine import AgentGpus, AgentMachineSampler, AgentMachineThread
+from ringtrain_job.agent.memory import MemoryCgroup
+from ringtrain_job.agent.ranks import AgentRanks
 from ringtrain_job.logs.samples import GpuUse, RankUse, Sample, read_sample
 
 GIB = 1 << 30
@@ -48,7 +48,7 @@ while True: sys.stdin.read()
 """
 
 
-def memory(root: Path, version: str) -> Memory:
+def memory(root: Path, version: str) -> MemoryCgroup:
     """In a container of 8 GiB within a pod without a limit, of which 7 GiB are in use and 1 GiB is page cache."""
     mount = root / "memory" if version == "v1" else root
     pod, container = mount / "pod", mount / "pod/container"
@@ -59,7 +59,7 @@ def memory(root: Path, version: str) -> Memory:
     next(container.glob("memory.[lm]*i*t_in_bytes"), container / "memory.max").write_text(str(8 * GIB))
     controller = "4:memory" if version == "v1" else "0:"
     (root / "own").write_text(f"{controller}:/pod/container\n")
-    return Memory(root, root / "own")
+    return MemoryCgroup(root, root / "own")
 
 
 @pytest.mark.parametrize("version", FILES)
@@ -74,7 +74,7 @@ def test_memory_is_that_of_the_tightest_group(
 
 def test_without_groups_memory_is_the_machines(tmp_path: Path) -> None:
     """Nothing is mounted there."""
-    found = Memory(tmp_path, tmp_path / "own")
+    found = MemoryCgroup(tmp_path, tmp_path / "own")
     assert found.limit == psutil.virtual_memory().total
     assert 0 < found.used() < found.limit
     assert found.peak() is None
@@ -98,8 +98,8 @@ def test_a_rank_that_ended_for_want_of_memory(
 ) -> None:
     """Its message says how much there was, if the kernel counted a kill: of the rank, or of a process of it."""
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=64 * GIB))
-    ranks = Ranks(3, 1)
-    machine = Machine(0, ranks.pids, memory(tmp_path, "v2"))
+    ranks = AgentRanks(3, 1)
+    machine = AgentMachineSampler(0, ranks.pids, memory(tmp_path, "v2"))
     machine.note(replace(SAMPLE, memory=6 * GIB))
     ranks.why_ended = machine.why_ended
     (tmp_path / "pod/container/memory.events").write_text(f"oom {counted}\noom_kill {counted}\n")
@@ -110,7 +110,7 @@ def test_a_rank_that_ended_for_want_of_memory(
 
 def test_nearly_all_memory_in_use_explains_a_kill_that_nobody_counts(tmp_path: Path) -> None:
     """As where the runtime does not show the container its own group."""
-    machine = Machine(0, dict, memory(tmp_path, "v2"))
+    machine = AgentMachineSampler(0, dict, memory(tmp_path, "v2"))
     machine.note(replace(SAMPLE, memory=7.9 * GIB))
     assert machine.why_ended(4, -9) == "rank 4 was killed by SIGKILL: memory 7.9 of 8.0 GiB"
     assert machine.why_ended(4, 1) == ""
@@ -127,12 +127,12 @@ def test_a_look_counts_all_processes_of_a_rank_and_costs_little() -> None:
         if sample.ranks[0].cpu > 0.1 and sample.ranks[0].rss > 64 << 20:
             enough.set()
 
-    machine = Machine(0, lambda: {0: rank.pid})
+    machine = AgentMachineSampler(0, lambda: {0: rank.pid})
     spent, looks = time.thread_time(), 20
     for _ in range(looks):
         machine.look()
     cost = (time.thread_time() - spent) / looks
-    thread = MachineThread(machine, tell)
+    thread = AgentMachineThread(machine, tell)
     thread.start()
     try:
         assert enough.wait(60)
@@ -162,10 +162,10 @@ int nvmlDeviceGetUtilizationRates(device one, unsigned gpu_memory[2]) { gpu_memo
 def test_gpus_are_asked_by_nvml(tmp_path: Path) -> None:
     """NVIDIA's package asks a stand-in for the driver, with two GPUs; without a driver there are none."""
     need("pynvml")
-    assert Gpus().look() == ()
+    assert AgentGpus().look() == ()
     build = ["cc", "-shared", "-fPIC", "-xc", "-", "-o", str(tmp_path / "libnvidia-ml.so.1")]
     subprocess.run(build, input=DRIVER, text=True, check=True)
-    program = "from ringtrain_job.agent.machine import Gpus; print(Gpus().look())"
+    program = "from ringtrain_job.agent.machine import AgentGpus; print(AgentGpus().look())"
     env = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}
     asked = completed([sys.executable, "-c", program], env=env, check=True)
     assert asked.stdout.strip() == str((GpuUse(0.75, GIB, 80 * GIB), GpuUse(0.75, 2 * GIB, 80 * GIB)))

@@ -16,7 +16,7 @@ from ringtrain.shared.ports import HeldPorts, PortTaken
 from ringtrain_job.agent.config import AgentConfig
 from ringtrain_job.agent.lifecycle import agent_exit_code
 from ringtrain_job.agent.rank_env import rank_environment, usable_cores
-from ringtrain_job.agent.ranks import Ranks, exit_phase
+from ringtrain_job.agent.ranks import AgentRanks, exit_phase
 from ringtrain_job.control.model import Failure, Outcome, RankPhase, Reason, Verdict, World
 
 CONFIG = AgentConfig.from_env(of_agent(CHECKPOINT_DIR="/checkpoints"))
@@ -110,7 +110,7 @@ def test_what_an_exit_means(code: int, sent: set[int], phase: RankPhase) -> None
 @pytest.mark.parametrize(("number", "name"), [(9, "SIGKILL"), (35, "signal 35")])
 def test_a_rank_may_end_by_any_signal(number: int, name: str) -> None:
     """Real-time signals have no names in Python; a rank that one of them ends has failed like any other."""
-    ranks = Ranks(4, 1)
+    ranks = AgentRanks(4, 1)
     ranks.note_exit(4, -number)
     (state,) = ranks.states(lambda _: True, lambda _: ())
     assert (state.phase, state.exit_code, state.signal) == (RankPhase.FAILED, 128 + number, name)
@@ -119,11 +119,11 @@ def test_a_rank_may_end_by_any_signal(number: int, name: str) -> None:
 ADOPTED = """
 import os
 import subprocess
-from ringtrain_job.agent.ranks import Ranks
+from ringtrain_job.agent.ranks import AgentRanks
 from ringtrain.shared.processes import RankProcess
 
 program = subprocess.Popen(["sleep", "600"])
-ranks = Ranks(0, 1)
+ranks = AgentRanks(0, 1)
 ranks.adopt(RankProcess(0, program.pid, -1, -1))
 ranks.note_exit(0, 0)
 program.kill()
@@ -220,6 +220,6 @@ def test_what_no_restart_mends(problem: int, reason: Reason | None, monkeypatch:
         raise OSError(problem, "no")
 
     monkeypatch.setattr("ringtrain_job.agent.ranks.start_rank", fail)
-    ranks = Ranks(0, 1)
+    ranks = AgentRanks(0, 1)
     assert ranks.start(["train"], lambda _: {}) == []
     assert ranks.state(0).reason is reason

@@ -18,7 +18,7 @@ from support.small_job import environment
 
 from ringtrain.shared.gen import coordinator_pb2 as pb
 from ringtrain.shared.messages import from_message, message_fields
-from ringtrain_job.agent.spool import Spool
+from ringtrain_job.agent.spool import AgentLogSpool
 from ringtrain_job.control.model import Failure, Outcome, RankPhase, RankState, Reason, Verdict
 from ringtrain_job.control.termination import termination_message
 from ringtrain_job.launcher.config import LauncherConfig
@@ -94,7 +94,7 @@ def test_a_report_or_none(line: bytes) -> None:
 )
 def test_the_bytes_of_a_log_are_kept(pieces: Sequence[bytes]) -> None:
     """However a rank's output is cut, the records in the spool joined are what it wrote."""
-    splitter, spool = RecordSplitter(), Spool()
+    splitter, spool = RecordSplitter(), AgentLogSpool()
     for piece in pieces:
         spool.put(Stream.LOG, 0, splitter.feed(piece))
     spool.put(Stream.LOG, 0, splitter.flush())
@@ -175,7 +175,7 @@ def _launcher(directory: Path, console: int) -> tuple[RunSnapshot, Console]:
 
 def _send(service: CoordinatorService, rank: int, reports: bytes, log: bytes) -> list[str]:
     """Send both through a spool as an agent does; returns the kinds that became durable whole."""
-    spool = Spool()
+    spool = AgentLogSpool()
     spool.put(Stream.REPORT, rank, reports)
     spool.put(Stream.LOG, rank, log)
     request = pb.AppendRequest(attempt=1, worker_index=rank)

@@ -7,7 +7,7 @@ from enum import Enum, auto
 from ringtrain_job.control.model import Form, Prepare, World
 
 
-class SlotAction(Enum):
+class ElasticSlotAction(Enum):
     """One thing to do about a slot."""
 
     START = auto()
@@ -19,7 +19,7 @@ class SlotAction(Enum):
 
 
 @dataclass(frozen=True)
-class CurrentOrder:
+class ElasticSlotOrder:
     """The newest order. `since`: when this formation was first spoken of; `urgent_since`: since when processes of
     earlier formations have to be out of them. `members`: life by slot, once they are chosen. `former`: the last
     formation that was made."""
@@ -72,7 +72,9 @@ class SlotDeadlines:
     grace_s: float
 
 
-def current_order(order: Prepare | Form, former: CurrentOrder | None, restart: bool, now: float) -> CurrentOrder:
+def current_order(
+    order: Prepare | Form, former: ElasticSlotOrder | None, restart: bool, now: float
+) -> ElasticSlotOrder:
     """`order`, which came at `now` after `former`, in a job whose ranks are restarted (`restart`) or live on.
 
     An order that comes again, as to an agent that has registered again, keeps its times.
@@ -84,7 +86,7 @@ def current_order(order: Prepare | Form, former: CurrentOrder | None, restart: b
     if urgent is None and (isinstance(order, Form) or order.urgent):
         urgent = now
     last = None if former is None else former.world or former.former
-    current = CurrentOrder(formation, frozenset(order.slots), restart, since, urgent, former=last)
+    current = ElasticSlotOrder(formation, frozenset(order.slots), restart, since, urgent, former=last)
     if isinstance(order, Prepare):
         return replace(current, restart=restart or order.restart)
     return replace(
@@ -92,37 +94,43 @@ def current_order(order: Prepare | Form, former: CurrentOrder | None, restart: b
     )
 
 
-def next_action(order: CurrentOrder, slot: OwnSlot, deadlines: SlotDeadlines, now: float) -> SlotAction | None:
+def next_action(
+    order: ElasticSlotOrder, slot: OwnSlot, deadlines: SlotDeadlines, now: float
+) -> ElasticSlotAction | None:
     """The next thing to do about `slot`; None: nothing now."""
     if order.restart:
         return _restarted(order, slot, deadlines, now)
     return _running(order, slot, deadlines, now) if slot.running else _absent(order, slot)
 
 
-def _restarted(order: CurrentOrder, slot: OwnSlot, deadlines: SlotDeadlines, now: float) -> SlotAction | None:
+def _restarted(
+    order: ElasticSlotOrder, slot: OwnSlot, deadlines: SlotDeadlines, now: float
+) -> ElasticSlotAction | None:
     """Each member gets one process in each formation; what is left of an earlier one is ended first."""
     if slot.formation >= order.formation:
         return None
     if not slot.running:
-        return SlotAction.START if order.world and slot.slot in order.members and slot.startable else None
+        return ElasticSlotAction.START if order.world and slot.slot in order.members and slot.startable else None
     if slot.ended_since is None:
-        return SlotAction.TERMINATE
-    return SlotAction.KILL if now >= slot.ended_since + deadlines.grace_s else None
+        return ElasticSlotAction.TERMINATE
+    return ElasticSlotAction.KILL if now >= slot.ended_since + deadlines.grace_s else None
 
 
-def _absent(order: CurrentOrder, slot: OwnSlot) -> SlotAction | None:
+def _absent(order: ElasticSlotOrder, slot: OwnSlot) -> ElasticSlotAction | None:
     if slot.slot not in order.slots or not slot.startable:
         return None
     # A member that has ended is a loss, or has done its work: the launcher says by `Prepare` what follows.
-    return None if order.members.get(slot.slot) == slot.life else SlotAction.START
+    return None if order.members.get(slot.slot) == slot.life else ElasticSlotAction.START
 
 
-def _running(order: CurrentOrder, slot: OwnSlot, deadlines: SlotDeadlines, now: float) -> SlotAction | None:
+def _running(
+    order: ElasticSlotOrder, slot: OwnSlot, deadlines: SlotDeadlines, now: float
+) -> ElasticSlotAction | None:
     if slot.left_since is not None:
-        return SlotAction.KILL if now >= slot.left_since + deadlines.fence_s else None
+        return ElasticSlotAction.KILL if now >= slot.left_since + deadlines.fence_s else None
     # Its peers would find it by its silence within this time; in a world of its own it has none.
     if slot.stopped_since is not None and now >= slot.stopped_since + deadlines.fence_s:
-        return SlotAction.KILL
+        return ElasticSlotAction.KILL
     if slot.formation >= order.formation and not slot.parked:
         return None
     if slot.parked:
@@ -130,20 +138,20 @@ def _running(order: CurrentOrder, slot: OwnSlot, deadlines: SlotDeadlines, now: 
     if slot.formation == 0:  # on its way: it has not been in any world, and holds up no rank
         unwanted = slot.slot not in order.slots and now >= order.since + deadlines.fence_s
         stuck = slot.stopped_since is not None and now >= slot.stopped_since + deadlines.stopped_fence_s
-        return SlotAction.KILL if unwanted or stuck else None
+        return ElasticSlotAction.KILL if unwanted or stuck else None
     urgent = order.urgent_since is not None
     if slot.told != (order.formation, urgent):
-        return SlotAction.CHANGE
+        return ElasticSlotAction.CHANGE
     fence_s = deadlines.fence_s if slot.stopped_since is None else deadlines.stopped_fence_s
     fenced = order.urgent_since is not None and now >= order.urgent_since + fence_s
-    return SlotAction.KILL if fenced else None
+    return ElasticSlotAction.KILL if fenced else None
 
 
-def _parked(order: CurrentOrder, slot: OwnSlot) -> SlotAction | None:
+def _parked(order: ElasticSlotOrder, slot: OwnSlot) -> ElasticSlotAction | None:
     if order.world and order.members.get(slot.slot) == slot.life and slot.formation < order.formation:
-        return SlotAction.WORLD
+        return ElasticSlotAction.WORLD
     # A member of the former world is sent away when the next one is made: what it holds may be needed before,
     # unless nobody is to be in that.
     is_made = order.world is not None or not order.slots
     unwanted = slot.slot not in order.slots and (is_made or slot.formation == 0)
-    return SlotAction.LEAVE if unwanted else None
+    return ElasticSlotAction.LEAVE if unwanted else None

@@ -21,21 +21,21 @@ from ringtrain_job.agent.elastic.messages import (
     world_message,
 )
 from ringtrain_job.agent.elastic.orders import (
-    CurrentOrder,
+    ElasticSlotAction,
+    ElasticSlotOrder,
     OwnSlot,
-    SlotAction,
     SlotDeadlines,
     current_order,
     next_action,
 )
-from ringtrain_job.agent.elastic.sockets import RankSockets
+from ringtrain_job.agent.elastic.sockets import ElasticRankSockets
 from ringtrain_job.agent.rank_env import (
     formation_variables,
     pod_defaults,
     slot_environment,
     usable_cores,
 )
-from ringtrain_job.agent.ranks import Ranks
+from ringtrain_job.agent.ranks import AgentRanks
 from ringtrain_job.control.model import Form, Member, Prepare, RankPhase, RankState, World
 
 log = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class RankProgram:
     inherited: Mapping[str, str]
 
 
-class SlotHost(Protocol):
+class ElasticSlotHost(Protocol):
     """What slots need of the agent; used in its main thread, but for `changed`."""
 
     def prepare_start(self, slot: int) -> None:
@@ -92,15 +92,15 @@ class _Said:
     start_at: float = float("-inf")
 
 
-class Slots:
+class ElasticSlots:
     """Follows the launcher's `Prepare` and `Form`. All but what sockets call is the main thread's."""
 
     def __init__(
         self,
         config: AgentConfig,
         program: RankProgram,
-        ranks: Ranks,
-        host: SlotHost,
+        ranks: AgentRanks,
+        host: ElasticSlotHost,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config = config
@@ -111,11 +111,11 @@ class Slots:
         self._cores = usable_cores()
         self._own = range(config.first_rank, config.first_rank + config.slots)
         self._said = dict.fromkeys(self._own, _Said())
-        self._current: CurrentOrder | None = None
+        self._current: ElasticSlotOrder | None = None
         self._number = 0
         self.order = 0
         self._deadlines = SlotDeadlines(config.fence_s, config.stopped_fence_s, config.grace_s)
-        self._sockets = RankSockets(self._on_connection, self._on_message) if config.living else None
+        self._sockets = ElasticRankSockets(self._on_connection, self._on_message) if config.living else None
 
     def close(self) -> None:
         """Close the sockets and remove their files."""
@@ -159,7 +159,9 @@ class Slots:
         pause_s = min(_LONGEST_PAUSE_S, 2.0 ** (barren - 2)) if barren > 1 else 0.0
         self._said[slot] = _Said(without_world=barren, start_at=self._clock() + pause_s)
 
-    def _next_action(self, order: CurrentOrder, slot: int, starting: bool, now: float) -> SlotAction | None:
+    def _next_action(
+        self, order: ElasticSlotOrder, slot: int, starting: bool, now: float
+    ) -> ElasticSlotAction | None:
         return next_action(order, self._view(slot, starting, now), self._deadlines, now)
 
     def _note_stopped(self, slot: int, now: float) -> None:
@@ -191,27 +193,27 @@ class Slots:
             stopped_since=said.stopped_since,
         )
 
-    def _do(self, order: CurrentOrder, slot: int, action: SlotAction, now: float) -> bool:
+    def _do(self, order: ElasticSlotOrder, slot: int, action: ElasticSlotAction, now: float) -> bool:
         """Do `action`; False: look at the slot again later, not at once."""
         match action:
-            case SlotAction.START:
+            case ElasticSlotAction.START:
                 self._start(order, slot)
-            case SlotAction.WORLD:
+            case ElasticSlotAction.WORLD:
                 self._give_world(order, slot)
-            case SlotAction.CHANGE:
+            case ElasticSlotAction.CHANGE:
                 urgent = order.urgent_since is not None
                 self._say(slot, change_message(order.formation, urgent, order.leaving))
                 self._said[slot] = replace(self._said[slot], told=(order.formation, urgent))
-            case SlotAction.LEAVE:
+            case ElasticSlotAction.LEAVE:
                 self._say(slot, leave_message(_UNWANTED))
                 self._ranks.dismiss(slot, f"left: {_UNWANTED}")
                 self._said[slot] = replace(self._said[slot], left_since=now)
                 if order.world is not None:
                     self._forget_leaver(slot)
-            case SlotAction.TERMINATE:
+            case ElasticSlotAction.TERMINATE:
                 self._ranks.end(slot, signal.SIGTERM, f"stopped for formation {order.formation}")
                 self._said[slot] = replace(self._said[slot], ended_since=now)
-            case SlotAction.KILL:
+            case ElasticSlotAction.KILL:
                 self._kill(order, slot)
                 return False
         return True
@@ -223,7 +225,7 @@ class Slots:
             life = self._ranks.state(slot).life
             self._ranks.update(slot, life, parked=False, formation=0, joined=False)
 
-    def _start(self, order: CurrentOrder, slot: int) -> None:
+    def _start(self, order: ElasticSlotOrder, slot: int) -> None:
         life = self._ranks.state(slot).life + 1
         state = RankState(slot, RankPhase.RUNNING, life=life)
         config, inherited = self._config, self._program.inherited
@@ -247,7 +249,7 @@ class Slots:
             self._host.started(process)
         self._host.changed()
 
-    def _give_world(self, order: CurrentOrder, slot: int) -> None:
+    def _give_world(self, order: ElasticSlotOrder, slot: int) -> None:
         assert order.world is not None, "a step of orders that have one"
         variables = self._host.fitted(formation_variables(self._config, order.world, slot), order.world)
         self._say(slot, world_message(order.formation, variables))
@@ -261,7 +263,7 @@ class Slots:
         )
         self._host.changed()
 
-    def _kill(self, order: CurrentOrder, slot: int) -> None:
+    def _kill(self, order: ElasticSlotOrder, slot: int) -> None:
         said = self._said[slot]
         if not said.killed:
             reason = self._why_killed(order, slot)
@@ -272,7 +274,7 @@ class Slots:
         else:
             self._ranks.end(slot, signal.SIGKILL, self._why_killed(order, slot))
 
-    def _why_killed(self, order: CurrentOrder, slot: int) -> str:
+    def _why_killed(self, order: ElasticSlotOrder, slot: int) -> str:
         state, said = self._ranks.state(slot), self._said[slot]
         if said.ended_since is not None:
             return f"killed: it did not end within {self._deadlines.grace_s:g} s of SIGTERM"

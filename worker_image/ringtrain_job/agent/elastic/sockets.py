@@ -30,7 +30,7 @@ _MOST_PATH = 80
 
 
 @dataclass
-class _Connection:
+class _RankConnection:
     """What a rank has sent and not ended by a newline, and what it has yet to read."""
 
     caller: Member
@@ -47,10 +47,10 @@ class _Listening:
     caller: Member
     path: Path
     socket: socket.socket
-    connection: _Connection | None = None
+    connection: _RankConnection | None = None
 
 
-class RankSockets:
+class ElasticRankSockets:
     """Serves a socket for each process. In the server's thread `on_connection(caller, opened)` is called when a
     rank has connected and when it has closed, and `on_message(caller, message)` for everything that it says."""
 
@@ -147,17 +147,17 @@ class RankSockets:
             )
             _refuse(accepted, text)
             return
-        listening.connection = _Connection(listening.caller, accepted)
+        listening.connection = _RankConnection(listening.caller, accepted)
         self._selector.register(accepted, selectors.EVENT_READ, listening.connection)
         self._on_connection(listening.caller, True)
 
-    def _serve(self, connection: _Connection, mask: int) -> None:
+    def _serve(self, connection: _RankConnection, mask: int) -> None:
         if mask & selectors.EVENT_WRITE and connection.socket.fileno() >= 0:
             self._write(connection)
         if mask & selectors.EVENT_READ and connection.socket.fileno() >= 0:
             self._read(connection)
 
-    def _read(self, connection: _Connection) -> None:
+    def _read(self, connection: _RankConnection) -> None:
         while not connection.closing:
             try:
                 data = connection.socket.recv(_READ_BYTES)
@@ -175,7 +175,7 @@ class RankSockets:
                 connection.closing = True
                 self._write(connection)
 
-    def _take(self, connection: _Connection, line: bytes) -> None:
+    def _take(self, connection: _RankConnection, line: bytes) -> None:
         try:
             message = parse_message(line)
         except ConfigurationError as exc:
@@ -183,18 +183,18 @@ class RankSockets:
             return
         self._on_message(connection.caller, message)
 
-    def _complain(self, connection: _Connection, text: str) -> None:
+    def _complain(self, connection: _RankConnection, text: str) -> None:
         log.warning("slot %d said to its agent what is not understood: %s", connection.caller.slot, text)
         if len(connection.waiting) < MOST_BYTES:  # a rank that does not read them gets no more
             self._queue(connection, line_of(error_message(text)))
 
-    def _queue(self, connection: _Connection, data: bytes) -> None:
+    def _queue(self, connection: _RankConnection, data: bytes) -> None:
         if connection.socket.fileno() < 0:
             return
         connection.waiting += data
         self._write(connection)
 
-    def _write(self, connection: _Connection) -> None:
+    def _write(self, connection: _RankConnection) -> None:
         try:
             while connection.waiting:
                 del connection.waiting[: connection.socket.send(connection.waiting)]
@@ -209,7 +209,7 @@ class RankSockets:
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.waiting else 0)
         self._selector.modify(connection.socket, events, connection)
 
-    def _drop(self, connection: _Connection) -> None:
+    def _drop(self, connection: _RankConnection) -> None:
         if connection.socket.fileno() < 0:
             return
         self._selector.unregister(connection.socket)

@@ -16,7 +16,7 @@ from ringtrain.shared.processes import start_child
 T = TypeVar("T")
 
 
-class MainThread:
+class MpiAgentMainThread:
     """`post` hands a function to the main thread, which calls it soon. Nothing waits longer than `patience_s`."""
 
     def __init__(self, post: Callable[[Callable[[], None]], None], patience_s: float) -> None:
@@ -54,24 +54,26 @@ class ChildStreams:
 
 
 @dataclass(frozen=True)
-class Child:
+class MpiDaemonChild:
     """A started process. `exit`: its code, negative for a signal, once it has ended."""
 
     pid: int
     exit: "Future[int]"
 
 
-class Spawner(Protocol):
+class MpiDaemonSpawner(Protocol):
     """Starts processes. OSError: it cannot be executed."""
 
-    def spawn(self, command: Sequence[str], environment: Mapping[str, str], streams: ChildStreams) -> Child:
+    def spawn(
+        self, command: Sequence[str], environment: Mapping[str, str], streams: ChildStreams
+    ) -> MpiDaemonChild:
         """Start `command` as the leader of a session of its own."""
 
 
-class Children:
-    """A Spawner that works in the main thread, which must also call `note_exit` for every child that it reaps."""
+class MpiDaemonChildren:
+    """An `MpiDaemonSpawner` that works in the main thread, which calls `note_exit` for children that it reaps."""
 
-    def __init__(self, main: MainThread) -> None:
+    def __init__(self, main: MpiAgentMainThread) -> None:
         self._main = main
         self._running: dict[int, Future[int]] = {}
 
@@ -80,7 +82,9 @@ class Children:
         """Whether any child lives. Of the main thread only."""
         return bool(self._running)
 
-    def spawn(self, command: Sequence[str], environment: Mapping[str, str], streams: ChildStreams) -> Child:
+    def spawn(
+        self, command: Sequence[str], environment: Mapping[str, str], streams: ChildStreams
+    ) -> MpiDaemonChild:
         """Start `command`. TimeoutError: the main thread is busy, or ending."""
         return self._main.run(lambda: self._start(command, environment, streams))
 
@@ -96,9 +100,11 @@ class Children:
             future.set_result(-signal.SIGKILL)
         self._running.clear()
 
-    def _start(self, command: Sequence[str], environment: Mapping[str, str], streams: ChildStreams) -> Child:
+    def _start(
+        self, command: Sequence[str], environment: Mapping[str, str], streams: ChildStreams
+    ) -> MpiDaemonChild:
         process = start_child(command, environment, **vars(streams))
         process.returncode = 0  # reaped by the main thread, with everything else: Popen need not care
         exit: Future[int] = Future()
         self._running[process.pid] = exit
-        return Child(process.pid, exit)
+        return MpiDaemonChild(process.pid, exit)

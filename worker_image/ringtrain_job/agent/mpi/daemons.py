@@ -16,7 +16,7 @@ from ringtrain.errors import ConfigurationError
 from ringtrain.shared.authentication import MpiDaemonClaim, prove, same
 from ringtrain.shared.gen import daemons_pb2 as pb
 from ringtrain.shared.processes import MARKER, end_marked, signal_marked
-from ringtrain_job.agent.mpi.children import ChildStreams, Spawner
+from ringtrain_job.agent.mpi.children import ChildStreams, MpiDaemonSpawner
 from ringtrain_job.control.model import JobIdentity
 
 log = logging.getLogger(__name__)
@@ -38,22 +38,22 @@ class Deadlines:
 
 
 @dataclass(frozen=True)
-class DaemonContext:
+class MpiDaemonContext:
     """How this agent starts daemons: by whom, with which variables for which command, and not before `await_begun`
     returns."""
 
-    spawner: Spawner
+    spawner: MpiDaemonSpawner
     environment: Callable[[str], Mapping[str, str]]
     await_begun: Callable[[], None] = lambda: None
 
 
-class DaemonService:
+class MpiDaemonService:
     """What the launcher calls: the service in proto/ringtrain/v1/daemons.proto.
 
     The server it stands in has already turned away whoever has not the certificate of this job's launcher.
     """
 
-    def __init__(self, job: JobIdentity, token: str, context: DaemonContext, deadlines: Deadlines) -> None:
+    def __init__(self, job: JobIdentity, token: str, context: MpiDaemonContext, deadlines: Deadlines) -> None:
         self._job = job
         self._token = token
         self._context = context
@@ -79,10 +79,10 @@ class DaemonService:
         finally:
             daemon.end()
 
-    def _start(self, command: str, context: Any) -> "_Daemon":
+    def _start(self, command: str, context: Any) -> "_MpiDaemon":
         try:
             self._context.await_begun()
-            return _Daemon(command, self._context, self._deadlines.grace_s)
+            return _MpiDaemon(command, self._context, self._deadlines.grace_s)
         except (OSError, TimeoutError, ConfigurationError) as exc:
             log.warning("a daemon for %s could not be started: %s", context.peer(), exc)
             context.abort(grpc.StatusCode.UNAVAILABLE, f"the daemon could not be started: {exc}")
@@ -116,10 +116,10 @@ class DaemonService:
         return ""
 
 
-class _Daemon:
+class _MpiDaemon:
     """One daemon and everything that it starts."""
 
-    def __init__(self, command: str, context: DaemonContext, grace_s: float) -> None:
+    def __init__(self, command: str, context: MpiDaemonContext, grace_s: float) -> None:
         self._marker = secrets.token_hex(8)
         self._grace_s = grace_s
         self._output: queue.Queue[Any | None] = queue.Queue(_QUEUED_CHUNKS)

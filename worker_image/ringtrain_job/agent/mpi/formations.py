@@ -6,18 +6,22 @@ import time
 from collections.abc import Callable
 
 from ringtrain_job.agent.config import AgentConfig
-from ringtrain_job.agent.mpi.worker import MpiWorker
-from ringtrain_job.agent.ranks import Ranks
+from ringtrain_job.agent.mpi.worker import MpiWorkerAgent
+from ringtrain_job.agent.ranks import AgentRanks
 from ringtrain_job.control.model import Form, Prepare
 
 log = logging.getLogger(__name__)
 
 
-class MpiFormations:
+class MpiAgentFormations:
     """Follows the launcher's `Prepare` and `Form` where mpirun starts the ranks. Used in the main thread."""
 
     def __init__(
-        self, config: AgentConfig, ranks: Ranks, mpi: MpiWorker, clock: Callable[[], float] = time.monotonic
+        self,
+        config: AgentConfig,
+        ranks: AgentRanks,
+        mpi: MpiWorkerAgent,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config, self._ranks, self._mpi, self._clock = config, ranks, mpi, clock
         self._order: Prepare | Form | None = None

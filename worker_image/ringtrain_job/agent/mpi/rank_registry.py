@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from ringtrain.errors import ConfigurationError
 from ringtrain.shared.framing import receive_message, send_message
-from ringtrain_job.agent.mpi.children import MainThread
+from ringtrain_job.agent.mpi.children import MpiAgentMainThread
 from ringtrain_job.mpi.listener import Listener
 from ringtrain_job.mpi.rank_wrapper import RankAssignment
 
@@ -44,7 +44,7 @@ class Departure:
     asked: bool = False
 
 
-class RankHost(Protocol):
+class MpiRankHost(Protocol):
     """The agent, which is asked in its main thread."""
 
     def await_begun(self) -> None:
@@ -60,10 +60,10 @@ class RankHost(Protocol):
         """The rank's program has ended."""
 
 
-class RankRegistry:
+class MpiRankRegistry:
     """Serves `rank_wrapper` on the Unix socket `path`, which only this user can reach."""
 
-    def __init__(self, path: Path, main: MainThread, host: RankHost) -> None:
+    def __init__(self, path: Path, main: MpiAgentMainThread, host: MpiRankHost) -> None:
         self._main = main
         self._host = host
         self._listener = Listener(path, self._serve, "ringtrain-rank")

@@ -20,9 +20,9 @@ from ringtrain.shared import contract
 from ringtrain.shared.gen import daemons_pb2_grpc
 from ringtrain.shared.processes import RankProcess, make_pipe, signal_group
 from ringtrain_job.agent.config import AgentConfig
-from ringtrain_job.agent.mpi.children import Children, MainThread
-from ringtrain_job.agent.mpi.daemons import DaemonContext, DaemonService, Deadlines
-from ringtrain_job.agent.mpi.rank_registry import Arrival, Departure, RankRegistry
+from ringtrain_job.agent.mpi.children import MpiAgentMainThread, MpiDaemonChildren
+from ringtrain_job.agent.mpi.daemons import Deadlines, MpiDaemonContext, MpiDaemonService
+from ringtrain_job.agent.mpi.rank_registry import Arrival, Departure, MpiRankRegistry
 from ringtrain_job.agent.rank_env import formation_variables, pod_defaults, rank_variables, usable_cores
 from ringtrain_job.control.model import RankPhase, RankState, Reason, World
 from ringtrain_job.mpi.implementation import Implementation, library_of
@@ -61,7 +61,7 @@ _NODE_NAME_LIBRARY: Final = "ringtrain_job.agent.mpi._node_name"
 MPI_DAEMONS = 4
 
 
-class RankSink(Protocol):
+class MpiRankSink(Protocol):
     """What this needs of the agent; only used in its main thread. `stopping`: no rank is to begin any more."""
 
     stopping: bool
@@ -79,10 +79,10 @@ class RankSink(Protocol):
         """The rank ended with `code` (negative: a signal); `problem`: what it is to be reported as instead."""
 
 
-class MpiWorker:
-    """Implements `rank_registry.RankHost`. `begin` must have been called before mpirun starts."""
+class MpiWorkerAgent:
+    """Implements `rank_registry.MpiRankHost`. `begin` must have been called before mpirun starts."""
 
-    def __init__(self, config: AgentConfig, pod: RankSink, main: MainThread) -> None:
+    def __init__(self, config: AgentConfig, pod: MpiRankSink, main: MpiAgentMainThread) -> None:
         self._config = config
         self._pod = pod
         self._world: World | None = None
@@ -94,8 +94,8 @@ class MpiWorker:
         self._directory = _make_directory(config.mpi_directory)
         self._shared = _in_shared_memory()
         write_shim(self._directory / _WRAPPER_FILE, "ringtrain_job.mpi.rank_wrapper")
-        self.children = Children(main)
-        self._registry = RankRegistry(self._directory / _REGISTRY_FILE, main, self)
+        self.children = MpiDaemonChildren(main)
+        self._registry = MpiRankRegistry(self._directory / _REGISTRY_FILE, main, self)
 
     def close(self) -> None:
         """Take no more ranks, and remove the files."""
@@ -131,8 +131,8 @@ class MpiWorker:
         """Add the service that starts daemons to the agent's server."""
         config = self._config
         deadlines = Deadlines(start_s=config.call_s, grace_s=config.grace_s)
-        context = DaemonContext(self.children, self.environment, self.await_begun)
-        service = DaemonService(config.job, config.secrets.token, context, deadlines)
+        context = MpiDaemonContext(self.children, self.environment, self.await_begun)
+        service = MpiDaemonService(config.job, config.secrets.token, context, deadlines)
         add: Callable[..., None] = daemons_pb2_grpc.add_DaemonsServicer_to_server
         add(service, server)
 
