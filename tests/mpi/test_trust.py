@@ -21,7 +21,7 @@ from ringtrain.shared.secrets import Secrets, load_secrets
 from ringtrain_job.agent.mpi.children import ChildStreams, MpiDaemonChild
 from ringtrain_job.agent.mpi.daemons import Deadlines, MpiDaemonContext, MpiDaemonService
 from ringtrain_job.control.model import JobIdentity
-from ringtrain_job.launcher.mpi.remote import DaemonNotStarted, Output, RemoteDaemon
+from ringtrain_job.launcher.mpi.remote import DaemonNotStarted, MpirunDaemonOutput, MpirunRemoteDaemon
 
 from .jobs import write_secrets
 
@@ -88,8 +88,8 @@ def ask(secrets: Secrets, agent: Agent, claim: MpiDaemonClaim = CLAIM) -> tuple[
     """(exit code, stdout) of what an honest client with `secrets` gets. Raises DaemonNotStarted."""
     out: list[bytes] = []
     with dial(agent.address, secrets, RpcPeer("worker", "uid-1")) as channel:
-        daemon = RemoteDaemon(channel, secrets.token, claim, DEADLINE_S)
-        return daemon.run(Output(out.append, out.append)), b"".join(out)
+        daemon = MpirunRemoteDaemon(channel, secrets.token, claim, DEADLINE_S)
+        return daemon.run(MpirunDaemonOutput(out.append, out.append)), b"".join(out)
 
 
 def converse(agent: Agent, answer: Callable[[bytes], Any]) -> list[Any]:

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field, replace
 
 from ringtrain_job.control.model import Prepare, RankPhase, RankState
 from ringtrain_job.launcher.elastic_end import AttemptEnd
-from ringtrain_job.launcher.formation import FormationPhase, FormationState, Formed, Rules, advance
+from ringtrain_job.launcher.formation import FormationPhase, FormationRules, FormationState, Formed, advance
 from ringtrain_job.launcher.members import SlotView, WorldView
 
 LOST_AFTER = 5
-RULES = Rules(
+RULES = FormationRules(
     min_ranks=2,
     max_ranks=8,
     shrinks=False,
@@ -63,7 +63,9 @@ class Agent:
 class World:
     """A job of `workers` pods with `slots` each. `step` lets a second pass."""
 
-    def __init__(self, seed: int, rules: Rules = RULES, workers: int = 4, slots: int = 2, asked: int = 3) -> None:
+    def __init__(
+        self, seed: int, rules: FormationRules = RULES, workers: int = 4, slots: int = 2, asked: int = 3
+    ) -> None:
         self.prompt = False  # agents speak every second
         self.random = random.Random(seed)
         self.rules, self.workers, self.slots = rules, workers, slots

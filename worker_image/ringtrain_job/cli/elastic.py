@@ -17,7 +17,7 @@ from ringtrain.shared.hosts import LOCAL, Host, own_names
 from ringtrain_job.cli.elastic_hosts import ChangingHosts
 from ringtrain_job.cli.horovod_values import HorovodValues
 from ringtrain_job.launcher.discovery import FIRST_ANSWER_WITHIN_S, run_script
-from ringtrain_job.launcher.hosts import DEFAULT_COOLDOWN, CoolDown, parse_hosts
+from ringtrain_job.launcher.hosts import DEFAULT_COOLDOWN, HostCoolDown, parse_hosts
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -94,7 +94,7 @@ class ElasticRun:
         return replace(self, variables=variables, first=first, hosts=hosts, words=words)
 
 
-def _cooldown(given: tuple[float, float] | None) -> CoolDown:
+def _cooldown(given: tuple[float, float] | None) -> HostCoolDown:
     if given is None:
         return DEFAULT_COOLDOWN
     low, high = given
@@ -103,7 +103,7 @@ def _cooldown(given: tuple[float, float] | None) -> CoolDown:
             f"--blacklist-cooldown-range {low:g} {high:g}: expected two numbers of seconds from 1 to 3600, the "
             "lower one first"
         )
-    return CoolDown(failures=1, first_s=low, most_s=high)
+    return HostCoolDown(failures=1, first_s=low, most_s=high)
 
 
 def elastic_options(command: F) -> F:

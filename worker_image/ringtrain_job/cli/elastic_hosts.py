@@ -30,7 +30,7 @@ from ringtrain_job.cli.run_processes import (
 )
 from ringtrain_job.cli.several_hosts import prepare_hosts
 from ringtrain_job.cli.ssh import AgentOrders, HereOptions, HostDeadlines, RemoteAgent, SshOptions
-from ringtrain_job.launcher.hosts import AgentEnd, CoolDown
+from ringtrain_job.launcher.hosts import AgentEnd, HostCoolDown
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class ChangingHosts:
     workers: int
     slots: int
     ssh: SshOptions
-    cooldown: CoolDown
+    cooldown: HostCoolDown
     sites: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -95,7 +95,7 @@ class SshHostAgents:
     def __init__(self, plan: Mapping[str, Any], environment: Mapping[str, str]) -> None:
         """`environment`: the launcher's; `plan`: what `run_on_changing_hosts` has written."""
         config = AgentConfig.from_env(environment)
-        self.cooldown = CoolDown(**plan["cooldown"])
+        self.cooldown = HostCoolDown(**plan["cooldown"])
         self._ssh = SshOptions(**plan["ssh"])
         self._folder = Path(environment[contract.ENV_RUN_FOLDER])
         port = int(environment[contract.ENV_LAUNCHER_PORT])

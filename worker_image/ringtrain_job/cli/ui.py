@@ -12,8 +12,8 @@ from urllib.parse import quote, unquote
 import click
 
 from ringtrain.shared.ports import PortTaken
-from ringtrain_job.launcher.http import HttpServer
-from ringtrain_job.launcher.page_server import PageServer, answer, begin
+from ringtrain_job.launcher.http import LauncherHttpServer
+from ringtrain_job.launcher.page_server import LauncherPageServer, answer, begin
 from ringtrain_job.page.access import Access, kept_page, page_token
 from ringtrain_job.page.document import page, runs_page
 from ringtrain_job.page.runs import RUNNING, Run, find_run, find_runs
@@ -46,9 +46,9 @@ def ui(run: str | None, directory: Path, port: int, opens: bool) -> None:
     if shown is not None and shown.files.directory.resolve() not in _folders(directory):
         directory = shown.files.directory.parent  # a folder elsewhere
     secret = secrets.token_hex(32)
-    pages = PageServer(Access([secret], secret), RunsPages(directory))
+    pages = LauncherPageServer(Access([secret], secret), RunsPages(directory))
     try:
-        server = HttpServer(port, _refuse, _refuse_change, pages)
+        server = LauncherHttpServer(port, _refuse, _refuse_change, pages)
     except PortTaken as exc:
         raise click.ClickException(f"--port: {exc}; leave it out for a free one") from exc
     try:

@@ -9,7 +9,7 @@ from ringtrain.shared import contract
 from ringtrain.shared.environment import EnvironmentVariables
 from ringtrain_job.control.model import FORMATIONS, Registration
 from ringtrain_job.control.settings import PodSettings, read_pod
-from ringtrain_job.launcher.formation import Rules
+from ringtrain_job.launcher.formation import FormationRules
 from ringtrain_job.mpi.settings import MpiSettings, read_mpi
 from ringtrain_job.sinks.base import check_sink
 
@@ -23,7 +23,7 @@ class ElasticSettings:
     """How the world of an elastic job may change. `start_ranks`: wanted until another number is put. `formation`:
     the last that a launcher before this one is known to have made."""
 
-    rules: Rules
+    rules: FormationRules
     start_ranks: int
     discovery_script: str = ""
     formation: int = 0
@@ -166,7 +166,7 @@ def _read_elastic(read: EnvironmentVariables, pod: PodSettings) -> ElasticSettin
     on_loss = read.choice(contract.ENV_ELASTIC, contract.ON_LOSS)
     most = read.integer(contract.ENV_ELASTIC_MAX_RANKS, pod.world_size, low=1, high=pod.world_size)
     least = read.integer(contract.ENV_ELASTIC_MIN_RANKS, 1, low=1, high=most)
-    rules = Rules(
+    rules = FormationRules(
         min_ranks=least,
         max_ranks=most,
         shrinks=on_loss == "Shrink",

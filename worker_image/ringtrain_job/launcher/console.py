@@ -21,7 +21,7 @@ _BETWEEN: Final = "  "
 
 
 @dataclass(frozen=True)
-class ProgressBar:
+class ConsoleProgressBar:
     """`left_s`: seconds until the last step, None where that is not known."""
 
     progress: Progress
@@ -74,7 +74,7 @@ _USUAL_COLUMNS = 80
 _RANK = re.compile(rb"^\[\d+\]", re.MULTILINE)
 
 
-class Console:
+class LauncherConsole:
     """Writes to file descriptor `fd` in the order of `show`. `bound`: bytes that may be waiting.
 
     `person`: somebody may look at the terminal that `fd` perhaps is; a pod's is read by `kubectl logs`.
@@ -89,7 +89,7 @@ class Console:
         self._gone = False
         self._closed = False
         self._terminal = person and os.isatty(fd)
-        self._progress: ProgressBar | None = None
+        self._progress: ConsoleProgressBar | None = None
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="ringtrain-console", daemon=True)
         self._thread.start()
@@ -112,7 +112,7 @@ class Console:
         """Seconds from one line of progress to the next: a terminal has one, and a pipe has them all."""
         return 0.1 if self._terminal else 1.0
 
-    def show_progress(self, bar: ProgressBar | None, text: str) -> None:
+    def show_progress(self, bar: ConsoleProgressBar | None, text: str) -> None:
         """Show `text`, a line or nothing; on a terminal `bar` in its place and in that of the bar before it."""
         if not self._terminal:
             self.show(text.encode())

@@ -11,7 +11,7 @@ from ringtrain_job.launcher.config import LauncherConfig
 log = logging.getLogger(__name__)
 
 
-class DataMembers:
+class LauncherDataMembers:
     """The data workers that announce themselves. Safe to call from many threads; `clock` is monotonic.
 
     A data worker that is silent for `lost_after_s` is taken out. A launcher that has just started does not know

@@ -11,7 +11,7 @@ from typing import Final, Protocol
 
 from ringtrain.errors import ConfigurationError
 from ringtrain.shared.processes import signal_group, start_child
-from ringtrain_job.launcher.formation import Rules
+from ringtrain_job.launcher.formation import FormationRules
 from ringtrain_job.launcher.hosts import ONLY_HERE, HostControl, HostTable, check_only_here, parse_hosts
 
 log = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ class HostDiscovery:
         self,
         script: str,
         table: HostTable,
-        rules: Rules,
+        rules: FormationRules,
         world: RunWorld,
         control: HostControl = ONLY_HERE,
     ) -> None:

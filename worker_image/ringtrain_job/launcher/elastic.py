@@ -16,13 +16,13 @@ from ringtrain_job.control.termination import failure_json
 from ringtrain_job.launcher.config import ElasticSettings, LauncherConfig
 from ringtrain_job.launcher.elastic_end import FRUITLESS_FORMATIONS, RUIN_REASON, AttemptEnd, OwnFailures, Ruin
 from ringtrain_job.launcher.formation import FormationPhase, FormationState, Formed, advance, joined, where
-from ringtrain_job.launcher.losses import Losses
+from ringtrain_job.launcher.losses import FormationLosses
 from ringtrain_job.launcher.members import MemberProcess, SlotView, Standing, WorldView
-from ringtrain_job.launcher.mpi.job import MpiJob
+from ringtrain_job.launcher.mpi.job import MpirunJob
 from ringtrain_job.launcher.mpi.verdict import decide_mpi
 from ringtrain_job.launcher.sites import WorkerSites
-from ringtrain_job.launcher.status import RunSnapshot
-from ringtrain_job.launcher.verdict import GangView, Patience, lost_peer
+from ringtrain_job.launcher.status import LauncherStatusSnapshot
+from ringtrain_job.launcher.verdict import GangView, VerdictPatience, lost_peer
 from ringtrain_job.logs.layout import AttemptFiles, replace_whole
 
 log = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 _LOOK_S = 0.5
 
 
-class ElasticWorld:
+class LauncherElasticWorld:
     """Keeps the world of an elastic job: asks the machine, gives its orders, says what changes.
 
     The main thread calls `tick`; any thread may `ask` for another number of workers and read `status`.
@@ -42,9 +42,9 @@ class ElasticWorld:
         self,
         config: LauncherConfig,
         settings: ElasticSettings,
-        snapshot: RunSnapshot,
+        snapshot: LauncherStatusSnapshot,
         clock: Callable[[], float] = time.monotonic,
-        mpi: MpiJob | None = None,
+        mpi: MpirunJob | None = None,
         sites: WorkerSites | None = None,
     ) -> None:
         self._sites = sites or WorkerSites({}, False)
@@ -52,7 +52,7 @@ class ElasticWorld:
         self._gang, self._snapshot, self._clock = snapshot.gang, snapshot, clock
         self._journal = FormationJournal(snapshot.store.files)
         self._lock = threading.Lock()
-        self._losses = Losses()
+        self._losses = FormationLosses()
         self._met = 0
         self._state_lost: dict[str, Any] | None = None
         self._seen, self._looked = -1, 0.0
@@ -219,7 +219,7 @@ class ElasticWorld:
             for slot, absent in zip(slots, waiting, strict=True)
         ]
         seen = replace(gang, ranks=ranks, exits=[exit for exit in exits if exit.state in ranks], members=slots)
-        patience = Patience(self._config.lost_after_s, self._config.settle_s)
+        patience = VerdictPatience(self._config.lost_after_s, self._config.settle_s)
         verdict = decide_mpi(seen, self._mpi.end, self._mpi.failed_daemon, now, patience)
         return None if verdict is None or verdict.failure is None else verdict
 

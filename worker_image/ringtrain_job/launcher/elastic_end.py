@@ -65,7 +65,7 @@ class StepsSoFar:
     highest: int
 
 
-class Ended(Protocol):
+class ElasticAttemptEnded(Protocol):
     """What the end of an attempt follows from."""
 
     @property
@@ -124,7 +124,7 @@ def _all_failed(where: Mapping[MemberProcess, Standing], failures: Sequence[OwnF
 
 
 def find_end(
-    where: Mapping[MemberProcess, Standing], ended: Ended, view: WorldView, *, restarts: bool
+    where: Mapping[MemberProcess, Standing], ended: ElasticAttemptEnded, view: WorldView, *, restarts: bool
 ) -> AttemptEnd | None:
     """How the attempt has ended, or None. `where`: the members of the last formation."""
     worst = max(ended.failures, key=lambda mark: mark.count, default=None)

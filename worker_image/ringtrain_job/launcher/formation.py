@@ -33,7 +33,7 @@ class FormationPhase(StrEnum):
 
 
 @dataclass(frozen=True)
-class Rules:
+class FormationRules:
     """What the user chose.
 
     `shrinks`: after a loss the job goes on at once, smaller. `restarts`: processes are started anew in every
@@ -106,7 +106,7 @@ class Formed:
 
 
 @dataclass(frozen=True)
-class Decision:
+class FormationDecision:
     """What `advance` decided."""
 
     state: FormationState
@@ -114,7 +114,7 @@ class Decision:
     end: AttemptEnd | None = None
 
 
-def advance(state: FormationState, rules: Rules, view: WorldView, now: float) -> Decision:
+def advance(state: FormationState, rules: FormationRules, view: WorldView, now: float) -> FormationDecision:
     """The state after `view` was seen at `now`, and what is due."""
     state = _note(state, rules, view, now)
     end = find_end(where(state, view), state, view, restarts=rules.restarts)
@@ -122,9 +122,9 @@ def advance(state: FormationState, rules: Rules, view: WorldView, now: float) ->
         # This launcher may have been cut off from all: they come back one after the other.
         since = now if state.bereft_at is None else state.bereft_at
         if now - since < rules.timeout_s:
-            return Decision(replace(state, bereft_at=since))
+            return FormationDecision(replace(state, bereft_at=since))
     if end is not None:
-        return Decision(state, end=end)
+        return FormationDecision(state, end=end)
     state = replace(state, bereft_at=None)
     highest = max((slot.state.formation for slot in view.slots.values()), default=0)
     known = max((slot.order for slot in view.slots.values()), default=0)
@@ -141,7 +141,7 @@ def where(state: FormationState, view: WorldView) -> dict[MemberProcess, Standin
     return {process: standing(process, state.formed, view) for process in state.members}
 
 
-def joined(state: FormationState, rules: Rules, view: WorldView) -> bool:
+def joined(state: FormationState, rules: FormationRules, view: WorldView) -> bool:
     """Whether all members have met in the formation that runs."""
     if state.phase is not FormationPhase.RUNNING:
         return False
@@ -158,14 +158,14 @@ def _is_silent(state: FormationState, view: WorldView) -> bool:
     )
 
 
-def _met(process: MemberProcess, state: FormationState, rules: Rules, slot: SlotView) -> bool:
+def _met(process: MemberProcess, state: FormationState, rules: FormationRules, slot: SlotView) -> bool:
     if slot.state.life != process.life:
         return False
     met = slot.runs if rules.restarts else slot.state.joined and slot.state.formation == state.number
     return met or slot.finished
 
 
-def _note(state: FormationState, rules: Rules, view: WorldView, now: float) -> FormationState:
+def _note(state: FormationState, rules: FormationRules, view: WorldView, now: float) -> FormationState:
     """Count errors of programs, and measure a recovery that is complete."""
     step = view.progressed
     advances = state.advances + (step > state.step)
@@ -200,7 +200,7 @@ def _alive(state: FormationState, view: WorldView) -> dict[int, MemberProcess]:
     return {process.slot: process for process, at in where(state, view).items() if at not in ended}
 
 
-def _staying(state: FormationState, rules: Rules, view: WorldView) -> frozenset[int]:
+def _staying(state: FormationState, rules: FormationRules, view: WorldView) -> frozenset[int]:
     """Slots of members that are in the next formation, wanted or not.
 
     After a loss these are all that live: nobody has handed over what it has. Otherwise members leave that were
@@ -214,11 +214,11 @@ def _staying(state: FormationState, rules: Rules, view: WorldView) -> frozenset[
     return keepers(list(alive.values()), wanted_slots(view, again=False), view, rules.min_ranks)
 
 
-def _running(state: FormationState, rules: Rules, view: WorldView, now: float) -> Decision:
+def _running(state: FormationState, rules: FormationRules, view: WorldView, now: float) -> FormationDecision:
     members = where(state, view)
     standings = set(members.values())
     if Standing.UNKNOWN in standings:  # this launcher process has just begun: its agents come, or are lost
-        return Decision(state)
+        return FormationDecision(state)
     if standings & {Standing.GONE, Standing.LEFT}:
         return _prepare(replace(state, lost_at=state.lost_at or now), rules, view, now, urgent=True)
     wanted = wanted_slots(view, again=True)
@@ -235,20 +235,22 @@ def _running(state: FormationState, rules: Rules, view: WorldView, now: float) -
     if met and since is not None and (now - since >= rules.join_delay_s or wanted <= inside | new):
         return _prepare(state, rules, view, now, urgent=False)
     named = wanted | staying if met else wanted | inside
-    return Decision(state) if state.given and state.slots == named else _form_again(state, named)
+    return FormationDecision(state) if state.given and state.slots == named else _form_again(state, named)
 
 
-def _form_again(state: FormationState, slots: frozenset[int]) -> Decision:
+def _form_again(state: FormationState, slots: frozenset[int]) -> FormationDecision:
     """The order to be in the formation that runs: told again with other slots, or by a launcher started again."""
     order = state.order + 1
     state = replace(state, order=order, slots=slots, given=True)
-    return Decision(state, Formed(state.number, state.members, state.slots, order, state.committed))
+    return FormationDecision(state, Formed(state.number, state.members, state.slots, order, state.committed))
 
 
-def _prepare(state: FormationState, rules: Rules, view: WorldView, now: float, *, urgent: bool) -> Decision:
+def _prepare(
+    state: FormationState, rules: FormationRules, view: WorldView, now: float, *, urgent: bool
+) -> FormationDecision:
     """Begin the next formation."""
     if state.number >= rules.formation_limit:
-        return Decision(state, end=AttemptEnd(Ruin.FORMATION_LIMIT))
+        return FormationDecision(state, end=AttemptEnd(Ruin.FORMATION_LIMIT))
     # What `_staying` keeps from now on of those that live.
     named = wanted_slots(view, again=rules.restarts) | _staying(state, rules, view)
     state = replace(
@@ -265,22 +267,22 @@ def _prepare(state: FormationState, rules: Rules, view: WorldView, now: float, *
     return _tell(state, rules, view)
 
 
-def _tell(state: FormationState, rules: Rules, view: WorldView) -> Decision:
+def _tell(state: FormationState, rules: FormationRules, view: WorldView) -> FormationDecision:
     """The order to prepare, as it is now."""
     slots = _named(state, rules, view)
     state = replace(state, order=state.order + 1, slots=slots, given=True)
     order = Prepare(state.number, tuple(sorted(slots)), state.urgent, rules.restarts, state.order)
-    return Decision(state, order)
+    return FormationDecision(state, order)
 
 
-def _named(state: FormationState, rules: Rules, view: WorldView) -> frozenset[int]:
+def _named(state: FormationState, rules: FormationRules, view: WorldView) -> frozenset[int]:
     """Slots that orders to prepare name. Those of living members that were told to leave are not among them."""
     staying = _staying(state, rules, view)
     told = frozenset() if rules.restarts else frozenset(_alive(state, view)) - staying
     return (wanted_slots(view, again=rules.restarts) - told) | staying
 
 
-def _preparing(state: FormationState, rules: Rules, view: WorldView, now: float) -> Decision:
+def _preparing(state: FormationState, rules: FormationRules, view: WorldView, now: float) -> FormationDecision:
     if not state.given:
         return _tell(replace(state, began=now, prepared=state.order + 1), rules, view)
     if any(slot.lost and slot.state.phase is RankPhase.RUNNING for slot in view.slots.values()):
@@ -306,22 +308,22 @@ def _keeps_something(state: FormationState, view: WorldView) -> bool:
     return any(view.slots[slot].state.unshared for slot in leavers)
 
 
-def _still_in(state: FormationState, rules: Rules, view: WorldView, now: float) -> Decision:
+def _still_in(state: FormationState, rules: FormationRules, view: WorldView, now: float) -> FormationDecision:
     """Somebody has not left an earlier formation."""
     if state.formed and not state.urgent and not rules.restarts:
         # All leave at the same commit: who has not followed the others by now is held by something else.
         if state.parked_at is not None and now - state.parked_at >= rules.timeout_s:
             return _prepare(replace(state, lost_at=state.lost_at or now), rules, view, now, urgent=True)
-        return Decision(state)
+        return FormationDecision(state)
     # An agent kills within timeout_s; one that is not heard of is lost within it, and hears the order when it is
     # back. The rest is for a system that is slow to end processes.
     if now - max(state.began, state.away_at) < 3 * rules.timeout_s:
-        return Decision(state)
+        return FormationDecision(state)
     stuck = [slot.slot for slot in view.slots.values() if slot.runs and (rules.restarts or not slot.state.parked)]
-    return Decision(state, end=AttemptEnd(Ruin.NOT_FENCED, stuck[0] if stuck else None))
+    return FormationDecision(state, end=AttemptEnd(Ruin.NOT_FENCED, stuck[0] if stuck else None))
 
 
-def _form(state: FormationState, rules: Rules, view: WorldView, now: float) -> Decision:
+def _form(state: FormationState, rules: FormationRules, view: WorldView, now: float) -> FormationDecision:
     """Make the formation if those that it waits for are there, or have had their time."""
     before = state
     named, staying = _named(state, rules, view), _staying(state, rules, view)
@@ -334,7 +336,7 @@ def _form(state: FormationState, rules: Rules, view: WorldView, now: float) -> D
     # Who is about to be ended may hold what no one else does: it hands that over in the next formation.
     leaving = any(slot.leaving for slot in ready)
     if missing and not leaving and waited < rules.replace_timeout_s and len(ready) < rules.max_ranks:
-        return Decision(state)
+        return FormationDecision(state)
     most = rules.max_ranks + len(staying - wanted_slots(view, again=rules.restarts))
     members = choose(ready, state.members, state.number, most, stopped=rules.restarts)
     lost = max((slot.state.lost_steps for slot in ready if slot.state.formation), default=0)
@@ -353,7 +355,9 @@ def _form(state: FormationState, rules: Rules, view: WorldView, now: float) -> D
     return _form_again(state, wanted_slots(view, again=True) | staying)
 
 
-def _awaited(state: FormationState, rules: Rules, view: WorldView, wanted: frozenset[int]) -> frozenset[int]:
+def _awaited(
+    state: FormationState, rules: FormationRules, view: WorldView, wanted: frozenset[int]
+) -> frozenset[int]:
     """Slots without which the formation is not made before `replace_timeout_s`."""
     if not state.formed or (state.urgent and not rules.shrinks):
         return wanted
@@ -362,9 +366,9 @@ def _awaited(state: FormationState, rules: Rules, view: WorldView, wanted: froze
     return frozenset(slot.slot for slot in here if rules.restarts or (slot.runs and slot.state.parked))
 
 
-def _too_few(state: FormationState, rules: Rules, waited: float) -> Decision:
+def _too_few(state: FormationState, rules: FormationRules, waited: float) -> FormationDecision:
     if not state.formed:
         over = waited >= rules.start_timeout_s
-        return Decision(state, end=AttemptEnd(Ruin.NOT_ASSEMBLED) if over else None)
+        return FormationDecision(state, end=AttemptEnd(Ruin.NOT_ASSEMBLED) if over else None)
     over = waited >= rules.replace_timeout_s + rules.start_timeout_s
-    return Decision(state, end=AttemptEnd(Ruin.TOO_FEW) if over else None)
+    return FormationDecision(state, end=AttemptEnd(Ruin.TOO_FEW) if over else None)

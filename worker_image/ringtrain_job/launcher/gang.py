@@ -18,7 +18,7 @@ from ringtrain_job.control.model import (
 )
 from ringtrain_job.launcher.config import LauncherConfig
 from ringtrain_job.launcher.members import MemberProcess, SlotView
-from ringtrain_job.launcher.verdict import Exit, GangView, WorkerView
+from ringtrain_job.launcher.verdict import GangView, RankExit, WorkerView
 
 
 @dataclass
@@ -43,12 +43,12 @@ class RegisteredAgent:
     order: int = 0
     not_for_it: Order | None = None
     states: dict[int, RankState] = field(default_factory=dict)
-    exits: dict[int, Exit] = field(default_factory=dict)
+    exits: dict[int, RankExit] = field(default_factory=dict)
     heard_of: WorkerView | None = None
     slots_seen: tuple[object, dict[int, SlotView]] | None = None
 
 
-class Gang:
+class LauncherGang:
     """All agents of the attempt. Safe to call from many threads; `clock` is monotonic, in seconds."""
 
     def __init__(self, config: LauncherConfig, clock: Callable[[], float]) -> None:
@@ -313,7 +313,7 @@ class Gang:
             self._lives[state.rank] = max(state.life, self._lives.get(state.rank, 0))
             known = agent.exits.get(state.rank)
             if state.phase in ENDED and (known is None or _supersedes(state, known.state)):
-                agent.exits[state.rank] = Exit(state, now - state.exited_ago_s)
+                agent.exits[state.rank] = RankExit(state, now - state.exited_ago_s)
 
     def _slot_views(self, worker: int, now: float) -> dict[int, SlotView]:
         slots = range(worker * self._config.slots, (worker + 1) * self._config.slots)
@@ -426,7 +426,7 @@ class _RankViews:
     """Ranks as a view shows them."""
 
     ranks: tuple[RankState, ...]
-    exits: tuple[Exit, ...]
+    exits: tuple[RankExit, ...]
     placed: Mapping[int, int]
 
     @staticmethod

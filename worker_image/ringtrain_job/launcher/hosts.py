@@ -17,7 +17,7 @@ _AT_ONCE_S: Final = 2.0
 
 
 @dataclass(frozen=True)
-class CoolDown:
+class HostCoolDown:
     """A host that has failed `failures` times within an hour gets no ranks for `first_s`, and twice as long each
     further time, at most `most_s`. One that was never reached is set aside the first time."""
 
@@ -30,7 +30,7 @@ class CoolDown:
         return min(self.most_s, self.first_s * 2.0 ** min(times - 1, 30))
 
 
-DEFAULT_COOLDOWN: Final = CoolDown()
+DEFAULT_COOLDOWN: Final = HostCoolDown()
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class AgentEnd:
 class HostAgents(Protocol):
     """Starts agents on hosts and lets them go; no call waits for a host."""
 
-    cooldown: CoolDown
+    cooldown: HostCoolDown
 
     def start(self, worker: int, host: str, others: Sequence[str]) -> None:
         """Begin to start the agent of `worker` on `host`; `others`: further hosts of the run."""
@@ -114,7 +114,7 @@ class HostTable:
     Names of this machine share a worker. Hosts that were listed first get slots first.
     """
 
-    def __init__(self, workers: int, slots: int, most: int, cooldown: CoolDown = DEFAULT_COOLDOWN) -> None:
+    def __init__(self, workers: int, slots: int, most: int, cooldown: HostCoolDown = DEFAULT_COOLDOWN) -> None:
         self._slots, self._most, self._cooldown = slots, most, cooldown
         self._workers = range(workers)
         self._local = own_names()

@@ -19,8 +19,8 @@ from ringtrain.shared.address import listening_socket
 from ringtrain.shared.authentication import bearer, is_one_of
 from ringtrain.shared.ports import PortTaken
 from ringtrain.shared.strangers import UnauthenticatedPeer, UnauthenticatedPeers
-from ringtrain_job.launcher.metrics import StatusCollector
-from ringtrain_job.launcher.page_server import PageServer
+from ringtrain_job.launcher.metrics import LauncherStatusCollector
+from ringtrain_job.launcher.page_server import LauncherPageServer
 from ringtrain_job.page.document import finite
 
 # Anyone may ask here. A request is some hundred bytes, and an answer is taken within moments.
@@ -49,7 +49,7 @@ HearPods = Callable[[list[dict[str, Any]], dict[str, str]], None]
 HearSites = Callable[[dict[int, str], dict[str, str]], None]
 
 
-class HttpServer:
+class LauncherHttpServer:
     """Serves HTTP in threads until it is closed.
 
     `answer`: what GET of a path that is none of `page` gets, by path with query and Authorization; `put`: the same
@@ -65,7 +65,7 @@ class HttpServer:
         port: int,
         answer: Callable[[str, str], Answer],
         put: Callable[[str, str, bytes], Answer],
-        page: PageServer | None,
+        page: LauncherPageServer | None,
         *,
         everywhere: bool = False,
         is_held: bool = False,
@@ -74,7 +74,7 @@ class HttpServer:
             listening = listening_socket("" if everywhere else "127.0.0.1", port, is_held)
         except OSError as exc:
             raise PortTaken(f"{self.called} {port} cannot be listened on: {exc}") from exc
-        self._server = _Server(listening, _handler(answer, put, page, is_local=not everywhere))
+        self._server = _LimitedHttpServer(listening, _handler(answer, put, page, is_local=not everywhere))
         self._page = page
         self.port: int = listening.getsockname()[1]
         self._thread = threading.Thread(
@@ -92,7 +92,7 @@ class HttpServer:
         self._server.strangers.close()
 
 
-class StatusServer(HttpServer):
+class StatusServer(LauncherHttpServer):
     """The launcher's. `healthy` decides what `/healthz` says.
 
     `status`: what `/status` answers with; `brief_status`: `/status?brief`.
@@ -119,10 +119,10 @@ class StatusServer(HttpServer):
         hear_pods: HearPods | None = None,
         hear_sites: HearSites | None = None,
         is_held: bool = False,
-        page: PageServer | None = None,
+        page: LauncherPageServer | None = None,
     ) -> None:
         registry = CollectorRegistry()
-        registry.register(StatusCollector(status))
+        registry.register(LauncherStatusCollector(status))
 
         def answer(asked: str, authorization: str) -> Answer:
             path, _, query = asked.partition("?")
@@ -232,7 +232,7 @@ def _is_this_host(name: str) -> bool:
     return not name or host.lower() in ("localhost", "127.0.0.1", "[::1]")
 
 
-class _Server(ThreadingHTTPServer):
+class _LimitedHttpServer(ThreadingHTTPServer):
     """A thread for each connection: few at a time, each for some seconds; for one too many the oldest goes."""
 
     daemon_threads = True
@@ -265,7 +265,7 @@ def _shut(sock: socket.socket) -> None:
         sock.shutdown(socket.SHUT_RDWR)
 
 
-class _Reply(io.BufferedIOBase):
+class _HttpReply(io.BufferedIOBase):
     """Sends what is written, as long as the client goes on to take some of it: `sendall` has one time for all."""
 
     def __init__(self, sock: socket.socket) -> None:
@@ -279,7 +279,7 @@ class _Reply(io.BufferedIOBase):
         return len(whole)
 
 
-class _Beginning:
+class _HttpRequestBeginning:
     """Lines of the first bytes of a request; what is longer ends there."""
 
     def __init__(self, file: BinaryIO) -> None:
@@ -303,17 +303,17 @@ class _Beginning:
 def _handler(
     answer: Callable[[str, str], Answer],
     put: Callable[[str, str, bytes], Answer],
-    page: PageServer | None,
+    page: LauncherPageServer | None,
     *,
     is_local: bool,
 ) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
+    class LauncherHttpHandler(BaseHTTPRequestHandler):
         timeout = _SILENCE_S
 
         def setup(self) -> None:
             super().setup()
-            self.rfile: Any = _Beginning(self.rfile)
-            self.wfile: Any = _Reply(self.connection)
+            self.rfile: Any = _HttpRequestBeginning(self.rfile)
+            self.wfile: Any = _HttpReply(self.connection)
 
         def _is_for_another(self) -> bool:
             """Whether a request of a page of another name was refused."""
@@ -326,7 +326,11 @@ def _handler(
             if self._is_for_another():
                 return
             server = self.server
-            if page is not None and page.serves(self.path.partition("?")[0]) and isinstance(server, _Server):
+            if (
+                page is not None
+                and page.serves(self.path.partition("?")[0])
+                and isinstance(server, _LimitedHttpServer)
+            ):
                 page.get(self, lambda: server.admit(self.request))
                 return
             self._send(*answer(self.path, self.headers.get("Authorization") or ""))
@@ -350,4 +354,4 @@ def _handler(
         def log_message(self, *_: object) -> None:
             """Probes are not worth a line each."""
 
-    return Handler
+    return LauncherHttpHandler

@@ -6,7 +6,7 @@ from typing import Any
 
 from ringtrain_job.control.model import RankPhase
 from ringtrain_job.control.termination import failure_json
-from ringtrain_job.launcher.status import RunSnapshot
+from ringtrain_job.launcher.status import LauncherStatusSnapshot
 from ringtrain_job.logs.events import read_events
 from ringtrain_job.page.document import finite
 from ringtrain_job.page.summary import other_attempts, start_parts
@@ -15,10 +15,10 @@ from ringtrain_job.page.summary import other_attempts, start_parts
 _STATES = {RankPhase.SUCCEEDED: "Succeeded", RankPhase.FAILED: "Failed", RankPhase.RUNNING: "Running"}
 
 
-class LivePage:
+class LauncherLivePage:
     """The documents of `page/summary.py`, of an attempt that has not ended. Safe to call from many threads."""
 
-    def __init__(self, snapshot: RunSnapshot) -> None:
+    def __init__(self, snapshot: LauncherStatusSnapshot) -> None:
         self._snapshot = snapshot
         self._others = other_attempts(snapshot.store.files)
 

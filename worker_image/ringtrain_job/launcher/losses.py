@@ -5,16 +5,16 @@ from dataclasses import replace
 from ringtrain_job.control.model import Failure, RankPhase
 from ringtrain_job.launcher.formation import FormationState, where
 from ringtrain_job.launcher.members import MemberProcess, Standing, WorldView
-from ringtrain_job.launcher.verdict import Exit, GangView, WorkerView, failures_by_time, first_cause
+from ringtrain_job.launcher.verdict import GangView, RankExit, WorkerView, failures_by_time, first_cause
 
 
-class Losses:
+class FormationLosses:
     """Ends of members of the last formation, and of processes that died before they were in one."""
 
     def __init__(self) -> None:
         self._workers: dict[str, WorkerView] = {}
         self._formation = -1
-        self._exits: dict[tuple[int, str, int], Exit] = {}
+        self._exits: dict[tuple[int, str, int], RankExit] = {}
         self._gone: dict[int, WorkerView] = {}
 
     def note(self, state: FormationState, view: WorldView, gang: GangView, now: float) -> None:

@@ -23,25 +23,25 @@ from ringtrain_job.control.async_server import AsyncServer
 from ringtrain_job.control.model import Failure, Outcome, Reason, Release, Start, Stop, Verdict
 from ringtrain_job.control.termination import termination_message, write_termination_message
 from ringtrain_job.launcher.config import LauncherConfig
-from ringtrain_job.launcher.console import Console
-from ringtrain_job.launcher.data_members import DataMembers
+from ringtrain_job.launcher.console import LauncherConsole
+from ringtrain_job.launcher.data_members import LauncherDataMembers
 from ringtrain_job.launcher.discovery import HostDiscovery
-from ringtrain_job.launcher.elastic import ElasticWorld
-from ringtrain_job.launcher.gang import Gang, make_world
+from ringtrain_job.launcher.elastic import LauncherElasticWorld
+from ringtrain_job.launcher.gang import LauncherGang, make_world
 from ringtrain_job.launcher.hosts import DEFAULT_COOLDOWN, ONLY_HERE, HostControl, HostTable
 from ringtrain_job.launcher.http import StatusServer
-from ringtrain_job.launcher.live_page import LivePage
-from ringtrain_job.launcher.mpi.job import MpiJob
+from ringtrain_job.launcher.live_page import LauncherLivePage
+from ringtrain_job.launcher.mpi.job import MpirunJob
 from ringtrain_job.launcher.mpi.verdict import decide_mpi
 from ringtrain_job.launcher.not_finite import verdict_on_loss
 from ringtrain_job.launcher.outcome import keep_timeline, leave_report, repeat_outcome, write_outcome
-from ringtrain_job.launcher.page_server import PageServer, RunPage
+from ringtrain_job.launcher.page_server import LauncherPageServer, LauncherRunPage
 from ringtrain_job.launcher.progress import follow_reports, say_total
-from ringtrain_job.launcher.service import CoordinatorService, DataWorkersService
+from ringtrain_job.launcher.service import LauncherCoordinatorService, LauncherDataService
 from ringtrain_job.launcher.sites import WorkerSites
-from ringtrain_job.launcher.status import Reports, RunSnapshot
-from ringtrain_job.launcher.telemetry import Telemetry, open_telemetry
-from ringtrain_job.launcher.verdict import GangView, Patience, decide, with_warning
+from ringtrain_job.launcher.status import LauncherReports, LauncherStatusSnapshot
+from ringtrain_job.launcher.telemetry import OtlpTelemetry, open_telemetry
+from ringtrain_job.launcher.verdict import GangView, VerdictPatience, decide, with_warning
 from ringtrain_job.logs.about import About
 from ringtrain_job.logs.events import Events
 from ringtrain_job.logs.layout import AttemptFiles
@@ -73,18 +73,18 @@ def run_launcher(config: LauncherConfig, command: Sequence[str] = (), hosts: Hos
     store = _open_store(config, files, logs_open)
     if store.resumed and files.outcome.exists():
         return _repeat(config, store)
-    gang = Gang(config, time.monotonic)
-    snapshot = RunSnapshot(config, gang, store, Reports(config.world_size))
+    gang = LauncherGang(config, time.monotonic)
+    snapshot = LauncherStatusSnapshot(config, gang, store, LauncherReports(config.world_size))
     with ExitStack() as stack:
         stack.callback(store.close)
         mpi = _prepare_mpi(config, command, stack)
-        launcher = _Launcher(config, gang, snapshot, mpi)
+        launcher = _LauncherProcess(config, gang, snapshot, mpi)
         if config.elastic is not None:
             rules = replace(config.elastic.rules, sets_aside=hosts.agents is not None)
             settings = replace(config.elastic, rules=rules)
-            launcher.elastic = ElasticWorld(config, settings, snapshot, mpi=mpi, sites=launcher.sites)
+            launcher.elastic = LauncherElasticWorld(config, settings, snapshot, mpi=mpi, sites=launcher.sites)
             snapshot.elastic = launcher.elastic.status
-        console = Console(sys.stdout.fileno(), person=not config.node)
+        console = LauncherConsole(sys.stdout.fileno(), person=not config.node)
         stack.callback(console.close, 5.0)
         snapshot.about = About(files, _told(config, command))
         follow_reports(snapshot, console)
@@ -93,7 +93,7 @@ def run_launcher(config: LauncherConfig, command: Sequence[str] = (), hosts: Hos
             stack.callback(telemetry.close)
         sinks = SinkProcesses(config.sinks, files, config.world_size, os.environ)
         stack.callback(sinks.close)
-        stop = StopFlag()
+        stop = LauncherStopFlag()
         stack.enter_context(signal_handler(stop, signal.SIGTERM, signal.SIGINT))
         shipping = snapshot.shipping = _ship_logs(config, store, stop, stack)
         _open_ports(config, gang, snapshot, launcher, stack)
@@ -128,7 +128,7 @@ def _told(config: LauncherConfig, command: Sequence[str]) -> dict[str, Any]:
 
 def _repeat(config: LauncherConfig, store: LogStore) -> int:
     """End as the launcher before this one, which may not have shipped all logs."""
-    stop = StopFlag()
+    stop = LauncherStopFlag()
     with ExitStack() as stack:
         stack.callback(store.close)
         stack.enter_context(signal_handler(stop, signal.SIGTERM, signal.SIGINT))
@@ -150,7 +150,7 @@ def _with_refused_lines(verdict: Verdict, store: LogStore) -> Verdict:
 
 
 def _message(
-    config: LauncherConfig, snapshot: RunSnapshot, verdict: Verdict, unshipped: Unshipped | None = None
+    config: LauncherConfig, snapshot: LauncherStatusSnapshot, verdict: Verdict, unshipped: Unshipped | None = None
 ) -> bytes:
     return termination_message(
         verdict,
@@ -186,10 +186,12 @@ def most_logs_open(config: LauncherConfig, allowed: int) -> int:
     return min(left, config.world_size)
 
 
-class _Launcher:
+class _LauncherProcess:
     """The main loop. Everything it decides is decided by `launcher/verdict.py`, or by `launcher/formation.py`."""
 
-    def __init__(self, config: LauncherConfig, gang: Gang, snapshot: RunSnapshot, mpi: MpiJob | None) -> None:
+    def __init__(
+        self, config: LauncherConfig, gang: LauncherGang, snapshot: LauncherStatusSnapshot, mpi: MpirunJob | None
+    ) -> None:
         self._config = config
         self._gang = gang
         self._mpi = mpi
@@ -198,14 +200,14 @@ class _Launcher:
         self._waited_s = 0.0
         self.events = Events(snapshot.store.files)
         self.sites = WorkerSites(dict(enumerate(config.sites)), bool(config.site_label))
-        self.elastic: ElasticWorld | None = None
-        self.telemetry: Telemetry | None = None
+        self.elastic: LauncherElasticWorld | None = None
+        self.telemetry: OtlpTelemetry | None = None
 
     def healthy(self) -> bool:
         """Whether the main loop still turns."""
         return time.monotonic() - self._ticked < self._config.timeout_s
 
-    def supervise(self, stop: "StopFlag") -> Verdict | None:
+    def supervise(self, stop: "LauncherStopFlag") -> Verdict | None:
         """Wait for all agents, start the gang, and watch it until the attempt is decided.
 
         None: this launcher of an elastic job is asked to leave, and the attempt goes on with another one.
@@ -238,7 +240,7 @@ class _Launcher:
             loss = reports.first_bad_loss
         return verdict_on_loss(self._gang.view(), loss) if loss else None
 
-    def _follow(self, elastic: ElasticWorld, stop: "StopFlag") -> Verdict | None:
+    def _follow(self, elastic: LauncherElasticWorld, stop: "LauncherStopFlag") -> Verdict | None:
         """Keep the world of an elastic job until the attempt is decided; None: until this pod is taken away."""
         asked_at: float | None = None
         while True:
@@ -254,7 +256,7 @@ class _Launcher:
                     return None
             self._tick()
 
-    def _supervise_gang(self, stop: "StopFlag") -> Verdict:
+    def _supervise_gang(self, stop: "LauncherStopFlag") -> Verdict:
         verdict = self._assemble(stop)
         if verdict is None:
             registrations = self._gang.registrations()
@@ -274,7 +276,7 @@ class _Launcher:
             return verdict
         return replace(verdict, failure=replace(failure, log_tail=self._snapshot.store.tail(failure.rank)))
 
-    def drain(self, verdict: Verdict, stop: "StopFlag") -> None:
+    def drain(self, verdict: Verdict, stop: "LauncherStopFlag") -> None:
         """Have every agent stop its ranks and hand over its last lines, for at most `drain_s`."""
         # mpirun kills ranks a second after it was asked to stop: agents ask those that may save first.
         may_save = verdict.failure is None or verdict.failure.reason is Reason.AGENT_LOST
@@ -287,7 +289,7 @@ class _Launcher:
             self._mpi.stop()
         self._wait_until(self._all_quiet, deadline, stop)
 
-    def _wait_until(self, done: Callable[[], bool], deadline: float, stop: "StopFlag") -> None:
+    def _wait_until(self, done: Callable[[], bool], deadline: float, stop: "LauncherStopFlag") -> None:
         while not done() and time.monotonic() < deadline and stop.count < 2:
             self._tick()
 
@@ -301,7 +303,7 @@ class _Launcher:
         while not self._gang.all_detached() and time.monotonic() < deadline:
             self._tick()
 
-    def ship_rest(self, shipping: LogShipping | None, stop: "StopFlag") -> Unshipped | None:
+    def ship_rest(self, shipping: LogShipping | None, stop: "LauncherStopFlag") -> Unshipped | None:
         """Copy the end of the logs to the object store, if there is one; what is not in it after `timeout_s`."""
 
         def gives_up() -> bool:
@@ -310,7 +312,7 @@ class _Launcher:
 
         return shipping.finish(self._config.timeout_s, gives_up) if shipping else None
 
-    def _assemble(self, stop: "StopFlag") -> Verdict | None:
+    def _assemble(self, stop: "LauncherStopFlag") -> Verdict | None:
         started = time.monotonic()
         while self._gang.registered < self._config.workers or self._awaits_sites:
             # Agents whose ranks run already come back at once after a launcher was restarted, or never.
@@ -333,8 +335,8 @@ class _Launcher:
     def _awaits_sites(self) -> bool:
         return bool(self._config.site_label) and len(self.sites.by_index) < self._config.workers
 
-    def _watch(self, stop: "StopFlag") -> Verdict:
-        patience = Patience(self._config.lost_after_s, self._config.settle_s)
+    def _watch(self, stop: "LauncherStopFlag") -> Verdict:
+        patience = VerdictPatience(self._config.lost_after_s, self._config.settle_s)
         while True:
             view = self._gang.view()
             verdict = self._diverged() or self._decide(view, time.monotonic(), patience)
@@ -344,7 +346,7 @@ class _Launcher:
                 return _stopped(view)
             self._tick()
 
-    def _decide(self, view: GangView, now: float, patience: Patience) -> Verdict | None:
+    def _decide(self, view: GangView, now: float, patience: VerdictPatience) -> Verdict | None:
         if self._mpi is None:
             return with_warning(view, decide(view, now, patience))
         return decide_mpi(view, self._mpi.end, self._mpi.failed_daemon, now, patience)
@@ -373,7 +375,7 @@ class _Launcher:
             self.events.once("Step", "the first step was reported", snapshot.first_progress)
 
 
-class StopFlag:
+class LauncherStopFlag:
     """Counts how often this process was asked to stop. `interrupted`: by SIGINT, which a person sends to a job;
     SIGTERM also comes to a pod that is taken away."""
 
@@ -386,7 +388,7 @@ class StopFlag:
         self.interrupted = self.interrupted or number == signal.SIGINT
 
 
-def _hand_over(config: LauncherConfig, snapshot: RunSnapshot, unshipped: Unshipped | None) -> int:
+def _hand_over(config: LauncherConfig, snapshot: LauncherStatusSnapshot, unshipped: Unshipped | None) -> int:
     """Leave the ranks to the launcher that comes next: no order is given, and no outcome is written."""
     log.warning(
         "asked to stop, and the job goes on: its ranks train on, and wait for a new launcher at the next change "
@@ -410,7 +412,9 @@ def _open_store(config: LauncherConfig, files: AttemptFiles, logs_open: int) -> 
         ) from exc
 
 
-def _ship_logs(config: LauncherConfig, store: LogStore, stop: StopFlag, stack: ExitStack) -> LogShipping | None:
+def _ship_logs(
+    config: LauncherConfig, store: LogStore, stop: LauncherStopFlag, stack: ExitStack
+) -> LogShipping | None:
     """Begin to copy the log store to the job's place in an object store, if it has one; an error ends it, too."""
     if not config.log_uri:
         return None
@@ -424,16 +428,16 @@ def _ship_logs(config: LauncherConfig, store: LogStore, stop: StopFlag, stack: E
     return shipping
 
 
-def _prepare_mpi(config: LauncherConfig, command: Sequence[str], stack: ExitStack) -> MpiJob | None:
+def _prepare_mpi(config: LauncherConfig, command: Sequence[str], stack: ExitStack) -> MpirunJob | None:
     if config.mpi is None:
         return None
-    job = MpiJob(config, config.mpi, command)
+    job = MpirunJob(config, config.mpi, command)
     stack.callback(job.close, config.settle_s)
     return job
 
 
 @contextmanager
-def _hosts_followed(config: LauncherConfig, launcher: "_Launcher", hosts: HostControl) -> Iterator[None]:
+def _hosts_followed(config: LauncherConfig, launcher: "_LauncherProcess", hosts: HostControl) -> Iterator[None]:
     """Within this, the world of an elastic run is where its discovery script says."""
     world = launcher.elastic
     if world is None or config.elastic is None or not config.elastic.discovery_script:
@@ -451,7 +455,11 @@ def _hosts_followed(config: LauncherConfig, launcher: "_Launcher", hosts: HostCo
 
 
 def _open_ports(
-    config: LauncherConfig, gang: Gang, snapshot: RunSnapshot, launcher: _Launcher, stack: ExitStack
+    config: LauncherConfig,
+    gang: LauncherGang,
+    snapshot: LauncherStatusSnapshot,
+    launcher: _LauncherProcess,
+    stack: ExitStack,
 ) -> None:
     def hear_pods(events: list[dict[str, Any]], about: dict[str, str]) -> None:
         launcher.events.hear(events)
@@ -477,15 +485,15 @@ def _open_ports(
         link = f"http://127.0.0.1:{http.port}/?token={page_token(config.tokens[0])}"
         keep_page(snapshot.store.files, link, None if config.elastic else config.world_size)
         stack.callback(snapshot.store.files.page.unlink, missing_ok=True)
-    data = DataMembers(config, time.monotonic)
+    data = LauncherDataMembers(config, time.monotonic)
     snapshot.data = data.status if config.data_workers else None
 
-    service = CoordinatorService(gang, snapshot.store, config.job.attempt, data)
+    service = LauncherCoordinatorService(gang, snapshot.store, config.job.attempt, data)
     stack.callback(service.close)
 
     def register(server: Any) -> None:
         coordinator_pb2_grpc.add_CoordinatorServicer_to_server(service, server)
-        coordinator_pb2_grpc.add_DataWorkersServicer_to_server(DataWorkersService(data), server)
+        coordinator_pb2_grpc.add_DataWorkersServicer_to_server(LauncherDataService(data), server)
 
     server = AsyncServer.start(
         config.port,
@@ -500,11 +508,13 @@ def _open_ports(
     log.info("waiting for workers (%d) on port %d, status on port %d", config.workers, server.port, http.port)
 
 
-def _page(config: LauncherConfig, snapshot: RunSnapshot) -> PageServer | None:
+def _page(config: LauncherConfig, snapshot: LauncherStatusSnapshot) -> LauncherPageServer | None:
     if not config.tokens:
         return None
     access = Access(config.tokens, config.job.uid)
-    return PageServer(access, RunPage(LivePage(snapshot).encoded, snapshot.store.files, config.timeline))
+    return LauncherPageServer(
+        access, LauncherRunPage(LauncherLivePage(snapshot).encoded, snapshot.store.files, config.timeline)
+    )
 
 
 def _say_verdict(verdict: Verdict) -> None:
@@ -520,7 +530,7 @@ def _stopped(view: GangView) -> Verdict:
     return Verdict(Outcome.STOPPED, 128 + signal.SIGTERM, view.succeeded)
 
 
-def _not_assembled(config: LauncherConfig, gang: Gang) -> Verdict:
+def _not_assembled(config: LauncherConfig, gang: LauncherGang) -> Verdict:
     here = gang.registrations()
     missing = [f"{config.job.name}-worker-{index}" for index in range(config.workers) if index not in here]
     noun = "worker" if config.workers == 1 else "workers"
@@ -535,7 +545,7 @@ def _not_assembled(config: LauncherConfig, gang: Gang) -> Verdict:
     return Verdict(Outcome.FAILED, contract.EXIT_NOT_ASSEMBLED, failure=failure)
 
 
-def _without_site(config: LauncherConfig, gang: Gang, worker: int) -> Verdict:
+def _without_site(config: LauncherConfig, gang: LauncherGang, worker: int) -> Verdict:
     agent = gang.registrations()[worker]
     message = (
         f"node {agent.node} of {agent.pod} has no label {config.site_label}, which names its site "

@@ -21,7 +21,7 @@ Status = Mapping[str, Any]
 Samples = Iterable[tuple[Sequence[str], float | None]]
 
 
-class StatusCollector(Collector):
+class LauncherStatusCollector(Collector):
     """The figures of `/status` as Prometheus metrics, computed when they are asked for.
 
     Every series has the labels `job_namespace` and `job_name`; Prometheus itself owns `namespace` and `job`.
@@ -33,7 +33,7 @@ class StatusCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         """All metrics of this launcher."""
         status = self._status()
-        family = _Families(str(status.get("namespace", "")), str(status.get("job", "")))
+        family = _MetricFamilies(str(status.get("namespace", "")), str(status.get("job", "")))
         yield from _gang(family, status)
         yield from _progress(family, status)
         yield from _step_time(family, status)
@@ -45,7 +45,7 @@ class StatusCollector(Collector):
             yield from _elastic(family, status["elastic"])
 
 
-class _Families:
+class _MetricFamilies:
     """Makes the families of one job. Those with a label of their own are given as `by`."""
 
     def __init__(self, namespace: str, job: str) -> None:
@@ -66,7 +66,7 @@ class _Families:
         return family
 
 
-def _gang(family: _Families, status: Status) -> Iterable[Metric]:
+def _gang(family: _MetricFamilies, status: Status) -> Iterable[Metric]:
     phase, states = status.get("phase"), [rank["state"] for rank in status["ranks"]]
     phases = [((name,), float(name == phase)) for name in PHASES]
     yield family.gauges("ringtrain_phase", "1 for the phase that the attempt is in.", ["phase"], phases)
@@ -86,14 +86,14 @@ def _gang(family: _Families, status: Status) -> Iterable[Metric]:
     yield family.gauge("ringtrain_running_since_timestamp_seconds", "When all workers had registered.", since)
 
 
-def _shipping(family: _Families, shipping: Status) -> Iterable[Metric]:
+def _shipping(family: _MetricFamilies, shipping: Status) -> Iterable[Metric]:
     text = "Bytes of logs that the object store does not have yet."
     yield family.gauge("ringtrain_log_unshipped_bytes", text, shipping["pendingBytes"])
     text = "1 while the object store does not take logs."
     yield family.gauge("ringtrain_log_shipping_failing", text, float(shipping["problem"] is not None))
 
 
-def _progress(family: _Families, status: Status) -> Iterable[Metric]:
+def _progress(family: _MetricFamilies, status: Status) -> Iterable[Metric]:
     progress = status["progress"] or {}
     yield family.gauge("ringtrain_step", "Lowest step of any rank.", progress.get("step"))
     yield family.gauge("ringtrain_total_steps", "Steps of the whole training.", progress.get("totalSteps"))
@@ -112,7 +112,7 @@ def _progress(family: _Families, status: Status) -> Iterable[Metric]:
     yield family.gauges("ringtrain_reported_value", text, ["metric"], values)
 
 
-def _step_time(family: _Families, status: Status) -> Iterable[Metric]:
+def _step_time(family: _MetricFamilies, status: Status) -> Iterable[Metric]:
     mean, longest = status.get("stepTime") or {}, status.get("longestWork") or {}
     text = "Where a step's time goes, by part: mean of the ranks, over their newest reports."
     of_job = [((part,), mean[part]) for part in PARTS if part in mean]
@@ -130,7 +130,7 @@ def _step_time(family: _Families, status: Status) -> Iterable[Metric]:
     yield family.gauges("ringtrain_rank_step_time_seconds", text, ["rank", "part"], by_rank)
 
 
-def _ranks(family: _Families, ranks: Sequence[Status]) -> Iterable[Metric]:
+def _ranks(family: _MetricFamilies, ranks: Sequence[Status]) -> Iterable[Metric]:
     lags = [rank["lag"] for rank in ranks if rank.get("lag") is not None]
     text = "How much later than the first rank the last one reports a step, over the newest 50 steps."
     yield family.gauge("ringtrain_lag_seconds", text, max(lags, default=None))
@@ -147,7 +147,7 @@ def _ranks(family: _Families, ranks: Sequence[Status]) -> Iterable[Metric]:
     yield family.gauges("ringtrain_rank_input_wait_ratio", text, ["rank"], each("inputWait"))
 
 
-def _machines(family: _Families, machines: Sequence[Status]) -> Iterable[Metric]:
+def _machines(family: _MetricFamilies, machines: Sequence[Status]) -> Iterable[Metric]:
     gpus = [gpu for one in machines for gpu in one["gpus"]]
     fullest = max((one["memory"] / one["limit"] for one in machines if one["limit"]), default=None)
     yield family.gauge("ringtrain_memory_ratio", "Memory in use of its limit, of the fullest worker.", fullest)
@@ -172,14 +172,14 @@ def _machines(family: _Families, machines: Sequence[Status]) -> Iterable[Metric]
     yield family.gauges("ringtrain_rank_memory_bytes", text, ["rank"], rss)
 
 
-def _data(family: _Families, data: Status) -> Iterable[Metric]:
+def _data(family: _MetricFamilies, data: Status) -> Iterable[Metric]:
     text = "Data workers that are alive."
     yield family.gauge("ringtrain_data_workers_registered", text, data["registered"])
     text = "Part of their time that ranks wait for input."
     yield family.gauge("ringtrain_input_wait_ratio", text, data["waitFraction"])
 
 
-def _elastic(family: _Families, elastic: Status) -> Iterable[Metric]:
+def _elastic(family: _MetricFamilies, elastic: Status) -> Iterable[Metric]:
     yield family.gauge("ringtrain_formation", "Formation of the world that runs.", elastic["formation"])
     yield family.counter("ringtrain_recoveries", "Worlds made after a loss.", elastic["recoveries"])
     yield family.counter("ringtrain_lost_steps", "Steps given up by losses.", elastic["lostSteps"])

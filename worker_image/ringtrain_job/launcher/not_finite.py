@@ -23,7 +23,7 @@ class NotFinite:
         return f"{self.value} since step {self.since} (rank {self.rank})"
 
 
-class NotFiniteValues:
+class NotFiniteReports:
     """Takes in reports, rank by rank. A value that is finite again is none of these any more."""
 
     def __init__(self) -> None:

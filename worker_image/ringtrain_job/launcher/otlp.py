@@ -27,7 +27,7 @@ def resource(attributes: Mapping[str, Any]) -> Any:
     return Resource.create({**({} if named else {"service.name": "ringtrain"}), **attributes})
 
 
-class _Sent:
+class _OtlpSent:
     """How much was given to be sent, and how much the receiver has taken."""
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class _Sent:
         return exporter
 
 
-class Spans(_Sent):
+class OtlpSpans(_OtlpSent):
     """Makes spans of one trace."""
 
     def __init__(self, about: Any) -> None:
@@ -79,7 +79,7 @@ class Spans(_Sent):
         self._provider.shutdown()
 
 
-class Lines(_Sent):
+class OtlpLogLines(_OtlpSent):
     """Makes log records."""
 
     def __init__(self, about: Any) -> None:

@@ -35,7 +35,7 @@ _REFUSED: Final = (
 )
 
 
-class Routes(Protocol):
+class LauncherPageRoutes(Protocol):
     """What a page server shows to who has shown the token."""
 
     def serves(self, path: str) -> bool:
@@ -48,10 +48,10 @@ class Routes(Protocol):
         """Have open pages show the last state, for at most `timeout_s`."""
 
 
-class PageServer:
+class LauncherPageServer:
     """Answers GET requests for `routes`, each in its own thread. Read-only."""
 
-    def __init__(self, access: Access, routes: Routes) -> None:
+    def __init__(self, access: Access, routes: LauncherPageRoutes) -> None:
         self._access = access
         self._routes = routes
         self._room = threading.BoundedSemaphore(_MOST_AT_ONCE)
@@ -81,7 +81,7 @@ class PageServer:
             self._room.release()
 
 
-class RunPage:
+class LauncherRunPage:
     """The page of a run that goes on."""
 
     def __init__(self, document: Callable[[], bytes], files: AttemptFiles, timeline: Path | None = None) -> None:

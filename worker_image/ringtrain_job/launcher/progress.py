@@ -3,13 +3,13 @@
 import math
 from typing import Any
 
-from ringtrain_job.launcher.console import Console, ProgressBar
-from ringtrain_job.launcher.status import RunSnapshot
+from ringtrain_job.launcher.console import ConsoleProgressBar, LauncherConsole
+from ringtrain_job.launcher.status import LauncherStatusSnapshot
 from ringtrain_job.launcher.throughput import step_line, total_line
 from ringtrain_job.logs.samples import Sample
 
 
-def follow_reports(snapshot: RunSnapshot, console: Console) -> None:
+def follow_reports(snapshot: LauncherStatusSnapshot, console: LauncherConsole) -> None:
     """Feed report lines into the throughput, and print progress as often as the console wants it."""
     printed_at = -math.inf
 
@@ -28,7 +28,7 @@ def follow_reports(snapshot: RunSnapshot, console: Console) -> None:
             printed_at, progress = last, reports.progress()
             if progress is not None:
                 speed = reports.speed()
-                bar = ProgressBar(progress, speed, snapshot.metrics.left_s(progress.step))
+                bar = ConsoleProgressBar(progress, speed, snapshot.metrics.left_s(progress.step))
                 # Who reads a pipe has the ranks' own lines, which say the same.
                 console.show_progress(bar, "" if progress.printed else f"{step_line(progress, speed)}\n")
 
@@ -50,7 +50,7 @@ def follow_reports(snapshot: RunSnapshot, console: Console) -> None:
         snapshot.store.on_about = snapshot.about.add
 
 
-def _notes_start(snapshot: RunSnapshot, report: dict[str, Any]) -> bool:
+def _notes_start(snapshot: LauncherStatusSnapshot, report: dict[str, Any]) -> bool:
     """Whether `report` is no step but says what training went on from. What was said first counts."""
     path = report.get("startedFrom")
     if path is None:
@@ -59,7 +59,7 @@ def _notes_start(snapshot: RunSnapshot, report: dict[str, Any]) -> bool:
     return True
 
 
-def say_total(snapshot: RunSnapshot, console: Console) -> None:
+def say_total(snapshot: LauncherStatusSnapshot, console: LauncherConsole) -> None:
     """Print the last line of a benchmark, if anything was measured."""
     with snapshot.reports as reports:
         progress, total = reports.progress(), reports.total()

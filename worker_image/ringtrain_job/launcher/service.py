@@ -18,8 +18,8 @@ from ringtrain.shared.messages import from_message, message_fields
 from ringtrain.shared.strangers import RateLimitedWarnings
 from ringtrain_job.control.model import AgentState, Order, Registration, SlotHistory
 from ringtrain_job.control.wire import deflated, order_to_message
-from ringtrain_job.launcher.data_members import DataMembers
-from ringtrain_job.launcher.gang import Gang
+from ringtrain_job.launcher.data_members import LauncherDataMembers
+from ringtrain_job.launcher.gang import LauncherGang
 from ringtrain_job.logs.journal import Stream
 from ringtrain_job.logs.store import Chunk, LogStore
 
@@ -36,7 +36,7 @@ _DEFLATE_BYTES = 16 << 10
 
 
 @dataclass(frozen=True)
-class _Encoded:
+class _EncodedOrder:
     """An order as messages. `turns`: so many agents get it at the same time."""
 
     order: Order
@@ -45,17 +45,19 @@ class _Encoded:
     turns: asyncio.Semaphore
 
     @staticmethod
-    def of(order: Order) -> "_Encoded":
+    def of(order: Order) -> "_EncodedOrder":
         plain = order_to_message(order)
         size = plain.ByteSize()
         small = deflated(plain) if size >= _DEFLATE_BYTES else plain
-        return _Encoded(order, plain, small, asyncio.Semaphore(max(16, _MOST_WAITING_BYTES // (size + 1))))
+        return _EncodedOrder(order, plain, small, asyncio.Semaphore(max(16, _MOST_WAITING_BYTES // (size + 1))))
 
 
-class CoordinatorService:
+class LauncherCoordinatorService:
     """What agents call. Names are those of the service in proto/ringtrain/v1/coordinator.proto."""
 
-    def __init__(self, gang: Gang, store: LogStore, attempt: int, data: DataMembers | None = None) -> None:
+    def __init__(
+        self, gang: LauncherGang, store: LogStore, attempt: int, data: LauncherDataMembers | None = None
+    ) -> None:
         self._gang = gang
         self._data = data
         self._store = store
@@ -64,7 +66,7 @@ class CoordinatorService:
         self._stale = RateLimitedWarnings(log.warning, most=1)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._news = asyncio.Event()
-        self._encoded: _Encoded | None = None
+        self._encoded: _EncodedOrder | None = None
         # What each agent has said last since it registered.
         self._told: dict[int, Any] = {}
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="ringtrain-log-writer")
@@ -119,11 +121,11 @@ class CoordinatorService:
         finally:  # nobody listens any more: the call is cancelled then
             self._gang.detach(index, instance)
 
-    async def _order_after(self, seen: Order | None) -> _Encoded:
+    async def _order_after(self, seen: Order | None) -> _EncodedOrder:
         while (order := self._gang.order) is seen or order is None:
             await self._news.wait()
         if self._encoded is None or self._encoded.order is not order:
-            self._encoded = _Encoded.of(order)  # once for all agents
+            self._encoded = _EncodedOrder.of(order)  # once for all agents
         return self._encoded
 
     def _wake(self) -> None:
@@ -199,10 +201,10 @@ class CoordinatorService:
         self._complaints.say(f"log lines cannot be written, agents keep them for now: {problem}")
 
 
-class DataWorkersService:
+class LauncherDataService:
     """What data workers call. Names are those of the service in proto/ringtrain/v1/coordinator.proto."""
 
-    def __init__(self, data: DataMembers) -> None:
+    def __init__(self, data: LauncherDataMembers) -> None:
         self._data = data
 
     async def Announce(self, request: Any, context: Any) -> Any:

@@ -10,9 +10,9 @@ from ringtrain.shared import contract
 from ringtrain_job.control.model import Outcome, RankPhase, RankState, Verdict
 from ringtrain_job.control.termination import failure_json
 from ringtrain_job.launcher.config import LauncherConfig
-from ringtrain_job.launcher.gang import Gang
+from ringtrain_job.launcher.gang import LauncherGang
 from ringtrain_job.launcher.metrics import MOST_RANKS
-from ringtrain_job.launcher.throughput import Progress, Throughput
+from ringtrain_job.launcher.throughput import GangThroughput, Progress
 from ringtrain_job.launcher.verdict import GangView
 from ringtrain_job.logs.about import About
 from ringtrain_job.logs.printed import Voice
@@ -22,19 +22,19 @@ from ringtrain_job.page.machine import Machines
 from ringtrain_job.page.metrics import Metrics
 
 
-class Reports:
+class LauncherReports:
     """Report lines as they arrive, shared by the threads that write logs and those that answer `/status`."""
 
     def __init__(self, world_size: int) -> None:
         self._lock = threading.Lock()
-        self._throughput = Throughput(world_size)
+        self._throughput = GangThroughput(world_size)
         self.voice = Voice()
 
     def start_over(self, world_size: int) -> None:
         """Forget what was reported; so many ranks will report. Who calls it holds the lock."""
-        self._throughput = Throughput(world_size)
+        self._throughput = GangThroughput(world_size)
 
-    def __enter__(self) -> Throughput:
+    def __enter__(self) -> GangThroughput:
         self._lock.acquire()
         return self._throughput
 
@@ -43,7 +43,7 @@ class Reports:
 
 
 @dataclass
-class RunSnapshot:
+class LauncherStatusSnapshot:
     """Where `/status`, `/metrics` and `/healthz` take everything from.
 
     `running_since`: when the gang was complete; None while agents are waited for. `last_progress`: when the newest
@@ -56,9 +56,9 @@ class RunSnapshot:
     """
 
     config: LauncherConfig
-    gang: Gang
+    gang: LauncherGang
     store: LogStore
-    reports: Reports
+    reports: LauncherReports
     start_time: float = field(default_factory=time.time)
     running_since: float | None = None
     last_progress: float | None = None
@@ -194,11 +194,11 @@ class RunSnapshot:
             for worker in view.workers
         ]
 
-    def _rank_json(self, reports: Throughput, state: RankState) -> dict[str, Any]:
+    def _rank_json(self, reports: GangThroughput, state: RankState) -> dict[str, Any]:
         step, more = reports.step_of(state.rank), self._measured_json(reports, state.rank)
         return {"rank": state.rank, "state": state.phase.value, "exitCode": state.exit_code, "step": step, **more}
 
-    def _measured_json(self, reports: Throughput, rank: int) -> dict[str, Any]:
+    def _measured_json(self, reports: GangThroughput, rank: int) -> dict[str, Any]:
         """What is known of one rank's time. Of a large world each rank's step alone is told."""
         measured: dict[str, Any] = {"inputWait": reports.times.input_part(rank), "lag": reports.lag.of(rank)}
         if self.config.world_size <= MOST_RANKS:

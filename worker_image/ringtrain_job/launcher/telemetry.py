@@ -27,7 +27,7 @@ _CLOSE_S: Final = 5.0
 _ENDED: Final = (RankPhase.SUCCEEDED, RankPhase.FAILED, RankPhase.STOPPED)
 
 
-class Telemetry:
+class OtlpTelemetry:
     """Sends what is told to it. Nothing here waits for the receiver but `close`, and that for some seconds."""
 
     def __init__(self, signals: tuple[str, ...], job: JobIdentity) -> None:
@@ -47,8 +47,8 @@ class Telemetry:
                 "ringtrain.attempt": job.attempt,
             }
         )
-        self._spans = otlp.Spans(resource) if "traces" in signals else None
-        self._lines = otlp.Lines(resource) if "logs" in signals else None
+        self._spans = otlp.OtlpSpans(resource) if "traces" in signals else None
+        self._lines = otlp.OtlpLogLines(resource) if "logs" in signals else None
         self._attempt: Any = self._spans.start(f"attempt {job.attempt}", None, {}) if self._spans else None
         self._over: set[tuple[int, int]] = set()  # rank and life
         self._ranks: dict[int, tuple[int, Any]] = {}
@@ -133,11 +133,11 @@ class Telemetry:
                 log.warning(text, part.lost, part.given, name)
 
 
-def open_telemetry(config: LauncherConfig, store: LogStore) -> Telemetry | None:
+def open_telemetry(config: LauncherConfig, store: LogStore) -> OtlpTelemetry | None:
     """What is told of every line and report from now on, beside those who are told already; None: nobody asked."""
     if not config.otel:
         return None
-    telemetry = Telemetry(config.otel, config.job)
+    telemetry = OtlpTelemetry(config.otel, config.job)
     show, count = store.on_merged, store.on_report
 
     def on_merged(merged: bytes) -> None:

@@ -20,7 +20,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ringtrain_job.launcher.not_finite import NotFinite, NotFiniteValues
+from ringtrain_job.launcher.not_finite import NotFinite, NotFiniteReports
 from ringtrain_job.page.step_times import StepTimes, Straggler
 
 # Steps of which lateness counts: enough to be steady, few enough to follow a change.
@@ -66,13 +66,13 @@ class Progress:
 
 
 @dataclass
-class _Step:
+class _StepReports:
     samples: float = 0.0
     ended: float = -math.inf
     times: dict[int, float] = field(default_factory=dict)
 
 
-class Throughput:
+class GangThroughput:
     """Takes in report lines, rank by rank, and says how fast the gang is. Not thread-safe.
 
     Only ranks that report count: a script may report from rank 0 alone. As the reports of different workers arrive
@@ -82,10 +82,10 @@ class Throughput:
     def __init__(self, world_size: int) -> None:
         self._world_size = world_size
         self.times = StepTimes(_RECENT)
-        self.lag = Lag()
-        self._not_finite = NotFiniteValues()
+        self.lag = RankLag()
+        self._not_finite = NotFiniteReports()
         self._samples = 0.0
-        self._open: dict[int, _Step] = {}
+        self._open: dict[int, _StepReports] = {}
         self._steps: dict[int, int] = {}
         # How many ranks are at each step: few steps, also of thousands of ranks.
         self._ranks_at: Counter[int] = Counter()
@@ -119,7 +119,7 @@ class Throughput:
         self.last_report_time = max(time, self.last_report_time or time)
         self._samples += float(report.get("samples") or 0)
         if step > self._closed:
-            entry = self._open.setdefault(step, _Step())
+            entry = self._open.setdefault(step, _StepReports())
             entry.samples += float(report.get("samples") or 0)
             entry.ended = max(entry.ended, time)
             if len(self._open) <= _TIMED_STEPS:
@@ -149,7 +149,7 @@ class Throughput:
         self._closed = max([self._closed, *ready])
         return ready
 
-    def _complete(self, entry: _Step) -> None:
+    def _complete(self, entry: _StepReports) -> None:
         self.lag.add(entry.times)
         if self._last_end is None:
             self._first_end = self._last_end = entry.ended
@@ -297,7 +297,7 @@ def total_line(unit: str, total: float) -> str:
     return f"total {unit}/sec: {total:{'.2f' if total >= 1 else '.3g'}}"
 
 
-class Lag:
+class RankLag:
     """Takes in when ranks reported a step, and says how far each is behind the first. Not thread-safe."""
 
     def __init__(self) -> None:

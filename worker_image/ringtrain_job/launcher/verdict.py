@@ -36,7 +36,7 @@ _RANK = re.compile(r"\brank (\d+)\b")
 
 
 @dataclass(frozen=True)
-class Exit:
+class RankExit:
     """A rank that ended. `at`: when, on the launcher's monotonic clock."""
 
     state: RankState
@@ -72,7 +72,7 @@ class GangView:
     slots: int
     workers: Sequence[WorkerView]
     ranks: Sequence[RankState]
-    exits: Sequence[Exit]
+    exits: Sequence[RankExit]
     placed: Mapping[int, int] = field(default_factory=dict)
     command_code: int | None = None
     members: Sequence[int] = ()
@@ -101,7 +101,7 @@ class GangView:
 
 
 @dataclass(frozen=True)
-class Patience:
+class VerdictPatience:
     """How long to wait before naming. `lost_after_s`: for an agent; `settle_s`: after the first failed exit."""
 
     lost_after_s: float
@@ -123,7 +123,7 @@ def lost_peer(tail: Sequence[str], own_rank: int) -> int | None:
     return None
 
 
-def decide(view: GangView, now: float, patience: Patience) -> Verdict | None:
+def decide(view: GangView, now: float, patience: VerdictPatience) -> Verdict | None:
     """How the attempt ended, or None while that is open."""
     failed = failures_by_time(view.exits)
     if view.succeeded == len(view.ranks) and not failed:
@@ -154,12 +154,12 @@ def with_warning(view: GangView, verdict: Verdict | None) -> Verdict | None:
     return replace(verdict, warning=warning)
 
 
-def _exit_time(exit: Exit) -> tuple[float, int]:
+def _exit_time(exit: RankExit) -> tuple[float, int]:
     # Rounded to 10 ms: within it the order that the agent saw says more than clocks and the network do.
     return (round(exit.at, 2), exit.state.exit_order)
 
 
-def _hard(view: GangView, exit: Exit) -> bool:
+def _hard(view: GangView, exit: RankExit) -> bool:
     # A rank that has said whom it lost is a witness, also when mpirun kills it before it has left by itself.
     state = exit.state
     if not state.signal or state.signal in _SOFT_SIGNALS:
@@ -167,7 +167,7 @@ def _hard(view: GangView, exit: Exit) -> bool:
     return view.lost_by(state) is None
 
 
-def _settled(view: GangView, failed: Sequence[Exit], now: float, patience: Patience) -> bool:
+def _settled(view: GangView, failed: Sequence[RankExit], now: float, patience: VerdictPatience) -> bool:
     if any(_hard(view, exit) for exit in failed) or all(state.phase in ENDED for state in view.ranks):
         return True
     # A rank that failed by itself may only be overtaken by an earlier exit that is still on its way here. One that
@@ -176,7 +176,7 @@ def _settled(view: GangView, failed: Sequence[Exit], now: float, patience: Patie
     return now - failed[0].at >= (patience.settle_s / 2 if own_cause else patience.settle_s)
 
 
-def _gone(view: GangView, failed: Sequence[Exit], now: float, patience: Patience) -> list[WorkerView]:
+def _gone(view: GangView, failed: Sequence[RankExit], now: float, patience: VerdictPatience) -> list[WorkerView]:
     """Workers whose agent is lost or leaving. After a failure has settled, silence need not last as long."""
     settled = bool(failed) and now - failed[0].at >= patience.settle_s
     limit = min(patience.settle_s, patience.lost_after_s) if settled else patience.lost_after_s
@@ -187,12 +187,12 @@ def _gone(view: GangView, failed: Sequence[Exit], now: float, patience: Patience
     ]
 
 
-def failures_by_time(exits: Iterable[Exit]) -> list[Exit]:
+def failures_by_time(exits: Iterable[RankExit]) -> list[RankExit]:
     """Of `exits` those of ranks that failed, the first one first."""
     return sorted((exit for exit in exits if exit.state.phase is RankPhase.FAILED), key=_exit_time)
 
 
-def first_cause(view: GangView, failed: Sequence[Exit], gone: Sequence[WorkerView]) -> Failure | None:
+def first_cause(view: GangView, failed: Sequence[RankExit], gone: Sequence[WorkerView]) -> Failure | None:
     """What made all of this happen. `failed`: by time; `gone`: workers that are lost or leave."""
     for exit in failed:
         if _hard(view, exit):
@@ -213,7 +213,7 @@ def _gone_since(worker: WorkerView) -> float:
     return worker.leaving_since if worker.silent_since is None else worker.silent_since
 
 
-def _blamed(view: GangView, failed: Sequence[Exit], accused: Sequence[int]) -> Failure:
+def _blamed(view: GangView, failed: Sequence[RankExit], accused: Sequence[int]) -> Failure:
     """All that failed lost a peer: blame the rank most of them name, unless it is itself one of them."""
     witnesses = {exit.state.rank for exit in failed}
     votes = Counter(rank for rank in accused if rank not in witnesses and rank < len(view.ranks))
@@ -238,7 +238,7 @@ def _blamed(view: GangView, failed: Sequence[Exit], accused: Sequence[int]) -> F
     )
 
 
-def _rank_failure(view: GangView, exit: Exit) -> Failure:
+def _rank_failure(view: GangView, exit: RankExit) -> Failure:
     state, worker = exit.state, view.worker_of(exit.state.rank)
     how = f"was killed by {state.signal}" if state.signal else f"exited with {state.exit_code}"
     said = f": {state.log_tail[-1]}" if state.exit_code in _NOT_EXECUTED and state.log_tail else ""

@@ -12,7 +12,7 @@ from ringtrain_job.cli.elastic import ElasticOptions, ElasticRun, elastic_run
 from ringtrain_job.cli.horovod_values import HorovodValues
 from ringtrain_job.cli.main import main
 from ringtrain_job.launcher.discovery import run_script
-from ringtrain_job.launcher.hosts import CoolDown
+from ringtrain_job.launcher.hosts import HostCoolDown
 
 
 @pytest.mark.parametrize(
@@ -228,14 +228,14 @@ def test_places_of_hosts_that_come_and_go(first: dict[str, int], most: int, work
     """All hosts may be others from one answer to the next; the launcher has at most 4096 slots to look at."""
     made = ElasticRun(most, {"RINGTRAIN_HOST_DISCOVERY_SCRIPT": "x"}, first).reach(HorovodValues(), [])
     assert (made.hosts.workers, made.hosts.slots) == (workers, slots)
-    assert made.hosts.cooldown == CoolDown(2, 10, 600)
+    assert made.hosts.cooldown == HostCoolDown(2, 10, 600)
 
 
 def test_fixed_hosts_of_an_elastic_run() -> None:
     """They are what a script prints that always says the same; with too few slots the run is refused."""
     world = elastic_run(3, "-H a:2,b:2", ElasticOptions(min_ranks=1))
     made = world.reach(HorovodValues({"blacklist_cooldown_range": (5.0, 50.0)}), [Host("a", 2), Host("b", 2)])
-    assert made.hosts.cooldown == CoolDown(1, 5, 50)
+    assert made.hosts.cooldown == HostCoolDown(1, 5, 50)
     assert run_script(made.variables["RINGTRAIN_HOST_DISCOVERY_SCRIPT"], 30, threading.Event()) == "a:2\nb:2\n"
     assert world.reach(HorovodValues(), [Host("localhost", 3)]).hosts is None
     with pytest.raises(click.UsageError, match="a have 2 slots for -np 3 ranks"):

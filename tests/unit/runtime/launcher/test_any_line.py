@@ -22,12 +22,12 @@ from ringtrain_job.agent.spool import AgentLogSpool
 from ringtrain_job.control.model import Failure, Outcome, RankPhase, RankState, Reason, Verdict
 from ringtrain_job.control.termination import termination_message
 from ringtrain_job.launcher.config import LauncherConfig
-from ringtrain_job.launcher.console import Console
-from ringtrain_job.launcher.gang import Gang
+from ringtrain_job.launcher.console import LauncherConsole
+from ringtrain_job.launcher.gang import LauncherGang
 from ringtrain_job.launcher.http import StatusServer
 from ringtrain_job.launcher.progress import follow_reports, say_total
-from ringtrain_job.launcher.service import CoordinatorService
-from ringtrain_job.launcher.status import Reports, RunSnapshot
+from ringtrain_job.launcher.service import LauncherCoordinatorService
+from ringtrain_job.launcher.status import LauncherReports, LauncherStatusSnapshot
 from ringtrain_job.launcher.verdict import lost_peer
 from ringtrain_job.logs.journal import Stream, recover
 from ringtrain_job.logs.layout import AttemptFiles
@@ -147,7 +147,7 @@ def _a_line_stops_nothing(line: bytes) -> None:
     os.set_blocking(read, False)
     with TemporaryDirectory() as directory:
         snapshot, console = _launcher(Path(directory), write)
-        service = CoordinatorService(snapshot.gang, snapshot.store, 1)
+        service = LauncherCoordinatorService(snapshot.gang, snapshot.store, 1)
         service.close()
         sent = _send(service, 0, line + b"\n" + GOOD, b"before\n") + _send(service, 1, GOOD, b"after\n")
         assert sent == ["REPORT", "LOG"] * 2
@@ -165,15 +165,15 @@ def _a_line_stops_nothing(line: bytes) -> None:
     os.close(read)
 
 
-def _launcher(directory: Path, console: int) -> tuple[RunSnapshot, Console]:
+def _launcher(directory: Path, console: int) -> tuple[LauncherStatusSnapshot, LauncherConsole]:
     store = LogStore(AttemptFiles.of(directory, "default", "digits", 1), "uid-1", 1)
-    snapshot = RunSnapshot(CONFIG, Gang(CONFIG, time.monotonic), store, Reports(2))
-    shown = Console(console)
+    snapshot = LauncherStatusSnapshot(CONFIG, LauncherGang(CONFIG, time.monotonic), store, LauncherReports(2))
+    shown = LauncherConsole(console)
     follow_reports(snapshot, shown)
     return snapshot, shown
 
 
-def _send(service: CoordinatorService, rank: int, reports: bytes, log: bytes) -> list[str]:
+def _send(service: LauncherCoordinatorService, rank: int, reports: bytes, log: bytes) -> list[str]:
     """Send both through a spool as an agent does; returns the kinds that became durable whole."""
     spool = AgentLogSpool()
     spool.put(Stream.REPORT, rank, reports)
@@ -186,7 +186,7 @@ def _send(service: CoordinatorService, rank: int, reports: bytes, log: bytes) ->
     return [pb.Chunk.Kind.Name(durable.kind) for durable in reply.durable]
 
 
-def _everything_is_shown(snapshot: RunSnapshot, console: Console) -> None:
+def _everything_is_shown(snapshot: LauncherStatusSnapshot, console: LauncherConsole) -> None:
     say_total(snapshot, console)
     console.close(10.0)
     with closing(

@@ -18,15 +18,15 @@ from ringtrain.shared.data_members import (
     read_members,
 )
 from ringtrain_job.launcher.config import LauncherConfig
-from ringtrain_job.launcher.data_members import DataMembers
-from ringtrain_job.launcher.throughput import Throughput, step_line
+from ringtrain_job.launcher.data_members import LauncherDataMembers
+from ringtrain_job.launcher.throughput import GangThroughput, step_line
 from ringtrain_job.page.step_times import StepTimes
 
 MEMBER = DataMember("u", 0, "first", "digits-data-0", "10.0.0.9:7370", "ringtrain", 2)
 
 
-def members(clock: Clock, **changed: str) -> DataMembers:
-    return DataMembers(
+def members(clock: Clock, **changed: str) -> LauncherDataMembers:
+    return LauncherDataMembers(
         LauncherConfig.from_env({**environment(1, JOB_UID="u", DATA_WORKERS="2"), **changed}), clock
     )
 
@@ -158,7 +158,7 @@ def test_the_wait_follows_a_change() -> None:
 @pytest.mark.parametrize(("waited", "said"), [(0.23, "input-bound 23 %"), (0.04, ""), (None, "")])
 def test_progress_says_that_input_is_what_is_slow(waited: float | None, said: str) -> None:
     """From 5 % on."""
-    throughput = Throughput(1)
+    throughput = GangThroughput(1)
     throughput.add(0, report(1.0, waited))
     throughput.add(0, report(2.0, waited))
     progress = throughput.progress()

@@ -13,12 +13,12 @@ from support.small_job import Clock, environment
 from ringtrain.errors import ConfigurationError
 from ringtrain_job.control.model import AgentState, Form, Prepare, RankPhase, RankState, Registration
 from ringtrain_job.launcher.config import LauncherConfig
-from ringtrain_job.launcher.elastic import ElasticWorld
+from ringtrain_job.launcher.elastic import LauncherElasticWorld
 from ringtrain_job.launcher.formation import FormationPhase
-from ringtrain_job.launcher.gang import Gang
+from ringtrain_job.launcher.gang import LauncherGang
 from ringtrain_job.launcher.sites import WorkerSites
-from ringtrain_job.launcher.status import Reports, RunSnapshot
-from ringtrain_job.launcher.verdict import Exit, GangView, WorkerView, failures_by_time, first_cause
+from ringtrain_job.launcher.status import LauncherReports, LauncherStatusSnapshot
+from ringtrain_job.launcher.verdict import GangView, RankExit, WorkerView, failures_by_time, first_cause
 from ringtrain_job.logs.layout import AttemptFiles
 from ringtrain_job.logs.store import LogStore
 
@@ -39,10 +39,12 @@ class Job:
         self.files = AttemptFiles(directory)
         self.clock = Clock()
         self.store = LogStore(self.files, "uid-1", 1)
-        self.gang = Gang(self.config, self.clock)
-        self.snapshot = RunSnapshot(self.config, self.gang, self.store, Reports(self.config.world_size))
+        self.gang = LauncherGang(self.config, self.clock)
+        self.snapshot = LauncherStatusSnapshot(
+            self.config, self.gang, self.store, LauncherReports(self.config.world_size)
+        )
         assert self.config.elastic is not None
-        self.world = ElasticWorld(self.config, self.config.elastic, self.snapshot, self.clock, sites=sites)
+        self.world = LauncherElasticWorld(self.config, self.config.elastic, self.snapshot, self.clock, sites=sites)
         self.snapshot.elastic = self.world.status
 
     def close(self) -> None:
@@ -280,7 +282,7 @@ def test_the_last_life_of_a_rank_has_its_own_exit(job: Job) -> None:
 def test_who_was_lost_is_named_by_slot(code: int, by: str) -> None:
     """Ranks name each other by their numbers in the formation; the log and the failure name slots."""
     tail = ("PeerLost: rank 0 (h1:7400) is silent",)
-    exits = [Exit(RankState(0, RankPhase.FAILED, code, by, log_tail=tail), 1.0)]
+    exits = [RankExit(RankState(0, RankPhase.FAILED, code, by, log_tail=tail), 1.0)]
     workers = [WorkerView(0, "pod-0"), WorkerView(1, "pod-1")]
     ranks = [RankState(slot, RankPhase.RUNNING) for slot in range(4)]
     # Rank 0 of this formation is slot 2, and slot 0 has rank 1.

@@ -7,13 +7,13 @@ from support.elastic_world import LOST_AFTER, RULES, World
 
 from ringtrain_job.control.model import Prepare, RankPhase
 from ringtrain_job.launcher.elastic_end import AttemptEnd, Ruin
-from ringtrain_job.launcher.formation import FormationPhase, Formed, Rules
+from ringtrain_job.launcher.formation import FormationPhase, FormationRules, Formed
 
 SHRINKS = replace(RULES, shrinks=True)
 RESTARTS = replace(RULES, restarts=True)
 
 
-def running(rules: Rules = RULES, workers: int = 3) -> World:
+def running(rules: FormationRules = RULES, workers: int = 3) -> World:
     """A job whose first formation has met."""
     world = World(1, rules, asked=workers)
     world.prompt = True
@@ -214,7 +214,7 @@ def test_fewer_workers_are_asked_for(world: World) -> None:
 
 
 @pytest.mark.parametrize("way", [RULES, SHRINKS], ids=["replace", "shrink"])
-def test_a_stopped_process_is_waited_for_until_its_agent_has_killed_it(way: Rules) -> None:
+def test_a_stopped_process_is_waited_for_until_its_agent_has_killed_it(way: FormationRules) -> None:
     """No formation begins while a process that may wake up is in the former one."""
     world = running(way)
     world.hold(2)
@@ -258,7 +258,7 @@ def test_a_program_that_always_fails(world: World) -> None:
 
 
 @pytest.mark.parametrize("way", [RULES, SHRINKS], ids=["replace", "shrink"])
-def test_ranks_that_all_fail_end_the_attempt(way: Rules) -> None:
+def test_ranks_that_all_fail_end_the_attempt(way: FormationRules) -> None:
     """An error that every rank meets is the program's: it is not tried again."""
     world = running(way)
     for slot in range(6):

@@ -7,7 +7,7 @@ import pytest
 from ringtrain.errors import ConfigurationError
 from ringtrain_job.launcher.hosts import (
     AgentEnd,
-    CoolDown,
+    HostCoolDown,
     HostSlots,
     HostTable,
     check_only_here,
@@ -80,7 +80,7 @@ def test_names_of_this_machine_share_a_worker() -> None:
 
 def test_a_host_that_fails_again() -> None:
     """Is tried again once, then set aside, for longer each time; within two seconds is the same failure."""
-    table = HostTable(workers=2, slots=1, most=1, cooldown=CoolDown(failures=2, first_s=10, most_s=15))
+    table = HostTable(workers=2, slots=1, most=1, cooldown=HostCoolDown(failures=2, first_s=10, most_s=15))
     assert table.assign({"a": 1, "b": 1}, 0) == {0}
     table.note_reached(0)
     assert table.note_failure(0, "x", 100) == "x; host a is tried again"

@@ -17,7 +17,7 @@ import pytest
 
 from ringtrain.shared.ports import PortTaken
 from ringtrain_job.launcher import http
-from ringtrain_job.launcher.console import Console
+from ringtrain_job.launcher.console import LauncherConsole
 from ringtrain_job.launcher.http import StatusServer
 from ringtrain_job.launcher.sites import WorkerSites
 
@@ -202,7 +202,7 @@ def test_a_port_that_is_taken(server: tuple[StatusServer, list[bool]]) -> None:
 def test_a_reader_that_does_not_read() -> None:
     """Showing never blocks; what was left out is counted; everything shown is in order."""
     read, write = os.pipe()
-    console = Console(write, bound=300_000)
+    console = LauncherConsole(write, bound=300_000)
     for number in range(100):
         console.show(b"%d %s\n" % (number, b"x" * 10_000))
     shown: list[bytes] = []
@@ -229,7 +229,7 @@ def test_a_reader_that_is_gone() -> None:
     before = len(os.listdir("/proc/self/fd"))
     read, write = os.pipe()
     os.close(read)
-    console = Console(write)
+    console = LauncherConsole(write)
     console.show(b"nobody hears\n")
     console.close(60)
     os.close(write)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ringtrain_job.launcher.throughput import Throughput
+from ringtrain_job.launcher.throughput import GangThroughput
 
 
 def _report(step: int, time: float) -> dict[str, float]:
@@ -11,7 +11,7 @@ def _report(step: int, time: float) -> dict[str, float]:
 
 def test_the_lag_is_counted_from_the_first_rank_of_a_step() -> None:
     """Whoever's report arrives first: the times count that ranks have given."""
-    throughput = Throughput(2)
+    throughput = GangThroughput(2)
     for step in range(10):
         throughput.add(1, _report(step, step + 0.5))
         throughput.add(0, _report(step, step + 0.25))
@@ -22,7 +22,7 @@ def test_the_lag_is_counted_from_the_first_rank_of_a_step() -> None:
 
 def test_the_newest_steps_count() -> None:
     """A rank that was late and is not any more is not late."""
-    throughput = Throughput(2)
+    throughput = GangThroughput(2)
     for step in range(100):
         throughput.add(0, _report(step, step))
         throughput.add(1, _report(step, step + (0.5 if step < 50 else 0.0)))
@@ -32,7 +32,7 @@ def test_the_newest_steps_count() -> None:
 @pytest.mark.parametrize("steps", [10, 5000])
 def test_a_rank_that_hangs_fills_no_memory(steps: int) -> None:
     """What others report meanwhile is timed for some steps alone."""
-    throughput = Throughput(2)
+    throughput = GangThroughput(2)
     throughput.add(1, _report(0, 0))
     for step in range(steps):
         throughput.add(0, _report(step, step / 1000))

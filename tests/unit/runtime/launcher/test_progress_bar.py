@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from ringtrain_job.launcher.console import ProgressBar
+from ringtrain_job.launcher.console import ConsoleProgressBar
 from ringtrain_job.launcher.throughput import Progress, Speed
 
 PROGRESS = Progress(
     step=40, total_steps=300, epoch=None, samples_per_s=5120.3, unit="images", loss=0.41234, metrics={}
 )
-BAR = ProgressBar(PROGRESS, Speed(5120.3, 31.2, 12.4), 200.0)
+BAR = ConsoleProgressBar(PROGRESS, Speed(5120.3, 31.2, 12.4), 200.0)
 
 
 @pytest.mark.parametrize(
@@ -38,13 +38,13 @@ def test_what_has_no_room_is_left_out(columns: int, line: str) -> None:
 def test_no_step_is_forestalled() -> None:
     """Percents are rounded down: 100 is said when no step is left."""
     almost = replace(PROGRESS, step=2999, total_steps=3000)
-    assert "  99 %  [#######################################-]  0 s left" in ProgressBar(almost, None, 0.1).line(
-        200
-    )
+    assert "  99 %  [#######################################-]  0 s left" in ConsoleProgressBar(
+        almost, None, 0.1
+    ).line(200)
     done = replace(PROGRESS, step=3000, total_steps=3000)
-    assert f"Step 3000/3000  100 %  [{'#' * 40}]  ending  loss" in ProgressBar(done, None, 0.0).line(200)
+    assert f"Step 3000/3000  100 %  [{'#' * 40}]  ending  loss" in ConsoleProgressBar(done, None, 0.0).line(200)
 
 
 def test_without_an_end() -> None:
     """There is no bar."""
-    assert ProgressBar(replace(PROGRESS, total_steps=None), None, None).line(80) == "Step 40  loss: 0.412"
+    assert ConsoleProgressBar(replace(PROGRESS, total_steps=None), None, None).line(80) == "Step 40  loss: 0.412"

@@ -24,8 +24,8 @@ from ringtrain_job.control.async_server import AsyncServer
 from ringtrain_job.control.model import AgentState, Outcome, RankPhase, Registration, Start, Stop, Verdict, World
 from ringtrain_job.control.wire import order_from_message
 from ringtrain_job.launcher.config import LauncherConfig
-from ringtrain_job.launcher.gang import Gang
-from ringtrain_job.launcher.service import CoordinatorService
+from ringtrain_job.launcher.gang import LauncherGang
+from ringtrain_job.launcher.service import LauncherCoordinatorService
 from ringtrain_job.logs.layout import AttemptFiles
 from ringtrain_job.logs.store import LogStore
 
@@ -61,9 +61,9 @@ class Served:
     """A service, its gang and its store."""
 
     def __init__(self, directory: Path, config: LauncherConfig = CONFIG) -> None:
-        self.gang = Gang(config, time.monotonic)
+        self.gang = LauncherGang(config, time.monotonic)
         self.store = LogStore(AttemptFiles.of(directory, "default", "digits", 1), "uid-1", 1)
-        self.service = CoordinatorService(self.gang, self.store, 1)
+        self.service = LauncherCoordinatorService(self.gang, self.store, 1)
 
     def close(self) -> None:
         self.service.close()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ringtrain_job.launcher.throughput import Progress, Speed, Throughput, step_line, total_line
+from ringtrain_job.launcher.throughput import GangThroughput, Progress, Speed, step_line, total_line
 
 
 def report(step: int, time: float, **more: Any) -> dict[str, Any]:
@@ -15,7 +15,7 @@ def report(step: int, time: float, **more: Any) -> dict[str, Any]:
 
 def test_mean_uncertainty_and_jitter() -> None:
     """Steps of 1, 2 and 1 s with 20 samples each: speeds 20, 10 and 20."""
-    throughput = Throughput(2)
+    throughput = GangThroughput(2)
     closed = []
     for step, time in ((1, 100.0), (2, 101.0), (3, 103.0), (4, 104.0)):
         closed += throughput.add(0, report(step, time - 0.5))
@@ -31,7 +31,7 @@ def test_mean_uncertainty_and_jitter() -> None:
 
 def test_jitter_is_scaled_to_a_standard_deviation() -> None:
     """Speeds 10, 20 and 40: the median deviation from 20 is 10."""
-    throughput = Throughput(1)
+    throughput = GangThroughput(1)
     for step, time in ((1, 0.0), (2, 1.0), (3, 1.5), (4, 1.75)):
         throughput.add(0, report(step, 20 + time))
     speed = throughput.speed()
@@ -40,7 +40,7 @@ def test_jitter_is_scaled_to_a_standard_deviation() -> None:
 
 def test_ranks_may_report_at_different_times() -> None:
     """A step is complete with its last rank, in order, whoever's reports come first."""
-    throughput = Throughput(2)
+    throughput = GangThroughput(2)
     for step in (1, 2, 3):
         assert throughput.add(0, report(step, step)) == []
     assert throughput.add(1, report(1, 1.5)) == [1]
@@ -53,7 +53,7 @@ def test_ranks_may_report_at_different_times() -> None:
 
 def test_reports_of_one_rank_alone() -> None:
     """After ten seconds without a word of the others, those that report are the gang."""
-    throughput = Throughput(4)
+    throughput = GangThroughput(4)
     closed = [step for second in range(15) for step in throughput.add(0, report(second, second))]
     assert closed == list(range(15))
     assert throughput.total() == 10
@@ -61,7 +61,7 @@ def test_reports_of_one_rank_alone() -> None:
 
 def test_without_samples_there_is_no_speed() -> None:
     """Progress is there all the same."""
-    throughput = Throughput(1)
+    throughput = GangThroughput(1)
     for step in (1, 2):
         throughput.add(0, {"step": step, "time": float(step), "loss": 0.5})
     assert throughput.speed() is None
@@ -71,8 +71,8 @@ def test_without_samples_there_is_no_speed() -> None:
 
 def test_no_report_no_progress() -> None:
     """Nothing before the first report."""
-    assert Throughput(1).progress() is None
-    assert Throughput(1).total() is None
+    assert GangThroughput(1).progress() is None
+    assert GangThroughput(1).total() is None
 
 
 def test_how_it_is_printed() -> None:
@@ -97,7 +97,7 @@ def test_small_numbers_are_printed_as_more_than_nothing() -> None:
 
 def test_memory_is_bounded() -> None:
     """A rank that has stopped reporting does not make the others' reports pile up."""
-    throughput = Throughput(2)
+    throughput = GangThroughput(2)
     throughput.add(1, report(1, 0))
     for step in range(1, 5000):
         throughput.add(0, report(step, step))
@@ -106,7 +106,7 @@ def test_memory_is_bounded() -> None:
 
 def test_a_loss_that_is_not_finite_is_named_with_its_step() -> None:
     """Where one rank's is NaN, the mean is; the line says since when, until all are finite again."""
-    throughput = Throughput(2)
+    throughput = GangThroughput(2)
 
     def line(step: int, losses: tuple[Any, Any]) -> str:
         for rank, loss in enumerate(losses):

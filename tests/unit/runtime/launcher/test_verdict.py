@@ -6,9 +6,17 @@ import pytest
 
 from ringtrain.errors import GOES_ON
 from ringtrain_job.control.model import Outcome, RankPhase, RankState, Reason
-from ringtrain_job.launcher.verdict import Exit, GangView, Patience, WorkerView, decide, lost_peer, with_warning
+from ringtrain_job.launcher.verdict import (
+    GangView,
+    RankExit,
+    VerdictPatience,
+    WorkerView,
+    decide,
+    lost_peer,
+    with_warning,
+)
 
-PATIENCE = Patience(lost_after_s=15, settle_s=2)
+PATIENCE = VerdictPatience(lost_after_s=15, settle_s=2)
 RUNNING, SUCCEEDED, FAILED, STOPPED = (
     RankPhase.RUNNING,
     RankPhase.SUCCEEDED,
@@ -43,7 +51,7 @@ def gang(*ended: Ended, size: int = 4, silent: dict[int, float] | None = None) -
     exits = []
     for e in ended:
         states[e.rank] = RankState(e.rank, e.phase, e.code, e.signal, e.order, log_tail=("Traceback …", e.says))
-        exits.append(Exit(states[e.rank], e.at))
+        exits.append(RankExit(states[e.rank], e.at))
     workers = [
         WorkerView(index, f"job-worker-{index}", f"node-{index}", (silent or {}).get(index)) for index in range(2)
     ]
@@ -161,7 +169,7 @@ def test_success_is_every_rank() -> None:
 def test_ranks_that_ran_each_by_itself(size: int, joined: int, warns: bool) -> None:
     """A success of several ranks of which none was in touch with another one is said."""
     states = [RankState(rank, SUCCEEDED, 0, joined=rank < joined) for rank in range(size)]
-    view = GangView(size, [WorkerView(0, "job-worker-0")], states, [Exit(state, 10.0) for state in states])
+    view = GangView(size, [WorkerView(0, "job-worker-0")], states, [RankExit(state, 10.0) for state in states])
     verdict = with_warning(view, decide(view, 10.0, PATIENCE))
     assert verdict.outcome is Outcome.SUCCEEDED
     assert ("none of the 4 ranks was in touch with another one" in verdict.warning) is warns

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from ringtrain_job.control.model import Registration
-from ringtrain_job.launcher.mpi.hosts import Paths, host_names, mpirun_environment
+from ringtrain_job.launcher.mpi.hosts import MpirunPaths, host_names, mpirun_environment
 from ringtrain_job.mpi.implementation import Implementation, Mpirun
 
-PATHS = Paths(Path("/hosts"), Path("/rsh"), Path("/socket"))
+PATHS = MpirunPaths(Path("/hosts"), Path("/rsh"), Path("/socket"))
 MPIRUN = Mpirun("/mpirun", Implementation.OPEN_MPI, "5.0.11")
 
 

@@ -6,9 +6,9 @@ import pytest
 
 from ringtrain_job.control.model import Outcome, RankPhase, RankState, Reason
 from ringtrain_job.launcher.mpi.verdict import CommandEnd, DaemonEnd, decide_mpi
-from ringtrain_job.launcher.verdict import Exit, GangView, Patience, WorkerView
+from ringtrain_job.launcher.verdict import GangView, RankExit, VerdictPatience, WorkerView
 
-PATIENCE = Patience(lost_after_s=15, settle_s=2)
+PATIENCE = VerdictPatience(lost_after_s=15, settle_s=2)
 LOST_DAEMON = DaemonEnd("10.0.0.2", 1, "bind() failed", at=10.0)
 
 
@@ -17,7 +17,7 @@ def gang(*states: RankState, at: float = 10.0) -> GangView:
     ranks = [RankState(rank, RankPhase.WAITING) for rank in range(4)]
     for state in states:
         ranks[state.rank] = state
-    exits = [Exit(state, at) for state in states if state.phase is not RankPhase.RUNNING]
+    exits = [RankExit(state, at) for state in states if state.phase is not RankPhase.RUNNING]
     return GangView(2, [WorkerView(index, f"job-worker-{index}", "node") for index in range(2)], ranks, exits)
 
 

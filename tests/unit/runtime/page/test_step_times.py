@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from ringtrain_job.launcher.throughput import Throughput
+from ringtrain_job.launcher.throughput import GangThroughput
 from ringtrain_job.page.step_times import StepTimes
 
 
@@ -12,7 +12,7 @@ def _report(step: int, time: float, **parts: float) -> dict[str, Any]:
     return {"step": step, "time": time, **parts}
 
 
-def _trained(times: StepTimes | Throughput, works: list[float], steps: int, every: int = 1) -> None:
+def _trained(times: StepTimes | GangThroughput, works: list[float], steps: int, every: int = 1) -> None:
     """Ranks train in step: each one works for its time, and all wait for the one that works longest."""
     for step in range(0, steps + 1, every):
         for rank, work in enumerate(works):
@@ -77,7 +77,7 @@ def test_a_new_world_begins_anew() -> None:
 
 def test_the_slowest_rank_is_the_straggler_unless_one_is_behind() -> None:
     """Of ranks in one step, which reported last says nothing; a rank that has stopped is named before it."""
-    throughput = Throughput(4)
+    throughput = GangThroughput(4)
     _trained(throughput, [1.0, 1.0, 4.0, 1.0], 10)
     assert throughput.slowest(range(4)) == 2
     assert throughput.slowest([0, 1]) == 0
@@ -92,7 +92,7 @@ def test_the_slowest_rank_is_the_straggler_unless_one_is_behind() -> None:
 
 def test_no_rank_is_slow_where_a_step_is_alike() -> None:
     """A millisecond's difference, or ranks that do not report, mark nobody; the straggler is marked."""
-    alike, uneven, alone = Throughput(3), Throughput(3), Throughput(3)
+    alike, uneven, alone = GangThroughput(3), GangThroughput(3), GangThroughput(3)
     _trained(alike, [0.155, 0.1541, 0.155], 10)
     _trained(uneven, [0.1, 0.3, 0.1], 10)
     _trained(alone, [0.1], 10)

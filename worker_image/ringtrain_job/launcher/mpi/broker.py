@@ -13,7 +13,7 @@ from typing import Any
 
 from ringtrain.shared.contract import EXIT_BAD_CONFIGURATION
 from ringtrain.shared.framing import receive_message, send_message
-from ringtrain_job.launcher.mpi.remote import DaemonNotStarted, Output, RemoteDaemon
+from ringtrain_job.launcher.mpi.remote import DaemonNotStarted, MpirunDaemonOutput, MpirunRemoteDaemon
 from ringtrain_job.mpi.listener import Listener
 from ringtrain_job.mpi.rsh_client import FAILED
 
@@ -28,7 +28,7 @@ _LAST_BYTES = 2000
 _CREDENTIALS = struct.Struct("3i")
 
 
-class Broker:
+class MpiDaemonBroker:
     """Serves `rsh_client` on the Unix socket `path`. `dial(host, command)` makes the daemon that was asked for.
 
     `dial` raises DaemonNotStarted for a host that is no worker. `on_failed(host, code, output tail)` is called
@@ -38,13 +38,13 @@ class Broker:
     def __init__(
         self,
         path: Path,
-        dial: Callable[[str, str], RemoteDaemon],
+        dial: Callable[[str, str], MpirunRemoteDaemon],
         on_failed: Callable[[str, int, str], None] = lambda *_: None,
     ) -> None:
         self._dial = dial
         self._on_failed = on_failed
         self._lock = threading.Lock()
-        self._running: set[RemoteDaemon] = set()
+        self._running: set[MpirunRemoteDaemon] = set()
         self._listener = Listener(path, self._serve, "ringtrain-rsh")
 
     def close(self) -> None:
@@ -90,9 +90,9 @@ class Broker:
             ]
             for helper in helpers:
                 helper.start()
-            output_tail = _OutputTail(stderr)
+            output_tail = _MpiStderrTail(stderr)
             try:
-                code = daemon.run(Output(_writer(stdout), output_tail.write))
+                code = daemon.run(MpirunDaemonOutput(_writer(stdout), output_tail.write))
                 if code != 0 and message["is_daemon"]:
                     self._on_failed(host, code, output_tail.text())
                 return code, ""
@@ -127,7 +127,7 @@ def _writer(file: int) -> Callable[[bytes], None]:
     return write
 
 
-class _OutputTail:
+class _MpiStderrTail:
     """Passes stderr on to `file`, and remembers its end."""
 
     def __init__(self, file: int) -> None:
@@ -144,7 +144,7 @@ class _OutputTail:
         return lines[-1] if lines else ""
 
 
-def _follow_stdin(daemon: RemoteDaemon, stdin: int, over: int) -> None:
+def _follow_stdin(daemon: MpirunRemoteDaemon, stdin: int, over: int) -> None:
     """Send what can be read from `stdin` to the daemon, to its end or until `over` is readable."""
     poll = select.poll()
     poll.register(stdin, select.POLLIN | select.POLLHUP)
@@ -162,7 +162,7 @@ def _follow_stdin(daemon: RemoteDaemon, stdin: int, over: int) -> None:
             return
 
 
-def _follow_client(daemon: RemoteDaemon, connection: socket.socket, over: int) -> None:
+def _follow_client(daemon: MpirunRemoteDaemon, connection: socket.socket, over: int) -> None:
     """Pass on the signals that the client caught; a client that is gone ends its daemon."""
     poll = select.poll()
     poll.register(connection, select.POLLIN)

@@ -16,7 +16,7 @@ WRAPPER = ("/bin/sh", "-c", 'exec "${RINGTRAIN_MPI_WRAPPER:?is set by the worker
 
 
 @dataclass(frozen=True)
-class AppContext:
+class MpirunAppContext:
     """One program of the command line (`:` separates several) and its options. `processes`: of -np, if given."""
 
     options: tuple[str, ...]
@@ -30,7 +30,7 @@ def is_mpirun(program: str) -> bool:
     return PurePath(program).name.split(".")[0] in _MPIRUNS
 
 
-def parse(arguments: Sequence[str], implementation: Implementation) -> list[AppContext]:
+def parse(arguments: Sequence[str], implementation: Implementation) -> list[MpirunAppContext]:
     """The programs behind mpirun's `arguments`. Raises ConfigurationError for an option that is not known."""
     parts, rest = [], list(arguments)
     while rest:
@@ -40,7 +40,7 @@ def parse(arguments: Sequence[str], implementation: Implementation) -> list[AppC
     return parts
 
 
-def _parse_part(words: list[str], implementation: Implementation) -> AppContext:
+def _parse_part(words: list[str], implementation: Implementation) -> MpirunAppContext:
     position, processes, per_node = 0, None, False
     while position < len(words) and words[position].startswith("-") and len(words[position]) > 1:
         if words[position] == "--":
@@ -59,7 +59,7 @@ def _parse_part(words: list[str], implementation: Implementation) -> AppContext:
     program = tuple(words[position:])
     if not program:
         raise ConfigurationError("mpirun is given no program to run")
-    return AppContext(tuple(words[:position]), program, processes, per_node)
+    return MpirunAppContext(tuple(words[:position]), program, processes, per_node)
 
 
 def _values(name: str, implementation: Implementation) -> int:
@@ -80,7 +80,7 @@ def _number(option: str, value: str) -> int:
     return int(value)
 
 
-def refuse_sizes(parts: Sequence[AppContext]) -> None:
+def refuse_sizes(parts: Sequence[MpirunAppContext]) -> None:
     """Raise MpiCondition (SlotsMismatch) unless the number of ranks, which changes, is left to us."""
     if len(parts) > 1 or parts[0].per_node or parts[0].processes is not None:
         raise MpiCondition(
@@ -90,7 +90,7 @@ def refuse_sizes(parts: Sequence[AppContext]) -> None:
         )
 
 
-def declare_size(parts: Sequence[AppContext], world_size: int) -> list[AppContext]:
+def declare_size(parts: Sequence[MpirunAppContext], world_size: int) -> list[MpirunAppContext]:
     """`parts` with -np: all ranks of the declared world.
 
     Raises MpiCondition (SlotsMismatch) when the user's numbers make another world than the job declares.
@@ -108,7 +108,7 @@ def declare_size(parts: Sequence[AppContext], world_size: int) -> list[AppContex
     return list(parts)
 
 
-def wrapped(parts: Sequence[AppContext]) -> list[str]:
+def wrapped(parts: Sequence[MpirunAppContext]) -> list[str]:
     """mpirun's arguments, with every program inside the rank wrapper."""
     words: list[str] = []
     for part in parts:

@@ -41,7 +41,7 @@ def hostfile(slots: Mapping[str, int], implementation: Implementation) -> str:
 
 
 @dataclass(frozen=True)
-class Paths:
+class MpirunPaths:
     """Files that the launcher has made for mpirun. `rsh`: the executable in the place of ssh."""
 
     hostfile: Path
@@ -50,7 +50,7 @@ class Paths:
 
 
 def mpirun_environment(
-    mpirun: Mpirun, paths: Paths, slots: Mapping[str, int], inherited: Mapping[str, str]
+    mpirun: Mpirun, paths: MpirunPaths, slots: Mapping[str, int], inherited: Mapping[str, str]
 ) -> dict[str, str]:
     """All variables of `mpirun`, with the `slots` of each host. The user's own settings of MPI win, except for how
     daemons are started."""
@@ -68,7 +68,7 @@ def mpirun_environment(
     return {**HOME, **defaults, **inherited, **ours, "RINGTRAIN_RSH_SOCKET": str(paths.socket)}
 
 
-def _open_mpi(paths: Paths) -> tuple[dict[str, str], dict[str, str]]:
+def _open_mpi(paths: MpirunPaths) -> tuple[dict[str, str], dict[str, str]]:
     """Open MPI 4 (ORTE) reads OMPI_MCA_…, Open MPI 5 (PRRTE) PRTE_MCA_…: with the old names alone, 5 would run all
     ranks on the launcher and report success."""
     defaults = {
@@ -104,7 +104,7 @@ def _open_mpi(paths: Paths) -> tuple[dict[str, str], dict[str, str]]:
     return defaults, ours
 
 
-def _mpich(paths: Paths) -> dict[str, str]:
+def _mpich(paths: MpirunPaths) -> dict[str, str]:
     return {
         "HYDRA_LAUNCHER": "ssh",
         "HYDRA_LAUNCHER_EXEC": str(paths.rsh),
@@ -112,7 +112,7 @@ def _mpich(paths: Paths) -> dict[str, str]:
     }
 
 
-def _intel(paths: Paths, slots: int) -> tuple[dict[str, str], dict[str, str]]:
+def _intel(paths: MpirunPaths, slots: int) -> tuple[dict[str, str], dict[str, str]]:
     defaults = {
         # A script's `-f hostfile` reads the hosts alone; where this is not set, each gets a rank for each core.
         "I_MPI_PERHOST": str(slots),

@@ -26,11 +26,11 @@ from ringtrain.shared.rpc import RpcPeer, dial
 from ringtrain_job.agent.mpi.worker import registry_variables
 from ringtrain_job.control.model import Registration
 from ringtrain_job.launcher.config import LauncherConfig
-from ringtrain_job.launcher.mpi.broker import Broker
+from ringtrain_job.launcher.mpi.broker import MpiDaemonBroker
 from ringtrain_job.launcher.mpi.command_line import MpirunLine, is_mpirun, parse, refuse_sizes
-from ringtrain_job.launcher.mpi.hosts import Paths, daemon_command, host_names, hostfile, mpirun_environment
+from ringtrain_job.launcher.mpi.hosts import MpirunPaths, daemon_command, host_names, hostfile, mpirun_environment
 from ringtrain_job.launcher.mpi.mpirun_shim import by_shim, login_path, named_mpirun, write_mpirun_shims
-from ringtrain_job.launcher.mpi.remote import DaemonNotStarted, RemoteDaemon
+from ringtrain_job.launcher.mpi.remote import DaemonNotStarted, MpirunRemoteDaemon
 from ringtrain_job.launcher.mpi.verdict import CommandEnd, DaemonEnd
 from ringtrain_job.mpi.implementation import find_mpirun
 from ringtrain_job.mpi.rsh_client import WRAPPED
@@ -44,7 +44,7 @@ _TAIL_LINES = 20
 _LAST_OUTPUT_S = 1.0
 
 
-class MpiJob:
+class MpirunJob:
     """One attempt's mpirun. `start` once all agents are registered; then look at `end`; `close` at last.
 
     In an elastic job each formation has its own: `halt` the one before `start`.
@@ -91,7 +91,7 @@ class MpiJob:
         for name, worker in names.items():
             channel = dial(host_port(worker.address, worker.agent_port), self._config.secrets, self._agent_peer)
             self._channels[name] = self._run.enter_context(channel)
-        self._run.callback(Broker(paths.socket, self._daemon, self._note_daemon).close)
+        self._run.callback(MpiDaemonBroker(paths.socket, self._daemon, self._note_daemon).close)
         environment = mpirun_environment(self._mpirun, paths, hosts, os.environ)
         environment |= self._own_agent.variables() if self._own_agent else {}
         self._own_address = address
@@ -146,8 +146,10 @@ class MpiJob:
                 self._process.wait(grace_s)
         self._signal(signal.SIGKILL)
 
-    def _start_own_agent(self) -> "OwnAgent":
-        agent = OwnAgent(self._directory / "agent", self._config.workers - 1, self._config.port, os.environ)
+    def _start_own_agent(self) -> "MpirunLauncherAgent":
+        agent = MpirunLauncherAgent(
+            self._directory / "agent", self._config.workers - 1, self._config.port, os.environ
+        )
         self._stack.callback(agent.close, self._config.settle_s)
         return agent
 
@@ -166,22 +168,22 @@ class MpiJob:
         own, others = workers[0], workers[1:]
         return {own.address: own, **dict(zip(host_names(others, address), others, strict=True))}
 
-    def _write_files(self, hosts: dict[str, int]) -> Paths:
+    def _write_files(self, hosts: dict[str, int]) -> MpirunPaths:
         file = self._settings.hostfile or self._directory / "hosts"
-        paths = Paths(file, self._directory / "rsh", self._directory / "rsh.socket")
+        paths = MpirunPaths(file, self._directory / "rsh", self._directory / "rsh.socket")
         paths.hostfile.write_text(hostfile(hosts, self._settings.implementation))
         paths.socket.unlink(missing_ok=True)  # of the command before this one, in an elastic job
         write_shim(paths.rsh, "ringtrain_job.mpi.rsh_client")
         return paths
 
-    def _daemon(self, host: str, command: str) -> RemoteDaemon:
+    def _daemon(self, host: str, command: str) -> MpirunRemoteDaemon:
         """The daemon that `command` is to be on `host`, a name in the hostfile. Raises DaemonNotStarted."""
         channel = self._channels.get(host)
         if channel is None:
             raise DaemonNotStarted(f"no worker of this job has that address; it has {', '.join(self._channels)}")
         config = self._config
         claim = MpiDaemonClaim(config.job.uid, config.job.attempt, daemon_command(command, self._own_address))
-        return RemoteDaemon(channel, config.secrets.token, claim, config.timeout_s)
+        return MpirunRemoteDaemon(channel, config.secrets.token, claim, config.timeout_s)
 
     def _note_daemon(self, host: str, code: int, said: str) -> None:
         if self.failed_daemon is None:
@@ -212,7 +214,7 @@ class MpiJob:
             signal_group(self._process.pid, number)
 
 
-class OwnAgent:
+class MpirunLauncherAgent:
     """The launcher as a worker: an agent beside it in its pod, the last of the gang.
 
     `directory`: where it makes its registry, so that an mpirun beside it finds it there.

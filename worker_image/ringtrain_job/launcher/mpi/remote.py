@@ -24,14 +24,14 @@ class DaemonNotStarted(RingtrainError, ConnectionError):
 
 
 @dataclass(frozen=True)
-class Output:
+class MpirunDaemonOutput:
     """Where the daemon's output goes; both are called in order, from one thread."""
 
     stdout: Callable[[bytes], None]
     stderr: Callable[[bytes], None]
 
 
-class RemoteDaemon:
+class MpirunRemoteDaemon:
     """One daemon on one worker. `run` blocks until it has ended; the rest may be called from any thread meanwhile.
 
     The call outlives a slow agent: it waits `start_s` for the agent to answer, and for the daemon without limit
@@ -48,7 +48,7 @@ class RemoteDaemon:
         self._over = threading.Event()
         self._call: Any = None
 
-    def run(self, output: Output) -> int:
+    def run(self, output: MpirunDaemonOutput) -> int:
         """Start the daemon, pass its output on, and return its exit code. Raises DaemonNotStarted."""
         self._call = DaemonsStub(self._channel).Run(self._outgoing(), wait_for_ready=True)
         impatience = threading.Timer(self._start_s, self._call.cancel)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from ringtrain.errors import in_ranges
 from ringtrain.shared.contract import EXIT_BAD_CONFIGURATION
 from ringtrain_job.control.model import Failure, Outcome, RankPhase, Reason, Verdict
-from ringtrain_job.launcher.verdict import GangView, Patience, decide
+from ringtrain_job.launcher.verdict import GangView, VerdictPatience, decide
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class DaemonEnd:
 
 
 def decide_mpi(
-    view: GangView, command: CommandEnd | None, daemon: DaemonEnd | None, now: float, patience: Patience
+    view: GangView, command: CommandEnd | None, daemon: DaemonEnd | None, now: float, patience: VerdictPatience
 ) -> Verdict | None:
     """How the attempt ended, or None while that is open. `command`: None while it runs.
 
@@ -73,7 +73,7 @@ def _nobody_failed(view: GangView, verdict: Verdict) -> bool:
     return verdict.failure is not None and verdict.failure.reason is Reason.WORLD_INCOMPLETE and bool(view.exits)
 
 
-def _mpirun_may_know(view: GangView, verdict: Verdict, now: float, patience: Patience) -> bool:
+def _mpirun_may_know(view: GangView, verdict: Verdict, now: float, patience: VerdictPatience) -> bool:
     """Whether mpirun, about to end, may still say that another rank than the one that exited first began."""
     failure = verdict.failure
     if failure is None or failure.reason is not Reason.RANK_FAILED or failure.signal not in ("", "SIGTERM"):
@@ -82,7 +82,7 @@ def _mpirun_may_know(view: GangView, verdict: Verdict, now: float, patience: Pat
     return now - first < patience.settle_s / 2
 
 
-def _just_ended(view: GangView, now: float, patience: Patience) -> bool:
+def _just_ended(view: GangView, now: float, patience: VerdictPatience) -> bool:
     return now - max(exit.at for exit in view.exits) < 2 * patience.settle_s
 
 
