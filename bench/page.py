@@ -25,7 +25,7 @@ from support.gang import GangProcesses, until  # noqa: E402
 
 from ringtrain.shared.gen import coordinator_pb2 as pb  # noqa: E402
 from ringtrain.shared.gen import coordinator_pb2_grpc  # noqa: E402
-from ringtrain_job.logs.journal import Stream  # noqa: E402
+from ringtrain_job.logs.journal import LogStream  # noqa: E402
 from ringtrain_job.logs.layout import AttemptFiles  # noqa: E402
 from ringtrain_job.page.access import page_token  # noqa: E402
 from ringtrain_job.page.summary import write_report  # noqa: E402
@@ -82,13 +82,13 @@ class Worker:
                 for second in range(first, first + seconds)
                 for part in range(LINES_PER_S)
             ]
-            chunks.append(_chunk(Stream.LOG, rank, first * LINES_PER_S, lines))
+            chunks.append(_chunk(LogStream.LOG, rank, first * LINES_PER_S, lines))
             reports = [json.dumps(self._report(second)) + "\n" for second in range(first, first + seconds)]
             before = first
             if self._is_full and rank == self._ranks()[0]:
                 reports += [json.dumps(self._sample(second)) + "\n" for second in _looks(first, seconds)]
                 before += len(_looks(0, first))
-            chunks.append(_chunk(Stream.REPORT, rank, before, reports))
+            chunks.append(_chunk(LogStream.REPORT, rank, before, reports))
         for begin in range(0, len(chunks), 32):
             part = chunks[begin : begin + 32]
             self._stub.Append(pb.AppendRequest(attempt=1, worker_index=self._index, chunks=part), timeout=60)
@@ -125,7 +125,7 @@ def _feed(workers: list[Worker], seconds: int) -> None:
         worker.done = True
 
 
-def _chunk(stream: Stream, rank: int, before: int, lines: list[str]) -> Any:
+def _chunk(stream: LogStream, rank: int, before: int, lines: list[str]) -> Any:
     data = "".join(lines).encode()
     return pb.Chunk(kind=int(stream), rank=rank, first=before + 1, lines=len(lines), data=data)
 

@@ -30,9 +30,9 @@ from ringtrain_job.agent.config import AgentConfig
 from ringtrain_job.agent.rank_env import rank_environment
 from ringtrain_job.control.model import World
 from ringtrain_job.launcher.config import LauncherConfig
-from ringtrain_job.mpi.implementation import Implementation
+from ringtrain_job.mpi.implementation import MpiImplementation
 from ringtrain_job.mpi.settings import read_mpi
-from ringtrain_job.page.access import Access
+from ringtrain_job.page.access import PageAccess
 from ringtrain_operator import build
 from ringtrain_operator.observe import pods
 from ringtrain_operator.spec.job import Job
@@ -140,7 +140,7 @@ def test_both_sides_make_the_same_token_of_the_page(tmp_path: Path) -> None:
     """dtj computes from the launcher's pod what the launcher asks for."""
     pod = build.build_launcher_pod(parsed(), 1)
     config = LauncherConfig.from_env(environment(pod, tmp_path))
-    assert Access(config.tokens, "uid").has(pods.page_token(pods.status_token(pod)))
+    assert PageAccess(config.tokens, "uid").has(pods.page_token(pods.status_token(pod)))
 
 
 def test_ranks_encrypt_with_what_is_built(tmp_path: Path) -> None:
@@ -187,7 +187,7 @@ def test_an_mpi_job_arrives_as_the_spec_says_it(tmp_path: Path) -> None:
         (tmp_path / folder).mkdir()
     variables = environment(launcher, tmp_path / "launcher")
     settings = read_mpi(EnvironmentVariables(variables))
-    assert (settings.implementation, settings.options) == (Implementation.MPICH, tuple(options))
+    assert (settings.implementation, settings.options) == (MpiImplementation.MPICH, tuple(options))
     assert (settings.launcher_as_worker, settings.own_address) == (True, "10.0.0.7")
     words = [*launcher["spec"]["containers"][0]["command"], *launcher["spec"]["containers"][0].get("args", [])]
     assert "mpirun" in words

@@ -8,7 +8,7 @@ from ringtrain.shared import contract
 from ringtrain.shared.address import host_port
 from ringtrain.shared.gen import coordinator_pb2_grpc
 from ringtrain.shared.rpc import RpcPeer
-from ringtrain_job.control.async_server import AsyncServer
+from ringtrain_job.control.async_server import ControlAsyncServer
 from ringtrain_job.control.model import Form, Member, Order, RankPhase, RankState, World
 from ringtrain_job.launcher.config import LauncherConfig
 from ringtrain_job.launcher.gang import LauncherGang
@@ -29,7 +29,7 @@ class ScriptedLauncher:
         self.store = LogStore(files, identity.uid, identity.attempt)
         self._service = service = LauncherCoordinatorService(self.gang, self.store, identity.attempt)
         add: Callable[..., None] = coordinator_pb2_grpc.add_CoordinatorServicer_to_server
-        self._server = AsyncServer.start(
+        self._server = ControlAsyncServer.start(
             self.config.port,
             self.config.secrets,
             RpcPeer(contract.ROLE_WORKER, identity.uid),

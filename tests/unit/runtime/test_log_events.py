@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from ringtrain_job.logs.events import Events, read_events
+from ringtrain_job.logs.events import LogEventsFile, read_events
 from ringtrain_job.logs.layout import AttemptFiles
 from ringtrain_job.page.summary import brief_attempt, start_parts
 
@@ -10,7 +10,7 @@ from ringtrain_job.page.summary import brief_attempt, start_parts
 def test_each_change_is_noted_once(tmp_path: Path) -> None:
     """A loss, the formation after it and its time, the end and its cause; looking twice notes nothing."""
     files = AttemptFiles(tmp_path)
-    events = Events(files)
+    events = LogEventsFile(files)
     world = {"formation": 1, "ranks": 3, "recoveries": 0, "degraded": False, "lastRecoverySeconds": None}
     lost = {**world, "degraded": True}
     formed = {**world, "formation": 2, "ranks": 2}
@@ -36,24 +36,24 @@ def test_a_launcher_that_is_started_again_goes_on(tmp_path: Path) -> None:
     """What the one before has noted stays; a line that it could not finish is left out; a disk that
     takes nothing stops nothing."""
     files = AttemptFiles(tmp_path)
-    Events(files)
+    LogEventsFile(files)
     with files.events.open("a") as file:
         file.write('{"time": 1, "ki\n')
-    Events(files)
+    LogEventsFile(files)
     assert [event["text"] for event in read_events(files)] == [
         "the launcher started",
         "the launcher was restarted",
     ]
-    Events(AttemptFiles(tmp_path / "missing")).see("Running", None)
+    LogEventsFile(AttemptFiles(tmp_path / "missing")).see("Running", None)
 
 
 def test_a_launcher_that_is_started_again_notes_what_is_new(tmp_path: Path) -> None:
     """Not the ranks that run already, nor the formation and the recovery that the one before has noted."""
     files = AttemptFiles(tmp_path)
     world = {"formation": 2, "ranks": 2, "recoveries": 1, "degraded": True, "lastRecoverySeconds": 1.25}
-    Events(files).see("Running", world)
+    LogEventsFile(files).see("Running", world)
     count = len(read_events(files))
-    events = Events(files)
+    events = LogEventsFile(files)
     for phase, elastic in (("Waiting", world), ("Running", world), ("Running", {**world, "formation": 3})):
         events.see(phase, elastic)
     events.see("Succeeded", {**world, "formation": 3})
@@ -70,10 +70,10 @@ def test_what_kubernetes_says_is_noted_once_and_in_its_time(tmp_path: Path) -> N
     files.directory.mkdir()
     said = [{"time": 10.0, "kind": "Queued", "text": "asked"}, {"time": 13.0, "kind": "Created", "text": "made"}]
     more = {"time": 14.0, "kind": "Waiting", "text": "job-worker-1: ImagePullBackOff"}
-    events = Events(files)
+    events = LogEventsFile(files)
     events.hear(said)
     events.hear([*said, more])
-    Events(files).hear([*said, more])
+    LogEventsFile(files).hear([*said, more])
     assert [event["text"] for event in read_events(files)] == [
         "asked",
         "made",

@@ -1,6 +1,6 @@
 """One point a step of all ranks' reports."""
 
-from ringtrain_job.sinks.means import StepMeans
+from ringtrain_job.sinks.means import SinkStepMeans
 
 
 def report(step: int, time: float, **more: object) -> dict[str, object]:
@@ -9,7 +9,7 @@ def report(step: int, time: float, **more: object) -> dict[str, object]:
 
 def test_a_step_is_the_mean_of_its_ranks() -> None:
     """When all have reported; speeds are added up; names have no letters that a service refuses."""
-    means = StepMeans(2)
+    means = SinkStepMeans(2)
     assert list(means.add(0, report(1, 10.0, loss=1.0, samples=8))) == []
     (first,) = means.add(1, report(1, 10.5, loss=3.0, samples=8))
     assert (first.step, first.time, first.values) == (1, 10.0, {"loss": 2.0})
@@ -22,7 +22,7 @@ def test_a_step_is_the_mean_of_its_ranks() -> None:
 
 def test_a_step_waits_for_a_while() -> None:
     """A rank that is gone holds up nothing for ever, and a step that is done again counts once."""
-    means = StepMeans(2)
+    means = SinkStepMeans(2)
     assert list(means.add(0, report(1, 10.0, loss=1.0))) == []
     assert list(means.add(0, report(2, 40.0, loss=2.0))) == []
     (late,) = means.add(0, report(3, 40.5, loss=3.0))
@@ -34,7 +34,7 @@ def test_a_step_waits_for_a_while() -> None:
 
 def test_what_is_no_step_is_left_out() -> None:
     """Where training went on from; a report without a value."""
-    means = StepMeans(1)
+    means = SinkStepMeans(1)
     assert list(means.add(0, report(0, 1.0, startedFrom="a checkpoint"))) == []
     assert list(means.add(0, report(1, 2.0))) == []
     assert list(means.rest()) == []

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from ringtrain.shared import contract
 from ringtrain.shared.processes import RankProcess
 from ringtrain_job.agent.spool import AgentLogSpool
-from ringtrain_job.logs.journal import Stream
+from ringtrain_job.logs.journal import LogStream
 from ringtrain_job.logs.printed import PrintedReports
-from ringtrain_job.logs.records import TAIL_BYTES, RecordSplitter, last_lines
+from ringtrain_job.logs.records import TAIL_BYTES, LogRecordSplitter, last_lines
 
 _READ_BYTES = 256 << 10
 _LOOK_S = 0.25
@@ -25,11 +25,11 @@ _JOINED = f"{contract.JOINED_LINE}\n".encode()
 class _RankPipe:
     """One pipe of one rank."""
 
-    def __init__(self, stream: Stream, rank: int, fd: int) -> None:
+    def __init__(self, stream: LogStream, rank: int, fd: int) -> None:
         self.stream = stream
         self.rank = rank
         self.fd = fd
-        self.splitter = RecordSplitter()
+        self.splitter = LogRecordSplitter()
         self.read_at = time.monotonic()
         self.tail = b""
 
@@ -55,7 +55,7 @@ class RankOutputCollector:
         self._sources = [
             _RankPipe(stream, rank.rank, fd)
             for rank in ranks
-            for stream, fd in ((Stream.LOG, rank.log_fd), (Stream.REPORT, rank.report_fd))
+            for stream, fd in ((LogStream.LOG, rank.log_fd), (LogStream.REPORT, rank.report_fd))
         ]
         for source in self._sources:
             self._selector.register(source.fd, selectors.EVENT_READ, source)
@@ -77,7 +77,7 @@ class RankOutputCollector:
 
     def tail(self, rank: int) -> tuple[str, ...]:
         """The last lines that `rank` wrote."""
-        written = next((s.tail for s in self._sources if s.rank == rank and s.stream is Stream.LOG), b"")
+        written = next((s.tail for s in self._sources if s.rank == rank and s.stream is LogStream.LOG), b"")
         return last_lines(written)
 
     def join(self, timeout_s: float) -> None:
@@ -127,13 +127,13 @@ class RankOutputCollector:
             self._on_closed(source.rank)
 
     def _put(self, source: _RankPipe, data: bytes) -> None:
-        if source.stream is Stream.LOG and data:
+        if source.stream is LogStream.LOG and data:
             source.tail = (source.tail + data[-TAIL_BYTES:])[-TAIL_BYTES:]
-        if source.stream is Stream.REPORT and _JOINED in data:
+        if source.stream is LogStream.REPORT and _JOINED in data:
             data = data.replace(_JOINED, b"")
             self._on_joined()
         self._spool.put(source.stream, source.rank, data)
-        if source.stream is Stream.REPORT:
+        if source.stream is LogStream.REPORT:
             self._printed.see_reports(data)
         elif reports := self._printed.read(source.rank, data):
-            self._spool.offer(Stream.REPORT, source.rank, reports)
+            self._spool.offer(LogStream.REPORT, source.rank, reports)

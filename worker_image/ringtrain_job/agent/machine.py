@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 
 from ringtrain_job.agent.memory import MemoryCgroup
-from ringtrain_job.logs.samples import GpuUse, RankUse, Sample, in_bytes
+from ringtrain_job.logs.samples import GpuUse, MachineSample, RankUse, in_bytes
 
 
 class AgentGpus:
@@ -82,9 +82,9 @@ class AgentMachineSampler:
         self._kills = self._memory.kills()
         self._lock = threading.Lock()
         self._before: _Counters | None = None
-        self._last: Sample | None = None
+        self._last: MachineSample | None = None
 
-    def look(self) -> Sample | None:
+    def look(self) -> MachineSample | None:
         """What is used now, rates since the look before; None without ranks, and at the first look."""
         pids = self._ranks()
         if not pids:
@@ -105,7 +105,7 @@ class AgentMachineSampler:
         self.note(sample)
         return sample
 
-    def note(self, sample: Sample) -> None:
+    def note(self, sample: MachineSample) -> None:
         """By this sample a kill is explained."""
         with self._lock:
             self._last = sample
@@ -135,7 +135,7 @@ class AgentMachineSampler:
 
     def _sample(
         self, before: _Counters, now: _Counters, trees: Mapping[int, dict[int, tuple[float, int]]]
-    ) -> Sample:
+    ) -> MachineSample:
         seconds = now.at - before.at
 
         def use(tree: dict[int, tuple[float, int]]) -> RankUse:
@@ -143,7 +143,7 @@ class AgentMachineSampler:
             return RankUse(round(used / seconds, 3), sum(rss for _, rss in tree.values()))
 
         waited = None if now.waited is None or before.waited is None else (now.waited - before.waited) / seconds
-        return Sample(
+        return MachineSample(
             worker=self._worker,
             time=round(time.time(), 2),
             memory=self._memory.used(),
@@ -159,7 +159,7 @@ class AgentMachineSampler:
 class AgentMachineThread:
     """Gives what `machine` sees to `tell`, until it is closed."""
 
-    def __init__(self, machine: AgentMachineSampler, tell: Callable[[Sample], None]) -> None:
+    def __init__(self, machine: AgentMachineSampler, tell: Callable[[MachineSample], None]) -> None:
         self._machine = machine
         self._tell = tell
         self._closed = threading.Event()

@@ -18,9 +18,9 @@ from ringtrain_job.agent.elastic.slots import RankProgram
 from ringtrain_job.agent.lifecycle import AgentLifecycle
 from ringtrain_job.agent.pod import AgentPod
 from ringtrain_job.control.termination import termination_message, write_termination_message
-from ringtrain_job.logs.journal import Stream
+from ringtrain_job.logs.journal import LogStream
 from ringtrain_job.logs.records import prefixed
-from ringtrain_job.logs.store import Chunk
+from ringtrain_job.logs.store import LogChunk
 
 log = logging.getLogger(__name__)
 
@@ -55,11 +55,11 @@ def run_agent(config: AgentConfig, command: Sequence[str], inherited: Mapping[st
     return ending.exit_code
 
 
-def _print(chunks: Iterable[Chunk]) -> int:
+def _print(chunks: Iterable[LogChunk]) -> int:
     """Write lines of logs to this process's own output, and return how many there are."""
     count = 0
     for chunk in chunks:
-        if chunk.stream is Stream.LOG:
+        if chunk.stream is LogStream.LOG:
             count += chunk.lines
             with suppress(OSError):  # nobody reads
                 sys.stdout.buffer.write(prefixed(chunk.rank, chunk.data))

@@ -45,10 +45,10 @@ from ringtrain_job.control.model import (
     SlotHistory,
     World,
 )
-from ringtrain_job.logs.journal import Stream
+from ringtrain_job.logs.journal import LogStream
 from ringtrain_job.logs.printed import PrintedReports
-from ringtrain_job.logs.samples import Sample
-from ringtrain_job.logs.store import Chunk
+from ringtrain_job.logs.samples import MachineSample
+from ringtrain_job.logs.store import LogChunk
 
 log = logging.getLogger(__name__)
 
@@ -149,8 +149,8 @@ class AgentPod:
         for history in histories if self._config.elastic else ():
             if self._slots is not None:
                 self.ranks.number_from(history.slot, history.life)
-            self._spool.go_on(Stream.LOG, history.slot, history.log_records)
-            self._spool.go_on(Stream.REPORT, history.slot, history.report_records)
+            self._spool.go_on(LogStream.LOG, history.slot, history.log_records)
+            self._spool.go_on(LogStream.REPORT, history.slot, history.report_records)
 
     def follow(self, order: Prepare | Form) -> None:
         """Make `order` come true, bit by bit."""
@@ -184,15 +184,15 @@ class AgentPod:
 
     def say(self, slot: int, line: str) -> None:
         """Put `line` into the slot's log."""
-        self._spool.put(Stream.LOG, slot, f"{line}\n".encode(errors="replace"))
+        self._spool.put(LogStream.LOG, slot, f"{line}\n".encode(errors="replace"))
 
-    def _tell_machine(self, sample: Sample) -> None:
+    def _tell_machine(self, sample: MachineSample) -> None:
         self._tell({"machine": sample.document()})
 
     def _tell(self, what: dict[str, Any]) -> None:
         """Send `what` with the reports of the first rank."""
         report = {"step": 0, "time": time.time(), **what}
-        self._spool.offer(Stream.REPORT, self._config.first_rank, f"{json.dumps(report)}\n".encode())
+        self._spool.offer(LogStream.REPORT, self._config.first_rank, f"{json.dumps(report)}\n".encode())
 
     def changed(self) -> None:
         """The launcher is to be told the state of the ranks now."""
@@ -264,7 +264,7 @@ class AgentPod:
             and all(state.phase is not RankPhase.RUNNING for state in self._states())
         )
 
-    def unshipped(self) -> Iterable[Chunk]:
+    def unshipped(self) -> Iterable[LogChunk]:
         """What was read from ranks and is not in the launcher's files."""
         if self._spool.empty:
             return ()

@@ -10,8 +10,8 @@ import grpc
 
 from ringtrain.shared.gen import coordinator_pb2 as pb
 from ringtrain_job.agent.spool import AgentLogSpool
-from ringtrain_job.logs.journal import Stream
-from ringtrain_job.logs.store import Chunk
+from ringtrain_job.logs.journal import LogStream
+from ringtrain_job.logs.store import LogChunk
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ class AgentLogShipper:
             elif self._spool.empty:
                 self._events.on_empty()
 
-    def _ship(self, chunks: list[Chunk]) -> bool:
+    def _ship(self, chunks: list[LogChunk]) -> bool:
         """Offer `chunks` to the launcher; returns whether it has taken all of them."""
         try:
             reply = self._stub.Append(self._request(chunks), timeout=self._call_s)
@@ -81,9 +81,9 @@ class AgentLogShipper:
         except ValueError:  # the channel was closed
             return False
         self._events.on_contact()
-        return self._spool.done({(Stream(d.kind), d.rank): d.last for d in reply.durable})
+        return self._spool.done({(LogStream(d.kind), d.rank): d.last for d in reply.durable})
 
-    def _request(self, chunks: list[Chunk]) -> Any:
+    def _request(self, chunks: list[LogChunk]) -> Any:
         return pb.AppendRequest(
             **self._header,
             chunks=[_chunk_to_wire(chunk) for chunk in chunks],
@@ -91,5 +91,5 @@ class AgentLogShipper:
         )
 
 
-def _chunk_to_wire(chunk: Chunk) -> Any:
+def _chunk_to_wire(chunk: LogChunk) -> Any:
     return pb.Chunk(kind=int(chunk.stream), rank=chunk.rank, first=chunk.first, lines=chunk.lines, data=chunk.data)

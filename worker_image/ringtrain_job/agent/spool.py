@@ -13,9 +13,9 @@ from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from typing import BinaryIO
 
-from ringtrain_job.logs.journal import Stream
+from ringtrain_job.logs.journal import LogStream
 from ringtrain_job.logs.records import count_records
-from ringtrain_job.logs.store import Chunk
+from ringtrain_job.logs.store import LogChunk
 
 MEMORY_BYTES = 16 << 20
 DISK_BYTES = 1 << 30
@@ -35,16 +35,16 @@ class AgentLogSpool:
     def __init__(self, memory_bytes: int = MEMORY_BYTES, disk_bytes: int = DISK_BYTES) -> None:
         self._memory_bytes = memory_bytes
         self._disk = _SpoolDiskQueue(disk_bytes)
-        self._memory: deque[Chunk] = deque()
+        self._memory: deque[LogChunk] = deque()
         self._memory_size = 0
-        self._in_flight: list[Chunk] = []
-        self._next: dict[tuple[Stream, int], int] = {}
-        self._unsaid: Counter[tuple[Stream, int]] = Counter()
+        self._in_flight: list[LogChunk] = []
+        self._next: dict[tuple[LogStream, int], int] = {}
+        self._unsaid: Counter[tuple[LogStream, int]] = Counter()
         self._dropped: Counter[int] = Counter()
         self._closed = False
         self._changed = threading.Condition()
 
-    def put(self, stream: Stream, rank: int, data: bytes) -> None:
+    def put(self, stream: LogStream, rank: int, data: bytes) -> None:
         """Take in whole records of one rank."""
         if not data:
             return
@@ -53,11 +53,11 @@ class AgentLogSpool:
             lines = count_records(data)
             if self._unsaid[stream, rank] or not self._store(stream, rank, lines, data):
                 self._unsaid[stream, rank] += lines
-                if stream is Stream.LOG:
+                if stream is LogStream.LOG:
                     self._dropped[rank] += lines
             self._changed.notify_all()
 
-    def offer(self, stream: Stream, rank: int, data: bytes) -> None:
+    def offer(self, stream: LogStream, rank: int, data: bytes) -> None:
         """Take in a record that is not the rank's own, and that nobody misses: where it has no place it is dropped
         without a word.
         """
@@ -66,12 +66,12 @@ class AgentLogSpool:
                 self._store(stream, rank, count_records(data), data)
             self._changed.notify_all()
 
-    def go_on(self, stream: Stream, rank: int, last: int) -> None:
+    def go_on(self, stream: LogStream, rank: int, last: int) -> None:
         """The next record of a rank that has had none here comes after `last`, an earlier agent's."""
         with self._changed:
             self._next.setdefault((stream, rank), last + 1)
 
-    def take(self, limit_bytes: int, timeout_s: float) -> list[Chunk]:
+    def take(self, limit_bytes: int, timeout_s: float) -> list[LogChunk]:
         """The oldest chunks, about `limit_bytes` of them. The same ones until `done` is called.
 
         Waits up to `timeout_s` for the first; empty when there is none.
@@ -88,7 +88,7 @@ class AgentLogSpool:
             self._in_flight = coalesce(taken)
             return self._in_flight
 
-    def done(self, durable: dict[tuple[Stream, int], int]) -> bool:
+    def done(self, durable: dict[tuple[LogStream, int], int]) -> bool:
         """Forget what was taken, up to the sequences that are `durable`; returns whether that is all of it."""
         with self._changed:
             self._in_flight = [
@@ -106,7 +106,7 @@ class AgentLogSpool:
     def finish(self, rank: int) -> None:
         """The rank writes no more: say what was dropped of it, even beyond the bound."""
         with self._changed:
-            for stream in Stream:
+            for stream in LogStream:
                 self._say_dropped(stream, rank, force=True)
             self._changed.notify_all()
 
@@ -116,7 +116,7 @@ class AgentLogSpool:
         with self._changed:
             return not (self._in_flight or self._memory or self._disk.waiting)
 
-    def rest(self) -> Iterator[Chunk]:
+    def rest(self) -> Iterator[LogChunk]:
         """Everything that is not durable, in its order; it is gone from here then."""
         with self._changed:
             taken, self._in_flight = self._in_flight, []
@@ -131,21 +131,21 @@ class AgentLogSpool:
             self._disk.close()
             self._changed.notify_all()
 
-    def _say_dropped(self, stream: Stream, rank: int, force: bool = False) -> None:
+    def _say_dropped(self, stream: LogStream, rank: int, force: bool = False) -> None:
         count = self._unsaid[stream, rank]
         if not count:
             return
-        what = "lines" if stream is Stream.LOG else "reports"
+        what = "lines" if stream is LogStream.LOG else "reports"
         text = (
             f"[ringtrain] {count} {what} of rank {rank} were dropped: "
             "the launcher did not take them in time and the spool was full\n"
         ).encode()
-        if self._store(Stream.LOG, rank, 1, text, force=force):
+        if self._store(LogStream.LOG, rank, 1, text, force=force):
             del self._unsaid[stream, rank]
 
-    def _store(self, stream: Stream, rank: int, lines: int, data: bytes, force: bool = False) -> bool:
+    def _store(self, stream: LogStream, rank: int, lines: int, data: bytes, force: bool = False) -> bool:
         first = self._next.get((stream, rank), 1)
-        chunk = Chunk(stream, rank, first, lines, data)
+        chunk = LogChunk(stream, rank, first, lines, data)
         cost = len(data) + _OVERHEAD
         if not self._disk.waiting and (force or self._memory_size + cost <= self._memory_bytes):
             self._memory.append(chunk)
@@ -155,11 +155,11 @@ class AgentLogSpool:
         self._next[stream, rank] = first + lines
         return True
 
-    def _popped(self) -> Chunk | None:
+    def _popped(self) -> LogChunk | None:
         with self._changed:
             return self._pop()
 
-    def _pop(self) -> Chunk | None:
+    def _pop(self) -> LogChunk | None:
         if self._memory:
             chunk = self._memory.popleft()
             self._memory_size -= len(chunk.data) + _OVERHEAD
@@ -167,13 +167,13 @@ class AgentLogSpool:
         return self._disk.pop()
 
 
-def coalesce(chunks: Sequence[Chunk]) -> list[Chunk]:
+def coalesce(chunks: Sequence[LogChunk]) -> list[LogChunk]:
     """`chunks` with neighbours of the same rank and stream joined: fewer writes, same order."""
     joined = []
     for (stream, rank), run in itertools.groupby(chunks, key=lambda chunk: (chunk.stream, chunk.rank)):
         parts = list(run)
         lines = sum(part.lines for part in parts)
-        joined.append(Chunk(stream, rank, parts[0].first, lines, b"".join(part.data for part in parts)))
+        joined.append(LogChunk(stream, rank, parts[0].first, lines, b"".join(part.data for part in parts)))
     return joined
 
 
@@ -189,7 +189,7 @@ class _SpoolDiskQueue:
     def waiting(self) -> bool:
         return any(file.waiting for file in self._files)
 
-    def push(self, chunk: Chunk, force: bool = False) -> bool:
+    def push(self, chunk: LogChunk, force: bool = False) -> bool:
         frame = _FRAME.pack(chunk.stream, chunk.rank, chunk.first, chunk.lines, len(chunk.data)) + chunk.data
         if self._broken or (sum(file.size for file in self._files) + len(frame) > self._bound and not force):
             return False
@@ -201,7 +201,7 @@ class _SpoolDiskQueue:
             self._broken = not self.waiting
             return False
 
-    def pop(self) -> Chunk | None:
+    def pop(self) -> LogChunk | None:
         while self._files:
             chunk = self._files[0].pop() if self._files[0].waiting else None
             if not self._files[0].waiting:
@@ -236,12 +236,12 @@ class _SpoolDiskFile:
         self.size += len(frame)
         return True
 
-    def pop(self) -> Chunk:
+    def pop(self) -> LogChunk:
         self._file.seek(self._read)
         stream, rank, first, lines, size = _FRAME.unpack(self._file.read(_FRAME.size))
         data = self._file.read(size)
         self._read += _FRAME.size + size
-        return Chunk(Stream(stream), rank, first, lines, data)
+        return LogChunk(LogStream(stream), rank, first, lines, data)
 
     def close(self) -> None:
         self._file.close()

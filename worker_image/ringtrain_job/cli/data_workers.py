@@ -32,11 +32,11 @@ def start_data_workers(
     count = int(environment.get(contract.ENV_DATA_WORKERS) or 0)
     if count:
         stack.callback(
-            _DataWorkers(count, {**environment, "PYTHONPATH": _path(environment, command)}, level).close
+            _DataWorkerCommands(count, {**environment, "PYTHONPATH": _path(environment, command)}, level).close
         )
 
 
-class _DataWorkers:
+class _DataWorkerCommands:
     """`count` processes, which are started by one thread and end with it."""
 
     def __init__(self, count: int, environment: Mapping[str, str], level: str) -> None:
@@ -54,7 +54,7 @@ class _DataWorkers:
 
     def _run(self) -> None:
         with ExitStack() as stack:
-            workers = [_Kept(index, self._start) for index in range(self._count)]
+            workers = [_RestartedCommand(index, self._start) for index in range(self._count)]
             for worker in workers:
                 stack.callback(worker.close)
             while not self._closed.wait(_LOOK_S):
@@ -71,7 +71,7 @@ class _DataWorkers:
         return start(stack, contract.ROLE_DATA, {**self._environment, **own}, words)
 
 
-class _Kept:
+class _RestartedCommand:
     """A process that is started again when it ends: at once, and after a pause if it did not last. One that is
     stopped by a signal is ended."""
 

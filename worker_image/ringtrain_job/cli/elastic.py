@@ -15,7 +15,7 @@ from ringtrain.errors import ConfigurationError
 from ringtrain.shared import contract
 from ringtrain.shared.hosts import LOCAL, Host, own_names
 from ringtrain_job.cli.elastic_hosts import ChangingHosts
-from ringtrain_job.cli.horovod_values import HorovodValues
+from ringtrain_job.cli.horovod_values import HorovodrunValues
 from ringtrain_job.launcher.discovery import FIRST_ANSWER_WITHIN_S, run_script
 from ringtrain_job.launcher.hosts import DEFAULT_COOLDOWN, HostCoolDown, parse_hosts
 
@@ -28,7 +28,7 @@ _MOST_SLOTS = 4096
 
 
 @dataclass(frozen=True)
-class ElasticOptions:
+class ElasticCommandOptions:
     """What was given on the command line; None: not given."""
 
     min_ranks: int | None = None
@@ -45,7 +45,7 @@ class ElasticOptions:
 
 
 @dataclass(frozen=True)
-class ElasticRun:
+class ElasticCommandRun:
     """An elastic run of at most `slots` ranks, and what launcher and agent are told. `first`: slots by host name
     at the beginning; `hosts`: how others are reached, None on this machine alone. `words`: the launcher's."""
 
@@ -60,7 +60,7 @@ class ElasticRun:
         """How many slots have a log."""
         return self.slots if self.hosts is None else self.hosts.workers * self.hosts.slots
 
-    def reach(self, values: HorovodValues, fixed: Sequence[Host]) -> "ElasticRun":
+    def reach(self, values: HorovodrunValues, fixed: Sequence[Host]) -> "ElasticCommandRun":
         """This run on `fixed` hosts, or on those of its script, if one of them is another one or may be.
 
         Raises a usage error for what cannot be.
@@ -111,7 +111,9 @@ def elastic_options(command: F) -> F:
 
     @functools.wraps(command)
     def gathered(**given: Any) -> Any:
-        options = ElasticOptions(**{field.name: given.pop(field.name) for field in fields(ElasticOptions)})
+        options = ElasticCommandOptions(
+            **{field.name: given.pop(field.name) for field in fields(ElasticCommandOptions)}
+        )
         return command(elastic=options, **given)
 
     count = click.IntRange(1, 1024)
@@ -159,7 +161,9 @@ def elastic_options(command: F) -> F:
     return cast(F, gathered)
 
 
-def elastic_run(ranks: int, hosts: str, options: ElasticOptions, per_host: int = 1) -> ElasticRun | None:
+def elastic_run(
+    ranks: int, hosts: str, options: ElasticCommandOptions, per_host: int = 1
+) -> ElasticCommandRun | None:
     """What `options` make of a run of `ranks` ranks; None without any. Raises a usage error for what cannot be.
 
     `hosts`: the option that names them, with its value; empty without one. `per_host`: slots of a script's line
@@ -188,7 +192,7 @@ def elastic_run(ranks: int, hosts: str, options: ElasticOptions, per_host: int =
         contract.ENV_HOST_DISCOVERY_SCRIPT: script and shlex.quote(f"{script}"),
     }
     variables = {name: f"{value}" for name, value in settings.items() if value is not None}
-    return ElasticRun(high, variables, _first_answer(script, per_host) if script else {})
+    return ElasticCommandRun(high, variables, _first_answer(script, per_host) if script else {})
 
 
 def _check_bounds(low: int, ranks: int, high: int) -> None:
@@ -200,7 +204,7 @@ def _check_bounds(low: int, ranks: int, high: int) -> None:
     )
 
 
-def _check_loss(on_loss: str, low: int, ranks: int, options: ElasticOptions) -> None:
+def _check_loss(on_loss: str, low: int, ranks: int, options: ElasticCommandOptions) -> None:
     if on_loss != "Shrink":
         return
     if low >= ranks:

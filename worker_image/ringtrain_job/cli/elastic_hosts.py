@@ -29,7 +29,7 @@ from ringtrain_job.cli.run_processes import (
     without_token,
 )
 from ringtrain_job.cli.several_hosts import prepare_hosts
-from ringtrain_job.cli.ssh import AgentOrders, HereOptions, HostDeadlines, RemoteAgent, SshOptions
+from ringtrain_job.cli.ssh import HereOptions, HostDeadlines, SshAgentOrders, SshOptions, SshRemoteAgent
 from ringtrain_job.launcher.hosts import AgentEnd, HostCoolDown
 
 log = logging.getLogger(__name__)
@@ -102,21 +102,21 @@ class SshHostAgents:
         told = {
             name: value for name, value in without_token(environment).items() if name != contract.ENV_PORTS_HELD
         }
-        self._orders = AgentOrders(
+        self._orders = SshAgentOrders(
             told, self._folder, port, self._ssh.interfaces, plan["level"], tuple(plan["command"])
         )
         start_s = min(config.start_timeout_s, _ANSWER_S)
         end_s = config.notice_s + config.save_s + AGENT_S
         self._deadlines = HostDeadlines(start_s, config.timeout_s, end_s, _CONNECT_S)
         self._changed = threading.Condition()
-        self._agents: dict[int, _HostAgent] = {}
+        self._agents: dict[int, _SshHostAgent] = {}
         self._ends: list[AgentEnd] = []
         self._address = ""
         self._lost = 0
 
     def start(self, worker: int, host: str, others: Sequence[str]) -> None:
         """Begin to start the agent of `worker` on `host`; `others`: further hosts of the run."""
-        agent = _HostAgent(self, worker, host, others)
+        agent = _SshHostAgent(self, worker, host, others)
         with self._changed:
             self._agents[worker] = agent
         agent.start()
@@ -151,12 +151,12 @@ class SshHostAgents:
         with self._changed:
             (self._folder / _LOST_FILE).write_text(json.dumps({"lostLogLines": self._lost}))
 
-    def reach(self, host: str) -> RemoteAgent:
+    def reach(self, host: str) -> SshRemoteAgent:
         """Begin to reach a host. Raises ConfigurationError."""
         options = HereOptions() if host == LOCAL else self._ssh
-        return RemoteAgent(Host(host, 0), options, self._deadlines)
+        return SshRemoteAgent(Host(host, 0), options, self._deadlines)
 
-    def tell(self, remote: RemoteAgent, worker: int, others: Sequence[str], deadline: float) -> None:
+    def tell(self, remote: SshRemoteAgent, worker: int, others: Sequence[str], deadline: float) -> None:
         """Have an agent started by `deadline` where `remote` leads. Raises ConfigurationError."""
         host, greeting = remote.host.name, remote.greeting(deadline)
         if host == LOCAL:
@@ -171,7 +171,7 @@ class SshHostAgents:
         remote.start(self._orders.order(environment))
         remote.started(deadline)
 
-    def note(self, agent: "_HostAgent", end: AgentEnd, lost_lines: int) -> None:
+    def note(self, agent: "_SshHostAgent", end: AgentEnd, lost_lines: int) -> None:
         """An agent has ended."""
         with self._changed:
             if self._agents.get(agent.worker) is agent:
@@ -198,7 +198,7 @@ class SshHostAgents:
         )
 
 
-class _HostAgent(threading.Thread):
+class _SshHostAgent(threading.Thread):
     """From ssh's start to its end; `going`: it is asked to end."""
 
     def __init__(self, hosts: SshHostAgents, worker: int, host: str, others: Sequence[str]) -> None:

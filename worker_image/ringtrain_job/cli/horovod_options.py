@@ -15,7 +15,7 @@ _SECONDS = click.FloatRange(0, 604_800, min_open=True)
 
 
 @dataclass(frozen=True)
-class HorovodOption:
+class HorovodrunOption:
     """One option. `here`: what it does, or why nothing (not `means`). `config`: its key in a config file."""
 
     flags: str
@@ -99,73 +99,73 @@ _WITHOUT_MEANING: Final[tuple[tuple[str, Any, str, str], ...]] = (
     ("--elastic-timeout", _FLOAT, "", "--start-timeout and --replace-timeout are the deadlines"),
 )
 OPTIONS: Final = (
-    HorovodOption(
+    HorovodrunOption(
         "-hostfile --hostfile",
         "File with a line `host slots=N` for each host, in the place of -H.",
         metavar="FILE",
     ),
-    HorovodOption(
+    HorovodrunOption(
         "--start-timeout", "Seconds until all hosts have to be there [default: 600].", _SECONDS, metavar="SECONDS"
     ),
-    HorovodOption(
+    HorovodrunOption(
         "--network-interfaces --network-interface",
         "Interfaces of which the first that a host has carries what ranks send to other hosts [default: the one "
         "by which the hosts reach this machine].",
         metavar="NAMES",
     ),
-    HorovodOption(
+    HorovodrunOption(
         "--output-filename",
         "Directory in which rank.N/stdout is a link to the log of rank N, stderr included.",
         metavar="DIR",
     ),
-    HorovodOption(
+    HorovodrunOption(
         "--slots-per-host",
         "Slots of a host that the discovery script prints without a number [default: 1].",
         click.IntRange(1, 1024),
         metavar="N",
     ),
-    HorovodOption(
+    HorovodrunOption(
         "--blacklist-cooldown-range",
         "Give a host on which something has failed no ranks for MIN seconds, twice as long each further time, at "
         "most MAX [default: 10 600, from the second failure within an hour on].",
         (_FLOAT, _FLOAT),
         metavar="MIN MAX",
     ),
-    HorovodOption("--config-file", "YAML file of Horovod's form; the command line wins.", metavar="FILE"),
-    HorovodOption("-p --ssh-port", "Port of sshd on all hosts.", click.IntRange(1, 65535), metavar="PORT"),
-    HorovodOption("-i --ssh-identity-file", "Private key for ssh.", metavar="FILE"),
-    HorovodOption(
+    HorovodrunOption("--config-file", "YAML file of Horovod's form; the command line wins.", metavar="FILE"),
+    HorovodrunOption("-p --ssh-port", "Port of sshd on all hosts.", click.IntRange(1, 65535), metavar="PORT"),
+    HorovodrunOption("-i --ssh-identity-file", "Private key for ssh.", metavar="FILE"),
+    HorovodrunOption(
         "--timeline-filename",
         "Write what every rank did when to this file, as a Chrome trace, one file on each host.",
         config="timeline.filename",
         metavar="FILE",
     ),
-    HorovodOption(
+    HorovodrunOption(
         "--log-level",
         "Which messages of ringtrain itself are shown, of ranks too [default: warning].",
         click.Choice((*OUR_LOG_LEVELS, *LOG_LEVELS), case_sensitive=False),
         "logging.level",
     ),
-    HorovodOption(
+    HorovodrunOption(
         "--stall-check-shutdown-time-seconds",
         "How long a collective waits for a rank that does not come; 0: for ever (eleven days) [default: 600].",
         click.FloatRange(0, 604_800),
         "stall_check.shutdown_time_seconds",
         "SECONDS",
     ),
-    HorovodOption(
+    HorovodrunOption(
         "--no-stall-check/--stall-check",
         "Wait for a rank that does not come for ever (eleven days), and do not name it.",
         bool,
     ),
-    HorovodOption(
+    HorovodrunOption(
         "--stall-check-warning-time-seconds",
         "After how long a rank that does not come is named; 0: never [default: 30].",
         click.FloatRange(0, 604_800),
         "stall_check.warning_time_seconds",
         "SECONDS",
     ),
-    *(HorovodOption(flags, why, kind, key, means=False) for flags, kind, key, why in _WITHOUT_MEANING),
+    *(HorovodrunOption(flags, why, kind, key, means=False) for flags, kind, key, why in _WITHOUT_MEANING),
 )
 
 

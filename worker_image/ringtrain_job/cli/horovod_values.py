@@ -22,7 +22,7 @@ UNKNOWN: Final = "unknown settings"
 
 
 @dataclass(frozen=True)
-class HorovodValues:
+class HorovodrunValues:
     """`given`: values by the option's name, None where neither command line nor config file has one."""
 
     given: Mapping[str, Any] = field(default_factory=dict)
@@ -87,7 +87,7 @@ def horovod_options(command: F) -> F:
         if given["config_file"] is not None:
             configured = read_config_file(given["config_file"])
             given = {**configured, **{name: value for name, value in given.items() if value is not None}}
-        return command(horovod=HorovodValues(given), **others)
+        return command(horovod=HorovodrunValues(given), **others)
 
     declared: Callable[..., Any] = check_build_option(gathered)
     for option in reversed(OPTIONS):

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from ringtrain_job.page.document import page
-from ringtrain_job.page.runs import FACTS, MOST_COMPARED, Run, compare, find_run, find_runs
+from ringtrain_job.page.runs import FACTS, MOST_COMPARED, PageRun, compare, find_run, find_runs
 
 _RUNS = click.Path(exists=True, file_okay=False, path_type=Path)
 
@@ -75,7 +75,7 @@ def _print_data(data: list[dict[str, Any]], form: str) -> None:
         click.echo("[]")
 
 
-def _when(run: Run) -> str:
+def _when(run: PageRun) -> str:
     return "" if run.began is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.began))
 
 

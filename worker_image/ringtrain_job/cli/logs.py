@@ -36,7 +36,7 @@ def logs(
     if reports and rank is not None:
         raise click.UsageError("give one of --rank and --reports: reports of all ranks are in one file")
     env = EnvironmentVariables(os.environ)
-    wanted = _Wanted(rank, attempt, tail, reports)
+    wanted = _WantedLogs(rank, attempt, tail, reports)
     if directory is None and (shipped := _shipped(env, wanted)) is not None:
         if following:
             print("ringtrain: no launcher runs here; this is what the store has", file=sys.stderr)
@@ -59,7 +59,7 @@ def logs(
 
 
 @dataclass(frozen=True)
-class _Wanted:
+class _WantedLogs:
     """What is to be printed: of a rank or of all, of which attempt, how many lines; or the reports."""
 
     rank: int | None
@@ -68,7 +68,7 @@ class _Wanted:
     reports: bool
 
 
-def _shipped(env: EnvironmentVariables, wanted: _Wanted) -> Iterator[bytes] | None:
+def _shipped(env: EnvironmentVariables, wanted: _WantedLogs) -> Iterator[bytes] | None:
     """What the job's object store has of a log that no volume here has; None where there is no store."""
     uri = env.optional(contract.ENV_LOG_URI)
     if not uri or contract.ENV_JOB_NAME not in os.environ:

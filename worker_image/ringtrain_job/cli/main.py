@@ -31,7 +31,7 @@ _COMMANDS = {
 }
 
 
-class _LazyGroup(click.Group):
+class _LazyCommandGroup(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(_COMMANDS)
 
@@ -58,7 +58,7 @@ class _LazyGroup(click.Group):
             raise click.ClickException(str(exc)) from exc
 
 
-@click.command(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(cls=_LazyCommandGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="ringtrain")
 def main() -> None:
     """Data-parallel training: workers, launcher, and jobs on one machine."""

@@ -48,7 +48,7 @@ _MOST_BYTES: Final = 16 << 20
 
 
 @dataclass(frozen=True)
-class Greeting:
+class RemoteAgentGreeting:
     """What another host says of itself. `run_address`: that of the run, as this host sees it; empty if unknown."""
 
     version: str
@@ -56,7 +56,7 @@ class Greeting:
 
 
 @dataclass(frozen=True)
-class Order:
+class RemoteAgentOrder:
     """What an agent on another host is told. `secrets`: by file name."""
 
     secrets: Mapping[str, str]
@@ -73,7 +73,7 @@ def remote_agent() -> None:
     # A job that somebody submitted over ssh may have the variable of that connection.
     by_ssh = os.environ.get("SSH_CONNECTION", "").partition(" ")[0]
     run_address = os.environ.get("SLURM_LAUNCH_NODE_IPADDR") or by_ssh
-    print(GREETING + json.dumps(asdict(Greeting(version("ringtrain"), run_address))), flush=True)
+    print(GREETING + json.dumps(asdict(RemoteAgentGreeting(version("ringtrain"), run_address))), flush=True)
     order = _read_order()
     if order is None:  # another host could not be reached, or the run has ended
         sys.exit(contract.EXIT_GANG_STOPPED)
@@ -84,12 +84,12 @@ def remote_agent() -> None:
         sys.exit(contract.EXIT_BAD_CONFIGURATION)
 
 
-def _read_order() -> Order | None:
+def _read_order() -> RemoteAgentOrder | None:
     line = sys.stdin.buffer.readline(_MOST_BYTES)
-    return Order(**json.loads(line)) if line.endswith(b"\n") else None
+    return RemoteAgentOrder(**json.loads(line)) if line.endswith(b"\n") else None
 
 
-def _serve(order: Order) -> int:
+def _serve(order: RemoteAgentOrder) -> int:
     """Run the agent; returns its exit code. Raises ConfigurationError or OSError where it cannot be run."""
     try:
         os.chdir(order.directory)

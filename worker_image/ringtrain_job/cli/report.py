@@ -9,7 +9,7 @@ from ringtrain_job.logs.reading import find_attempt
 from ringtrain_job.page.document import page
 from ringtrain_job.page.summary import summarize
 from ringtrain_job.sinks.base import SINKS, check_sink, open_sink
-from ringtrain_job.sinks.feed import Feed, attempt_of, is_ended
+from ringtrain_job.sinks.feed import SinkFeed, attempt_of, is_ended
 
 
 @click.command()
@@ -55,6 +55,6 @@ def export(directory: Path, name: str, attempt: int | None, follow: bool, ranks:
     check_sink(name, "--to")
     files = find_attempt(directory, attempt)
     sink = open_sink(name, attempt_of(files, ranks))
-    problem = Feed(name, sink, files).run(lambda: not follow or is_ended(files))
+    problem = SinkFeed(name, sink, files).run(lambda: not follow or is_ended(files))
     if problem:
         raise click.ClickException(problem)

@@ -18,11 +18,11 @@ from ringtrain.shared.hosts import Host
 from ringtrain_job.agent.config import AgentConfig
 from ringtrain_job.cli.checks import check_command, check_launcher, check_log_dir, check_metrics, check_name
 from ringtrain_job.cli.data_workers import start_data_workers
-from ringtrain_job.cli.elastic import ElasticOptions, elastic_options, elastic_run
+from ringtrain_job.cli.elastic import ElasticCommandOptions, elastic_options, elastic_run
 from ringtrain_job.cli.elastic_hosts import run_on_changing_hosts
 from ringtrain_job.cli.ending import say, say_end
 from ringtrain_job.cli.failures import exit_code_of
-from ringtrain_job.cli.horovod_values import HorovodValues, horovod_options
+from ringtrain_job.cli.horovod_values import HorovodrunValues, horovod_options
 from ringtrain_job.cli.hosts import allocated_hosts, find_hosts, given_hosts, note_on_tasks
 from ringtrain_job.cli.main import log_to_stderr
 from ringtrain_job.cli.run_processes import (
@@ -88,8 +88,8 @@ NAMESPACE = "local"
 def run(
     ranks: int | None,
     hosts: str,
-    horovod: HorovodValues,
-    elastic: ElasticOptions,
+    horovod: HorovodrunValues,
+    elastic: ElasticCommandOptions,
     log_dir: Path,
     name: str | None,
     data_workers: int,

@@ -13,7 +13,7 @@ from ringtrain.shared.hosts import Host
 from ringtrain_job.agent.config import AgentConfig
 from ringtrain_job.cli.certificates import write_secrets
 from ringtrain_job.cli.ending import say
-from ringtrain_job.cli.remote_agent import Greeting
+from ringtrain_job.cli.remote_agent import RemoteAgentGreeting
 from ringtrain_job.cli.run_processes import (
     AGENT_S,
     exit_code,
@@ -26,7 +26,7 @@ from ringtrain_job.cli.run_processes import (
     wait_for,
     without_token,
 )
-from ringtrain_job.cli.ssh import AgentOrders, HostDeadlines, RemoteAgent, SrunOptions, SshOptions, connect
+from ringtrain_job.cli.ssh import HostDeadlines, SrunOptions, SshAgentOrders, SshOptions, SshRemoteAgent, connect
 
 
 def run_on_hosts(
@@ -53,7 +53,7 @@ def run_on_hosts(
         others = [host for host in hosts if not host.is_here]
         deadlines = HostDeadlines(config.start_timeout_s, config.timeout_s, config.save_s + AGENT_S)
         reached = connect(stack, others, options, deadlines)
-        run = AgentOrders(without_token(environment), secrets, control_port, options.interfaces, level, command)
+        run = SshAgentOrders(without_token(environment), secrets, control_port, options.interfaces, level, command)
         launcher = start_launcher(stack, environment, level)
         agents = _start_agents(stack, run, hosts, reached)
         start_end = time.monotonic() + config.start_timeout_s
@@ -80,7 +80,10 @@ def prepare_hosts(stack: ExitStack, settings: Mapping[str, str], workers: int, s
 
 
 def _start_agents(
-    stack: ExitStack, run: AgentOrders, hosts: Sequence[Host], reached: Sequence[tuple[RemoteAgent, Greeting]]
+    stack: ExitStack,
+    run: SshAgentOrders,
+    hosts: Sequence[Host],
+    reached: Sequence[tuple[SshRemoteAgent, RemoteAgentGreeting]],
 ) -> "list[subprocess.Popen[bytes]]":
     others = iter(reached)
     agents = []
@@ -96,7 +99,7 @@ def _start_agents(
 
 
 def _start_here(
-    stack: ExitStack, run: AgentOrders, index: int, name: str, run_address: str
+    stack: ExitStack, run: SshAgentOrders, index: int, name: str, run_address: str
 ) -> "subprocess.Popen[bytes]":
     environment = {
         **run.agent_environment(index, name, "127.0.0.1"),
@@ -107,12 +110,12 @@ def _start_here(
     return start(stack, contract.ROLE_WORKER, environment, ["agent", "--log-level", run.level, "--", *run.command])
 
 
-def _ended(run: AgentOrders) -> Path:
+def _ended(run: SshAgentOrders) -> Path:
     """What the agent of this machine leaves when it ends."""
     return run.secrets / "ended.json"
 
 
-def _say_lost(agents: Sequence[RemoteAgent]) -> None:
+def _say_lost(agents: Sequence[SshRemoteAgent]) -> None:
     for agent in agents:
         code = agent.process.poll()
         if code not in (None, 0, contract.EXIT_GANG_STOPPED):

@@ -24,7 +24,14 @@ from ringtrain.shared.address import host_port
 from ringtrain.shared.hosts import Host
 from ringtrain.shared.processes import end_child, start_child
 from ringtrain_job.cli.certificates import SECRET_FILES
-from ringtrain_job.cli.remote_agent import GREETING, LOST, STARTED, Greeting, Order, first_address
+from ringtrain_job.cli.remote_agent import (
+    GREETING,
+    LOST,
+    STARTED,
+    RemoteAgentGreeting,
+    RemoteAgentOrder,
+    first_address,
+)
 
 # For TCP and the handshake; ssh's own default is the kernel's, minutes.
 _CONNECT_S: Final = 30
@@ -119,7 +126,7 @@ class HostDeadlines:
     connect_s: float = _CONNECT_S
 
 
-class RemoteAgent:
+class SshRemoteAgent:
     """An agent on another host. `process` is its ssh or srun, whose exit status is the agent's."""
 
     def __init__(
@@ -128,7 +135,7 @@ class RemoteAgent:
         """Raises ConfigurationError if there is no ssh, or no srun."""
         self.host = host
         self.deadlines = deadlines
-        self._greeting: Greeting | None = None
+        self._greeting: RemoteAgentGreeting | None = None
         self._started = False
         self._lost = 0
         self._said: list[str] = []
@@ -153,7 +160,7 @@ class RemoteAgent:
         for reader in self._readers:
             reader.start()
 
-    def greeting(self, deadline: float) -> Greeting:
+    def greeting(self, deadline: float) -> RemoteAgentGreeting:
         """What the host has said of itself by `deadline` (of time.monotonic). ConfigurationError names it."""
         self._await(lambda: self._greeting is not None, deadline)
         if self._greeting is None:
@@ -165,7 +172,7 @@ class RemoteAgent:
             )
         return self._greeting
 
-    def start(self, order: Order) -> None:
+    def start(self, order: RemoteAgentOrder) -> None:
         """Send the host its order, on ssh's stdin, where nobody else on either host can read it."""
         assert self.process.stdin is not None
         with suppress(BrokenPipeError):  # ssh has ended: its exit status says why
@@ -221,7 +228,7 @@ class RemoteAgent:
                     self._lost = int(text.removeprefix(LOST))
             elif text.startswith(GREETING):
                 with suppress(ValueError, TypeError):
-                    self._greeting = Greeting(**json.loads(text.removeprefix(GREETING)))
+                    self._greeting = RemoteAgentGreeting(**json.loads(text.removeprefix(GREETING)))
 
     def _tell(self, stream: IO[bytes]) -> None:
         for line in stream:
@@ -258,7 +265,7 @@ def _hint(host: str, said: str) -> str:
 
 def connect(
     stack: ExitStack, hosts: Sequence[Host], options: SshOptions | SrunOptions, deadlines: HostDeadlines
-) -> list[tuple[RemoteAgent, Greeting]]:
+) -> list[tuple[SshRemoteAgent, RemoteAgentGreeting]]:
     """Reach all `hosts` at once; `stack` lets them go.
 
     Raises ConfigurationError, which names the first host that cannot be had.
@@ -266,7 +273,7 @@ def connect(
     deadline = time.monotonic() + deadlines.start_s
     agents = []
     for host in hosts:
-        agents.append(RemoteAgent(host, options, deadlines))
+        agents.append(SshRemoteAgent(host, options, deadlines))
         stack.callback(agents[-1].end)
     return [(agent, agent.greeting(deadline)) for agent in agents]
 
@@ -285,7 +292,7 @@ _OF_AN_AGENT: Final = (contract.ENV_SECRET_DIR, contract.ENV_POD_IP)
 
 
 @dataclass(frozen=True)
-class AgentOrders:
+class SshAgentOrders:
     """What all agents of a run have in common. `secrets`: directory with one of each role."""
 
     environment: Mapping[str, str]
@@ -305,10 +312,10 @@ class AgentOrders:
             contract.ENV_LAUNCHER_ADDRESS: host_port(run_address, self.port),
         }
 
-    def order(self, environment: Mapping[str, str]) -> Order:
+    def order(self, environment: Mapping[str, str]) -> RemoteAgentOrder:
         """What an agent that `remote-agent` runs is told."""
         directory = self.secrets / contract.ROLE_WORKER
-        return Order(
+        return RemoteAgentOrder(
             secrets={file: (directory / file).read_text() for file in SECRET_FILES},
             environment=portable(environment),
             directory=os.getcwd(),

@@ -13,7 +13,7 @@ import click
 from ringtrain.shared.processes import die_with_parent
 from ringtrain_job.logs.layout import AttemptFiles
 from ringtrain_job.logs.reading import find_attempt, follow, read_from
-from ringtrain_job.sinks.tensorboard import EventFiles
+from ringtrain_job.sinks.tensorboard import TensorboardSink
 
 
 @click.command()
@@ -39,7 +39,7 @@ def tensorboard(directory: Path, attempt: int | None, to: Path | None, port: int
     place = to or files.directory / "tensorboard"
     with ExitStack() as stack:
         try:
-            events = EventFiles(place)
+            events = TensorboardSink(place)
         except OSError as exc:
             raise click.ClickException(f"{place} cannot be written ({exc.strerror}); --to names another") from exc
         stack.callback(events.close)

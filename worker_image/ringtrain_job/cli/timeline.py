@@ -27,7 +27,7 @@ class RankTimes:
 
 
 @dataclass(frozen=True)
-class Shares:
+class TimelineShares:
     """Where one rank's steps went, in microseconds: `parts` by name, and `waits` for other ranks, which began a
     collective later, after the backward pass."""
 
@@ -84,7 +84,7 @@ def last_to_begin(ranks: Mapping[int, RankTimes]) -> dict[Collective, tuple[floa
     return last
 
 
-def shares(times: RankTimes, last: Mapping[Collective, tuple[float, int]]) -> Shares | None:
+def shares(times: RankTimes, last: Mapping[Collective, tuple[float, int]]) -> TimelineShares | None:
     """Where a rank's steps went; None without one. The first only warms up, and counts if it is the only one."""
     steps = times.steps[1:] or times.steps
     if not steps:
@@ -92,7 +92,9 @@ def shares(times: RankTimes, last: Mapping[Collective, tuple[float, int]]) -> Sh
     batches, backward, forward = (_within(times.spans[name], steps) for name in ("batch", "backward", "forward"))
     total = _length(steps)
     if batches:  # a graph runs the whole batch, in which passes and collectives overlap
-        return Shares(len(steps), total, {"input": total - _length(batches), "batch": _length(batches)}, {})
+        return TimelineShares(
+            len(steps), total, {"input": total - _length(batches), "batch": _length(batches)}, {}
+        )
     ends = [end for _, end in backward]
     # What is left of a step when its last backward pass has ended is the update that it could not hide.
     exposed = [(ends[index - 1], end) for _, end in steps if (index := bisect_right(ends, end))]
@@ -106,7 +108,7 @@ def shares(times: RankTimes, last: Mapping[Collective, tuple[float, int]]) -> Sh
     early = "input" if forward else "input and forward"
     parts = {early: total - passes - update} | ({"forward": _length(forward)} if forward else {})
     parts |= {"backward": _length(backward), "update": update - sum(waits.values())}
-    return Shares(len(steps), total, parts, waits)
+    return TimelineShares(len(steps), total, parts, waits)
 
 
 def _within(intervals: Sequence[Interval], limits: Sequence[Interval]) -> list[Interval]:
@@ -126,7 +128,7 @@ def _length(intervals: Sequence[Interval]) -> float:
     return sum(end - begin for begin, end in intervals)
 
 
-def describe(found: Shares) -> str:
+def describe(found: TimelineShares) -> str:
     """One line for a person."""
     waits = {f"waiting for rank {late}": part for late, part in found.waits.items()}
     shown = ", ".join(

@@ -14,9 +14,9 @@ import click
 from ringtrain.shared.ports import PortTaken
 from ringtrain_job.launcher.http import LauncherHttpServer
 from ringtrain_job.launcher.page_server import LauncherPageServer, answer, begin
-from ringtrain_job.page.access import Access, kept_page, page_token
+from ringtrain_job.page.access import PageAccess, kept_page, page_token
 from ringtrain_job.page.document import page, runs_page
-from ringtrain_job.page.runs import RUNNING, Run, find_run, find_runs
+from ringtrain_job.page.runs import RUNNING, PageRun, find_run, find_runs
 from ringtrain_job.page.summary import summarize
 
 _HTML: Final = "text/html; charset=utf-8"
@@ -46,7 +46,7 @@ def ui(run: str | None, directory: Path, port: int, opens: bool) -> None:
     if shown is not None and shown.files.directory.resolve() not in _folders(directory):
         directory = shown.files.directory.parent  # a folder elsewhere
     secret = secrets.token_hex(32)
-    pages = LauncherPageServer(Access([secret], secret), RunsPages(directory))
+    pages = LauncherPageServer(PageAccess([secret], secret), RunsPages(directory))
     try:
         server = LauncherHttpServer(port, _refuse, _refuse_change, pages)
     except PortTaken as exc:
@@ -79,11 +79,11 @@ def _refuse_change(*_: object) -> tuple[int, str, bytes]:
     return 405, "text/plain", b"nothing here can be changed\n"
 
 
-def _folders(directory: Path) -> dict[Path, Run]:
+def _folders(directory: Path) -> dict[Path, PageRun]:
     return {run.files.directory.resolve(): run for run in find_runs(directory)}
 
 
-def _path(run: Run) -> str:
+def _path(run: PageRun) -> str:
     return f"{_PREFIX}{quote(run.name)}/"
 
 

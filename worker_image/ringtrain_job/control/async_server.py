@@ -17,7 +17,7 @@ _MOMENT_S = 10.0
 _ENDING_S = 1.0
 
 
-class AsyncServer:
+class ControlAsyncServer:
     """A server that listens on `port`, and its thread."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
@@ -34,7 +34,7 @@ class AsyncServer:
         self._thread.join(_MOMENT_S)
         self._loop.close()
 
-    async def open(self, options: Any, handlers: "_Handlers", port: int, secrets: Secrets) -> None:
+    async def open(self, options: Any, handlers: "_ControlHandlers", port: int, secrets: Secrets) -> None:
         """Begin to listen. Raises PortTaken."""
         self._server = grpc.aio.server(options=options)
         self._server.add_generic_rpc_handlers((handlers,))
@@ -65,15 +65,15 @@ class AsyncServer:
         register: Callable[[Any], None],
         is_held: bool = False,
         others: Mapping[str, RpcPeer] | None = None,
-    ) -> "AsyncServer":
+    ) -> "ControlAsyncServer":
         """As `serve` of shared/rpc.py, for services whose methods are coroutines; that of a stream writes
         its messages to the context. `clients`: how many stay connected. Raises PortTaken."""
-        handlers = _Handlers(RpcPeerCheck(secrets, peer, others or {}))
+        handlers = _ControlHandlers(RpcPeerCheck(secrets, peer, others or {}))
         register(handlers)
         loop = asyncio.new_event_loop()
         thread = threading.Thread(target=loop.run_forever, name="ringtrain-control", daemon=True)
         thread.start()
-        server = AsyncServer(loop, thread)
+        server = ControlAsyncServer(loop, thread)
         try:
             server._do(server.open(server_options(clients, is_held), handlers, port, secrets), _MOMENT_S)
         except BaseException:
@@ -82,7 +82,7 @@ class AsyncServer:
         return server
 
 
-class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
+class _ControlHandlers(grpc.GenericRpcHandler):  # type: ignore[misc]
     """All methods, by path: what is called of a caller without the token, or of another role or job, refuses."""
 
     def __init__(self, check: RpcPeerCheck) -> None:

@@ -19,7 +19,7 @@ from ringtrain.shared.gen import coordinator_pb2_grpc
 from ringtrain.shared.masking import shown_command
 from ringtrain.shared.processes import signal_handler
 from ringtrain.shared.rpc import RpcPeer
-from ringtrain_job.control.async_server import AsyncServer
+from ringtrain_job.control.async_server import ControlAsyncServer
 from ringtrain_job.control.model import Failure, Outcome, Reason, Release, Start, Stop, Verdict
 from ringtrain_job.control.termination import termination_message, write_termination_message
 from ringtrain_job.launcher.config import LauncherConfig
@@ -42,12 +42,12 @@ from ringtrain_job.launcher.sites import WorkerSites
 from ringtrain_job.launcher.status import LauncherReports, LauncherStatusSnapshot
 from ringtrain_job.launcher.telemetry import OtlpTelemetry, open_telemetry
 from ringtrain_job.launcher.verdict import GangView, VerdictPatience, decide, with_warning
-from ringtrain_job.logs.about import About
-from ringtrain_job.logs.events import Events
+from ringtrain_job.logs.about import LogAboutFile
+from ringtrain_job.logs.events import LogEventsFile
 from ringtrain_job.logs.layout import AttemptFiles
 from ringtrain_job.logs.shipping import LogShipping, Unshipped
 from ringtrain_job.logs.store import LogStore
-from ringtrain_job.page.access import Access, keep_page, page_token
+from ringtrain_job.page.access import PageAccess, keep_page, page_token
 from ringtrain_job.sinks.feed import SinkProcesses
 
 log = logging.getLogger(__name__)
@@ -86,7 +86,7 @@ def run_launcher(config: LauncherConfig, command: Sequence[str] = (), hosts: Hos
             snapshot.elastic = launcher.elastic.status
         console = LauncherConsole(sys.stdout.fileno(), person=not config.node)
         stack.callback(console.close, 5.0)
-        snapshot.about = About(files, _told(config, command))
+        snapshot.about = LogAboutFile(files, _told(config, command))
         follow_reports(snapshot, console)
         launcher.telemetry = telemetry = open_telemetry(config, store)
         if telemetry is not None:
@@ -198,7 +198,7 @@ class _LauncherProcess:
         self._snapshot = snapshot
         self._ticked = time.monotonic()
         self._waited_s = 0.0
-        self.events = Events(snapshot.store.files)
+        self.events = LogEventsFile(snapshot.store.files)
         self.sites = WorkerSites(dict(enumerate(config.sites)), bool(config.site_label))
         self.elastic: LauncherElasticWorld | None = None
         self.telemetry: OtlpTelemetry | None = None
@@ -495,7 +495,7 @@ def _open_ports(
         coordinator_pb2_grpc.add_CoordinatorServicer_to_server(service, server)
         coordinator_pb2_grpc.add_DataWorkersServicer_to_server(LauncherDataService(data), server)
 
-    server = AsyncServer.start(
+    server = ControlAsyncServer.start(
         config.port,
         config.secrets,
         RpcPeer(contract.ROLE_WORKER, config.job.uid),
@@ -511,7 +511,7 @@ def _open_ports(
 def _page(config: LauncherConfig, snapshot: LauncherStatusSnapshot) -> LauncherPageServer | None:
     if not config.tokens:
         return None
-    access = Access(config.tokens, config.job.uid)
+    access = PageAccess(config.tokens, config.job.uid)
     return LauncherPageServer(
         access, LauncherRunPage(LauncherLivePage(snapshot).encoded, snapshot.store.files, config.timeline)
     )

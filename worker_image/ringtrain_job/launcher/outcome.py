@@ -11,7 +11,7 @@ from ringtrain_job.control.termination import fit_message, write_termination_mes
 from ringtrain_job.launcher.config import LauncherConfig
 from ringtrain_job.logs.layout import AttemptFiles, replace_whole
 from ringtrain_job.logs.shipping import Unshipped
-from ringtrain_job.page.metrics import Metrics
+from ringtrain_job.page.metrics import PageMetrics
 from ringtrain_job.page.summary import write_report
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ def keep_timeline(files: AttemptFiles, timeline: Path | None) -> None:
             log.error("%s could not be copied to %s: %s", timeline, files.timeline, exc)
 
 
-def leave_report(files: AttemptFiles, metrics: Metrics | None = None) -> None:
+def leave_report(files: AttemptFiles, metrics: PageMetrics | None = None) -> None:
     """Write the attempt as a page beside its logs; a full disk changes nothing of how the attempt ended."""
     try:
         write_report(files, metrics)

@@ -12,9 +12,9 @@ from urllib.parse import parse_qs, urlsplit
 
 from ringtrain_job.logs.layout import AttemptFiles
 from ringtrain_job.logs.reading import read_from
-from ringtrain_job.page.access import Access
+from ringtrain_job.page.access import PageAccess
 from ringtrain_job.page.document import live_page
-from ringtrain_job.page.log_window import Wanted, Window, window_after, window_before
+from ringtrain_job.page.log_window import PageLogWindow, WantedPageLines, window_after, window_before
 
 # Pages that are open, searches and downloads, all together: each has a thread and holds at most some MiB.
 _MOST_AT_ONCE: Final = 12
@@ -51,7 +51,7 @@ class LauncherPageRoutes(Protocol):
 class LauncherPageServer:
     """Answers GET requests for `routes`, each in its own thread. Read-only."""
 
-    def __init__(self, access: Access, routes: LauncherPageRoutes) -> None:
+    def __init__(self, access: PageAccess, routes: LauncherPageRoutes) -> None:
         self._access = access
         self._routes = routes
         self._room = threading.BoundedSemaphore(_MOST_AT_ONCE)
@@ -118,7 +118,7 @@ class LauncherRunPage:
         else:
             self._download(request, path.removeprefix("/page/files/"))
 
-    def _stream(self, request: BaseHTTPRequestHandler, wanted: Wanted) -> None:
+    def _stream(self, request: BaseHTTPRequestHandler, wanted: WantedPageLines) -> None:
         with self._changed:
             self._open += 1
         try:
@@ -130,7 +130,7 @@ class LauncherRunPage:
                 self._open -= 1
                 self._changed.notify_all()
 
-    def _events(self, wanted: Wanted) -> Iterator[tuple[bytes, bytes]]:
+    def _events(self, wanted: WantedPageLines) -> Iterator[tuple[bytes, bytes]]:
         """The document and the log's newest lines, then what changes; at last how it was at the end."""
         window = window_before(self._files.job_log, wanted)
         yield b"log", _json(window, reset=True)
@@ -174,12 +174,12 @@ class LauncherRunPage:
                 return
 
 
-def _wanted(query: dict[str, list[str]]) -> Wanted:
+def _wanted(query: dict[str, list[str]]) -> WantedPageLines:
     rank = query.get("rank", [""])[0]
-    return Wanted(int(rank) if rank.isdecimal() else None, query.get("text", [""])[0])
+    return WantedPageLines(int(rank) if rank.isdecimal() else None, query.get("text", [""])[0])
 
 
-def _json(window: Window, *, reset: bool = False) -> bytes:
+def _json(window: PageLogWindow, *, reset: bool = False) -> bytes:
     return json.dumps({**window.json(), "reset": reset}).encode()
 
 

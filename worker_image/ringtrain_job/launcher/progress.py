@@ -6,7 +6,7 @@ from typing import Any
 from ringtrain_job.launcher.console import ConsoleProgressBar, LauncherConsole
 from ringtrain_job.launcher.status import LauncherStatusSnapshot
 from ringtrain_job.launcher.throughput import step_line, total_line
-from ringtrain_job.logs.samples import Sample
+from ringtrain_job.logs.samples import MachineSample
 
 
 def follow_reports(snapshot: LauncherStatusSnapshot, console: LauncherConsole) -> None:
@@ -32,7 +32,7 @@ def follow_reports(snapshot: LauncherStatusSnapshot, console: LauncherConsole) -
                 # Who reads a pipe has the ranks' own lines, which say the same.
                 console.show_progress(bar, "" if progress.printed else f"{step_line(progress, speed)}\n")
 
-    def on_machine(sample: Sample) -> None:
+    def on_machine(sample: MachineSample) -> None:
         if sample.worker < snapshot.config.workers:
             with snapshot.reports:
                 snapshot.machines.add(sample)

@@ -20,8 +20,8 @@ from ringtrain_job.control.model import AgentState, Order, Registration, SlotHis
 from ringtrain_job.control.wire import deflated, order_to_message
 from ringtrain_job.launcher.data_members import LauncherDataMembers
 from ringtrain_job.launcher.gang import LauncherGang
-from ringtrain_job.logs.journal import Stream
-from ringtrain_job.logs.store import Chunk, LogStore
+from ringtrain_job.logs.journal import LogStream
+from ringtrain_job.logs.store import LogChunk, LogStore
 
 log = logging.getLogger(__name__)
 
@@ -101,7 +101,7 @@ class LauncherCoordinatorService:
         """What the files and the gang have of this worker's slots from an earlier agent."""
         first = registration.worker_index * registration.slots
         for slot in range(first, first + registration.slots):
-            records = [self._store.last(stream, slot) for stream in (Stream.LOG, Stream.REPORT)]
+            records = [self._store.last(stream, slot) for stream in (LogStream.LOG, LogStream.REPORT)]
             history = SlotHistory(slot, self._gang.life(slot), *records)
             if any((history.life, *records)):
                 yield history
@@ -184,9 +184,9 @@ class LauncherCoordinatorService:
         for dropped in request.dropped:
             self._store.note_dropped(request.instance, dropped.rank, dropped.lines)
         for chunk in request.chunks:
-            stream, self._writing_since = Stream(chunk.kind), time.monotonic()
+            stream, self._writing_since = LogStream(chunk.kind), time.monotonic()
             try:
-                last = self._store.append(Chunk(stream, chunk.rank, chunk.first, chunk.lines, chunk.data))
+                last = self._store.append(LogChunk(stream, chunk.rank, chunk.first, chunk.lines, chunk.data))
             except OSError as error:  # a full or hanging disk: the agent keeps what is not acknowledged
                 self._complain(str(error))
                 self._store.refused = str(error)

@@ -14,12 +14,12 @@ from ringtrain_job.launcher.gang import LauncherGang
 from ringtrain_job.launcher.metrics import MOST_RANKS
 from ringtrain_job.launcher.throughput import GangThroughput, Progress
 from ringtrain_job.launcher.verdict import GangView
-from ringtrain_job.logs.about import About
-from ringtrain_job.logs.printed import Voice
+from ringtrain_job.logs.about import LogAboutFile
+from ringtrain_job.logs.printed import PrintedReportsChoice
 from ringtrain_job.logs.shipping import LogShipping
 from ringtrain_job.logs.store import LogStore
-from ringtrain_job.page.machine import Machines
-from ringtrain_job.page.metrics import Metrics
+from ringtrain_job.page.machine import PageMachines
+from ringtrain_job.page.metrics import PageMetrics
 
 
 class LauncherReports:
@@ -28,7 +28,7 @@ class LauncherReports:
     def __init__(self, world_size: int) -> None:
         self._lock = threading.Lock()
         self._throughput = GangThroughput(world_size)
-        self.voice = Voice()
+        self.voice = PrintedReportsChoice()
 
     def start_over(self, world_size: int) -> None:
         """Forget what was reported; so many ranks will report. Who calls it holds the lock."""
@@ -64,9 +64,9 @@ class LauncherStatusSnapshot:
     last_progress: float | None = None
     first_progress: float | None = None
     started_from: tuple[int, str] | None = None
-    metrics: Metrics = field(default_factory=Metrics)
-    about: About | None = None
-    machines: Machines = field(default_factory=Machines)
+    metrics: PageMetrics = field(default_factory=PageMetrics)
+    about: LogAboutFile | None = None
+    machines: PageMachines = field(default_factory=PageMachines)
     verdict: Verdict | None = None
     elastic: Callable[[], dict[str, Any]] | None = None
     data: Callable[[], dict[str, Any]] | None = None
@@ -84,7 +84,7 @@ class LauncherStatusSnapshot:
             if not counts:
                 return None
             if is_first:
-                self.metrics = Metrics()
+                self.metrics = PageMetrics()
                 self.reports.start_over(1 if "printed" in report else self.config.world_size)
         self.last_progress = time.time()
         self.first_progress = self.first_progress or self.last_progress

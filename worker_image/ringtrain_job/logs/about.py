@@ -39,7 +39,7 @@ def _scalar(value: object) -> object:
     return value if value is None or isinstance(value, bool | int | float) else _text(value) or ""
 
 
-class About:
+class LogAboutFile:
     """Takes in what agents and ranks say, and keeps it in the attempt's folder. `told`: by the launcher."""
 
     def __init__(self, files: AttemptFiles, told: Found) -> None:

@@ -17,7 +17,7 @@ _MOST: Final = 1000
 KUBERNETES: Final = "Kubernetes"
 
 
-class Events:
+class LogEventsFile:
     """Notes changes of an attempt in `events.jsonl`: {"time", "kind", "text"}, a line each. Never raises.
 
     `see` is called with how things are, as often as one likes, from one thread; `hear` and `once` from any.

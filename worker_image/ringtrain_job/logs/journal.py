@@ -17,7 +17,7 @@ _CHECKSUM = struct.Struct("<I")
 RECORD_SIZE = _RECORD.size + _CHECKSUM.size
 
 
-class Stream(IntEnum):
+class LogStream(IntEnum):
     """The two things a rank writes; the numbers of `Chunk.Kind` on the wire."""
 
     LOG = 0
@@ -25,10 +25,10 @@ class Stream(IntEnum):
 
 
 @dataclass(frozen=True)
-class Entry:
+class LogJournalEntry:
     """State after one write: `last` sequence of the stream, sizes of its own file and of `job.log`."""
 
-    stream: Stream
+    stream: LogStream
     rank: int
     last: int
     own_size: int
@@ -36,14 +36,14 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Recovered:
+class RecoveredLogJournal:
     """What a journal says: the newest entry of each stream, the files' sizes and the journal's own good part.
 
     `uid` is None when the journal does not even hold its header.
     """
 
     uid: str | None
-    entries: dict[tuple[Stream, int], Entry] = field(default_factory=dict)
+    entries: dict[tuple[LogStream, int], LogJournalEntry] = field(default_factory=dict)
     job_size: int = 0
     metrics_size: int = 0
     good_bytes: int = 0
@@ -54,38 +54,38 @@ def header(uid: str) -> bytes:
     return json.dumps({"version": 1, "uid": uid}).encode() + b"\n"
 
 
-def encode(entry: Entry) -> bytes:
+def encode(entry: LogJournalEntry) -> bytes:
     """One record, with its checksum."""
     body = _RECORD.pack(entry.stream, entry.rank, entry.last, entry.own_size, entry.job_size)
     return body + _CHECKSUM.pack(zlib.crc32(body))
 
 
-def recover(data: bytes) -> Recovered:
+def recover(data: bytes) -> RecoveredLogJournal:
     """Read a journal up to its first record that is torn or damaged."""
     line, newline, _ = data.partition(b"\n")
     if not newline:
-        return Recovered(None)
+        return RecoveredLogJournal(None)
     try:
         uid = str(json.loads(line)["uid"])
     except (ValueError, KeyError, TypeError, RecursionError):
-        return Recovered(None)
-    entries: dict[tuple[Stream, int], Entry] = {}
+        return RecoveredLogJournal(None)
+    entries: dict[tuple[LogStream, int], LogJournalEntry] = {}
     job_size = metrics_size = 0
     position = len(line) + 1
     while (entry := _decode(data[position : position + RECORD_SIZE])) is not None:
         entries[entry.stream, entry.rank] = entry
         job_size = entry.job_size
-        if entry.stream is Stream.REPORT:
+        if entry.stream is LogStream.REPORT:
             metrics_size = entry.own_size
         position += RECORD_SIZE
-    return Recovered(uid, entries, job_size, metrics_size, position)
+    return RecoveredLogJournal(uid, entries, job_size, metrics_size, position)
 
 
-def _decode(record: bytes) -> Entry | None:
+def _decode(record: bytes) -> LogJournalEntry | None:
     if len(record) < RECORD_SIZE:
         return None
     body, (checksum,) = record[: _RECORD.size], _CHECKSUM.unpack(record[_RECORD.size :])
     if zlib.crc32(body) != checksum:
         return None
     stream, rank, last, own_size, job_size = _RECORD.unpack(body)
-    return Entry(Stream(stream), rank, last, own_size, job_size)
+    return LogJournalEntry(LogStream(stream), rank, last, own_size, job_size)

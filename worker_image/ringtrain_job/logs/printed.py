@@ -12,7 +12,14 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final
 
 from ringtrain_job.logs.metrics_rule import NONE
-from ringtrain_job.logs.printed_forms import Benchmark, Found, Keras, LineForm, Rule, Tqdm
+from ringtrain_job.logs.printed_forms import (
+    BenchmarkLineForm,
+    KerasLineForm,
+    PrintedLineForm,
+    PrintedProgress,
+    TqdmLineForm,
+    UserLineForm,
+)
 
 # Keras draws a bar of coloured characters and takes it back with backspaces; what is left is a line for people.
 _MOST_BYTES: Final = 4096
@@ -31,10 +38,10 @@ _REPORTS_PER_S, _REPORTS_AT_ONCE = 50.0, 1000.0
 _DRESS: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x08")
 
 
-class _Lines:
+class _PrintedLines:
     """One rank's lines, as reports. Of several forms the first that reads one counts until one before it does."""
 
-    def __init__(self, forms: list[LineForm]) -> None:
+    def __init__(self, forms: list[PrintedLineForm]) -> None:
         self._forms = forms
         self._series = 1
         self._step: int | None = None
@@ -56,7 +63,7 @@ class _Lines:
         self.found = True
         return self._report(found, now)
 
-    def _report(self, found: Found, now: float) -> dict[str, Any] | None:
+    def _report(self, found: PrintedProgress, now: float) -> dict[str, Any] | None:
         before = self._step or 0
         step = found.step if found.step is not None else before if found.sums_up else before + 1
         if max(step, found.total or 0, found.epoch or 0) > _MOST:
@@ -92,14 +99,14 @@ class _Lines:
         self._told, self._last = (step, now), {name: told[name] for name in told if name != "samples"}
         return told
 
-    def _says_nothing_new(self, found: Found, step: int) -> bool:
+    def _says_nothing_new(self, found: PrintedProgress, step: int) -> bool:
         """Whether it is the same step again, which is not the last: tqdm draws a bar for a new loss, and counts on
         later."""
         said = {"loss", *self._last.get("metrics", ()), *self._last.get("notFinite", ())}
         again = self._told is not None and found.step is not None and step == self._told[0] != found.total
         return again and set(found.values) <= said
 
-    def _samples(self, found: Found, counted: float, step: int, now: float) -> float | None:
+    def _samples(self, found: PrintedProgress, counted: float, step: int, now: float) -> float | None:
         if found.samples is not None:
             return counted
         if self._told is None:
@@ -128,16 +135,20 @@ class PrintedReports:
         self._ranks = ranks
         self._elastic = elastic
         self._clock = clock
-        self._lines: dict[int, _Lines] = {}
+        self._lines: dict[int, _PrintedLines] = {}
         self._speaker: int | None = None
         self._reads = rule != NONE
         self._left_s, self._left_at = _SECONDS_AT_ONCE, time.perf_counter()
         self._forms()  # raises ConfigurationError for a rule that is none
 
-    def _forms(self) -> list[LineForm]:
+    def _forms(self) -> list[PrintedLineForm]:
         if self._rule == NONE:
             return []
-        return [Rule(self._rule)] if self._rule else [Keras(), Benchmark(self._ranks), Tqdm()]
+        return (
+            [UserLineForm(self._rule)]
+            if self._rule
+            else [KerasLineForm(), BenchmarkLineForm(self._ranks), TqdmLineForm()]
+        )
 
     def see_reports(self, data: bytes) -> None:
         """Lines that a rank reports by itself: once one is of a step, what is printed does not count any more."""
@@ -168,7 +179,7 @@ class PrintedReports:
     def _reports(self, rank: int, data: bytes) -> bytes:
         if not (self._rule or _is_marked(data)):
             return b""
-        lines, now = self._lines.setdefault(rank, _Lines(self._forms())), self._clock()
+        lines, now = self._lines.setdefault(rank, _PrintedLines(self._forms())), self._clock()
         reports = []
         for raw in data.replace(b"\r", b"\n").split(b"\n"):
             if not raw or len(raw) > _MOST_BYTES or not (self._rule or _is_marked(raw)):
@@ -185,7 +196,7 @@ def _is_marked(data: bytes) -> bool:
     return any(mark in data for mark in _MARKS)
 
 
-class Voice:
+class PrintedReportsChoice:
     """Whose reports count: those that ranks make; before the first of them those that were read from lines, of the
     lowest rank and of its newest series."""
 

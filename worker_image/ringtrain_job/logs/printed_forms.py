@@ -23,7 +23,7 @@ _VALUES: Final = re.compile(rf"([A-Za-z_][\w./@-]*)\s?[=:]\s?({_NUMBER})(?![\w.]
 
 
 @dataclass(frozen=True)
-class Found:
+class PrintedProgress:
     """What a line says. `rate`: samples a second, of all ranks; without one, `step` says how many were done.
 
     `step`: None, one more than before, or, of a line that only sums up (`sums_up`), the same. `anew`: what came
@@ -41,14 +41,14 @@ class Found:
     anew: bool = False
 
 
-class LineForm(Protocol):
+class PrintedLineForm(Protocol):
     """One way to print progress, with what it remembers of one rank's lines."""
 
-    def read(self, line: str) -> Found | None:
+    def read(self, line: str) -> PrintedProgress | None:
         """What the line says; None: it is of another form, or says nothing of the loop that trains."""
 
 
-class Benchmark:
+class BenchmarkLineForm:
     """`10  images/sec: 57.0 +/- 0.1 (jitter = 0.3)  7.412` and `total images/sec: 227.9` of tf_cnn_benchmarks;
     `Iter #3: 12.3 img/sec per CPU`, `Img/sec per CPU: 12.3 +-0.2` and `Total img/sec on 4 CPU(s): 49.1 +-0.8` of
     Horovod's synthetic benchmarks. Each but the totals counts one rank's images: `ranks` times that is the speed.
@@ -67,22 +67,24 @@ class Benchmark:
     def __init__(self, ranks: int) -> None:
         self._ranks = ranks
 
-    def read(self, line: str) -> Found | None:
+    def read(self, line: str) -> PrintedProgress | None:
         """What the line says."""
         if "/sec" not in line:
             return None
         if found := self._TOTAL.fullmatch(line):
-            return Found(values={found[1].lower(): float(found[5])}, sums_up=True)
+            return PrintedProgress(values={found[1].lower(): float(found[5])}, sums_up=True)
         if found := self._STEP.fullmatch(line):
             values = {} if found[4] is None else {"loss": float(found[4])}
             step = None if found[1] is None else int(found[1])
-            return Found(step, unit=found[2], rate=_positive(self._ranks * float(found[3])), values=values)
+            return PrintedProgress(
+                step, unit=found[2], rate=_positive(self._ranks * float(found[3])), values=values
+            )
         if found := self._ITERATION.fullmatch(line):
-            return Found(int(found[1]) + 1, unit=found[3], rate=_positive(self._ranks * float(found[2])))
+            return PrintedProgress(int(found[1]) + 1, unit=found[3], rate=_positive(self._ranks * float(found[2])))
         return None
 
 
-class Keras:
+class KerasLineForm:
     """`Epoch 2/5` and then `450/1000 ━━━━ 5s 12ms/step - accuracy: 0.91 - loss: 0.31`, with or without the bar, as
     `fit` prints them; without an epoch before it such a line is of `evaluate` or `predict`."""
 
@@ -97,7 +99,7 @@ class Keras:
         self._first = self._before = self._step = 0
         self._over = True
 
-    def read(self, line: str) -> Found | None:
+    def read(self, line: str) -> PrintedProgress | None:
         """What the line says."""
         if found := self._EPOCH.fullmatch(line):
             self._epoch, self._epochs = int(found[1]), int(found[2])
@@ -113,10 +115,10 @@ class Keras:
         known = None if total == "Unknown" else int(total)
         self._step, self._over = step, step == known
         whole = None if known is None else self._first + known * self._epochs
-        return Found(self._before + step, whole, self._epoch, "steps", values=values)
+        return PrintedProgress(self._before + step, whole, self._epoch, "steps", values=values)
 
 
-class Tqdm:
+class TqdmLineForm:
     """`train: 45%|####  | 450/1000 [00:10<00:12, 45.2it/s, loss=0.31]`, and `450it [00:10, 45.2it/s]`.
 
     Of several bars the longest counts; one that begins again is its next epoch. Bars in bytes, files or examples,
@@ -138,7 +140,7 @@ class Tqdm:
         self._total = -1
         self._before = self._step = 0
 
-    def read(self, line: str) -> Found | None:
+    def read(self, line: str) -> PrintedProgress | None:
         """What the line says."""
         if "[" not in line or not (found := self._BAR.fullmatch(line)):
             return None
@@ -155,12 +157,12 @@ class Tqdm:
         epoch = self._EPOCH.search(title)
         epochs = int(epoch[2]) if epoch and epoch[2] else 0
         whole = max(total * epochs, self._before + total) if total else None
-        return Found(
+        return PrintedProgress(
             self._before + step, whole, int(epoch[1]) if epoch else None, unit, values=_values(found[6]), anew=anew
         )
 
 
-class Rule:
+class UserLineForm:
     """What a user's regular expression finds anywhere in a line.
 
     Groups with a meaning of their own: `step` (one that begins again is the next epoch's), `total` (steps),
@@ -179,7 +181,7 @@ class Rule:
             raise ConfigurationError(f"the rule for metrics {text!r} is no regular expression: {exc}") from exc
         self._before = self._step = 0
 
-    def read(self, line: str) -> Found | None:
+    def read(self, line: str) -> PrintedProgress | None:
         """What the line says."""
         if self._rule is None:
             return None
@@ -199,7 +201,7 @@ class Rule:
             self._step, step = step, self._before + step
         total = None if total is None else self._before + total
         unit = "steps" if rate is None and samples is None else "samples"
-        return Found(step, total, epoch, unit, rate, samples, values)
+        return PrintedProgress(step, total, epoch, unit, rate, samples, values)
 
 
 def _number(text: str | None) -> float | None:

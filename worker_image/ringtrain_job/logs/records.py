@@ -65,7 +65,7 @@ def last_lines(end: bytes) -> tuple[str, ...]:
     return tuple(line[:_TAIL_LINE_CHARS] for line in lines)
 
 
-class RecordSplitter:
+class LogRecordSplitter:
     """Cuts one rank's output, as it is read, into runs of whole records."""
 
     def __init__(self) -> None:

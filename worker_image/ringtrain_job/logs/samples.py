@@ -27,7 +27,7 @@ class GpuUse:
 
 
 @dataclass(frozen=True)
-class Sample:
+class MachineSample:
     """One worker at `time`. `memory`: bytes in use of `limit`, without page cache that can be given back: those of
     the container, or of the machine where the container has no limit. `received`, `sent`: bytes a second, without
     loopback. `disk_wait`: part of the time in which something waited for a disk; None: the kernel does not say."""
@@ -47,7 +47,7 @@ class Sample:
         return asdict(self)
 
 
-def read_sample(value: object) -> Sample | None:
+def read_sample(value: object) -> MachineSample | None:
     """The sample in a JSON `value`; None where it is none, or has a number below 0 or without an end."""
     try:
         return _read(value) if isinstance(value, dict) else None
@@ -55,7 +55,7 @@ def read_sample(value: object) -> Sample | None:
         return None
 
 
-def read_samples(path: Path) -> Iterator[Sample]:
+def read_samples(path: Path) -> Iterator[MachineSample]:
     """The samples in a file, without a line that was cut short; none where there is no file."""
     if not path.exists():
         return
@@ -66,11 +66,11 @@ def read_samples(path: Path) -> Iterator[Sample]:
                     yield sample
 
 
-def _read(found: dict[str, Any]) -> Sample:
+def _read(found: dict[str, Any]) -> MachineSample:
     ranks = {int(rank): RankUse(_number(use["cpu"]), _number(use["rss"])) for rank, use in found["ranks"].items()}
     gpus = tuple(GpuUse(*(_number(gpu[name]) for name in ("busy", "memory", "limit"))) for gpu in found["gpus"])
     wait = found["disk_wait"]
-    return Sample(
+    return MachineSample(
         worker=int(found["worker"]),
         **{name: _number(found[name]) for name in ("time", "memory", "limit", "received", "sent")},
         disk_wait=None if wait is None else _number(wait),

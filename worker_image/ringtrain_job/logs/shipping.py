@@ -75,7 +75,7 @@ class LogShipping:
         self._sizes = sizes
         # Before anybody writes: how far the files are those of the launcher before this one.
         self._found = {path.name: size for path, size in sizes().items()}
-        self._life: _ShippedTo | None = None
+        self._life: _ShippedLogFolder | None = None
         # How far each file is in the store.
         self._shipped: dict[str, int] = {}
         self._end = threading.Event()
@@ -177,7 +177,7 @@ class LogShipping:
                     self._store.write(f"{life.folder}/{path.name}/{start - base:012d}-{stop - base:012d}", data)
                     self._shipped[path.name] = start = stop
 
-    def _begin(self) -> "_ShippedTo":
+    def _begin(self) -> "_ShippedLogFolder":
         """Go on in the folder that these files are shipped to; else begin one."""
         life = _read_folder(self._files.shipping)
         if life is not None:
@@ -194,7 +194,7 @@ class LogShipping:
         else:
             base = {}
         number = len([name for name in self._store.folders(self._attempt) if _LIFE.fullmatch(name)])
-        life = _ShippedTo(f"{self._attempt}/{number:03d}-{secrets.token_hex(4)}", base)
+        life = _ShippedLogFolder(f"{self._attempt}/{number:03d}-{secrets.token_hex(4)}", base)
         replace_whole(self._files.shipping, json.dumps({"folder": life.folder, "base": dict(life.base)}))
         return life
 
@@ -206,17 +206,19 @@ class LogShipping:
 
 
 @dataclass(frozen=True)
-class _ShippedTo:
+class _ShippedLogFolder:
     """The folder in which the store has these files, each from the byte `base` on (0 where it is not named)."""
 
     folder: str
     base: Mapping[str, int]
 
 
-def _read_folder(path: Path) -> _ShippedTo | None:
+def _read_folder(path: Path) -> _ShippedLogFolder | None:
     try:
         document = json.loads(path.read_text())
-        return _ShippedTo(str(document["folder"]), {str(name): int(at) for name, at in document["base"].items()})
+        return _ShippedLogFolder(
+            str(document["folder"]), {str(name): int(at) for name, at in document["base"].items()}
+        )
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -234,7 +236,7 @@ def read_shipped(store: ObjectStore, attempt: int, name: str, tail: int | None =
 
     A line of ours stands where bytes that were shipped are in the store no more.
     """
-    found: list[_Part] = []
+    found: list[_ShippedLogPart] = []
     for life in store.folders(f"{attempt:04d}"):
         segments = _segments(store, f"{attempt:04d}/{life}").get(name, [])
         found += _in_order(segments, name)
@@ -265,7 +267,7 @@ def _last_lines(text: bytes, lines: int) -> bytes:
 
 
 @dataclass(frozen=True)
-class _Part:
+class _ShippedLogPart:
     """The bytes of an object from `skip` on; without an object, a line that says what is missing."""
 
     path: str
@@ -287,17 +289,17 @@ def _segments(store: ObjectStore, folder: str) -> dict[str, list[tuple[int, int,
     return found
 
 
-def _in_order(segments: list[tuple[int, int, str]], name: str) -> list[_Part]:
+def _in_order(segments: list[tuple[int, int, str]], name: str) -> list[_ShippedLogPart]:
     """The parts that make the file. Segments may overlap: a write may have been cut off after it was done, and
     repeated with what had come since. For bytes that no segment has, there is a line that says so."""
-    found: list[_Part] = []
+    found: list[_ShippedLogPart] = []
     position = 0
     for start, stop, path in sorted(segments, key=lambda segment: (segment[0], -segment[1])):
         if stop <= position:
             continue
         if start > position:
             text = f"[ringtrain] bytes {position} to {start} of {name} are in the store no more\n"
-            found.append(_Part("", missing=text.encode()))
-        found.append(_Part(path, max(0, position - start)))
+            found.append(_ShippedLogPart("", missing=text.encode()))
+        found.append(_ShippedLogPart(path, max(0, position - start)))
         position = stop
     return found

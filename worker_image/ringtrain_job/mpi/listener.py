@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 
-class Listener:
+class MpiSocketListener:
     """Calls `serve(connection)` for each connection to the socket `path`, which only this user may open."""
 
     def __init__(self, path: Path, serve: Callable[[socket.socket], None], thread_name: str) -> None:

@@ -67,7 +67,7 @@ def main(program: list[str]) -> int:
         assigned = _receive_assignment(connection)
         if assigned is None:
             return _EXEC_FAILED
-        child = _Child(program, rank, assigned)
+        child = _MpiRankProgram(program, rank, assigned)
         send_message(connection, {"pid": child.pid})
         code = child.wait()
         ended = {
@@ -112,14 +112,14 @@ def _receive_assignment(connection: socket.socket) -> RankAssignment | None:
     return RankAssignment(log_fd, report_fd, variables, message["check_in"])
 
 
-class _Child:
+class _MpiRankProgram:
     """The program, and what is seen of it while it runs."""
 
     def __init__(self, program: list[str], rank: int, assigned: RankAssignment) -> None:
         self._program = program
         self._rank = rank
         self._check_in = assigned.check_in
-        self._relay = _Relay.between_rank_and_manager()
+        self._relay = _MpiPmiRelay.between_rank_and_manager()
         self._library = ""
         self._woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake)
@@ -189,7 +189,7 @@ class _Child:
         return self._library or _linked_library(self._program[0])
 
 
-class _Relay:
+class _MpiPmiRelay:
     """Carries PMI_FD's bytes between the rank and MPICH's process manager. `used`: the rank has said something.
 
     `aborted`: the exit code that it gave MPI_Abort. The manager is not told: it would kill this wrapper, with all
@@ -205,7 +205,7 @@ class _Relay:
         self.aborted = 0
 
     @classmethod
-    def between_rank_and_manager(cls) -> "_Relay | None":
+    def between_rank_and_manager(cls) -> "_MpiPmiRelay | None":
         """A relay in front of PMI_FD; None where there is no such thing (Open MPI)."""
         number = os.environ.get("PMI_FD", "")
         if not number.isdecimal():

@@ -7,7 +7,7 @@ from pathlib import Path
 from ringtrain.errors import ConfigurationError
 from ringtrain.shared import contract
 from ringtrain.shared.environment import EnvironmentVariables
-from ringtrain_job.mpi.implementation import Implementation
+from ringtrain_job.mpi.implementation import MpiImplementation
 
 # Of mpirun and its daemons where the container has no HOME, and as container runtimes have it for a user that
 # /etc/passwd does not name: PMIx asks that file otherwise, and dies of a user that is not there.
@@ -21,7 +21,7 @@ class MpiSettings:
     `hostfile`: where mpirun's hosts are to be written; None: wherever.
     """
 
-    implementation: Implementation
+    implementation: MpiImplementation
     options: tuple[str, ...] = ()
     own_address: str = ""
     launcher_as_worker: bool = False
@@ -30,7 +30,7 @@ class MpiSettings:
 
 def read_mpi(read: EnvironmentVariables) -> MpiSettings:
     """The settings in RINGTRAIN_MPI_…; ConfigurationError names what is wrong."""
-    words = tuple(implementation.value for implementation in Implementation)
+    words = tuple(implementation.value for implementation in MpiImplementation)
     options = read.optional(contract.ENV_MPI_OPTIONS) or ""
     try:
         split = tuple(shlex.split(options))
@@ -38,7 +38,7 @@ def read_mpi(read: EnvironmentVariables) -> MpiSettings:
         raise ConfigurationError(f"{contract.ENV_MPI_OPTIONS}={options!r}: {exc}") from exc
     hostfile = read.optional(contract.ENV_MPI_HOSTFILE)
     return MpiSettings(
-        implementation=Implementation(read.choice(contract.ENV_MPI_IMPLEMENTATION, words, words[0])),
+        implementation=MpiImplementation(read.choice(contract.ENV_MPI_IMPLEMENTATION, words, words[0])),
         options=split,
         own_address=read.optional(contract.ENV_POD_IP) or "",
         launcher_as_worker=read.flag(contract.ENV_MPI_LAUNCHER_AS_WORKER, "0"),

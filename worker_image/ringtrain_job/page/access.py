@@ -19,7 +19,7 @@ def page_token(secret: str) -> str:
     return hmac.new(secret.encode(), b"ringtrain page", hashlib.sha256).hexdigest()
 
 
-class Access:
+class PageAccess:
     """Knows the page's tokens. `job`: what is the same in all launchers of a job, and in no other job's.
 
     Browsers send a cookie to every port of a host: its name is the job's own, so that two pages do not take each

@@ -9,7 +9,7 @@ _LARGEST = 1e300
 
 
 @dataclass
-class Curve:
+class PageCurve:
     """Means of values by position (0 and above), in at most `MOST_BINS` bins of equal width.
 
     A bin that would be one too many makes every bin twice as wide; so memory does not grow with the run.

@@ -15,7 +15,7 @@ LINE_CHARS: Final = 2000
 
 
 @dataclass(frozen=True)
-class Wanted:
+class WantedPageLines:
     """Which lines: those of `rank` (None: of all), that hold `text` in upper or lower case."""
 
     rank: int | None = None
@@ -29,7 +29,7 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Window:
+class PageLogWindow:
     """Lines of a log from byte `begin` to byte `end`. `begin` 0: there are none before them.
 
     `skipped`: so many bytes between the window before and this one were not looked at.
@@ -45,13 +45,13 @@ class Window:
         return {"lines": self.lines, "before": self.begin, "skipped": self.skipped}
 
 
-def window_before(path: Path, wanted: Wanted, end: int | None = None) -> Window:
+def window_before(path: Path, wanted: WantedPageLines, end: int | None = None) -> PageLogWindow:
     """The last wanted lines before byte `end` (None: the end of the last whole line), at most WINDOW_LINES.
 
     Reads at most MOST_READ bytes: the window may be empty, and begin long after the log's begin.
     """
     if not path.exists():
-        return Window((), 0, 0)
+        return PageLogWindow((), 0, 0)
     found: deque[str] = deque()
     matches = wanted.matches
     with path.open("rb") as log:
@@ -70,14 +70,16 @@ def window_before(path: Path, wanted: Wanted, end: int | None = None) -> Window:
                 if matches(line := lines[number].decode(errors="replace")):
                     found.appendleft(shown(line))
                     if len(found) == WINDOW_LINES:
-                        return Window(tuple(found), begin + cut + sum(map(len, lines[:number])) + number, end)
-    return Window(tuple(found), begin + len(rest), end)
+                        return PageLogWindow(
+                            tuple(found), begin + cut + sum(map(len, lines[:number])) + number, end
+                        )
+    return PageLogWindow(tuple(found), begin + len(rest), end)
 
 
-def window_after(path: Path, wanted: Wanted, begin: int) -> Window:
+def window_after(path: Path, wanted: WantedPageLines, begin: int) -> PageLogWindow:
     """What is wanted of whole lines from byte `begin` on. Who is far behind gets the newest alone."""
     if not path.exists():
-        return Window((), begin, begin)
+        return PageLogWindow((), begin, begin)
     with path.open("rb") as log:
         size = log.seek(0, 2)
         start = begin
@@ -96,7 +98,7 @@ def window_after(path: Path, wanted: Wanted, begin: int) -> Window:
     if len(found) > WINDOW_LINES:
         found = found[-WINDOW_LINES:]
         start = found[0][0]
-    return Window(tuple(line for _, line in found), start, end, start - begin)
+    return PageLogWindow(tuple(line for _, line in found), start, end, start - begin)
 
 
 def shown(line: str) -> str:

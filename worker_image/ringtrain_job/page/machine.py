@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from ringtrain_job.logs.samples import RankUse, Sample
-from ringtrain_job.page.curves import Curve
+from ringtrain_job.logs.samples import MachineSample, RankUse
+from ringtrain_job.page.curves import PageCurve
 
 # Of more workers those with the fullest memory are listed.
 _MOST_WORKERS = 64
@@ -13,18 +13,18 @@ _EVERY_S = 1.0
 
 
 @dataclass
-class Machines:
+class PageMachines:
     """`latest`: sample by worker; `most`: the most memory that each has used. `ranks`: cores that each rank used
     last, and the most bytes that it had resident."""
 
-    latest: dict[int, Sample] = field(default_factory=dict)
+    latest: dict[int, MachineSample] = field(default_factory=dict)
     most: dict[int, float] = field(default_factory=dict)
     ranks: dict[int, RankUse] = field(default_factory=dict)
     first: float | None = None
     added: float = 0.0
-    _curves: dict[str, Curve] = field(default_factory=dict)
+    _curves: dict[str, PageCurve] = field(default_factory=dict)
 
-    def add(self, sample: Sample) -> None:
+    def add(self, sample: MachineSample) -> None:
         """Take in one sample."""
         self.first = sample.time if self.first is None else self.first
         self.latest[sample.worker] = sample
@@ -36,7 +36,7 @@ class Machines:
             return
         self.added = sample.time
         for name, value in self.totals().items():
-            self._curves.setdefault(name, Curve()).add(max(0.0, sample.time - self.first), value)
+            self._curves.setdefault(name, PageCurve()).add(max(0.0, sample.time - self.first), value)
 
     def totals(self) -> dict[str, float]:
         """Figures of the whole job by the newest samples: what adds up is a sum, of the rest the worst counts."""

@@ -4,8 +4,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from ringtrain_job.page.curves import Curve
-from ringtrain_job.page.step_times import StepTimes
+from ringtrain_job.page.curves import PageCurve
+from ringtrain_job.page.step_times import PageStepTimes
 
 # Parts of a run for which a speed is drawn: no more, and none of fewer reports, which would show how reports fall.
 _MOST_PARTS, _REPORTS_OF_A_PART = 60, 4
@@ -16,19 +16,19 @@ MOST_OWN: Final = 30
 
 
 @dataclass
-class Metrics:
+class PageMetrics:
     """Curves, and where each rank is. `seconds`, `epochs`: when each step was reported, and in which epoch; `bad`:
     by name the steps at which a value was not finite. `times`: where ranks' time goes. `reported`: when each rank
     reported last, and how often. `left_out`: names of metrics beyond `MOST_OWN`, of which no curve is kept."""
 
-    loss: Curve = field(default_factory=Curve)
-    samples: Curve = field(default_factory=lambda: Curve(width=0.01))
-    seconds: Curve = field(default_factory=Curve)
-    epochs: Curve = field(default_factory=Curve)
-    bad: dict[str, Curve] = field(default_factory=dict)
-    own: dict[str, Curve] = field(default_factory=dict)
+    loss: PageCurve = field(default_factory=PageCurve)
+    samples: PageCurve = field(default_factory=lambda: PageCurve(width=0.01))
+    seconds: PageCurve = field(default_factory=PageCurve)
+    epochs: PageCurve = field(default_factory=PageCurve)
+    bad: dict[str, PageCurve] = field(default_factory=dict)
+    own: dict[str, PageCurve] = field(default_factory=dict)
     steps: dict[int, int] = field(default_factory=dict)
-    times: StepTimes = field(default_factory=StepTimes)
+    times: PageStepTimes = field(default_factory=PageStepTimes)
     reported: dict[int, tuple[float, int]] = field(default_factory=dict)
     left_out: bool = False
     begin: int | None = None
@@ -55,10 +55,10 @@ class Metrics:
         self.loss.add(step, report.get("loss"))
         for name in report.get("notFinite") or ():
             if name in self.bad or len(self.bad) < MOST_OWN:
-                self.bad.setdefault(name, Curve()).add(step, 1.0)
+                self.bad.setdefault(name, PageCurve()).add(step, 1.0)
         for name, value in (report.get("metrics") or {}).items():
             if name in self.own or len(self.own) < MOST_OWN:
-                self.own.setdefault(name, Curve()).add(step, value)
+                self.own.setdefault(name, PageCurve()).add(step, value)
             else:
                 self.left_out = True
 

@@ -20,7 +20,7 @@ RUNNING: Final = "Running"
 
 
 @dataclass(frozen=True)
-class Run:
+class PageRun:
     """The newest attempt of a job. `state`: its outcome, `Running`, or `Killed` where no launcher lives to tell.
 
     `loss`: a word where it is not finite. `speed`: samples, or what `unit` says, per second.
@@ -61,7 +61,7 @@ class Run:
         return None if self.began is None or self.ended is None else self.ended - self.began
 
 
-def find_runs(where: Path) -> list[Run]:
+def find_runs(where: Path) -> list[PageRun]:
     """All runs in `where` or some levels below it, the newest first."""
     newest: dict[Path, Path] = {}
     for log in find_logs(where):
@@ -73,7 +73,7 @@ def find_runs(where: Path) -> list[Run]:
     return sorted(found, key=lambda run: run.began or 0.0, reverse=True)
 
 
-def find_run(name: str, where: Path) -> Run:
+def find_run(name: str, where: Path) -> PageRun:
     """The run of that name below `where`, or in the folder of that name. Raises LogMissing."""
     if (
         named := next((run for run in find_runs(where) if name in (run.name, Path(run.name).name)), None)
@@ -91,11 +91,11 @@ def _name(job: Path, where: Path) -> str:
     return inside.removeprefix("local/")
 
 
-def _run(files: AttemptFiles, name: str) -> Run:
+def _run(files: AttemptFiles, name: str) -> PageRun:
     brief = brief_attempt(files)
     outcome, last = brief["outcome"], brief["last"]
     progress = (outcome or {}).get("progress") or last
-    return Run(
+    return PageRun(
         name=name,
         files=files,
         state=str(outcome["outcome"]) if outcome else RUNNING if _is_held(files) else "Killed",
@@ -131,7 +131,7 @@ def _is_held(files: AttemptFiles) -> bool:
     return False
 
 
-def compare(runs: Sequence[Run]) -> dict[str, Any]:
+def compare(runs: Sequence[PageRun]) -> dict[str, Any]:
     """What the page shows of several runs: facts and differences by row, curves with a line for each run."""
     documents = [summarize(run.files) for run in runs]
     abouts = [_flat(kept_about(run.files)) for run in runs]
@@ -160,12 +160,12 @@ def _flat(about: dict[str, Any]) -> dict[str, str]:
     return found
 
 
-def shown_loss(run: Run) -> str:
+def shown_loss(run: PageRun) -> str:
     """`0.4123`, `NaN`."""
     return "" if run.loss is None else run.loss if isinstance(run.loss, str) else f"{run.loss:.4g}"
 
 
-def shown_steps(run: Run) -> str:
+def shown_steps(run: PageRun) -> str:
     """`40/300`."""
     return "" if run.step is None else f"{run.step}/{run.total_steps}" if run.total_steps else str(run.step)
 
@@ -183,7 +183,7 @@ def shown_time(seconds: float | None) -> str:
     )
 
 
-FACTS: Final[dict[str, Callable[[Run], str]]] = {
+FACTS: Final[dict[str, Callable[[PageRun], str]]] = {
     "state": lambda run: run.state,
     "ranks": lambda run: "" if run.ranks is None else str(run.ranks),
     "steps": shown_steps,

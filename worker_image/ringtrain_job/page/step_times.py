@@ -13,7 +13,7 @@ _MEASURED: Final = {"input": "inputWait", "reduction": "reductionWait", "update"
 
 
 @dataclass
-class _RankTimes:
+class _PageRankTimes:
     """Sums over the spans between a rank's reports. `waited_of`: of the spans in which input was measured."""
 
     steps: float = 0.0
@@ -38,7 +38,7 @@ class Straggler:
     part: float
 
 
-class StepTimes:
+class PageStepTimes:
     """Takes in report lines, rank by rank. Not thread-safe.
 
     `recent`: about so many of a rank's newest reports count, the older ones less; None: all of them alike.
@@ -47,7 +47,7 @@ class StepTimes:
     def __init__(self, recent: int | None = None) -> None:
         self._fade = 1.0 if recent is None else 1.0 - 1.0 / recent
         self._last: dict[int, tuple[int, float]] = {}
-        self._ranks: dict[int, _RankTimes] = {}
+        self._ranks: dict[int, _PageRankTimes] = {}
 
     def keep(self, ranks: Collection[int]) -> None:
         """Forget other ranks. The time until the next report of these is no time of a step."""
@@ -62,7 +62,7 @@ class StepTimes:
         if before is None or not parts or time <= before[1]:
             return
         seconds = time - before[1]
-        sums = self._ranks.setdefault(rank, _RankTimes())
+        sums = self._ranks.setdefault(rank, _PageRankTimes())
         sums.fade(self._fade)
         sums.steps += max(0, step - before[0])
         sums.seconds += seconds
@@ -115,6 +115,6 @@ class StepTimes:
         return found if found is not None and found.part > STRAGGLES else None
 
 
-def _input_part(ranks: Collection[_RankTimes]) -> float | None:
+def _input_part(ranks: Collection[_PageRankTimes]) -> float | None:
     of = sum(sums.waited_of for sums in ranks)
     return sum(sums.parts.get("input", 0.0) for sums in ranks) / of if of > 0 else None

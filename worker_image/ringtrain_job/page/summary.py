@@ -9,23 +9,23 @@ from typing import Any, Final
 from ringtrain_job.logs.about import kept_about
 from ringtrain_job.logs.events import KUBERNETES, read_events
 from ringtrain_job.logs.layout import AttemptFiles, replace_whole
-from ringtrain_job.logs.printed import Voice
+from ringtrain_job.logs.printed import PrintedReportsChoice
 from ringtrain_job.logs.reading import read_from, read_members, read_outcome, tail_position
 from ringtrain_job.logs.samples import read_samples
 from ringtrain_job.page.document import page
 from ringtrain_job.page.log_window import shown
-from ringtrain_job.page.machine import Machines
-from ringtrain_job.page.metrics import Metrics
+from ringtrain_job.page.machine import PageMachines
+from ringtrain_job.page.metrics import PageMetrics
 
 LOG_LINES = 5000
 
 
-def write_report(files: AttemptFiles, metrics: Metrics | None = None) -> None:
+def write_report(files: AttemptFiles, metrics: PageMetrics | None = None) -> None:
     """Write the attempt of `files` as one page beside its logs; `metrics`: if they are known already. OSError."""
     replace_whole(files.report, page(summarize(files, metrics)))
 
 
-def summarize(files: AttemptFiles, metrics: Metrics | None = None) -> dict[str, Any]:
+def summarize(files: AttemptFiles, metrics: PageMetrics | None = None) -> dict[str, Any]:
     """Everything about the job of `files`, as JSON: of all its attempts in short, and of this attempt in full.
 
     `metrics`: of this attempt, if they are known already.
@@ -34,7 +34,7 @@ def summarize(files: AttemptFiles, metrics: Metrics | None = None) -> dict[str, 
     members, outcome = read_members(files), read_outcome(files)
     if members:
         metrics.keep(members)
-    machines = Machines()
+    machines = PageMachines()
     for sample in read_samples(files.machine):
         machines.add(sample)
     return {
@@ -64,14 +64,14 @@ def summarize(files: AttemptFiles, metrics: Metrics | None = None) -> dict[str, 
     }
 
 
-def straggler_json(metrics: Metrics) -> dict[str, Any] | None:
+def straggler_json(metrics: PageMetrics) -> dict[str, Any] | None:
     """The rank that the others have waited for in the whole attempt, if they lost a good part of their time."""
     found = metrics.times.straggler()
     return None if found is None else vars(found)
 
 
 def _ranks(
-    files: AttemptFiles, metrics: Metrics, outcome: dict[str, Any] | None, members: frozenset[int]
+    files: AttemptFiles, metrics: PageMetrics, outcome: dict[str, Any] | None, members: frozenset[int]
 ) -> list[dict[str, Any]]:
     """Every rank that is known, with its last step, how its log is long, and how it ended where that is known.
 
@@ -130,12 +130,12 @@ def _ends(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     return first, last
 
 
-def _read_metrics(files: AttemptFiles) -> Metrics:
-    metrics, voice = Metrics(), Voice()
+def _read_metrics(files: AttemptFiles) -> PageMetrics:
+    metrics, voice = PageMetrics(), PrintedReportsChoice()
     for report in _reports(files.metrics, 0):
         with suppress(KeyError, TypeError, ValueError):  # a line that was cut off when the disk was full
             counts, is_first = voice.hear(rank := int(report["rank"]), report)
-            metrics = Metrics() if is_first else metrics
+            metrics = PageMetrics() if is_first else metrics
             if counts:
                 metrics.add(rank, report)
     return metrics

@@ -11,7 +11,7 @@ from ringtrain.errors import ConfigurationError, quoted
 
 
 @dataclass(frozen=True)
-class Attempt:
+class SinkAttempt:
     """What is sent somewhere. `began`: seconds since the epoch; `ranks`: of its world, 0 where nobody knows."""
 
     namespace: str
@@ -51,7 +51,7 @@ class Sink(Protocol):
 
 
 @dataclass(frozen=True)
-class Kind:
+class SinkKind:
     """The module that sends, the package that it needs, and the extra that brings the package."""
 
     module: str
@@ -60,9 +60,9 @@ class Kind:
 
 
 SINKS: Final = {
-    "mlflow": Kind("ringtrain_job.sinks.mlflow", "mlflow", "mlflow"),
-    "tensorboard": Kind("ringtrain_job.sinks.tensorboard", "tensorboard", "tensorboard"),
-    "wandb": Kind("ringtrain_job.sinks.wandb", "wandb", "wandb"),
+    "mlflow": SinkKind("ringtrain_job.sinks.mlflow", "mlflow", "mlflow"),
+    "tensorboard": SinkKind("ringtrain_job.sinks.tensorboard", "tensorboard", "tensorboard"),
+    "wandb": SinkKind("ringtrain_job.sinks.wandb", "wandb", "wandb"),
 }
 
 
@@ -81,7 +81,7 @@ def check_sink(name: str, asked_by: str) -> None:
         )
 
 
-def open_sink(name: str, attempt: Attempt) -> Sink:
+def open_sink(name: str, attempt: SinkAttempt) -> Sink:
     """The sink `name` for one attempt. Nothing is sent yet. Raises what its package raises on import."""
     sink: Sink = importlib.import_module(SINKS[name].module).open_sink(attempt)
     return sink

@@ -21,7 +21,7 @@ from ringtrain_job.logs.events import KUBERNETES, read_events
 from ringtrain_job.logs.layout import AttemptFiles
 from ringtrain_job.logs.reading import follow, read_outcome
 from ringtrain_job.logs.reports import BadReport, parse_report
-from ringtrain_job.sinks.base import Attempt, Sink
+from ringtrain_job.sinks.base import Sink, SinkAttempt
 
 log = logging.getLogger(__name__)
 
@@ -36,15 +36,17 @@ _MARGIN_S: Final = 5.0
 _MOST_SAID: Final = 200
 
 
-def attempt_of(files: AttemptFiles, ranks: int = 0) -> Attempt:
+def attempt_of(files: AttemptFiles, ranks: int = 0) -> SinkAttempt:
     """The attempt whose files these are; `ranks`: of its world, if that is known."""
     own = (event["time"] for event in read_events(files) if event.get("source") != KUBERNETES)
     job = files.directory.parent
     known = ranks or int((read_outcome(files) or {}).get("worldSize") or 0)
-    return Attempt(job.parent.name, job.name, int(files.directory.name), files.directory, next(own, 0.0), known)
+    return SinkAttempt(
+        job.parent.name, job.name, int(files.directory.name), files.directory, next(own, 0.0), known
+    )
 
 
-class Feed:
+class SinkFeed:
     """Reads the reports of `files` into `sink`. `name`: of the sink, in what is said."""
 
     def __init__(self, name: str, sink: Sink, files: AttemptFiles) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from ringtrain_job.sinks.base import Attempt
+from ringtrain_job.sinks.base import SinkAttempt
 
 # A step of which a rank's report is missing for so long, by the ranks' clocks, goes without it.
 _PATIENCE_S: Final = 30.0
@@ -14,7 +14,7 @@ _ODD: Final = re.compile(r"[^A-Za-z0-9_\-. :/]")
 
 
 @dataclass(frozen=True)
-class Point:
+class MeansSinkPoint:
     """Means over ranks at one step; `time`: of the first report of it, in seconds since the epoch."""
 
     step: int
@@ -23,7 +23,7 @@ class Point:
 
 
 @dataclass
-class _Sums:
+class _MeansSinkSums:
     time: float
     ranks: set[int] = field(default_factory=set)
     sums: dict[str, tuple[float, int]] = field(default_factory=dict)
@@ -32,10 +32,10 @@ class _Sums:
 class MeansSink:
     """What a sink of means has: the steps that are complete, and have not been sent. `most`: that are held."""
 
-    def __init__(self, attempt: Attempt, most: int | None = None) -> None:
+    def __init__(self, attempt: SinkAttempt, most: int | None = None) -> None:
         self._attempt = attempt
-        self._means = StepMeans(attempt.ranks)
-        self._points: deque[Point] = deque(maxlen=most)
+        self._means = SinkStepMeans(attempt.ranks)
+        self._points: deque[MeansSinkPoint] = deque(maxlen=most)
 
     @property
     def pending(self) -> int:
@@ -47,7 +47,7 @@ class MeansSink:
         self._points.extend(self._means.add(rank, report))
 
 
-class StepMeans:
+class SinkStepMeans:
     """Means of loss, epoch and metrics over the ranks that have reported a step, and the sum of their samples/s.
 
     `ranks`: of the world; a step is complete with so many reports, or when it has waited long enough. Steps come
@@ -56,18 +56,18 @@ class StepMeans:
 
     def __init__(self, ranks: int) -> None:
         self._ranks = ranks
-        self._steps: dict[int, _Sums] = {}
+        self._steps: dict[int, _MeansSinkSums] = {}
         self._last: dict[int, float] = {}
         self._over = -1
 
-    def add(self, rank: int, report: Mapping[str, Any]) -> Iterator[Point]:
+    def add(self, rank: int, report: Mapping[str, Any]) -> Iterator[MeansSinkPoint]:
         """Take in one report; the points that are complete by it."""
         step, time = int(report["step"]), float(report["time"])
         before = self._last.get(rank)
         self._last[rank] = time
         if report.get("startedFrom") is not None or step <= self._over:
             return
-        entry = self._steps.setdefault(step, _Sums(time))
+        entry = self._steps.setdefault(step, _MeansSinkSums(time))
         entry.ranks.add(rank)
         values = {"loss": report.get("loss"), "epoch": report.get("epoch"), **(report.get("metrics") or {})}
         values |= report.get("notFinite") or {}
@@ -81,23 +81,25 @@ class StepMeans:
             entry.sums[name] = total + report["samples"] / (time - before), 1
         yield from self._complete(time)
 
-    def _complete(self, now: float) -> Iterator[Point]:
+    def _complete(self, now: float) -> Iterator[MeansSinkPoint]:
         ready = [step for step, entry in self._steps.items() if self._ranks and len(entry.ranks) >= self._ranks]
         ready += [step for step, entry in self._steps.items() if now - entry.time > _PATIENCE_S]
         if ready:
             yield from self._until(max(ready))
 
-    def rest(self) -> Iterator[Point]:
+    def rest(self) -> Iterator[MeansSinkPoint]:
         """The points of all steps that are left."""
         if self._steps:
             yield from self._until(max(self._steps))
 
-    def _until(self, last: int) -> Iterator[Point]:
+    def _until(self, last: int) -> Iterator[MeansSinkPoint]:
         for step in sorted(step for step in self._steps if step <= last):
             entry = self._steps.pop(step)
             self._over = step
             if entry.sums:
-                yield Point(step, entry.time, {name: total / n for name, (total, n) in entry.sums.items()})
+                yield MeansSinkPoint(
+                    step, entry.time, {name: total / n for name, (total, n) in entry.sums.items()}
+                )
 
 
 def plain_name(name: str) -> str:

@@ -8,7 +8,7 @@ from typing import Any, Final
 from mlflow.entities import Metric, Param, RunTag
 from mlflow.tracking import MlflowClient
 
-from ringtrain_job.sinks.base import Attempt
+from ringtrain_job.sinks.base import SinkAttempt
 from ringtrain_job.sinks.means import MeansSink, plain_name
 
 # So many values, parameters and tags a request, as its REST API allows, and steps that are held for a server.
@@ -26,19 +26,19 @@ _KEY: Final = "ringtrain.run"
 _STATES: Final = {"Succeeded": "FINISHED", "Failed": "FAILED"}
 
 
-def open_sink(attempt: Attempt) -> "Mlflow":
+def open_sink(attempt: SinkAttempt) -> "MlflowSink":
     """The attempt as a run of the experiment that MLFLOW_EXPERIMENT_NAME names, default ringtrain."""
     for name, value in _DEFAULTS.items():
         os.environ.setdefault(name, value)
     for library in ("urllib3", "mlflow", "alembic"):  # what fails is said once, by who feeds
         logging.getLogger(library).setLevel(logging.ERROR)
-    return Mlflow(attempt)
+    return MlflowSink(attempt)
 
 
-class Mlflow(MeansSink):
+class MlflowSink(MeansSink):
     """Means over ranks as metrics, what `rt.report_config` was given as parameters, the outcome as status."""
 
-    def __init__(self, attempt: Attempt) -> None:
+    def __init__(self, attempt: SinkAttempt) -> None:
         super().__init__(attempt, _MOST_HELD)
         self._told: dict[str, str] = {}
         self._run = ""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ringtrain_job.logs.reports import BadReport, parse_report
-from ringtrain_job.sinks.base import Attempt
+from ringtrain_job.sinks.base import SinkAttempt
 
 # A run of TensorBoard for each rank, up to so many; those of a larger world show the first ranks.
 MOST_RANKS: Final = 64
@@ -18,12 +18,12 @@ _MOST_HELD: Final = 20_000
 _OURS: Final = "ringtrain"
 
 
-def open_sink(attempt: Attempt) -> "EventFiles":
+def open_sink(attempt: SinkAttempt) -> "TensorboardSink":
     """The attempt in `tensorboard/` beside its logs. Raises OSError."""
-    return EventFiles(attempt.directory / "tensorboard")
+    return TensorboardSink(attempt.directory / "tensorboard")
 
 
-class EventFiles:
+class TensorboardSink:
     """Event files below a directory, one for each rank. What an earlier call has left of ours is replaced."""
 
     def __init__(self, place: Path) -> None:
@@ -32,7 +32,7 @@ class EventFiles:
         for path in place.glob(f"rank-*/events.out.tfevents.*.{_OURS}"):
             path.unlink()
         self._place = place
-        self._writers: dict[int, _EventFile] = {}
+        self._writers: dict[int, _TensorboardEventFile] = {}
         self._last: dict[int, float] = {}
         self._taken: deque[tuple[int, Mapping[str, Any]]] = deque(maxlen=_MOST_HELD)
 
@@ -54,7 +54,7 @@ class EventFiles:
             return
         writer = self._writers.get(rank)
         if writer is None:
-            writer = self._writers[rank] = _EventFile(self._place / f"rank-{rank:04d}", report["time"])
+            writer = self._writers[rank] = _TensorboardEventFile(self._place / f"rank-{rank:04d}", report["time"])
         values = {"loss": report.get("loss"), "epoch": report.get("epoch"), **(report.get("metrics") or {})}
         seconds = report["time"] - self._last.get(rank, report["time"])
         self._last[rank] = report["time"]
@@ -93,7 +93,7 @@ class EventFiles:
             writer.close()
 
 
-class _EventFile:
+class _TensorboardEventFile:
     """One event file, by TensorBoard's own record writer."""
 
     def __init__(self, folder: Path, began: float) -> None:

@@ -6,21 +6,21 @@ from typing import Any, Final
 
 import wandb
 
-from ringtrain_job.sinks.base import Attempt
+from ringtrain_job.sinks.base import SinkAttempt
 from ringtrain_job.sinks.means import MeansSink
 
 _TEXTS: Final = ("image", "imageID", "commit")
 
 
-def open_sink(attempt: Attempt) -> "Wandb":
+def open_sink(attempt: SinkAttempt) -> "WandbSink":
     """The attempt as an offline run in `wandb/` beside its logs."""
-    return Wandb(attempt)
+    return WandbSink(attempt)
 
 
-class Wandb(MeansSink):
+class WandbSink(MeansSink):
     """Means over ranks as the run's history, what `rt.report_config` was given as its config."""
 
-    def __init__(self, attempt: Attempt) -> None:
+    def __init__(self, attempt: SinkAttempt) -> None:
         super().__init__(attempt)
         self._run: Any = None
 

@@ -19,7 +19,7 @@ from support.needs import need
 from ringtrain_job.agent.machine import AgentGpus, AgentMachineSampler, AgentMachineThread
 from ringtrain_job.agent.memory import MemoryCgroup
 from ringtrain_job.agent.ranks import AgentRanks
-from ringtrain_job.logs.samples import GpuUse, RankUse, Sample, read_sample
+from ringtrain_job.logs.samples import GpuUse, MachineSample, RankUse, read_sample
 
 GIB = 1 << 30
 FILES = {
@@ -38,7 +38,7 @@ FILES = {
         "memory.oom_control": "under_oom 0\noom_kill 0",
     },
 }
-SAMPLE = Sample(0, 1.0, 7 * GIB, 8 * GIB, 0, 0, None, {3: RankUse(1, 6 * GIB)})
+SAMPLE = MachineSample(0, 1.0, 7 * GIB, 8 * GIB, 0, 0, None, {3: RankUse(1, 6 * GIB)})
 # Eats memory, and processor time in a child.
 EATS = """
 import subprocess, sys
@@ -122,7 +122,7 @@ def test_a_look_counts_all_processes_of_a_rank_and_costs_little() -> None:
     rank = subprocess.Popen([sys.executable, "-c", EATS], start_new_session=True)
     seen, enough = [], threading.Event()
 
-    def tell(sample: Sample) -> None:
+    def tell(sample: MachineSample) -> None:
         seen.append(sample)
         if sample.ranks[0].cpu > 0.1 and sample.ranks[0].rss > 64 << 20:
             enough.set()

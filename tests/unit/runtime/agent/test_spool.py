@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringtrain_job.agent.spool import AgentLogSpool, coalesce
-from ringtrain_job.logs.journal import Stream
+from ringtrain_job.logs.journal import LogStream
 from ringtrain_job.logs.layout import AttemptFiles
-from ringtrain_job.logs.store import Chunk, LogStore
+from ringtrain_job.logs.store import LogChunk, LogStore
 
 NOTICE = re.compile(rb"\[ringtrain\] (\d+) lines of rank (\d+) were dropped")
 
@@ -19,12 +19,12 @@ NOTICE = re.compile(rb"\[ringtrain\] (\d+) lines of rank (\d+) were dropped")
 def test_the_same_until_it_is_durable() -> None:
     """What was taken is given again until it is acknowledged, and not after."""
     spool = AgentLogSpool()
-    spool.put(Stream.LOG, 0, b"a\nb\n")
+    spool.put(LogStream.LOG, 0, b"a\nb\n")
     first = spool.take(1 << 20, 0)
-    assert first == spool.take(1 << 20, 0) == [Chunk(Stream.LOG, 0, 1, 2, b"a\nb\n")]
-    assert not spool.done({(Stream.LOG, 0): 1})
+    assert first == spool.take(1 << 20, 0) == [LogChunk(LogStream.LOG, 0, 1, 2, b"a\nb\n")]
+    assert not spool.done({(LogStream.LOG, 0): 1})
     assert spool.take(1 << 20, 0) == first
-    assert spool.done({(Stream.LOG, 0): 2})
+    assert spool.done({(LogStream.LOG, 0): 2})
     assert spool.take(1 << 20, 0) == []
     assert spool.empty
 
@@ -33,7 +33,7 @@ def test_neighbours_are_joined() -> None:
     """Runs of one rank become one chunk; the order of ranks stays."""
     spool = AgentLogSpool()
     for rank, data in ((0, b"a\n"), (0, b"b\n"), (1, b"x\n"), (0, b"c\n")):
-        spool.put(Stream.LOG, rank, data)
+        spool.put(LogStream.LOG, rank, data)
     assert [(c.rank, c.first, c.lines, c.data) for c in spool.take(1 << 20, 0)] == [
         (0, 1, 2, b"a\nb\n"), (1, 1, 1, b"x\n"), (0, 3, 1, b"c\n"),
     ]  # fmt: skip
@@ -45,7 +45,7 @@ def test_beyond_memory_comes_the_disk() -> None:
     spool = AgentLogSpool(memory_bytes=1000, disk_bytes=100_000)
     lines = [b"line %d\n" % number for number in range(50)]
     for line in lines:
-        spool.put(Stream.LOG, 0, line)
+        spool.put(LogStream.LOG, 0, line)
     assert spool.dropped() == {}
     assert _drain(spool) == b"".join(lines)
     spool.close()
@@ -57,26 +57,26 @@ def test_the_bound_is_on_what_waits() -> None:
     lines = [b"line %d\n" % number for number in range(500)]
     read = b""
     for number, line in enumerate(lines):
-        spool.put(Stream.LOG, 0, line)
+        spool.put(LogStream.LOG, 0, line)
         if number >= 5:
             (chunk,) = spool.take(1, 0)
-            spool.done({(Stream.LOG, 0): chunk.first + chunk.lines - 1})
+            spool.done({(LogStream.LOG, 0): chunk.first + chunk.lines - 1})
             read += chunk.data
     assert spool.dropped() == {}
     assert read + _drain(spool) == b"".join(lines)
     spool.close()
 
 
-@pytest.mark.parametrize("stream", [Stream.LOG, Stream.REPORT])
-def test_what_is_dropped_is_said(stream: Stream) -> None:
+@pytest.mark.parametrize("stream", [LogStream.LOG, LogStream.REPORT])
+def test_what_is_dropped_is_said(stream: LogStream) -> None:
     """The next line that fits is preceded by how many are missing."""
     spool = AgentLogSpool(memory_bytes=700, disk_bytes=0)
     spool.put(stream, 3, b"kept\n")
     spool.put(stream, 3, b"x" * 600 + b"\n" + b"y\n")
-    assert spool.dropped() == ({3: 2} if stream is Stream.LOG else {})
+    assert spool.dropped() == ({3: 2} if stream is LogStream.LOG else {})
     assert _drain(spool) == b"kept\n"
     spool.put(stream, 3, b"later\n")
-    what = b"lines" if stream is Stream.LOG else b"reports"
+    what = b"lines" if stream is LogStream.LOG else b"reports"
     expected = b"[ringtrain] 2 %s of rank 3 were dropped: " % what
     notice, later = _drain(spool).splitlines()
     assert notice.startswith(expected)
@@ -86,21 +86,21 @@ def test_what_is_dropped_is_said(stream: Stream) -> None:
 def test_what_nobody_misses_is_dropped_without_a_word() -> None:
     """What an agent itself adds to a rank's reports is no report of the rank's."""
     spool = AgentLogSpool(memory_bytes=250, disk_bytes=0)
-    spool.put(Stream.LOG, 0, b"a" * 40 + b"\n")
-    spool.offer(Stream.REPORT, 0, b"{}\n")
+    spool.put(LogStream.LOG, 0, b"a" * 40 + b"\n")
+    spool.offer(LogStream.REPORT, 0, b"{}\n")
     (chunk,) = spool.take(1 << 20, 0.0)
-    assert spool.done({(Stream.LOG, 0): chunk.first})
+    assert spool.done({(LogStream.LOG, 0): chunk.first})
     spool.finish(0)
     assert (spool.empty, spool.dropped()) == (True, {})
-    spool.offer(Stream.REPORT, 0, b"{}\n")
+    spool.offer(LogStream.REPORT, 0, b"{}\n")
     assert not spool.empty
 
 
 def test_what_is_dropped_last_is_said_at_the_end() -> None:
     """A rank that ends says what was dropped of it even when the spool is still full."""
     spool = AgentLogSpool(memory_bytes=300, disk_bytes=0)
-    spool.put(Stream.LOG, 0, b"x" * 90 + b"\n")
-    spool.put(Stream.LOG, 0, b"dropped\n")
+    spool.put(LogStream.LOG, 0, b"x" * 90 + b"\n")
+    spool.put(LogStream.LOG, 0, b"dropped\n")
     spool.finish(0)
     assert b"[ringtrain] 1 lines of rank 0 were dropped" in _drain(spool)
 
@@ -124,7 +124,7 @@ def test_every_line_is_stored_once_or_counted(steps: list[tuple[str, int, int]])
         for what, first, second in steps:
             if what == "write":
                 for _ in range(second):
-                    spool.put(Stream.LOG, first, b"%d\n" % written[first])
+                    spool.put(LogStream.LOG, first, b"%d\n" % written[first])
                     written[first] += 1
             elif what == "ship":
                 _ship(spool, store, answer_lost=bool(first))

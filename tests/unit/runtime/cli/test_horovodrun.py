@@ -13,7 +13,7 @@ from ringtrain.shared import contract
 from ringtrain.shared.horovod_variables import COUNTERPARTS, with_counterparts
 from ringtrain.shared.hosts import Host
 from ringtrain_job.cli.horovod_options import OPTIONS
-from ringtrain_job.cli.horovod_values import HorovodValues, horovod_options, read_config_file
+from ringtrain_job.cli.horovod_values import HorovodrunValues, horovod_options, read_config_file
 from ringtrain_job.cli.horovodrun import main as horovodrun
 from ringtrain_job.cli.hosts import find_hosts
 from ringtrain_job.cli.run import run
@@ -72,7 +72,7 @@ def test_the_page_has_every_variable() -> None:
 
 def test_options_without_meaning_are_explained() -> None:
     """In one line each, where they were given; false is given, too."""
-    values = HorovodValues({"gloo": True, "mpi_args": "-x A", "autotune": False, "ssh_port": 2222, "mpi": None})
+    values = HorovodrunValues({"gloo": True, "mpi_args": "-x A", "autotune": False, "ssh_port": 2222, "mpi": None})
     assert [line.split()[0] for line in values.notes] == ["--gloo", "--mpi-args", "--autotune"]
     assert (
         values.notes[0]
@@ -83,16 +83,18 @@ def test_options_without_meaning_are_explained() -> None:
 def test_options_become_variables() -> None:
     """What is told to launcher, agents and ranks; a stall timeout of 0 is the longest that there is."""
     given = {"start_timeout": 30.0, "timeline_filename": "t.json", "log_level": "FATAL"}
-    assert HorovodValues({**given, "stall_check_shutdown_time_seconds": 0.0}).variables == {
+    assert HorovodrunValues({**given, "stall_check_shutdown_time_seconds": 0.0}).variables == {
         contract.ENV_START_TIMEOUT: "30",
         contract.ENV_TIMELINE: "t.json",
         contract.ENV_LOG_LEVEL: "critical",
         contract.ENV_STALL_TIMEOUT: "1000000",
     }
-    off = HorovodValues({"no_stall_check": True, "stall_check_shutdown_time_seconds": 20.0})
+    off = HorovodrunValues({"no_stall_check": True, "stall_check_shutdown_time_seconds": 20.0})
     assert off.variables == {contract.ENV_STALL_TIMEOUT: "1000000", contract.ENV_STALL_WARNING: "1000000"}
-    assert HorovodValues({"stall_check_warning_time_seconds": 5.0}).variables == {contract.ENV_STALL_WARNING: "5"}
-    values = HorovodValues({"stall_check_shutdown_time_seconds": 90.0, "network_interfaces": "eth0, lo"})
+    assert HorovodrunValues({"stall_check_warning_time_seconds": 5.0}).variables == {
+        contract.ENV_STALL_WARNING: "5"
+    }
+    values = HorovodrunValues({"stall_check_shutdown_time_seconds": 90.0, "network_interfaces": "eth0, lo"})
     assert values.variables == {contract.ENV_STALL_TIMEOUT: "90"}
     assert values.ssh.interfaces == ("eth0", "lo")
 
@@ -102,12 +104,12 @@ def test_outputs_of_ranks_are_linked(tmp_path: Path) -> None:
     files = AttemptFiles(tmp_path / "run")
     files.directory.mkdir()
     for _ in range(2):
-        HorovodValues({"output_filename": str(tmp_path / "out")}).link_outputs(files, 11)
+        HorovodrunValues({"output_filename": str(tmp_path / "out")}).link_outputs(files, 11)
     files.rank_log(3).write_text("line\n")
     assert (tmp_path / "out/rank.03/stdout").read_text() == "line\n"
     (tmp_path / "file").write_text("")
     with pytest.raises(click.UsageError, match="give a directory that you can write"):
-        HorovodValues({"output_filename": str(tmp_path / "file")}).link_outputs(files, 1)
+        HorovodrunValues({"output_filename": str(tmp_path / "file")}).link_outputs(files, 1)
 
 
 def test_a_config_file(tmp_path: Path) -> None:
@@ -130,7 +132,7 @@ def test_a_config_file(tmp_path: Path) -> None:
 def test_settings_that_are_none_are_named_and_passed_over(tmp_path: Path) -> None:
     """As Horovod does with keys that it does not know."""
     (tmp_path / "config.yaml").write_text("timeline:\n  file: x\n  filename: t.json\nnew: 1\n")
-    values = HorovodValues(read_config_file(str(tmp_path / "config.yaml")))
+    values = HorovodrunValues(read_config_file(str(tmp_path / "config.yaml")))
     assert values.variables == {contract.ENV_TIMELINE: "t.json"}
     assert [note.partition("config.yaml: ")[2] for note in values.notes] == [
         "timeline.file, new: no setting of Horovod, passed over"
@@ -163,11 +165,11 @@ def test_a_config_file_with_an_error(text: str | None, message: str, tmp_path: P
 def test_the_command_line_wins_over_the_config_file(tmp_path: Path) -> None:
     """An option that both give has the command line's value; what the file alone gives counts."""
     (tmp_path / "config.yaml").write_text("timeline:\n  filename: t.json\nlogging:\n  level: info\n")
-    seen: list[HorovodValues] = []
+    seen: list[HorovodrunValues] = []
 
     @click.command()
     @horovod_options
-    def command(horovod: HorovodValues) -> None:
+    def command(horovod: HorovodrunValues) -> None:
         seen.append(horovod)
 
     words = ["--config-file", str(tmp_path / "config.yaml"), "--log-level", "error"]

@@ -8,8 +8,8 @@ import pytest
 from click.testing import CliRunner
 
 from ringtrain.shared.hosts import Host
-from ringtrain_job.cli.elastic import ElasticOptions, ElasticRun, elastic_run
-from ringtrain_job.cli.horovod_values import HorovodValues
+from ringtrain_job.cli.elastic import ElasticCommandOptions, ElasticCommandRun, elastic_run
+from ringtrain_job.cli.horovod_values import HorovodrunValues
 from ringtrain_job.cli.main import main
 from ringtrain_job.launcher.discovery import run_script
 from ringtrain_job.launcher.hosts import HostCoolDown
@@ -166,10 +166,10 @@ def test_usage_errors_of_elastic_runs(
 @pytest.mark.parametrize(
     ("options", "slots", "expected"),
     [
-        (ElasticOptions(min_ranks=2), 4, {"": "Replace", "_MIN_RANKS": "2", "_MAX_RANKS": "4"}),
-        (ElasticOptions(max_ranks=8), 8, {"": "Replace", "_MIN_RANKS": "4", "_MAX_RANKS": "8"}),
+        (ElasticCommandOptions(min_ranks=2), 4, {"": "Replace", "_MIN_RANKS": "2", "_MAX_RANKS": "4"}),
+        (ElasticCommandOptions(max_ranks=8), 8, {"": "Replace", "_MIN_RANKS": "4", "_MAX_RANKS": "8"}),
         (
-            ElasticOptions(on_loss="Restart", replace_timeout_s=7.5, resets=0),
+            ElasticCommandOptions(on_loss="Restart", replace_timeout_s=7.5, resets=0),
             4,
             {
                 "": "Restart",
@@ -182,9 +182,9 @@ def test_usage_errors_of_elastic_runs(
     ],
     ids=["min", "max", "any-option"],
 )
-def test_what_an_elastic_run_is_told(options: ElasticOptions, slots: int, expected: dict[str, str]) -> None:
+def test_what_an_elastic_run_is_told(options: ElasticCommandOptions, slots: int, expected: dict[str, str]) -> None:
     """-np is where it begins, and the bound that is not given; there are as many slots as ranks at most."""
-    assert elastic_run(4, "", ElasticOptions()) is None
+    assert elastic_run(4, "", ElasticCommandOptions()) is None
     made = elastic_run(4, "", options)
     always = {"_START_RANKS": "4", "_JOIN_DELAY": "2"}
     assert made.slots == slots
@@ -226,17 +226,17 @@ def test_what_hosts_of_a_script_cannot_have(answer: str, options: list[str], mes
 )
 def test_places_of_hosts_that_come_and_go(first: dict[str, int], most: int, workers: int, slots: int) -> None:
     """All hosts may be others from one answer to the next; the launcher has at most 4096 slots to look at."""
-    made = ElasticRun(most, {"RINGTRAIN_HOST_DISCOVERY_SCRIPT": "x"}, first).reach(HorovodValues(), [])
+    made = ElasticCommandRun(most, {"RINGTRAIN_HOST_DISCOVERY_SCRIPT": "x"}, first).reach(HorovodrunValues(), [])
     assert (made.hosts.workers, made.hosts.slots) == (workers, slots)
     assert made.hosts.cooldown == HostCoolDown(2, 10, 600)
 
 
 def test_fixed_hosts_of_an_elastic_run() -> None:
     """They are what a script prints that always says the same; with too few slots the run is refused."""
-    world = elastic_run(3, "-H a:2,b:2", ElasticOptions(min_ranks=1))
-    made = world.reach(HorovodValues({"blacklist_cooldown_range": (5.0, 50.0)}), [Host("a", 2), Host("b", 2)])
+    world = elastic_run(3, "-H a:2,b:2", ElasticCommandOptions(min_ranks=1))
+    made = world.reach(HorovodrunValues({"blacklist_cooldown_range": (5.0, 50.0)}), [Host("a", 2), Host("b", 2)])
     assert made.hosts.cooldown == HostCoolDown(1, 5, 50)
     assert run_script(made.variables["RINGTRAIN_HOST_DISCOVERY_SCRIPT"], 30, threading.Event()) == "a:2\nb:2\n"
-    assert world.reach(HorovodValues(), [Host("localhost", 3)]).hosts is None
+    assert world.reach(HorovodrunValues(), [Host("localhost", 3)]).hosts is None
     with pytest.raises(click.UsageError, match="a have 2 slots for -np 3 ranks"):
-        world.reach(HorovodValues(), [Host("a", 2)])
+        world.reach(HorovodrunValues(), [Host("a", 2)])

@@ -17,7 +17,7 @@ from ringtrain.errors import ConfigurationError
 from ringtrain.shared import contract
 from ringtrain.shared.hosts import Host
 from ringtrain_job.cli.certificates import SECRET_FILES, write_secrets
-from ringtrain_job.cli.remote_agent import GREETING, Order, first_address
+from ringtrain_job.cli.remote_agent import GREETING, RemoteAgentOrder, first_address
 from ringtrain_job.cli.ssh import HostDeadlines, SshOptions, connect, portable
 
 pytestmark = pytest.mark.slow
@@ -178,7 +178,7 @@ def order(place: Path, **changed: object) -> bytes:
         write_secrets(secrets, "uid-1")
     files = {file: (secrets / "worker" / file).read_text() for file in SECRET_FILES}
     given = {"directory": str(place), "interfaces": (), "level": "info", "command": ("true",), **changed}
-    return json.dumps(asdict(Order(files, environment, **given))).encode() + b"\n"  # type: ignore[arg-type]
+    return json.dumps(asdict(RemoteAgentOrder(files, environment, **given))).encode() + b"\n"  # type: ignore[arg-type]
 
 
 def test_what_runs_on_another_host_ends_with_its_connection(tmp_path: Path) -> None:

@@ -29,9 +29,9 @@ from ringtrain_job.launcher.progress import follow_reports, say_total
 from ringtrain_job.launcher.service import LauncherCoordinatorService
 from ringtrain_job.launcher.status import LauncherReports, LauncherStatusSnapshot
 from ringtrain_job.launcher.verdict import lost_peer
-from ringtrain_job.logs.journal import Stream, recover
+from ringtrain_job.logs.journal import LogStream, recover
 from ringtrain_job.logs.layout import AttemptFiles
-from ringtrain_job.logs.records import RecordSplitter, count_records, last_lines
+from ringtrain_job.logs.records import LogRecordSplitter, count_records, last_lines
 from ringtrain_job.logs.reports import BadReport, parse_report
 from ringtrain_job.logs.store import LogStore
 
@@ -94,10 +94,10 @@ def test_a_report_or_none(line: bytes) -> None:
 )
 def test_the_bytes_of_a_log_are_kept(pieces: Sequence[bytes]) -> None:
     """However a rank's output is cut, the records in the spool joined are what it wrote."""
-    splitter, spool = RecordSplitter(), AgentLogSpool()
+    splitter, spool = LogRecordSplitter(), AgentLogSpool()
     for piece in pieces:
-        spool.put(Stream.LOG, 0, splitter.feed(piece))
-    spool.put(Stream.LOG, 0, splitter.flush())
+        spool.put(LogStream.LOG, 0, splitter.feed(piece))
+    spool.put(LogStream.LOG, 0, splitter.flush())
     chunks = spool.take(1 << 30, 0)
     assert b"".join(chunk.data for chunk in chunks) == b"".join(pieces)
     spool.close()
@@ -176,8 +176,8 @@ def _launcher(directory: Path, console: int) -> tuple[LauncherStatusSnapshot, La
 def _send(service: LauncherCoordinatorService, rank: int, reports: bytes, log: bytes) -> list[str]:
     """Send both through a spool as an agent does; returns the kinds that became durable whole."""
     spool = AgentLogSpool()
-    spool.put(Stream.REPORT, rank, reports)
-    spool.put(Stream.LOG, rank, log)
+    spool.put(LogStream.REPORT, rank, reports)
+    spool.put(LogStream.LOG, rank, log)
     request = pb.AppendRequest(attempt=1, worker_index=rank)
     for chunk in spool.take(1 << 30, 0):
         request.chunks.add(kind=int(chunk.stream), rank=rank, first=1, lines=chunk.lines, data=chunk.data)

@@ -17,9 +17,9 @@ from ringtrain_job.launcher.console import LauncherConsole
 from ringtrain_job.launcher.gang import LauncherGang
 from ringtrain_job.launcher.progress import follow_reports
 from ringtrain_job.launcher.status import LauncherReports, LauncherStatusSnapshot
-from ringtrain_job.logs.journal import Stream
+from ringtrain_job.logs.journal import LogStream
 from ringtrain_job.logs.layout import AttemptFiles
-from ringtrain_job.logs.store import Chunk, LogStore
+from ringtrain_job.logs.store import LogChunk, LogStore
 
 CONFIG = LauncherConfig.from_env(environment(1))
 
@@ -42,7 +42,7 @@ def begin(directory: Path, console: LauncherConsole) -> LauncherStatusSnapshot:
 
 def send(snapshot: LauncherStatusSnapshot, first: int, **report: float | str) -> None:
     data = json.dumps(report).encode() + b"\n"
-    assert snapshot.store.append(Chunk(Stream.REPORT, 0, first, 1, data)) == first
+    assert snapshot.store.append(LogChunk(LogStream.REPORT, 0, first, 1, data)) == first
 
 
 @pytest.mark.parametrize("ago_s", [3600, -3600], ids=["behind", "ahead"])
@@ -68,8 +68,8 @@ def test_the_slowest_rank_is_named_with_its_tail(tmp_path: Path, console: Launch
     assert snapshot.status()["runningSince"] is None
     for rank, step, at in ((0, 9, 1.0), (1, 7, 3.0), (2, 7, 2.0), (3, 1, 0.0)):
         data = json.dumps({"step": step, "time": at}).encode() + b"\n"
-        store.append(Chunk(Stream.REPORT, rank, 1, 1, data))
-    store.append(Chunk(Stream.LOG, 2, 1, 1, b"reading shard 8\n"))
+        store.append(LogChunk(LogStream.REPORT, rank, 1, 1, data))
+    store.append(LogChunk(LogStream.LOG, 2, 1, 1, b"reading shard 8\n"))
     told = {"rank": 2, "pod": "digits-worker-0", "node": "node-a", "step": 7, "logTail": ["reading shard 8"]}
     assert snapshot.status()["slowest"] == told
     store.close()

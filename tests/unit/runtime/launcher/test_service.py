@@ -20,7 +20,7 @@ from ringtrain.shared.gen import coordinator_pb2_grpc
 from ringtrain.shared.messages import message_fields
 from ringtrain.shared.rpc import RpcPeer, dial
 from ringtrain.shared.secrets import Secrets
-from ringtrain_job.control.async_server import AsyncServer
+from ringtrain_job.control.async_server import ControlAsyncServer
 from ringtrain_job.control.model import AgentState, Outcome, RankPhase, Registration, Start, Stop, Verdict, World
 from ringtrain_job.control.wire import order_from_message
 from ringtrain_job.launcher.config import LauncherConfig
@@ -83,13 +83,13 @@ def worker(index: int, instance: str = "first") -> Registration:
 
 
 @contextmanager
-def dialled(job: Served, clients: int, secrets: Secrets | None = None) -> Iterator[tuple[AsyncServer, Any]]:
+def dialled(job: Served, clients: int, secrets: Secrets | None = None) -> Iterator[tuple[ControlAsyncServer, Any]]:
     """A server for so many agents, which the test closes, and a stub of one who has no token."""
 
     def register(server: grpc.aio.Server) -> None:
         coordinator_pb2_grpc.add_CoordinatorServicer_to_server(job.service, server)
 
-    server = AsyncServer.start(
+    server = ControlAsyncServer.start(
         0, secrets or Secrets(), RpcPeer("worker", "uid-1"), clients=clients, register=register
     )
     with dial(f"127.0.0.1:{server.port}", Secrets(), RpcPeer("launcher", "uid-1")) as channel:

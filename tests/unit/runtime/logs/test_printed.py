@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ringtrain.errors import ConfigurationError
 from ringtrain_job.logs.metrics_rule import rule_problem
-from ringtrain_job.logs.printed import PrintedReports, Voice
+from ringtrain_job.logs.printed import PrintedReports, PrintedReportsChoice
 from ringtrain_job.logs.reports import parse_report
 
 
@@ -269,7 +269,7 @@ def test_rules(rule: str) -> None:
 
 def test_whose_reports_count() -> None:
     """Those that ranks make; before them those that were read, of the lowest rank and its newest series."""
-    voice = Voice()
+    voice = PrintedReportsChoice()
     heard = [
         voice.hear(rank, {"printed": series}) for rank, series in ((2, 1), (2, 1), (3, 1), (0, 1), (2, 2), (0, 2))
     ]
@@ -283,7 +283,7 @@ def test_whose_reports_count() -> None:
 
 def test_another_rank_goes_on_where_the_one_that_spoke_is_gone() -> None:
     """What was said until then still counts."""
-    voice = Voice()
+    voice = PrintedReportsChoice()
     assert voice.hear(0, {"printed": 1}) == (True, True)
     voice.keep([1, 2])
     assert voice.hear(1, {"printed": 1}) == (True, False)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringtrain_job.logs.records import MAX_RECORD, RecordSplitter, count_records, prefixed, skip_records
+from ringtrain_job.logs.records import MAX_RECORD, LogRecordSplitter, count_records, prefixed, skip_records
 
 OUTPUT = st.lists(st.sampled_from([b"a", b"bc", b"\n", b"\r", b"\r\n", b"\xff", b""]), max_size=30)
 
@@ -13,7 +13,7 @@ OUTPUT = st.lists(st.sampled_from([b"a", b"bc", b"\n", b"\r", b"\r\n", b"\xff", 
 @given(pieces=OUTPUT)
 def test_records_joined_are_the_output(pieces: list[bytes]) -> None:
     """However the output is cut into reads, the records joined are the output, and are counted alike."""
-    splitter = RecordSplitter()
+    splitter = LogRecordSplitter()
     runs = [splitter.feed(piece) for piece in pieces] + [splitter.flush()]
     whole = b"".join(pieces)
     assert b"".join(runs) == whole
@@ -57,7 +57,7 @@ def test_prefixes(data: bytes, merged: bytes) -> None:
 
 def test_a_line_is_held_back_until_it_ends() -> None:
     """An unfinished line waits; a very long one does not."""
-    splitter = RecordSplitter()
+    splitter = LogRecordSplitter()
     assert splitter.feed(b"half") == b""
     assert splitter.pending
     assert splitter.feed(b" done\nnext") == b"half done\n"
@@ -67,7 +67,7 @@ def test_a_line_is_held_back_until_it_ends() -> None:
 
 def test_a_carriage_return_waits_for_its_newline() -> None:
     """`\\r\\n` cut in two by a read is one line break."""
-    splitter = RecordSplitter()
+    splitter = LogRecordSplitter()
     assert splitter.feed(b"line\r") == b""
     assert splitter.feed(b"\nnext\r") == b"line\r\n"
     assert splitter.feed(b"more") == b"next\r"

@@ -12,10 +12,10 @@ from support.objectstore import BUCKET, Proxy, Server, wait_until
 from ringtrain.shared.storage import ObjectStore
 from ringtrain_job.cli.main import main
 from ringtrain_job.logs import shipping
-from ringtrain_job.logs.journal import Stream
+from ringtrain_job.logs.journal import LogStream
 from ringtrain_job.logs.layout import AttemptFiles
 from ringtrain_job.logs.shipping import LogShipping, read_shipped, shipped_attempts
-from ringtrain_job.logs.store import Chunk, LogStore
+from ringtrain_job.logs.store import LogChunk, LogStore
 
 pytestmark = pytest.mark.slow
 
@@ -26,7 +26,7 @@ def _store(root: Path, attempt: int = 1) -> LogStore:
 
 def _write(store: LogStore, rank: int, first: int, lines: list[str]) -> None:
     data = "".join(f"{line}\n" for line in lines).encode()
-    store.append(Chunk(Stream.LOG, rank, first, len(lines), data))
+    store.append(LogChunk(LogStream.LOG, rank, first, len(lines), data))
 
 
 def _ship(uri: str, store: LogStore) -> LogShipping:
@@ -203,7 +203,7 @@ def test_reports_and_ranks_that_wrote_nothing(tmp_path: Path, monkeypatch: pytes
     uri = f"file://{tmp_path}/store"
     store = _store(tmp_path / "logs")
     _write(store, 0, 1, ["line"])
-    store.append(Chunk(Stream.REPORT, 0, 1, 1, b'{"time": 1.0, "step": 4}\n'))
+    store.append(LogChunk(LogStream.REPORT, 0, 1, 1, b'{"time": 1.0, "step": 4}\n'))
     assert _ship(uri, store).finish(60) is None
     store.close()
     _in_a_pod_without_files(monkeypatch, uri, tmp_path)

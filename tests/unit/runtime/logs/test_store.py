@@ -7,18 +7,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringtrain_job.logs.journal import Entry, Recovered, Stream, encode, header, recover
+from ringtrain_job.logs.journal import LogJournalEntry, LogStream, RecoveredLogJournal, encode, header, recover
 from ringtrain_job.logs.layout import AttemptFiles
-from ringtrain_job.logs.store import Chunk, LogStore
+from ringtrain_job.logs.store import LogChunk, LogStore
 
-ENTRIES = [Entry(Stream.LOG, 0, 3, 30, 42), Entry(Stream.REPORT, 1, 1, 80, 42), Entry(Stream.LOG, 0, 5, 50, 70)]
+ENTRIES = [
+    LogJournalEntry(LogStream.LOG, 0, 3, 30, 42),
+    LogJournalEntry(LogStream.REPORT, 1, 1, 80, 42),
+    LogJournalEntry(LogStream.LOG, 0, 5, 50, 70),
+]
 
 
 def test_a_journal_says_how_far_files_are_good() -> None:
     """The newest entry of each stream, and the sizes."""
     data = header("uid") + b"".join(map(encode, ENTRIES))
-    expected = {(Stream.LOG, 0): ENTRIES[2], (Stream.REPORT, 1): ENTRIES[1]}
-    assert recover(data) == Recovered("uid", expected, job_size=70, metrics_size=80, good_bytes=len(data))
+    expected = {(LogStream.LOG, 0): ENTRIES[2], (LogStream.REPORT, 1): ENTRIES[1]}
+    assert recover(data) == RecoveredLogJournal(
+        "uid", expected, job_size=70, metrics_size=80, good_bytes=len(data)
+    )
 
 
 @settings(deadline=None)
@@ -42,14 +48,14 @@ def test_a_damaged_record_ends_a_journal() -> None:
     records = [bytearray(encode(entry)) for entry in ENTRIES]
     records[1][5] ^= 1
     state = recover(header("uid") + b"".join(records))
-    assert set(state.entries) == {(Stream.LOG, 0)}
-    assert state.entries[Stream.LOG, 0].last == 3
+    assert set(state.entries) == {(LogStream.LOG, 0)}
+    assert state.entries[LogStream.LOG, 0].last == 3
 
 
 def test_recovery_from_any_torn_write(tmp_path: Path) -> None:
     """Cut the files anywhere behind the last acknowledged record: the next store goes on from there."""
-    chunks = [Chunk(Stream.LOG, 0, 1, 2, b"a\nb\n"), Chunk(Stream.LOG, 1, 1, 1, b"x\n")]
-    late = Chunk(Stream.LOG, 0, 3, 2, b"c\nd\n")
+    chunks = [LogChunk(LogStream.LOG, 0, 1, 2, b"a\nb\n"), LogChunk(LogStream.LOG, 1, 1, 1, b"x\n")]
+    late = LogChunk(LogStream.LOG, 0, 3, 2, b"c\nd\n")
     sizes = _sizes_after(tmp_path / "reference", chunks), _sizes_after(tmp_path / "reference-2", [*chunks, late])
     for extra in range(1, 20):
         root = tmp_path / str(extra)
@@ -76,8 +82,8 @@ def test_more_ranks_than_files_may_be_open(tmp_path: Path) -> None:
     store = LogStore(_files(tmp_path), "uid", 1, most_open=2)
     for first in (1, 2, 3):
         for rank in range(5):
-            store.append(Chunk(Stream.LOG, rank, first, 1, b"%d\n" % first))
-            store.append(Chunk(Stream.REPORT, rank, first, 1, b'{"step": %d, "time": 1.0}\n' % first))
+            store.append(LogChunk(LogStream.LOG, rank, first, 1, b"%d\n" % first))
+            store.append(LogChunk(LogStream.REPORT, rank, first, 1, b'{"step": %d, "time": 1.0}\n' % first))
     descriptors = [path.resolve() for path in Path("/proc/self/fd").iterdir()]
     assert sum(path.name.startswith("rank-") and tmp_path in path.parents for path in descriptors) == 2
     store.close()
@@ -88,10 +94,10 @@ def test_more_ranks_than_files_may_be_open(tmp_path: Path) -> None:
 def test_repeated_chunks_change_nothing(tmp_path: Path) -> None:
     """A chunk that comes again, or again with more behind it, adds only what is new."""
     store = LogStore(_files(tmp_path), "uid", 1)
-    assert store.append(Chunk(Stream.LOG, 2, 1, 2, b"a\nb\n")) == 2
-    assert store.append(Chunk(Stream.LOG, 2, 1, 2, b"a\nb\n")) == 2
-    assert store.append(Chunk(Stream.LOG, 2, 2, 2, b"b\nc\n")) == 3
-    assert store.append(Chunk(Stream.LOG, 2, 1, 1, b"a\n")) == 3
+    assert store.append(LogChunk(LogStream.LOG, 2, 1, 2, b"a\nb\n")) == 2
+    assert store.append(LogChunk(LogStream.LOG, 2, 1, 2, b"a\nb\n")) == 2
+    assert store.append(LogChunk(LogStream.LOG, 2, 2, 2, b"b\nc\n")) == 3
+    assert store.append(LogChunk(LogStream.LOG, 2, 1, 1, b"a\n")) == 3
     assert store.lines == 3
     store.close()
     assert store.files.rank_log(2).read_bytes() == b"a\nb\nc\n"
@@ -100,7 +106,7 @@ def test_repeated_chunks_change_nothing(tmp_path: Path) -> None:
 def test_lines_that_went_with_an_earlier_launcher(tmp_path: Path) -> None:
     """A gap means that acknowledged files are gone: the log says which lines."""
     store = LogStore(_files(tmp_path), "uid", 1)
-    assert store.append(Chunk(Stream.LOG, 0, 8, 1, b"h\n")) == 8
+    assert store.append(LogChunk(LogStream.LOG, 0, 8, 1, b"h\n")) == 8
     store.close()
     first, second = store.files.rank_log(0).read_text().splitlines()
     assert first.startswith("[ringtrain] lines 1 to 7 of rank 0 are not here")
@@ -112,7 +118,7 @@ def test_another_job_of_the_same_name(tmp_path: Path) -> None:
     for uid in ("old", "new"):
         store = LogStore(_files(tmp_path), uid, 1)
         assert not store.resumed
-        store.append(Chunk(Stream.LOG, 0, 1, 1, uid.encode() + b"\n"))
+        store.append(LogChunk(LogStream.LOG, 0, 1, 1, uid.encode() + b"\n"))
         store.close()
     assert _files(tmp_path).rank_log(0).read_text() == "new\n"
     assert (tmp_path / "default/job/1.earlier-1/rank-0000.log").read_text() == "old\n"
@@ -124,7 +130,7 @@ def test_reports_become_rows(tmp_path: Path) -> None:
     store = LogStore(_files(tmp_path), "uid", 4)
     store.on_report = lambda rank, report: seen.append((rank, report["step"]))
     rows = b'{"step": 1, "time": 2.5}\nnonsense\n{"step": 2, "time": 3.5}\n'
-    assert store.append(Chunk(Stream.REPORT, 3, 1, 3, rows)) == 3
+    assert store.append(LogChunk(LogStream.REPORT, 3, 1, 3, rows)) == 3
     store.close()
     assert [json.loads(row) for row in store.files.metrics.read_text().splitlines()] == [
         {"step": 1, "time": 2.5, "rank": 3, "attempt": 4},
@@ -158,7 +164,7 @@ def test_a_row_that_is_no_report_is_left_out(tmp_path: Path, row: bytes, caplog:
     seen: list[object] = []
     store.on_report = lambda rank, report: seen.append(report["step"])
     rows = row + b"\n" + row + b'\n{"step": 2, "time": 3.5, "loss": NaN}\n'
-    assert store.append(Chunk(Stream.REPORT, 5, 1, 3, rows)) == 3
+    assert store.append(LogChunk(LogStream.REPORT, 5, 1, 3, rows)) == 3
     store.close()
     assert seen == [2]
     (kept,) = store.files.metrics.read_text().splitlines()
@@ -178,7 +184,7 @@ def test_who_listens_cannot_spoil_the_files(tmp_path: Path, caplog: pytest.LogCa
 
     store.on_report = store.on_merged = fail
     rows = b'{"step": 1, "time": 1}\n{"step": 2, "time": 1}\n'
-    for chunk in (Chunk(Stream.LOG, 0, 1, 1, b"a\n"), Chunk(Stream.REPORT, 0, 1, 2, rows)):
+    for chunk in (LogChunk(LogStream.LOG, 0, 1, 1, b"a\n"), LogChunk(LogStream.REPORT, 0, 1, 2, rows)):
         for _ in range(2):
             assert store.append(chunk) == chunk.lines
     store.close()
@@ -191,17 +197,17 @@ def test_who_listens_cannot_spoil_the_files(tmp_path: Path, caplog: pytest.LogCa
 def test_a_full_disk_keeps_nothing_half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """When one file cannot be written, none of them keeps anything, and the chunk may come again."""
     store = LogStore(_files(tmp_path), "uid", 1)
-    store.append(Chunk(Stream.LOG, 0, 1, 1, b"a\n"))
+    store.append(LogChunk(LogStream.LOG, 0, 1, 1, b"a\n"))
     whole = store.files.job_log
     moved = whole.with_suffix(".moved")
     store._open[whole].close()
     store._open[whole] = open("/dev/full", "ab", buffering=0)  # noqa: SIM115
     with pytest.raises(OSError):
-        store.append(Chunk(Stream.LOG, 0, 2, 1, b"b\n"))
+        store.append(LogChunk(LogStream.LOG, 0, 2, 1, b"b\n"))
     assert store.files.rank_log(0).read_bytes() == b"a\n"
     assert not moved.exists()
     store._open.pop(whole).close()
-    assert store.append(Chunk(Stream.LOG, 0, 2, 1, b"b\n")) == 2
+    assert store.append(LogChunk(LogStream.LOG, 0, 2, 1, b"b\n")) == 2
     store.close()
     assert whole.read_bytes() == b"[0] a\n[0] b\n"
 
@@ -210,7 +216,7 @@ def _files(root: Path) -> AttemptFiles:
     return AttemptFiles.of(root, "default", "job", 1)
 
 
-def _sizes_after(root: Path, chunks: list[Chunk]) -> dict[str, int]:
+def _sizes_after(root: Path, chunks: list[LogChunk]) -> dict[str, int]:
     store = LogStore(_files(root), "uid", 1)
     for chunk in chunks:
         store.append(chunk)

@@ -8,15 +8,15 @@ from ringtrain.errors import ConfigurationError
 from ringtrain_job.control.model import Reason, Registration
 from ringtrain_job.launcher.mpi.command_line import MpirunLine
 from ringtrain_job.launcher.mpi.hosts import host_names, hostfile
-from ringtrain_job.mpi.implementation import Implementation, MpiCondition, Mpirun, identify, library_of
+from ringtrain_job.mpi.implementation import MpiCondition, MpiImplementation, MpirunVersion, identify, library_of
 
-OPEN_MPI, MPICH, INTEL = Implementation
+OPEN_MPI, MPICH, INTEL = MpiImplementation
 WRAPPER = ["/bin/sh", "-c", 'exec "${RINGTRAIN_MPI_WRAPPER:?is set by the worker agent}" "$@"', "mpi-rank"]
 
 
-def line(implementation: Implementation, *options: str) -> MpirunLine:
+def line(implementation: MpiImplementation, *options: str) -> MpirunLine:
     """Of a job of four ranks."""
-    return MpirunLine(Mpirun("/usr/bin/mpirun", implementation, "4.1.4"), options, 4, "10.0.0.1")
+    return MpirunLine(MpirunVersion("/usr/bin/mpirun", implementation, "4.1.4"), options, 4, "10.0.0.1")
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_workers_are_known_by_their_addresses() -> None:
         pytest.param("usage: mpirun", None, id="unknown"),
     ],
 )
-def test_whose_mpirun_it_is(answer: str, found: tuple[Implementation, str] | None) -> None:
+def test_whose_mpirun_it_is(answer: str, found: tuple[MpiImplementation, str] | None) -> None:
     mpirun = identify("/usr/bin/mpirun", answer)
     assert (mpirun and (mpirun.implementation, mpirun.version)) == found
 
@@ -121,5 +121,5 @@ def test_whose_mpirun_it_is(answer: str, found: tuple[Implementation, str] | Non
     ("library", "whose"),
     [("libmpi.so.40", OPEN_MPI), ("libmpi.so.12", MPICH), ("libmpich.so.12", MPICH), ("libc.so.6", None)],
 )
-def test_whose_library_it_is(library: str, whose: Implementation | None) -> None:
+def test_whose_library_it_is(library: str, whose: MpiImplementation | None) -> None:
     assert library_of(library) is whose

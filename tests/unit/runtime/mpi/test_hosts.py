@@ -6,10 +6,10 @@ import pytest
 
 from ringtrain_job.control.model import Registration
 from ringtrain_job.launcher.mpi.hosts import MpirunPaths, host_names, mpirun_environment
-from ringtrain_job.mpi.implementation import Implementation, Mpirun
+from ringtrain_job.mpi.implementation import MpiImplementation, MpirunVersion
 
 PATHS = MpirunPaths(Path("/hosts"), Path("/rsh"), Path("/socket"))
-MPIRUN = Mpirun("/mpirun", Implementation.OPEN_MPI, "5.0.11")
+MPIRUN = MpirunVersion("/mpirun", MpiImplementation.OPEN_MPI, "5.0.11")
 
 
 @pytest.mark.parametrize(

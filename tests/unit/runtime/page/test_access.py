@@ -2,7 +2,7 @@
 
 import pytest
 
-from ringtrain_job.page.access import Access, page_token
+from ringtrain_job.page.access import PageAccess, page_token
 
 
 @pytest.mark.parametrize(
@@ -10,7 +10,7 @@ from ringtrain_job.page.access import Access, page_token
 )
 def test_cookies_of_others_on_this_host(others: str) -> None:
     """Browsers send them to every port: whatever they hold, the page's own admits, before them or after."""
-    access = Access(["secret"], "job")
+    access = PageAccess(["secret"], "job")
     own = access.set_cookie(page_token("secret")).partition(";")[0]
     assert access.admits("", f"{others}; {own}")
     assert access.admits("", f"{own}; {others}")

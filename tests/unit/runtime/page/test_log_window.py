@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from ringtrain_job.page import log_window
-from ringtrain_job.page.log_window import Wanted, window_after, window_before
+from ringtrain_job.page.log_window import WantedPageLines, window_after, window_before
 
 
 def _log(folder: Path, lines: list[str], rest: str = "") -> Path:
@@ -17,14 +17,14 @@ def _log(folder: Path, lines: list[str], rest: str = "") -> Path:
 @pytest.mark.parametrize(
     "wanted",
     [
-        pytest.param(Wanted(), id="all"),
-        pytest.param(Wanted(rank=1), id="rank"),
-        pytest.param(Wanted(text="STEP 7"), id="text"),
-        pytest.param(Wanted(rank=11, text="7"), id="both"),
+        pytest.param(WantedPageLines(), id="all"),
+        pytest.param(WantedPageLines(rank=1), id="rank"),
+        pytest.param(WantedPageLines(text="STEP 7"), id="text"),
+        pytest.param(WantedPageLines(rank=11, text="7"), id="both"),
     ],
 )
 def test_windows_hold_each_wanted_line_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: Wanted
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: WantedPageLines
 ) -> None:
     """One after the other, from the end to the begin, whatever is read at a time; in order."""
     monkeypatch.setattr(log_window, "_CHUNK", 1000)
@@ -45,20 +45,20 @@ def test_windows_hold_each_wanted_line_once(
 def test_what_is_added_follows_the_first_window(tmp_path: Path) -> None:
     """Each whole line once; a line that is being written waits for its end."""
     path = _log(tmp_path, ["[0] a", "[1] b"], "[0] c")
-    first = window_before(path, Wanted(rank=0))
+    first = window_before(path, WantedPageLines(rank=0))
     assert first.lines == ("[0] a",)
     with path.open("a") as log:
         log.write("d\n[1] e\n[0] f\n[0] g")
-    second = window_after(path, Wanted(rank=0), first.end)
+    second = window_after(path, WantedPageLines(rank=0), first.end)
     assert (second.lines, second.skipped) == (("[0] cd", "[0] f"), 0)
-    assert window_after(path, Wanted(rank=0), second.end).lines == ()
+    assert window_after(path, WantedPageLines(rank=0), second.end).lines == ()
 
 
 def test_who_is_far_behind_gets_the_newest_and_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The bytes between are counted, and no line is cut."""
     monkeypatch.setattr(log_window, "_CHUNK", 100)
     path = _log(tmp_path, [f"[0] line {number}" for number in range(100)])
-    window = window_after(path, Wanted(), 0)
+    window = window_after(path, WantedPageLines(), 0)
     assert window.lines[-1] == "[0] line 99"
     assert all(line.startswith("[0] line ") for line in window.lines)
     assert window.skipped == window.begin == path.stat().st_size - sum(len(line) + 1 for line in window.lines)
@@ -70,7 +70,7 @@ def test_more_lines_than_a_window_has_are_counted_as_left_out(
     """With those before it, the window has every line that is wanted."""
     monkeypatch.setattr(log_window, "WINDOW_LINES", 50)
     lines = [f"[{number % 2}] line {number}" for number in range(300)]
-    path, wanted = _log(tmp_path, lines, "[1] not yet"), Wanted(rank=1)
+    path, wanted = _log(tmp_path, lines, "[1] not yet"), WantedPageLines(rank=1)
     begin = len(lines[0]) + 1
     window = window_after(path, wanted, begin)
     assert len(window.lines) == 50
@@ -82,7 +82,7 @@ def test_more_lines_than_a_window_has_are_counted_as_left_out(
 
 def test_a_long_line_is_cut_and_says_so(tmp_path: Path) -> None:
     """A page holds no line of 64 KiB."""
-    (line,) = window_before(_log(tmp_path, ["[0] " + "x" * 60_000]), Wanted()).lines
+    (line,) = window_before(_log(tmp_path, ["[0] " + "x" * 60_000]), WantedPageLines()).lines
     assert len(line) < 2100
     assert line.endswith("… (58004 more characters)")
 
@@ -91,11 +91,11 @@ def test_a_text_is_found_in_all_of_a_long_line(tmp_path: Path) -> None:
     """Also where the page does not show it; what the page says of the rest is no text of the line."""
     path = _log(tmp_path, ["[0] " + "x" * 60_000 + " Needle", "[0] short"])
     for text, found in (("needle", 1), ("more characters", 0)):
-        assert len(window_before(path, Wanted(text=text)).lines) == found
-        assert len(window_after(path, Wanted(text=text), 0).lines) == found
+        assert len(window_before(path, WantedPageLines(text=text)).lines) == found
+        assert len(window_after(path, WantedPageLines(text=text), 0).lines) == found
 
 
 def test_a_log_that_is_not_there_yet(tmp_path: Path) -> None:
     """It has no lines."""
-    assert window_before(tmp_path / "job.log", Wanted()).lines == ()
-    assert window_after(tmp_path / "job.log", Wanted(), 0).lines == ()
+    assert window_before(tmp_path / "job.log", WantedPageLines()).lines == ()
+    assert window_after(tmp_path / "job.log", WantedPageLines(), 0).lines == ()

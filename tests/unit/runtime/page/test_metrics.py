@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from ringtrain_job.page.metrics import MOST_OWN, Metrics
+from ringtrain_job.page.metrics import MOST_OWN, PageMetrics
 
 DOCS = Path(__file__).parents[4] / "docs"
 
 
 def test_which_part_of_its_time_a_rank_waited() -> None:
     """From its second report on; a rank that does not measure it has none; never more than its time."""
-    metrics = Metrics()
+    metrics = PageMetrics()
     for time, waited in ((0.0, 5.0), (2.0, 1.0), (4.0, 9.0)):
         metrics.add(0, {"step": 1, "time": time, "inputWait": waited})
         metrics.add(1, {"step": 1, "time": time})
@@ -20,7 +20,7 @@ def test_which_part_of_its_time_a_rank_waited() -> None:
 
 def test_a_program_that_invents_metrics_all_day() -> None:
     """The first ones are drawn, the page says that there are more, and memory ends."""
-    metrics = Metrics()
+    metrics = PageMetrics()
     for step in range(200):
         metrics.add(0, {"step": step, "time": float(step), "metrics": {f"metric-{step}": 1.0, "same": 1.0}})
     assert len(metrics.own) == MOST_OWN
@@ -40,7 +40,7 @@ def test_a_program_that_invents_metrics_all_day() -> None:
 )
 def test_a_steady_speed_is_drawn_as_one(steps: int, every: int, step_s: float) -> None:
     """From the first report on, wherever parts of the run begin and however seldom ranks report."""
-    metrics = Metrics()
+    metrics = PageMetrics()
     for step in range(0, steps + 1, every):
         for rank in range(3):
             metrics.add(rank, {"step": step, "time": 1000.0 + step * step_s, "samples": 8 * every})
@@ -51,7 +51,7 @@ def test_a_steady_speed_is_drawn_as_one(steps: int, every: int, step_s: float) -
 
 def test_a_rank_whose_clock_is_behind() -> None:
     """What others have reported before it is where it was."""
-    metrics = Metrics()
+    metrics = PageMetrics()
     for step in range(41):
         metrics.add(0, {"step": step, "time": 1000.0 + step, "samples": 8})
         metrics.add(1, {"step": step, "time": 990.0 + step, "samples": 8})

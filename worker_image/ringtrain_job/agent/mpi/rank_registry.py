@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from ringtrain.errors import ConfigurationError
 from ringtrain.shared.framing import receive_message, send_message
 from ringtrain_job.agent.mpi.children import MpiAgentMainThread
-from ringtrain_job.mpi.listener import Listener
+from ringtrain_job.mpi.listener import MpiSocketListener
 from ringtrain_job.mpi.rank_wrapper import RankAssignment
 
 log = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class MpiRankRegistry:
     def __init__(self, path: Path, main: MpiAgentMainThread, host: MpiRankHost) -> None:
         self._main = main
         self._host = host
-        self._listener = Listener(path, self._serve, "ringtrain-rank")
+        self._listener = MpiSocketListener(path, self._serve, "ringtrain-rank")
 
     def close(self) -> None:
         """Take no more ranks."""

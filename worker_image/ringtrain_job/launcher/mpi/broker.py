@@ -14,7 +14,7 @@ from typing import Any
 from ringtrain.shared.contract import EXIT_BAD_CONFIGURATION
 from ringtrain.shared.framing import receive_message, send_message
 from ringtrain_job.launcher.mpi.remote import DaemonNotStarted, MpirunDaemonOutput, MpirunRemoteDaemon
-from ringtrain_job.mpi.listener import Listener
+from ringtrain_job.mpi.listener import MpiSocketListener
 from ringtrain_job.mpi.rsh_client import FAILED
 
 log = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ class MpiDaemonBroker:
         self._on_failed = on_failed
         self._lock = threading.Lock()
         self._running: set[MpirunRemoteDaemon] = set()
-        self._listener = Listener(path, self._serve, "ringtrain-rsh")
+        self._listener = MpiSocketListener(path, self._serve, "ringtrain-rsh")
 
     def close(self) -> None:
         """Take no more, and end what runs."""

@@ -8,7 +8,7 @@ from ringtrain.errors import ConfigurationError
 from ringtrain_job.control.model import Reason
 from ringtrain_job.launcher.mpi.hosts import placing_options
 from ringtrain_job.launcher.mpi.options import NUMBER, PER_NODE, VALUES
-from ringtrain_job.mpi.implementation import Implementation, MpiCondition, Mpirun
+from ringtrain_job.mpi.implementation import MpiCondition, MpiImplementation, MpirunVersion
 
 _MPIRUNS = ("mpirun", "mpiexec", "prterun", "orterun")
 # Executed by the worker's agent's own shell variables: the path of the wrapper is known in the worker only.
@@ -30,7 +30,7 @@ def is_mpirun(program: str) -> bool:
     return PurePath(program).name.split(".")[0] in _MPIRUNS
 
 
-def parse(arguments: Sequence[str], implementation: Implementation) -> list[MpirunAppContext]:
+def parse(arguments: Sequence[str], implementation: MpiImplementation) -> list[MpirunAppContext]:
     """The programs behind mpirun's `arguments`. Raises ConfigurationError for an option that is not known."""
     parts, rest = [], list(arguments)
     while rest:
@@ -40,7 +40,7 @@ def parse(arguments: Sequence[str], implementation: Implementation) -> list[Mpir
     return parts
 
 
-def _parse_part(words: list[str], implementation: Implementation) -> MpirunAppContext:
+def _parse_part(words: list[str], implementation: MpiImplementation) -> MpirunAppContext:
     position, processes, per_node = 0, None, False
     while position < len(words) and words[position].startswith("-") and len(words[position]) > 1:
         if words[position] == "--":
@@ -62,7 +62,7 @@ def _parse_part(words: list[str], implementation: Implementation) -> MpirunAppCo
     return MpirunAppContext(tuple(words[:position]), program, processes, per_node)
 
 
-def _values(name: str, implementation: Implementation) -> int:
+def _values(name: str, implementation: MpiImplementation) -> int:
     if "=" in name:
         return 0
     try:
@@ -124,7 +124,7 @@ class MpirunLine:
     `hostfile`: its path; empty: not known yet.
     """
 
-    mpirun: Mpirun
+    mpirun: MpirunVersion
     options: tuple[str, ...]
     world_size: int
     own_address: str
@@ -145,8 +145,8 @@ class MpirunLine:
             parts = declare_size(parts, self.world_size)
         placing = placing_options(self.mpirun.implementation, self.own_address, variables)
         # Intel's mpirun reads the slots of a file that it is given so, and with it forgets the user's -ppn.
-        if self.mpirun.implementation is Implementation.INTEL and not any(part.per_node for part in parts):
+        if self.mpirun.implementation is MpiImplementation.INTEL and not any(part.per_node for part in parts):
             placing += ["-machinefile", self.hostfile]
-        bare = self.mpirun.implementation is Implementation.OPEN_MPI
+        bare = self.mpirun.implementation is MpiImplementation.OPEN_MPI
         called = PurePath(self.mpirun.path).name if bare else self.mpirun.path
         return [called, *placing, *wrapped(parts)]

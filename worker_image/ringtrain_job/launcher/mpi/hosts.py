@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ringtrain_job.control.model import Registration
-from ringtrain_job.mpi.implementation import Implementation, Mpirun
+from ringtrain_job.mpi.implementation import MpiImplementation, MpirunVersion
 from ringtrain_job.mpi.intel import installation_variables, passed_on
 from ringtrain_job.mpi.settings import HOME
 
@@ -30,12 +30,12 @@ def host_names(workers: Sequence[Registration], own_address: str) -> list[str]:
     ]
 
 
-def hostfile(slots: Mapping[str, int], implementation: Implementation) -> str:
+def hostfile(slots: Mapping[str, int], implementation: MpiImplementation) -> str:
     """The workers in order, so that rank r is on worker r // slots unless the user maps otherwise.
 
     `slots`: of each worker, by its name for mpirun.
     """
-    if implementation is Implementation.OPEN_MPI:
+    if implementation is MpiImplementation.OPEN_MPI:
         return "".join(f"{host} slots={count}\n" for host, count in slots.items())
     return "".join(f"{host}:{count}\n" for host, count in slots.items())
 
@@ -50,17 +50,17 @@ class MpirunPaths:
 
 
 def mpirun_environment(
-    mpirun: Mpirun, paths: MpirunPaths, slots: Mapping[str, int], inherited: Mapping[str, str]
+    mpirun: MpirunVersion, paths: MpirunPaths, slots: Mapping[str, int], inherited: Mapping[str, str]
 ) -> dict[str, str]:
     """All variables of `mpirun`, with the `slots` of each host. The user's own settings of MPI win, except for how
     daemons are started."""
-    if mpirun.implementation is Implementation.OPEN_MPI:
+    if mpirun.implementation is MpiImplementation.OPEN_MPI:
         defaults, ours = _open_mpi(paths)
         if any(name.startswith(_SHARING) for name in slots):
             # Open MPI 5 builds its hierarchical collectives on which ranks have a node in common. Daemons with one
             # host name don't all agree on that, now and then: an allreduce then never ended.
             defaults["OMPI_MCA_coll_han_priority"] = "0"
-    elif mpirun.implementation is Implementation.MPICH:
+    elif mpirun.implementation is MpiImplementation.MPICH:
         defaults, ours = {}, _mpich(paths)
     else:
         defaults, ours = _intel(paths, max(slots.values()))
@@ -146,12 +146,12 @@ def daemon_command(command: str, own_address: str) -> str:
     return _UPSTREAM.sub(own_address, _OF_THE_LAUNCHER.sub("", command))
 
 
-def placing_options(implementation: Implementation, own_address: str, variables: Collection[str]) -> list[str]:
+def placing_options(implementation: MpiImplementation, own_address: str, variables: Collection[str]) -> list[str]:
     """Options that only mpirun's command line can carry. `variables`: names of those that mpirun has."""
-    if implementation is Implementation.OPEN_MPI:
+    if implementation is MpiImplementation.OPEN_MPI:
         return []
     # Hydra would have the proxies call back to the launcher's host name, which need not resolve in them; and it
     # would replace the workers' environment (PATH, devices, …) by the launcher's. `-genv` still adds to it.
     # Of Intel MPI's own variables ranks get the launcher's, as of Open MPI's.
-    passed = passed_on(variables) if implementation is Implementation.INTEL else ["-genvnone"]
+    passed = passed_on(variables) if implementation is MpiImplementation.INTEL else ["-genvnone"]
     return ["-localhost", own_address, *passed]

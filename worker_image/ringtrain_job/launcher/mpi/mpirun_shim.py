@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ringtrain.errors import ConfigurationError
 from ringtrain_job.launcher.mpi.command_line import MpirunLine, is_mpirun
-from ringtrain_job.mpi.implementation import Implementation, MpiCondition, Mpirun
+from ringtrain_job.mpi.implementation import MpiCondition, MpiImplementation, MpirunVersion
 from ringtrain_job.mpi.rsh_client import WRAPPED
 from ringtrain_job.mpi.shim import write_shim
 
@@ -93,8 +93,8 @@ def main(arguments: list[str]) -> int:
     """Become the real mpirun with `arguments`."""
     shared = json.loads(os.environ[LINE])
     mpirun = shared["mpirun"]
-    mpirun["implementation"] = Implementation(mpirun["implementation"])
-    line = MpirunLine(**{**shared, "mpirun": Mpirun(**mpirun), "options": tuple(shared["options"])})
+    mpirun["implementation"] = MpiImplementation(mpirun["implementation"])
+    line = MpirunLine(**{**shared, "mpirun": MpirunVersion(**mpirun), "options": tuple(shared["options"])})
     os.environ[WRAPPED] = "1"
     try:
         os.execv(line.mpirun.path, _words(line, arguments))

@@ -4,7 +4,7 @@ Names are without their dashes, which may be one or two. From `mpirun --help` of
 MPI 5.0, and `mpiexec -help` of MPICH 4.0.
 """
 
-from ringtrain_job.mpi.implementation import Implementation
+from ringtrain_job.mpi.implementation import MpiImplementation
 
 NUMBER = frozenset({"n", "np", "c"})
 # Options that give the number of processes in another way than by a number of them.
@@ -46,7 +46,7 @@ _INTEL = {
     2: _MPICH[2],
 }
 
-VALUES: dict[Implementation, dict[str, int]] = {
+VALUES: dict[MpiImplementation, dict[str, int]] = {
     implementation: {name: count for count, names in table.items() for name in names.split()}
-    for implementation, table in zip(Implementation, (_OPEN_MPI, _MPICH, _INTEL), strict=True)
+    for implementation, table in zip(MpiImplementation, (_OPEN_MPI, _MPICH, _INTEL), strict=True)
 }
