@@ -44,8 +44,8 @@ from support.kueue import (  # noqa: E402
 from support.rendering import render  # noqa: E402
 
 from ringtrain_operator.cluster.api.client import ApiClient  # noqa: E402
-from ringtrain_operator.cluster.api.resources import EVENTS, JOBS, PODS, Resource  # noqa: E402
-from ringtrain_operator.cluster.api.transport import Limits  # noqa: E402
+from ringtrain_operator.cluster.api.resources import EVENTS, JOBS, PODS, ApiResource  # noqa: E402
+from ringtrain_operator.cluster.api.transport import ApiLimits  # noqa: E402
 
 Json = dict[str, Any]
 NAMESPACE, GPU = "queued", "example.com/gpu"
@@ -101,7 +101,7 @@ async def _prepare(plane: ControlPlane, kueue: Kueue) -> None:
 
 
 async def _queue_and_admit(plane: ControlPlane, process: psutil.Process, options: argparse.Namespace) -> Json:
-    async with ApiClient(plane.connection(), limits=Limits(connections=16, timeout_s=120)) as api:
+    async with ApiClient(plane.connection(), limits=ApiLimits(connections=16, timeout_s=120)) as api:
         await fresh_namespace(api, NAMESPACE)
         await _open_queue(api)
         began = time.perf_counter()
@@ -212,7 +212,7 @@ async def _grant(api: ApiClient, before: int, count: int, workers: int, every_s:
         await asyncio.sleep(max(0.0, began + more * every_s - time.perf_counter()) if every_s else 0)
 
 
-async def _follow(api: ApiClient, resource: Resource, enough: Callable[[Json], bool]) -> None:
+async def _follow(api: ApiClient, resource: ApiResource, enough: Callable[[Json], bool]) -> None:
     """Show `enough` every object and every change of one, until it says so. The API server may end a watch."""
     while True:
         listed = await api.listing(resource, NAMESPACE)

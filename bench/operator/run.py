@@ -23,7 +23,7 @@ from support.apiserver import ControlPlane, why_unavailable  # noqa: E402
 from thousands import thousands  # noqa: E402
 
 from ringtrain_operator.cluster.api.client import ApiClient  # noqa: E402
-from ringtrain_operator.cluster.api.transport import Limits  # noqa: E402
+from ringtrain_operator.cluster.api.transport import ApiLimits  # noqa: E402
 
 RESULTS = Path(__file__).parent / "results.json"
 MEASURED = {**SCENARIOS, thousands.__name__: thousands}
@@ -82,7 +82,7 @@ def _run(name: str, options: argparse.Namespace) -> dict[str, Any]:
 
 
 async def _in_setting(name: str, plane: ControlPlane, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
-    async with ApiClient(plane.connection(), limits=Limits(connections=16, timeout_s=120)) as api:
+    async with ApiClient(plane.connection(), limits=ApiLimits(connections=16, timeout_s=120)) as api:
         await warm_up(api)
         amounts = (options.jobs, options.workers, options.finished, options.rounds)
         return await MEASURED[name](Setting(plane, api, folder, *amounts))

@@ -3,30 +3,32 @@
 import pytest
 
 from ringtrain_job.cli.main import main
-from ringtrain_operator.client.launcher_output import Wanted
+from ringtrain_operator.client.launcher_output import WantedLauncherOutput
 
 
 @pytest.mark.parametrize(
     ("wanted", "understood"),
     [
         pytest.param(
-            Wanted("digits", rank=3, attempt=None, follow=True, tail=7),
+            WantedLauncherOutput("digits", rank=3, attempt=None, follow=True, tail=7),
             {"directory": None, "rank": 3, "attempt": 2, "following": True, "tail": 7, "reports": False},
             id="one-rank",
         ),
         pytest.param(
-            Wanted("digits", rank=None, attempt=1, follow=False, tail=None),
+            WantedLauncherOutput("digits", rank=None, attempt=1, follow=False, tail=None),
             {"directory": None, "rank": None, "attempt": 2, "following": False, "tail": None, "reports": False},
             id="all-ranks",
         ),
         pytest.param(
-            Wanted("digits", rank=None, attempt=None, follow=True, tail=None, reports=True),
+            WantedLauncherOutput("digits", rank=None, attempt=None, follow=True, tail=None, reports=True),
             {"directory": None, "rank": None, "attempt": 2, "following": True, "tail": None, "reports": True},
             id="reports",
         ),
     ],
 )
-def test_logs_are_asked_for_as_they_are_answered(wanted: Wanted, understood: dict[str, object]) -> None:
+def test_logs_are_asked_for_as_they_are_answered(
+    wanted: WantedLauncherOutput, understood: dict[str, object]
+) -> None:
     """`ringtrain logs` takes every option that `dtj logs` passes on."""
     program, command, *options = wanted.command("ringtrain", attempt=2, follow=wanted.follow)
     assert program == "ringtrain"

@@ -13,7 +13,7 @@ import yaml
 from ringtrain_operator.generate.crd import build_crd, build_template_crds
 from ringtrain_operator.generate.reference import reference_page
 from ringtrain_operator.local.manifest import load_whole
-from ringtrain_operator.local.templates import Templates
+from ringtrain_operator.local.templates import LocalTemplates
 from ringtrain_operator.spec.parse import parse_job
 
 ROOT = Path(__file__).parents[2]
@@ -62,5 +62,5 @@ def test_every_variable_is_in_the_contract() -> None:
 def test_the_samples_are_valid() -> None:
     """Every DistributedTrainingJob among the samples is accepted, with the template that its file has."""
     files = [sample for sample in SAMPLES if "DistributedTrainingJob" in sample.read_text()]
-    jobs = [parse_job(obj).name for sample in files for obj in load_whole(sample, Templates())]
+    jobs = [parse_job(obj).name for sample in files for obj in load_whole(sample, LocalTemplates())]
     assert {"digits", "digits-gpu", "digits-pvc", "digits-s3"} <= set(jobs)

@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 from ringtrain_operator.cluster.api.client import ApiClient
-from ringtrain_operator.cluster.api.connection import Connection
+from ringtrain_operator.cluster.api.connection import ApiConnection
 from support.guard import GUARD
 from support.installation import install_rights, manifests
 from support.objects import CUSTOM_RESOURCE_DEFINITIONS
@@ -103,10 +103,10 @@ class ControlPlane:
             raise
         return plane
 
-    def connection(self, token: str = ADMIN_TOKEN) -> Connection:
+    def connection(self, token: str = ADMIN_TOKEN) -> ApiConnection:
         """A connection as whoever `token` belongs to."""
         tls = ssl.create_default_context(cafile=str(self.ca_file))
-        return Connection(self.url, "default", tls, lambda: {"Authorization": f"Bearer {token}"})
+        return ApiConnection(self.url, "default", tls, lambda: {"Authorization": f"Bearer {token}"})
 
     @property
     def ca_file(self) -> Path:

@@ -11,9 +11,9 @@ from typing import Any
 import yaml
 
 from ringtrain_operator.cluster.api.client import ApiClient
-from ringtrain_operator.cluster.api.connection import Connection
+from ringtrain_operator.cluster.api.connection import ApiConnection
 from ringtrain_operator.cluster.api.errors import NotFound
-from ringtrain_operator.cluster.api.resources import SERVICE_ACCOUNTS, Resource
+from ringtrain_operator.cluster.api.resources import SERVICE_ACCOUNTS, ApiResource
 from support.apiserver import ControlPlane, why_unavailable
 from support.fakeapi import FakeApi
 from support.installation import beyond_rights, manifests
@@ -27,9 +27,9 @@ WAIT_S = 180.0  # generous: what is waited for takes well under a second on an i
 class Cluster:
     """An API server, as its admin and as the operator. `fake` or `plane` says which it is."""
 
-    connection: Connection
+    connection: ApiConnection
     api: ApiClient
-    operator_connection: Connection
+    operator_connection: ApiConnection
     fake: FakeApi | None = None
     plane: ControlPlane | None = None
 
@@ -69,17 +69,17 @@ class Cluster:
             seen = self.fake.store.version
             await asyncio.sleep(0.15)
 
-    async def until_exists(self, resource: Resource, namespace: str | None, name: str) -> Json:
+    async def until_exists(self, resource: ApiResource, namespace: str | None, name: str) -> Json:
         """The object, as soon as it is there."""
         return await self.until(resource, namespace, name, lambda obj: obj is not None)
 
-    async def until_gone(self, resource: Resource, namespace: str | None, name: str) -> None:
+    async def until_gone(self, resource: ApiResource, namespace: str | None, name: str) -> None:
         """Return when the object is gone."""
         await self.until(resource, namespace, name, lambda obj: obj is None)
 
     async def until(
         self,
-        resource: Resource,
+        resource: ApiResource,
         namespace: str | None,
         name: str,
         condition: Callable[[Json | None], Any],
@@ -117,8 +117,8 @@ async def fake_cluster(rights: list[Json] | None = None) -> AsyncIterator[Cluste
 
     `rights`: manifests with the roles; None: those that are installed without Helm.
     """
-    async with FakeApi() as fake, ApiClient(Connection(fake.url), user_agent="test") as api:
-        yield Cluster(Connection(fake.url), api, Connection(fake.url), fake=fake)
+    async with FakeApi() as fake, ApiClient(ApiConnection(fake.url), user_agent="test") as api:
+        yield Cluster(ApiConnection(fake.url), api, ApiConnection(fake.url), fake=fake)
         assert beyond_rights(fake.calls, rights or manifests()) == set(), "the roles do not allow it"
 
 

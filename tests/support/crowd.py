@@ -6,10 +6,10 @@ import random
 from dataclasses import dataclass, field
 from datetime import timedelta
 
-from ringtrain_operator.cluster.line import WaitingLine
-from ringtrain_operator.cluster.queue import Key
+from ringtrain_operator.cluster.line import ClusterWaitingLine
+from ringtrain_operator.cluster.queue import JobKey
 from ringtrain_operator.observe.model import Observed
-from ringtrain_operator.placement.line import Contention
+from ringtrain_operator.placement.line import PlacementContention
 from ringtrain_operator.plan import Plan
 from ringtrain_operator.status.model import format_time
 from support.jobs import job
@@ -47,7 +47,7 @@ class Tenant(World):
     """A job whose pods are placed by the crowd's scheduler."""
 
     ask: Ask = Ask()
-    contention: Contention = field(default_factory=Contention)
+    contention: PlacementContention = field(default_factory=PlacementContention)
     devices_of_nodes: tuple[int, ...] = ()
     look_at: float | None = 0.0
     runs_until: float | None = None
@@ -76,7 +76,7 @@ class Crowd:
 
     def __init__(self, asks: list[Ask], nodes: tuple[int, ...] = (4, 4), seed: int = 0) -> None:
         self.nodes, self._order, self.seconds = nodes, random.Random(seed), 0
-        self.line = WaitingLine(lambda: START + timedelta(seconds=self.seconds))
+        self.line = ClusterWaitingLine(lambda: START + timedelta(seconds=self.seconds))
         self.tenants: list[Tenant] = []
         for number, ask in enumerate(asks):
             worker = job(workers=ask.workers)["spec"]["worker"]
@@ -170,7 +170,7 @@ class Crowd:
         return free
 
     def _look(self, tenant: Tenant) -> None:
-        key = Key("default", tenant.job["metadata"]["name"])
+        key = JobKey("default", tenant.job["metadata"]["name"])
         self.line.nodes = tenant.observed().nodes
         tenant.contention = self.line.contention()
         plan, attempt, waits = tenant.plan(), tenant.status.attempt, tenant.status.state == "Queued"

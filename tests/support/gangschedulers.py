@@ -13,7 +13,7 @@ from typing import Any
 
 from ringtrain_operator.cluster.api.client import ApiClient
 from ringtrain_operator.cluster.api.errors import ApiError, Conflict, NotFound
-from ringtrain_operator.cluster.api.resources import NODES, PODS, Resource, pod_groups
+from ringtrain_operator.cluster.api.resources import NODES, PODS, ApiResource, pod_groups
 from ringtrain_operator.placement.gangs import SCHEDULERS
 from support.kubelet.pod import now_text
 from support.objects import subresource
@@ -68,7 +68,7 @@ CRDS = (
 )
 
 
-def groups_of(name: str) -> Resource:
+def groups_of(name: str) -> ApiResource:
     """The PodGroups of a gang scheduler, in its last version that these tests know."""
     api = SCHEDULERS[name]
     return pod_groups(f"{api.api_group}/{api.versions[-1]}")

@@ -6,7 +6,7 @@ from typing import Any
 
 from ringtrain_operator.cluster.api.client import ApiClient
 from ringtrain_operator.cluster.api.errors import AlreadyExists
-from ringtrain_operator.cluster.api.resources import SERVICE_ACCOUNTS, Resource
+from ringtrain_operator.cluster.api.resources import SERVICE_ACCOUNTS, ApiResource
 from support.documents import documents
 from support.fakeapi.server import Call
 from support.objects import NAMESPACES, subresource
@@ -17,10 +17,10 @@ RBAC = "rbac.authorization.k8s.io/v1"
 INSTALLED = {
     "Namespace": NAMESPACES,
     "ServiceAccount": SERVICE_ACCOUNTS,
-    "ClusterRole": Resource(RBAC, "ClusterRole", "clusterroles", namespaced=False),
-    "ClusterRoleBinding": Resource(RBAC, "ClusterRoleBinding", "clusterrolebindings", namespaced=False),
-    "Role": Resource(RBAC, "Role", "roles"),
-    "RoleBinding": Resource(RBAC, "RoleBinding", "rolebindings"),
+    "ClusterRole": ApiResource(RBAC, "ClusterRole", "clusterroles", namespaced=False),
+    "ClusterRoleBinding": ApiResource(RBAC, "ClusterRoleBinding", "clusterrolebindings", namespaced=False),
+    "Role": ApiResource(RBAC, "Role", "roles"),
+    "RoleBinding": ApiResource(RBAC, "RoleBinding", "rolebindings"),
 }
 
 

@@ -23,7 +23,7 @@ from cryptography.x509.oid import NameOID
 
 from ringtrain_operator.cluster.api.client import ApiClient
 from ringtrain_operator.cluster.api.errors import AlreadyExists
-from ringtrain_operator.cluster.api.resources import Resource
+from ringtrain_operator.cluster.api.resources import ApiResource
 from support.apiserver import ControlPlane, assets_folder
 from support.guard import GUARD
 from support.objects import NAMESPACES
@@ -32,20 +32,20 @@ from support.ports import free_ports
 Json = dict[str, Any]
 READY_WITHIN_S = 120.0
 GROUP_VERSION = "kueue.x-k8s.io/v1beta2"
-WORKLOADS = Resource(GROUP_VERSION, "Workload", "workloads")
-LOCAL_QUEUES = Resource(GROUP_VERSION, "LocalQueue", "localqueues")
-CLUSTER_QUEUES = Resource(GROUP_VERSION, "ClusterQueue", "clusterqueues", namespaced=False)
-FLAVORS = Resource(GROUP_VERSION, "ResourceFlavor", "resourceflavors", namespaced=False)
-TOPOLOGIES = Resource(GROUP_VERSION, "Topology", "topologies", namespaced=False)
-PRIORITIES = Resource(GROUP_VERSION, "WorkloadPriorityClass", "workloadpriorityclasses", namespaced=False)
-ADMISSION_CHECKS = Resource(GROUP_VERSION, "AdmissionCheck", "admissionchecks", namespaced=False)
-PROVISIONING_CONFIGS = Resource(
+WORKLOADS = ApiResource(GROUP_VERSION, "Workload", "workloads")
+LOCAL_QUEUES = ApiResource(GROUP_VERSION, "LocalQueue", "localqueues")
+CLUSTER_QUEUES = ApiResource(GROUP_VERSION, "ClusterQueue", "clusterqueues", namespaced=False)
+FLAVORS = ApiResource(GROUP_VERSION, "ResourceFlavor", "resourceflavors", namespaced=False)
+TOPOLOGIES = ApiResource(GROUP_VERSION, "Topology", "topologies", namespaced=False)
+PRIORITIES = ApiResource(GROUP_VERSION, "WorkloadPriorityClass", "workloadpriorityclasses", namespaced=False)
+ADMISSION_CHECKS = ApiResource(GROUP_VERSION, "AdmissionCheck", "admissionchecks", namespaced=False)
+PROVISIONING_CONFIGS = ApiResource(
     GROUP_VERSION, "ProvisioningRequestConfig", "provisioningrequestconfigs", namespaced=False
 )
-PROVISIONING_REQUESTS = Resource("autoscaling.x-k8s.io/v1", "ProvisioningRequest", "provisioningrequests")
+PROVISIONING_REQUESTS = ApiResource("autoscaling.x-k8s.io/v1", "ProvisioningRequest", "provisioningrequests")
 _ADMISSION = "admissionregistration.k8s.io/v1"
 _WEBHOOKS = {
-    kind: Resource(_ADMISSION, kind, f"{kind.lower()}s", namespaced=False)
+    kind: ApiResource(_ADMISSION, kind, f"{kind.lower()}s", namespaced=False)
     for kind in ("MutatingWebhookConfiguration", "ValidatingWebhookConfiguration")
 }
 # Of Kueue's webhooks those of kinds that are served here.

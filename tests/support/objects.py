@@ -2,19 +2,19 @@
 
 from typing import Any
 
-from ringtrain_operator.cluster.api.resources import Resource
+from ringtrain_operator.cluster.api.resources import ApiResource
 
 Json = dict[str, Any]
-CONFIG_MAPS = Resource("v1", "ConfigMap", "configmaps")
-NAMESPACES = Resource("v1", "Namespace", "namespaces", namespaced=False)
-CUSTOM_RESOURCE_DEFINITIONS = Resource(
+CONFIG_MAPS = ApiResource("v1", "ConfigMap", "configmaps")
+NAMESPACES = ApiResource("v1", "Namespace", "namespaces", namespaced=False)
+CUSTOM_RESOURCE_DEFINITIONS = ApiResource(
     "apiextensions.k8s.io/v1", "CustomResourceDefinition", "customresourcedefinitions", namespaced=False
 )
 
 
-def subresource(resource: Resource, name: str, part: str) -> Resource:
+def subresource(resource: ApiResource, name: str, part: str) -> ApiResource:
     """Where the API serves a part of an object that is made by POST: a pod's `binding`, an account's `token`."""
-    return Resource(resource.api_version, part, f"{resource.plural}/{name}/{part}")
+    return ApiResource(resource.api_version, part, f"{resource.plural}/{name}/{part}")
 
 
 def config_map(name: str, labels: dict[str, str] | None = None, **data: str) -> Json:

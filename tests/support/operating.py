@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from ringtrain_operator.cluster.api.connection import Connection
+from ringtrain_operator.cluster.api.connection import ApiConnection
 from ringtrain_operator.cluster.config import OperatorConfig
 from ringtrain_operator.cluster.health import ReachTimes
 from ringtrain_operator.cluster.lease import LeaseTimes
@@ -17,7 +17,7 @@ QUICK_POLLS = PollTimes(interval_s=0.2)
 
 
 async def start_operator(
-    connection: Connection,
+    connection: ApiConnection,
     clock: Clock = utc_now,
     *,
     lease_times: LeaseTimes | None = None,
@@ -53,7 +53,7 @@ async def stop_operator(operator: Operator, running: "asyncio.Task[None]") -> No
 
 @asynccontextmanager
 async def running_operator(
-    connection: Connection, clock: Clock = utc_now, **config: Any
+    connection: ApiConnection, clock: Clock = utc_now, **config: Any
 ) -> AsyncIterator[Operator]:
     """An operator that watches; what breaks it breaks the test."""
     operator, running = await start_operator(connection, clock, **config)

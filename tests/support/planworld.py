@@ -9,13 +9,13 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from ringtrain_operator import contract
-from ringtrain_operator.build import Settings
+from ringtrain_operator.build import BuildSettings
 from ringtrain_operator.build.names import ObjectRef
 from ringtrain_operator.observe.model import Foreign, Observed, Refusal
 from ringtrain_operator.observe.pods import OtherStatusVersion, read_report, view_pod
 from ringtrain_operator.placement.gangs import GangsView, view_group
 from ringtrain_operator.placement.provisioning import ProvisioningView, view_request
-from ringtrain_operator.plan import Event, Plan, plan_object
+from ringtrain_operator.plan import Plan, PlannedEvent, plan_object
 from ringtrain_operator.plan.result import WorkloadChange
 from ringtrain_operator.spec.job import Job
 from ringtrain_operator.status.model import ConditionType, JobStatus, format_time, parse_status
@@ -32,7 +32,7 @@ def fixed_credentials(job: Job, now: datetime) -> dict[str, bytes]:
     return dict.fromkeys(contract.SECRET_KEYS, b"fixed")
 
 
-FIXED = Settings(issue=fixed_credentials, token=lambda: "fixed")
+FIXED = BuildSettings(issue=fixed_credentials, token=lambda: "fixed")
 
 
 @dataclass
@@ -53,7 +53,7 @@ class World:
     refusals: tuple[Refusal, ...] = ()
     report: Json | None = None
     report_age_s: float = 0.0
-    events: list[Event] = field(default_factory=list)
+    events: list[PlannedEvent] = field(default_factory=list)
     gangs: dict[int, float] = field(default_factory=dict)
     deleted: bool = False
     writes: int = 0

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from ringtrain_operator.cluster.api.client import ApiClient
-from ringtrain_operator.cluster.api.resources import JOBS, Resource
+from ringtrain_operator.cluster.api.resources import JOBS, ApiResource
 from support.apiserver import ControlPlane
 from support.cluster import real_cluster
 from support.installation import install_rights
@@ -57,7 +57,7 @@ def open_setting(folder: Path) -> Iterator[Setting]:
         plane.stop()
 
 
-def described(resource: Resource, name: str, **fields: Any) -> Json:
+def described(resource: ApiResource, name: str, **fields: Any) -> Json:
     """An object of this kind."""
     return {
         "apiVersion": resource.api_version,

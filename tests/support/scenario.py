@@ -14,7 +14,7 @@ from ringtrain_operator import contract
 from ringtrain_operator.cluster.api.errors import ApiError
 from ringtrain_operator.cluster.api.resources import EVENTS, JOBS, PODS
 from ringtrain_operator.cluster.operator import Operator
-from ringtrain_operator.cluster.queue import Key
+from ringtrain_operator.cluster.queue import JobKey
 from ringtrain_operator.observe.pods import status_token
 from support.cluster import Cluster, Json, OpenCluster, namespace_of
 from support.jobs import condition, job, state, termination_message
@@ -172,7 +172,7 @@ class Scenario:
     def skip(self, seconds: float) -> None:
         """Move the operator's time ahead, and have it look."""
         self.clock.ahead += timedelta(seconds=seconds)
-        self.operator.queue.add(Key(self.namespace, self.name))
+        self.operator.queue.add(JobKey(self.namespace, self.name))
 
     async def pass_by(self, seconds: float) -> None:
         """Move the time ahead for whichever operator runs, and have it look by a change of the job's labels."""

@@ -9,8 +9,8 @@ from prometheus_client import Metric
 
 from ringtrain_job.control.model import RankPhase
 from ringtrain_job.launcher.metrics import PHASES, LauncherStatusCollector
-from ringtrain_operator.cluster.metrics import Metrics
-from ringtrain_operator.cluster.queue import Key
+from ringtrain_operator.cluster.metrics import OperatorMetrics
+from ringtrain_operator.cluster.queue import JobKey
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "metrics.md"
 JOB = frozenset({"job_namespace", "job_name"})
@@ -67,9 +67,9 @@ def in_code(families: list[Metric], everywhere: frozenset[str] = frozenset()) ->
 
 def operators() -> list[Metric]:
     """Everything that an operator can expose of its own."""
-    metrics = Metrics()
+    metrics = OperatorMetrics()
     running = {"state": "Running", "attempt": 1, "dataWorkers": {"waitFraction": 0.5}}
-    metrics.job_is(Key("team", "digits"), running)
+    metrics.job_is(JobKey("team", "digits"), running)
     metrics.status_changed({}, {**running, "failure": {"reason": "RankFailed"}})
     return [family for family in metrics.registry.collect() if family.name.startswith("ringtrain_")]
 

@@ -13,18 +13,18 @@ from .names import (
     worker_selector,
 )
 from .network import build_network_policy, build_service, build_service_account
-from .pods import RESTARTED_CODES, Incarnation, build_launcher_pod, build_worker_pod
+from .pods import RESTARTED_CODES, PodIncarnation, build_launcher_pod, build_worker_pod
 from .security import never_as_root
-from .settings import AGENT_RESOURCES, LAUNCHER_RESOURCES, AgentSource, Settings
+from .settings import AGENT_RESOURCES, LAUNCHER_RESOURCES, AgentSource, BuildSettings
 
 __all__ = [
     "AGENT_RESOURCES",
     "LAUNCHER_RESOURCES",
     "RESTARTED_CODES",
     "AgentSource",
-    "Incarnation",
+    "BuildSettings",
     "Issuer",
-    "Settings",
+    "PodIncarnation",
     "added_pull_secrets",
     "build_data_worker_pod",
     "build_evaluator_pod",

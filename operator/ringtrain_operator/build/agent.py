@@ -9,7 +9,7 @@ from typing import Any
 from .. import contract
 from ..spec.job import Job
 from ..spec.reserved import VOLUME_AGENT
-from .settings import AgentSource, Settings
+from .settings import AgentSource, BuildSettings
 from .volumes import add_volume
 
 INIT_CONTAINER = "ringtrain-agent"
@@ -21,7 +21,7 @@ PROGRAM, PYTHON = "/bin/ringtrain", "/python/bin/python3"
 _TARGET = "/target"
 
 
-def agent_source(job: Job, settings: Settings) -> AgentSource | None:
+def agent_source(job: Job, settings: BuildSettings) -> AgentSource | None:
     """What brings the agent into the job's pods; None: it is in their image."""
     source = settings.agent
     if source is None or (job.spec.agent or source.default) != "Inject":
@@ -35,7 +35,7 @@ def added_pull_secrets(given: Sequence[Mapping[str, Any]], names: Iterable[str])
     return [*map(dict, given), *({"name": name} for name in names if name not in known)]
 
 
-def add_agent(job: Job, spec: dict[str, Any], settings: Settings) -> str:
+def add_agent(job: Job, spec: dict[str, Any], settings: BuildSettings) -> str:
     """Bring the agent into a pod's spec, in place, unless its image has it; returns the program to start."""
     source = agent_source(job, settings)
     if source is None:

@@ -12,7 +12,7 @@ from ..spec.reserved import ENV_NVIDIA_VISIBLE_DEVICES, ENV_TF_CONFIG
 from . import environment, names
 from .platform import run_where_image_does
 from .security import restrict_pod
-from .settings import Settings
+from .settings import BuildSettings
 
 Pod = dict[str, Any]
 
@@ -42,7 +42,7 @@ def _without_nulls(fields: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in fields.items() if value is not None}
 
 
-def finish_pod(job: Job, pod: Pod, settings: Settings | None) -> None:
+def finish_pod(job: Job, pod: Pod, settings: BuildSettings | None) -> None:
     """What every role gets last: identity, name on the network, termination message, restricted defaults."""
     spec = pod["spec"]
     spec["restartPolicy"] = "Never"
@@ -63,7 +63,7 @@ def finish_pod(job: Job, pod: Pod, settings: Settings | None) -> None:
     main = spec["containers"][0]
     path = main.setdefault("terminationMessagePath", environment.DEFAULT_TERMINATION_MESSAGE_PATH)
     main["env"].append({"name": contract.ENV_TERMINATION_MESSAGE_PATH, "value": path})
-    restrict_pod(spec, (settings or Settings()).fs_group)
+    restrict_pod(spec, (settings or BuildSettings()).fs_group)
 
 
 def add_devices(container: dict[str, Any], devices: dict[str, int]) -> None:

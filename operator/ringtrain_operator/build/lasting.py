@@ -6,13 +6,13 @@ from .. import contract
 from ..spec.job import Job
 from . import environment, names, volumes
 from .assembly import Pod, add_devices, completed_template, finish_pod, new_pod, template_without_devices
-from .settings import Settings
+from .settings import BuildSettings
 
 # Of the worker's first container: they ask after a rank.
 _PROBES = ("livenessProbe", "readinessProbe", "startupProbe", "lifecycle")
 
 
-def build_data_worker_pod(job: Job, index: int, secret: str = "", settings: Settings | None = None) -> Pod:
+def build_data_worker_pod(job: Job, index: int, secret: str = "", settings: BuildSettings | None = None) -> Pod:
     """The pod of data worker `index`, ready to be created. It has no devices, whatever the node has.
 
     `secret`: name of the Secret that it mounts.
@@ -41,7 +41,7 @@ def build_data_worker_pod(job: Job, index: int, secret: str = "", settings: Sett
     return pod
 
 
-def build_evaluator_pod(job: Job, workers: int, settings: Settings | None = None) -> Pod:
+def build_evaluator_pod(job: Job, workers: int, settings: BuildSettings | None = None) -> Pod:
     """The evaluator's pod, ready to be created: the user's command, beside a world of so many `workers`.
 
     It has no credentials of the job: it takes no part in what ranks and launcher say to each other.

@@ -10,7 +10,7 @@ from ..spec.reserved import templates_of
 from ..spec.template import containers_of
 from .agent import ANNOTATION_IMAGE, added_pull_secrets, agent_source
 from .names import job_labels, launcher_ports, metadata
-from .settings import Settings
+from .settings import BuildSettings
 
 # Label of the operator's own pods (charts/ringtrain-operator): they read the launcher's /status. No template may
 # set a label of ringtrain.dev, and the policy names the operator's namespace besides.
@@ -18,9 +18,9 @@ OPERATOR_LABELS = {contract.LABEL_COMPONENT: "operator"}
 LABEL_NAMESPACE = "kubernetes.io/metadata.name"
 
 
-def build_service(job: Job, settings: Settings | None = None) -> dict[str, Any]:
+def build_service(job: Job, settings: BuildSettings | None = None) -> dict[str, Any]:
     """A headless Service that gives every pod of the job a host name, ready or not."""
-    source = agent_source(job, settings or Settings())
+    source = agent_source(job, settings or BuildSettings())
     noted = {"annotations": {ANNOTATION_IMAGE: source.image}} if source is not None else {}
     control_port, status_port = launcher_ports(job)
     return {
@@ -40,7 +40,7 @@ def build_service(job: Job, settings: Settings | None = None) -> dict[str, Any]:
     }
 
 
-def build_service_account(job: Job, settings: Settings | None = None) -> dict[str, Any]:
+def build_service_account(job: Job, settings: BuildSettings | None = None) -> dict[str, Any]:
     """An identity without any permission, whose token is mounted nowhere. It may pull the agent's image, if the
     job's pods get that."""
     account = {
@@ -49,15 +49,15 @@ def build_service_account(job: Job, settings: Settings | None = None) -> dict[st
         "metadata": metadata(job, job.name, job_labels(job)),
         "automountServiceAccountToken": False,
     }
-    source = agent_source(job, settings or Settings())
+    source = agent_source(job, settings or BuildSettings())
     if source is not None and source.pull_secrets:
         account["imagePullSecrets"] = added_pull_secrets((), source.pull_secrets)
     return account
 
 
-def build_network_policy(job: Job, settings: Settings | None = None) -> dict[str, Any]:
+def build_network_policy(job: Job, settings: BuildSettings | None = None) -> dict[str, Any]:
     """Only the job's own pods reach its pods; the operator, and whoever `settings` let in, reach certain ports."""
-    settings = settings or Settings()
+    settings = settings or BuildSettings()
     own = {"podSelector": {"matchLabels": {contract.LABEL_JOB: job.name}}}
     status_port = [{"port": contract.PORT_STATUS, "protocol": "TCP"}]
     admitted = [
@@ -80,7 +80,7 @@ def build_network_policy(job: Job, settings: Settings | None = None) -> dict[str
     }
 
 
-def _operator_peers(settings: Settings) -> list[dict[str, Any]]:
+def _operator_peers(settings: BuildSettings) -> list[dict[str, Any]]:
     if not settings.operator_namespace:
         return []
     namespace = {"matchLabels": {LABEL_NAMESPACE: settings.operator_namespace}}

@@ -11,7 +11,7 @@ from ..spec.job import Job
 from . import environment, names, volumes
 from .agent import add_agent
 from .assembly import Pod, add_devices, completed_template, finish_pod, new_pod
-from .settings import Settings
+from .settings import BuildSettings
 
 # A launcher whose loops hang for two minutes is replaced, and the gang with it.
 LIVENESS = {
@@ -31,7 +31,7 @@ _HOSTNAME = "kubernetes.io/hostname"
 
 
 @dataclass(frozen=True)
-class Incarnation:
+class PodIncarnation:
     """Which pod of its name it is in an elastic job, from 1, and nodes that it had better not run on.
 
     `formation`: of a launcher's pod, the last formation of the attempt that is known.
@@ -47,9 +47,9 @@ def build_worker_pod(
     attempt: int,
     index: int,
     secret: str = "",
-    incarnation: Incarnation | None = None,
+    incarnation: PodIncarnation | None = None,
     *,
-    settings: Settings | None = None,
+    settings: BuildSettings | None = None,
 ) -> Pod:
     """The pod of worker `index` in `attempt`, ready to be created. `secret`: name of the Secret that it mounts."""
     labels = names.pod_labels(job, contract.ROLE_WORKER, attempt)
@@ -63,7 +63,7 @@ def build_worker_pod(
     spec = pod["spec"]
     main = spec["containers"][0]
     command = [*(main.get("command") or []), *(main.pop("args", None) or [])]
-    program = add_agent(job, spec, settings or Settings())
+    program = add_agent(job, spec, settings or BuildSettings())
     main["command"] = [program, "agent", *(["--", *command] if command else [])]
     number = incarnation.number if incarnation is not None else 0
     variables = environment.worker_environment(job, attempt, index, number)
@@ -83,11 +83,11 @@ def build_launcher_pod(
     job: Job,
     attempt: int,
     secret: str = "",
-    settings: Settings | None = None,
-    incarnation: Incarnation | None = None,
+    settings: BuildSettings | None = None,
+    incarnation: PodIncarnation | None = None,
 ) -> Pod:
     """The launcher's pod in `attempt`, ready to be created. It has no devices, whatever the node has."""
-    settings = settings or Settings()
+    settings = settings or BuildSettings()
     template = _launcher_template(job, settings)
     labels = names.pod_labels(job, contract.ROLE_LAUNCHER, attempt)
     pod = new_pod(job, template, names.launcher_name(job), labels)
@@ -181,14 +181,14 @@ def _restart_when_killed(main: dict[str, Any]) -> None:
     main.update(restartPolicy="Never", restartPolicyRules=[{"action": "Restart", "exitCodes": killed}])
 
 
-def _launcher_template(job: Job, settings: Settings) -> Pod:
+def _launcher_template(job: Job, settings: BuildSettings) -> Pod:
     """The launcher's template with what it leaves out taken from the worker's."""
     template = completed_template(job, job.spec.launcher.template, contract.ROLE_LAUNCHER)
     template["spec"]["containers"][0].setdefault("resources", _launcher_resources(job, settings))
     return template
 
 
-def _launcher_resources(job: Job, settings: Settings) -> dict[str, Any]:
+def _launcher_resources(job: Job, settings: BuildSettings) -> dict[str, Any]:
     """The installation's, except for a launcher with ranks of its own: that one gets what a worker gets."""
     if job.num_agents == job.num_workers:
         return copy.deepcopy(dict(settings.launcher_resources))

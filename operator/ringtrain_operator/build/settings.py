@@ -53,7 +53,7 @@ def random_token() -> str:
 
 
 @dataclass(frozen=True)
-class Settings:
+class BuildSettings:
     """`metrics_from`, `template_ports_from`: NetworkPolicyPeers that may reach launchers' status port, and the
     ports that templates' containers declare. `operator_namespace` empty: the operator runs in no pod. `issue` and
     `token` are where randomness comes from. `pod_schema` None: that of this package.

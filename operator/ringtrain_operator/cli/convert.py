@@ -9,7 +9,7 @@ import click
 import yaml
 
 from ..cluster.api.errors import ApiError
-from ..cluster.api.resources import Resource
+from ..cluster.api.resources import ApiResource
 from ..convert.metadata import Converted
 from ..convert.mpijob import convert_mpijob, is_mpijob
 from ..convert.runtime_template import beyond_template, convert_runtime
@@ -54,7 +54,7 @@ def convert(manifest: Path, to: Path | None, templates: bool, cluster: ClusterOp
         if not any(_is_job(document) or (templates and is_runtime(document)) for document in documents):
             kinds = "no MPIJob, PyTorchJob, TFJob, JAXJob or XGBoostJob of kubeflow.org"
             raise ManifestUnreadable(f"{manifest}: holds {kinds} and no TrainJob of {GROUP}")
-    of_runtimes = _Templates() if templates else None
+    of_runtimes = _ConvertedTemplates() if templates else None
     for document in documents:
         if is_runtime(document):
             if of_runtimes is not None:
@@ -85,7 +85,7 @@ def convert(manifest: Path, to: Path | None, templates: bool, cluster: ClusterOp
         raise click.ClickException("\n       ".join(failures))
 
 
-class _Templates:
+class _ConvertedTemplates:
     """What runtimes become, each once."""
 
     def __init__(self) -> None:
@@ -149,7 +149,7 @@ def _runtime(job: Json, documents: list[Json], cluster: ClusterOptions) -> Json:
             return document
 
     async def read(session: ClusterAccess) -> Json:
-        resource = Resource(f"{GROUP}/{VERSION}", kind, RUNTIMES[kind], namespaced=kind == "TrainingRuntime")
+        resource = ApiResource(f"{GROUP}/{VERSION}", kind, RUNTIMES[kind], namespaced=kind == "TrainingRuntime")
         namespace = (job.get("metadata") or {}).get("namespace") or session.namespace
         try:
             return await session.api.get(resource, namespace, name)

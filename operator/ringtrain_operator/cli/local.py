@@ -10,7 +10,7 @@ from types import FrameType
 import click
 from rich.console import Console
 
-from ..local.templates import Templates
+from ..local.templates import LocalTemplates
 from .session import errors_reported
 from .templates import template_options
 
@@ -22,7 +22,7 @@ from .templates import template_options
 @click.option("--ui", is_flag=True, help="Print the link to the job's page first.")
 @click.option("--logs", is_flag=True, help="Print what the ranks write, too.")
 @template_options
-def local(manifest: Path, run_dir: Path, plain: bool, ui: bool, logs: bool, templates: Templates) -> None:
+def local(manifest: Path, run_dir: Path, plain: bool, ui: bool, logs: bool, templates: LocalTemplates) -> None:
     """Run the job in MANIFEST on this machine, its pods as processes.
 
     Restarts, deadlines and clean-up are decided by the code that decides them in a cluster. Saving a changed

@@ -7,7 +7,7 @@ from contextlib import aclosing
 
 import click
 
-from ..client.launcher_output import Wanted
+from ..client.launcher_output import WantedLauncherOutput
 from ..client.pod_logs import WantedPod, read_pod
 from ..client.runs import AsyncClient
 from ..local.past_runs import pod_lines
@@ -66,7 +66,7 @@ def logs(
             raise click.UsageError("give one of --rank/--attempt, --data-worker and --evaluator")
         _pod_logs(WantedPod(name, data_worker, follow, tail), cluster)
         return
-    wanted = Wanted(name, rank, attempt, follow, tail)
+    wanted = WantedLauncherOutput(name, rank, attempt, follow, tail)
 
     async def work(client: AsyncClient) -> None:
         async with aclosing(client.backend.logs(wanted)) as chunks:

@@ -41,7 +41,7 @@ _MEANT = {
 }
 
 
-class _LazyGroup(click.Group):
+class _LazyCommandGroup(click.Group):
     """Knows its commands by name and imports the one that is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -64,7 +64,7 @@ class _LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
 
-@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=_LazyCommandGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="ringtrain-operator", prog_name="dtj")
 def main() -> None:
     """Run and watch DistributedTrainingJobs, on a cluster or on this machine.

@@ -16,7 +16,7 @@ import click
 from .session import errors_reported
 
 if TYPE_CHECKING:
-    from ..build.settings import Settings
+    from ..build.settings import BuildSettings
 
 ENV_PREFIX = "RINGTRAIN_OPERATOR"
 DEFAULT_AGENT_IMAGE = f"ghcr.io/ringtrain/agent:{metadata.version('ringtrain-operator')}"
@@ -187,7 +187,7 @@ def operator(kubeconfig: str | None, gangs: tuple[tuple[str, str], ...], **optio
 
     Exit codes: 0 after SIGTERM or SIGINT, 1 when something broke or the lease was lost.
     """
-    from ..cluster.api.connection import Connection
+    from ..cluster.api.connection import ApiConnection
     from ..cluster.config import OperatorConfig, configure_logging, default_identity
     from ..cluster.operator import run_until_signalled
 
@@ -199,25 +199,25 @@ def operator(kubeconfig: str | None, gangs: tuple[tuple[str, str], ...], **optio
         raise click.BadParameter(str(exc)) from exc
     configure_logging(config.log_format, config.log_level)
     with errors_reported():
-        connection = Connection.from_env(os.environ, kubeconfig)
+        connection = ApiConnection.from_env(os.environ, kubeconfig)
         failure = run_until_signalled(config, connection)
     if failure is not None:
         logging.getLogger("ringtrain_operator").error("the operator ends: %s", failure)
         sys.exit(1)
 
 
-def settings_of(arguments: Sequence[str]) -> Settings:
+def settings_of(arguments: Sequence[str]) -> BuildSettings:
     """What an operator with these arguments does to jobs' objects. Raises click.UsageError for wrong ones."""
     with operator.make_context("ringtrain-operator", list(arguments)) as context:
         return _take_settings(dict(context.params))
 
 
-def _take_settings(options: dict[str, Any]) -> Settings:
+def _take_settings(options: dict[str, Any]) -> BuildSettings:
     """The options about objects, which are taken out of `options`."""
-    from ..build import AGENT_RESOURCES, LAUNCHER_RESOURCES, AgentSource, Settings
+    from ..build import AGENT_RESOURCES, LAUNCHER_RESOURCES, AgentSource, BuildSettings
 
     take = options.pop
-    return Settings(
+    return BuildSettings(
         launcher_resources=_resources(take("launcher_resources"), "--launcher-resources", LAUNCHER_RESOURCES),
         metrics_from=take("metrics_from"),
         template_ports_from=take("template_ports_from"),

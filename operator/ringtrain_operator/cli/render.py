@@ -13,7 +13,7 @@ import yaml
 from .. import build, contract
 from ..errors import ManifestUnreadable
 from ..local.documents import read_documents
-from ..local.templates import Templates
+from ..local.templates import LocalTemplates
 from ..spec.job import Job
 from ..spec.parse import parse_job
 from ..spec.template import containers_of
@@ -36,7 +36,7 @@ _OF_OPERATORS = "--agent-image="
     "prints it: its settings count. Default: those of the chart.",
 )
 @template_options
-def render(manifest: Path, installation: Path | None, templates: Templates) -> None:
+def render(manifest: Path, installation: Path | None, templates: LocalTemplates) -> None:
     """Print what the operator would create for the job in MANIFEST, as YAML. Credentials are left out."""
     from ..local.manifest import load_whole
 
@@ -48,13 +48,13 @@ def render(manifest: Path, installation: Path | None, templates: Templates) -> N
     click.echo(yaml.safe_dump_all(objects, sort_keys=False), nl=False)
 
 
-def rendered(job: Job, settings: build.Settings | None = None) -> list[dict[str, Any]]:
+def rendered(job: Job, settings: build.BuildSettings | None = None) -> list[dict[str, Any]]:
     """The objects of the job's first attempt. The Secret has no values, and the launcher no token: they are
     made anew for every job."""
     job = replace(job, uid=job.uid or PLACEHOLDER_UID)
-    settings = replace(settings or build.Settings(), token=str)
+    settings = replace(settings or build.BuildSettings(), token=str)
     secret = build.build_secret(job, dict.fromkeys(contract.SECRET_KEYS, b""))
-    incarnation = build.Incarnation(1) if job.spec.elastic is not None else None
+    incarnation = build.PodIncarnation(1) if job.spec.elastic is not None else None
     data = job.spec.data_workers
     return [
         secret,

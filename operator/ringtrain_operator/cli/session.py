@@ -77,10 +77,10 @@ def local_or_cluster_options(command: Callable[..., None]) -> Callable[..., None
 def with_session(options: ClusterOptions, work: Callable[[ClusterAccess], Awaitable[T]]) -> T:
     """The result of `work` on the chosen cluster. A refusal of the API becomes a message and exit code 1."""
     from ..cluster.api.client import ApiClient
-    from ..cluster.api.connection import Connection
+    from ..cluster.api.connection import ApiConnection
 
     async def run() -> T:
-        connection = Connection.from_env(os.environ, options.kubeconfig or None, options.context or None)
+        connection = ApiConnection.from_env(os.environ, options.kubeconfig or None, options.context or None)
         async with ApiClient(connection, user_agent="dtj") as api:
             return await work(
                 ClusterAccess(

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from ..local.templates import Templates
+from ..local.templates import LocalTemplates
 from ..spec.training_template import Template, named_template
 from .listing import print_data
 from .session import ClusterAccess, ClusterOptions, Json, cluster_options, errors_reported, with_session
@@ -36,10 +36,10 @@ def template_options(command: Callable[..., None]) -> Callable[..., None]:
     return collected
 
 
-def templates_of(files: tuple[Path, ...], cluster: ClusterOptions | None) -> Templates:
+def templates_of(files: tuple[Path, ...], cluster: ClusterOptions | None) -> LocalTemplates:
     """Those of the files, and, unless None, those of the cluster."""
     with errors_reported():
-        return Templates.of_files(files, functools.partial(_ask, cluster) if cluster is not None else None)
+        return LocalTemplates.of_files(files, functools.partial(_ask, cluster) if cluster is not None else None)
 
 
 def _ask(cluster: ClusterOptions, job: Json) -> Template:

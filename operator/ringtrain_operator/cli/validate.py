@@ -13,7 +13,7 @@ from ..errors import ManifestUnreadable, OperatorError
 from ..local.documents import read_documents
 from ..local.manifest import is_job, jobs_among
 from ..local.references import reference_problems
-from ..local.templates import Templates
+from ..local.templates import LocalTemplates
 from ..spec.job import Job
 from ..spec.parse import parse_job, part_problems
 from ..spec.pod_schema import PodSchema, packaged_schema
@@ -50,7 +50,7 @@ def validate(
     sys.exit(1 if problems else 0)
 
 
-def _problems(path: Path, schema: PodSchema, templates: Templates) -> Iterator[str]:
+def _problems(path: Path, schema: PodSchema, templates: LocalTemplates) -> Iterator[str]:
     """What is wrong with the jobs and templates of a file; the others are told as valid."""
     try:
         documents = read_documents(path)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..cluster.api.client import ApiClient
-from ..cluster.api.connection import Connection
+from ..cluster.api.connection import ApiConnection
 from ..cluster.api.errors import AlreadyExists, ApiError, Forbidden, NotFound, Unprocessable
 from ..cluster.api.resources import CONFIG_MAPS, JOBS
 from ..cluster.templates import whole_job
@@ -20,7 +20,7 @@ from ..spec.pod_schema import PodSchema, packaged_schema
 from .causes import causes_of
 from .cluster_logs import read_attempts
 from .following import changes_of
-from .launcher_output import Wanted
+from .launcher_output import WantedLauncherOutput
 from .manifest import with_volume
 from .script import Script
 from .session import ClusterAccess, Json
@@ -65,7 +65,7 @@ class Backend(Protocol):
     def changes(self, name: str) -> AsyncGenerator[Json, None]:
         """The job as it is now, and whenever it has changed; ends when the job is gone."""
 
-    def logs(self, wanted: Wanted) -> AsyncGenerator[bytes, None]:
+    def logs(self, wanted: WantedLauncherOutput) -> AsyncGenerator[bytes, None]:
         """The log that is wanted, in chunks."""
 
     async def causes(self, name: str) -> list[str]:
@@ -101,7 +101,7 @@ class ClusterBackend:
     async def session(self) -> ClusterAccess:
         """The client of the API server and the namespace."""
         if self._session is None:
-            connection = Connection.from_env(os.environ, self._kubeconfig or None, self._context or None)
+            connection = ApiConnection.from_env(os.environ, self._kubeconfig or None, self._context or None)
             api = ApiClient(connection, user_agent=self._user_agent)
             self._session = ClusterAccess(api, self._namespace or connection.namespace, **self._tell)
         return self._session
@@ -189,7 +189,7 @@ class ClusterBackend:
             async for job in jobs:
                 yield job
 
-    async def logs(self, wanted: Wanted) -> AsyncGenerator[bytes, None]:
+    async def logs(self, wanted: WantedLauncherOutput) -> AsyncGenerator[bytes, None]:
         """The log that is wanted, from wherever it is."""
         async with aclosing(read_attempts(await self.session(), wanted)) as chunks:
             async for chunk in chunks:

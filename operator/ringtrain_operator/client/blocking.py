@@ -19,7 +19,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class _Loop:
+class _ClientEventLoop:
     """An event loop on a thread of its own: a notebook has one already, in which nothing can be waited for."""
 
     def __init__(self) -> None:
@@ -116,7 +116,7 @@ class Run:
     All of them raise NotFound when the job is gone, and Forbidden where the user may not ask.
     """
 
-    def __init__(self, run: AsyncRun, loop: _Loop) -> None:
+    def __init__(self, run: AsyncRun, loop: _ClientEventLoop) -> None:
         self._run = run
         self._loop = loop
         self.name, self.namespace = run.name, run.namespace
@@ -159,7 +159,7 @@ class Client:
 
     def __init__(self, backend: Backend | None = None, *, namespace: str = "") -> None:
         self._client = AsyncClient(backend, namespace=namespace)
-        self._loop = _Loop()
+        self._loop = _ClientEventLoop()
 
     def __enter__(self) -> Self:
         return self

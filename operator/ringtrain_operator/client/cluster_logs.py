@@ -17,8 +17,16 @@ from ..spec.parse import parse_job
 from ..status.model import parse_status
 from ..status.situation import counted
 from .ended_logs import LogsElsewhere, LogsIncomplete, attempt_of, from_claim, is_kept, read_ended, where_kept
-from .following import Outage, next_attempt
-from .launcher_output import Missing, OutputChanged, Printed, Shown, Wanted, launcher_output, missing_lines
+from .following import ClientApiOutage, next_attempt
+from .launcher_output import (
+    MissingLauncherOutput,
+    OutputChanged,
+    PrintedLauncherOutput,
+    ShownLauncherOutput,
+    WantedLauncherOutput,
+    launcher_output,
+    missing_lines,
+)
 from .session import ClusterAccess, Json
 
 # A container has ended some seconds before its pod says so, more of them on a busy node.
@@ -31,7 +39,7 @@ class NoSuchRank(OperatorError):
     """The job has fewer ranks; the message says how many."""
 
 
-async def read_attempts(session: ClusterAccess, wanted: Wanted) -> AsyncGenerator[bytes, None]:
+async def read_attempts(session: ClusterAccess, wanted: WantedLauncherOutput) -> AsyncGenerator[bytes, None]:
     """The log that is wanted; with --follow and no --attempt, the following attempts' logs until the job ends."""
     incomplete: LogsIncomplete | None = None
     while True:
@@ -55,7 +63,7 @@ async def read_attempts(session: ClusterAccess, wanted: Wanted) -> AsyncGenerato
         raise incomplete
 
 
-async def _check_rank(session: ClusterAccess, wanted: Wanted) -> int:
+async def _check_rank(session: ClusterAccess, wanted: WantedLauncherOutput) -> int:
     """The job's present attempt. Raises NoSuchRank for one that it does not have."""
     job = await session.api.get(JOBS, session.namespace, wanted.name)
     status = job.get("status") or {}
@@ -73,7 +81,7 @@ async def _check_rank(session: ClusterAccess, wanted: Wanted) -> int:
     return int(status.get("attempt") or 0)
 
 
-async def _find(session: ClusterAccess, wanted: Wanted) -> AsyncGenerator[bytes, None]:
+async def _find(session: ClusterAccess, wanted: WantedLauncherOutput) -> AsyncGenerator[bytes, None]:
     """Chunks of the log, from wherever it is. Raises LogsElsewhere, and LogsIncomplete after what there is."""
     job = await session.api.get(JOBS, session.namespace, wanted.name)
     pod: Json | None = None
@@ -81,22 +89,22 @@ async def _find(session: ClusterAccess, wanted: Wanted) -> AsyncGenerator[bytes,
         pod = await session.api.get(PODS, session.namespace, wanted.pod)
     own = pod is not None and wanted.attempt in (None, attempt_of(pod))
     if pod is None or not is_running(pod) or not (own or is_kept(job)):
-        return read_ended(session, wanted, job, pod, Printed())
+        return read_ended(session, wanted, job, pod, PrintedLauncherOutput())
     if own and wanted.rank is None:
-        return _live(session, wanted, pod, job, Printed())
+        return _live(session, wanted, pod, job, PrintedLauncherOutput())
     return _from_store(session, wanted, job, pod)
 
 
 async def _live(
-    session: ClusterAccess, wanted: Wanted, pod: Json, job: Json, printed: Printed
+    session: ClusterAccess, wanted: WantedLauncherOutput, pod: Json, job: Json, printed: PrintedLauncherOutput
 ) -> AsyncGenerator[bytes, None]:
     """The output of a launcher that runs. When it has ended meanwhile, what its node had dropped is told.
 
     Followed, it goes on where a connection breaks or ends before the launcher has.
     """
-    outage, ends_within_s, fate = Outage(), _FIRST_WAIT_S, "runs"
+    outage, ends_within_s, fate = ClientApiOutage(), _FIRST_WAIT_S, "runs"
     while True:
-        shown, lost = Shown(), None
+        shown, lost = ShownLauncherOutput(), None
         try:
             async with aclosing(launcher_output(session, wanted, shown, printed)) as lines:
                 async for line in lines:
@@ -107,7 +115,7 @@ async def _live(
             if await _fate(session, pod, outage, 0.0) == "gone":  # it is the next attempt's
                 return
             session.tell(f"{exc}: lines may be missing here, or come twice")
-            printed = Printed()
+            printed = PrintedLauncherOutput()
             continue
         except (Unreachable, ServerError, NotFound) as exc:
             lost = exc
@@ -125,7 +133,7 @@ async def _live(
             break
         ends_within_s = min(2 * ends_within_s, _ENDS_WITHIN_S)
         if shown.last:
-            printed = Printed(shown.wanted, last=shown.last)
+            printed = PrintedLauncherOutput(shown.wanted, last=shown.last)
     if fate == "runs":
         raise lost or Unreachable(f"{wanted.pod} runs still, and the connection to its output was lost")
     if fate == "gone" and lost is not None:
@@ -134,17 +142,19 @@ async def _live(
         raise LogsIncomplete(f"{missing}; {where_kept(job, attempt_of(pod))}")
 
 
-async def _missing(session: ClusterAccess, wanted: Wanted, shown: Shown) -> Missing:
+async def _missing(
+    session: ClusterAccess, wanted: WantedLauncherOutput, shown: ShownLauncherOutput
+) -> MissingLauncherOutput:
     """What the launcher, which has ended, wrote beyond what was shown."""
     try:
         pod = await session.api.get(PODS, session.namespace, wanted.pod)
     except NotFound:
-        return Missing()
+        return MissingLauncherOutput()
     return missing_lines(pod, attempt_of(pod), wanted, shown)
 
 
 async def _fate(
-    session: ClusterAccess, pod: Json, outage: Outage, within_s: float
+    session: ClusterAccess, pod: Json, outage: ClientApiOutage, within_s: float
 ) -> Literal["ended", "gone", "runs"]:
     """What has become of a pod, after some seconds if it runs; an API server may be away meanwhile."""
     name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
@@ -162,9 +172,11 @@ async def _fate(
         return "ended" if ended else "runs"
 
 
-async def _from_store(session: ClusterAccess, wanted: Wanted, job: Json, pod: Json) -> AsyncGenerator[bytes, None]:
+async def _from_store(
+    session: ClusterAccess, wanted: WantedLauncherOutput, job: Json, pod: Json
+) -> AsyncGenerator[bytes, None]:
     """The store's own file. When the launcher ends meanwhile, the rest comes from where it then is."""
-    main, printed, found = main_container(pod), Printed(), attempt_of(pod)
+    main, printed, found = main_container(pod), PrintedLauncherOutput(), attempt_of(pod)
     container, program = main["name"], main["command"][0]
     command = wanted.command(program, wanted.attempt or found, follow=wanted.follow)
     own = wanted.rank is not None and wanted.attempt in (None, found)
@@ -221,7 +233,7 @@ async def read_reports(session: ClusterAccess, name: str, attempt: int | None) -
 
     Raises LogsElsewhere where neither a launcher has it nor a claim or an object store.
     """
-    wanted = Wanted(name, None, attempt, follow=True, tail=None, reports=True)
+    wanted = WantedLauncherOutput(name, None, attempt, follow=True, tail=None, reports=True)
     job = await session.api.get(JOBS, session.namespace, name)
     pod: Json | None = None
     with suppress(NotFound):
@@ -233,7 +245,7 @@ async def read_reports(session: ClusterAccess, name: str, attempt: int | None) -
         command = wanted.command(main["command"][0], attempt or found, follow=attempt in (None, found))
         chunks = execute(session.api.connection, session.namespace, wanted.pod, main["name"], command)
     elif is_kept(job) and present:
-        chunks = from_claim(session, wanted, job, attempt or present, Printed())
+        chunks = from_claim(session, wanted, job, attempt or present, PrintedLauncherOutput())
     else:
         raise LogsElsewhere(
             f"no launcher of {name} runs that has reports of the attempt, and spec.logs names neither a claim nor "

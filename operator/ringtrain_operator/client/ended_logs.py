@@ -17,7 +17,14 @@ from ..spec.parse import parse_job
 from ..spec.training_template import resolved
 from ..status.situation import counted
 from .following import ENDED, state_of
-from .launcher_output import Missing, Printed, Shown, Wanted, launcher_output, missing_lines
+from .launcher_output import (
+    MissingLauncherOutput,
+    PrintedLauncherOutput,
+    ShownLauncherOutput,
+    WantedLauncherOutput,
+    launcher_output,
+    missing_lines,
+)
 from .log_reader import ReaderNotStarted, log_reader
 from .session import ClusterAccess, Json
 
@@ -40,7 +47,11 @@ def attempt_of(pod: Json) -> int:
 
 
 async def read_ended(
-    session: ClusterAccess, wanted: Wanted, job: Json, pod: Json | None, printed: Printed
+    session: ClusterAccess,
+    wanted: WantedLauncherOutput,
+    job: Json,
+    pod: Json | None,
+    printed: PrintedLauncherOutput,
 ) -> AsyncGenerator[bytes, None]:
     """The log of the attempt that is wanted. `pod`: the launcher's, None if there is none. `printed` is left out.
 
@@ -86,7 +97,7 @@ async def read_ended(
         session.tell(text + why_not)
 
 
-def _is_short(missing: Missing | None) -> bool:
+def _is_short(missing: MissingLauncherOutput | None) -> bool:
     """Whether lines are not in the launcher's output, or that can't be known, or there is none."""
     return missing is None or bool(missing) or missing.is_guess
 
@@ -97,10 +108,14 @@ def _is_of_reader(exc: OperatorError) -> bool:
 
 
 async def _keep_output(
-    session: ClusterAccess, wanted: Wanted, pod: Json, kept: IO[bytes], printed: Printed
-) -> tuple[Missing | None, str]:
+    session: ClusterAccess,
+    wanted: WantedLauncherOutput,
+    pod: Json,
+    kept: IO[bytes],
+    printed: PrintedLauncherOutput,
+) -> tuple[MissingLauncherOutput | None, str]:
     """Write the launcher's output into `kept`, and say what is missing there; None and why if no node answers."""
-    shown = Shown()
+    shown = ShownLauncherOutput()
     try:
         output = launcher_output(session, wanted, shown, printed)
         async with aclosing(output) as lines:
@@ -118,7 +133,7 @@ async def _keep_output(
 
 
 async def from_claim(
-    session: ClusterAccess, wanted: Wanted, job: Json, attempt: int, printed: Printed
+    session: ClusterAccess, wanted: WantedLauncherOutput, job: Json, attempt: int, printed: PrintedLauncherOutput
 ) -> AsyncGenerator[bytes, None]:
     """What the store has on the job's claim, without what was printed."""
     skip = printed.size

@@ -20,7 +20,7 @@ _AWAY_S = 300.0
 _LOOK_AGAIN_S = 1.0
 
 
-class Outage:
+class ClientApiOutage:
     """Bears that the API server is away for a while, once it has answered."""
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ async def changes_of(api: ApiClient, namespace: str, name: str) -> AsyncGenerato
     Raises ApiError if the first answer is one, and when the API server has been away for five minutes.
     """
     uid: str | None = None
-    outage = Outage()
+    outage = ClientApiOutage()
     while True:
         try:
             job = await api.get(JOBS, namespace, name)
@@ -84,7 +84,7 @@ async def next_attempt(api: ApiClient, namespace: str, name: str, attempt: int) 
 
     An attempt that ended before it was looked at is passed over. Raises ApiError as `changes_of` does.
     """
-    outage = Outage()
+    outage = ClientApiOutage()
     while True:
         try:
             job = await api.get(JOBS, namespace, name)

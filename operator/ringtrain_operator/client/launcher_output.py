@@ -17,7 +17,7 @@ _MARK = re.compile(rb"\[(\d{1,9})\] ")
 
 
 @dataclass(frozen=True)
-class Wanted:
+class WantedLauncherOutput:
     """What the user asked for. `attempt` None: the present one. `reports`: these in place of the log."""
 
     name: str
@@ -43,7 +43,7 @@ class Wanted:
 
 
 @dataclass
-class Printed:
+class PrintedLauncherOutput:
     """What the user has seen already; a line ends where it does for the launcher: a lone return ends one, too.
 
     `last`: the last line, with its mark, where lines came from the launcher's output.
@@ -67,7 +67,7 @@ class OutputChanged(OperatorError):
 
 
 @dataclass
-class Shown:
+class ShownLauncherOutput:
     """What of ranks' lines an output had: all of them by rank, and how many were wanted."""
 
     by_rank: Counter[int] = field(default_factory=Counter)
@@ -76,7 +76,7 @@ class Shown:
 
 
 @dataclass(frozen=True)
-class Missing:
+class MissingLauncherOutput:
     """Lines that the launcher wrote and its output does not have. `is_guess`: it left no word of how many."""
 
     lines: int = 0
@@ -95,7 +95,10 @@ class Missing:
 
 
 async def launcher_output(
-    session: ClusterAccess, wanted: Wanted, shown: Shown, printed: Printed
+    session: ClusterAccess,
+    wanted: WantedLauncherOutput,
+    shown: ShownLauncherOutput,
+    printed: PrintedLauncherOutput,
 ) -> AsyncGenerator[bytes, None]:
     """The wanted lines: all with their marks, or one rank's without, and without what was printed before.
 
@@ -126,10 +129,12 @@ async def launcher_output(
         yield line
 
 
-def missing_lines(pod: Json, attempt: int, wanted: Wanted, shown: Shown) -> Missing:
+def missing_lines(
+    pod: Json, attempt: int, wanted: WantedLauncherOutput, shown: ShownLauncherOutput
+) -> MissingLauncherOutput:
     """What the launcher, which has ended, says it wrote beyond what was `shown`; a node drops the oldest."""
     if wanted.tail is not None and shown.wanted >= wanted.tail:
-        return Missing()
+        return MissingLauncherOutput()
     termination = termination_of(view_pod(pod), attempt)
     by_rank, total = termination.get("rankLogLines"), termination.get("logLines")
     if wanted.rank is not None and isinstance(by_rank, list) and wanted.rank < len(by_rank):
@@ -137,5 +142,5 @@ def missing_lines(pod: Json, attempt: int, wanted: Wanted, shown: Shown) -> Miss
     else:
         written, seen, whose = total, shown.by_rank.total(), "all ranks"
     if not isinstance(written, int):
-        return Missing(is_guess=True)
-    return Missing(max(0, written - seen), written, whose)
+        return MissingLauncherOutput(is_guess=True)
+    return MissingLauncherOutput(max(0, written - seen), written, whose)

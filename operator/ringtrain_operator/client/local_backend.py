@@ -19,16 +19,16 @@ from ..cluster.api.errors import AlreadyExists, NotFound
 from ..errors import Invalid, OperatorError
 from ..local.detached import MANIFEST_FILE, driver_of, start_driver, write_manifest
 from ..local.manifest import as_stored
-from ..local.past_runs import JOB_FILE, NoSuchRun, PastRun, newest_run, past_runs, write_job
+from ..local.past_runs import JOB_FILE, NoSuchRun, PastLocalRun, newest_run, past_runs, write_job
 from ..local.run import new_directory
-from ..local.templates import Templates
+from ..local.templates import LocalTemplates
 from ..spec.parse import parse_job, update_problems
 from ..status.situation import counted
 from .causes import explain
 from .cluster_logs import NoSuchRank
 from .errors import DriverLost
 from .following import ENDED, state_of
-from .launcher_output import Wanted
+from .launcher_output import WantedLauncherOutput
 from .manifest import literal, merged
 from .script import Script
 from .session import Json
@@ -49,7 +49,7 @@ class LocalBackend:
 
     def __init__(self, runs: str | Path = "runs", *, templates: Sequence[str | Path] = ()) -> None:
         self._runs = Path(runs).absolute()
-        self._templates = Templates.of_files(map(Path, templates))
+        self._templates = LocalTemplates.of_files(map(Path, templates))
         self._drivers: dict[Path, subprocess.Popen[bytes]] = {}
 
     async def place_of(self) -> str:
@@ -136,7 +136,7 @@ class LocalBackend:
                 raise DriverLost(f"nobody drives {name} any more: its driver was ended; see {run.directory}")
             await asyncio.sleep(LOOKS_EVERY_S)
 
-    async def logs(self, wanted: Wanted) -> AsyncGenerator[bytes, None]:
+    async def logs(self, wanted: WantedLauncherOutput) -> AsyncGenerator[bytes, None]:
         """The log that is wanted, from the launcher's files."""
         run = self._run(wanted.name)
         if wanted.follow:
@@ -169,7 +169,7 @@ class LocalBackend:
             process.wait(_ENDS_WITHIN_S)
         self._drivers.clear()
 
-    def _run(self, name: str) -> PastRun:
+    def _run(self, name: str) -> PastLocalRun:
         try:
             return newest_run(self._runs, name)
         except NoSuchRun as exc:
@@ -217,7 +217,7 @@ def _attempt(job: Json) -> int:
     return int((job.get("status") or {}).get("attempt") or 1)
 
 
-def _check_rank(job: Json, wanted: Wanted) -> None:
+def _check_rank(job: Json, wanted: WantedLauncherOutput) -> None:
     """Raises NoSuchRank for one that the job never has."""
     parsed = parse_job(job, templates=False)
     size = parsed.most_agents * parsed.spec.slots
@@ -225,7 +225,7 @@ def _check_rank(job: Json, wanted: Wanted) -> None:
         raise NoSuchRank(f"--rank {wanted.rank}: {wanted.name} has {counted(size, 'rank')}, 0 to {size - 1}")
 
 
-def _open(run: PastRun, wanted: Wanted, attempt: int, *, must: bool) -> BinaryIO | None:
+def _open(run: PastLocalRun, wanted: WantedLauncherOutput, attempt: int, *, must: bool) -> BinaryIO | None:
     """The log, None while there is none yet. One that `must` be there raises NotFound."""
     try:
         return run.log(wanted.rank, attempt).open("rb")

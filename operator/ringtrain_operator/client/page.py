@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from .. import contract
 from ..cluster.api.errors import ApiError, NotFound
-from ..cluster.api.forward import Ends, port_forward
+from ..cluster.api.forward import ApiForwardEnds, port_forward
 from ..cluster.api.resources import JOBS, PODS
 from ..observe.pods import main_container, page_token, status_token
 from .errors import JobEnded
@@ -27,7 +27,7 @@ _TOKEN = re.compile(rb"\b[0-9a-f]{64}\b")
 
 
 @dataclass
-class _Forward:
+class _ClientPageForward:
     """Passes requests on to the launcher that runs now. A request needs a token that was given out: the link's, or
     that of a launcher, in its cookie. The present launcher's takes its place."""
 
@@ -42,13 +42,13 @@ class _Forward:
             with suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, TimeoutError):
                 async with asyncio.timeout(_HEAD_S):
                     head = await reader.readuntil(b"\r\n\r\n")
-                await self._pass_on(head, Ends(reader, writer))
+                await self._pass_on(head, ApiForwardEnds(reader, writer))
         finally:
             writer.close()
             with suppress(ConnectionError):
                 await writer.wait_closed()
 
-    async def _pass_on(self, head: bytes, ends: Ends) -> None:
+    async def _pass_on(self, head: bytes, ends: ApiForwardEnds) -> None:
         shown = {
             token
             for token in _TOKEN.findall(head)
@@ -98,7 +98,7 @@ async def serving_page(session: ClusterAccess, name: str, port: int = 0) -> Asyn
     `port`: of this machine, 0 for a free one. Raises NotFound without that job, JobEnded if no launcher will come.
     """
     job = await session.api.get(JOBS, session.namespace, name)
-    forward = _Forward(session, name)
+    forward = _ClientPageForward(session, name)
     if (state := state_of(job)) in ENDED:
         try:
             await forward.launcher()

@@ -18,7 +18,7 @@ from ..status.model import JobStatus, Progress, parse_status
 from .backends import Backend, ClusterBackend
 from .errors import JobEnded, JobFailed, ScriptUnusable, Timeout
 from .following import ENDED, state_of
-from .launcher_output import Wanted
+from .launcher_output import WantedLauncherOutput
 from .local_backend import LocalBackend
 from .manifest import Training, fresh_name, literal, manifest_of
 from .script import Script, function_script, read_script
@@ -166,7 +166,9 @@ class AsyncRun:
 
         `follow`: until the job ends, over restarts. `attempt`: of that one. `tail`: begin with the last lines.
         """
-        async with aclosing(self.log_chunks(Wanted(self.name, rank, attempt, follow, tail))) as chunks:
+        async with aclosing(
+            self.log_chunks(WantedLauncherOutput(self.name, rank, attempt, follow, tail))
+        ) as chunks:
             rest = b""
             async for chunk in chunks:
                 *lines, rest = (rest + chunk).split(b"\n")
@@ -175,7 +177,7 @@ class AsyncRun:
             if rest:
                 yield rest.decode(errors="replace")
 
-    def log_chunks(self, wanted: Wanted) -> AsyncGenerator[bytes, None]:
+    def log_chunks(self, wanted: WantedLauncherOutput) -> AsyncGenerator[bytes, None]:
         """The log as bytes, in pieces of any size."""
         return self._backend.logs(wanted)
 

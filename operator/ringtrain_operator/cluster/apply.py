@@ -10,14 +10,14 @@ from typing import Any
 from ..build import added_pull_secrets, never_as_root
 from ..build.names import ObjectRef
 from ..observe.model import Foreign, Refusal
-from ..plan import Deletion, Plan
+from ..plan import Plan, PlannedDeletion
 from .admission import create_admitted
 from .api.errors import AlreadyExists, Conflict, Forbidden, NotFound, ServerError, Unprocessable
-from .api.resources import PODS, SECRETS, SERVICE_ACCOUNTS, Resource, resource_of
-from .memory import Memory
+from .api.resources import PODS, SECRETS, SERVICE_ACCOUNTS, ApiResource, resource_of
+from .memory import ReconcileMemory
 from .observe import find_owner
-from .queue import Key
-from .versions import Versions
+from .queue import JobKey
+from .versions import ResourceVersions
 
 log = logging.getLogger(__name__)
 
@@ -29,13 +29,13 @@ Outcome = Refusal | Foreign | None
 
 
 @dataclass
-class _Work:
+class _ReconciledJob:
     """The job that is worked on, and whom to tell what was done. `never_as_root`: whether its namespace refused a
     pod whose image may run as root, and takes one that may not."""
 
-    versions: Versions
+    versions: ResourceVersions
     job: Mapping[str, Any]
-    memory: Memory
+    memory: ReconcileMemory
     never_as_root: bool = False
 
     @property
@@ -43,15 +43,17 @@ class _Work:
         return str(self.job["metadata"]["namespace"])
 
 
-async def apply_plan(versions: Versions, job: Mapping[str, Any], plan: Plan, memory: Memory) -> bool:
+async def apply_plan(
+    versions: ResourceVersions, job: Mapping[str, Any], plan: Plan, memory: ReconcileMemory
+) -> bool:
     """Do what `plan` says besides the status; returns whether another look is due at once.
 
     What the API refuses for a reason (quota, admission, a template that breaks a rule) is kept in `memory` for the
     next plan to report. Faults of the API itself are raised, after everything was tried.
     """
-    work = _Work(versions, job, memory)
+    work = _ReconciledJob(versions, job, memory)
     if any(obj["kind"] == PODS.kind for obj in plan.create) or any(d.ref.kind == PODS.kind for d in plan.delete):
-        versions.known_pods.forget(Key(work.namespace, job["metadata"]["name"]))
+        versions.known_pods.forget(JobKey(work.namespace, job["metadata"]["name"]))
     pods = [obj for obj in plan.create if obj["kind"] in LAST_KINDS]
     others = [obj for obj in plan.create if obj["kind"] not in LAST_KINDS]
     outcomes = await _together(
@@ -83,7 +85,7 @@ async def _together(*requests: Coroutine[Any, Any, Outcome]) -> list[Outcome]:
     return [answer for answer in answers if not isinstance(answer, BaseException)]
 
 
-async def _create(work: _Work, obj: Mapping[str, Any]) -> Outcome:
+async def _create(work: _ReconciledJob, obj: Mapping[str, Any]) -> Outcome:
     resource, ref = resource_of(obj["kind"], obj["apiVersion"]), ObjectRef(obj["kind"], obj["metadata"]["name"])
     if resource is SERVICE_ACCOUNTS:
         obj = await _pulling_as_default(work, obj)
@@ -109,7 +111,7 @@ async def _create(work: _Work, obj: Mapping[str, Any]) -> Outcome:
     return None
 
 
-async def _stored(work: _Work, resource: Resource, obj: Mapping[str, Any]) -> str:
+async def _stored(work: _ReconciledJob, resource: ApiResource, obj: Mapping[str, Any]) -> str:
     """The version of the created object. Raises ApiError."""
 
     async def create(given: Mapping[str, Any]) -> str:
@@ -122,7 +124,7 @@ async def _stored(work: _Work, resource: Resource, obj: Mapping[str, Any]) -> st
     return version
 
 
-async def _pulling_as_default(work: _Work, account: Mapping[str, Any]) -> Mapping[str, Any]:
+async def _pulling_as_default(work: _ReconciledJob, account: Mapping[str, Any]) -> Mapping[str, Any]:
     """`account` with the pull secrets of its namespace's default one: what a pod there may pull, the job's may."""
     try:
         default = await work.versions.api.get(SERVICE_ACCOUNTS, work.namespace, "default")
@@ -133,7 +135,7 @@ async def _pulling_as_default(work: _Work, account: Mapping[str, Any]) -> Mappin
     return {**account, "imagePullSecrets": secrets} if secrets else account
 
 
-def _note_secret(work: _Work, ref: ObjectRef) -> None:
+def _note_secret(work: _ReconciledJob, ref: ObjectRef) -> None:
     """The job's Secret is there; the next attempt will ask again."""
     work.memory.owned.add(ref)
     work.memory.secret_attempt = int((work.job.get("status") or {}).get("attempt") or 0)
@@ -146,7 +148,7 @@ def _was_mounted(job: Mapping[str, Any]) -> bool:
     return mounted is not None and int(mounted) == int(ledger.get("credentials") or 0)
 
 
-async def _explain_taken(work: _Work, resource: Resource, ref: ObjectRef) -> Foreign | None:
+async def _explain_taken(work: _ReconciledJob, resource: ApiResource, ref: ObjectRef) -> Foreign | None:
     """A name that is taken is ours (an earlier creation whose answer was lost), or somebody else's."""
     if resource is SECRETS:
         if _was_mounted(work.job):
@@ -166,7 +168,7 @@ async def _explain_taken(work: _Work, resource: Resource, ref: ObjectRef) -> For
     return None
 
 
-async def _delete(work: _Work, deletion: Deletion) -> None:
+async def _delete(work: _ReconciledJob, deletion: PlannedDeletion) -> None:
     ref = deletion.ref
     work.memory.outdate(ref.kind)
     try:

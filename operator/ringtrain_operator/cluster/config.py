@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Literal
 
-from ..build import Settings
+from ..build import BuildSettings
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class OperatorConfig:
     kueue: bool = False
     gangs: Mapping[str, str] = field(default_factory=dict)
     provisioning: bool = False
-    objects: Settings = field(default_factory=Settings)
+    objects: BuildSettings = field(default_factory=BuildSettings)
 
     def address(self) -> tuple[str | None, int]:
         """Host (None: all) and port of `listen`. Raises ValueError that says what is expected."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from ..plan import Event
+from ..plan import PlannedEvent
 from ..status.model import format_time
 from .api.client import ApiClient
 from .api.errors import AlreadyExists, ApiError, NotLeader
@@ -18,7 +18,7 @@ REPORTER = "ringtrain-operator"
 _MESSAGE_MAX = 1024  # the API's limit on an Event's message
 
 
-async def send_events(api: ApiClient, job: Mapping[str, Any], events: Iterable[Event]) -> None:
+async def send_events(api: ApiClient, job: Mapping[str, Any], events: Iterable[PlannedEvent]) -> None:
     """Write the events. The same event on the same job counts up one object, also over restarts of the operator.
 
     An event that cannot be written is logged and given up: it is news, not state.
@@ -32,7 +32,7 @@ async def send_events(api: ApiClient, job: Mapping[str, Any], events: Iterable[E
             log.warning("event %s on %s was not written: %s", event.reason, job["metadata"]["name"], exc)
 
 
-async def _send(api: ApiClient, job: Mapping[str, Any], event: Event) -> None:
+async def _send(api: ApiClient, job: Mapping[str, Any], event: PlannedEvent) -> None:
     meta = job["metadata"]
     namespace, now = meta["namespace"], format_time(datetime.now(UTC))
     body = _build(job, event, now)
@@ -45,7 +45,7 @@ async def _send(api: ApiClient, job: Mapping[str, Any], event: Event) -> None:
         await api.patch(EVENTS, namespace, name, {"count": count, "lastTimestamp": now})
 
 
-def _build(job: Mapping[str, Any], event: Event, now: str) -> dict[str, Any]:
+def _build(job: Mapping[str, Any], event: PlannedEvent, now: str) -> dict[str, Any]:
     meta = job["metadata"]
     identity = "\n".join((meta["uid"], event.type, event.reason, event.message))
     digest = hashlib.sha256(identity.encode()).hexdigest()[:16]

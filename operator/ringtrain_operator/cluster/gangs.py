@@ -10,13 +10,13 @@ from ..placement.base import GangScheduler
 from ..placement.gangs import SCHEDULERS, GangsView, GroupView, view_group
 from .api.client import ApiClient
 from .api.errors import NotFound
-from .api.resources import Resource, pod_groups
-from .memory import Memory
+from .api.resources import ApiResource, pod_groups
+from .memory import ReconcileMemory
 
 Json = dict[str, Any]
 
 
-class Gangs:
+class ClusterGangs:
     """Reads PodGroups. `allowed`: schedulerName of each gang scheduler that the installation allows; `served`: the
     apiVersion of those that are there.
     """
@@ -31,11 +31,11 @@ class Gangs:
         found = {name: await self._served(SCHEDULERS[name]) for name in self._allowed}
         self.served = {name: version for name, version in found.items() if version}
 
-    def watched(self) -> tuple[Resource, ...]:
+    def watched(self) -> tuple[ApiResource, ...]:
         """Whose changes are of interest."""
         return tuple(pod_groups(version) for version in self.served.values())
 
-    async def observe(self, job: Mapping[str, Any], memory: Memory) -> GangsView:
+    async def observe(self, job: Mapping[str, Any], memory: ReconcileMemory) -> GangsView:
         """What `plan` sees of gangs for one job. Raises ApiError."""
         if not (job.get("status") or {}).get("attempt"):
             return GangsView(self._allowed, self.served)

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from aiohttp import web
 
 from .api.client import ApiClient
-from .api.connection import Connection
+from .api.connection import ApiConnection
 from .api.errors import ApiError, Unauthorized, Unreachable
-from .api.transport import Limits
-from .metrics import Metrics
+from .api.transport import ApiLimits
+from .metrics import OperatorMetrics
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ Problem = Callable[[], str]
 
 @asynccontextmanager
 async def health_server(
-    address: tuple[str | None, int], why_not_alive: Problem, why_not_ready: Problem, metrics: Metrics
+    address: tuple[str | None, int], why_not_alive: Problem, why_not_ready: Problem, metrics: OperatorMetrics
 ) -> AsyncIterator[int]:
     """Serve /healthz, /readyz and /metrics within the block; its value is the port.
 
@@ -69,12 +69,12 @@ class ReachTimes:
     lost_after_s: float = 15.0
 
 
-class ApiReach:
+class ApiServerReach:
     """Asks the API server for its version now and then, on a connection of its own, and keeps when it answered."""
 
-    def __init__(self, connection: Connection, times: ReachTimes | None = None) -> None:
+    def __init__(self, connection: ApiConnection, times: ReachTimes | None = None) -> None:
         self._times = times or ReachTimes()
-        limits = Limits(connections=1, timeout_s=self._times.deadline_s, attempts=1)
+        limits = ApiLimits(connections=1, timeout_s=self._times.deadline_s, attempts=1)
         self._api = ApiClient(connection, limits=limits)
         self._answered_at: float | None = None
         self._problem = ""

@@ -12,25 +12,25 @@ from ..plan.result import WorkloadChange
 from ..spec.job import kueue_queue
 from .api.client import ApiClient
 from .api.errors import AlreadyExists, Conflict, Forbidden, NotFound, Unprocessable
-from .api.resources import Resource
-from .memory import Memory
+from .api.resources import ApiResource
+from .memory import ReconcileMemory
 
 log = logging.getLogger(__name__)
 Json = dict[str, Any]
 
 # The newest first.
 VERSIONS = ("v1beta2", "v1beta1")
-PRIORITY_CLASSES = Resource("scheduling.k8s.io/v1", "PriorityClass", "priorityclasses", namespaced=False)
+PRIORITY_CLASSES = ApiResource("scheduling.k8s.io/v1", "PriorityClass", "priorityclasses", namespaced=False)
 # Flavors and classes of priority hardly ever change, and every job asks for the same few.
 KEPT_S = 30.0
 
 
-def workloads(version: str) -> Resource:
+def workloads(version: str) -> ApiResource:
     """Kueue's Workloads in this version of its API."""
-    return Resource(f"{KUEUE_GROUP}/{version}", "Workload", "workloads")
+    return ApiResource(f"{KUEUE_GROUP}/{version}", "Workload", "workloads")
 
 
-class Kueue:
+class ClusterKueue:
     """Reads and writes Workloads in `version`; empty: there are none, and every job's view is None."""
 
     def __init__(self, api: ApiClient) -> None:
@@ -42,7 +42,7 @@ class Kueue:
         """Look whether the API server has Workloads. Raises ApiError."""
         self.version = await self._api.served_version(KUEUE_GROUP, VERSIONS)
 
-    async def observe(self, job: Mapping[str, Any], memory: Memory) -> KueueView | None:
+    async def observe(self, job: Mapping[str, Any], memory: ReconcileMemory) -> KueueView | None:
         """What `plan` sees of Kueue for one job. Raises ApiError."""
         if not self.version:
             return None
@@ -60,7 +60,7 @@ class Kueue:
         view = view_workload(workload, flavors, ours=owned_by(workload, job["metadata"]["uid"]))
         return KueueView(self.version, view)
 
-    async def change(self, job: Mapping[str, Any], change: WorkloadChange, memory: Memory) -> bool:
+    async def change(self, job: Mapping[str, Any], change: WorkloadChange, memory: ReconcileMemory) -> bool:
         """Carry out what a plan says; whether it was refused, for good reasons that a person should read."""
         namespace, resource = job["metadata"]["namespace"], workloads(self.version)
         memory.outdate("Workload")
@@ -103,7 +103,9 @@ class Kueue:
             return None
 
     async def _flavor(self, name: str) -> Json:
-        resource = Resource(f"{KUEUE_GROUP}/{self.version}", "ResourceFlavor", "resourceflavors", namespaced=False)
+        resource = ApiResource(
+            f"{KUEUE_GROUP}/{self.version}", "ResourceFlavor", "resourceflavors", namespaced=False
+        )
         return dict((await self._known(resource, name)).get("spec") or {})
 
     async def _priority(self, job: Mapping[str, Any]) -> tuple[Json, str]:
@@ -111,7 +113,7 @@ class Kueue:
         labels = job["metadata"].get("labels") or {}
         if name := labels.get(PRIORITY_LABEL):
             group, kind, plural = KUEUE_GROUP, "WorkloadPriorityClass", "workloadpriorityclasses"
-            resource = Resource(f"{KUEUE_GROUP}/{self.version}", kind, plural, namespaced=False)
+            resource = ApiResource(f"{KUEUE_GROUP}/{self.version}", kind, plural, namespaced=False)
         elif name := priority_class_of(job):
             group, kind, resource = "scheduling.k8s.io", "PriorityClass", PRIORITY_CLASSES
         else:
@@ -127,7 +129,7 @@ class Kueue:
             return {**value, "priorityClassName": name, "priorityClassSource": f"{group}/{kind.lower()}"}, ""
         return {**value, "priorityClassRef": {"group": group, "kind": kind, "name": name}}, ""
 
-    async def _known(self, resource: Resource, name: str) -> Json:
+    async def _known(self, resource: ApiResource, name: str) -> Json:
         """An object of the cluster, read at most every KEPT_S."""
         key, now = (resource.kind, name), time.monotonic()
         read_at, found = self._kept.get(key, (float("-inf"), {}))

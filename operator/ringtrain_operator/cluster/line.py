@@ -8,19 +8,19 @@ from itertools import islice
 from typing import Any
 
 from ..observe.model import PodView
-from ..placement.line import Contender, Contention, NodeDevices
+from ..placement.line import NodeDevices, PlacementContender, PlacementContention
 from ..plan.incomplete import tries_at
 from ..spec.base import parse_time
 from ..spec.job import is_ours
 from ..spec.template import worker_devices
 from ..status.waiting import NAMES_SHOWN
-from .queue import Key
+from .queue import JobKey
 
 # Of those that wait without pods and would fit, so many look at what was freed; the next when one of them moves.
 WOKEN = 8
 
 
-class WaitingLine:
+class ClusterWaitingLine:
     """The jobs of one operator that stand in line. All methods belong to one event loop.
 
     `nodes`: what nodes have of devices, as it was read last.
@@ -29,14 +29,14 @@ class WaitingLine:
     def __init__(self, clock: Callable[[], datetime]) -> None:
         self.nodes: NodeDevices | None = None
         self._clock = clock
-        self._order: list[Contender] = []
-        self._places: dict[Key, Contender] = {}
-        self._with_pods: set[Key] = set()
-        self._keys: dict[str, Key] = {}
-        self._held: dict[Key, dict[str, Counter[str]]] = {}
+        self._order: list[PlacementContender] = []
+        self._places: dict[JobKey, PlacementContender] = {}
+        self._with_pods: set[JobKey] = set()
+        self._keys: dict[str, JobKey] = {}
+        self._held: dict[JobKey, dict[str, Counter[str]]] = {}
         self._freed_at: datetime | None = None
 
-    def note(self, key: Key, job: Mapping[str, Any], pods: Iterable[PodView] = ()) -> tuple[Key, ...]:
+    def note(self, key: JobKey, job: Mapping[str, Any], pods: Iterable[PodView] = ()) -> tuple[JobKey, ...]:
         """Take in what the job's status says now, and where its `pods` are. Returns the other jobs for which that
         changes something.
 
@@ -51,16 +51,18 @@ class WaitingLine:
             self._with_pods.discard(key)
         return self._moved(key, now, _held_devices(job, pods))
 
-    def forget(self, key: Key) -> tuple[Key, ...]:
+    def forget(self, key: JobKey) -> tuple[JobKey, ...]:
         """The job is gone. Returns the other jobs for which that changes something."""
         self._with_pods.discard(key)
         return self._moved(key, None, {})
 
-    def contention(self) -> Contention:
+    def contention(self) -> PlacementContention:
         """Who waits, and what is in use meanwhile."""
-        return Contention(tuple(self._order), self._used() if self._order else {}, self._freed_at)
+        return PlacementContention(tuple(self._order), self._used() if self._order else {}, self._freed_at)
 
-    def _moved(self, key: Key, now: Contender | None, held: dict[str, Counter[str]]) -> tuple[Key, ...]:
+    def _moved(
+        self, key: JobKey, now: PlacementContender | None, held: dict[str, Counter[str]]
+    ) -> tuple[JobKey, ...]:
         before, freed = self._places.get(key), self._hold(key, held)
         if _same(before, now) and not freed:
             return ()
@@ -78,14 +80,14 @@ class WaitingLine:
         woken = {self._keys[one.job] for one in self._to_wake(before or now)}
         return tuple(sorted((self._with_pods | woken) - {key}))
 
-    def _to_wake(self, moved: Contender | None) -> Iterator[Contender]:
+    def _to_wake(self, moved: PlacementContender | None) -> Iterator[PlacementContender]:
         used, waiting = self._used(), [one for one in self._order if one.tries_at is not None]
         yield from self._order[:1]
         yield from islice((one for one in waiting if one.fits(self.nodes, used)), WOKEN)
         if moved is not None:
             yield from islice((one for one in waiting if moved < one and one.competes_with(moved)), NAMES_SHOWN)
 
-    def _hold(self, key: Key, held: dict[str, Counter[str]]) -> bool:
+    def _hold(self, key: JobKey, held: dict[str, Counter[str]]) -> bool:
         """Note what the job has of nodes now; whether it has less of one than before."""
         before = self._held.pop(key, {})
         if held:
@@ -103,11 +105,11 @@ class WaitingLine:
         return used
 
 
-def _contender(key: Key, job: Mapping[str, Any], ledger: Mapping[str, Any]) -> Contender | None:
+def _contender(key: JobKey, job: Mapping[str, Any], ledger: Mapping[str, Any]) -> PlacementContender | None:
     since: datetime | None = parse_time(ledger.get("lineSince"))
     if since is None:
         return None
-    return Contender(
+    return PlacementContender(
         since,
         str(job["metadata"].get("uid")),
         str(key),
@@ -118,7 +120,7 @@ def _contender(key: Key, job: Mapping[str, Any], ledger: Mapping[str, Any]) -> C
     )
 
 
-def _same(before: Contender | None, now: Contender | None) -> bool:
+def _same(before: PlacementContender | None, now: PlacementContender | None) -> bool:
     """In every field, those that give no place among them."""
     return (vars(before) if before else None) == (vars(now) if now else None)
 

@@ -18,7 +18,7 @@ ENDS_WITHIN_S = 5.0
 
 
 @dataclass
-class Known(Generic[T]):
+class KnownReading(Generic[T]):
     """What is read once, and again when a watch tells of another: a queue of a thousand jobs costs nothing."""
 
     value: T
@@ -46,7 +46,7 @@ class Ending:
 
 
 @dataclass
-class Memory:
+class ReconcileMemory:
     """What one job's reconciles tell the next. Losing it costs reads, never correctness.
 
     `owned` are objects that were made or read as ours since `looked_at`; the Secret is only ever known this way,
@@ -66,10 +66,10 @@ class Memory:
     is_outdated: bool = False  # an object was deleted since the last look began
     listed: bool = False
     secret_attempt: int = 0
-    workload: Known[Json | None] = field(default_factory=lambda: Known(None))
+    workload: KnownReading[Json | None] = field(default_factory=lambda: KnownReading(None))
     workload_refused: str = ""
-    groups: Known[tuple[GroupView, ...]] = field(default_factory=lambda: Known(()))
-    provisioning: Known[ProvisioningView] = field(default_factory=lambda: Known(ProvisioningView()))
+    groups: KnownReading[tuple[GroupView, ...]] = field(default_factory=lambda: KnownReading(()))
+    provisioning: KnownReading[ProvisioningView] = field(default_factory=lambda: KnownReading(ProvisioningView()))
     ending: dict[str, Ending] = field(default_factory=dict)
     gone: dict[int, int] = field(default_factory=dict)
     views: dict[str, tuple[Json, PodView]] = field(default_factory=dict)

@@ -9,14 +9,14 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 
-from .queue import Key
+from .queue import JobKey
 
 # Not `namespace` and `job`: these Prometheus gives to every series itself.
 _JOB = ("job_namespace", "job_name")
 _OVER = ("Succeeded", "Failed")
 
 
-class Metrics:
+class OperatorMetrics:
     """One operator's numbers; `text()` is what /metrics answers."""
 
     def __init__(self) -> None:
@@ -57,11 +57,11 @@ class Metrics:
         build = gauge("ringtrain_operator_build_info", "1", ["version", "python"])
         build.labels(version("ringtrain-operator"), python_version()).set(1)
         ProcessCollector(registry=registry)
-        self._states: dict[Key, str] = {}
+        self._states: dict[JobKey, str] = {}
         self._counted: set[str] = set()
-        self._by_job: dict[Gauge, set[Key]] = {self.input_wait: set(), self.attempt: set()}
+        self._by_job: dict[Gauge, set[JobKey]] = {self.input_wait: set(), self.attempt: set()}
 
-    def job_is(self, key: Key, status: Mapping[str, Any]) -> None:
+    def job_is(self, key: JobKey, status: Mapping[str, Any]) -> None:
         """A job's status was seen."""
         state = str(status.get("state") or "Pending")
         waited = (status.get("dataWorkers") or {}).get("waitFraction")
@@ -71,7 +71,7 @@ class Metrics:
             self._states[key] = state
             self._count_states()
 
-    def job_gone(self, key: Key) -> None:
+    def job_gone(self, key: JobKey) -> None:
         """A job is no more."""
         for gauge in self._by_job:
             self._set(gauge, key, None)
@@ -101,7 +101,7 @@ class Metrics:
         if failure and failure != before.get("failure"):
             self.failures.labels(str(failure.get("reason"))).inc()
 
-    def _set(self, gauge: Gauge, key: Key, value: float | None) -> None:
+    def _set(self, gauge: Gauge, key: JobKey, value: float | None) -> None:
         """Have `gauge` say `value` of a job; None: nothing any more."""
         if value is not None:
             self._by_job[gauge].add(key)

@@ -18,12 +18,12 @@ from ..status.model import parse_status
 from ..status.progress import is_start_over
 from .api.client import ApiClient
 from .api.errors import ApiError, Forbidden, NotFound
-from .api.resources import COMPANIONS, NODES, PODS, Resource
-from .memory import Memory
+from .api.resources import COMPANIONS, NODES, PODS, ApiResource
+from .memory import ReconcileMemory
 from .pod_events import with_pull, with_warnings
-from .poll import Answer
-from .queue import Key
-from .versions import Versions
+from .poll import LauncherPollAnswer
+from .queue import JobKey
+from .versions import ResourceVersions
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ Json = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Reading:
+class ClusterReading:
     """One job's surroundings: the value for `plan`, and the pods as the API has them."""
 
     observed: Observed
@@ -44,13 +44,17 @@ class Reading:
 
 
 async def read_surroundings(
-    versions: Versions, job: Mapping[str, Any], memory: Memory, answer: Answer, now: datetime
-) -> Reading:
+    versions: ResourceVersions,
+    job: Mapping[str, Any],
+    memory: ReconcileMemory,
+    answer: LauncherPollAnswer,
+    now: datetime,
+) -> ClusterReading:
     """Everything `plan` looks at. Raises ApiError."""
     api, meta, status = versions.api, job["metadata"], job.get("status") or {}
     began, ended = bool(status.get("attempt")), status.get("state") in ("Succeeded", "Failed")
     # What an earlier leader made or deleted shows in the store for certain, in a cache of it sooner or later.
-    key = Key(meta["namespace"], meta["name"])
+    key = JobKey(meta["namespace"], meta["name"])
     pods = await versions.pods_of(key, quorum=began and not memory.listed)
     memory.listed = True
     ours, others = split_owned(pods, meta["uid"])
@@ -81,7 +85,7 @@ async def read_surroundings(
         status=status,
         nodes_ready=silent,
     )
-    return Reading(observed, tuple(ours))
+    return ClusterReading(observed, tuple(ours))
 
 
 def split_owned(pods: Sequence[Json], uid: str) -> tuple[list[Json], list[Foreign]]:
@@ -100,7 +104,7 @@ def _is_of(pod: Json, attempt: object) -> bool:
     return (pod["metadata"].get("labels") or {}).get(contract.LABEL_ATTEMPT) == str(attempt)
 
 
-async def look_at_objects(api: ApiClient, job: Mapping[str, Any], memory: Memory) -> None:
+async def look_at_objects(api: ApiClient, job: Mapping[str, Any], memory: ReconcileMemory) -> None:
     """Fill `memory` with what exists besides pods, if it is new to us, long ago, or in our way."""
     now = time.monotonic()
     fresh = now - memory.looked_at < REREAD_AFTER_S and not memory.foreign
@@ -121,7 +125,7 @@ async def look_at_objects(api: ApiClient, job: Mapping[str, Any], memory: Memory
 
 
 async def find_owner(
-    api: ApiClient, job: Mapping[str, Any], resource: Resource, name: str
+    api: ApiClient, job: Mapping[str, Any], resource: ApiResource, name: str
 ) -> ObjectRef | Foreign | None:
     """Whose the object of that name is: this job's, somebody else's, or it is not there."""
     ref = ObjectRef(resource.kind, name)
@@ -132,7 +136,7 @@ async def find_owner(
     return ref if owned_by(obj, job["metadata"]["uid"]) else Foreign(ref, owner_name(obj))
 
 
-class NodeRoom:
+class NodeResources:
     """What nodes have of extended resources, read again at most every `NODES_FRESH_S`."""
 
     def __init__(self, api: ApiClient) -> None:

@@ -12,23 +12,23 @@ from typing import Any
 
 from ..build.names import ObjectRef
 from .api.client import ApiClient
-from .api.connection import Connection
+from .api.connection import ApiConnection
 from .api.errors import ApiError, Conflict, Forbidden, NotFound, NotLeader
-from .api.resources import JOBS, Resource
-from .api.transport import Limits
+from .api.resources import JOBS, ApiResource
+from .api.transport import ApiLimits
 from .config import OperatorConfig
-from .gangs import Gangs
-from .health import ApiReach, ReachTimes, health_server
+from .gangs import ClusterGangs
+from .health import ApiServerReach, ReachTimes, health_server
 from .kueue import workloads
 from .lease import LeaderLease, LeaseTimes
-from .metrics import Metrics
+from .metrics import OperatorMetrics
 from .pods import PodChange
 from .poll import LauncherPoller, PollTimes
-from .provisioning import Autoscaler
-from .queue import Key, KeyedQueue
+from .provisioning import ClusterAutoscaler
+from .queue import JobKey, ReconcileQueue
 from .reconcile import Clock, Reconciler, utc_now
-from .versions import Versions
-from .watch import Scope, resync, until_served, watch_cluster
+from .versions import ResourceVersions
+from .watch import WatchScope, resync, until_served, watch_cluster
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class Operator:
     def __init__(
         self,
         config: OperatorConfig,
-        connection: Connection,
+        connection: ApiConnection,
         *,
         poll_times: PollTimes | None = None,
         lease_times: LeaseTimes | None = None,
@@ -57,23 +57,23 @@ class Operator:
         clock: Clock = utc_now,
     ) -> None:
         self.config = config
-        self.metrics = Metrics()
+        self.metrics = OperatorMetrics()
         self.watching = asyncio.Event()
         self.port = 0
         self._connection = connection
         self._lease_times = lease_times
         self._stop = asyncio.Event()
-        self.queue = KeyedQueue()
+        self.queue = ReconcileQueue()
         self.metrics.queue_depth.set_function(lambda: len(self.queue))
-        self.api = ApiClient(connection, limits=Limits(connections=config.connections))
+        self.api = ApiClient(connection, limits=ApiLimits(connections=config.connections))
         # Thousands of creations and long lists must not keep the lease waiting.
-        self._lease_api = ApiClient(connection, limits=Limits(connections=1))
-        self._reach = ApiReach(connection, reach_times)
+        self._lease_api = ApiClient(connection, limits=ApiLimits(connections=1))
+        self._reach = ApiServerReach(connection, reach_times)
         self._poller = LauncherPoller(self.queue.add, poll_times)
-        self._versions = Versions(self.api)
+        self._versions = ResourceVersions(self.api)
         namespace = config.lease_namespace or connection.namespace
         settings = replace(config.objects, operator_namespace=namespace)
-        gangs = Gangs(self.api, config.gangs)
+        gangs = ClusterGangs(self.api, config.gangs)
         self._reconciler = Reconciler(
             self._versions,
             self.queue,
@@ -82,7 +82,7 @@ class Operator:
             clock,
             settings,
             gangs,
-            Autoscaler(self.api, config.provisioning),
+            ClusterAutoscaler(self.api, config.provisioning),
         )
         self._standby = False
         self._watch_turned_at: float | None = None
@@ -151,7 +151,7 @@ class Operator:
                 async for page in self.api.pages(JOBS, namespace):
                     for job in page:
                         meta = job["metadata"]
-                        self._reconciler.line.note(Key(meta["namespace"], meta["name"]), job)
+                        self._reconciler.line.note(JobKey(meta["namespace"], meta["name"]), job)
         except ApiError as exc:  # the order is found out later, when each job was looked at
             log.warning("jobs that wait could not be listed: %s", exc)
 
@@ -160,7 +160,7 @@ class Operator:
         while True:
             await _first_of(watch_cluster(self._scope()), self._until_extras_are_not(self._extras()))
 
-    async def _until_extras_are_not(self, extras: tuple[Resource, ...]) -> None:
+    async def _until_extras_are_not(self, extras: tuple[ApiResource, ...]) -> None:
         while self._extras() == extras:
             await asyncio.sleep(min(self.config.resync_s, LOOK_FOR_APIS_S))
             await self._find_apis()
@@ -182,7 +182,7 @@ class Operator:
             return isinstance(exc, Forbidden)
         return True
 
-    def _extras(self) -> tuple[Resource, ...]:
+    def _extras(self) -> tuple[ApiResource, ...]:
         """What is watched of Kueue and of gang schedulers, as far as they are there."""
         version = self._reconciler.kueue.version
         asked = (*self._reconciler.gangs.watched(), *self._reconciler.provisioning.watched())
@@ -194,8 +194,8 @@ class Operator:
             await asyncio.sleep(self.config.resync_s)
             await self._reconciler.pod_schema.refresh()
 
-    def _scope(self) -> Scope:
-        return Scope(
+    def _scope(self) -> WatchScope:
+        return WatchScope(
             self._connection,
             self.config.namespaces,
             self._job_changed,
@@ -229,7 +229,7 @@ class Operator:
                 if self._versions.look_ended(key):
                     self.queue.add(key)
 
-    async def _reconcile(self, key: Key) -> None:
+    async def _reconcile(self, key: JobKey) -> None:
         """One look, with every failure turned into a later one."""
         began, result = time.perf_counter(), "ok"
         try:
@@ -251,21 +251,21 @@ class Operator:
         self.metrics.reconciles.labels(result).inc()
         self.metrics.reconcile_seconds.observe(time.perf_counter() - began)
 
-    def _job_changed(self, key: Key, version: str) -> None:
+    def _job_changed(self, key: JobKey, version: str) -> None:
         if self._versions.is_news(key, version, during_look=self.queue.is_busy(key)):
             self.queue.add(key)
 
-    def _pod_changed(self, key: Key, change: PodChange) -> None:
+    def _pod_changed(self, key: JobKey, change: PodChange) -> None:
         """A pod that ended goes before jobs that wait to be started; that a new pod exists can wait like them."""
         self._versions.saw_pod(change.version)
         self._versions.known_pods.note(key, change)
         self.queue.add(key, urgent=change.event not in (None, "ADDED"))
 
-    def _object_gone(self, key: Key, ref: ObjectRef) -> None:
+    def _object_gone(self, key: JobKey, ref: ObjectRef) -> None:
         self._reconciler.object_gone(key, ref)
         self.queue.add(key)
 
-    def _extra_changed(self, key: Key, kind: str) -> None:
+    def _extra_changed(self, key: JobKey, kind: str) -> None:
         self._reconciler.extra_changed(key, kind)
         self.queue.add(key)
 
@@ -304,7 +304,7 @@ async def _first_of(*coroutines: Coroutine[Any, Any, object]) -> None:
         task.result()
 
 
-def run_until_signalled(config: OperatorConfig, connection: Connection) -> Exception | None:
+def run_until_signalled(config: OperatorConfig, connection: ApiConnection) -> Exception | None:
     """Run until SIGTERM or SIGINT; returns what made it end otherwise."""
     gc.freeze()  # what was imported stays: the collector need not look at it again and again
     try:
@@ -314,7 +314,7 @@ def run_until_signalled(config: OperatorConfig, connection: Connection) -> Excep
     return None
 
 
-async def _run(config: OperatorConfig, connection: Connection) -> None:
+async def _run(config: OperatorConfig, connection: ApiConnection) -> None:
     operator = Operator(config, connection)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from .queue import Key
+from .queue import JobKey
 
 Json = dict[str, Any]
 
@@ -33,7 +33,7 @@ class PodChange:
 
 
 @dataclass
-class KnownList:
+class KnownPodList:
     """Pods of one job by name, as they were listed, and told of since. `fresh_until`: in seconds of the monotonic
     clock. `told`: changes that are not in `pods` yet."""
 
@@ -48,34 +48,34 @@ class KnownPods:
     def __init__(self, large: int = LARGE, clock: Callable[[], float] = time.monotonic) -> None:
         self._large = large
         self._clock = clock
-        self._known: dict[Key, KnownList] = {}
+        self._known: dict[JobKey, KnownPodList] = {}
 
-    def note(self, key: Key, change: PodChange) -> None:
+    def note(self, key: JobKey, change: PodChange) -> None:
         """A pod of the job has changed."""
         if (known := self._known.get(key)) is not None:
             known.told.append(change)
 
-    def forget(self, key: Key) -> None:
+    def forget(self, key: JobKey) -> None:
         """List them at the next look: some were made or deleted, or the job is gone."""
         self._known.pop(key, None)
 
-    def has(self, key: Key) -> bool:
+    def has(self, key: JobKey) -> bool:
         """Whether the job's pods are remembered until its next look."""
         return key in self._known
 
-    def begin(self, key: Key) -> KnownList:
+    def begin(self, key: JobKey) -> KnownPodList:
         """A list of the job's pods begins: `keep` is to get what it had; from now on changes are noted."""
-        known = self._known[key] = KnownList()
+        known = self._known[key] = KnownPodList()
         return known
 
-    def keep(self, key: Key, known: KnownList, pods: Sequence[Json]) -> None:
+    def keep(self, key: JobKey, known: KnownPodList, pods: Sequence[Json]) -> None:
         """The list that began with `known` had these."""
         known.pods = {pod["metadata"]["name"]: pod for pod in pods}
         known.fresh_until = self._clock() + _FRESH_S * random.uniform(0.5, 1.0)
         if len(pods) < self._large and self._known.get(key) is known:
             self._known.pop(key)
 
-    def now(self, key: Key) -> list[Json] | None:
+    def now(self, key: JobKey) -> list[Json] | None:
         """All pods of the job, as far as was told; None where a list has to tell."""
         known = self._known.get(key)
         if known is None or self._clock() > known.fresh_until:

@@ -21,7 +21,7 @@ from ..observe.pods import OtherStatusVersion, read_report
 from .api.client import ApiClient
 from .api.errors import ApiError
 from .api.resources import NODES
-from .queue import Key
+from .queue import JobKey
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class PollTimes:
 
 
 @dataclass(frozen=True)
-class Answer:
+class LauncherPollAnswer:
     """The last report of one launcher, or why there is none. `at`: when, on the monotonic clock.
 
     `unreadable`: the launcher answers, in another version of the contract. `refused`: why it did not take what it
@@ -76,7 +76,7 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Endpoint:
+class LauncherPollEndpoint:
     """Where a launcher answers /status, and the token that it asks for."""
 
     url: str
@@ -94,7 +94,7 @@ class Endpoint:
 
 
 @dataclass(frozen=True)
-class Wish:
+class LauncherPollWish:
     """What an elastic job's launcher is to know: how many workers are wanted, and `gone`: by worker, the newest
     incarnation of which no container runs any more."""
 
@@ -125,24 +125,24 @@ class LauncherPoller:
     `client` is shared by all polls. A launcher that hangs costs one of `at_once` slots for `deadline_s` at most.
     """
 
-    def __init__(self, changed: Callable[[Key], None], times: PollTimes | None = None) -> None:
+    def __init__(self, changed: Callable[[JobKey], None], times: PollTimes | None = None) -> None:
         self._changed = changed
         self._times = times or PollTimes()
         self._slots = asyncio.Semaphore(self._times.at_once)
-        self._tasks: dict[Key, tuple[Endpoint, asyncio.Task[None]]] = {}
-        self._answers: dict[Key, Answer] = {}
+        self._tasks: dict[JobKey, tuple[LauncherPollEndpoint, asyncio.Task[None]]] = {}
+        self._answers: dict[JobKey, LauncherPollAnswer] = {}
         # What each launcher is to know, by the path to which it is put.
-        self._news_of: dict[Key, Told] = {}
-        self._news: dict[Key, asyncio.Event] = {}
+        self._news_of: dict[JobKey, Told] = {}
+        self._news: dict[JobKey, asyncio.Event] = {}
         # What a launcher was told last, and when its process began: one that came back has to be told again.
-        self._told: dict[Key, dict[str, tuple[Document, datetime | None]]] = {}
+        self._told: dict[JobKey, dict[str, tuple[Document, datetime | None]]] = {}
         self._session: aiohttp.ClientSession | None = None
 
     def watch(
         self,
-        key: Key,
-        endpoint: Endpoint,
-        wish: Wish | None = None,
+        key: JobKey,
+        endpoint: LauncherPollEndpoint,
+        wish: LauncherPollWish | None = None,
         pods: Document | None = None,
         sites: Document | None = None,
     ) -> None:
@@ -162,22 +162,22 @@ class LauncherPoller:
         self._stop(key)
         self._tasks[key] = (endpoint, asyncio.create_task(self._poll(key, endpoint), name=f"poll {key}"))
 
-    def forget(self, key: Key) -> None:
+    def forget(self, key: JobKey) -> None:
         """Stop polling; what was said is dropped."""
         self._news_of.pop(key, None)
         self._news.pop(key, None)
         self._stop(key)
 
-    def _stop(self, key: Key) -> None:
+    def _stop(self, key: JobKey) -> None:
         known = self._tasks.pop(key, None)
         self._answers.pop(key, None)
         self._told.pop(key, None)
         if known is not None:
             known[1].cancel()
 
-    def answer(self, key: Key) -> Answer:
+    def answer(self, key: JobKey) -> LauncherPollAnswer:
         """What the launcher said last."""
-        return self._answers.get(key, Answer())
+        return self._answers.get(key, LauncherPollAnswer())
 
     async def close(self) -> None:
         """Stop all polls."""
@@ -188,7 +188,7 @@ class LauncherPoller:
         if self._session is not None:
             await self._session.close()
 
-    async def _poll(self, key: Key, endpoint: Endpoint) -> None:
+    async def _poll(self, key: JobKey, endpoint: LauncherPollEndpoint) -> None:
         since, running = time.monotonic(), False
         while True:
             waits_since_s = None if running else time.monotonic() - since
@@ -204,7 +204,7 @@ class LauncherPoller:
             if ran and not running:  # it was started anew in its pod, or an elastic job forms its next world
                 since = time.monotonic()
 
-    async def _tell(self, key: Key, endpoint: Endpoint, report: LauncherReport | None) -> str:
+    async def _tell(self, key: JobKey, endpoint: LauncherPollEndpoint, report: LauncherReport | None) -> str:
         """Tell the launcher what is new to it. What fails is tried again after a poll.
 
         Returns why it would not have the number of workers; empty if it took it, or could not be asked.
@@ -225,7 +225,7 @@ class LauncherPoller:
             log.warning("%s was not told %s; it %s", url, _short(document), why, extra={"job": str(key)})
         return refused
 
-    async def _put(self, endpoint: Endpoint, path: str, document: Document) -> tuple[str, bool]:
+    async def _put(self, endpoint: LauncherPollEndpoint, path: str, document: Document) -> tuple[str, bool]:
         """Why the launcher did not take `document`, empty if it did, and whether it answered."""
         try:
             asked = self._client().put(
@@ -238,7 +238,7 @@ class LauncherPoller:
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as exc:
             return f"did not answer: {str(exc) or type(exc).__name__}", False
 
-    async def _pause(self, key: Key, seconds: float) -> None:
+    async def _pause(self, key: JobKey, seconds: float) -> None:
         """Return after `seconds`, or when there is news to tell."""
         news = self._news.setdefault(key, asyncio.Event())
         with suppress(TimeoutError):
@@ -255,19 +255,19 @@ class LauncherPoller:
             )
         return self._session
 
-    async def _ask(self, endpoint: Endpoint) -> Answer:
+    async def _ask(self, endpoint: LauncherPollEndpoint) -> LauncherPollAnswer:
         url, headers = endpoint.url, endpoint.headers
         try:
             async with self._client().get(f"{url}?brief", headers=headers, allow_redirects=False) as response:
                 if response.status != 200:
-                    return Answer(error=f"{url} answered {response.status}")
-                return Answer(report=read_report(await response.json(content_type=None)))
+                    return LauncherPollAnswer(error=f"{url} answered {response.status}")
+                return LauncherPollAnswer(report=read_report(await response.json(content_type=None)))
         except (aiohttp.ClientError, TimeoutError, OSError) as exc:
-            return Answer(error=f"{url} did not answer: {str(exc) or type(exc).__name__}")
+            return LauncherPollAnswer(error=f"{url} did not answer: {str(exc) or type(exc).__name__}")
         except OtherStatusVersion as exc:
-            return Answer(error=str(exc), unreadable=True)
+            return LauncherPollAnswer(error=str(exc), unreadable=True)
         except (KeyError, TypeError, ValueError, RecursionError) as exc:
-            return Answer(error=f"{url} answered something that is no status: {exc!r}")
+            return LauncherPollAnswer(error=f"{url} answered something that is no status: {exc!r}")
 
 
 async def read_sites(

@@ -10,8 +10,8 @@ from ..observe.pods import owned_by
 from ..placement.provisioning import AUTOSCALER_GROUP, ProvisioningView, view_request
 from .api.client import ApiClient
 from .api.errors import NotFound
-from .api.resources import POD_TEMPLATES, Resource, provisioning_requests
-from .memory import Memory
+from .api.resources import POD_TEMPLATES, ApiResource, provisioning_requests
+from .memory import ReconcileMemory
 
 Json = dict[str, Any]
 
@@ -19,7 +19,7 @@ Json = dict[str, Any]
 VERSIONS = ("v1", "v1beta1")
 
 
-class Autoscaler:
+class ClusterAutoscaler:
     """Reads ProvisioningRequests, if they are `allowed`. `version`: their apiVersion; empty: there are none."""
 
     def __init__(self, api: ApiClient, allowed: bool) -> None:
@@ -34,11 +34,11 @@ class Autoscaler:
         found = await self._api.served_version(AUTOSCALER_GROUP, VERSIONS)
         self.version = f"{AUTOSCALER_GROUP}/{found}" if found else ""
 
-    def watched(self) -> tuple[Resource, ...]:
+    def watched(self) -> tuple[ApiResource, ...]:
         """Whose changes are of interest."""
         return (provisioning_requests(self.version),) if self.version else ()
 
-    async def observe(self, job: Mapping[str, Any], memory: Memory) -> ProvisioningView:
+    async def observe(self, job: Mapping[str, Any], memory: ReconcileMemory) -> ProvisioningView:
         """What `plan` sees of nodes that may be asked for, for one job. Raises ApiError."""
         if not self.version or not (job.get("status") or {}).get("attempt"):
             return ProvisioningView(self._allowed, self.version)

@@ -13,7 +13,7 @@ FAIR_SHARE = 4
 
 
 @dataclass(frozen=True, order=True)
-class Key:
+class JobKey:
     """A job by namespace and name."""
 
     namespace: str
@@ -23,7 +23,7 @@ class Key:
         return f"{self.namespace}/{self.name}"
 
 
-class KeyedQueue:
+class ReconcileQueue:
     """At most one entry a key, and no key with two workers at once.
 
     A key added while it waits is one entry; a key added while a worker has it comes again when that worker is
@@ -32,14 +32,14 @@ class KeyedQueue:
 
     def __init__(self, jitter: Callable[[], float] = lambda: random.uniform(0.75, 1.25)) -> None:
         self._jitter = jitter
-        self._ready: deque[Key] = deque()
-        self._first: deque[Key] = deque()
-        self._urgent: set[Key] = set()
+        self._ready: deque[JobKey] = deque()
+        self._first: deque[JobKey] = deque()
+        self._urgent: set[JobKey] = set()
         self._taken = 0
-        self._dirty: set[Key] = set()
-        self._busy: dict[Key, float] = {}
-        self._failures: dict[Key, int] = {}
-        self._timers: dict[Key, asyncio.TimerHandle] = {}
+        self._dirty: set[JobKey] = set()
+        self._busy: dict[JobKey, float] = {}
+        self._failures: dict[JobKey, int] = {}
+        self._timers: dict[JobKey, asyncio.TimerHandle] = {}
         self._waiting: asyncio.Queue[None] = asyncio.Queue()
         self._settled = asyncio.Event()
         self._closed = False
@@ -47,7 +47,7 @@ class KeyedQueue:
     def __len__(self) -> int:
         return len(self._ready) + len(self._first)
 
-    def add(self, key: Key, urgent: bool = False) -> None:
+    def add(self, key: JobKey, urgent: bool = False) -> None:
         """Have `key` looked at as soon as a worker is free; an urgent one before those that are not."""
         timer = self._timers.pop(key, None)
         if timer is not None:
@@ -62,7 +62,7 @@ class KeyedQueue:
         if key not in self._busy:
             self._push(key)
 
-    def add_after(self, key: Key, delay_s: float) -> None:
+    def add_after(self, key: JobKey, delay_s: float) -> None:
         """Have `key` looked at in `delay_s`, or earlier if that was asked for already."""
         if self._closed:
             return
@@ -75,25 +75,25 @@ class KeyedQueue:
             timer.cancel()
         self._timers[key] = loop.call_at(due, self.add, key)
 
-    def retry(self, key: Key) -> float:
+    def retry(self, key: JobKey) -> float:
         """Have `key` looked at again after a failure; each failure doubles the wait. Returns the wait."""
         failures = self._failures[key] = self._failures.get(key, 0) + 1
         wait_s: float = min(LONGEST_BACKOFF_S, FIRST_BACKOFF_S * 2 ** (failures - 1)) * self._jitter()
         self.add_after(key, wait_s)
         return wait_s
 
-    def succeeded(self, key: Key) -> None:
+    def succeeded(self, key: JobKey) -> None:
         """Begin the backoff of `key` anew."""
         self._failures.pop(key, None)
 
-    def forget(self, key: Key) -> None:
+    def forget(self, key: JobKey) -> None:
         """Drop what is kept about a key that is gone."""
         self._failures.pop(key, None)
         timer = self._timers.pop(key, None)
         if timer is not None:
             timer.cancel()
 
-    async def take(self) -> Key:
+    async def take(self) -> JobKey:
         """The next key; the caller must call `done(key)`."""
         await self._waiting.get()
         self._taken += 1
@@ -104,14 +104,14 @@ class KeyedQueue:
         self._busy[key] = asyncio.get_running_loop().time()
         return key
 
-    def done(self, key: Key) -> None:
+    def done(self, key: JobKey) -> None:
         """The worker is through with `key`; if it was added meanwhile, it comes again."""
         del self._busy[key]
         self._settled.set()
         if key in self._dirty and not self._closed:
             self._push(key)
 
-    def is_busy(self, key: Key) -> bool:
+    def is_busy(self, key: JobKey) -> bool:
         """Whether a worker has `key` now."""
         return key in self._busy
 
@@ -137,7 +137,7 @@ class KeyedQueue:
             timer.cancel()
         self._timers.clear()
 
-    def _hurry(self, key: Key) -> None:
+    def _hurry(self, key: JobKey) -> None:
         if key in self._urgent:
             return
         self._urgent.add(key)
@@ -145,6 +145,6 @@ class KeyedQueue:
             self._ready.remove(key)
             self._first.append(key)
 
-    def _push(self, key: Key) -> None:
+    def _push(self, key: JobKey) -> None:
         (self._first if key in self._urgent else self._ready).append(key)
         self._waiting.put_nowait(None)

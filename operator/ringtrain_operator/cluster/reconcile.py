@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from .. import contract
-from ..build import Settings
+from ..build import BuildSettings
 from ..build.names import ObjectRef
 from ..observe.model import Observed
 from ..observe.pods import main_container, status_token
@@ -19,18 +19,18 @@ from .api.errors import NotFound
 from .api.resources import JOBS
 from .apply import apply_plan
 from .events import send_events
-from .gangs import Gangs
-from .kueue import Kueue
-from .line import WaitingLine
-from .memory import Memory
-from .metrics import Metrics
-from .observe import NodeRoom, Reading, read_surroundings
+from .gangs import ClusterGangs
+from .kueue import ClusterKueue
+from .line import ClusterWaitingLine
+from .memory import ReconcileMemory
+from .metrics import OperatorMetrics
+from .observe import ClusterReading, NodeResources, read_surroundings
 from .pod_schema import ServedPodSchema
-from .poll import Document, Endpoint, LauncherPoller, Wish, read_sites
-from .provisioning import Autoscaler
-from .queue import Key, KeyedQueue
+from .poll import Document, LauncherPollEndpoint, LauncherPoller, LauncherPollWish, read_sites
+from .provisioning import ClusterAutoscaler
+from .queue import JobKey, ReconcileQueue
 from .templates import whole_job
-from .versions import Versions
+from .versions import ResourceVersions
 
 log = logging.getLogger(__name__)
 # How long until sites of workers are read again that were not known; far within a launcher's start timeout.
@@ -49,14 +49,14 @@ class Reconciler:
 
     def __init__(
         self,
-        versions: Versions,
-        queue: KeyedQueue,
+        versions: ResourceVersions,
+        queue: ReconcileQueue,
         poller: LauncherPoller,
-        metrics: Metrics,
+        metrics: OperatorMetrics,
         clock: Clock,
-        settings: Settings,
-        gangs: Gangs,
-        provisioning: Autoscaler,
+        settings: BuildSettings,
+        gangs: ClusterGangs,
+        provisioning: ClusterAutoscaler,
     ) -> None:
         self._settings = settings
         self._api = versions.api
@@ -66,15 +66,15 @@ class Reconciler:
         self._poller = poller
         self._metrics = metrics
         self._clock = clock
-        self.line = WaitingLine(clock)
-        self._nodes = NodeRoom(versions.api)
-        self.kueue = Kueue(versions.api)
+        self.line = ClusterWaitingLine(clock)
+        self._nodes = NodeResources(versions.api)
+        self.kueue = ClusterKueue(versions.api)
         self.gangs = gangs
         self.provisioning = provisioning
-        self._memories: dict[str, Memory] = {}
-        self._uids: dict[Key, str] = {}
+        self._memories: dict[str, ReconcileMemory] = {}
+        self._uids: dict[JobKey, str] = {}
 
-    async def reconcile(self, key: Key) -> None:
+    async def reconcile(self, key: JobKey) -> None:
         """One look at the job `key`. Raises ApiError: the caller tries again later."""
         try:
             job = await self._api.get(JOBS, key.namespace, key.name)
@@ -114,19 +114,19 @@ class Reconciler:
         else:
             self._queue.succeeded(key)
 
-    def object_gone(self, key: Key, ref: ObjectRef) -> None:
+    def object_gone(self, key: JobKey, ref: ObjectRef) -> None:
         """An object of the job that is no pod was deleted: it does not exist until somebody finds it again."""
         memory = self._memories.get(self._uids.get(key, ""))
         if memory is not None:
             memory.object_gone(ref)
 
-    def extra_changed(self, key: Key, kind: str) -> None:
+    def extra_changed(self, key: JobKey, kind: str) -> None:
         """The job's Workload, or a group of its pods, is another by now, or gone."""
         memory = self._memories.get(self._uids.get(key, ""))
         if memory is not None:
             memory.outdate(kind)
 
-    async def _write_status(self, key: Key, job: Json, plan: Plan) -> Json:
+    async def _write_status(self, key: JobKey, job: Json, plan: Plan) -> Json:
         """The job with its new status written, if there is one; a job that changed meanwhile is a Conflict."""
         if plan.status is None:
             self._metrics.job_is(key, job.get("status") or {})
@@ -140,7 +140,7 @@ class Reconciler:
         self._count(key, job, plan.status)
         return {**job, "metadata": written["metadata"], "status": plan.status}
 
-    def _count(self, key: Key, job: Json, status: Mapping[str, Any]) -> None:
+    def _count(self, key: JobKey, job: Json, status: Mapping[str, Any]) -> None:
         before = job.get("status") or {}
         state = str(status.get("state") or "Pending")
         self._metrics.job_is(key, status)
@@ -152,16 +152,18 @@ class Reconciler:
     def _plan(self, job: Json, observed: Observed, now: datetime) -> Plan:
         return plan_object(job, observed, now, replace(self._settings, pod_schema=self.pod_schema.current))
 
-    def _settles(self, job: Json, reading: Reading, now: datetime) -> bool:
+    def _settles(self, job: Json, reading: ClusterReading, now: datetime) -> bool:
         """Whether the status just written, planned with again on what was read, asks for nothing more."""
         again = self._plan(job, replace(reading.observed, status=job["status"]), now)
         return not (again.acts or again.status)
 
-    async def _follow_up(self, key: Key, job: Json, reading: Reading, plan: Plan, memory: Memory) -> None:
+    async def _follow_up(
+        self, key: JobKey, job: Json, reading: ClusterReading, plan: Plan, memory: ReconcileMemory
+    ) -> None:
         endpoint = launcher_endpoint(reading)
         if endpoint is not None and not _finished(job):
             workers = wanted_workers(job)
-            wish = Wish(workers, dict(memory.gone)) if workers is not None else None
+            wish = LauncherPollWish(workers, dict(memory.gone)) if workers is not None else None
             status = parse_status(job.get("status"))
             before = memory.told[1] if memory.told[0] == status.attempt else ()
             told = told_of_pods(status, reading.observed.pods, before)
@@ -172,7 +174,9 @@ class Reconciler:
         if plan.requeue_after_s is not None:
             self._queue.add_after(key, plan.requeue_after_s)
 
-    async def _sites_of(self, key: Key, job: Json, reading: Reading, memory: Memory) -> Document | None:
+    async def _sites_of(
+        self, key: JobKey, job: Json, reading: ClusterReading, memory: ReconcileMemory
+    ) -> Document | None:
         label = (job["spec"].get("networking") or {}).get("sites")
         if not label:
             return None
@@ -184,17 +188,17 @@ class Reconciler:
             self._queue.add_after(key, _SITES_AGAIN_S)
         return sites
 
-    def _memory_of(self, key: Key, job: Json) -> Memory:
+    def _memory_of(self, key: JobKey, job: Json) -> ReconcileMemory:
         uid = job["metadata"]["uid"]
         if self._uids.get(key) != uid:
             self._forget(key)
             self._uids[key] = uid
         if _finished(job):
             self._memories.pop(uid, None)
-            return Memory()
-        return self._memories.setdefault(uid, Memory())
+            return ReconcileMemory()
+        return self._memories.setdefault(uid, ReconcileMemory())
 
-    async def _with_others(self, reading: Reading) -> Reading:
+    async def _with_others(self, reading: ClusterReading) -> ClusterReading:
         """The reading with what others wait for, and the room of nodes where a pod finds none."""
         observed = replace(reading.observed, contention=self.line.contention())
         ledger = observed.status.get("ledger") or {}
@@ -207,11 +211,11 @@ class Reconciler:
             observed = replace(observed, nodes=self.line.nodes)
         return replace(reading, observed=observed)
 
-    def _wake(self, keys: tuple[Key, ...]) -> None:
+    def _wake(self, keys: tuple[JobKey, ...]) -> None:
         for key in keys:
             self._queue.add(key)
 
-    def _forget(self, key: Key) -> None:
+    def _forget(self, key: JobKey) -> None:
         uid = self._uids.pop(key, "")
         self._versions.forget(key)
         self._wake(self.line.forget(key))
@@ -221,7 +225,7 @@ class Reconciler:
         self._metrics.job_gone(key)
 
 
-def _has_problem(reading: Reading) -> bool:
+def _has_problem(reading: ClusterReading) -> bool:
     kueue = reading.observed.kueue
     return kueue is not None and bool(kueue.problem)
 
@@ -232,7 +236,7 @@ def wanted_workers(job: Json) -> int | None:
     return int(ledger.get("attemptWorkers") or 0) or None if job["spec"].get("elastic") else None
 
 
-def launcher_endpoint(reading: Reading) -> Endpoint | None:
+def launcher_endpoint(reading: ClusterReading) -> LauncherPollEndpoint | None:
     """Where the running launcher answers /status; None if none runs."""
     for pod in reading.pods:
         labels, status = pod["metadata"].get("labels") or {}, pod.get("status") or {}
@@ -241,7 +245,7 @@ def launcher_endpoint(reading: Reading) -> Endpoint | None:
         address = status.get("podIP")
         if address and "deletionTimestamp" not in pod["metadata"]:
             host = f"[{address}]" if ":" in address else address
-            return Endpoint(f"http://{host}:{_status_port(pod)}/status", status_token(pod))
+            return LauncherPollEndpoint(f"http://{host}:{_status_port(pod)}/status", status_token(pod))
     return None
 
 

@@ -8,12 +8,12 @@ from .api.client import ApiClient
 from .api.errors import VersionAhead
 from .api.resources import PODS
 from .pods import KnownPods
-from .queue import Key
+from .queue import JobKey
 
 Json = dict[str, Any]
 
 
-class Versions:
+class ResourceVersions:
     """Recognises its own writing, and reads nothing that is older than what it knows already.
 
     Jobs: the event of a status that this process wrote, and after which there was nothing left to do, is no news.
@@ -28,26 +28,26 @@ class Versions:
         self.api = api
         self.known_pods = KnownPods()
         self._newest_pod = 0
-        self._settled: dict[Key, str] = {}
-        self._heard: dict[Key, str] = {}
+        self._settled: dict[JobKey, str] = {}
+        self._heard: dict[JobKey, str] = {}
 
-    def settled(self, key: Key, version: str) -> None:
+    def settled(self, key: JobKey, version: str) -> None:
         """The job's status was written at `version`, and nothing was left to do."""
         self._settled[key] = version
 
-    def is_news(self, key: Key, version: str, during_look: bool) -> bool:
+    def is_news(self, key: JobKey, version: str, during_look: bool) -> bool:
         """Whether an event of the job asks for a look now; one `during_look` is for `look_ended` to judge."""
         if during_look:
             self._heard[key] = version
             return False
         return self._settled.get(key) != version
 
-    def look_ended(self, key: Key) -> bool:
+    def look_ended(self, key: JobKey) -> bool:
         """Whether an event of the job that came during the look asks for another."""
         version = self._heard.pop(key, None)
         return version is not None and self._settled.get(key) != version
 
-    def forget(self, key: Key) -> None:
+    def forget(self, key: JobKey) -> None:
         """The job is gone."""
         self._settled.pop(key, None)
         self.known_pods.forget(key)
@@ -59,7 +59,7 @@ class Versions:
         if version.isdecimal():
             self._newest_pod = max(self._newest_pod, int(version))
 
-    async def pods_of(self, key: Key, *, quorum: bool = False) -> list[Json]:
+    async def pods_of(self, key: JobKey, *, quorum: bool = False) -> list[Json]:
         """The pods that name the job, as `list_pods`; of a large job perhaps each of another moment."""
         selector = f"{contract.LABEL_JOB}={key.name}"
         if quorum:

@@ -24,50 +24,50 @@ from .. import contract
 from ..build.names import ObjectRef
 from ..observe.pod_shape import PodEvent
 from .api.client import METADATA_ONLY, ApiClient
-from .api.connection import Connection
+from .api.connection import ApiConnection
 from .api.decode import decode
 from .api.errors import ApiError, Forbidden, ServerError
-from .api.resources import COMPANIONS, JOBS, PODS, Resource
+from .api.resources import COMPANIONS, JOBS, PODS, ApiResource
 from .api.transport import lines_of
 from .pods import PodChange
-from .queue import Key
+from .queue import JobKey
 
 log = logging.getLogger(__name__)
 
 Pods = dict[str, Any]
 """Pods by uid."""
-Enqueue = Callable[[Key], None]
-JobChanged = Callable[[Key, str], None]
+Enqueue = Callable[[JobKey], None]
+JobChanged = Callable[[JobKey, str], None]
 """Is told a job's key and its resourceVersion."""
-PodChanged = Callable[[Key, PodChange], None]
+PodChanged = Callable[[JobKey, PodChange], None]
 """Is told the key of a pod's job, and what is new."""
-ObjectGone = Callable[[Key, ObjectRef], None]
+ObjectGone = Callable[[JobKey, ObjectRef], None]
 """Is told the key of a job, and which of the objects that it has besides pods was deleted."""
-ExtraChanged = Callable[[Key, str], None]
+ExtraChanged = Callable[[JobKey, str], None]
 """Is told the key of a job, and the kind of an object of it that a queue or a gang scheduler has to do with."""
 
 
 @dataclass(frozen=True)
-class Scope:
+class WatchScope:
     """What is watched, and who is told. `namespaces` empty: the whole cluster.
 
     `extras`: what queues and gang schedulers have to do with, in the versions that are served. `beat` is called
     every `beat_every_s` from kopf's own thread for as long as its loop turns.
     """
 
-    connection: Connection
+    connection: ApiConnection
     namespaces: tuple[str, ...]
     job_changed: JobChanged
     pod_changed: PodChanged
     object_gone: ObjectGone
     extra_changed: ExtraChanged
-    extras: tuple[Resource, ...]
+    extras: tuple[ApiResource, ...]
     ready: asyncio.Event
     beat: Callable[[], None]
     beat_every_s: float
 
 
-async def watch_cluster(scope: Scope) -> None:
+async def watch_cluster(scope: WatchScope) -> None:
     """Enqueue every job that exists and every change of a job or of its pods, until cancelled.
 
     `scope.ready` is set when kopf has started. Raises what made kopf give up.
@@ -87,7 +87,7 @@ async def watch_cluster(scope: Scope) -> None:
 logging.getLogger("kopf._core.reactor.running").setLevel(logging.ERROR)
 
 
-async def _watch_until(scope: Scope, host: asyncio.AbstractEventLoop, stop: threading.Event) -> None:
+async def _watch_until(scope: WatchScope, host: asyncio.AbstractEventLoop, stop: threading.Event) -> None:
     connection, started = scope.connection, asyncio.Event()
     read: Pods = {}
 
@@ -103,7 +103,7 @@ async def _watch_until(scope: Scope, host: asyncio.AbstractEventLoop, stop: thre
     telling, beating = asyncio.create_task(tell_host()), asyncio.create_task(beat_forever())
     async with aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, ssl=connection.tls or True),
-        middlewares=(_Narrow(connection, (JOBS, PODS, *COMPANIONS, *scope.extras)),),
+        middlewares=(_WatchMiddleware(connection, (JOBS, PODS, *COMPANIONS, *scope.extras)),),
         response_class=_readable(read),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=10.0),
         headers={"User-Agent": "ringtrain-operator-watch"},
@@ -138,7 +138,7 @@ async def until_served(api: ApiClient, namespaces: tuple[str, ...]) -> None:
 
 
 def _handlers(
-    scope: Scope, host: asyncio.AbstractEventLoop, session: aiohttp.ClientSession, read: Pods
+    scope: WatchScope, host: asyncio.AbstractEventLoop, session: aiohttp.ClientSession, read: Pods
 ) -> kopf.OperatorRegistry:
     """`read`: pods that watches have brought."""
     registry = kopf.OperatorRegistry()
@@ -150,7 +150,7 @@ def _handlers(
     @kopf.on.event(contract.GROUP, contract.VERSION, contract.PLURAL, registry=registry)
     async def job_changed(namespace: str | None, name: str, meta: Any, **_: Any) -> None:
         version = str(meta.get("resourceVersion") or "")
-        host.call_soon_threadsafe(scope.job_changed, Key(namespace or "", name), version)
+        host.call_soon_threadsafe(scope.job_changed, JobKey(namespace or "", name), version)
 
     @kopf.on.event("", "v1", "pods", registry=registry)
     async def pod_changed(
@@ -159,39 +159,39 @@ def _handlers(
         job, pod = labels.get(contract.LABEL_JOB), read.pop(str(meta.get("uid")), None)
         if job:
             change = PodChange(name, str(meta.get("resourceVersion") or ""), type, pod)
-            host.call_soon_threadsafe(scope.pod_changed, Key(namespace or "", job), change)
+            host.call_soon_threadsafe(scope.pod_changed, JobKey(namespace or "", job), change)
 
-    def watch_deletions(resource: Resource) -> None:
+    def watch_deletions(resource: ApiResource) -> None:
         @kopf.on.event(*_group_version(resource), resource.plural, registry=registry)
         async def gone(type: str | None, namespace: str | None, name: str, labels: Any, **_: Any) -> None:
             job = labels.get(contract.LABEL_JOB)
             if type == "DELETED" and job:
                 ref = ObjectRef(resource.kind, name)
-                host.call_soon_threadsafe(scope.object_gone, Key(namespace or "", job), ref)
+                host.call_soon_threadsafe(scope.object_gone, JobKey(namespace or "", job), ref)
 
     for resource in COMPANIONS:
         watch_deletions(resource)
 
-    def watch_changes(resource: Resource) -> None:
+    def watch_changes(resource: ApiResource) -> None:
         @kopf.on.event(*_group_version(resource), resource.plural, registry=registry)
         async def changed(namespace: str | None, labels: Any, **_: Any) -> None:
             if job := labels.get(contract.LABEL_JOB):
-                host.call_soon_threadsafe(scope.extra_changed, Key(namespace or "", job), resource.kind)
+                host.call_soon_threadsafe(scope.extra_changed, JobKey(namespace or "", job), resource.kind)
 
     for resource in scope.extras:
         watch_changes(resource)
     return registry
 
 
-def _group_version(resource: Resource) -> tuple[str, str]:
+def _group_version(resource: ApiResource) -> tuple[str, str]:
     group, _, version = resource.api_version.rpartition("/")
     return group, version
 
 
-def _settings(scope: Scope) -> kopf.OperatorSettings:
+def _settings(scope: WatchScope) -> kopf.OperatorSettings:
     settings = kopf.OperatorSettings()
     settings.posting.enabled = False
-    settings.persistence.diffbase_storage = _NoDiff()
+    settings.persistence.diffbase_storage = _WatchNoDiff()
     settings.scanning.disabled = True  # neither CRDs nor namespaces are watched: no right to that is needed
     settings.peering.standalone = True
     for resource in (PODS, *COMPANIONS, *scope.extras):
@@ -201,12 +201,12 @@ def _settings(scope: Scope) -> kopf.OperatorSettings:
     settings.watching.server_timeout = random.randint(300, 600)
     settings.watching.reconnect_backoff = random.uniform(0.5, 1.5)
     settings.queueing.idle_timeout = 1.0
-    settings.networking.error_backoffs = _Forever()
+    settings.networking.error_backoffs = _WatchForever()
     settings.process.ultimate_exiting_timeout = None
     return settings
 
 
-class _Forever:
+class _WatchForever:
     """Waits between kopf's attempts without end: an API server that is away must not end the operator."""
 
     def __iter__(self) -> Iterator[float]:
@@ -216,7 +216,7 @@ class _Forever:
             wait_s = min(wait_s * 2, 15.0)
 
 
-class _NoDiff(kopf.DiffBaseStorage):
+class _WatchNoDiff(kopf.DiffBaseStorage):
     """No handler asks what changed: kopf need not copy every object to find out, a quarter of its time here."""
 
     def build(self, **_: Any) -> kopf.BodyEssence:
@@ -236,12 +236,12 @@ def _readable(read: Pods) -> type[aiohttp.ClientResponse]:
     levels, so that one deep object would end kopf's decoder, or its copying, and with it the watch of all.
     """
 
-    class Readable(aiohttp.ClientResponse):
+    class ReadableWatch(aiohttp.ClientResponse):
         async def start(self, connection: Any) -> aiohttp.ClientResponse:
             await super().start(connection)
             if "watch" in self.url.query and self.status < 400:
                 of_pods = self.url.path.endswith(f"/{PODS.plural}")
-                self.content = _Events(self.content, read if of_pods else None)  # type: ignore[assignment]
+                self.content = _WatchEvents(self.content, read if of_pods else None)  # type: ignore[assignment]
             return self
 
         async def json(self, **_options: Any) -> Any:
@@ -250,10 +250,10 @@ def _readable(read: Pods) -> type[aiohttp.ClientResponse]:
                 decoded["items"] = [_flat(item) for item in decoded["items"] or ()]
             return decoded
 
-    return Readable
+    return ReadableWatch
 
 
-class _Events:
+class _WatchEvents:
     """The content of a watch, with events whose objects are flat. `read`: gets the pods of a watch of these."""
 
     def __init__(self, content: aiohttp.StreamReader, read: Pods | None) -> None:
@@ -295,12 +295,12 @@ def _flat(obj: dict[str, Any]) -> dict[str, Any]:
     return {**obj, "metadata": metadata}
 
 
-class _Narrow:
+class _WatchMiddleware:
     """Middleware: prove who asks, and ask for metadata only when listing or watching what we watch, but for
     watches of pods.
     """
 
-    def __init__(self, connection: Connection, watched: tuple[Resource, ...]) -> None:
+    def __init__(self, connection: ApiConnection, watched: tuple[ApiResource, ...]) -> None:
         self._connection = connection
         self._plurals = tuple(f"/{resource.plural}" for resource in watched)
         self._pods = f"/{PODS.plural}"
@@ -326,5 +326,5 @@ async def resync(api: ApiClient, namespaces: tuple[str, ...], enqueue: Enqueue, 
             for namespace in namespaces or (None,):
                 async for page in api.pages(JOBS, namespace, metadata_only=True):
                     for item in page:
-                        enqueue(Key(item["metadata"]["namespace"], item["metadata"]["name"]))
+                        enqueue(JobKey(item["metadata"]["namespace"], item["metadata"]["name"]))
                     await asyncio.sleep(len(page) * every_s / 20_000)  # 20,000 jobs in one interval

@@ -31,7 +31,7 @@ _WANTED = "spec.trainer.numProcPerNode"
 
 
 @dataclass(frozen=True)
-class Node:
+class TrainJobNode:
     """What a TrainJob says of its nodes. `wanted`: numProcPerNode. `resources`: resourcesPerNode, None if it has
     none."""
 
@@ -53,7 +53,7 @@ def source_of(policy: Mapping[str, Any]) -> str:
     return found[0] if found else ""
 
 
-def processes(source: str, node: Node, notes: list[str]) -> tuple[list[str], int]:
+def processes(source: str, node: TrainJobNode, notes: list[str]) -> tuple[list[str], int]:
     """The command of a rank, and how many ranks a node has: as many processes as Trainer starts there, or as its
     torchrun does. Raises Invalid for what can't be had here."""
     if list(node.command[:2]) == ["tune", "run"] and source == "torch":
@@ -78,7 +78,7 @@ def processes(source: str, node: Node, notes: list[str]) -> tuple[list[str], int
     return give(node.command, given, notes), 1
 
 
-def _ranks(wanted: object, node: Node) -> int:
+def _ranks(wanted: object, node: TrainJobNode) -> int:
     """What `numProcPerNode`, or torchrun's own word, comes to."""
     word = str(wanted)
     if word.isdecimal():

@@ -21,7 +21,7 @@ _RETRIES_ITSELF = ("OnFailure", "Always", "ExitCode")
 
 
 @dataclass(frozen=True)
-class _Kind:
+class _TrainingJobKind:
     """`roles`: in the order of their ranks. `container`: the one that trains. `given`: see torchrun.give."""
 
     replicas: str
@@ -34,21 +34,21 @@ class _Kind:
 
 
 _KINDS = {
-    "PyTorchJob": _Kind(
+    "PyTorchJob": _TrainingJobKind(
         "pytorchReplicaSpecs",
         "pytorch",
         ("Master", "Worker"),
         restart="OnFailure",
         fields=frozenset({"nprocPerNode", "elasticPolicy"}),
     ),
-    "TFJob": _Kind(
+    "TFJob": _TrainingJobKind(
         "tfReplicaSpecs",
         "tensorflow",
         ("Chief", "Master", "Worker"),
         fields=frozenset({"successPolicy", "enableDynamicWorker"}),
         notes=('TF_CONFIG has a "worker" for every rank, worker 0 where a chief was, and no "environment"',),
     ),
-    "JAXJob": _Kind(
+    "JAXJob": _TrainingJobKind(
         "jaxReplicaSpecs",
         "jax",
         ("Worker",),
@@ -59,7 +59,7 @@ _KINDS = {
             "PROCESS_ID": "$RANK",
         },
     ),
-    "XGBoostJob": _Kind(
+    "XGBoostJob": _TrainingJobKind(
         "xgbReplicaSpecs",
         "xgboost",
         ("Master", "Worker"),
@@ -112,7 +112,7 @@ def convert_trainingjob(obj: Mapping[str, Any]) -> Converted:
     return converted(made, obj.get("metadata") or {}, notes=notes)
 
 
-def _replicas(obj: Mapping[str, Any], kind: _Kind) -> dict[str, dict[str, Any]]:
+def _replicas(obj: Mapping[str, Any], kind: _TrainingJobKind) -> dict[str, dict[str, Any]]:
     """The replicas by role, in the order of ranks, of which there are some. Roles may be written in any case."""
     replica = {"replicas": object, "template": {}}
     shape = {
@@ -150,7 +150,7 @@ def _replicas(obj: Mapping[str, Any], kind: _Kind) -> dict[str, dict[str, Any]]:
     return {role: found[role] for role in (*kind.roles, "Evaluator") if role in found}
 
 
-def _gang(kind: _Kind, replicas: Mapping[str, Any], notes: list[str]) -> tuple[int, dict[str, Any]]:
+def _gang(kind: _TrainingJobKind, replicas: Mapping[str, Any], notes: list[str]) -> tuple[int, dict[str, Any]]:
     """How many pods train, and the template of all of them. Raises Invalid where roles' differ."""
     roles = [role for role in kind.roles if role in replicas]
     templates = {role: _template(kind, role, replicas[role], notes) for role in roles}
@@ -170,7 +170,7 @@ def _gang(kind: _Kind, replicas: Mapping[str, Any], notes: list[str]) -> tuple[i
     return sum(replicas[role]["replicas"] for role in roles), first
 
 
-def _template(kind: _Kind, role: str, replica: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
+def _template(kind: _TrainingJobKind, role: str, replica: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
     path = f"spec.{kind.replicas}.{role}.template"
     template = carried_template(replica["template"], path=path, notes=notes)
     pod = template["spec"]
@@ -201,7 +201,7 @@ def _names_of_services(obj: Mapping[str, Any], main: Mapping[str, Any]) -> Itera
             yield f"{service}… in the command or env is a name that no pod has here: use MASTER_ADDR"
 
 
-def _evaluator(replicas: Mapping[str, Any], kind: _Kind, notes: list[str]) -> dict[str, Any]:
+def _evaluator(replicas: Mapping[str, Any], kind: _TrainingJobKind, notes: list[str]) -> dict[str, Any]:
     replica = replicas.get("Evaluator")
     if replica is None:
         return {}
@@ -214,7 +214,7 @@ def _evaluator(replicas: Mapping[str, Any], kind: _Kind, notes: list[str]) -> di
 
 
 def _run_policy(
-    spec: Mapping[str, Any], replicas: Mapping[str, Any], kind: _Kind, notes: list[str]
+    spec: Mapping[str, Any], replicas: Mapping[str, Any], kind: _TrainingJobKind, notes: list[str]
 ) -> dict[str, Any]:
     """Restarts in place become attempts of the gang; where no role restarts, neither does the gang."""
     policies = {role: replica.get("restartPolicy") or kind.restart for role, replica in replicas.items()}
@@ -240,7 +240,7 @@ def _tensorflow_notes(spec: Mapping[str, Any], workers: int) -> Iterator[str]:
         yield "spec.enableDynamicWorker is left out: TF_CONFIG has the whole cluster, and no sparseCluster"
 
 
-def _unknown(spec: Mapping[str, Any], kind: _Kind) -> Iterator[str]:
+def _unknown(spec: Mapping[str, Any], kind: _TrainingJobKind) -> Iterator[str]:
     """A note for each field that the kind does not have."""
     known = {"spec": {"runPolicy", kind.replicas, *kind.fields}, "spec.runPolicy": POLICY}
     sections = {"spec": spec, "spec.runPolicy": spec.get("runPolicy") or {}}

@@ -15,7 +15,7 @@ from ..spec.template import shape_problems
 from .metadata import Converted, carried_template, converted
 from .mpijob import command_notes, take_devices, whole
 from .runtime_patches import SHAPE, apply_patches
-from .trainer_processes import Node, processes, source_of
+from .trainer_processes import TrainJobNode, processes, source_of
 
 GROUP = "trainer.kubeflow.org"
 VERSION = "v1alpha1"
@@ -88,7 +88,7 @@ def runtime_of(obj: Mapping[str, Any]) -> tuple[str, str]:
 
 
 @dataclass
-class _Reader:
+class _TrainJobReader:
     """What is to be converted, of which fields are taken; `notes` for a person."""
 
     job: dict[str, Any]
@@ -112,7 +112,7 @@ def convert_trainjob(obj: Mapping[str, Any], runtime: Mapping[str, Any]) -> Conv
     problems = shape_problems(runtime, "runtime", _RUNTIME_SHAPE)
     if problems:
         raise Invalid(problems)
-    reader = _Reader(copy.deepcopy(dict(obj["spec"])), copy.deepcopy(dict(runtime.get("spec") or {})))
+    reader = _TrainJobReader(copy.deepcopy(dict(obj["spec"])), copy.deepcopy(dict(runtime.get("spec") or {})))
     reader.job.pop("runtimeRef")
     reader.notes += apply_patches(reader.job, reader.runtime)
     made = _spec(reader)
@@ -122,7 +122,7 @@ def convert_trainjob(obj: Mapping[str, Any], runtime: Mapping[str, Any]) -> Conv
     return replace(found, notes=(*found.notes, *reader.leftovers()))
 
 
-def _spec(reader: _Reader) -> dict[str, Any]:
+def _spec(reader: _TrainJobReader) -> dict[str, Any]:
     trainer, policy = reader.job.pop("trainer", None) or {}, reader.runtime.pop("mlPolicy", None) or {}
     jobs = _jobs(reader)
     mpi = policy.pop("mpi", None) if "mpi" in policy else None
@@ -162,7 +162,7 @@ def _spec(reader: _Reader) -> dict[str, Any]:
             message = "is missing, as in the runtime; the image's entrypoint cannot be seen here"
             raise Invalid([Problem("spec.trainer.command", message)])
         source = source_of(policy)
-        nodes = Node(command, slots, devices, resources)
+        nodes = TrainJobNode(command, slots, devices, resources)
         main["command"], slots = processes(source, nodes, reader.notes)
     made["worker"] = {"replicas": workers, **({"devices": devices} if devices else {}), "template": node}
     made |= _slots(slots, devices, reader)
@@ -177,7 +177,7 @@ def _spec(reader: _Reader) -> dict[str, Any]:
     return made
 
 
-def _jobs(reader: _Reader) -> list[dict[str, Any]]:
+def _jobs(reader: _TrainJobReader) -> list[dict[str, Any]]:
     """The runtime's replicated jobs; those that run neither nodes nor mpirun are named as left out."""
     job_set = (reader.runtime.get("template") or {}).get("spec") or {}
     jobs = job_set.pop("replicatedJobs", None) or []
@@ -194,7 +194,7 @@ def _role(job: Mapping[str, Any]) -> str:
     return name if name in (_NODE, _LAUNCHER) else _NODE if labels.get(_STEP) == "trainer" else name
 
 
-def _template(jobs: Iterable[dict[str, Any]], role: str, reader: _Reader) -> dict[str, Any]:
+def _template(jobs: Iterable[dict[str, Any]], role: str, reader: _TrainJobReader) -> dict[str, Any]:
     """The pod template of the job with this role, its training container in front."""
     path = "runtime.spec.template.spec.replicatedJobs"
     job = next((job for job in jobs if _role(job) == role), None)
@@ -233,7 +233,7 @@ def _add_variables(container: dict[str, Any], added: list[dict[str, Any]]) -> No
         container["env"] = [v for v in container.get("env") or [] if v["name"] not in names] + copy.deepcopy(added)
 
 
-def _slots(wanted: object, devices: Mapping[str, int], reader: _Reader) -> dict[str, Any]:
+def _slots(wanted: object, devices: Mapping[str, int], reader: _TrainJobReader) -> dict[str, Any]:
     if wanted is None:
         return {} if len(devices) < 2 else {"slotsPerWorker": max(devices.values())}
     if str(wanted).isdecimal():
@@ -245,7 +245,7 @@ def _slots(wanted: object, devices: Mapping[str, int], reader: _Reader) -> dict[
     return {}
 
 
-def _scheduling(reader: _Reader) -> dict[str, Any]:
+def _scheduling(reader: _TrainJobReader) -> dict[str, Any]:
     policy = reader.runtime.get("podGroupPolicy") or {}
     for theirs, ours in (("coscheduling", "Coscheduling"), ("volcano", "Volcano")):
         if theirs in policy:
@@ -255,7 +255,7 @@ def _scheduling(reader: _Reader) -> dict[str, Any]:
     return {}
 
 
-def _run_policy(reader: _Reader) -> dict[str, Any]:
+def _run_policy(reader: _TrainJobReader) -> dict[str, Any]:
     made: dict[str, Any] = {"cleanPodPolicy": "None"}
     for name in ("suspend", "activeDeadlineSeconds"):
         if (value := reader.job.pop(name, None)) is not None:

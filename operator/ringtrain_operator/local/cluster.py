@@ -21,7 +21,7 @@ from ..plan import Plan
 from ..status.model import parse_status
 from .contents import Contents
 from .places import Pod
-from .process import ProcessRunner
+from .process import LocalProcessRunner
 
 # The launcher is on this machine: what it does not answer in this time it does not answer at all.
 STATUS_TIMEOUT_S = 1.0
@@ -36,7 +36,7 @@ class LocalCluster:
     """
 
     job: dict[str, Any]
-    runner: ProcessRunner
+    runner: LocalProcessRunner
     objects: dict[ObjectRef, dict[str, Any]] = field(default_factory=dict)
     keep: Callable[[dict[str, Any]], None] = lambda _: None
     page_secret: str = ""

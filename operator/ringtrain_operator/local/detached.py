@@ -20,12 +20,12 @@ from types import FrameType
 from typing import Any
 
 from .cluster import LocalCluster
-from .driver import Driver
-from .manifest import ManifestFile
+from .driver import LocalDriver
+from .manifest import LocalManifestFile
 from .orphans import die_with_parent
 from .past_runs import JOB_FILE, write_job
-from .plain import PlainDisplay
-from .process import ProcessRunner
+from .plain import PlainLocalDisplay
+from .process import LocalProcessRunner
 
 MANIFEST_FILE = "manifest.json"
 LOCK_FILE = "driver.lock"
@@ -80,13 +80,13 @@ def write_manifest(run_dir: Path, job: dict[str, Any]) -> None:
 
 def drive(run_dir: Path, claims_dir: Path) -> None:
     """Drive the run to its end. Leaves no process behind."""
-    file = ManifestFile(run_dir / MANIFEST_FILE)
+    file = LocalManifestFile(run_dir / MANIFEST_FILE)
     file.seen = ()  # it may have been changed since the job was written
     job = json.loads((run_dir / JOB_FILE).read_text(encoding="utf-8"))
-    runner = ProcessRunner(run_dir, claims_dir)
+    runner = LocalProcessRunner(run_dir, claims_dir)
     try:
         cluster = LocalCluster(job, runner, keep=partial(write_job, run_dir))
-        Driver(cluster, PlainDisplay(sys.stdout, None), file).run()
+        LocalDriver(cluster, PlainLocalDisplay(sys.stdout, None), file).run()
     finally:
         runner.close()
 

@@ -47,7 +47,7 @@ def read_documents(path: Path) -> list[Any]:
     if len(content) > MAX_BYTES:
         raise ManifestUnreadable(f"{path}: has more than {MAX_BYTES >> 20} MiB; no manifest is so large")
     try:
-        return [one for document in yaml.load_all(content, Loader=_Loader) for one in _items(document)]
+        return [one for document in yaml.load_all(content, Loader=_ManifestLoader) for one in _items(document)]
     except _NotJson as exc:
         raise ManifestUnreadable(f"{path}: {exc}") from exc
     except (yaml.YAMLError, UnicodeDecodeError) as exc:
@@ -68,7 +68,7 @@ class _NotJson(yaml.YAMLError):
         super().__init__(f"line {mark.line + 1}, column {mark.column + 1}: {problem}")
 
 
-class _Loader(yaml.SafeLoader):
+class _ManifestLoader(yaml.SafeLoader):
     """PyYAML's safe loader, with the types of JSON and bounds on depth and size."""
 
     def __init__(self, stream: bytes) -> None:
@@ -141,8 +141,8 @@ def _construct_integer(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
     return sign * int(digits, 0)
 
 
-_Loader.yaml_implicit_resolvers = _resolvers()
-_Loader.add_constructor(_INT_TAG, _construct_integer)
+_ManifestLoader.yaml_implicit_resolvers = _resolvers()
+_ManifestLoader.add_constructor(_INT_TAG, _construct_integer)
 
 
 def _checked(node: yaml.Node, made: Any) -> Any:

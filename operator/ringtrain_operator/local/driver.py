@@ -8,10 +8,10 @@ from datetime import UTC, datetime
 from typing import Any, Protocol
 
 from ..observe.model import Observed
-from ..plan import Event, plan_object
+from ..plan import PlannedEvent, plan_object
 from ..status.model import JobStatus, parse_status
 from .cluster import LocalCluster
-from .manifest import ManifestFile
+from .manifest import LocalManifestFile
 
 # Often enough for a display and for processes that end; idle enough to leave the cores to the ranks.
 INTERVAL_S = 0.25
@@ -26,10 +26,10 @@ class JobView:
     job: dict[str, Any]
     status: JobStatus
     observed: Observed
-    events: tuple[Event, ...]
+    events: tuple[PlannedEvent, ...]
 
 
-class Display(Protocol):
+class LocalDisplay(Protocol):
     """Shows a job while it runs."""
 
     def show(self, view: JobView) -> None:
@@ -37,12 +37,12 @@ class Display(Protocol):
 
 
 @dataclass
-class Driver:
+class LocalDriver:
     """Drives one job from its manifest to its end. A saved change of `manifest` takes effect."""
 
     cluster: LocalCluster
-    display: Display
-    manifest: ManifestFile
+    display: LocalDisplay
+    manifest: LocalManifestFile
     _complained: str = field(default="", init=False)
 
     def run(self) -> JobStatus:
@@ -71,13 +71,13 @@ class Driver:
             if deleted or not (plan.create or plan.delete or plan.status):
                 return deleted
 
-    def _complaint(self) -> tuple[Event, ...]:
+    def _complaint(self) -> tuple[PlannedEvent, ...]:
         """What is wrong with the saved manifest, once."""
         new = self.manifest.complaint != self._complained
         self._complained = self.manifest.complaint
         if not (new and self._complained):
             return ()
-        return (Event("Warning", "ChangeRefused", f"{self._complained}; the job goes on as it was"),)
+        return (PlannedEvent("Warning", "ChangeRefused", f"{self._complained}; the job goes on as it was"),)
 
     def _status(self) -> JobStatus:
         return parse_status(self.cluster.status)

@@ -16,20 +16,20 @@ from rich.table import Table
 from rich.text import Text
 
 from .driver import JobView
-from .past_runs import Tail
+from .past_runs import PastLocalRunTail
 from .wording import STATE_STYLES, duration, job_name, numbers, progress_of, ranks_of, why
 
 # More ranks than fit on a screen are counted by state instead.
 RANKS_SHOWN = 32
 
 
-class LiveDisplay:
+class LiveLocalDisplay:
     """Shows a job in `live`, which owns the terminal's lower lines. `tail`: ranks' output to print."""
 
-    def __init__(self, live: Live, tail: Tail | None) -> None:
+    def __init__(self, live: Live, tail: PastLocalRunTail | None) -> None:
         self._live = live
         self._tail = tail
-        self._pace = Pace()
+        self._pace = LocalStepPace()
 
     def show(self, view: JobView) -> None:
         """Redraw; what happened is printed above the panel and stays in the scroll-back."""
@@ -44,7 +44,7 @@ class LiveDisplay:
         self._live.update(Constrain(panel, self._live.console.width - len("^C")))
 
 
-class Pace:
+class LocalStepPace:
     """How long an attempt's steps take, from the first that was seen of it to the newest."""
 
     def __init__(self) -> None:

@@ -14,7 +14,7 @@ from ..spec.job import is_ours
 from ..spec.parse import parse_job, update_problems
 from ..status.model import format_time
 from .documents import read_documents
-from .templates import Templates
+from .templates import LocalTemplates
 
 
 def load_objects(path: Path) -> list[dict[str, Any]]:
@@ -55,7 +55,7 @@ def _held(documents: list[Any]) -> str:
     return f"{', '.join(named)}{more}{way}"
 
 
-def load_whole(path: Path, templates: Templates) -> list[dict[str, Any]]:
+def load_whole(path: Path, templates: LocalTemplates) -> list[dict[str, Any]]:
     """Every job in the file, laid over the template that it names: one of the file, or of `templates`, which gets
     those of the file. Raises ManifestUnreadable or Invalid."""
     documents = read_documents(path)
@@ -63,10 +63,10 @@ def load_whole(path: Path, templates: Templates) -> list[dict[str, Any]]:
     return [templates.laid_over(job) for job in jobs_among(documents, path)]
 
 
-def load_job(path: Path, templates: Templates | None = None) -> dict[str, Any]:
+def load_job(path: Path, templates: LocalTemplates | None = None) -> dict[str, Any]:
     """The file's one job as an API server would hold it, its template in its spec. Raises ManifestUnreadable or
     Invalid."""
-    jobs = load_whole(path, templates or Templates())
+    jobs = load_whole(path, templates or LocalTemplates())
     if len(jobs) > 1:
         names = ", ".join(str((job.get("metadata") or {}).get("name")) for job in jobs)
         raise ManifestUnreadable(f"{path}: holds {len(jobs)} jobs ({names}); give the one to run its own file")
@@ -91,12 +91,12 @@ def as_stored(job: dict[str, Any]) -> dict[str, Any]:
 
 
 @dataclass
-class ManifestFile:
+class LocalManifestFile:
     """A manifest on disk, followed while its job runs. `complaint`: why the file as it is has no effect, if so.
     `templates`: as they were when the job began."""
 
     path: Path
-    templates: Templates = field(default_factory=Templates)
+    templates: LocalTemplates = field(default_factory=LocalTemplates)
     seen: tuple[int, ...] = ()
     complaint: str = ""
     _unreadable: tuple[int, ...] | None = None

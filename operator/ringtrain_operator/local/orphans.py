@@ -32,7 +32,7 @@ def die_with_parent() -> None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
 
 
-class Watcher:
+class LocalOrphanWatcher:
     """A process that does, where this one is killed, what this one can't do any more: it ends all processes that
     have the environment's `variables()`, and removes `folder`.
     """

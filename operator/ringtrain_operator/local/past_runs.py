@@ -20,7 +20,7 @@ class NoSuchRun(OperatorError):
 
 
 @dataclass(frozen=True)
-class PastRun:
+class PastLocalRun:
     """One `dtj local`: its directory, and the job as an API server would hold it."""
 
     directory: Path
@@ -64,7 +64,7 @@ def write_job(run_dir: Path, job: dict[str, Any], name: str = JOB_FILE) -> None:
     os.replace(draft, run_dir / name)
 
 
-def past_runs(runs: Path) -> list[PastRun]:
+def past_runs(runs: Path) -> list[PastLocalRun]:
     """All runs under `runs`, the newest first."""
     found = []
     for path in runs.glob(f"*/{JOB_FILE}"):
@@ -73,11 +73,11 @@ def past_runs(runs: Path) -> list[PastRun]:
         except (OSError, ValueError):
             continue  # of a run that is being removed, or not ours
         if isinstance(job, dict) and {"metadata", "spec"} <= job.keys():
-            found.append(PastRun(path.parent, job))
+            found.append(PastLocalRun(path.parent, job))
     return sorted(found, key=lambda run: run.job["metadata"]["creationTimestamp"], reverse=True)
 
 
-def newest_run(runs: Path, name: str) -> PastRun:
+def newest_run(runs: Path, name: str) -> PastLocalRun:
     """The newest run of the job `name`. Raises NoSuchRun."""
     found = past_runs(runs)
     for run in found:
@@ -103,7 +103,7 @@ def _lines(path: Path, tail: int | None) -> Iterator[bytes]:
 
 
 @dataclass
-class Tail:
+class PastLocalRunTail:
     """Reads on in `<root>/<attempt>/job.log`; `root` is the job's directory in the log store."""
 
     root: Path

@@ -28,7 +28,7 @@ _NAME = re.compile(r"[A-Za-z0-9][-A-Za-z0-9._]*")
 
 
 @dataclass(frozen=True)
-class Ports:
+class LocalPorts:
     """Ports of the job's launcher, held by this process for it; everything else registers the port it got."""
 
     held: tuple[socket.socket, socket.socket]
@@ -45,7 +45,7 @@ class Ports:
 
 
 @dataclass(frozen=True)
-class Places:
+class LocalPlaces:
     """Directories of one `dtj local` that are kept: its own, and that of claims, which outlive it."""
 
     run_dir: Path
@@ -61,10 +61,10 @@ class Places:
         return self.run_dir / "pods" / (f"{pod}.{attempt}.log" if attempt else f"{pod}.log")
 
     @cached_property
-    def ports(self) -> Ports:
+    def ports(self) -> LocalPorts:
         """The launcher's ports, chosen free: the same in every attempt, as its name is on a cluster. Data workers
         that outlive one find the next one's launcher there."""
-        return Ports((_held_port(), _held_port()))
+        return LocalPorts((_held_port(), _held_port()))
 
     def close(self) -> None:
         """Give the ports up."""
@@ -72,7 +72,7 @@ class Places:
             held.close()
 
 
-def volume_directory(volume: dict[str, Any], places: Places, pod_dir: Path, contents: Contents) -> Path:
+def volume_directory(volume: dict[str, Any], places: LocalPlaces, pod_dir: Path, contents: Contents) -> Path:
     """A directory that is `volume`. Raises LocalUnsupported for what needs a cluster."""
     name = str(volume.get("name"))
     if name == VOLUME_LOGS:

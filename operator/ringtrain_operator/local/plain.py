@@ -6,17 +6,17 @@ import time
 from typing import TextIO
 
 from .driver import JobView
-from .past_runs import Tail
+from .past_runs import PastLocalRunTail
 from .wording import job_name, numbers, progress_of, why
 
 # Between two lines about progress alone.
 PROGRESS_INTERVAL_S = 5.0
 
 
-class PlainDisplay:
+class PlainLocalDisplay:
     """Writes lines to `out`, each readable by itself. `tail`: ranks' output to write, too."""
 
-    def __init__(self, out: TextIO, tail: Tail | None) -> None:
+    def __init__(self, out: TextIO, tail: PastLocalRunTail | None) -> None:
         self._out = out
         self._tail = tail
         self._said = ("", "")

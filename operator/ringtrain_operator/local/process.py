@@ -21,9 +21,9 @@ from ..errors import LocalUnsupported
 from ..spec.job import DEFAULT_GRACE_S
 from ..status.model import format_time
 from .contents import Contents
-from .orphans import Watcher, adopt_orphans, die_with_parent, end_orphans
-from .places import Places, Pod
-from .sandbox import Command, command_of
+from .orphans import LocalOrphanWatcher, adopt_orphans, die_with_parent, end_orphans
+from .places import LocalPlaces, Pod
+from .sandbox import LocalPodCommand, command_of
 
 # How long pods get to end by themselves when everything is over.
 CLOSING_GRACE_S = 5.0
@@ -41,7 +41,7 @@ class _LocalPod:
     pod: Pod
     marker: str
     directory: Path
-    command: Command | None = None
+    command: LocalPodCommand | None = None
     process: subprocess.Popen[bytes] | None = None
     status: dict[str, Any] = field(default_factory=dict)
     kill_at: float | None = None
@@ -59,7 +59,7 @@ class _LocalPod:
         return self.kill_at is None and any(code in rule["exitCodes"]["values"] for rule in rules)
 
 
-class ProcessRunner:
+class LocalProcessRunner:
     """Runs pods as process groups and tells what became of them, as a kubelet does.
 
     Not thread-safe; `close` must be called.
@@ -67,9 +67,9 @@ class ProcessRunner:
 
     def __init__(self, run_dir: Path, claims_dir: Path) -> None:
         self._scratch = Path(tempfile.mkdtemp(prefix="dtj-"))
-        self._places = Places(run_dir.resolve(), claims_dir.resolve())
+        self._places = LocalPlaces(run_dir.resolve(), claims_dir.resolve())
         self._pods: dict[str, _LocalPod] = {}
-        self._watcher = Watcher(self._scratch)
+        self._watcher = LocalOrphanWatcher(self._scratch)
         adopt_orphans()
 
     def start(self, pod: Pod, contents: Contents) -> None:
@@ -178,7 +178,7 @@ class ProcessRunner:
         running = {"running": {"startedAt": format_time(datetime.now(UTC))}}
         local.status = _status(local.pod, "Running", running, local.restarts, local.ended)
 
-    def _spawn(self, command: Command, uid: str) -> subprocess.Popen[bytes]:
+    def _spawn(self, command: LocalPodCommand, uid: str) -> subprocess.Popen[bytes]:
         command.log_path.parent.mkdir(parents=True, exist_ok=True)
         with command.log_path.open("ab") as log:
             return subprocess.Popen(
@@ -211,7 +211,7 @@ def _terminated(code: int, reason: str, message: str) -> dict[str, Any]:
     return {"terminated": {"exitCode": code, "reason": reason, "message": message, "finishedAt": finished}}
 
 
-def _termination_of(command: Command, code: int) -> str:
+def _termination_of(command: LocalPodCommand, code: int) -> str:
     """The termination message, or the end of the log of a process that failed without one."""
     with contextlib.suppress(OSError):
         message = command.termination_path.read_bytes()[: contract.TERMINATION_MESSAGE_MAX_BYTES]

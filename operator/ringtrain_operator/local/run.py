@@ -21,37 +21,42 @@ from .cluster import LocalCluster
 from .contents import contents_beside
 from .detached import driving
 from .documents import read_documents
-from .driver import Display, Driver
-from .live import LiveDisplay
-from .manifest import ManifestFile, load_job
-from .past_runs import Tail, write_job
-from .plain import PlainDisplay
-from .process import CLOSING_GRACE_S, ProcessRunner
-from .summary import Results, read_results
-from .templates import Templates
+from .driver import LocalDisplay, LocalDriver
+from .live import LiveLocalDisplay
+from .manifest import LocalManifestFile, load_job
+from .past_runs import PastLocalRunTail, write_job
+from .plain import PlainLocalDisplay
+from .process import CLOSING_GRACE_S, LocalProcessRunner
+from .summary import LocalRunResults, read_results
+from .templates import LocalTemplates
 from .wording import wrapped
 
 
 def run_local(
-    manifest: Path, runs: Path, plain: bool, output: bool, ui: bool = False, templates: Templates | None = None
-) -> tuple[JobStatus, Results]:
+    manifest: Path,
+    runs: Path,
+    plain: bool,
+    output: bool,
+    ui: bool = False,
+    templates: LocalTemplates | None = None,
+) -> tuple[JobStatus, LocalRunResults]:
     """Run the job in `manifest` to its end under a new directory of `runs`. Leaves no process behind.
 
     `plain`: lines are shown meanwhile, no panel. `output`: what the ranks write is shown, too.
     `ui`: the link to the job's page is shown first. `templates`: beside those of the file. Raises
     ManifestUnreadable or Invalid before anything is started.
     """
-    templates = templates or Templates()
+    templates = templates or LocalTemplates()
     job = load_job(manifest, templates)
-    file = ManifestFile(manifest, templates)
+    file = LocalManifestFile(manifest, templates)
     beside = contents_beside(read_documents(manifest), job["metadata"]["namespace"])
     name, namespace = job["metadata"]["name"], job["metadata"]["namespace"]
     run_dir = new_directory(runs, name)
     spec = parse_job(job).spec
     world = f"{counted(spec.worker.replicas, 'worker')} x {counted(spec.slots, 'rank')}"
     print(wrapped(f"{name}: {world} on this machine, logs in {run_dir / 'logs'}", Console()), flush=True)
-    tail = Tail(run_dir / "logs" / namespace / name) if output else None
-    runner = ProcessRunner(run_dir, claims_dir=runs / "claims")
+    tail = PastLocalRunTail(run_dir / "logs" / namespace / name) if output else None
+    runner = LocalProcessRunner(run_dir, claims_dir=runs / "claims")
     page_secret = secrets.token_hex(32) if ui else ""
     if ui:
         address = runner.status_url.removesuffix("status")
@@ -59,7 +64,7 @@ def run_local(
     cluster = LocalCluster(job, runner, keep=partial(write_job, run_dir), page_secret=page_secret, beside=beside)
     try:
         with driving(run_dir), _display(plain, tail) as display:
-            status = Driver(cluster, display, file).run()
+            status = LocalDriver(cluster, display, file).run()
     except KeyboardInterrupt:
         stopping = f"stopping: waiting for the ranks to end, for at most {CLOSING_GRACE_S:g} s; once more: at once"
         print(wrapped(stopping, Console()), flush=True)
@@ -70,14 +75,14 @@ def run_local(
 
 
 @contextlib.contextmanager
-def _display(plain: bool, tail: Tail | None) -> Iterator[Display]:
+def _display(plain: bool, tail: PastLocalRunTail | None) -> Iterator[LocalDisplay]:
     console = Console()
     if plain or not console.is_terminal:
-        yield PlainDisplay(sys.stdout, tail)
+        yield PlainLocalDisplay(sys.stdout, tail)
         return
     # Transient: the summary takes the panel's place at the end.
     with Live(console=console, refresh_per_second=8, transient=True) as live:
-        yield LiveDisplay(live, tail)
+        yield LiveLocalDisplay(live, tail)
 
 
 def new_directory(runs: Path, name: str) -> Path:

@@ -14,7 +14,7 @@ from typing import Any
 from .. import contract
 from ..errors import LocalUnsupported, shown
 from .contents import Contents, value_of, variables_from
-from .places import Places, Pod, volume_directory
+from .places import LocalPlaces, Pod, volume_directory
 
 _LOOPBACK = "127.0.0.1"
 # Variables of the caller's own world, not of the pod's: a rank must not find itself in another job.
@@ -27,7 +27,7 @@ _REFERENCE = re.compile(r"\$(\$|\(([A-Za-z_][A-Za-z0-9_.-]*)\))")
 
 
 @dataclass(frozen=True)
-class Command:
+class LocalPodCommand:
     """A process to start for a pod."""
 
     argv: tuple[str, ...]
@@ -37,7 +37,7 @@ class Command:
     log_path: Path
 
 
-def command_of(pod: Pod, places: Places, pod_dir: Path, contents: Contents) -> Command:
+def command_of(pod: Pod, places: LocalPlaces, pod_dir: Path, contents: Contents) -> LocalPodCommand:
     """What to run for `pod`'s main container. Raises LocalUnsupported for what needs a cluster."""
     spec, metadata = pod["spec"], pod["metadata"]
     main = spec["containers"][0]
@@ -52,7 +52,7 @@ def command_of(pod: Pod, places: Places, pod_dir: Path, contents: Contents) -> C
     attempt = metadata["labels"].get(contract.LABEL_ATTEMPT, "")
     # Also where the template has a PATH of its own, as that of its image.
     env["PATH"] = _own_programs_first(env.get("PATH", os.environ.get("PATH", os.defpath)))
-    return Command(
+    return LocalPodCommand(
         argv=tuple(argv),
         env={**_inherited(), **env},
         cwd=_working_directory(main),
@@ -117,7 +117,7 @@ def _field(pod: Pod, name: str, source: Mapping[str, Any]) -> str:
     return str(known[path])
 
 
-def _ports(declared: Mapping[str, str], places: Places) -> dict[str, str]:
+def _ports(declared: Mapping[str, str], places: LocalPlaces) -> dict[str, str]:
     """The contract's port variables, rewritten so that jobs on one machine never meet."""
     ports = places.ports
     local = {
@@ -148,7 +148,7 @@ def _temporary(declared: Mapping[str, str], pod_dir: Path) -> dict[str, str]:
 
 
 def _mounts(
-    spec: Mapping[str, Any], main: Mapping[str, Any], places: Places, pod_dir: Path, contents: Contents
+    spec: Mapping[str, Any], main: Mapping[str, Any], places: LocalPlaces, pod_dir: Path, contents: Contents
 ) -> dict[str, Path]:
     """Directories of this machine by their path in the container. /dev/shm is this machine's own."""
     volumes = {volume.get("name"): volume for volume in spec.get("volumes") or ()}

@@ -24,27 +24,27 @@ _ACCURACY = re.compile(r"((?:[a-z]+ )?accuracy)[ :=]+([01]\.\d+)", re.IGNORECASE
 
 
 @dataclass(frozen=True)
-class Results:
+class LocalRunResults:
     """What the job's own files say after its end."""
 
     logs: Path | None
     metrics: dict[str, float]
 
 
-def read_results(logs_root: Path, namespace: str, job: str, attempt: int) -> Results:
+def read_results(logs_root: Path, namespace: str, job: str, attempt: int) -> LocalRunResults:
     """What the last attempt reported as metrics, or else printed last as an accuracy."""
     directory = logs_root / namespace / job / str(attempt)
     if not directory.is_dir():
-        return Results(None, {})
+        return LocalRunResults(None, {})
     metrics: dict[str, float] = {}
     for row in _rows(directory / "metrics.jsonl"):
         found = row.get("metrics")
         if isinstance(found, dict):
             metrics.update({str(k): v for k, v in found.items() if isinstance(v, int | float)})
-    return Results(directory, metrics or _printed_accuracy(directory / "job.log"))
+    return LocalRunResults(directory, metrics or _printed_accuracy(directory / "job.log"))
 
 
-def print_summary(console: Console, status: JobStatus, results: Results) -> None:
+def print_summary(console: Console, status: JobStatus, results: LocalRunResults) -> None:
     """Print how the job ended. Lines are broken between words only, so that a path can be copied."""
     rows = list(_rows_of(status, results))
     width = max(len(label) for label, _, _ in rows) + 2
@@ -55,7 +55,7 @@ def print_summary(console: Console, status: JobStatus, results: Results) -> None
         _print_failure(console, status.failure)
 
 
-def _rows_of(status: JobStatus, results: Results) -> Iterator[tuple[str, str, str]]:
+def _rows_of(status: JobStatus, results: LocalRunResults) -> Iterator[tuple[str, str, str]]:
     """Label, text and style of each line."""
     state = str(status.state)
     yield "state", state, f"bold {STATE_STYLES.get(state, 'white')}"

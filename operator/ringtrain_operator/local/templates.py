@@ -15,14 +15,14 @@ Json = dict[str, Any]
 
 
 @dataclass
-class Templates:
+class LocalTemplates:
     """Templates by kind and name. `ask`: who knows the one that a job names and no file has."""
 
     known: dict[tuple[str, str], Template] = field(default_factory=dict)
     ask: Callable[[Json], Template] | None = None
 
     @classmethod
-    def of_files(cls, files: Iterable[Path], ask: Callable[[Json], Template] | None = None) -> Templates:
+    def of_files(cls, files: Iterable[Path], ask: Callable[[Json], Template] | None = None) -> LocalTemplates:
         """All of these files. Raises ManifestUnreadable, also for a file that holds none, and Invalid."""
         made = cls(ask=ask)
         for path in files:

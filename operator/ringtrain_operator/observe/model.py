@@ -12,7 +12,7 @@ from ..build.names import ObjectRef
 from ..errors import Invalid
 from ..placement.gangs import GangsView
 from ..placement.kueue.view import KueueView
-from ..placement.line import Contention, NodeDevices
+from ..placement.line import NodeDevices, PlacementContention
 from ..placement.provisioning import ProvisioningView
 from ..spec.training_template import Template
 
@@ -169,7 +169,7 @@ class Observed:
     gangs: GangsView | None = None
     provisioning: ProvisioningView | None = None
     status: dict[str, Any] = field(default_factory=dict)
-    contention: Contention = field(default_factory=Contention)
+    contention: PlacementContention = field(default_factory=PlacementContention)
     nodes: NodeDevices | None = None
     nodes_ready: Mapping[str, bool] = field(default_factory=dict)
     template: Template | None = None

@@ -38,7 +38,7 @@ _OF_A_CONTAINER = ("name", "image", "resources", "restartPolicy")
 
 
 @dataclass(frozen=True)
-class Attempt:
+class PlacementAttempt:
     """The present attempt of a job. `workers`: that it was made for; `needed`: without which it can't begin.
 
     `scheduler`: the gang scheduler that was chosen for it. `is_open`: none of its pods exists, and it is still to
@@ -69,7 +69,7 @@ class Attempt:
 
 
 @dataclass(frozen=True)
-class Wait:
+class PlacementWait:
     """Why the gang does not run yet: reason and message of Running=False."""
 
     reason: str
@@ -83,7 +83,7 @@ class Placement(Protocol):
     def holds(self) -> bool:
         """Whether the pods are not to be made yet."""
 
-    def waits_for(self) -> Wait | None:
+    def waits_for(self) -> PlacementWait | None:
         """What keeps the gang from running, in the words of whoever places it."""
 
     def wakes(self) -> tuple[datetime, ...]:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from ..build import names
 from ..build.names import ObjectRef
 from ..spec.job import Job
-from .base import Attempt, GangScheduler, Json, PlacedGang, Wait
+from .base import GangScheduler, Json, PlacedGang, PlacementAttempt, PlacementWait
 from .coscheduling import COSCHEDULING
 from .kubernetes import KUBERNETES
 from .volcano import VOLCANO
@@ -61,7 +61,7 @@ class GangChoice:
 class GangPlacement:
     """The pods of an attempt as a gang. `view`: None where nobody places pods, as on one machine."""
 
-    attempt: Attempt
+    attempt: PlacementAttempt
     view: GangsView | None
 
     @property
@@ -96,7 +96,7 @@ class GangPlacement:
         """Whether the pods are not to be made yet."""
         return bool(self.problem)
 
-    def waits_for(self) -> Wait | None:
+    def waits_for(self) -> PlacementWait | None:
         """Why the scheduler finds no room: in its group's words and in a pod's. No pod's name: they take turns."""
         scheduler, said = self.attempt.scheduler, self.attempt.unplaced
         if scheduler is None or self.view is None or said is None:
@@ -106,7 +106,7 @@ class GangPlacement:
         # What a scheduler says of nodes tells more than that a pod waits for the others of its group.
         telling = sorted(said, key=lambda words: ("nodes are available" not in words, words))
         words = "; ".join(filter(None, (of_group, *telling[:1])))
-        return Wait("Unschedulable", f"PodGroup {name} ({scheduler}): {words}") if words else None
+        return PlacementWait("Unschedulable", f"PodGroup {name} ({scheduler}): {words}") if words else None
 
     def wakes(self) -> tuple[datetime, ...]:
         """When to look again for a gang scheduler that is not there."""

@@ -23,7 +23,7 @@ _HELPLESS = re.compile(r"preemption: 0/(\d+) nodes are available: \1 Preemption 
 
 
 @dataclass(frozen=True, order=True)
-class Contender:
+class PlacementContender:
     """A job that waits to be placed whole; who is less comes first. `job`: namespace and name.
 
     `wants`: what it competes for: each worker's devices by name, and ROOM. `workers`: without which it can't
@@ -39,7 +39,7 @@ class Contender:
     tries_at: datetime | None = field(default=None, compare=False)
     reserves: bool = field(default=False, compare=False)
 
-    def competes_with(self, other: Contender) -> bool:
+    def competes_with(self, other: PlacementContender) -> bool:
         """Whether what one of both gives back may be what the other lacks."""
         return other.uid != self.uid and not self.wants.keys().isdisjoint(other.wants)
 
@@ -53,25 +53,25 @@ class Contender:
 
 
 @dataclass(frozen=True)
-class Contention:
+class PlacementContention:
     """All jobs of this operator that wait to be placed whole, the first first.
 
     `used`: what its jobs have of nodes. `freed_at`: when one of them last gave devices back.
     """
 
-    order: tuple[Contender, ...] = ()
+    order: tuple[PlacementContender, ...] = ()
     used: NodeDevices = field(default_factory=dict)
     freed_at: datetime | None = None
 
-    def rivals(self, me: Contender) -> tuple[Contender, ...]:
+    def rivals(self, me: PlacementContender) -> tuple[PlacementContender, ...]:
         """Those who compete with it, the first first."""
         return tuple(one for one in self.order if one.competes_with(me))
 
-    def ahead_of(self, me: Contender) -> tuple[Contender, ...]:
+    def ahead_of(self, me: PlacementContender) -> tuple[PlacementContender, ...]:
         """Those of its rivals that come before it."""
         return tuple(one for one in self.rivals(me) if one < me)
 
-    def is_held_up(self, me: Contender) -> bool:
+    def is_held_up(self, me: PlacementContender) -> bool:
         """Whether it may not try now: a rival ahead reserves what it waits for, or another one tries."""
         return any(
             (one.reserves and one < me) or (one.tries_at is None and one.uid in self._behind_others)

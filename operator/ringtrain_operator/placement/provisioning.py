@@ -15,7 +15,7 @@ from ..build import names
 from ..build.names import ObjectRef
 from ..spec.base import format_time, parse_time
 from ..spec.job import Job
-from .base import Attempt, Json, Wait, weighed_template
+from .base import Json, PlacementAttempt, PlacementWait, weighed_template
 
 AUTOSCALER_GROUP = "autoscaling.x-k8s.io"
 # After a failure the same is asked for again, which costs an autoscaler a simulation.
@@ -61,7 +61,7 @@ class ProvisioningView:
 class NodesPlacement:
     """The nodes that are asked for an attempt. `view`: None where pods have no nodes, as on one machine."""
 
-    attempt: Attempt
+    attempt: PlacementAttempt
     view: ProvisioningView | None
 
     @property
@@ -75,20 +75,20 @@ class NodesPlacement:
         request = self._request
         return bool(self._problem) or request is None or request.ending or not request.provisioned
 
-    def waits_for(self) -> Wait | None:
+    def waits_for(self) -> PlacementWait | None:
         """What a job that waits for nodes waits for, in the autoscaler's words where it has any."""
         if not self.holds:
             return None
         if problem := self._problem:
-            return Wait("ProvisioningUnavailable", problem)
+            return PlacementWait("ProvisioningUnavailable", problem)
         request, wanted = self._request, self.attempt.job.spec.scheduling.provisioning
         name = f"ProvisioningRequest {self.attempt.name} ({wanted.class_name if wanted else ''})"
         if request is None or request.ending:
-            return Wait("WaitingForCapacity", f"{name} is being made")
+            return PlacementWait("WaitingForCapacity", f"{name} is being made")
         words, again = request.words or "the autoscaler has not looked at it yet", self._withdrawn_at(request)
         if request.over_since is not None and again is not None:
-            return Wait("NoCapacity", f"{name}: {words}; asked again at {format_time(again)}")
-        return Wait("WaitingForCapacity", f"{name}: {words}")
+            return PlacementWait("NoCapacity", f"{name}: {words}; asked again at {format_time(again)}")
+        return PlacementWait("WaitingForCapacity", f"{name}: {words}")
 
     def wakes(self) -> tuple[datetime, ...]:
         """When to look again if no autoscaler answers, or if there is none."""

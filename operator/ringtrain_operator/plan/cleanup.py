@@ -9,7 +9,7 @@ from ..status.model import JobStatus
 from ..status.situation import Situation
 from ..workers.lasting import evaluator_until
 from .deadlines import DEADLINE_EXCEEDED
-from .result import Deletion
+from .result import PlannedDeletion
 
 # How long a finished gang's pods have to end by themselves before they count as still running.
 SETTLE_S = 10
@@ -43,12 +43,12 @@ def force_time(pod: PodView) -> datetime | None:
     return pod.deletion_time + timedelta(seconds=FORCE_AFTER_S)
 
 
-def deletion(pod: PodView, now: datetime) -> Deletion | None:
+def deletion(pod: PodView, now: datetime) -> PlannedDeletion | None:
     """How to get rid of `pod`: ask, force, or (None) wait."""
     if pod.deletion_time is None:
-        return Deletion(pod.ref, pod.uid)
+        return PlannedDeletion(pod.ref, pod.uid)
     due = force_time(pod)
-    return Deletion(pod.ref, pod.uid, grace_s=0) if due is not None and now >= due else None
+    return PlannedDeletion(pod.ref, pod.uid, grace_s=0) if due is not None and now >= due else None
 
 
 def unwanted_pods(s: Situation) -> tuple[tuple[PodView, ...], datetime | None]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from ..status.model import Condition, JobStatus
 from ..status.situation import counted
 from ..workers.replacing import avoided_because, avoided_nodes, incarnations_of, new_losses
-from .result import Event
+from .result import PlannedEvent
 
 # Reasons of Running=False that are stages of every start; a person reads them in the condition, not as events.
 _STAGES = frozenset(
@@ -27,7 +27,7 @@ _STAGES = frozenset(
 _TOLD_OTHERWISE = frozenset({"WorkerLost", "LauncherLost", "WorkersJoining"})
 
 
-def events_between(before: JobStatus, after: JobStatus) -> tuple[Event, ...]:
+def events_between(before: JobStatus, after: JobStatus) -> tuple[PlannedEvent, ...]:
     """What a person watching the job is told about the step from `before` to `after`."""
     restarting = after.condition("Restarting")
     changes = (
@@ -45,49 +45,51 @@ def events_between(before: JobStatus, after: JobStatus) -> tuple[Event, ...]:
     )
 
 
-def _started(before: JobStatus, after: JobStatus) -> tuple[Event, ...]:
+def _started(before: JobStatus, after: JobStatus) -> tuple[PlannedEvent, ...]:
     if not _has_pods(after) or (_has_pods(before) and before.attempt == after.attempt):
         return ()
     text = f"attempt {after.attempt} with {counted(after.ledger.attempt_workers, 'worker')}"
-    return (Event("Normal", "AttemptStarted", text),)
+    return (PlannedEvent("Normal", "AttemptStarted", text),)
 
 
-def _world_changed(before: JobStatus, after: JobStatus) -> Iterator[Event]:
+def _world_changed(before: JobStatus, after: JobStatus) -> Iterator[PlannedEvent]:
     """What became of an elastic job's workers within an attempt."""
     if after.ledger.incarnations is None:
         return
     was, now = before.ledger.attempt_workers, after.ledger.attempt_workers
     if before.attempt == after.attempt and was != now:
-        yield Event("Normal", "Scaled", f"worker.replicas changed from {was} to {now}; workers join and leave")
+        yield PlannedEvent(
+            "Normal", "Scaled", f"worker.replicas changed from {was} to {now}; workers join and leave"
+        )
     for loss in new_losses(before, after):
         node = f" on node {loss.node}" if loss.node else ""
         text = f"{loss.pod}{node} {loss.cause}; it is made anew"
-        yield Event("Warning", "LauncherLost" if loss.worker is None else "WorkerLost", text)
+        yield PlannedEvent("Warning", "LauncherLost" if loss.worker is None else "WorkerLost", text)
     losses = after.ledger.incarnations.losses
     if losses and new_losses(before, after):
         known = avoided_nodes(incarnations_of(before).losses, losses[-1].time)
         for node in avoided_nodes(losses, losses[-1].time):
             if node not in known:
-                yield Event("Warning", "NodeAvoided", f"{avoided_because(losses, node)}; new pods avoid it")
+                yield PlannedEvent("Warning", "NodeAvoided", f"{avoided_because(losses, node)}; new pods avoid it")
     lost = after.failure
     if lost is not None and lost.reason == "StateLost" and lost != before.failure:
-        yield Event("Warning", "StateLost", f"attempt {lost.attempt}: {lost.message}")
+        yield PlannedEvent("Warning", "StateLost", f"attempt {lost.attempt}: {lost.message}")
     world = after.elastic
     if world is not None and world.formation > max(1, before.elastic.formation if before.elastic else 0):
         text = f"attempt {after.attempt}: formation {world.formation} has {counted(world.ranks, 'rank')}"
-        yield Event("Normal", "FormationChanged", text)
+        yield PlannedEvent("Normal", "FormationChanged", text)
 
 
-def _goes_on(before: JobStatus, after: JobStatus) -> tuple[Event, ...]:
+def _goes_on(before: JobStatus, after: JobStatus) -> tuple[PlannedEvent, ...]:
     """What checkpoint an attempt went on from, once it is known."""
     was = before.progress.started_from if before.progress else None
     now = after.progress.started_from if after.progress else None
     if now is None or now == was:
         return ()
-    return (Event("Normal", "StartedFrom", f"attempt {after.attempt} went on from {now}"),)
+    return (PlannedEvent("Normal", "StartedFrom", f"attempt {after.attempt} went on from {now}"),)
 
 
-def _ended_beside(before: JobStatus, after: JobStatus) -> Iterator[Event]:
+def _ended_beside(before: JobStatus, after: JobStatus) -> Iterator[PlannedEvent]:
     """Data workers and evaluators that ended, and another number of data workers."""
     known = {note.uid for note in before.ledger.ended_pods}
     for note in after.ledger.ended_pods:
@@ -95,16 +97,18 @@ def _ended_beside(before: JobStatus, after: JobStatus) -> Iterator[Event]:
         if note.uid in known:
             continue
         if note.done:
-            yield Event("Normal", "EvaluatorSucceeded", f"{note.pod} has ended well")
+            yield PlannedEvent("Normal", "EvaluatorSucceeded", f"{note.pod} has ended well")
             continue
         reason = "EvaluatorFailed" if note.evaluator else "DataWorkerLost"
         again = "" if after.finished else "; it is made anew"
-        yield Event("Warning", reason, f"{note.pod}{node} {note.cause}{again}")
+        yield PlannedEvent("Warning", reason, f"{note.pod}{node} {note.cause}{again}")
     was, now = before.ledger.data_scale, after.ledger.data_scale
     if was is not None and now is not None and was.replicas != now.replicas:
         fraction = before.data_workers.wait_fraction if before.data_workers is not None else None
         why = "" if fraction is None else f"; ranks wait for input {round(100 * fraction)} % of their time"
-        yield Event("Normal", "DataWorkersScaled", f"from {was.replicas} to {now.replicas} data workers{why}")
+        yield PlannedEvent(
+            "Normal", "DataWorkersScaled", f"from {was.replicas} to {now.replicas} data workers{why}"
+        )
 
 
 def _has_pods(status: JobStatus) -> bool:
@@ -113,44 +117,44 @@ def _has_pods(status: JobStatus) -> bool:
     return any(pods.active or pods.succeeded or pods.failed for pods in by_role)
 
 
-def _event(before: Condition | None, after: Condition) -> Event | None:
+def _event(before: Condition | None, after: Condition) -> PlannedEvent | None:
     changed = before is None or (before.status, before.reason) != (after.status, after.reason)
     # Restarted twice for the same reason without running in between is still twice.
     again = after.type == "Restarting" and before is not None and before.message != after.message
     if not (changed or again):
         return None
-    warning = Event("Warning", after.reason, after.message)
+    warning = PlannedEvent("Warning", after.reason, after.message)
     match after.type, after.status:
         case ("Accepted", "False") | ("Failed", "True"):
             return warning
         case "Running", "True":
-            return Event("Normal", "Running", after.message) if after.reason == "GangRunning" else warning
+            return PlannedEvent("Normal", "Running", after.message) if after.reason == "GangRunning" else warning
         case "Running", "False" if after.reason == "Queued":
-            return Event("Normal", "Queued", after.message)
+            return PlannedEvent("Normal", "Queued", after.message)
         case "Running", "False" if after.reason not in _STAGES:
             return warning
         case "Degraded", "True" if after.reason not in _TOLD_OTHERWISE:
-            return Event("Warning", "Degraded", after.message)
+            return PlannedEvent("Warning", "Degraded", after.message)
         case "Degraded", "False" if before is not None and after.reason == "Complete":
-            return Event("Normal", "WorldComplete", after.message)
+            return PlannedEvent("Normal", "WorldComplete", after.message)
         case "InputStalled", "True" if after.reason != "DataWorkersStarting":
-            return Event("Warning", "InputStalled", after.message)
+            return PlannedEvent("Warning", "InputStalled", after.message)
         case "InputStalled", "False" if _was_stalled(before) and after.reason == "DataWorkersReady":
-            return Event("Normal", "InputServed", after.message)
+            return PlannedEvent("Normal", "InputServed", after.message)
         case "LogsNotShipped", "True":
-            return Event("Warning", "LogsNotShipped", after.message)
+            return PlannedEvent("Warning", "LogsNotShipped", after.message)
         case "LogsNotShipped", "False" if before is not None and before.status == "True":
-            return Event("Normal", "LogsShipped", "the object store has the logs again")
+            return PlannedEvent("Normal", "LogsShipped", "the object store has the logs again")
         case "Suspended" | "Succeeded", "True":
-            return Event("Normal", after.type, after.message)
+            return PlannedEvent("Normal", after.type, after.message)
         case "Queued", "True":
             if after.reason in ("Waiting", "Scaled"):
-                return Event("Normal", "Queued", after.message)
-            return Event("Warning", "Requeued", f"{after.reason}: {after.message}")
+                return PlannedEvent("Normal", "Queued", after.message)
+            return PlannedEvent("Warning", "Requeued", f"{after.reason}: {after.message}")
         case "Suspended" | "Queued", "False" if after.reason in ("Resumed", "Admitted", "Dequeued"):
-            return Event("Normal", after.reason, after.message)
+            return PlannedEvent("Normal", after.reason, after.message)
         case "Restarting", "True":
-            return Event("Normal" if after.reason == "Scaled" else "Warning", "Restarting", after.message)
+            return PlannedEvent("Normal" if after.reason == "Scaled" else "Warning", "Restarting", after.message)
     return None
 
 

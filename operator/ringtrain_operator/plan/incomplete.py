@@ -16,7 +16,7 @@ import zlib
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from ..placement.line import ROOM, Contender, lacking
+from ..placement.line import ROOM, PlacementContender, lacking
 from ..status.decision import (
     NO_DECISION,
     Begin,
@@ -94,7 +94,7 @@ def is_stuck(s: Situation) -> bool:
     )
 
 
-def contender(s: Situation) -> Contender:
+def contender(s: Situation) -> PlacementContender:
     """The job in the line. It wants nothing there if the end of other pods would not help one of its own."""
     wants, devices = dict(s.status.ledger.line_wants), s.job.worker_devices
     # Of a thousand pods most have the same words.
@@ -102,7 +102,7 @@ def contender(s: Situation) -> Contender:
         lacks = [lacking(said, devices) for said in words]
         wants = dict.fromkeys(frozenset().union(*lacks), 0) | devices if all(lacks) else {}
     since = s.status.ledger.line_since or s.job.created
-    return Contender(since, s.job.uid, f"{s.job.namespace}/{s.job.name}", wants, s.workers_needed)
+    return PlacementContender(since, s.job.uid, f"{s.job.namespace}/{s.job.name}", wants, s.workers_needed)
 
 
 def gives_way(s: Situation) -> GiveWay:
@@ -120,7 +120,7 @@ def tries_at(queued_since: datetime | None, waits_since: datetime | None) -> dat
     return queued_since + min(max(waited, timedelta(seconds=SOONEST_TRY_S)), timedelta(seconds=LATEST_TRY_S))
 
 
-def _first(s: Situation, me: Contender) -> PolicyResult:
+def _first(s: Situation, me: PlacementContender) -> PolicyResult:
     """The first in line keeps what it has while its turn lasts, and longer where nobody waits for it."""
     start, length = _turn(s)
     if s.observed.contention.rivals(me) and start + length <= s.now:
@@ -154,7 +154,7 @@ def _may_try_at(s: Situation, own: datetime) -> datetime:
     return own if freed is None else max(own, freed + timedelta(seconds=GRACE_S))
 
 
-def _begun(s: Situation) -> Contender:
+def _begun(s: Situation) -> PlacementContender:
     """The job as it begins, before it has pods."""
     return replace(contender(s), wants=s.job.worker_devices)
 
@@ -165,7 +165,7 @@ def _is_reserved(s: Situation) -> bool:
     return any(one.reserves for one in s.observed.contention.ahead_of(me))
 
 
-def _reserves(s: Situation, me: Contender) -> bool:
+def _reserves(s: Situation, me: PlacementContender) -> bool:
     """Whether the job is first, and in the second half of its turn: until then others may pass it."""
     start, length = _present_turn(s)
     return not s.observed.contention.ahead_of(me) and s.now >= start + length / 2

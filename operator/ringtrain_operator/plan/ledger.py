@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
-from ..placement.line import Contender
+from ..placement.line import PlacementContender
 from ..spec.job import comparable
 from ..status.decision import Begin, Decision, Enqueue, Finish, GiveWay, Halt, Place, Policy, Resize, Restart
 from ..status.model import EndedPod, JobStatus, Loss
@@ -70,7 +70,7 @@ def _place_of(s: Situation, decision: GiveWay) -> dict[str, Any]:
     return {"line_since": None, "line_reserves": False, "waits_since": s.status.ledger.waits_since or s.now}
 
 
-def placed_at(s: Situation, place: Contender) -> dict[str, Any]:
+def placed_at(s: Situation, place: PlacementContender) -> dict[str, Any]:
     """What is noted of the job's place in the line."""
     return {
         "line_since": place.since,

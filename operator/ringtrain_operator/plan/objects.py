@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from .. import build
-from ..build import Settings
+from ..build import BuildSettings
 from ..build.names import ObjectRef
 from ..contract import KIND
 from ..observe.model import PodView
@@ -18,7 +18,7 @@ from ..workers.gang import missing_pods, one_of_each
 from ..workers.lasting import missing_lasting, unwanted_lasting
 from ..workers.replacing import missing_elastic_pods, unwanted_elastic_pods
 from .cleanup import deletion, expiry, force_time, unwanted_pods
-from .result import Deletion
+from .result import PlannedDeletion
 
 # A suspended job's launcher ends as soon as it has taken note of the workers' end. One that hangs is deleted after
 # so long, or after the workers' grace period.
@@ -26,22 +26,22 @@ LAUNCHER_ENDS_S = 30
 
 
 @dataclass(frozen=True)
-class Changes:
+class PlannedChanges:
     """Objects to create and to delete, and when to look again."""
 
     create: tuple[dict[str, Any], ...] = ()
-    delete: tuple[Deletion, ...] = ()
+    delete: tuple[PlannedDeletion, ...] = ()
     requeue_at: datetime | None = None
 
 
-def changes(s: Situation, settings: Settings) -> Changes:
+def changes(s: Situation, settings: BuildSettings) -> PlannedChanges:
     """What separates what exists from what the status says should."""
     found = _changes(s, settings)
-    unwanted = (Deletion(ref, uid) for placement in s.placements for ref, uid in placement.unwanted())
+    unwanted = (PlannedDeletion(ref, uid) for placement in s.placements for ref, uid in placement.unwanted())
     return replace(found, delete=(*found.delete, *unwanted))
 
 
-def _changes(s: Situation, settings: Settings) -> Changes:
+def _changes(s: Situation, settings: BuildSettings) -> PlannedChanges:
     if s.finished:
         return _finished(s)
     if s.is_without_pods:
@@ -68,7 +68,7 @@ def _changes(s: Situation, settings: Settings) -> Changes:
     return replace(_delete(s, (*(unwanted_elastic_pods(s) if elastic else ()), *stray), None), create=made)
 
 
-def _suspended(s: Situation) -> Changes:
+def _suspended(s: Situation) -> PlannedChanges:
     """No pods, while suspended and in a queue. A launcher that runs is left to end by itself for a while: it
     gathers the ranks' last lines, and if the job has ended meanwhile, which nobody may have seen yet, its end
     counts, and its logs stay."""
@@ -87,21 +87,23 @@ def companion_refs(job: Job) -> tuple[ObjectRef, ...]:
     return tuple(ObjectRef(kind, job.name) for kind in ("Service", "ServiceAccount", "NetworkPolicy"))
 
 
-def _finished(s: Situation) -> Changes:
+def _finished(s: Situation) -> PlannedChanges:
     expires = expiry(s)
     if expires is not None and s.now >= expires:
-        return Changes(delete=(Deletion(ObjectRef(KIND, s.job.name), s.job.uid),))
+        return PlannedChanges(delete=(PlannedDeletion(ObjectRef(KIND, s.job.name), s.job.uid),))
     pods, requeue_at = unwanted_pods(s)
     return _delete(s, pods, _earliest(expires, requeue_at))
 
 
-def _delete(s: Situation, pods: tuple[PodView, ...], requeue_at: datetime | None) -> Changes:
+def _delete(s: Situation, pods: tuple[PodView, ...], requeue_at: datetime | None) -> PlannedChanges:
     deletions = tuple(d for d in (deletion(pod, s.now) for pod in pods) if d is not None)
     forced = (force_time(pod) for pod in pods)
-    return Changes(delete=deletions, requeue_at=_earliest(requeue_at, *(t for t in forced if t and t > s.now)))
+    return PlannedChanges(
+        delete=deletions, requeue_at=_earliest(requeue_at, *(t for t in forced if t and t > s.now))
+    )
 
 
-def _companions(s: Situation, settings: Settings) -> tuple[dict[str, Any], ...]:
+def _companions(s: Situation, settings: BuildSettings) -> tuple[dict[str, Any], ...]:
     job = s.job
     builders: dict[str, Callable[[], dict[str, Any]]] = {
         "Service": lambda: build.build_service(job, settings),

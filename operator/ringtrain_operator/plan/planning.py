@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from ..build import Settings
+from ..build import BuildSettings
 from ..errors import Invalid
 from ..observe.model import Observed
 from ..spec.job import Job, is_ours
@@ -49,14 +49,14 @@ def plan_object(
     obj: Mapping[str, Any],
     observed: Observed,
     now: datetime,
-    settings: Settings | None = None,
+    settings: BuildSettings | None = None,
 ) -> Plan:
     """`plan` for a job as the API holds it; an invalid spec is said in the Accepted condition.
 
     Templates are held against `settings.pod_schema` when a job is about to start or to go on, and when one that
     never ran has changed. A job that runs was accepted before, perhaps by an operator that knew another version.
     """
-    settings = settings or Settings()
+    settings = settings or BuildSettings()
     status = parse_status(observed.status)
     suspended, accepted = status.is_true("Suspended"), status.condition("Accepted")
     try:
@@ -108,7 +108,7 @@ def _winds_down(obj: Mapping[str, Any], observed: Observed) -> bool:
     return holds and isinstance(policy, Mapping) and policy.get("suspend") is True
 
 
-def plan(job: Job, observed: Observed, previous: JobStatus, now: datetime, settings: Settings) -> Plan:
+def plan(job: Job, observed: Observed, previous: JobStatus, now: datetime, settings: BuildSettings) -> Plan:
     """What to write now so that `job` goes on from what is `observed`. Pure, but for keys and tokens (`settings`).
 
     `previous`: the status that was read. Applying the answer and planning again ends, after a few rounds without

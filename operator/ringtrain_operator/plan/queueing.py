@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..build import Settings
+from ..build import BuildSettings
 from ..build.names import ObjectRef
 from ..placement.kueue import patches, workload
 from ..placement.kueue.view import WorkloadView
 from ..spec.job import comparable
 from ..status.decision import NO_DECISION, Begin, Enqueue, Halt, Policy, PolicyResult
 from ..status.situation import Situation
-from .result import Deletion, WorkloadChange
+from .result import PlannedDeletion, WorkloadChange
 
 # Of spec.managedBy: the job runs on another cluster, which Kueue chooses; here it has a Workload and no pods.
 MULTIKUEUE = "kueue.x-k8s.io/multikueue"
@@ -101,7 +101,7 @@ def fits(s: Situation, view: WorkloadView) -> bool:
     return s.job.num_workers == workers
 
 
-def workload_change(s: Situation, settings: Settings) -> WorkloadChange | None:
+def workload_change(s: Situation, settings: BuildSettings) -> WorkloadChange | None:
     """What becomes of the job's Workload next, given a status whose decisions are made."""
     kueue, view = s.observed.kueue, s.workload
     if kueue is None or not s.has_workload or (view is not None and (view.ending or view.foreign)):
@@ -115,7 +115,7 @@ def workload_change(s: Situation, settings: Settings) -> WorkloadChange | None:
     return _running(s, view) if view is not None and view.may_run else None
 
 
-def elsewhere(s: Situation, settings: Settings) -> WorkloadChange | None:
+def elsewhere(s: Situation, settings: BuildSettings) -> WorkloadChange | None:
     """The Workload of a job that MultiKueue runs on another cluster; the rest is Kueue's."""
     kueue, view = s.observed.kueue, s.workload
     if kueue is None or not s.job.queue or s.finished:
@@ -135,7 +135,7 @@ def _waiting(s: Situation) -> PolicyResult:
     return PolicyResult(Begin(attempt, "Admitted"))
 
 
-def _queued(s: Situation, view: WorkloadView | None, settings: Settings) -> WorkloadChange | None:
+def _queued(s: Situation, view: WorkloadView | None, settings: BuildSettings) -> WorkloadChange | None:
     """A Workload that waits for what the job wants."""
     if view is None:
         return _made(s, settings)
@@ -187,7 +187,7 @@ def _finished(s: Situation, view: WorkloadView | None) -> WorkloadChange | None:
     return _patched(view, patches.conditions_set(view, s.now, ("Finished", "True", reason, message)))
 
 
-def _made(s: Situation, settings: Settings) -> WorkloadChange | None:
+def _made(s: Situation, settings: BuildSettings) -> WorkloadChange | None:
     kueue = s.observed.kueue
     if kueue is None or kueue.problem or workload.is_prebuilt(s.job):
         return None
@@ -197,7 +197,7 @@ def _made(s: Situation, settings: Settings) -> WorkloadChange | None:
 def _deleted(s: Situation, view: WorkloadView | None) -> WorkloadChange | None:
     if view is None or workload.is_prebuilt(s.job):
         return None
-    return WorkloadChange("delete", deletion=Deletion(ObjectRef("Workload", view.name), view.uid))
+    return WorkloadChange("delete", deletion=PlannedDeletion(ObjectRef("Workload", view.name), view.uid))
 
 
 def _patched(view: WorkloadView, patch: patches.Patch, subresource: str = "status") -> WorkloadChange:

@@ -9,7 +9,7 @@ from ..build.names import ObjectRef
 
 
 @dataclass(frozen=True)
-class Deletion:
+class PlannedDeletion:
     """An object to delete: only if it still has this uid. `grace_s` None: its own grace period; 0: by force."""
 
     ref: ObjectRef
@@ -23,11 +23,11 @@ class WorkloadChange:
 
     verb: Literal["create", "delete", "patch"]
     body: dict[str, Any] = field(default_factory=dict)
-    deletion: Deletion | None = None
+    deletion: PlannedDeletion | None = None
 
 
 @dataclass(frozen=True)
-class Event:
+class PlannedEvent:
     """A Kubernetes Event on the job."""
 
     type: Literal["Normal", "Warning"]
@@ -47,10 +47,10 @@ class Plan:
     """
 
     create: tuple[dict[str, Any], ...] = ()
-    delete: tuple[Deletion, ...] = ()
+    delete: tuple[PlannedDeletion, ...] = ()
     status: dict[str, Any] | None = None
     workload: WorkloadChange | None = None
-    events: tuple[Event, ...] = ()
+    events: tuple[PlannedEvent, ...] = ()
     requeue_after_s: float | None = None
 
     @property

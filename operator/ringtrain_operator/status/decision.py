@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
-from ..placement.line import Contender
+from ..placement.line import PlacementContender
 from .model import ConditionChange, Failure, JobStatus, LostPod
 from .situation import Situation
 
@@ -77,7 +77,7 @@ class GiveWay:
     `refused`, in the API's or a kubelet's words, and it is in nobody's way.
     """
 
-    place: Contender | None
+    place: PlacementContender | None
     too_large: bool = False
     refused: str = ""
 

@@ -10,7 +10,7 @@ from ..build import data_worker_name, evaluator_name, secret_name
 from ..build.names import ObjectRef, gang_names
 from ..observe.model import LauncherReport, Observed, PodView, Refusal
 from ..observe.pods import failure_in
-from ..placement.base import Attempt, Placement
+from ..placement.base import Placement, PlacementAttempt
 from ..placement.gangs import GangPlacement
 from ..placement.kueue.queue import QueuePlacement
 from ..placement.kueue.view import Grant, WorkloadView
@@ -153,13 +153,13 @@ class Situation:
         return self.is_suspended or self.is_queued
 
     @cached_property
-    def _to_place(self) -> Attempt:
+    def _to_place(self) -> PlacementAttempt:
         """The present attempt, as those see it who place its pods."""
         ledger, start = self.status.ledger, self.status.ledger.restart_not_before
         is_closed = bool(self.pods) or self.gang_began or self.is_without_pods or self.status.finished
         in_line = ledger.queued_since is not None
         unplaced = (pod.waiting_message for pod in self.pods if pod.unschedulable_since is not None)
-        return Attempt(
+        return PlacementAttempt(
             job=self.job,
             number=self.attempt,
             now=self.now,

@@ -8,7 +8,7 @@ from ..build import worker_name
 from ..contract import KIND
 from ..observe.model import Foreign, Refusal
 from ..observe.pods import by_index
-from ..placement.line import ROOM, Contender
+from ..placement.line import ROOM, PlacementContender
 from ..spec.job import Job
 from .model import ConditionChange, JobStatus, format_time, with_conditions
 from .progress import is_whole
@@ -63,9 +63,9 @@ def _queued(s: Situation) -> ConditionChange:
     return _not("Queued", f"it waits without pods for {what}{place}")
 
 
-def _in_line(s: Situation) -> Contender:
+def _in_line(s: Situation) -> PlacementContender:
     ledger = s.status.ledger
-    return Contender(ledger.line_since or s.job.created, s.job.uid, wants=ledger.line_wants)
+    return PlacementContender(ledger.line_since or s.job.created, s.job.uid, wants=ledger.line_wants)
 
 
 def devices_text(job: Job) -> str:

@@ -29,7 +29,7 @@ FEWER_AFTER_S = 300
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredDataWorkers:
     """What is known now. `complete`: all data workers that are wanted take part. `workers`: of the world."""
 
     wait_fraction: float | None
@@ -49,7 +49,7 @@ def note_data_scale(s: Situation, decision: Decision | None) -> JobStatus:
     if scale is None or scale.asked != data.replicas:
         return s.status.noted(data_scale=first_scale(data, workers))
     complete = ready_data_workers(s) >= s.wanted_data_workers == scale.replicas
-    seen = Measured(wait_fraction(s), complete, workers)
+    seen = MeasuredDataWorkers(wait_fraction(s), complete, workers)
     return s.status.noted(data_scale=next_scale(data.autoscale, scale, seen, s.now))
 
 
@@ -67,7 +67,7 @@ def first_scale(data: DataWorkers, workers: int) -> DataScale:
     return DataScale(replicas=data.replicas, asked=data.replicas, workers=workers)
 
 
-def next_scale(bounds: Autoscale, scale: DataScale, seen: Measured, now: datetime) -> DataScale:
+def next_scale(bounds: Autoscale, scale: DataScale, seen: MeasuredDataWorkers, now: datetime) -> DataScale:
     """The notes after a look at `now`; `replicas` in them is what is wanted from now on."""
     if seen.workers != scale.workers:  # another world: what was learned does not hold
         scale = scale.model_copy(update={"workers": seen.workers, "too_few": 0, **_NO_TENDENCY})

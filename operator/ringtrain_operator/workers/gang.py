@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .. import build
-from ..build import Settings
+from ..build import BuildSettings
 from ..observe.model import PodView
 from ..observe.pods import failure_in
 from ..status.decision import NO_DECISION, Policy, PolicyResult, Resize, Restart
@@ -113,7 +113,7 @@ def scale(s: Situation) -> PolicyResult:
     return PolicyResult(Restart("Scaled", message, delayed=False))
 
 
-def missing_pods(s: Situation, settings: Settings) -> tuple[dict[str, Any], ...]:
+def missing_pods(s: Situation, settings: BuildSettings) -> tuple[dict[str, Any], ...]:
     """The launcher and the workers that are not there, as they are created."""
     missing = set(s.missing_names)
     if not missing:
@@ -126,7 +126,7 @@ def missing_pods(s: Situation, settings: Settings) -> tuple[dict[str, Any], ...]
     return (build.build_launcher_pod(s.job, s.attempt, secret, settings), *workers)
 
 
-def one_of_each(s: Situation, settings: Settings) -> dict[str, dict[str, Any]]:
+def one_of_each(s: Situation, settings: BuildSettings) -> dict[str, dict[str, Any]]:
     """The launcher's pod and a worker's, for an autoscaler to weigh."""
     secret = s.secret.name
     return {

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from typing import Any, Literal
 
 from .. import build
-from ..build import Settings, evaluator_name
+from ..build import BuildSettings, evaluator_name
 from ..observe.model import PodView
 from ..status.decision import Decision, Enqueue, Finish, Halt, Policy
 from ..status.model import REMEMBERED_S, EndedPod, EvaluatorStatus, JobStatus
@@ -107,7 +107,7 @@ def _cause(pod: PodView) -> str:
     return f"ended with exit code {pod.exit_code}{why}" + (f": {last[:LAST_LINE_CHARACTERS]}" if last else "")
 
 
-def missing_lasting(s: Situation, settings: Settings) -> Iterator[dict[str, Any]]:
+def missing_lasting(s: Situation, settings: BuildSettings) -> Iterator[dict[str, Any]]:
     """Pods beside the gang, as they are created now."""
     due = set(due_lasting(s))
     for index in range(s.wanted_data_workers):

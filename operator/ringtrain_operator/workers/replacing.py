@@ -19,7 +19,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from .. import build
-from ..build import RESTARTED_CODES, Settings
+from ..build import RESTARTED_CODES, BuildSettings
 from ..build.names import ObjectRef
 from ..contract import EXIT_GANG_STOPPED
 from ..observe.model import PodView
@@ -46,7 +46,7 @@ LAUNCHER_BACK_S = 60
 
 
 @dataclass(frozen=True)
-class _Seen:
+class _SeenWorkers:
     """What was seen of workers, by index: a look at all of them then costs no more than their number.
 
     `pods`: each worker's last pod, if it is there. `said`: what the launcher says of its agent; `silent`: workers
@@ -60,7 +60,7 @@ class _Seen:
     refused_pods: frozenset[str]
 
     @classmethod
-    def of(cls, s: Situation) -> _Seen:
+    def of(cls, s: Situation) -> _SeenWorkers:
         own = (pod for pod in reversed(s.workers) if pod.incarnation == number_of(s.status, pod.index))
         said = by_index(s.report.workers if s.report else (), s.status.ledger.attempt_workers)
         refused = [refusal.ref for refusal in s.observed.refusals]
@@ -81,7 +81,7 @@ def note_workers(s: Situation, decision: Decision | None) -> JobStatus:
     if notes_end(s, decision):
         return s.status
     losses = list(incarnations_of(s.status).losses)
-    seen = _Seen.of(s)
+    seen = _SeenWorkers.of(s)
     size = max(s.status.ledger.attempt_workers, len(incarnations_of(s.status).numbers))
     present, joined = [False] * size, [False] * size
     for worker in range(s.status.ledger.attempt_workers):
@@ -191,14 +191,14 @@ def may_create(s: Situation) -> bool:
     return start is None or s.now >= start
 
 
-def _was_refused(s: Situation, worker: int, seen: _Seen) -> bool:
+def _was_refused(s: Situation, worker: int, seen: _SeenWorkers) -> bool:
     """Whether the API refused the pod for which the present number was written: that was never made."""
     if number_of(s.status, worker) == 0 or is_present(s.status, worker):
         return False
     return seen.refused or build.worker_name(s.job, worker) in seen.refused_pods
 
 
-def _registered(pod: PodView | None, seen: _Seen) -> bool:
+def _registered(pod: PodView | None, seen: _SeenWorkers) -> bool:
     """Whether the launcher says that this pod's agent is there, and not that of the one before."""
     if pod is None:
         return False
@@ -212,7 +212,7 @@ def _noted(s: Situation, **changes: Any) -> JobStatus:
     return s.status.noted(incarnations=notes)
 
 
-def missing_elastic_pods(s: Situation, settings: Settings) -> tuple[dict[str, Any], ...]:
+def missing_elastic_pods(s: Situation, settings: BuildSettings) -> tuple[dict[str, Any], ...]:
     """The launcher and the workers that are made now, each with its number."""
     notes, secret = incarnations_of(s.status), s.secret.name
     avoided = avoided_nodes(notes.losses, s.now)
@@ -222,7 +222,7 @@ def missing_elastic_pods(s: Situation, settings: Settings) -> tuple[dict[str, An
             s.attempt,
             index,
             secret,
-            build.Incarnation(number_of(s.status, index), avoided),
+            build.PodIncarnation(number_of(s.status, index), avoided),
             settings=settings,
         )
         for index in due_workers(s)
@@ -230,7 +230,7 @@ def missing_elastic_pods(s: Situation, settings: Settings) -> tuple[dict[str, An
     if not launcher_due(s):
         return tuple(workers)
     known = s.status.elastic.formation if s.status.elastic is not None else 0
-    number = build.Incarnation(notes.launcher, formation=known)
+    number = build.PodIncarnation(notes.launcher, formation=known)
     return (build.build_launcher_pod(s.job, s.attempt, secret, settings, number), *workers)
 
 

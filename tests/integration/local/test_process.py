@@ -18,7 +18,7 @@ from support.local import until
 
 from ringtrain_operator.build import build_launcher_pod
 from ringtrain_operator.local import process
-from ringtrain_operator.local.process import ProcessRunner
+from ringtrain_operator.local.process import LocalProcessRunner
 from ringtrain_operator.spec.parse import parse_job
 
 # Says which process it is, and stays.
@@ -26,9 +26,9 @@ PROGRAM = "import os, pathlib, time; pathlib.Path('{}').open('a').write(f'{{os.g
 
 
 @pytest.fixture
-def runner(tmp_path: Path) -> Iterator[ProcessRunner]:
+def runner(tmp_path: Path) -> Iterator[LocalProcessRunner]:
     """A runner that is closed at the end."""
-    found = ProcessRunner(tmp_path / "run", tmp_path / "claims")
+    found = LocalProcessRunner(tmp_path / "run", tmp_path / "claims")
     yield found
     found.close()
 
@@ -50,7 +50,9 @@ def started(pids: Path) -> list[int]:
     return [int(line) for line in pids.read_text().splitlines()] if pids.exists() else []
 
 
-def test_a_killed_launcher_of_an_elastic_job_comes_back_in_its_pod(runner: ProcessRunner, tmp_path: Path) -> None:
+def test_a_killed_launcher_of_an_elastic_job_comes_back_in_its_pod(
+    runner: LocalProcessRunner, tmp_path: Path
+) -> None:
     """Its pod has not ended, and is the same. It tells how the process before ended, as a kubelet's does."""
     pids = tmp_path / "pids"
     runner.start(launcher(pids, elastic={"maxReplicas": 4}), {})
@@ -67,7 +69,7 @@ def test_a_killed_launcher_of_an_elastic_job_comes_back_in_its_pod(runner: Proce
     assert after["status"]["containerStatuses"][0]["restartCount"] == 1
 
 
-def test_a_killed_launcher_of_another_job_has_failed(runner: ProcessRunner, tmp_path: Path) -> None:
+def test_a_killed_launcher_of_another_job_has_failed(runner: LocalProcessRunner, tmp_path: Path) -> None:
     """As in a cluster: the gang restarts with a new pod."""
     pids = tmp_path / "pids"
     runner.start(launcher(pids), {})
@@ -77,7 +79,7 @@ def test_a_killed_launcher_of_another_job_has_failed(runner: ProcessRunner, tmp_
     assert not psutil.pid_exists(first)
 
 
-def test_a_deleted_pod_starts_nothing_again(runner: ProcessRunner, tmp_path: Path) -> None:
+def test_a_deleted_pod_starts_nothing_again(runner: LocalProcessRunner, tmp_path: Path) -> None:
     """It is gone when its process has ended, however that ended."""
     pids = tmp_path / "pids"
     runner.start(launcher(pids, elastic={"maxReplicas": 4}), {})
@@ -107,7 +109,7 @@ def test_ctrl_c_at_any_moment_of_the_end_leaves_nothing(
 ) -> None:
     """No process, and no directory of pods, where their secrets lie: whenever it comes while a runner closes."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    runner = ProcessRunner(tmp_path / "run", tmp_path / "claims")
+    runner = LocalProcessRunner(tmp_path / "run", tmp_path / "claims")
     pod = launcher(tmp_path / "pids")
     pod["spec"]["containers"][0]["command"] = ["sleep", "600"]
     others = psutil.Process().children()

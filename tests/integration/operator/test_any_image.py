@@ -31,7 +31,7 @@ from support.kubelet import Kubelet
 from support.kubelet.roots import USER, Image, RootRuntime, why_no_roots
 from support.operating import running_operator
 
-from ringtrain_operator.build import AgentSource, Settings
+from ringtrain_operator.build import AgentSource, BuildSettings
 from ringtrain_operator.build.settings import AgentVolume
 from ringtrain_operator.cluster.api.resources import JOBS, PODS
 from ringtrain_operator.convert.mpijob import convert_mpijob
@@ -70,7 +70,7 @@ async def running(
         async with (
             Kubelet(c.api, RootRuntime(images), folder, namespace=ns),
             running_operator(
-                c.operator_connection, namespaces=(ns,), objects=Settings(agent=AgentSource(AGENT, volume))
+                c.operator_connection, namespaces=(ns,), objects=BuildSettings(agent=AgentSource(AGENT, volume))
             ),
         ):
             await c.api.create(JOBS, ns, manifest)

@@ -16,8 +16,8 @@ from ringtrain_operator.cluster.api.errors import (
     Unprocessable,
     VersionAhead,
 )
-from ringtrain_operator.cluster.api.resources import JOBS, LEASES, PODS, SECRETS, Resource
-from ringtrain_operator.cluster.versions import Versions
+from ringtrain_operator.cluster.api.resources import JOBS, LEASES, PODS, SECRETS, ApiResource
+from ringtrain_operator.cluster.versions import ResourceVersions
 
 
 async def next_event(events: AsyncIterator[Json]) -> tuple[str, str]:
@@ -65,7 +65,7 @@ async def test_a_list_may_not_be_older_than_a_version(open_cluster: OpenCluster)
 async def test_pods_are_read_no_older_than_they_were_seen(open_cluster: OpenCluster) -> None:
     """Each list shows what was made before it; a store that was set back is read anew."""
     async with open_cluster() as c:
-        ns, versions = await c.new_namespace(), Versions(c.api)
+        ns, versions = await c.new_namespace(), ResourceVersions(c.api)
         assert await versions.list_pods(ns, "") == []
         for count in (1, 2, 3):
             versions.saw_pod(await c.api.create_unread(PODS, ns, pod(f"p{count}")))
@@ -77,7 +77,7 @@ async def test_pods_are_read_no_older_than_they_were_seen(open_cluster: OpenClus
 async def test_pods_are_listed_at_once_though_others_write(open_cluster: OpenCluster) -> None:
     """A floor is a pod's version, which a cache of pods has reached, not the store's."""
     async with open_cluster() as c:
-        ns, versions = await c.new_namespace(), Versions(c.api)
+        ns, versions = await c.new_namespace(), ResourceVersions(c.api)
         versions.saw_pod(await c.api.create_unread(PODS, ns, pod("p")))
         for number in range(5):
             await c.api.create(CONFIG_MAPS, ns, config_map(f"c{number}"))
@@ -234,7 +234,7 @@ async def test_a_watch_from_too_long_ago_is_gone(open_cluster: OpenCluster) -> N
     ],
 )
 async def test_what_breaks_a_rule_is_invalid(
-    open_cluster: OpenCluster, resource: Resource, obj: Json, part: str
+    open_cluster: OpenCluster, resource: ApiResource, obj: Json, part: str
 ) -> None:
     """The refusal names the field."""
     async with namespace_of(open_cluster()) as (c, ns):

@@ -11,7 +11,7 @@ from ringtrain_operator.cluster.api.resources import (
     SECRETS,
     SERVICE_ACCOUNTS,
     SERVICES,
-    Resource,
+    ApiResource,
 )
 from ringtrain_operator.plan.objects import LAUNCHER_ENDS_S
 
@@ -24,7 +24,7 @@ async def secret_name(s: Scenario) -> str:
     return f"{s.name}-{uid[:8]}"
 
 
-async def replaced(s: Scenario, resource: Resource, name: str) -> str:
+async def replaced(s: Scenario, resource: ApiResource, name: str) -> str:
     """Delete the object, and return its uid."""
     found = await s.cluster.api.get(resource, s.namespace, name)
     await s.cluster.api.delete(resource, s.namespace, name)

@@ -13,7 +13,7 @@ from support.apiserver import ControlPlane, install_crd
 from support.cluster import Cluster, real_cluster
 from support.objects import CUSTOM_RESOURCE_DEFINITIONS
 
-from ringtrain_operator.cluster.api.resources import Resource
+from ringtrain_operator.cluster.api.resources import ApiResource
 from ringtrain_operator.convert.trainjob import GROUP, RUNTIMES, VERSION
 
 pytestmark = pytest.mark.apiserver
@@ -76,7 +76,7 @@ async def test_a_runtime_is_read_from_the_cluster(control_plane: ControlPlane, t
         _, said = await convert(c, tmp_path, job)
         assert "ClusterTrainingRuntime torch-distributed is needed; put it into the file" in said
         async with with_runtimes(c):
-            cluster_wide = Resource(
+            cluster_wide = ApiResource(
                 f"{GROUP}/{VERSION}", "ClusterTrainingRuntime", RUNTIMES["ClusterTrainingRuntime"]
             )
             await c.api.create(cluster_wide, None, runtime)
@@ -84,7 +84,7 @@ async def test_a_runtime_is_read_from_the_cluster(control_plane: ControlPlane, t
             command = ["python", "-u", "train.py", "--epochs", "3"]
             assert made["spec"]["worker"]["template"]["spec"]["containers"][0]["command"] == command, said
 
-            own = Resource(f"{GROUP}/{VERSION}", "TrainingRuntime", RUNTIMES["TrainingRuntime"])
+            own = ApiResource(f"{GROUP}/{VERSION}", "TrainingRuntime", RUNTIMES["TrainingRuntime"])
             runtime["kind"] = job["spec"]["runtimeRef"]["kind"] = "TrainingRuntime"
             runtime["spec"]["mlPolicy"]["numNodes"] = 7
             del job["spec"]["trainer"]["numNodes"]

@@ -17,7 +17,7 @@ from support.scenario import Clock
 
 from ringtrain_operator import contract
 from ringtrain_operator.cluster.api.resources import JOBS, PODS
-from ringtrain_operator.cluster.queue import Key
+from ringtrain_operator.cluster.queue import JobKey
 
 ROOT = Path(__file__).parents[3]
 TRAIN = ROOT / "tests" / "support" / "elastic_counting.py"
@@ -103,7 +103,7 @@ async def test_workers_come_and_go(open_cluster: OpenCluster, tmp_path: Path, ve
             await c.api.delete(PODS, ns, "digits-worker-2")
             smaller = await until_world(c, ns, 2, again["elastic"]["formation"])
             clock.ahead += timedelta(seconds=120)
-            operator.queue.add(Key(ns, "digits"))
+            operator.queue.add(JobKey(ns, "digits"))
             await until_world(c, ns, 3, smaller["elastic"]["formation"])
             pod = await c.api.get(PODS, ns, "digits-worker-2")
             assert pod["metadata"]["labels"][contract.LABEL_INCARNATION] == "2"

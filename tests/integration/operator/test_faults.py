@@ -19,9 +19,9 @@ from support.rendering import render
 from support.scenario import Clock, Scenario, open_scenario, running_job
 
 from ringtrain_operator.cluster.api.client import ApiClient
-from ringtrain_operator.cluster.api.connection import Connection
+from ringtrain_operator.cluster.api.connection import ApiConnection
 from ringtrain_operator.cluster.api.resources import EVENTS, PODS
-from ringtrain_operator.cluster.versions import Versions
+from ringtrain_operator.cluster.versions import ResourceVersions
 
 
 async def finish(s: Scenario) -> dict[str, Any]:
@@ -130,8 +130,8 @@ async def test_dropped_watches_and_lost_history_are_made_good(tmp_path: Path) ->
 
 async def test_a_quorum_read_has_no_floor() -> None:
     """What this process was told may be older than what its forerunner did."""
-    async with FakeApi() as fake, ApiClient(Connection(fake.url)) as api:
-        versions = Versions(api)
+    async with FakeApi() as fake, ApiClient(ApiConnection(fake.url)) as api:
+        versions = ResourceVersions(api)
         versions.saw_pod("1000000000")  # a list that had this for a floor would be refused, and come again
         assert await versions.list_pods("default", "", quorum=True) == []
         assert len(fake.calls) == 1

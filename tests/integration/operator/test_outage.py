@@ -16,8 +16,8 @@ from support.scenario import Clock, Scenario, open_scenario
 
 from ringtrain_operator.client.following import Json, changes_of, state_of
 from ringtrain_operator.cluster.api.client import ApiClient
-from ringtrain_operator.cluster.api.connection import Connection
-from ringtrain_operator.cluster.api.transport import Limits
+from ringtrain_operator.cluster.api.connection import ApiConnection
+from ringtrain_operator.cluster.api.transport import ApiLimits
 from ringtrain_operator.cluster.lease import LeaseTimes
 from ringtrain_operator.cluster.operator import LeaseLost
 
@@ -30,7 +30,7 @@ async def test_a_short_outage_is_survived(control_plane: ControlPlane, tmp_path:
     async with open_scenario(partial(real_cluster, control_plane), tmp_path) as s:
         await s.submit()
         await s.until_running()
-        at_once = ApiClient(s.cluster.connection, limits=Limits(attempts=1))  # bridges nothing by itself
+        at_once = ApiClient(s.cluster.connection, limits=ApiLimits(attempts=1))  # bridges nothing by itself
         jobs = changes_of(at_once, s.namespace, "digits")
         await anext(jobs)
         waits = asyncio.create_task(until_succeeded(jobs))
@@ -71,7 +71,7 @@ async def test_an_outage_longer_than_a_lease_ends_a_leader_and_no_job(
             assert await ends >= 1
 
 
-async def lead_again_and_again(connection: Connection, namespace: str) -> int:
+async def lead_again_and_again(connection: ApiConnection, namespace: str) -> int:
     """Run an operator, and another when it ends, as a kubelet would; returns how many lost the lease."""
     lost = 0
     while True:

@@ -14,9 +14,9 @@ from support.operating import running_operator, start_operator, stop_operator
 from support.ports import free_ports
 
 from ringtrain_operator.cluster.api.client import ApiClient
-from ringtrain_operator.cluster.api.connection import Connection
+from ringtrain_operator.cluster.api.connection import ApiConnection
 from ringtrain_operator.cluster.api.errors import Unreachable
-from ringtrain_operator.cluster.api.transport import Limits
+from ringtrain_operator.cluster.api.transport import ApiLimits
 from ringtrain_operator.cluster.health import ReachTimes
 from ringtrain_operator.cluster.operator import Operator
 
@@ -36,17 +36,17 @@ def strict(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ssl, "create_default_context", create_strict)
 
 
-def service_account(folder: Path, url: str, authority: ClusterAuthority) -> Connection:
+def service_account(folder: Path, url: str, authority: ClusterAuthority) -> ApiConnection:
     """The connection of a pod whose account has the CA of `authority`."""
     folder.mkdir()
     (folder / "ca.crt").write_bytes(authority.pem)
     (folder / "namespace").write_text("default")
     (folder / "token").write_text("token")
     host, port = url.removeprefix("https://").rsplit(":", 1)
-    return Connection.of_service_account(folder, host, port)
+    return ApiConnection.of_service_account(folder, host, port)
 
 
-def kubeconfig(folder: Path, url: str, authority: ClusterAuthority) -> Connection:
+def kubeconfig(folder: Path, url: str, authority: ClusterAuthority) -> ApiConnection:
     """The connection of a kubeconfig that names the CA's file."""
     folder.mkdir()
     (folder / "ca.crt").write_bytes(authority.pem)
@@ -60,12 +60,12 @@ def kubeconfig(folder: Path, url: str, authority: ClusterAuthority) -> Connectio
         "current-context": "x",
     }
     (folder / "config").write_text(json.dumps(config))
-    return Connection.of_kubeconfig(str(folder / "config"))
+    return ApiConnection.of_kubeconfig(str(folder / "config"))
 
 
-async def version(connection: Connection) -> str:
+async def version(connection: ApiConnection) -> str:
     """What the server at the other end calls itself."""
-    async with ApiClient(connection, limits=Limits(attempts=1)) as api:
+    async with ApiClient(connection, limits=ApiLimits(attempts=1)) as api:
         return str((await api.raw_get("/version"))["major"])
 
 
@@ -78,7 +78,7 @@ async def test_a_clusters_own_ca(tmp_path: Path, key_usage: bool) -> None:
         strictly = ssl.create_default_context(cadata=authority.pem.decode())
         if not key_usage:  # what the operator must not do
             with pytest.raises(Unreachable, match="key usage"):
-                await version(Connection(fake.url, tls=strictly))
+                await version(ApiConnection(fake.url, tls=strictly))
         for number, connect in enumerate((service_account, kubeconfig)):
             connection = connect(tmp_path / f"own-{number}", fake.url, authority)
             assert await version(connection) == "1"
@@ -118,7 +118,7 @@ async def until_ready_says(operator: Operator, status: int, words: str) -> None:
 async def test_ready_only_while_the_api_server_answers() -> None:
     """No answer for some seconds, and the operator is not ready any more; alive it is."""
     async with FakeApi() as fake:
-        operator, running = await start_operator(Connection(fake.url), reach_times=QUICK)
+        operator, running = await start_operator(ApiConnection(fake.url), reach_times=QUICK)
         await until_ready_says(operator, 200, "ok")
     await until_ready_says(operator, 503, "the API server has not answered for")
     await stop_operator(operator, running)
@@ -128,7 +128,7 @@ async def test_a_standby_that_never_had_an_answer_is_not_ready() -> None:
     """Waiting for the lease is no excuse: a replica that can't reach the API server could not take over."""
     (port,) = free_ports(1)
     operator, running = await start_operator(
-        Connection(f"http://127.0.0.1:{port}"), reach_times=QUICK, leader_election=True, wait=False
+        ApiConnection(f"http://127.0.0.1:{port}"), reach_times=QUICK, leader_election=True, wait=False
     )
     while not operator.port:
         await asyncio.sleep(0.01)

@@ -16,7 +16,7 @@ from support.scenario import Scenario, open_scenario
 
 from ringtrain_operator.build import (
     AgentSource,
-    Settings,
+    BuildSettings,
     build_data_worker_pod,
     build_evaluator_pod,
     build_launcher_pod,
@@ -27,7 +27,7 @@ from ringtrain_operator.build.log_reader import build_log_reader_pod
 from ringtrain_operator.build.settings import AgentVolume
 from ringtrain_operator.cli.render import rendered
 from ringtrain_operator.cluster.api.errors import AlreadyExists, ServerError
-from ringtrain_operator.cluster.api.resources import JOBS, PODS, SERVICE_ACCOUNTS, Resource
+from ringtrain_operator.cluster.api.resources import JOBS, PODS, SERVICE_ACCOUNTS, ApiResource
 from ringtrain_operator.contract import KIND
 from ringtrain_operator.local.documents import read_documents
 from ringtrain_operator.spec.parse import parse_job
@@ -35,8 +35,8 @@ from ringtrain_operator.spec.reserved import VOLUME_AGENT
 from ringtrain_operator.spec.training_template import is_template, named_template, read_template, resolved
 
 pytestmark = pytest.mark.apiserver
-QUOTAS = Resource("v1", "ResourceQuota", "resourcequotas")
-WEBHOOKS = Resource(
+QUOTAS = ApiResource("v1", "ResourceQuota", "resourcequotas")
+WEBHOOKS = ApiResource(
     "admissionregistration.k8s.io/v1",
     "ValidatingWebhookConfiguration",
     "validatingwebhookconfigurations",
@@ -107,7 +107,7 @@ async def test_the_strictest_namespace_takes_the_agent(control_plane: ControlPla
         evaluator={},
         logs={"persistentVolumeClaim": {"claimName": "logs"}},
     )
-    settings = Settings(agent=AgentSource("agent:1", volume))
+    settings = BuildSettings(agent=AgentSource("agent:1", volume))
     async with real_cluster(control_plane) as c:
         namespace = await c.new_namespace()
         await c.api.patch(NAMESPACES, None, namespace, RESTRICTED)

@@ -12,10 +12,10 @@ from support.rendering import render
 
 from ringtrain_operator.cluster.api.client import ApiClient
 from ringtrain_operator.cluster.api.errors import Forbidden
-from ringtrain_operator.cluster.api.resources import JOBS, PODS, SERVICE_ACCOUNTS, Resource
+from ringtrain_operator.cluster.api.resources import JOBS, PODS, SERVICE_ACCOUNTS, ApiResource
 
 pytestmark = pytest.mark.apiserver
-REVIEWS = Resource(
+REVIEWS = ApiResource(
     "authorization.k8s.io/v1", "SelfSubjectAccessReview", "selfsubjectaccessreviews", namespaced=False
 )
 
@@ -87,7 +87,7 @@ async def test_a_user_with_edit_may_run_jobs(control_plane: ControlPlane) -> Non
     """The aggregated ClusterRoles give `edit` the jobs, and `view` a look at them."""
     async with real_cluster(control_plane) as c:
         ns = await c.new_namespace()
-        bindings = Resource("rbac.authorization.k8s.io/v1", "RoleBinding", "rolebindings")
+        bindings = ApiResource("rbac.authorization.k8s.io/v1", "RoleBinding", "rolebindings")
         for role in ("edit", "view"):
             await c.api.create(SERVICE_ACCOUNTS, ns, {"metadata": {"name": role}})
             subject = {"kind": "ServiceAccount", "name": role, "namespace": ns}

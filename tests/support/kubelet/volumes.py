@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from ringtrain_operator.cluster.api.client import ApiClient
-from ringtrain_operator.cluster.api.resources import SECRETS, SERVICE_ACCOUNTS, Resource
+from ringtrain_operator.cluster.api.resources import SECRETS, SERVICE_ACCOUNTS, ApiResource
 from support.objects import subresource
 
 Json = dict[str, Any]
-CONFIG_MAPS = Resource("v1", "ConfigMap", "configmaps")
+CONFIG_MAPS = ApiResource("v1", "ConfigMap", "configmaps")
 # OpenShift's build of the API server mounts it with every token; only OpenShift's own controllers make it.
 NOT_MADE_HERE = "openshift-service-ca.crt"
 

@@ -6,7 +6,7 @@ import pytest
 from support.jobs import job
 from support.rendering import HelmFailed, render
 
-from ringtrain_operator.build import Settings, build_launcher_pod, build_worker_pod
+from ringtrain_operator.build import BuildSettings, build_launcher_pod, build_worker_pod
 from ringtrain_operator.cli.operator import operator
 from ringtrain_operator.spec.parse import parse_job
 
@@ -126,7 +126,7 @@ def test_openshift_admits_the_operator_and_its_jobs() -> None:
     manifest["metadata"]["uid"] = "0a1b2c3d-0000"
     parsed = parse_job(manifest, templates=False)
     for group, expected in ((given_group(serves=OPENSHIFT), []), (given_group(), ["fsGroup 65532"])):
-        settings = Settings(fs_group=group)
+        settings = BuildSettings(fs_group=group)
         built = build_worker_pod(parsed, 1, 0, settings=settings), build_launcher_pod(parsed, 1, "", settings)
         assert [refusals(one["spec"]) for one in built] == [expected, expected]
 

@@ -5,11 +5,11 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from .connection import Connection
+from .connection import ApiConnection
 from .decode import decode
 from .errors import NotFound, error_of
-from .resources import PODS, Resource
-from .transport import Limits, Request, Transport, lines_of
+from .resources import PODS, ApiResource
+from .transport import ApiLimits, ApiRequest, ApiTransport, lines_of
 
 Json = dict[str, Any]
 
@@ -18,7 +18,7 @@ METADATA_ONLY = "application/json;as=PartialObjectMetadata{list};g=meta.k8s.io;v
 
 
 @dataclass(frozen=True)
-class Listing:
+class ApiListing:
     """Objects, and the resource version of the moment at which they were listed."""
 
     items: list[Json]
@@ -29,10 +29,10 @@ class ApiClient:
     """Every method raises ApiError and nothing else. Objects are plain dicts, passed through untouched."""
 
     def __init__(
-        self, connection: Connection, *, user_agent: str = "ringtrain-operator", limits: Limits | None = None
+        self, connection: ApiConnection, *, user_agent: str = "ringtrain-operator", limits: ApiLimits | None = None
     ) -> None:
         self.connection = connection
-        self._transport = Transport(connection, user_agent, limits or Limits())
+        self._transport = ApiTransport(connection, user_agent, limits or ApiLimits())
 
     async def __aenter__(self) -> "ApiClient":
         return self
@@ -48,46 +48,48 @@ class ApiClient:
         """From now on a write is sent only while `may_write()` is true; else it raises NotLeader."""
         self._transport.may_write = may_write
 
-    async def get(self, resource: Resource, namespace: str | None, name: str) -> Json:
+    async def get(self, resource: ApiResource, namespace: str | None, name: str) -> Json:
         """One object, read fresh."""
-        found: Json = await self._transport.send(Request("GET", resource.path(namespace, name)))
+        found: Json = await self._transport.send(ApiRequest("GET", resource.path(namespace, name)))
         return found
 
     async def select(
-        self, resource: Resource, namespace: str | None = None, *, labels: str = "", fields: str = ""
+        self, resource: ApiResource, namespace: str | None = None, *, labels: str = "", fields: str = ""
     ) -> list[Json]:
         """All objects (of all namespaces, if None) that match the selectors `labels` and `fields`."""
         query = {"fieldSelector": fields} if fields else {}
         query |= {"labelSelector": labels} if labels else {}
-        found: list[Json] = (await self._transport.send(Request("GET", resource.path(namespace), query)))["items"]
+        found: list[Json] = (await self._transport.send(ApiRequest("GET", resource.path(namespace), query)))[
+            "items"
+        ]
         return found
 
     async def listing(
         self,
-        resource: Resource,
+        resource: ApiResource,
         namespace: str | None = None,
         *,
         labels: str = "",
         not_older_than: str = "",
         shape: Any = None,
-    ) -> Listing:
+    ) -> ApiListing:
         """The same with their version. With `not_older_than`, a resource version, a cached answer will do that has
         reached it; raises VersionAhead if none does in a few seconds. `shape`: what is wanted of it, at least.
         """
         query = {"labelSelector": labels} if labels else {}
         if not_older_than:
             query.update(resourceVersion=not_older_than, resourceVersionMatch="NotOlderThan")
-        answer = await self._transport.send(Request("GET", resource.path(namespace), query, shape=shape))
-        return Listing(answer["items"], str(answer["metadata"].get("resourceVersion") or ""))
+        answer = await self._transport.send(ApiRequest("GET", resource.path(namespace), query, shape=shape))
+        return ApiListing(answer["items"], str(answer["metadata"].get("resourceVersion") or ""))
 
     async def pages(
-        self, resource: Resource, namespace: str | None = None, *, size: int = 100, metadata_only: bool = False
+        self, resource: ApiResource, namespace: str | None = None, *, size: int = 100, metadata_only: bool = False
     ) -> AsyncIterator[list[Json]]:
         """The objects in pages, so that no more than one page is held at a time."""
         accept = METADATA_ONLY.format(list="List") if metadata_only else "application/json"
         query = {"limit": str(size)}
         while True:
-            answer = await self._transport.send(Request("GET", resource.path(namespace), query, accept=accept))
+            answer = await self._transport.send(ApiRequest("GET", resource.path(namespace), query, accept=accept))
             yield answer["items"] or []  # an empty list of metadata is null
             if not answer["metadata"].get("continue"):
                 return
@@ -102,26 +104,26 @@ class ApiClient:
         served = [str(one.get("version")) for one in found.get("versions") or ()]
         return next((version for version in versions if version in served), "")
 
-    async def create(self, resource: Resource, namespace: str | None, obj: Mapping[str, Any]) -> Json:
+    async def create(self, resource: ApiResource, namespace: str | None, obj: Mapping[str, Any]) -> Json:
         """Create an object; the answer is the object as stored. Raises AlreadyExists."""
-        made: Json = await self._transport.send(Request("POST", resource.path(namespace), body=obj))
+        made: Json = await self._transport.send(ApiRequest("POST", resource.path(namespace), body=obj))
         return made
 
-    async def create_unread(self, resource: Resource, namespace: str | None, obj: Mapping[str, Any]) -> str:
+    async def create_unread(self, resource: ApiResource, namespace: str | None, obj: Mapping[str, Any]) -> str:
         """Create an object whose stored form nobody needs; the answer is its version. Raises AlreadyExists."""
-        request = Request("POST", resource.path(namespace), body=obj, accept=METADATA_ONLY.format(list=""))
+        request = ApiRequest("POST", resource.path(namespace), body=obj, accept=METADATA_ONLY.format(list=""))
         made = await self._transport.send(request)
         return str(made["metadata"].get("resourceVersion") or "")
 
-    async def replace(self, resource: Resource, namespace: str | None, obj: Mapping[str, Any]) -> Json:
+    async def replace(self, resource: ApiResource, namespace: str | None, obj: Mapping[str, Any]) -> Json:
         """Replace an object; raises Conflict if it changed since `obj` was read."""
         path = resource.path(namespace, obj["metadata"]["name"])
-        stored: Json = await self._transport.send(Request("PUT", path, body=obj))
+        stored: Json = await self._transport.send(ApiRequest("PUT", path, body=obj))
         return stored
 
     async def patch(
         self,
-        resource: Resource,
+        resource: ApiResource,
         namespace: str | None,
         name: str,
         patch: Any,
@@ -131,13 +133,13 @@ class ApiClient:
     ) -> Json:
         """Change an object by a merge patch or a JSON patch; the answer is the object as stored."""
         path = resource.path(namespace, name, subresource)
-        request = Request("PATCH", path, body=patch, content_type=f"application/{kind}-patch+json")
+        request = ApiRequest("PATCH", path, body=patch, content_type=f"application/{kind}-patch+json")
         stored: Json = await self._transport.send(request)
         return stored
 
     async def delete(
         self,
-        resource: Resource,
+        resource: ApiResource,
         namespace: str | None,
         name: str,
         *,
@@ -151,17 +153,17 @@ class ApiClient:
         if grace_period_s is not None:
             options["gracePeriodSeconds"] = grace_period_s
         await self._transport.send(
-            Request("DELETE", resource.path(namespace, name), body=options), want_body=False
+            ApiRequest("DELETE", resource.path(namespace, name), body=options), want_body=False
         )
 
     async def watch(
-        self, resource: Resource, namespace: str | None = None, *, labels: str = "", since: str | None = None
+        self, resource: ApiResource, namespace: str | None = None, *, labels: str = "", since: str | None = None
     ) -> AsyncGenerator[Json, None]:
         """Events `{"type", "object"}` until the server ends the stream; raises Gone if `since` is too old."""
         query = {"watch": "true", "allowWatchBookmarks": "true"}
         query.update({"labelSelector": labels} if labels else {})
         query.update({"resourceVersion": since} if since else {})
-        async with aclosing(self._lines(Request("GET", resource.path(namespace), query))) as lines:
+        async with aclosing(self._lines(ApiRequest("GET", resource.path(namespace), query))) as lines:
             async for line in lines:
                 event: Json = decode(line)
                 if event["type"] == "ERROR":
@@ -181,16 +183,16 @@ class ApiClient:
         query = {"follow": "true"} if follow else {}
         query.update({"container": container} if container else {})
         query.update({"tailLines": str(tail_lines)} if tail_lines is not None else {})
-        request = Request("GET", PODS.path(namespace, name, "log"), query, accept="*/*")
+        request = ApiRequest("GET", PODS.path(namespace, name, "log"), query, accept="*/*")
         async with aclosing(self._lines(request)) as lines:
             async for line in lines:
                 yield line
 
-    async def _lines(self, request: Request) -> AsyncGenerator[bytes, None]:
+    async def _lines(self, request: ApiRequest) -> AsyncGenerator[bytes, None]:
         async with self._transport.stream(request) as content:
             async for line in lines_of(content):
                 yield line
 
     async def raw_get(self, path: str) -> Any:
         """The answer at any path, such as /version."""
-        return await self._transport.send(Request("GET", path))
+        return await self._transport.send(ApiRequest("GET", path))

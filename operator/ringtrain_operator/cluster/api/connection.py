@@ -14,7 +14,7 @@ _TOKEN_MAX_AGE_S = 60.0  # the kubelet replaces a bound token long before it exp
 
 
 @dataclass(frozen=True)
-class Connection:
+class ApiConnection:
     """Server URL, TLS, and the headers that prove who asks. `headers()` is asked before every request."""
 
     server: str
@@ -25,7 +25,7 @@ class Connection:
     @classmethod
     def from_env(
         cls, env: Mapping[str, str], kubeconfig: str | None = None, context: str | None = None
-    ) -> "Connection":
+    ) -> "ApiConnection":
         """The connection of this process: `kubeconfig` if given, else the pod's account, else kubectl's default.
 
         Raises ApiError that says where was looked.
@@ -40,7 +40,7 @@ class Connection:
         return cls.of_kubeconfig(kubeconfig or env.get("KUBECONFIG") or None, context)
 
     @classmethod
-    def of_service_account(cls, folder: Path, host: str, port: str) -> "Connection":
+    def of_service_account(cls, folder: Path, host: str, port: str) -> "ApiConnection":
         """The connection of a pod: the token file in `folder` is read again as it is rotated."""
         try:
             tls = _trusting(str(folder / "ca.crt"))
@@ -50,10 +50,10 @@ class Connection:
                 f"no usable ServiceAccount in {folder}: {exc}; is automountServiceAccountToken on?"
             ) from exc
         bracketed = f"[{host}]" if ":" in host else host
-        return cls(f"https://{bracketed}:{port}", namespace, tls, _TokenFile(folder / "token"))
+        return cls(f"https://{bracketed}:{port}", namespace, tls, _ApiTokenFile(folder / "token"))
 
     @classmethod
-    def of_kubeconfig(cls, path: str | None, context: str | None = None) -> "Connection":
+    def of_kubeconfig(cls, path: str | None, context: str | None = None) -> "ApiConnection":
         """The connection that kubectl would use, exec plugins included."""
         try:
             from kubernetes import client, config  # costs 0.2 s, and a pod never needs it
@@ -81,7 +81,7 @@ class Connection:
         return cls(settings.host.rstrip("/"), namespace, _tls_of(settings), headers)
 
 
-class _TokenFile:
+class _ApiTokenFile:
     """Authorization header from a file that is replaced while we run."""
 
     def __init__(self, path: Path) -> None:

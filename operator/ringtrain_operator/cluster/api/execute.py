@@ -8,7 +8,7 @@ from typing import Any
 
 import aiohttp
 
-from .connection import Connection
+from .connection import ApiConnection
 from .errors import ApiError, Unreachable, error_of
 from .resources import PODS
 
@@ -25,7 +25,7 @@ class CommandFailed(ApiError):
 
 @asynccontextmanager
 async def pod_stream(
-    connection: Connection, path: str, query: Sequence[tuple[str, str]], what: str
+    connection: ApiConnection, path: str, query: Sequence[tuple[str, str]], what: str
 ) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
     """The stream at `path` of the API server; `what` it is, in messages.
 
@@ -50,7 +50,7 @@ async def pod_stream(
 
 
 async def execute(
-    connection: Connection, namespace: str, pod: str, container: str, command: Sequence[str]
+    connection: ApiConnection, namespace: str, pod: str, container: str, command: Sequence[str]
 ) -> AsyncGenerator[bytes, None]:
     """The command's stdout as it comes.
 

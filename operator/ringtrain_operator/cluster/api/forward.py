@@ -4,7 +4,7 @@ import asyncio
 
 import aiohttp
 
-from .connection import Connection
+from .connection import ApiConnection
 from .errors import Unreachable
 from .execute import pod_stream
 from .resources import PODS
@@ -15,7 +15,7 @@ _CHUNK = 64 << 10
 
 
 async def port_forward(
-    connection: Connection, namespace: str, pod: str, port: int, first: bytes, ends: "Ends"
+    connection: ApiConnection, namespace: str, pod: str, port: int, first: bytes, ends: "ApiForwardEnds"
 ) -> None:
     """Send `first` to `port` of the pod and then what comes from `ends`, and give it what is answered.
 
@@ -33,7 +33,7 @@ async def port_forward(
             await asyncio.gather(sending, return_exceptions=True)
 
 
-class Ends:
+class ApiForwardEnds:
     """The near side of a forward: a connection that was accepted here. `answered`: whether anything came."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -52,7 +52,7 @@ class Ends:
         await self._writer.drain()
 
 
-async def _send(socket: aiohttp.ClientWebSocketResponse, ends: Ends) -> None:
+async def _send(socket: aiohttp.ClientWebSocketResponse, ends: ApiForwardEnds) -> None:
     try:
         while data := await ends.read():
             await socket.send_bytes(bytes([_DATA]) + data)
@@ -60,7 +60,7 @@ async def _send(socket: aiohttp.ClientWebSocketResponse, ends: Ends) -> None:
         await socket.close()  # ends the other direction, too: whoever asked is gone
 
 
-async def _receive(socket: aiohttp.ClientWebSocketResponse, ends: Ends, what: str) -> None:
+async def _receive(socket: aiohttp.ClientWebSocketResponse, ends: ApiForwardEnds, what: str) -> None:
     begun: set[int] = set()
     async for message in socket:
         if message.type is not aiohttp.WSMsgType.BINARY or not message.data:

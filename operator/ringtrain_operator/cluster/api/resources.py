@@ -7,7 +7,7 @@ from ...spec.job import CLUSTER, TEMPLATE_PLURALS
 
 
 @dataclass(frozen=True)
-class Resource:
+class ApiResource:
     """One kind of object and where the API serves it."""
 
     api_version: str
@@ -23,21 +23,21 @@ class Resource:
         return f"{root}{inside}/{self.plural}{tail}"
 
 
-JOBS = Resource(contract.API_VERSION, contract.KIND, contract.PLURAL)
+JOBS = ApiResource(contract.API_VERSION, contract.KIND, contract.PLURAL)
 TEMPLATES = {
-    kind: Resource(contract.API_VERSION, kind, plural, namespaced=kind != CLUSTER)
+    kind: ApiResource(contract.API_VERSION, kind, plural, namespaced=kind != CLUSTER)
     for kind, plural in TEMPLATE_PLURALS.items()
 }
-PODS = Resource("v1", "Pod", "pods")
-CONFIG_MAPS = Resource("v1", "ConfigMap", "configmaps")
-SECRETS = Resource("v1", "Secret", "secrets")
-SERVICES = Resource("v1", "Service", "services")
-SERVICE_ACCOUNTS = Resource("v1", "ServiceAccount", "serviceaccounts")
-EVENTS = Resource("v1", "Event", "events")
-POD_TEMPLATES = Resource("v1", "PodTemplate", "podtemplates")
-NODES = Resource("v1", "Node", "nodes", namespaced=False)
-NETWORK_POLICIES = Resource("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies")
-LEASES = Resource("coordination.k8s.io/v1", "Lease", "leases")
+PODS = ApiResource("v1", "Pod", "pods")
+CONFIG_MAPS = ApiResource("v1", "ConfigMap", "configmaps")
+SECRETS = ApiResource("v1", "Secret", "secrets")
+SERVICES = ApiResource("v1", "Service", "services")
+SERVICE_ACCOUNTS = ApiResource("v1", "ServiceAccount", "serviceaccounts")
+EVENTS = ApiResource("v1", "Event", "events")
+POD_TEMPLATES = ApiResource("v1", "PodTemplate", "podtemplates")
+NODES = ApiResource("v1", "Node", "nodes", namespaced=False)
+NETWORK_POLICIES = ApiResource("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies")
+LEASES = ApiResource("coordination.k8s.io/v1", "Lease", "leases")
 
 COMPANIONS = (SERVICES, SERVICE_ACCOUNTS, NETWORK_POLICIES)
 """What a job has besides pods and its Secret."""
@@ -45,17 +45,17 @@ BY_KIND = {r.kind: r for r in (JOBS, PODS, SECRETS, POD_TEMPLATES, *COMPANIONS)}
 """What plans create and delete, but for groups of pods and requests for nodes."""
 
 
-def pod_groups(api_version: str) -> Resource:
+def pod_groups(api_version: str) -> ApiResource:
     """PodGroups of one of the gang schedulers, each of which has them in a group of the API of its own."""
-    return Resource(api_version, "PodGroup", "podgroups")
+    return ApiResource(api_version, "PodGroup", "podgroups")
 
 
-def provisioning_requests(api_version: str) -> Resource:
+def provisioning_requests(api_version: str) -> ApiResource:
     """What cluster autoscalers are asked for."""
-    return Resource(api_version, "ProvisioningRequest", "provisioningrequests")
+    return ApiResource(api_version, "ProvisioningRequest", "provisioningrequests")
 
 
-def resource_of(kind: str, api_version: str) -> Resource:
+def resource_of(kind: str, api_version: str) -> ApiResource:
     """Where the API serves a kind; `api_version` counts for groups of pods and requests for nodes only."""
     if kind in BY_KIND:
         return BY_KIND[kind]

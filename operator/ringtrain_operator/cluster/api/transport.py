@@ -11,7 +11,7 @@ from typing import Any
 
 import aiohttp
 
-from .connection import Connection
+from .connection import ApiConnection
 from .decode import decode
 from .errors import ApiError, NotLeader, ServerError, TooManyRequests, Unreachable, VersionAhead, error_of
 
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Limits:
+class ApiLimits:
     """How many requests run at once, how long each may take, and how often and patiently one is tried again."""
 
     connections: int = 16
@@ -35,7 +35,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Request:
+class ApiRequest:
     """One request: path below the server's root, and what goes with it. `shape`: what of the answer is decoded."""
 
     method: str
@@ -51,10 +51,10 @@ class Request:
         return self.method != "GET"
 
 
-class Transport:
+class ApiTransport:
     """A pool of connections. `may_write` is asked before every write, so that a deposed leader sends none."""
 
-    def __init__(self, connection: Connection, user_agent: str, limits: Limits) -> None:
+    def __init__(self, connection: ApiConnection, user_agent: str, limits: ApiLimits) -> None:
         self._connection = connection
         self._user_agent = user_agent
         self._limits = limits
@@ -78,7 +78,7 @@ class Transport:
         if self._session is not None:
             await self._session.close()
 
-    async def send(self, request: Request, *, want_body: bool = True) -> Any:
+    async def send(self, request: ApiRequest, *, want_body: bool = True) -> Any:
         """The decoded answer (None if `want_body` is false). Raises ApiError."""
         attempt = 0
         while True:
@@ -94,7 +94,7 @@ class Transport:
                 log.debug("%s %s failed (%s), again in %.1f s", request.method, request.path, failed, wait_s)
                 await asyncio.sleep(wait_s)
 
-    async def _once(self, request: Request, want_body: bool) -> Any:
+    async def _once(self, request: ApiRequest, want_body: bool) -> Any:
         if request.is_write and not self.may_write():
             raise NotLeader(f"{request.method} {request.path} was not sent: this replica is not the leader")
         session = self._open()
@@ -104,14 +104,14 @@ class Transport:
             return decode(raw, request.shape) if want_body else None
 
     @asynccontextmanager
-    async def stream(self, request: Request) -> AsyncIterator[aiohttp.StreamReader]:
+    async def stream(self, request: ApiRequest) -> AsyncIterator[aiohttp.StreamReader]:
         """The body of one answer as it arrives, with no deadline on the whole. Raises ApiError."""
         async with self._answer(self._open(), request, None) as response:
             yield response.content
 
     @asynccontextmanager
     async def _answer(
-        self, session: aiohttp.ClientSession, request: Request, timeout_s: float | None
+        self, session: aiohttp.ClientSession, request: ApiRequest, timeout_s: float | None
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         headers = {**self._connection.headers(), "Accept": request.accept}
         data = None

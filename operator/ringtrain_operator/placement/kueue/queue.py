@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ... import contract
 from ...spec.job import QUEUE_LABEL, Job
-from ..base import Attempt, Json, Wait
+from ..base import Json, PlacementAttempt, PlacementWait
 from .view import Grant, KueueView
 from .workload import POD_SETS, PRIORITY_LABEL
 
@@ -20,7 +20,7 @@ _RETRIABLE_ANNOTATION = "kueue.x-k8s.io/retriable-in-group"
 class QueuePlacement:
     """An attempt in its queue. `view`: None where there are no Workloads. `queued_as`: how Kueue knows the job."""
 
-    attempt: Attempt
+    attempt: PlacementAttempt
     view: KueueView | None
     queued_as: str | None
 
@@ -30,9 +30,9 @@ class QueuePlacement:
         workload = self.view.workload if self.view is not None else None
         return self.queued_as == "Workload" and not (workload is not None and workload.may_run)
 
-    def waits_for(self) -> Wait:
+    def waits_for(self) -> PlacementWait:
         """What a job in a queue waits for, in Kueue's words where it has any."""
-        return Wait("WaitingForQueue", f"LocalQueue {self.attempt.job.queue}: {self._words}")
+        return PlacementWait("WaitingForQueue", f"LocalQueue {self.attempt.job.queue}: {self._words}")
 
     def marked(self, pod: Json) -> Json:
         """The pod with what the job's queue adds to it."""
@@ -86,7 +86,7 @@ def _queued_alone(job: Job, pod: Json) -> Json:
     return pod
 
 
-def _grouped(job: Job, pod: Json, attempt: Attempt) -> Json:
+def _grouped(job: Job, pod: Json, attempt: PlacementAttempt) -> Json:
     """The pod as one of the attempt's, which Kueue admits together."""
     metadata = _queued_alone(job, pod)["metadata"]
     metadata["labels"][_GROUP_LABEL] = attempt.name

@@ -9,7 +9,7 @@ from ... import contract
 from ...build import names
 from ...build.lasting import build_data_worker_pod, build_evaluator_pod
 from ...build.pods import build_launcher_pod, build_worker_pod
-from ...build.settings import Settings
+from ...build.settings import BuildSettings
 from ...spec.job import Job
 from ..base import weighed_template
 
@@ -39,7 +39,7 @@ def is_prebuilt(job: Job) -> bool:
     return bool(job.labels.get(PREBUILT_LABEL))
 
 
-def build_workload(job: Job, version: str, priority: Mapping[str, Any], settings: Settings) -> Json:
+def build_workload(job: Job, version: str, priority: Mapping[str, Any], settings: BuildSettings) -> Json:
     """The Workload that waits for quota for all of the job's pods; `version`: of Kueue's API.
 
     `priority`: the fields with its class and its value.
@@ -59,7 +59,7 @@ def pod_counts(job: Job) -> dict[str, int]:
     return {"workers": job.num_workers} | ({"data": data.most} if data is not None else {})
 
 
-def _pod_sets(job: Job, settings: Settings) -> list[Json]:
+def _pod_sets(job: Job, settings: BuildSettings) -> list[Json]:
     workers: Json = {
         "name": "workers",
         "count": job.num_workers,

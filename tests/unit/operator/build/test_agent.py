@@ -8,7 +8,7 @@ from support.jobs import job
 from ringtrain_operator import contract
 from ringtrain_operator.build import (
     AgentSource,
-    Settings,
+    BuildSettings,
     build_data_worker_pod,
     build_launcher_pod,
     build_service_account,
@@ -33,7 +33,7 @@ def parsed(**spec: Any) -> Job:
 
 def pods(made: Job, source: AgentSource | None) -> list[Json]:
     """Its launcher and a worker."""
-    settings = Settings(agent=source)
+    settings = BuildSettings(agent=source)
     return [build_launcher_pod(made, 1, "", settings), build_worker_pod(made, 1, 0, settings=settings)]
 
 
@@ -61,7 +61,7 @@ def test_pull_secrets_of_its_image() -> None:
     """In the job's account, and in a template that has secrets of its own: beside these admission adds none."""
     source = AgentSource(IMAGE, pull_secrets=("agents",))
     jobs = [parsed(agent=agent) for agent in ("Inject", "Image")]
-    accounts = [build_service_account(made, Settings(agent=source)) for made in jobs]
+    accounts = [build_service_account(made, BuildSettings(agent=source)) for made in jobs]
     assert [account.get("imagePullSecrets") for account in accounts] == [[{"name": "agents"}], None]
     assert [pod["spec"].get("imagePullSecrets") for pod in pods(parsed(), source)] == [None, None]
     worker = job()["spec"]["worker"]
@@ -130,7 +130,7 @@ def test_only_a_job_that_says_inject_overrules_the_image() -> None:
 def test_a_queue_weighs_the_copying_container() -> None:
     """Kueue is told of it, as the pods that it admits have it."""
     made = parsed(scheduling={"queue": "mine"})
-    workload = build_workload(made, "v1beta1", {}, Settings(agent=COPIED))
+    workload = build_workload(made, "v1beta1", {}, BuildSettings(agent=COPIED))
     for pod_set in workload["spec"]["podSets"]:
         assert [c["name"] for c in pod_set["template"]["spec"]["initContainers"]] == ["ringtrain-agent"]
 

@@ -37,7 +37,7 @@ def test_the_service_is_headless_and_names_pods_that_are_not_ready() -> None:
 
 def test_only_the_jobs_pods_reach_its_pods() -> None:
     """Every port from its own pods; the status port from the operator's namespace; nothing from anyone else."""
-    spec = build.build_network_policy(parsed(), build.Settings(operator_namespace="rt"))["spec"]
+    spec = build.build_network_policy(parsed(), build.BuildSettings(operator_namespace="rt"))["spec"]
     own, operator = spec["ingress"]
     assert operator["from"] == [
         {
@@ -70,7 +70,7 @@ def test_the_installation_may_let_others_in() -> None:
         {"containerPort": 6006},
         {"containerPort": 9000, "protocol": "UDP"},
     ]
-    settings = build.Settings(operator_namespace="", metrics_from=[prometheus], template_ports_from=[peer])
+    settings = build.BuildSettings(operator_namespace="", metrics_from=[prometheus], template_ports_from=[peer])
     _, metrics, template = build.build_network_policy(parse_job(manifest), settings)["spec"]["ingress"]
     assert metrics == {"from": [prometheus], "ports": [{"port": contract.PORT_STATUS, "protocol": "TCP"}]}
     ports = [{"port": 6006, "protocol": "TCP"}, {"port": 9000, "protocol": "UDP"}]

@@ -11,7 +11,7 @@ from support.jobs import job
 
 from ringtrain_operator import contract
 from ringtrain_operator.build import build_data_worker_pod, build_evaluator_pod, build_network_policy
-from ringtrain_operator.build.settings import Settings
+from ringtrain_operator.build.settings import BuildSettings
 from ringtrain_operator.errors import Invalid
 from ringtrain_operator.spec.job import Job
 from ringtrain_operator.spec.parse import parse_job
@@ -149,6 +149,6 @@ def test_both_keep_the_restricted_standard(build: str) -> None:
 def test_ports_of_their_templates_are_let_in_as_others() -> None:
     """Where the installation lets anybody reach ports of templates."""
     template = {"spec": {"containers": [{"ports": [{"containerPort": 6006}]}]}}
-    settings = Settings(template_ports_from=[{"podSelector": {}}])
+    settings = BuildSettings(template_ports_from=[{"podSelector": {}}])
     policy = build_network_policy(parsed(evaluator={"template": template}), settings)
     assert policy["spec"]["ingress"][-1]["ports"] == [{"port": 6006, "protocol": "TCP"}]

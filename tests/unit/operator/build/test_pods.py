@@ -13,8 +13,8 @@ from support.jobs import job
 from ringtrain_operator import contract
 from ringtrain_operator.build import (
     LAUNCHER_RESOURCES,
-    Incarnation,
-    Settings,
+    BuildSettings,
+    PodIncarnation,
     build_launcher_pod,
     build_worker_pod,
     never_as_root,
@@ -103,7 +103,7 @@ def test_nodes_are_avoided_beside_the_templates_affinity() -> None:
     given_job = parsed(
         pod={"affinity": {"nodeAffinity": wishes, "podAntiAffinity": {}}}, elastic={"maxReplicas": 4}
     )
-    pod = build_worker_pod(given_job, 1, 0, incarnation=Incarnation(3, ("bad", "worse")))
+    pod = build_worker_pod(given_job, 1, 0, incarnation=PodIncarnation(3, ("bad", "worse")))
     assert pod["metadata"]["labels"][contract.LABEL_INCARNATION] == "3"
     found = pod["spec"]["affinity"]
     mine, added = found["nodeAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
@@ -439,7 +439,7 @@ def test_a_launchers_resources() -> None:
     """The installation's unless its template has some; those of a worker, devices aside, where it runs ranks."""
     given = {"limits": {"memory": "3Gi"}}
     assert main(build_launcher_pod(parsed(), 1))["resources"] == LAUNCHER_RESOURCES
-    settings = Settings(launcher_resources=given)
+    settings = BuildSettings(launcher_resources=given)
     assert main(build_launcher_pod(parsed(), 1, settings=settings))["resources"] == given
     own = {"template": {"spec": {"containers": [{"resources": {"requests": {"cpu": "9"}}}]}}}
     assert main(build_launcher_pod(parsed(launcher=own), 1))["resources"] == {"requests": {"cpu": "9"}}

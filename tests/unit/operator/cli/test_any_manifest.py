@@ -19,7 +19,7 @@ from ringtrain_operator.cli.main import main
 from ringtrain_operator.cli.render import rendered
 from ringtrain_operator.errors import LocalUnsupported, OperatorError
 from ringtrain_operator.local.manifest import load_job
-from ringtrain_operator.local.places import Places
+from ringtrain_operator.local.places import LocalPlaces
 from ringtrain_operator.local.sandbox import command_of
 from ringtrain_operator.spec.parse import parse_job
 
@@ -141,7 +141,7 @@ def check_all(path: Path, folder: Path) -> None:
         job = parse_job(load_job(path))
     except OperatorError:
         return
-    places = Places(folder / "run", folder / "claims")
+    places = LocalPlaces(folder / "run", folder / "claims")
     for index, pod in enumerate(obj for obj in rendered(job) if obj["kind"] == "Pod"):
         pod_dir = folder / "scratch" / str(index)
         pod_dir.mkdir(parents=True, exist_ok=True)

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from ringtrain_operator.client.ended_logs import read_ended
-from ringtrain_operator.client.launcher_output import Printed, Wanted
+from ringtrain_operator.client.launcher_output import PrintedLauncherOutput, WantedLauncherOutput
 from ringtrain_operator.client.session import ClusterAccess
 from ringtrain_operator.cluster.api.errors import Forbidden, ServerError
-from ringtrain_operator.cluster.api.resources import SERVICES, Resource
+from ringtrain_operator.cluster.api.resources import SERVICES, ApiResource
 from ringtrain_operator.errors import OperatorError
 
 CLAIM = {"persistentVolumeClaim": {"claimName": "runs"}}
@@ -61,7 +61,7 @@ class Api:
         for line in self.lines[-tail_lines:] if tail_lines else self.lines:
             yield line
 
-    async def get(self, resource: Resource, *_: Any) -> None:
+    async def get(self, resource: ApiResource, *_: Any) -> None:
         """The job's Service may not be read, either; nothing else is."""
         assert resource is SERVICES
         raise Forbidden("may not get services")
@@ -93,9 +93,11 @@ def read(
 
     async def collect() -> None:
         nonlocal found
-        wanted = Wanted("digits", rank, attempt, False, tail)
+        wanted = WantedLauncherOutput("digits", rank, attempt, False, tail)
         made = job(**spec) if status is None else job(**spec) | {"status": status}
-        async for chunk in read_ended(ClusterAccess(Api(kept), "team", print), wanted, made, pod, Printed()):  # type: ignore[arg-type]
+        async for chunk in read_ended(
+            ClusterAccess(Api(kept), "team", print), wanted, made, pod, PrintedLauncherOutput()
+        ):  # type: ignore[arg-type]
             found += chunk
 
     try:

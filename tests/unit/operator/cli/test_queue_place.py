@@ -12,7 +12,7 @@ from ringtrain_operator.client.causes import explain
 from ringtrain_operator.client.queue_place import PAGE, place_in_queue
 from ringtrain_operator.client.session import ClusterAccess
 from ringtrain_operator.cluster.api.client import ApiClient
-from ringtrain_operator.cluster.api.connection import Connection
+from ringtrain_operator.cluster.api.connection import ApiConnection
 
 Json = dict[str, Any]
 QUEUE = "/apis/visibility.kueue.x-k8s.io/{version}/namespaces/team/localqueues/research/pendingworkloads"
@@ -51,7 +51,7 @@ def asked(job: Json, names: list[str], version: str = "v1beta2", status: int = 2
         await site.start()
         host, port = runner.addresses[0][:2]
         try:
-            async with ApiClient(Connection(f"http://{host}:{port}")) as api:
+            async with ApiClient(ApiConnection(f"http://{host}:{port}")) as api:
                 return await place_in_queue(ClusterAccess(api, "team"), job)
         finally:
             await runner.cleanup()

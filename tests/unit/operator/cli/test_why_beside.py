@@ -12,11 +12,11 @@ from support.planworld import World
 
 from ringtrain_operator.cli.main import main
 from ringtrain_operator.client.causes import explain
-from ringtrain_operator.cluster.metrics import Metrics
-from ringtrain_operator.cluster.queue import Key
+from ringtrain_operator.cluster.metrics import OperatorMetrics
+from ringtrain_operator.cluster.queue import JobKey
 from ringtrain_operator.local.past_runs import write_job
 
-KEY = Key("default", "digits")
+KEY = JobKey("default", "digits")
 
 
 def served() -> World:
@@ -68,7 +68,7 @@ def test_why_tells_what_keeps_input_away() -> None:
 
 def test_it_is_counted_once() -> None:
     """By what is new in a status; the gauge is gone with the job, and when nothing is known."""
-    w, metrics = served(), Metrics()
+    w, metrics = served(), OperatorMetrics()
     before = w.job["status"]
     metrics.job_is(KEY, before)
     assert (

@@ -7,8 +7,8 @@ import json
 from support.planworld import elastic
 
 from ringtrain_operator.client.causes import explain
-from ringtrain_operator.cluster.metrics import Metrics
-from ringtrain_operator.cluster.poll import Endpoint
+from ringtrain_operator.cluster.metrics import OperatorMetrics
+from ringtrain_operator.cluster.poll import LauncherPollEndpoint
 from ringtrain_operator.cluster.reconcile import wanted_workers
 
 VICTIM = "digits-worker-1"
@@ -53,7 +53,7 @@ def test_a_lost_state_is_told_in_the_status() -> None:
 
 def test_losses_are_counted() -> None:
     """Each once, by what is new in a status."""
-    metrics, w = Metrics(), elastic()
+    metrics, w = OperatorMetrics(), elastic()
     before = w.job["status"]
     w.evict(VICTIM)
     w.settle()
@@ -72,4 +72,4 @@ def test_an_elastic_jobs_launcher_is_told_and_no_other() -> None:
     assert wanted_workers(w.job) == 3
     del w.job["spec"]["elastic"]
     assert wanted_workers(w.job) is None
-    assert Endpoint("http://10.0.0.7:7351/status").url_of("/workers") == "http://10.0.0.7:7351/workers"
+    assert LauncherPollEndpoint("http://10.0.0.7:7351/status").url_of("/workers") == "http://10.0.0.7:7351/workers"

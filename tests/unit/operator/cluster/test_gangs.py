@@ -10,9 +10,9 @@ from support.fakeapi.resources import KINDS, Catalogue, Kind
 from support.fakeapi.store import Store
 
 from ringtrain_operator.cluster.api.client import ApiClient
-from ringtrain_operator.cluster.api.connection import Connection
-from ringtrain_operator.cluster.gangs import Gangs
-from ringtrain_operator.cluster.memory import Memory
+from ringtrain_operator.cluster.api.connection import ApiConnection
+from ringtrain_operator.cluster.gangs import ClusterGangs
+from ringtrain_operator.cluster.memory import ReconcileMemory
 
 NAMES = {"Kubernetes": "", "Coscheduling": "scheduler-plugins-scheduler", "Volcano": "volcano"}
 OTHERS = tuple(kind for kind in KINDS if kind.kind != "PodGroup")
@@ -21,11 +21,11 @@ JOB: dict[str, Any] = {"metadata": META, "status": {"attempt": 1}}
 
 
 @asynccontextmanager
-async def cluster(*apis: str) -> AsyncIterator[tuple[FakeApi, Gangs]]:
+async def cluster(*apis: str) -> AsyncIterator[tuple[FakeApi, ClusterGangs]]:
     """An API server with PodGroups in these groups and versions, and what the operator makes of it."""
     groups = (Kind(*api.split("/"), "PodGroup", "podgroups") for api in apis)
-    async with FakeApi(Store(Catalogue((*OTHERS, *groups)))) as fake, ApiClient(Connection(fake.url)) as api:
-        yield fake, Gangs(api, NAMES)
+    async with FakeApi(Store(Catalogue((*OTHERS, *groups)))) as fake, ApiClient(ApiConnection(fake.url)) as api:
+        yield fake, ClusterGangs(api, NAMES)
 
 
 @pytest.mark.parametrize(
@@ -66,13 +66,13 @@ async def test_a_group_of_the_api_without_groups_of_pods_is_none() -> None:
 async def test_groups_are_read_once() -> None:
     """And again when a watch tells of one; a job without an attempt, or without gang schedulers, reads nothing."""
     async with cluster("scheduling.k8s.io/v1alpha2") as (fake, gangs):
-        await gangs.observe(JOB, Memory())
+        await gangs.observe(JOB, ReconcileMemory())
         assert [call.plural for call in fake.calls] == []
         await gangs.find()
         asked = len(fake.calls)
-        await gangs.observe({**JOB, "status": {}}, Memory())
+        await gangs.observe({**JOB, "status": {}}, ReconcileMemory())
         assert len(fake.calls) == asked
-        memory = Memory()
+        memory = ReconcileMemory()
         for _ in range(3):
             assert (await gangs.observe(JOB, memory)).groups == ()
         assert len(fake.calls) == asked + 1

@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from ringtrain_operator.cluster.memory import ENDS_WITHIN_S, Memory
+from ringtrain_operator.cluster.memory import ENDS_WITHIN_S, ReconcileMemory
 from ringtrain_operator.observe.model import PodView
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -18,7 +18,7 @@ def being_deleted(**fields: object) -> PodView:
 
 def gone_after(*looks: tuple[PodView | None, float]) -> dict[int, int]:
     """What is known after looks at the pod, each so many seconds after NOW."""
-    memory = Memory()
+    memory = ReconcileMemory()
     for pod, seconds in looks:
         memory.note_gone([pod] if pod else [], NOW + timedelta(seconds=seconds))
     return memory.gone

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from ringtrain_operator.cluster.pods import KnownPods, PodChange
-from ringtrain_operator.cluster.queue import Key
+from ringtrain_operator.cluster.queue import JobKey
 
-JOB = Key("default", "a")
+JOB = JobKey("default", "a")
 Json = dict[str, Any]
 RUNS = {"phase": "Running", "containerStatuses": [{"name": "train", "state": {"running": {}}}]}
 

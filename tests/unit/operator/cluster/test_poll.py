@@ -4,11 +4,11 @@ import asyncio
 
 import pytest
 
-from ringtrain_operator.cluster.poll import Endpoint, LauncherPoller, PollTimes, Wish
-from ringtrain_operator.cluster.queue import Key
+from ringtrain_operator.cluster.poll import LauncherPollEndpoint, LauncherPoller, LauncherPollWish, PollTimes
+from ringtrain_operator.cluster.queue import JobKey
 
-KEY = Key("default", "digits")
-NOBODY = Endpoint("http://127.0.0.1:9/status")
+KEY = JobKey("default", "digits")
+NOBODY = LauncherPollEndpoint("http://127.0.0.1:9/status")
 DEADLINE_S = 20.0
 
 
@@ -19,7 +19,7 @@ async def test_it_ends_in_any_turn_after_the_news_that_woke_it(turns: int) -> No
     poller.watch(KEY, NOBODY)
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-    poller.watch(KEY, NOBODY, Wish(2))
+    poller.watch(KEY, NOBODY, LauncherPollWish(2))
     for _ in range(turns):
         await asyncio.sleep(0)
     async with asyncio.timeout(DEADLINE_S):

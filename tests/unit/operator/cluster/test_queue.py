@@ -4,14 +4,14 @@ import asyncio
 
 import pytest
 
-from ringtrain_operator.cluster.queue import FIRST_BACKOFF_S, LONGEST_BACKOFF_S, Key, KeyedQueue
+from ringtrain_operator.cluster.queue import FIRST_BACKOFF_S, LONGEST_BACKOFF_S, JobKey, ReconcileQueue
 
-A, B = Key("default", "a"), Key("default", "b")
+A, B = JobKey("default", "a"), JobKey("default", "b")
 
 
-def even_queue() -> KeyedQueue:
+def even_queue() -> ReconcileQueue:
     """Without jitter."""
-    return KeyedQueue(jitter=lambda: 1.0)
+    return ReconcileQueue(jitter=lambda: 1.0)
 
 
 async def test_a_key_waits_once() -> None:
@@ -51,8 +51,8 @@ async def test_each_failure_doubles_the_wait_up_to_a_bound() -> None:
 
 async def test_waits_are_spread() -> None:
     """Jobs that failed together do not come back together."""
-    queue = KeyedQueue()
-    waits = {queue.retry(Key("default", str(n))) for n in range(20)}
+    queue = ReconcileQueue()
+    waits = {queue.retry(JobKey("default", str(n))) for n in range(20)}
     assert len(waits) > 10
     assert all(0.75 * FIRST_BACKOFF_S <= wait <= 1.25 * FIRST_BACKOFF_S for wait in waits)
 

@@ -1,13 +1,13 @@
 """In which order jobs are looked at."""
 
-from ringtrain_operator.cluster.queue import FAIR_SHARE, Key, KeyedQueue
+from ringtrain_operator.cluster.queue import FAIR_SHARE, JobKey, ReconcileQueue
 
 
-def key(name: str) -> Key:
-    return Key("default", name)
+def key(name: str) -> JobKey:
+    return JobKey("default", name)
 
 
-async def drain(queue: KeyedQueue) -> list[str]:
+async def drain(queue: ReconcileQueue) -> list[str]:
     """Names of all waiting keys, as one worker takes them."""
     names = []
     while len(queue):
@@ -19,7 +19,7 @@ async def drain(queue: KeyedQueue) -> list[str]:
 
 async def test_urgent_keys_go_first() -> None:
     """Also one that waited among the others already; each comes once."""
-    queue = KeyedQueue()
+    queue = ReconcileQueue()
     for name in ("a", "b", "c"):
         queue.add(key(name))
     queue.add(key("u"), urgent=True)
@@ -30,7 +30,7 @@ async def test_urgent_keys_go_first() -> None:
 
 async def test_others_have_a_share() -> None:
     """A key that is not urgent is taken in time, however many are."""
-    queue = KeyedQueue()
+    queue = ReconcileQueue()
     queue.add(key("patient"))
     for number in range(50):
         queue.add(key(f"u{number}"), urgent=True)
@@ -39,7 +39,7 @@ async def test_others_have_a_share() -> None:
 
 async def test_a_key_that_is_worked_on_comes_again_once() -> None:
     """And before the others if that was urgent; afterwards it is like any other."""
-    queue = KeyedQueue()
+    queue = ReconcileQueue()
     queue.add(key("busy"))
     taken = await queue.take()
     queue.add(key("other"))

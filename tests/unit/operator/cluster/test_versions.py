@@ -3,20 +3,20 @@
 import pytest
 
 from ringtrain_operator.cluster.api.client import ApiClient
-from ringtrain_operator.cluster.api.connection import Connection
-from ringtrain_operator.cluster.queue import Key
-from ringtrain_operator.cluster.versions import Versions
+from ringtrain_operator.cluster.api.connection import ApiConnection
+from ringtrain_operator.cluster.queue import JobKey
+from ringtrain_operator.cluster.versions import ResourceVersions
 
-A, B = Key("default", "a"), Key("default", "b")
+A, B = JobKey("default", "a"), JobKey("default", "b")
 
 
 @pytest.fixture
-def versions() -> Versions:
+def versions() -> ResourceVersions:
     """Nothing known yet; nothing is asked of the API server."""
-    return Versions(ApiClient(Connection("http://127.0.0.1:1")))
+    return ResourceVersions(ApiClient(ApiConnection("http://127.0.0.1:1")))
 
 
-def test_own_writing_is_no_news(versions: Versions) -> None:
+def test_own_writing_is_no_news(versions: ResourceVersions) -> None:
     """The event of the status that was written last asks for no look; any other does."""
     versions.settled(A, "7")
     assert not versions.is_news(A, "7", during_look=False)
@@ -24,14 +24,14 @@ def test_own_writing_is_no_news(versions: Versions) -> None:
     assert versions.is_news(B, "7", during_look=False)
 
 
-def test_an_event_may_come_before_the_answer_to_its_write(versions: Versions) -> None:
+def test_an_event_may_come_before_the_answer_to_its_write(versions: ResourceVersions) -> None:
     """During a look nothing is news; at its end its own writing, known by then, still is none."""
     assert not versions.is_news(A, "7", during_look=True)
     versions.settled(A, "7")
     assert not versions.look_ended(A)
 
 
-def test_another_s_change_during_a_look_asks_for_one_more(versions: Versions) -> None:
+def test_another_s_change_during_a_look_asks_for_one_more(versions: ResourceVersions) -> None:
     """The last version that was heard of counts, once."""
     assert not versions.is_news(A, "7", during_look=True)
     assert not versions.is_news(A, "8", during_look=True)
@@ -40,7 +40,7 @@ def test_another_s_change_during_a_look_asks_for_one_more(versions: Versions) ->
     assert not versions.look_ended(A)
 
 
-def test_a_job_that_is_gone_leaves_nothing(versions: Versions) -> None:
+def test_a_job_that_is_gone_leaves_nothing(versions: ResourceVersions) -> None:
     """A job of its name whose version is the same by chance is news."""
     versions.settled(A, "7")
     versions.forget(A)

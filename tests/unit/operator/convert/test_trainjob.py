@@ -15,7 +15,7 @@ from ringtrain_operator.convert.metadata import Converted
 from ringtrain_operator.convert.trainjob import convert_trainjob
 from ringtrain_operator.errors import Invalid
 from ringtrain_operator.local.manifest import is_job
-from ringtrain_operator.local.templates import Templates
+from ringtrain_operator.local.templates import LocalTemplates
 from ringtrain_operator.spec.parse import name_of, parse_job
 
 FILE = Path(__file__).parents[3] / "corpus/trainjobs/torch.yaml"
@@ -325,7 +325,7 @@ def test_runtimes_become_templates() -> None:
     plain, named = (CliRunner().invoke(main, ["convert", str(STRANGERS), *more]) for more in ([], ["--templates"]))
     whole = {name_of(obj["metadata"]): obj for obj in yaml.safe_load_all(plain.stdout) if is_job(obj)}
     documents = list(yaml.safe_load_all(named.stdout))
-    templates = Templates()
+    templates = LocalTemplates()
     assert {found.name for found in templates.take(documents)} >= {"torch-distributed", "mpi-distributed", "plain"}
     jobs = {name_of(obj["metadata"]): obj for obj in documents if is_job(obj)}
     assert jobs.keys() == whole.keys()

@@ -12,14 +12,14 @@ from support.jobs import job
 from ringtrain_operator import build, contract
 from ringtrain_operator.errors import LocalUnsupported, ManifestUnreadable
 from ringtrain_operator.local.contents import Contents, contents_beside
-from ringtrain_operator.local.places import Places
-from ringtrain_operator.local.sandbox import Command, command_of, expand
+from ringtrain_operator.local.places import LocalPlaces
+from ringtrain_operator.local.sandbox import LocalPodCommand, command_of, expand
 from ringtrain_operator.spec.parse import parse_job
 
 
-def places(root: Path) -> Places:
+def places(root: Path) -> LocalPlaces:
     """Directories under `root`."""
-    return Places(root / "run", root / "claims")
+    return LocalPlaces(root / "run", root / "claims")
 
 
 Fields = dict[str, Any]
@@ -27,7 +27,7 @@ Fields = dict[str, Any]
 
 def command(
     root: Path, container: Fields | None = None, pod: Fields | None = None, contents: Contents | None = None
-) -> Command:
+) -> LocalPodCommand:
     """What is run for worker 1 of a job with these fields in its template and a claim at /data."""
     claim = {"persistentVolumeClaim": {"claimName": "c"}, "mountPath": "/data"}
     manifest = job(checkpoint=claim)

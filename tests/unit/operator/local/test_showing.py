@@ -14,13 +14,13 @@ from support.planworld import World
 
 from ringtrain_operator.errors import Invalid
 from ringtrain_operator.local.cluster import LocalCluster
-from ringtrain_operator.local.driver import Driver, JobView
-from ringtrain_operator.local.live import Pace, render
-from ringtrain_operator.local.manifest import ManifestFile, ManifestUnreadable, load_job
-from ringtrain_operator.local.past_runs import Tail
-from ringtrain_operator.local.plain import PlainDisplay
-from ringtrain_operator.local.process import ProcessRunner
-from ringtrain_operator.local.summary import Results, print_summary, read_results
+from ringtrain_operator.local.driver import JobView, LocalDriver
+from ringtrain_operator.local.live import LocalStepPace, render
+from ringtrain_operator.local.manifest import LocalManifestFile, ManifestUnreadable, load_job
+from ringtrain_operator.local.past_runs import PastLocalRunTail
+from ringtrain_operator.local.plain import PlainLocalDisplay
+from ringtrain_operator.local.process import LocalProcessRunner
+from ringtrain_operator.local.summary import LocalRunResults, print_summary, read_results
 from ringtrain_operator.local.wording import numbers
 
 
@@ -55,7 +55,7 @@ def test_the_panel_shows_steps_numbers_and_ranks() -> None:
 
 def test_the_panel_says_how_long_it_takes_from_here() -> None:
     """By the steps since it began to look: of this attempt, and not where none was made or nothing is left."""
-    began, pace = datetime(2026, 1, 1, tzinfo=UTC), Pace()
+    began, pace = datetime(2026, 1, 1, tzinfo=UTC), LocalStepPace()
     left = [pace.seconds_left(view(running(step)), began + timedelta(seconds=s)) for s, step in LOOKS]
     assert left == [None, None, 50.0, 50.0, 15.0, None, None, 29.0]
     console = Console(width=90, file=io.StringIO(), force_terminal=False)
@@ -88,7 +88,7 @@ def test_many_ranks_are_counted() -> None:
 def test_lines_say_what_changed() -> None:
     """A line a change, none without."""
     w, out = World(job()), io.StringIO()
-    display = PlainDisplay(out, None)
+    display = PlainLocalDisplay(out, None)
     for _ in range(3):
         display.show(view(w))
     w.start_gang(7)
@@ -140,7 +140,7 @@ def test_summaries_break_between_words(width: int) -> None:
     out = io.StringIO()
     logs = Path("/a/path/longer/than/the/narrowest/of/these/terminals/that/stays/whole/and/can/be/copied")
     console = Console(file=out, width=width, force_terminal=True, no_color=True, color_system=None)
-    print_summary(console, w.status, Results(logs, {}))
+    print_summary(console, w.status, LocalRunResults(logs, {}))
     lines = out.getvalue().splitlines()
     assert [line for line in lines if len(line) > width and str(logs) not in line] == []
     assert str(logs) in out.getvalue()
@@ -161,7 +161,7 @@ def test_the_accuracy_that_training_code_prints(tmp_path: Path) -> None:
 def test_output_is_followed_by_whole_lines(tmp_path: Path) -> None:
     """Half a line waits for its end; a new attempt begins anew."""
     log = tmp_path / "1" / "job.log"
-    tail = Tail(tmp_path)
+    tail = PastLocalRunTail(tmp_path)
     assert tail.lines(1) == []
     log.parent.mkdir()
     log.write_text("[0] a\n[1] b")
@@ -176,7 +176,7 @@ def test_output_is_followed_by_whole_lines(tmp_path: Path) -> None:
 
 def test_the_last_lines_of_an_attempt_are_shown(tmp_path: Path) -> None:
     """What a failing attempt wrote since the last look comes before the next attempt's lines."""
-    tail = Tail(tmp_path)
+    tail = PastLocalRunTail(tmp_path)
     for attempt, text in ((1, "[0] a\n"), (2, "[0] c\n")):
         (tmp_path / str(attempt)).mkdir()
         (tmp_path / str(attempt) / "job.log").write_text(text)
@@ -219,7 +219,7 @@ def test_a_saved_change_is_an_apply(tmp_path: Path) -> None:
     """A new spec takes effect with the next generation; a broken or forbidden one does not."""
     path = tmp_path / "job.yaml"
     path.write_text(yaml.safe_dump(job()))
-    obj, file = {**load_job(path), "status": {"ledger": {"hasRun": True}}}, ManifestFile(path)
+    obj, file = {**load_job(path), "status": {"ledger": {"hasRun": True}}}, LocalManifestFile(path)
     assert file.refresh(obj) is obj
     path.write_text("a: [")
     assert file.refresh(obj) is obj
@@ -239,9 +239,9 @@ def test_a_change_that_is_refused_is_said_once(tmp_path: Path) -> None:
     """Whoever saves a change that cannot take effect is told why, in any display."""
     path, out = tmp_path / "job.yaml", io.StringIO()
     path.write_text(yaml.safe_dump(job(runPolicy={"suspend": True})))
-    runner = ProcessRunner(tmp_path / "run", tmp_path / "claims")
-    file = ManifestFile(path)
-    driver = Driver(LocalCluster(load_job(path), runner), PlainDisplay(out, None), file)
+    runner = LocalProcessRunner(tmp_path / "run", tmp_path / "claims")
+    file = LocalManifestFile(path)
+    driver = LocalDriver(LocalCluster(load_job(path), runner), PlainLocalDisplay(out, None), file)
     driver.step()
     path.write_text(yaml.safe_dump(job(runPolicy={"suspend": True}, slotsPerWorker="two")))
     for _ in range(3):

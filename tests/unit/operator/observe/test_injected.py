@@ -9,13 +9,13 @@ from support.jobs import job
 
 from ringtrain_operator import contract
 from ringtrain_operator.build import (
-    Settings,
+    BuildSettings,
     build_data_worker_pod,
     build_evaluator_pod,
     build_launcher_pod,
     build_worker_pod,
 )
-from ringtrain_operator.cluster.observe import Reading
+from ringtrain_operator.cluster.observe import ClusterReading
 from ringtrain_operator.cluster.reconcile import launcher_endpoint
 from ringtrain_operator.observe.model import Observed
 from ringtrain_operator.observe.pods import main_container, status_token, view_pod
@@ -32,7 +32,7 @@ def injected(role: str) -> Json:
     manifest["metadata"]["uid"] = "0a1b2c3d-0000"
     made = parse_job(manifest)
     pod = {
-        contract.ROLE_LAUNCHER: lambda: build_launcher_pod(made, 1, "", Settings(token=lambda: "secret")),
+        contract.ROLE_LAUNCHER: lambda: build_launcher_pod(made, 1, "", BuildSettings(token=lambda: "secret")),
         contract.ROLE_WORKER: lambda: build_worker_pod(made, 1, 0),
         contract.ROLE_DATA: lambda: build_data_worker_pod(made, 0),
         contract.ROLE_EVALUATOR: lambda: build_evaluator_pod(made, 2),
@@ -65,7 +65,7 @@ def test_the_launcher_is_asked_where_and_as_it_says() -> None:
     port["value"] = "7999"
     pod["status"] = {"phase": "Running", "podIP": "10.0.0.7"}
     assert status_token(pod) == "secret"
-    endpoint = launcher_endpoint(Reading(Observed(), (pod,)))
+    endpoint = launcher_endpoint(ClusterReading(Observed(), (pod,)))
     assert ":7999/" in endpoint.url
 
 

@@ -9,7 +9,7 @@ from typing import Any, get_args, get_type_hints, is_typeddict
 
 from ringtrain_operator import contract
 from ringtrain_operator.cluster.api.decode import decode
-from ringtrain_operator.cluster.observe import Reading, split_owned
+from ringtrain_operator.cluster.observe import ClusterReading, split_owned
 from ringtrain_operator.cluster.reconcile import launcher_endpoint
 from ringtrain_operator.observe.model import Observed
 from ringtrain_operator.observe.pod_shape import Pod, PodList
@@ -104,7 +104,7 @@ PODS = [
 def looked_at(pods: list[dict[str, Any]]) -> tuple[Any, ...]:
     """What all readers make of pods."""
     ours, others = split_owned(pods, "uid-1")
-    endpoint = launcher_endpoint(Reading(Observed(), tuple(ours)))
+    endpoint = launcher_endpoint(ClusterReading(Observed(), tuple(ours)))
     return tuple(view_pod(one) for one in pods), others, endpoint
 
 

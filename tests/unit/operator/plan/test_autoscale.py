@@ -16,7 +16,7 @@ from ringtrain_operator.status.model import DataScale
 from ringtrain_operator.workers.data_workers import (
     FEWER_AFTER_S,
     MORE_AFTER_S,
-    Measured,
+    MeasuredDataWorkers,
     first_scale,
     next_scale,
     wakes_at,
@@ -47,7 +47,7 @@ class Played:
         while self.now < end:
             if self.now - self.wanted_since >= timedelta(seconds=self.late_s):
                 self.there = self.scale.replicas
-            seen = Measured(self.load(self.there, self.now), self.there == self.scale.replicas, 2)
+            seen = MeasuredDataWorkers(self.load(self.there, self.now), self.there == self.scale.replicas, 2)
             new = next_scale(self.bounds, self.scale, seen, self.now)
             if new.replicas != self.scale.replicas:
                 self.changes.append(new.replicas)
@@ -125,7 +125,7 @@ def test_what_is_not_measured_changes_nothing() -> None:
     """Between attempts, or while the launcher is away, nothing is learned, and a tendency ends."""
     bounds, now = Autoscale(max_replicas=16), START
     scale = DataScale(replicas=4, asked=4, workers=2, above_since=START)
-    unknown = Measured(None, True, 2)
+    unknown = MeasuredDataWorkers(None, True, 2)
     assert next_scale(bounds, scale, unknown, now + timedelta(hours=1)).model_dump(exclude_none=True) == {
         "replicas": 4,
         "asked": 4,
@@ -146,9 +146,14 @@ def test_another_world_is_learned_anew() -> None:
 def test_new_bounds_are_followed_at_once() -> None:
     """A maximum below the present number is no matter of measuring."""
     scale = DataScale(replicas=9, asked=9, workers=2, above_since=START)
-    assert next_scale(Autoscale(max_replicas=5), scale, Measured(0.9, True, 2), START).replicas == 5
+    assert next_scale(Autoscale(max_replicas=5), scale, MeasuredDataWorkers(0.9, True, 2), START).replicas == 5
     low = DataScale(replicas=1, asked=1, workers=2)
-    assert next_scale(Autoscale(min_replicas=3, max_replicas=5), low, Measured(None, True, 2), START).replicas == 3
+    assert (
+        next_scale(
+            Autoscale(min_replicas=3, max_replicas=5), low, MeasuredDataWorkers(None, True, 2), START
+        ).replicas
+        == 3
+    )
 
 
 def test_it_says_when_to_look_again() -> None:

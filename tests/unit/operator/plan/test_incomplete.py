@@ -9,9 +9,9 @@ from support.crowd import Ask, Crowd, Tenant
 from support.jobs import Json, job
 from support.planworld import START
 
-from ringtrain_operator.cluster.line import WaitingLine
-from ringtrain_operator.cluster.queue import Key
-from ringtrain_operator.placement.line import Contention
+from ringtrain_operator.cluster.line import ClusterWaitingLine
+from ringtrain_operator.cluster.queue import JobKey
+from ringtrain_operator.placement.line import PlacementContention
 
 pytestmark = pytest.mark.slow
 
@@ -209,11 +209,11 @@ def test_no_set_of_jobs_waits_for_itself(asks: list[Ask], never: list[Ask], seed
 )
 def test_a_job_that_never_has_its_turn_here_keeps_nobody_waiting(change: Json) -> None:
     """A finalizer may keep it for ever; and the status of a job that runs elsewhere is a copy of the one there."""
-    line, first = WaitingLine(lambda: START), Key("default", "digits")
+    line, first = ClusterWaitingLine(lambda: START), JobKey("default", "digits")
     waiting = job()
     waiting["metadata"]["uid"] = "0a1b2c3d"
     waiting["status"] = {"ledger": {"lineSince": "2026-01-01T00:00:00Z"}}
     line.note(first, waiting)
     assert [one.job for one in line.contention().order] == [str(first)]
     line.note(first, {**waiting, **{part: {**waiting[part], **more} for part, more in change.items()}})
-    assert line.contention() == Contention()
+    assert line.contention() == PlacementContention()

@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 from support.planworld import START
 
-from ringtrain_operator.placement.line import ROOM, Contender, lacking
+from ringtrain_operator.placement.line import ROOM, PlacementContender, lacking
 
 GPU = "nvidia.com/gpu"
 # Messages as kube-scheduler writes them, of several versions.
@@ -56,7 +56,7 @@ def test_what_a_pod_lacks_is_in_the_schedulers_words(words: str, lacks: set[str]
 def test_jobs_compete_where_one_may_have_what_the_other_lacks() -> None:
     """Those that want no device and lack processors do not stand behind those that lack devices alone."""
     devices, processors, both, other = (
-        Contender(START + timedelta(seconds=i), f"uid-{i}", wants=wants)
+        PlacementContender(START + timedelta(seconds=i), f"uid-{i}", wants=wants)
         for i, wants in enumerate(({GPU: 2}, {ROOM: 0}, {GPU: 2, ROOM: 0}, {"google.com/tpu": 4}))
     )
     assert not devices.competes_with(processors)
