@@ -12,7 +12,7 @@ import numpy as np
 from bench.backends import Ringtrain, Work, values
 from ringtrain._core.communicators.exchange import SEGMENT_BYTES, ExchangeCommunicator
 from ringtrain._core.process_groups.context import current
-from ringtrain._core.reduction.cuts import even_bounds, segments
+from ringtrain._core.reduction.cuts import cut_segments, even_bounds
 from ringtrain._core.transport.base import TransportCaller
 from ringtrain._core.wire.messages import WireFrame, WireStep
 from ringtrain._core.wire.signature import WireSignature
@@ -34,7 +34,7 @@ def ring_all_reduce(network: ExchangeCommunicator, buffer: Any) -> None:
     before, after = network.ranks[(rank - 1) % size], network.ranks[(rank + 1) % size]
     bounds = even_bounds(len(buffer), size)
     step_elements = SEGMENT_BYTES // buffer.itemsize
-    chunks = [segments(bounds[c], bounds[c + 1], step_elements) for c in range(size)]
+    chunks = [cut_segments(bounds[c], bounds[c + 1], step_elements) for c in range(size)]
     frames: dict[int, WireFrame] = {}
     steps = 2 * (size - 1)
 

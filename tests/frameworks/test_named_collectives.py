@@ -26,7 +26,7 @@ ONES = np.ones(2, np.float32)
 
 def begin(name: str, process_set: ProcessSet = rt.global_process_set):
     how = arrays.NamedReduction("Sum", process_set)
-    return arrays.begin(how.request(f"allreduce.{name}"), [ONES], process_set)
+    return arrays.begin_named_request(how.request(f"allreduce.{name}"), [ONES], process_set)
 
 
 def summed(name: str, process_set: ProcessSet = rt.global_process_set) -> float:

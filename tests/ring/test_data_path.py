@@ -265,10 +265,10 @@ def _send_in_pieces(sock: socket.socket, data: bytes, length: int) -> None:
 
 
 def _frame(kind: Http2FrameType, flags: int, stream: int, data: bytes = b"") -> bytes:
-    return frames.frame(kind, flags, stream, data)
+    return frames.http2_frame(kind, flags, stream, data)
 
 
-GREETING = PREFACE + frames.settings({})
+GREETING = PREFACE + frames.http2_settings({})
 CALL = GREETING + _frame(Http2FrameType.HEADERS, END_HEADERS, 1, request_block("x:1", 60.0))
 STRANGERS = {
     "no-preface": (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" + b"x" * 64, "does not begin like HTTP/2"),
@@ -296,7 +296,10 @@ STRANGERS = {
     "endless-window": (
         GREETING + _frame(Http2FrameType.WINDOW_UPDATE, 0, 0, b"\x7f\xff\xff\xff"), "window update by 2147483647"
     ),
-    "bad-frame-size": (PREFACE + frames.settings({frames.Http2Setting.MAX_FRAME_SIZE: 1}), "a frame size of 1"),
+    "bad-frame-size": (
+        PREFACE + frames.http2_settings({frames.Http2Setting.MAX_FRAME_SIZE: 1}),
+        "a frame size of 1",
+    ),
     "no-session": (CALL + _frame(Http2FrameType.DATA, 1, 1, b"\0\0\0\0\4junk"), "no session"),
     "compressed": (CALL + _frame(Http2FrameType.DATA, 1, 1, b"\1\0\0\0\4junk"), "can't be compressed"),
     "huge-request": (CALL + _frame(Http2FrameType.DATA, 0, 1, b"\0\x7f\0\0\0"), "expected at most"),

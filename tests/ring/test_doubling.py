@@ -14,7 +14,7 @@ from ringtrain._core.communicators import exchange
 from ringtrain._core.communicators.doubling import PART_BYTES_MOST
 from ringtrain._core.process_groups.context import current
 from ringtrain._core.process_groups.process_sets import group_of
-from ringtrain._core.reduction.cuts import offsets
+from ringtrain._core.reduction.cuts import length_offsets
 from ringtrain.errors import MismatchError, PeerLost
 
 SIZES = [2, 3, 4, 5, 6, 7, 8, 9, 15, 17]
@@ -52,7 +52,7 @@ def test_long_parts_are_passed_on_as_they_come(size: int, monkeypatch: pytest.Mo
     """In many segments, of different numbers of rows, none among them; in place, and to a new array."""
     monkeypatch.setattr(exchange, "LONG_RANKS_MOST_DIRECT", 1)
     rows = [made((0 if rank == 1 else 9_000 + 7 * rank,), "float64", rank) for rank in range(size)]
-    bounds = offsets([len(part) for part in rows])
+    bounds = length_offsets([len(part) for part in rows])
     expected = np.concatenate(rows)
 
     def work(rank: int) -> tuple[Array, Array]:

@@ -21,14 +21,14 @@ from ringtrain._core.process_groups import context
 from ringtrain._core.process_groups.rank_context import ProcessGroupContext
 from ringtrain._core.transport.base import StreamBroken, StreamEnd
 from ringtrain._core.transport.rpc import RpcTransport
-from ringtrain._core.wire.messages import HELLO, PROVE, ROSTER, WATCH, load_fields
+from ringtrain._core.wire.messages import HELLO, PROVE, ROSTER, WATCH, decode_message_fields
 from ringtrain._core.world.config import WorkerConfig
 from ringtrain._core.world.failure_state import WorldFailureState
 from ringtrain._core.world.handshake import WorldHandshake
-from ringtrain._core.world.neighbours import MESH_MOST, partners
+from ringtrain._core.world.neighbours import MESH_MOST, partner_ranks
 from ringtrain._core.world.ring_config import RingConfig
 from ringtrain._core.world.roster import RosterEntry
-from ringtrain._core.world.watches import has_gone
+from ringtrain._core.world.watches import has_peer_gone
 from ringtrain.errors import ConfigurationError, NotInitializedError, PeerLost, RingtrainError
 
 SIZE = MESH_MOST + 4
@@ -76,7 +76,7 @@ def test_only_partners_are_asked_when_a_world_begins() -> None:
     """Ranks meet those at distances 1, 2, 4, ...; what all say of themselves comes from these."""
     Counting.asked = set()
     assert joined(configs_of(), Counting) == [None] * SIZE
-    pairs = {(rank, peer) for rank in range(SIZE) for peer in partners(rank, SIZE)}
+    pairs = {(rank, peer) for rank in range(SIZE) for peer in partner_ranks(rank, SIZE)}
     for method in (HELLO, PROVE):
         assert {(rank, peer) for asked, rank, peer in Counting.asked if asked == method} == pairs
     told = {(rank, (rank - distance) % SIZE) for rank in range(SIZE) for distance in (1, 2, 4, 8, 16)}
@@ -93,7 +93,7 @@ class Overtaken(MemoryTransport):
     def ask(
         self, peer: int, method: str, request: bytes, timeout_s: float, patient: bool = False
     ) -> "Future[bytes]":
-        if method != WATCH or not load_fields(request, hold=bool)["hold"]:
+        if method != WATCH or not decode_message_fields(request, hold=bool)["hold"]:
             return super().ask(peer, method, request, timeout_s, patient)
         answer: Future[bytes] = Future()
         ask = super().ask
@@ -199,7 +199,7 @@ def test_a_rank_that_dies_while_ranks_meet_is_named_on_all() -> None:
 def test_all_partners_are_heard_at_once(size: int) -> None:
     """To greet and to prove, each has a call without a session: none of them is one stranger too many."""
     transport = RpcTransport(0, ("127.0.0.1:1",) * size, timeout_s=1.0, data_path=False)
-    assert transport._strangers.most >= 2 * len(partners(0, size))
+    assert transport._strangers.most >= 2 * len(partner_ranks(0, size))
 
 
 def test_a_rank_that_takes_a_connection_late_is_not_gone() -> None:
@@ -209,7 +209,7 @@ def test_a_rank_that_takes_a_connection_late_is_not_gone() -> None:
         transport = RpcTransport(0, (own, theirs), timeout_s=12.0)
         answer = transport.ask(1, WATCH, b"", 2.0)
         assert isinstance(answer.exception(60), StreamBroken)
-        assert not has_gone(answer)
+        assert not has_peer_gone(answer)
         transport.close(0.0)
 
 
@@ -273,4 +273,4 @@ def test_all_collectives_reach_ranks_that_were_not_met(data_path: str, encrypt: 
         }  # fmt: skip
     for rank, (right, at_first, _) in enumerate(run_ranks(_all_collectives, SIZE, env=env)):
         assert right
-        assert at_first == len(partners(rank, SIZE)) < SIZE - 1
+        assert at_first == len(partner_ranks(rank, SIZE)) < SIZE - 1

@@ -11,7 +11,7 @@ from typing import Literal, SupportsIndex, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from ringtrain._core.process_groups.draws import note_draw
+from ringtrain._core.process_groups.draws import note_process_group_epoch
 from ringtrain._core.process_groups.process_sets import group_of
 from ringtrain.errors import ConfigurationError, DataError, kind_of
 
@@ -111,7 +111,7 @@ class Shard:
         if not 0 <= consumed <= self.samples:
             raise ConfigurationError(f"consumed is {consumed}; expected 0 to {self.samples}, the data set")
         first = consumed + start * self.global_batch
-        note_draw(self.rank, self.size, self._cut(), f"epoch {epoch} from sample {first} on")
+        note_process_group_epoch(self.rank, self.size, self._cut(), f"epoch {epoch} from sample {first} on")
         order = self.order(epoch)
         for begin in range(first, self.samples, self.global_batch):
             pool = order[begin : begin + self.global_batch]

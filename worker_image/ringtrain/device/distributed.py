@@ -147,12 +147,12 @@ def insert_host_allreduce(
 
     def out(name: str, gradient: Array) -> None:
         request = how.request(name_for("device", name, process_set), CollectiveKind.ALLREDUCE)
-        begun[name] = arrays.begin(request, [np.array(gradient)], process_set)
+        begun[name] = arrays.begin_named_request(request, [np.array(gradient)], process_set)
 
     def back(name: str) -> Array:
         if name not in begun:
             raise ConfigurationError(f"the device asked for the gradient {name!r} before it sent its own")
-        reduced: Array = arrays.result_of(begun.pop(name))[0]
+        reduced: Array = arrays.named_result_of(begun.pop(name))[0]
         return reduced
 
     session.connect(HostCallbacks(out, back), Inbound.GRADIENTS)
@@ -167,4 +167,4 @@ def broadcast_weights(
         for name in session.parameters
     }
     for name, future in begun.items():
-        session.write_weight(name, arrays.result_of(future)[0])
+        session.write_weight(name, arrays.named_result_of(future)[0])

@@ -8,7 +8,7 @@ import numpy as np
 
 from ringtrain._core.process_groups.context import current
 from ringtrain._core.process_groups.group import ProcessGroup
-from ringtrain._core.wire.objects import is_refusal, packed, unpacked
+from ringtrain._core.wire.objects import is_refusal, pack_object, unpack_object
 from ringtrain._core.wire.signature import WireSignature
 from ringtrain._core.wire.values import ForeignWireValues, encode_value
 from ringtrain.errors import ConfigurationError
@@ -25,12 +25,12 @@ def broadcast(
     """
     group = group or current().group()
     is_root = group.rank == root
-    message = packed(value, foreign=foreign) if is_root else b""
+    message = pack_object(value, foreign=foreign) if is_root else b""
     data = np.frombuffer(message, np.uint8)
     parts = group.call(lambda ring: ring.all_gather_parts(WireSignature(f"elastic state {what}"), data))
     if is_root and not is_refusal(message):
         return value
-    return unpacked(parts[root].tobytes(), root, foreign=foreign)
+    return unpack_object(parts[root].tobytes(), root, foreign=foreign)
 
 
 def check_sendable(value: Any, what: str, foreign: ForeignWireValues | None = None) -> None:

@@ -127,7 +127,7 @@ def _submit(number: int, name: str, gradient: Array, how: NamedReduction) -> Non
             f"value_and_grad: the gradient of {name} came twice in one call; expected no vmap around it: make the "
             "loss a mean over the batch"
         )
-    handles[name] = arrays.begin(how.request(f"gradient{number}{name}"), [gradient], how.process_set)
+    handles[name] = arrays.begin_named_request(how.request(f"gradient{number}{name}"), [gradient], how.process_set)
 
 
 def leaving(leaf: Any, number: Any, name: str, submit: Callable[[int, str, Array], None]) -> Any:
@@ -163,7 +163,7 @@ def _reduced(marks: Sequence[Any], names: Sequence[str], number: Any, how: Named
             if name not in _calls().begun[key]:
                 _submit(key[1], name, np.zeros(shape, dtype), how)
         handles = _calls().begun.pop(key)
-        return [arrays.result_of(handles[name])[0] for name in names]
+        return [arrays.named_result_of(handles[name])[0] for name in names]
 
     return host_call("value_and_grad", wait, [number, *left(marks)], lambda: shapes, dtypes)
 

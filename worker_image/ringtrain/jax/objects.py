@@ -55,7 +55,7 @@ def broadcast_parameters(params: Any, root_rank: int = 0, process_set: ProcessSe
                 f"broadcast_parameters: {name} is traced; call it before jit, once, or broadcast() within it"
             )
         begun.append((leaf, arrays.begin_broadcast([_plain(leaf)], root_rank, process_set, name)))
-    received = [_like(leaf, arrays.result_of(promise)[0]) for leaf, promise in begun]
+    received = [_like(leaf, arrays.named_result_of(promise)[0]) for leaf, promise in begun]
     return jax.tree.unflatten(structure, received)
 
 

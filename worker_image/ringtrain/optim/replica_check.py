@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import Final
 
-from ringtrain._core.process_groups.draws import draws_of
+from ringtrain._core.process_groups.draws import process_group_epochs_of
 from ringtrain.errors import MismatchError, StateCorrupt
 from ringtrain.optim.memory_check import EVERY, PARTS, cut_in_parts, digest_of
 from ringtrain.optim.pipeline import UpdateContext
@@ -57,7 +57,7 @@ class WeightReplicaCheck:
             return
         rates = sorted((n, rate) for n, rate in self._rates.items() if n <= done)
         # Before all of them come those that the weights had when they were set.
-        draws = draws_of(self._group.size)
+        draws = process_group_epochs_of(self._group.size)
         seen = [[(-1, self._begun), *sorted(self._digests.items())], rates, draws.told()]
         told = self._group.allgather_object(seen, "replica check")
         draws.compare(self._group.rank, [one[2] for one in told])

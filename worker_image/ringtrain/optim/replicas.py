@@ -23,7 +23,7 @@ from ringtrain._core.negotiation.arrays import NamedReduction
 from ringtrain._core.negotiation.objects import allgather_object
 from ringtrain._core.negotiation.queues import joins, name_for, queue_of
 from ringtrain._core.process_groups.context import current, joins_survivors
-from ringtrain._core.process_groups.draws import ProcessGroupEpochs, draws_of
+from ringtrain._core.process_groups.draws import ProcessGroupEpochs, process_group_epochs_of
 from ringtrain._core.process_groups.process_sets import ProcessSet, members, trains_alone
 from ringtrain._core.reduction.ops import Sum
 from ringtrain.optim.memory_check import EVERY
@@ -71,11 +71,11 @@ class OptimizerReplicas:
         if part is None:
             yield
             return
-        again, draws = self._doubted is not None, draws_of(members(self._process_set))
+        again, draws = self._doubted is not None, process_group_epochs_of(members(self._process_set))
         seen, told = look(part), draws.told()
         begun = self._begin(seen, told)
         yield
-        (table,) = arrays.result_of(begun)
+        (table,) = arrays.named_result_of(begun)
         if again:
             self._judge(table)
         else:
@@ -124,7 +124,7 @@ class OptimizerReplicas:
         # One of a series: that of a step which has failed may still be in flight.
         name = name_for(self._name, None, self._process_set)
         request = NamedReduction(Sum.value, self._process_set).request(name)
-        return arrays.begin(request, [table], self._process_set)
+        return arrays.begin_named_request(request, [table], self._process_set)
 
     def _judge(self, table: Any) -> None:
         ranks = queue_of(self._process_set).ranks

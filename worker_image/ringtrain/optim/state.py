@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ringtrain._core.process_groups.group import CollectiveGroup, Flat, PendingCollective
-from ringtrain._core.reduction.cuts import ArrayPart, ReadableArray, elements
+from ringtrain._core.reduction.cuts import ArrayPart, ReadableArray, array_elements
 from ringtrain.errors import ConfigurationError, MismatchError
 from ringtrain.optim.arenas import WEIGHTS
 from ringtrain.optim.layout import Bucket, Layout, ParamSpec
@@ -139,7 +139,9 @@ def restore_state(context: UpdateContext, rule: str, state: Mapping[str, Any]) -
     _restore_feedback(context, state.get(FEEDBACK, {}))
     for mirror in context.mirrors:
         _restore_mirror(context, mirror, state)
-    counted = {name: int(elements(count, 0, 1)[0]) for name, count in state["arrays"].get(MISSED, {}).items()}
+    counted = {
+        name: int(array_elements(count, 0, 1)[0]) for name, count in state["arrays"].get(MISSED, {}).items()
+    }
     return int(state["updates"]), {name: count for name, count in counted.items() if count}
 
 
@@ -283,7 +285,7 @@ def _restore_feedback(context: UpdateContext, owed: Mapping[str, Mapping[str, Fl
             if location.spec.name in owed.get(LOST, {}):
                 rows, size = owed[LOST][location.spec.name], location.spec.size
                 if rows.shape[0] == ranks:
-                    own = elements(rows, rank * size, (rank + 1) * size)
+                    own = array_elements(rows, rank * size, (rank + 1) * size)
                 else:
                     own = np.asarray(rows).mean(axis=0, dtype=np.float64)
                 lost[location.start : location.stop] = own.reshape(-1)
@@ -296,7 +298,7 @@ def _flat_change(bucket: Bucket, lost_change: Mapping[str, Flat]) -> Flat:
     for location in bucket.locations:
         if location.spec.name in lost_change:
             size = location.spec.size
-            change[location.start : location.stop] = elements(lost_change[location.spec.name], 0, size)
+            change[location.start : location.stop] = array_elements(lost_change[location.spec.name], 0, size)
     return change
 
 
@@ -309,7 +311,7 @@ def _fill(
         if low < high:
             before = (context.group.rank * location.spec.size if bucket.local else 0) - location.start
             array = by_name[location.spec.name]
-            target[low - cut.start : high - cut.start] = elements(array, before + low, before + high)
+            target[low - cut.start : high - cut.start] = array_elements(array, before + low, before + high)
 
 
 def _check(context: UpdateContext, rule: str, state: Mapping[str, Any]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ringtrain._core.process_groups.group import CollectiveGroup, Flat, PendingCollective
-from ringtrain._core.reduction.cuts import Bounds, offsets
+from ringtrain._core.reduction.cuts import Bounds, length_offsets
 from ringtrain._core.reduction.ops import Average
 from ringtrain.compression import int8
 from ringtrain.compression.halves import half_dtype, squeeze, stretch
@@ -138,7 +138,7 @@ class HalfOptimizerWire(OptimizerWire):
         """Raises ConfigurationError for an unknown `compression`."""
         super().__init__(group, gatherer, layout, arenas)
         self._dtype, sizes = half_dtype(compression), [bucket.size for bucket in self._carried]
-        memory, edges = group.allocate(sum(sizes), self._dtype), offsets(sizes)
+        memory, edges = group.allocate(sum(sizes), self._dtype), length_offsets(sizes)
         cuts = itertools.starmap(slice, pairwise(edges))
         self._halves = {bucket.index: memory[cut] for bucket, cut in zip(self._carried, cuts, strict=True)}
 
@@ -208,7 +208,7 @@ class ByteOptimizerWire(OptimizerWire):
         return int8.encode(change, lost)
 
     def _encode_change(self, bucket: Bucket, change: Flat, lost: Flat) -> tuple[Flat, Bounds]:
-        bounds = offsets([int8.encoded_length(end - start) for start, end in pairwise(bucket.bounds)])
+        bounds = length_offsets([int8.encoded_length(end - start) for start, end in pairwise(bucket.bounds)])
         encoded = np.empty(bounds[-1], np.uint8)
         encoded[bounds[self._group.rank] : bounds[self._group.rank + 1]] = int8.encode(change, lost)
         return encoded, bounds

@@ -149,7 +149,7 @@ class TensorFlowGradientReducer:
                 group = groups[number]
                 own = f"{name}.{dense[group[0]]}{lacking if len(group) > 1 else ''}"
                 own = name_for("gradients", own, process_set)
-                begun = arrays.begin(options.reduction.request(own), given, process_set)
+                begun = arrays.begin_named_request(options.reduction.request(own), given, process_set)
             return begun
 
         flat = [tensor for part in parts for tensor in part]

@@ -32,7 +32,7 @@ def broadcast_(
             arrays.begin_broadcast([array], root_rank, process_set, own)
             for array, own in zip(given, names, strict=True)
         ]
-        return [arrays.result_of(future)[0] for future in futures]
+        return [arrays.named_result_of(future)[0] for future in futures]
 
     received = host_call(on_host, values, [v.dtype for v in values], [v.shape for v in values])
     return [variable.assign(value) for variable, value in zip(held, received, strict=True)]

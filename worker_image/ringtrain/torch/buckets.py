@@ -12,7 +12,7 @@ import torch
 
 from ringtrain._core.kernels.library import address_of
 from ringtrain._core.process_groups.tensors import Array
-from ringtrain._core.reduction.cuts import Bounds, offsets
+from ringtrain._core.reduction.cuts import Bounds, length_offsets
 from ringtrain._core.wire.dtypes import dtype_of
 from ringtrain.torch.bridge import NAMES, to_tensor
 
@@ -98,7 +98,7 @@ class TorchBucketMemory:
         """
         if not all(_is_flat(grad) for grad in grads):
             return None
-        dtype, bounds = dtype_of(NAMES[grads[0].dtype]), offsets([grad.numel() for grad in grads])
+        dtype, bounds = dtype_of(NAMES[grads[0].dtype]), length_offsets([grad.numel() for grad in grads])
         if bounds != self._bounds or dtype != self._flat.dtype:
             self._renew(dtype, bounds)
         held = self._held(grads)

@@ -22,7 +22,7 @@ from ringtrain._core.communicators.choose import pod_identity
 from ringtrain._core.process_groups.context import current
 from ringtrain._core.process_groups.group import Flat, PendingCollective, ProcessGroup
 from ringtrain._core.process_groups.process_sets import ProcessSet, number_of
-from ringtrain._core.reduction.cuts import Bounds, offsets
+from ringtrain._core.reduction.cuts import Bounds, length_offsets
 from ringtrain._core.reduction.ops import Sum
 from ringtrain.errors import ConfigurationError, RingtrainError
 from ringtrain.optim.arenas import ParameterArenas
@@ -150,7 +150,7 @@ class _Cuts:
         places = range(len(nodes.local))
         sections = tuple(tuple(bucket.shard(at) for at in nodes.equal(place)) for place in places)
         lengths = [[shard.stop - shard.start for shard in section] for section in sections]
-        return cls(sections, tuple(map(sum, lengths)), offsets(lengths[nodes.place]))
+        return cls(sections, tuple(map(sum, lengths)), length_offsets(lengths[nodes.place]))
 
 
 class TorchNodeSum:
@@ -275,7 +275,7 @@ class TorchNodeSum:
 
 def _split(section: Sequence[slice], gathered: torch.Tensor) -> list[tuple[slice, torch.Tensor]]:
     """Cut what came of `section` into its shards; empty ones are left out."""
-    edges = offsets([shard.stop - shard.start for shard in section])
+    edges = length_offsets([shard.stop - shard.start for shard in section])
     pieces = zip(section, pairwise(edges), strict=True)
     return [(shard, gathered[start:stop]) for shard, (start, stop) in pieces if start < stop]
 

@@ -22,10 +22,10 @@ from ringtrain._core.wire.messages import (
     HelloMessage,
     MalformedMessage,
     PullRequestMessage,
+    decode_message,
+    decode_message_fields,
     describe_difference,
-    dump,
-    load,
-    load_fields,
+    encode_message,
     split_frame,
 )
 from ringtrain._core.world.membership import WorldMembership
@@ -57,15 +57,15 @@ BYTES = st.binary(max_size=200) | REQUESTS
 def test_any_bytes_as_a_message(data: bytes) -> None:
     """Values, or MalformedMessage."""
     with suppress(MalformedMessage):
-        HelloMessage.parse(load(data))
+        HelloMessage.parse(decode_message(data))
     with suppress(MalformedMessage):
-        load_fields(data, rank=int, session=bytes, hello=dict)
+        decode_message_fields(data, rank=int, session=bytes, hello=dict)
 
 
 @given(st.sampled_from(METHODS), BYTES, st.sampled_from([None, b"token"]))
-@example(ABORT, dump({"rank": 1, "session": "", "proof": "", "failure": '{"rank": Infinity}'}), None)
-@example(ABORT, dump({"rank": 1, "session": "zz", "proof": "", "failure": ""}), None)
-@example(PROVE, dump({"hello": {**HELLO, "rank": 10**40}, "proof": ""}), b"token")
+@example(ABORT, encode_message({"rank": 1, "session": "", "proof": "", "failure": '{"rank": Infinity}'}), None)
+@example(ABORT, encode_message({"rank": 1, "session": "zz", "proof": "", "failure": ""}), None)
+@example(PROVE, encode_message({"hello": {**HELLO, "rank": 10**40}, "proof": ""}), b"token")
 @example("Hello", json.dumps({**HELLO, "address": "\ud800"}).encode(), b"token")
 @example(PROVE, json.dumps({"hello": HELLO, "proof": "\ud800"}).encode(), b"token")
 def test_any_request_to_a_rank(method: str, data: bytes, token: bytes | None) -> None:
@@ -120,4 +120,4 @@ def test_any_bytes_as_a_frame_of_http2(head: bytes, payload: bytes) -> None:
     """Heads and settings have no bytes that can't be read."""
     found = frames.head_of(head)
     assert frames.frame_head(*(found.kind, found.flags, found.stream, found.length))[:5] == head[:5]
-    frames.settings_of(payload[: len(payload) // 6 * 6])
+    frames.http2_settings_of(payload[: len(payload) // 6 * 6])

@@ -18,7 +18,7 @@ from ringtrain._core.wire.messages import (
     PullRequestMessage,
     WireFrame,
     WireStep,
-    octets,
+    payload_octets,
     split_frame,
 )
 from ringtrain._core.wire.signature import (
@@ -38,7 +38,7 @@ def header(payload: np.ndarray[Any, Any], **changes: Any) -> FrameHeader:
 
 
 def framed(payload: np.ndarray[Any, Any], **changes: Any) -> WireFrame:
-    return WireFrame(header(payload, **changes).encode(), octets(payload))
+    return WireFrame(header(payload, **changes).encode(), payload_octets(payload))
 
 
 @pytest.mark.parametrize("dtype", CODES)
@@ -51,7 +51,7 @@ def test_a_frame_is_read_back(dtype: str, length: int) -> None:
     frame = split_frame(data)
     assert frame.payload.obj is data
     read = np.zeros_like(payload)
-    assert frame.move_into(header(payload).encode(), octets(read)) is None
+    assert frame.move_into(header(payload).encode(), payload_octets(read)) is None
     assert read.tobytes() == payload.tobytes()
 
 
@@ -71,7 +71,7 @@ def test_another_frame_than_expected_is_refused(changes: dict[str, Any]) -> None
     """A frame of another generation, collective, step, segment, dtype or length is never taken for this one."""
     payload = np.ones(3, np.float32)
     read = np.zeros_like(payload)
-    difference = framed(payload, **changes).move_into(header(payload).encode(), octets(read))
+    difference = framed(payload, **changes).move_into(header(payload).encode(), payload_octets(read))
     assert difference is not None
     assert re.fullmatch(r"expected FrameHeader\(.*\) with 12 .*, got FrameHeader\(.*\) with 12", difference)
     assert not read.any()
@@ -82,7 +82,7 @@ def test_a_truncated_frame_is_refused(cut: int, got: str) -> None:
     """A frame that lost its end is refused, and shown as far as it came."""
     payload = np.ones(3, np.float32)
     frame = split_frame(framed(payload).joined()[:cut])
-    difference = frame.move_into(header(payload).encode(), octets(np.zeros_like(payload)))
+    difference = frame.move_into(header(payload).encode(), payload_octets(np.zeros_like(payload)))
     assert re.search(f"got {got}", difference or "")
 
 

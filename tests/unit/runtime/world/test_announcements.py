@@ -8,14 +8,14 @@ import pytest
 
 from ringtrain._core.transport.base import StreamBroken
 from ringtrain._core.wire.failure import WorldFailure
-from ringtrain._core.wire.messages import dump
+from ringtrain._core.wire.messages import encode_message
 from ringtrain._core.world.failure_state import PeerClosed, WorldFailureState
 from ringtrain._core.world.monitor import WorldMonitor
-from ringtrain._core.world.neighbours import MESH_MOST, told
+from ringtrain._core.world.neighbours import MESH_MOST, failure_told_ranks
 from ringtrain._core.world.ring_config import RingConfig
 
 SIZE = MESH_MOST + 4
-ANNOUNCEMENT = dump({"failure": WorldFailure("lost", "rank 3 was lost", 3).encode(), "proof": ""})
+ANNOUNCEMENT = encode_message({"failure": WorldFailure("lost", "rank 3 was lost", 3).encode(), "proof": ""})
 
 
 class Answering:
@@ -61,7 +61,7 @@ def test_a_rank_that_leaves_as_it_hears_of_a_failure_passes_it_on_first() -> Non
     monitor.heed(ANNOUNCEMENT)
     leaving.join(60)
     assert has_left.is_set()
-    assert sorted(transport.asked) == [(group.start, False) for group in told(SIZE)]
+    assert sorted(transport.asked) == [(group.start, False) for group in failure_told_ranks(SIZE)]
 
 
 def test_a_rank_that_has_left_says_that_it_passes_nothing_on() -> None:

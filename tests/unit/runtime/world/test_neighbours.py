@@ -7,7 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringtrain._core.world.neighbours import MESH_MOST, is_mesh, partners, told, watched, witnesses
+from ringtrain._core.world.neighbours import (
+    MESH_MOST,
+    failure_told_ranks,
+    is_mesh,
+    partner_ranks,
+    watched_ranks,
+    witness_ranks,
+)
 
 LARGE = st.integers(MESH_MOST + 1, 1024)
 
@@ -18,7 +25,7 @@ def reached(size: int, first: int, dead: frozenset[int]) -> tuple[set[int], int]
     while queue:
         rank = queue.popleft()
         sent = 0
-        for group in told(size):
+        for group in failure_told_ranks(size):
             ranks = [(rank + distance) % size for distance in group]
             targets = ranks[:1] if ranks[0] not in dead else ranks
             sent += len(targets)
@@ -62,8 +69,8 @@ def test_every_rank_that_has_not_left_is_watched_by_its_witnesses(data: st.DataO
     left = data.draw(st.frozensets(st.integers(0, size - 1), max_size=size - 3))
     there = sorted(set(range(size)) - left)
     rank = data.draw(st.sampled_from(there))
-    watchers = {other for other in there if rank in watched(other, size, left)}
-    assert watchers == set(witnesses(rank, size, left))
+    watchers = {other for other in there if rank in watched_ranks(other, size, left)}
+    assert watchers == set(witness_ranks(rank, size, left))
     assert len(watchers) == 2
 
 
@@ -71,8 +78,8 @@ def test_a_small_world_is_a_mesh() -> None:
     """Up to the bound everyone watches everyone."""
     assert is_mesh(MESH_MOST)
     assert not is_mesh(MESH_MOST + 1)
-    assert set(watched(3, MESH_MOST)) == set(range(MESH_MOST)) - {3}
-    assert watched(15, 17) == (16, 0)
+    assert set(watched_ranks(3, MESH_MOST)) == set(range(MESH_MOST)) - {3}
+    assert watched_ranks(15, 17) == (16, 0)
 
 
 @settings(deadline=None)
@@ -80,9 +87,9 @@ def test_a_small_world_is_a_mesh() -> None:
 def test_partners_are_each_others(size: int) -> None:
     """Among them are those that a rank watches, that watch it, and that it tells of a verdict first."""
     for rank in {0, 1, size // 2, size - 1}:
-        found = set(partners(rank, size))
-        assert all(rank in partners(peer, size) for peer in found)
-        assert found >= {*watched(rank, size), *witnesses(rank, size, ())}
-        assert found >= {(rank + group.start) % size for group in told(size)}
+        found = set(partner_ranks(rank, size))
+        assert all(rank in partner_ranks(peer, size) for peer in found)
+        assert found >= {*watched_ranks(rank, size), *witness_ranks(rank, size, ())}
+        assert found >= {(rank + group.start) % size for group in failure_told_ranks(size)}
         assert rank not in found
         assert len(found) <= 2 * (size - 1).bit_length()

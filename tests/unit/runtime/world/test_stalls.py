@@ -8,10 +8,10 @@ import pytest
 
 from ringtrain._core.transport.base import StreamBroken, StreamEnd
 from ringtrain._core.wire.failure import WorldFailure
-from ringtrain._core.wire.messages import ABORT, dump
+from ringtrain._core.wire.messages import ABORT, encode_message
 from ringtrain._core.world.failure_state import PeersStalled, RankActivity, WorldFailureState
 from ringtrain._core.world.monitor import WorldMonitor
-from ringtrain._core.world.neighbours import near
+from ringtrain._core.world.neighbours import near_ranks
 from ringtrain._core.world.ring_config import RingConfig
 
 SIZE = 1000
@@ -38,7 +38,9 @@ class Waiting:
         else:
             activity = "has begun no collective" if peer == LATE else "is in barrier #7 for 9 s"
             reached = {"0": 6 if peer == LATE else 7}
-            answer.set_result(dump({"reached": reached, "activity": activity, "failure": None, "left": []}))
+            answer.set_result(
+                encode_message({"reached": reached, "activity": activity, "failure": None, "left": []})
+            )
         return answer
 
 
@@ -68,7 +70,7 @@ def test_a_rank_near_the_late_one_finds_it_with_few_questions(silent: bool) -> N
 def test_a_rank_far_from_the_late_one_hears_who_it_is_from_others() -> None:
     """It asks those near it, who wait themselves, and gives those who are near the late one time to tell."""
     failure_state, told = WorldFailureState(), WorldFailure("lost", "rank 500 has not reached it", LATE)
-    last = near(3, range(SIZE))[-1]
+    last = near_ranks(3, range(SIZE))[-1]
     transport = Waiting(asked=lambda peer: failure_state.reach(told) if peer == last else None)
     assert verdict(3, transport, failure_state) == told
     assert len(transport.asked) <= 20

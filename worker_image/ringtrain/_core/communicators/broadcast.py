@@ -18,7 +18,7 @@ from typing import Final
 from ringtrain._core.communicators.shm.group import ShmLoneRank, ShmRankGroup
 from ringtrain._core.communicators.shm.native import ShmCollective, chunks_of
 from ringtrain._core.communicators.steps import ExchangeSteps
-from ringtrain._core.reduction.cuts import Bounds, even_bounds, passing_bytes, segments
+from ringtrain._core.reduction.cuts import Bounds, cut_segments, even_bounds, passing_bytes
 from ringtrain._core.reduction.fold import Flat
 from ringtrain._core.transport.base import TransportCaller
 from ringtrain._core.wire.messages import WireFrame, WireStep
@@ -178,6 +178,6 @@ class PodBroadcast:
         length, nbytes = len(self._buffer), self._buffer.nbytes
         chunk = nbytes // max(least, _CHUNKS_OF_FEW if self._is_few else _CHUNKS)
         step = min(-(-length // least), passing_bytes(chunk, self._steps.segment_bytes) // self._buffer.itemsize)
-        cuts = segments(0, length, max(1, step)) or [slice(0, 0)]
+        cuts = cut_segments(0, length, max(1, step)) or [slice(0, 0)]
         each = len(self._route.group.ranks)
         return [tuple(cut.start + at for at in even_bounds(cut.stop - cut.start, each)) for cut in cuts]

@@ -38,7 +38,7 @@ def choose_communicator(
         )
     if hosts is None:
         return _over_network(network, direct_ranks_most)
-    if not _are_regular(hosts):
+    if not _are_regular_hosts(hosts):
         hosts.group.close()
         return _over_network(network, direct_ranks_most)
     return HierarchicalCommunicator(network, hosts, chain_pods_most)
@@ -55,7 +55,7 @@ def pod_identity(config: WorkerConfig) -> str:
     return f"{host_identity()} {config.cross_rank}"
 
 
-def _are_regular(hosts: ShmHostGroups) -> bool:
+def _are_regular_hosts(hosts: ShmHostGroups) -> bool:
     """Whether hosts have equally many ranks, each a run of neighbours: what folds of pods in their order need."""
     flat = [position for positions in hosts.positions for position in positions]
     return flat == sorted(flat) and len({len(positions) for positions in hosts.positions}) == 1

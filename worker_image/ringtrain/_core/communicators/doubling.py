@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringtrain._core.communicators.steps import ExchangeSteps
-from ringtrain._core.reduction.cuts import Bounds, offsets, segments
+from ringtrain._core.reduction.cuts import Bounds, cut_segments, length_offsets
 from ringtrain._core.reduction.fold import Flat
 from ringtrain._core.transport.base import TransportCaller
 from ringtrain._core.wire.messages import WireFrame, WireStep
@@ -42,7 +42,7 @@ class RecursiveDoubling:
         """
         steps, size = self._steps, self._size
         order = [(steps.position + shift) % size for shift in range(size)]
-        bounds = offsets([lengths[position] for position in order])
+        bounds = length_offsets([lengths[position] for position in order])
         buffer = np.empty(bounds[-1], part.dtype)
         buffer[: bounds[1]] = part
         held = 1
@@ -77,8 +77,8 @@ class RecursiveDoubling:
         def cuts(first: int, shift: int) -> list[slice]:
             """What the rank at `first` sends in the step of `shift`."""
             end = first + min(shift, size - shift)
-            behind = segments(0, bounds[end - size], length) if end > size else []
-            return segments(bounds[first], bounds[min(end, size)], length) + behind
+            behind = cut_segments(0, bounds[end - size], length) if end > size else []
+            return cut_segments(bounds[first], bounds[min(end, size)], length) + behind
 
         def holds(count: int) -> bool:
             return held >= count

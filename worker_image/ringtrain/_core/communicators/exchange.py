@@ -28,10 +28,10 @@ from ringtrain._core.communicators.steps import ExchangeSteps
 from ringtrain._core.kernels.update import ChunkUpdate
 from ringtrain._core.reduction.cuts import (
     Bounds,
+    cut_segments,
     cut_tensors,
-    offsets,
+    length_offsets,
     passing_bytes,
-    segments,
     without_short_ones,
 )
 from ringtrain._core.reduction.fold import Flat, ReductionFold
@@ -169,7 +169,7 @@ class ExchangeCommunicator:
             if self._doubling_of(int(lengths.max()) * part.itemsize):
                 return [got.copy() for got in doubling.gather(what, part, lengths.tolist())]
             if gather_long is not None:
-                bounds = offsets(lengths.tolist())
+                bounds = length_offsets(lengths.tolist())
                 whole = np.empty(bounds[-1], part.dtype)
                 whole[bounds[self.position] : bounds[self.position + 1]] = part
                 gather_long(what, whole, bounds)
@@ -186,7 +186,7 @@ class ExchangeCommunicator:
         def frames_for(rank: int, caller: TransportCaller) -> Iterator[WireFrame]:
             part = parts[self.ranks.index(rank)]
             yield call.frame(WireStep.SIZES, 0, np.array([len(part)], np.int64))
-            yield from call.frames(WireStep.RESULT, (part[cut] for cut in segments(0, len(part), step)))
+            yield from call.frames(WireStep.RESULT, (part[cut] for cut in cut_segments(0, len(part), step)))
 
         asked = self.steps.others if origins is None else [p for p in origins if p != self.position]
         given = [p for p in self.steps.others if origins is None or len(parts[p])]
@@ -200,7 +200,7 @@ class ExchangeCommunicator:
             for position in asked:
                 call.read(self.ranks[position], WireStep.SIZES, 0, size)
                 received[position] = np.empty(int(size[0]), own.dtype)
-            cuts = [segments(0, len(part), step) for part in received]
+            cuts = [cut_segments(0, len(part), step) for part in received]
             for index in range(max((len(cuts[p]) for p in asked), default=0)):
                 for position in asked:
                     if index < len(cuts[position]):
@@ -212,14 +212,14 @@ class ExchangeCommunicator:
         step = max(1, self.segment_bytes // source.itemsize)
 
         def frames_for(rank: int, caller: TransportCaller) -> Iterator[WireFrame]:
-            parts = segments(0, len(source), step) if rank == self.ranks[to] else []
+            parts = cut_segments(0, len(source), step) if rank == self.ranks[to] else []
             return call.frames(WireStep.RESULT, (source[cut] for cut in parts))
 
         peers = tuple(dict.fromkeys((self.ranks[to], self.ranks[origin])))
         what = laid_out(what, (self.segment_bytes,))
         call = self.steps.call_among(peers, what, frames_for, source.nbytes + target.nbytes)
         with call:
-            for index, cut in enumerate(segments(0, len(target), step)):
+            for index, cut in enumerate(cut_segments(0, len(target), step)):
                 call.read(self.ranks[origin], WireStep.RESULT, index, target[cut])
 
     def broadcast(self, what: WireSignature, buffer: Flat, root: int) -> None:

@@ -21,7 +21,7 @@ from ringtrain._core.communicators.chain import ChainedPods
 from ringtrain._core.communicators.shm.group import ShmRankGroup
 from ringtrain._core.communicators.shm.native import accumulator_dtype
 from ringtrain._core.kernels.update import ChunkUpdate
-from ringtrain._core.reduction.cuts import Bounds, segments
+from ringtrain._core.reduction.cuts import Bounds, cut_segments
 from ringtrain._core.reduction.fold import Flat, FoldContributions
 from ringtrain._core.reduction.ops import ReduceOp
 from ringtrain._core.transport.base import TransportCaller
@@ -73,7 +73,7 @@ class PodChainUpdates:
             with trip.call.span("reduce", gradients.nbytes):
                 meet = self._group.meeting(what, gradients, change.weights)
                 if self._pods.pod == 0:
-                    _reduce_first(trip, meet, ending)
+                    _reduce_first_trip(trip, meet, ending)
                     # Ranks that were early have met before they wrote the weights of the bucket before.
                     self._group.meeting(what, gradients, change.weights)(True)
                 else:
@@ -117,7 +117,7 @@ class _PodChainTripEnd:
             self._call.close()
 
 
-def _reduce_first(trip: "_PodChainTrip", meet: Callable[[bool], bool], before: _PodChainTripEnd) -> None:
+def _reduce_first_trip(trip: "_PodChainTrip", meet: Callable[[bool], bool], before: _PodChainTripEnd) -> None:
     """In the pod that waits for no other's sums: its own go out before the weights of the bucket before come in,
     so that the line to the next pod has work. But nobody's late gradients keep those weights waiting."""
     if not meet(False):
@@ -148,7 +148,9 @@ class _PodChainTrip:
         chunks = [bucket.bounds[pods.local + pod * places :][:2] for pod in range(pods.last + 1)]
         self._own = slice(*chunks[pods.pod])
         # Every pod's cuts of this rank's column, numbered in the order in which they go through the chain.
-        self._cuts = [(pod, cut) for pod, chunk in enumerate(chunks) for cut in segments(chunk[0], chunk[1], step)]
+        self._cuts = [
+            (pod, cut) for pod, chunk in enumerate(chunks) for cut in cut_segments(chunk[0], chunk[1], step)
+        ]
         self._gradients = bucket.gradients[pods.local]
         self._weights = bucket.weights[pods.local]
         self._copies = [weights for place, weights in enumerate(bucket.weights) if place != pods.local]

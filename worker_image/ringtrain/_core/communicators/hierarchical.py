@@ -26,7 +26,7 @@ from ringtrain._core.communicators.pairing import PodPairing, dealt_section, sha
 from ringtrain._core.communicators.pod_gather import gather_by_pods
 from ringtrain._core.communicators.pod_tree import PodTree
 from ringtrain._core.communicators.shm.group import ShmLoneRank
-from ringtrain._core.communicators.shm.join import ShmHostGroups, allocate
+from ringtrain._core.communicators.shm.join import ShmHostGroups, allocate_shared_memory
 from ringtrain._core.communicators.shm.native import Chunks
 from ringtrain._core.communicators.steps import ExchangeScratchBuffers
 from ringtrain._core.kernels.update import ChunkUpdate
@@ -190,7 +190,7 @@ class HierarchicalCommunicator:
         if self._hosts is None:
             return self._network.allocate(nbytes)
         self._network.barrier(WireSignature("allocate", layout=(nbytes,)))
-        return allocate(self._network, self._hosts, nbytes)
+        return allocate_shared_memory(self._network, self._hosts, nbytes)
 
     def use_memory_of(self, other: "HierarchicalCommunicator") -> None:
         if self._hosts is not None and other._hosts is not None:
@@ -220,7 +220,9 @@ class HierarchicalCommunicator:
         pods, doubles = self._pods, source.nbytes <= _DOUBLED_BYTES
         longest = max(end - start for start, end in pairwise(bounds))
         step = longest if doubles else self._step(longest, source, _TREE_SECTIONS, _LEAST_TREE_BYTES)
-        sections = [shared_section(chunks, pods.local, pods.pairing) for chunks in _pieces(bounds, longest, step)]
+        sections = [
+            shared_section(chunks, pods.local, pods.pairing) for chunks in _pod_chain_pieces(bounds, longest, step)
+        ]
         return PodTree(pods, what, sections, op, doubles)
 
     def _scatter_by_tree(
@@ -241,7 +243,7 @@ class HierarchicalCommunicator:
             1,
             self._step(longest * (pods.last + 1), source, _SCATTER_SECTIONS, _LEAST_TREE_BYTES) // (pods.last + 1),
         )
-        by_pod = [_pieces(self._of_pod(bounds, pod), longest, step) for pod in range(pods.last + 1)]
+        by_pod = [_pod_chain_pieces(self._of_pod(bounds, pod), longest, step) for pod in range(pods.last + 1)]
         sections = [
             dealt_section(chunks, pods.pod, pods.local, pods.pairing) for chunks in zip(*by_pod, strict=True)
         ]
@@ -265,11 +267,11 @@ class HierarchicalCommunicator:
         fills = (_UPDATE_SEGMENTS, _LEAST_UPDATE_BYTES) if is_mapped else (_SEGMENTS, _LEAST_SEGMENT_BYTES)
         return [
             PodChainSection(chunks, owner)
-            for chunks in _pieces(bounds, longest, self._step(longest, like, *fills))
+            for chunks in _pod_chain_pieces(bounds, longest, self._step(longest, like, *fills))
         ]
 
 
-def _pieces(bounds: Bounds, longest: int, step: int) -> list[Chunks]:
+def _pod_chain_pieces(bounds: Bounds, longest: int, step: int) -> list[Chunks]:
     """The chunks at `bounds` in pieces of `step`; a chunk that has come to its end is empty in what follows."""
     return [
         tuple((min(a + at, b), min(a + at + step, b)) for a, b in pairwise(bounds))

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ringtrain._core.communicators.exchange import ExchangeCommunicator
 from ringtrain._core.communicators.numbers import inside_number
-from ringtrain._core.reduction.cuts import Bounds, even_bounds, offsets, segments
+from ringtrain._core.reduction.cuts import Bounds, cut_segments, even_bounds, length_offsets
 from ringtrain._core.reduction.fold import Flat, ReductionFold
 from ringtrain._core.reduction.ops import ReduceOp
 from ringtrain._core.wire.signature import WireSignature, laid_out
@@ -88,7 +88,7 @@ class MpiCommunicator:
         lengths = np.empty(len(self.ranks), np.int64)
         self._wait(activity, self._comm.Iallgather(np.array([len(part)], np.int64), lengths))
         whole = np.empty(int(lengths.sum()), part.dtype)
-        cuts = offsets([int(length) for length in lengths])
+        cuts = length_offsets([int(length) for length in lengths])
         whole[cuts[self.position] : cuts[self.position + 1]] = part
         self._gather(activity, whole, list(itertools.pairwise(cuts)))
         return [whole[start:end] for start, end in itertools.pairwise(cuts)]
@@ -105,16 +105,18 @@ class MpiCommunicator:
         received = np.empty_like(sent)
         self._wait(activity, self._comm.Ialltoall(sent, received), sent, received)
         # Both ends of a long part know how long it is.
-        most, kind = COUNT_MOST // len(self.ranks), _type_of(parts[0])
+        most, kind = COUNT_MOST // len(self.ranks), _mpi_type_of(parts[0])
         short_sent, short_received = (np.where(lengths <= most, lengths, 0) for lengths in (sent, received))
-        outgoing = np.concatenate([_raw(part[:length]) for part, length in zip(parts, short_sent, strict=True)])
+        outgoing = np.concatenate(
+            [_mpi_raw_buffer(part[:length]) for part, length in zip(parts, short_sent, strict=True)]
+        )
         incoming = np.empty(int(short_received.sum()), outgoing.dtype)
-        cuts = offsets(short_received.tolist())
-        sending = [outgoing, short_sent.tolist(), offsets(short_sent.tolist())[:-1], kind]
+        cuts = length_offsets(short_received.tolist())
+        sending = [outgoing, short_sent.tolist(), length_offsets(short_sent.tolist())[:-1], kind]
         receiving = [incoming, short_received.tolist(), cuts[:-1], kind]
         self._wait(activity, self._comm.Ialltoallv(sending, receiving), outgoing, incoming)
         result = [incoming[start:end] for start, end in itertools.pairwise(cuts)]
-        long_sent = {p: _raw(parts[p]) for p in np.flatnonzero(sent > most).tolist()}
+        long_sent = {p: _mpi_raw_buffer(parts[p]) for p in np.flatnonzero(sent > most).tolist()}
         long_received = {
             p: np.empty(received[p], outgoing.dtype) for p in np.flatnonzero(received > most).tolist()
         }
@@ -143,7 +145,7 @@ class MpiCommunicator:
         key = (self._set, self._sequence)
         activity = self._member.activity(key, what)
         self._member.offers.begin(key, what, self._others)
-        mine = np.array([_digest(what), -_digest(what)], np.int64)
+        mine = np.array([_mpi_signature_digest(what), -_mpi_signature_digest(what)], np.int64)
         all_of_us = np.empty_like(mine)
         self._wait(activity, self._comm.Iallreduce(mine, all_of_us, load_mpi().MAX), mine, all_of_us)
         self._member.offers.end(key)  # all have come
@@ -165,13 +167,18 @@ class MpiCommunicator:
         """Fold this rank's part of `piece`, with what every rank has there in `source`, into `out`."""
         size, length = len(self.ranks), len(out)
         arrived = np.empty((size, length), source.dtype)
-        kind, raw, places = _type_of(source), _raw(source), [start for start, _ in piece]
+        kind, raw, places = _mpi_type_of(source), _mpi_raw_buffer(source), [start for start, _ in piece]
         lengths = [end - start for start, end in piece]
         if len(raw) > COUNT_MOST:
             raw = np.concatenate([raw[start:end] for start, end in piece])
-            places = list(offsets(lengths)[:-1])
+            places = list(length_offsets(lengths)[:-1])
         sending = [raw, lengths, places, kind]
-        receiving = [_raw(arrived.reshape(-1)), [length] * size, [p * length for p in range(size)], kind]
+        receiving = [
+            _mpi_raw_buffer(arrived.reshape(-1)),
+            [length] * size,
+            [p * length for p in range(size)],
+            kind,
+        ]
         self._wait(activity, self._comm.Ialltoallv(sending, receiving), raw, arrived)
         ReductionFold(op, source.dtype, size, self.position).fold(iter(arrived), out)
 
@@ -181,8 +188,8 @@ class MpiCommunicator:
             for position, (start, end) in enumerate(piece):
                 self._give_all(activity, buffer[start:end], position)
             return
-        raw = _raw(buffer)
-        layout = [raw, [end - start for start, end in piece], [start for start, _ in piece], _type_of(buffer)]
+        raw = _mpi_raw_buffer(buffer)
+        layout = [raw, [end - start for start, end in piece], [start for start, _ in piece], _mpi_type_of(buffer)]
         self._wait(activity, self._comm.Iallgatherv(load_mpi().IN_PLACE, layout), raw)
 
     def _exchange(
@@ -194,17 +201,17 @@ class MpiCommunicator:
             begin([buffer[cut], kind], position)
             for begin, buffers in ways
             for position, buffer in buffers.items()
-            for cut in _counted(buffer)
+            for cut in _mpi_counted_buffer(buffer)
         ]
         for request in requests:
             self._wait(activity, request, *received.values(), *sent.values())
 
     def _give_all(self, activity: RankActivity, buffer: Flat, root: int) -> None:
         """Fill `buffer` with that of position `root`."""
-        raw = _raw(buffer)
-        for cut in _counted(raw):
+        raw = _mpi_raw_buffer(buffer)
+        for cut in _mpi_counted_buffer(raw):
             part = raw[cut]
-            self._wait(activity, self._comm.Ibcast([part, len(part), _type_of(buffer)], root), part)
+            self._wait(activity, self._comm.Ibcast([part, len(part), _mpi_type_of(buffer)], root), part)
 
     def _wait(self, activity: RankActivity, request: Any, *buffers: Flat) -> None:
         """Return when `request` is done. Raises the world's failure, on all ranks, when a peer is lost."""
@@ -229,21 +236,21 @@ class MpiCommunicator:
 
 
 @lru_cache(maxsize=4096)  # a training step repeats the same signatures
-def _digest(what: WireSignature) -> int:
+def _mpi_signature_digest(what: WireSignature) -> int:
     """63 bits that are equal for equal signatures."""
     return int.from_bytes(hashlib.blake2b(what.encode(), digest_size=8).digest(), "big") >> 1
 
 
-def _counted(array: Flat) -> list[slice]:
+def _mpi_counted_buffer(array: Flat) -> list[slice]:
     """Parts of `array` that MPI can count."""
-    return segments(0, len(array), COUNT_MOST)
+    return cut_segments(0, len(array), COUNT_MOST)
 
 
-def _raw(array: Flat) -> Flat:
+def _mpi_raw_buffer(array: Flat) -> Flat:
     """The bits of `array` as unsigned integers of its item's size: MPI knows no bfloat16."""
     return array.view(f"u{array.itemsize}")
 
 
-def _type_of(array: Flat) -> Any:
+def _mpi_type_of(array: Flat) -> Any:
     mpi = load_mpi()
     return {1: mpi.UINT8_T, 2: mpi.UINT16_T, 4: mpi.UINT32_T, 8: mpi.UINT64_T}[array.itemsize]

@@ -6,7 +6,7 @@ from functools import cached_property
 from itertools import chain
 
 from ringtrain._core.communicators.shm.native import Chunks
-from ringtrain._core.reduction.cuts import Bounds, even_bounds, offsets
+from ringtrain._core.reduction.cuts import Bounds, even_bounds, length_offsets
 
 
 @dataclass(frozen=True)
@@ -80,4 +80,4 @@ def dealt_section(by_pod: Sequence[Chunks], pod: int, local: int, pairing: PodPa
     """What each rank of each pod wants its own chunk of."""
     by_node = [[by_pod[pod] for pod in pairing.pods_of(node)] for node in pairing.order]
     lengths = [sum(chunks[local][1] - chunks[local][0] for chunks in of_node) for of_node in by_node]
-    return PodTreeSection(tuple(chain.from_iterable(by_node)), offsets(lengths), by_pod[pod][local])
+    return PodTreeSection(tuple(chain.from_iterable(by_node)), length_offsets(lengths), by_pod[pod][local])

@@ -33,7 +33,7 @@ Span = tuple[int, int]
 _MORE: Final = True
 
 
-def add_up(op: ReduceOp, lower: Flat, upper: Flat, out: Flat) -> None:
+def add_up_pod_sums(op: ReduceOp, lower: Flat, upper: Flat, out: Flat) -> None:
     """Fold what the pods of lower numbers have with what those of higher numbers have."""
     with np.errstate(all="ignore"):  # as compiled code has it: an infinity is a result
         UFUNCS[op](lower, upper, out=out)
@@ -236,7 +236,7 @@ class PodTree:
         theirs = self._pods.scratch.like(own, 0)
         self._call.read(self._pods.column[pod], WireStep.CONTRIBUTION, index, theirs)
         lower, upper = (theirs, own) if pod < self._pods.pod else (own, theirs)
-        add_up(self._op, lower, upper, out)
+        add_up_pod_sums(self._op, lower, upper, out)
 
     def _finish(self, total: Flat, out: Flat) -> None:
         with np.errstate(all="ignore"):

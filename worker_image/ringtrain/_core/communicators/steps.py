@@ -109,9 +109,9 @@ class ExchangeSteps:
     ) -> Iterator[WireFrame]:
         """Frames as they are offered, until there were `count`."""
         for index in range(count):
-            call.wait_until(partial(_longer_than, frames, index), caller)
+            call.wait_until(partial(_is_longer_than_segment, frames, index), caller)
             yield frames[index]
 
 
-def _longer_than(frames: list[WireFrame], index: int) -> bool:
+def _is_longer_than_segment(frames: list[WireFrame], index: int) -> bool:
     return index < len(frames)

@@ -28,7 +28,7 @@ def native_library() -> ctypes.CDLL | None:
         log.info("ringtrain was installed without a C compiler: numpy does what compiled kernels would do faster")
         return None
     library = ctypes.CDLL(spec.origin)
-    if difference := _difference(library):
+    if difference := _library_difference(library):
         log.warning(
             "%s is of another version of ringtrain: %s. Install ringtrain again; numpy does its work until then",
             spec.origin, difference,
@@ -53,7 +53,7 @@ def address_of(buffer: NDArray[Any]) -> int:
     return int(buffer.ctypes.data if address is None else address)
 
 
-def _difference(library: ctypes.CDLL) -> str:
+def _library_difference(library: ctypes.CDLL) -> str:
     try:
         interface = int(library.ringtrain_interface())
     except AttributeError:

@@ -11,7 +11,7 @@ COUNTERS_BYTES: Final = 4 * 128  # what stands before the signatures in a rank's
 RANK_HEAD_BYTES: Final = COUNTERS_BYTES + PARITIES * SIGNATURE_BYTES
 
 
-def _all(kind: type[Any], names: str) -> list[tuple[str, type[Any]]]:
+def _fields_of_kind(kind: type[Any], names: str) -> list[tuple[str, type[Any]]]:
     """Fields of one type, as C declares them."""
     return [(name, kind) for name in names.split()]
 
@@ -21,7 +21,7 @@ class ChannelStruct(ctypes.Structure):
 
     _fields_ = [
         ("base", ctypes.c_void_p),
-        *_all(ctypes.c_int32, "rank size"),
+        *_fields_of_kind(ctypes.c_int32, "rank size"),
         ("chunk_bytes", ctypes.c_uint64),
         ("round", ctypes.c_uint32),
         ("collective", ctypes.c_uint64),
@@ -36,10 +36,10 @@ class JobStruct(ctypes.Structure):
     _fields_ = [
         ("what", ctypes.c_char_p),
         ("what_bytes", ctypes.c_uint64),
-        *_all(ctypes.c_int32, "dtype op divisor reduces hasty"),
-        *_all(ctypes.c_void_p, "chunks peers pieces source before partial own gathered"),
+        *_fields_of_kind(ctypes.c_int32, "dtype op divisor reduces hasty"),
+        *_fields_of_kind(ctypes.c_void_p, "chunks peers pieces source before partial own gathered"),
         ("timeout_s", ctypes.c_double),
-        *_all(ctypes.c_uint32, "started next phase piece"),
+        *_fields_of_kind(ctypes.c_uint32, "started next phase piece"),
         ("blamed", ctypes.c_int32),
     ]
 
@@ -48,10 +48,10 @@ class UpdateStruct(ctypes.Structure):
     """What becomes of the own chunk: `update`."""
 
     _fields_ = [
-        *_all(ctypes.c_int32, "rule last targets"),
+        *_fields_of_kind(ctypes.c_int32, "rule last targets"),
         ("spans", ctypes.c_void_p),
         ("offset", ctypes.c_int64),
-        *_all(ctypes.c_void_p, "weights master reduced"),
+        *_fields_of_kind(ctypes.c_void_p, "weights master reduced"),
         ("states", ctypes.c_void_p * 2),
         ("kept", ctypes.c_void_p * 3),
         ("kept_count", ctypes.c_void_p),
@@ -66,15 +66,17 @@ STAYS: Final = 2
 class SgdTermsStruct(ctypes.Structure):
     """`sgd_terms`."""
 
-    _fields_ = [*_all(ctypes.c_double, "scale rate momentum decay"), ("nesterov", ctypes.c_int)]
+    _fields_ = [*_fields_of_kind(ctypes.c_double, "scale rate momentum decay"), ("nesterov", ctypes.c_int)]
 
 
 class AdamTermsStruct(ctypes.Structure):
     """`adam_terms`."""
 
     _fields_ = [
-        *_all(ctypes.c_double, "scale beta1 one_minus_beta1 beta2 one_minus_beta2 root_correction epsilon"),
-        *_all(ctypes.c_double, "coupled_decay decoupled_decay keep step"),
+        *_fields_of_kind(
+            ctypes.c_double, "scale beta1 one_minus_beta1 beta2 one_minus_beta2 root_correction epsilon"
+        ),
+        *_fields_of_kind(ctypes.c_double, "coupled_decay decoupled_decay keep step"),
     ]
 
 

@@ -106,7 +106,7 @@ class RequestNegotiation:
         requests = self._asked.pop(name)
         first = next(iter(requests.values()))
         absent = [rank for rank in self._joined if rank not in requests]
-        error = _mismatch(requests, self.ranks)
+        error = _request_mismatch(requests, self.ranks)
         if absent:
             error = error or _joined_reason(first, absent)
         elif not error and first.same_everywhere and first not in self._numbers:
@@ -139,7 +139,7 @@ def _all_say_known(rounds: Sequence[NegotiationRound]) -> bool:
     return is_plain and all(said == first for said in rounds) and len(set(first.known)) == len(first.known)
 
 
-def _mismatch(requests: Mapping[int, NamedRequest], ranks: tuple[int, ...]) -> str:
+def _request_mismatch(requests: Mapping[int, NamedRequest], ranks: tuple[int, ...]) -> str:
     """Return the first reason that forbids the collective, naming two ranks and both values; empty if there is
     none.
 
@@ -153,7 +153,9 @@ def _mismatch(requests: Mapping[int, NamedRequest], ranks: tuple[int, ...]) -> s
         for attribute, label in _FIELDS:
             ours, theirs = getattr(requests[first], attribute), getattr(requests[rank], attribute)
             if ours != theirs:
-                reason = _differs(requests[first].name, label, (first, _short(ours)), (rank, _short(theirs)))
+                reason = _request_differs(
+                    requests[first].name, label, (first, _short_value(ours)), (rank, _short_value(theirs))
+                )
                 return reason + (_SPARSE if {ours, theirs} == _SPARSE_AND_DENSE else "")
         if reason := _shapes_differ(requests, first, rank):
             return reason
@@ -191,23 +193,25 @@ def _shapes_differ(requests: Mapping[int, NamedRequest], first: int, rank: int) 
         return ""
     for name, own, other in zip(ours.members, ours.shapes, theirs.shapes, strict=False):
         if own != other:
-            return _differs(name, "shape", (first, own), (rank, other))
+            return _request_differs(name, "shape", (first, own), (rank, other))
     rows_may_differ = ours.kind in (CollectiveKind.ALLGATHER, CollectiveKind.ALLTOALL)
     here = [shape[1:] if rows_may_differ else shape for shape in ours.shapes]
     there = [shape[1:] if rows_may_differ else shape for shape in theirs.shapes]
     if here == there and [len(s) for s in ours.shapes] == [len(s) for s in theirs.shapes]:
         return ""
     what = "shape after the first dimension" if rows_may_differ else "shape"
-    return _differs(ours.name, what, (first, _short(ours.shapes)), (rank, _short(theirs.shapes)))
+    return _request_differs(
+        ours.name, what, (first, _short_value(ours.shapes)), (rank, _short_value(theirs.shapes))
+    )
 
 
-def _differs(name: str, what: str, ours: tuple[int, Any], theirs: tuple[int, Any]) -> str:
+def _request_differs(name: str, what: str, ours: tuple[int, Any], theirs: tuple[int, Any]) -> str:
     return (
         f"{name!r}: {what} is {ours[1]} on rank {ours[0]} and {theirs[1]} on rank {theirs[0]}; every rank must "
         "submit the same"
     )
 
 
-def _short(value: Any) -> Any:
+def _short_value(value: Any) -> Any:
     """The one element of a tuple of one: only grouped collectives have more."""
     return value[0] if isinstance(value, tuple) and len(value) == 1 else value

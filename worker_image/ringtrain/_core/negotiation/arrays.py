@@ -41,37 +41,41 @@ class NamedReduction:
         cls, op: Any, average: bool | None, prescale: float, postscale: float, process_set: ProcessSet
     ) -> NamedReduction:
         """What the arguments of an allreduce ask for. Raises ConfigurationError."""
-        return _reduction(chosen_op(op, average), float(prescale), float(postscale), process_set)
+        return _named_reduction(chosen_op(op, average), float(prescale), float(postscale), process_set)
 
     @classmethod
     def of_sums(
         cls, series: str, op: Any, prescale: float, postscale: float, process_set: ProcessSet
     ) -> NamedReduction:
         """The same for `series`, which has Average and Sum alone."""
-        return _reduction(only_sums(chosen_op(op), series), float(prescale), float(postscale), process_set)
+        return _named_reduction(only_sums(chosen_op(op), series), float(prescale), float(postscale), process_set)
 
     def request(self, name: str, kind: CollectiveKind = CollectiveKind.ALLREDUCE) -> NamedRequest:
-        return _request(self, name, kind)
+        return _named_request(self, name, kind)
 
 
 @functools.lru_cache(maxsize=KNOWN_MAX)  # they come back every step
-def _reduction(op: ReduceOp, prescale: float, postscale: float, process_set: ProcessSet) -> NamedReduction:
+def _named_reduction(op: ReduceOp, prescale: float, postscale: float, process_set: ProcessSet) -> NamedReduction:
     return NamedReduction(op.value, process_set, prescale, postscale)
 
 
 @functools.lru_cache(maxsize=KNOWN_MAX)
-def _request(how: NamedReduction, name: str, kind: CollectiveKind) -> NamedRequest:
+def _named_request(how: NamedReduction, name: str, kind: CollectiveKind) -> NamedRequest:
     return NamedRequest(kind, name, op=how.op, prescale=float(how.prescale), postscale=float(how.postscale))
 
 
-def run(request: NamedRequest, arrays: Sequence[Array], process_set: ProcessSet, error: str = "") -> list[Array]:
+def run_named_request(
+    request: NamedRequest, arrays: Sequence[Array], process_set: ProcessSet, error: str = ""
+) -> list[Array]:
     """Run `request` on `arrays` and return its results. `error`: why this rank's arguments are wrong, if they
     are.
     """
-    return list(result_of(begin(request, arrays, process_set, error)))
+    return list(named_result_of(begin_named_request(request, arrays, process_set, error)))
 
 
-def begin(request: NamedRequest, arrays: Sequence[Array], process_set: ProcessSet, error: str = "") -> Any:
+def begin_named_request(
+    request: NamedRequest, arrays: Sequence[Array], process_set: ProcessSet, error: str = ""
+) -> Any:
     """Begin `request`; return its future."""
     held = [np.asarray(array) for array in arrays]
     dtypes, shapes = tuple(name_of(array.dtype) for array in held), tuple(array.shape for array in held)
@@ -81,7 +85,7 @@ def begin(request: NamedRequest, arrays: Sequence[Array], process_set: ProcessSe
     return queue_of(process_set).submit(full, lambda: held)
 
 
-def result_of(begun: Any) -> Any:
+def named_result_of(begun: Any) -> Any:
     """Wait for the future that a function of this file has returned."""
     if begun.done():
         return begun.result()
@@ -94,7 +98,7 @@ def allreduce(
 ) -> list[Array]:
     """Return `arrays` reduced, as one collective."""
     error = adasum_error(members(how.process_set)) if how.op == "Adasum" else ""
-    return run(how.request(name_for(series, name, how.process_set)), arrays, how.process_set, error)
+    return run_named_request(how.request(name_for(series, name, how.process_set)), arrays, how.process_set, error)
 
 
 def allreduce_gradient(
@@ -116,18 +120,19 @@ def allreduce_gradient(
     factor = how.prescale * how.postscale
     if how.op == "Product":
         others = [
-            _product_of_others(array, how, _part(name, f"input{index}")) for index, array in enumerate(inputs)
+            _product_of_others(array, how, _name_of_part(name, f"input{index}"))
+            for index, array in enumerate(inputs)
         ]
         return [np.asarray(factor * g * o, g.dtype) for g, o in zip(summed, others, strict=True)]
     mine = [scaled(scaled(array, how.prescale), how.postscale) for array in inputs]
     held = [np.asarray(x == y, x.dtype) for x, y in zip(mine, outputs, strict=True)]
-    holders = allreduce(held, total, _part(name, "holders"), "allreduce_gradient")
+    holders = allreduce(held, total, _name_of_part(name, "holders"), "allreduce_gradient")
     return [np.asarray(factor * g * h / n, g.dtype) for g, h, n in zip(summed, held, holders, strict=True)]
 
 
 def allgather(arrays: Sequence[Array], process_set: ProcessSet, name: str | None = None) -> list[Array]:
     """Return every rank's rows of each array."""
-    return list(result_of(begin_allgather(arrays, process_set, name)))
+    return list(named_result_of(begin_allgather(arrays, process_set, name)))
 
 
 def allgather_gradient(
@@ -141,26 +146,26 @@ def allgather_gradient(
     their Sum.
     """
     reduced = allreduce(grads, NamedReduction(op, process_set), name, "allgather_gradient")
-    (everyone,) = allgather([np.array([rows], np.int64)], process_set, _part(name, "rows"))
+    (everyone,) = allgather([np.array([rows], np.int64)], process_set, _name_of_part(name, "rows"))
     before = everyone[: process_set.rank() or 0].sum(axis=0)
     return [grad[start : start + own] for grad, start, own in zip(reduced, before, rows, strict=True)]
 
 
 def broadcast(arrays: Sequence[Array], root: int, process_set: ProcessSet, name: str | None = None) -> list[Array]:
     """Return the arrays of world rank `root`."""
-    return list(result_of(begin_broadcast(arrays, root, process_set, name)))
+    return list(named_result_of(begin_broadcast(arrays, root, process_set, name)))
 
 
 def begin_allgather(arrays: Sequence[Array], process_set: ProcessSet, name: str | None) -> Any:
     """Begin to gather; return the future of every rank's rows of each array."""
     request = NamedRequest(CollectiveKind.ALLGATHER, name_for("allgather", name, process_set))
-    return begin(request, arrays, process_set, scalar_error([np.shape(array) for array in arrays]))
+    return begin_named_request(request, arrays, process_set, scalar_error([np.shape(array) for array in arrays]))
 
 
 def begin_broadcast(arrays: Sequence[Array], root: int, process_set: ProcessSet, name: str | None) -> Any:
     """Begin to broadcast; return the future of the root's arrays."""
     request = NamedRequest(CollectiveKind.BROADCAST, name_for("broadcast", name, process_set), root=int(root))
-    return begin(request, arrays, process_set)
+    return begin_named_request(request, arrays, process_set)
 
 
 def broadcast_gradient(grad: Array, root: int, process_set: ProcessSet, name: str | None = None) -> Array:
@@ -176,14 +181,14 @@ def alltoall(
     error = splits_error(np.shape(array), splits, members(process_set))
     cut = None if splits is None or error else tuple(int(rows) for rows in splits)
     request = NamedRequest(CollectiveKind.ALLTOALL, name_for("alltoall", name, process_set), splits=cut)
-    received, counts = run(request, [array], process_set, error)
+    received, counts = run_named_request(request, [array], process_set, error)
     return received, counts
 
 
 def reducescatter(arrays: Sequence[Array], how: NamedReduction, name: str | None) -> list[Array]:
     """Return this rank's rows of each reduced array."""
     request = how.request(name_for("reducescatter", name, how.process_set), CollectiveKind.REDUCESCATTER)
-    return run(request, arrays, how.process_set, scalar_error([np.shape(array) for array in arrays]))
+    return run_named_request(request, arrays, how.process_set, scalar_error([np.shape(array) for array in arrays]))
 
 
 def reducescatter_gradient(grads: Sequence[Array], how: NamedReduction, name: str | None = None) -> list[Array]:
@@ -192,7 +197,7 @@ def reducescatter_gradient(grads: Sequence[Array], how: NamedReduction, name: st
     return [np.asarray(grad * factor, grad.dtype) for grad in allgather(grads, how.process_set, name)]
 
 
-def _part(name: str | None, part: str) -> str | None:
+def _name_of_part(name: str | None, part: str) -> str | None:
     return None if name is None else f"{name}.{part}"
 
 

@@ -34,11 +34,11 @@ def carried_op(dtype: np.dtype[Any], op: ReduceOp) -> ReduceOp:
 
 
 def travels_as_it_is(dtype: np.dtype[Any], op: ReduceOp) -> bool:
-    """Whether `carried` and `brought_back` change nothing."""
+    """Whether `carried_array` and `brought_back` change nothing."""
     return name_of(dtype) in CODES and not (op is Average and dtype.kind in "iub")
 
 
-def carried(array: Array, op: ReduceOp, size: int) -> Array:
+def carried_array(array: Array, op: ReduceOp, size: int) -> Array:
     """Return what `size` ranks reduce in the place of `array`; it may have one more dimension, the last."""
     name = name_of(array.dtype)
     if name in COMPLEX:

@@ -16,7 +16,7 @@ from ringtrain._core.negotiation.carried import (
     COMPLEX,
     WIDER,
     brought_back,
-    carried,
+    carried_array,
     carried_op,
     travels_as_it_is,
 )
@@ -24,7 +24,7 @@ from ringtrain._core.negotiation.request import KNOWN_MAX, CollectiveKind, Named
 from ringtrain._core.process_groups import work
 from ringtrain._core.process_groups.tensors import Array, as_array, flat
 from ringtrain._core.reduction.arithmetic import scaled
-from ringtrain._core.reduction.cuts import Bounds, offsets
+from ringtrain._core.reduction.cuts import Bounds, length_offsets
 from ringtrain._core.reduction.ops import ReduceOp
 from ringtrain._core.wire.dtypes import CODES, dtype_of, name_of
 from ringtrain._core.wire.signature import WireSignature
@@ -51,7 +51,7 @@ class FusedRequestBatch:
 
     @classmethod
     def of(cls, entries: Sequence[NegotiatedRequests]) -> "FusedRequestBatch":
-        return cls(tuple(entries), tuple(entry.name for entry in entries), _packing(entries))
+        return cls(tuple(entries), tuple(entry.name for entry in entries), _entries_packing(entries))
 
     @property
     def request(self) -> NamedRequest:
@@ -78,7 +78,7 @@ class SubmittedTensors(Protocol):
         go as arrays. The same on all ranks, or else what is exchanged is the same."""
 
 
-def batches(agreed: Sequence[NegotiatedRequests]) -> Iterator[FusedRequestBatch]:
+def fused_request_batches(agreed: Sequence[NegotiatedRequests]) -> Iterator[FusedRequestBatch]:
     """Cut into runs that can share one collective, in order. Pure, so every rank cuts alike."""
     for fusible, run in groupby(agreed, key=_fusion_key):
         entries = list(run)
@@ -88,11 +88,11 @@ def batches(agreed: Sequence[NegotiatedRequests]) -> Iterator[FusedRequestBatch]
         batch: list[NegotiatedRequests] = []
         size = 0
         for entry in entries:
-            if batch and size + _bytes(entry.any_request) > FUSION_BYTES:
+            if batch and size + _request_bytes(entry.any_request) > FUSION_BYTES:
                 yield FusedRequestBatch.of(batch)
                 batch, size = [], 0
             batch.append(entry)
-            size += _bytes(entry.any_request)
+            size += _request_bytes(entry.any_request)
         yield FusedRequestBatch.of(batch)
 
 
@@ -107,10 +107,14 @@ def run_batch(
     """
     request = batch.request
     if request.members:
-        return [[_reduce_bucket(communicator, request, _given(request, arrays[0]), targets[0])]]
+        return [
+            [_reduce_bucket_request(communicator, request, _given_request_arrays(request, arrays[0]), targets[0])]
+        ]
     if request.kind is not CollectiveKind.ALLREDUCE:
-        return [_run_single(communicator, batch.entries[0], arrays[0] or ())]
-    given = [_given(entry.any_request, own) for entry, own in zip(batch.entries, arrays, strict=True)]
+        return [_run_single_request(communicator, batch.entries[0], arrays[0] or ())]
+    given = [
+        _given_request_arrays(entry.any_request, own) for entry, own in zip(batch.entries, arrays, strict=True)
+    ]
     tensors = [array for own in given for array in own]
     if batch.bounds:
         packed = np.concatenate([array.reshape(-1) for array in tensors], dtype=dtype_of(request.dtypes[0]))
@@ -118,7 +122,7 @@ def run_batch(
         cuts = itertools.pairwise(batch.bounds)
         finished = iter([packed[slice(*cut)].reshape(like.shape) for cut, like in zip(cuts, tensors, strict=True)])
     else:
-        outputs = _allreduce(communicator, _all_scaled(tensors, request.prescale), ReduceOp(request.op))
+        outputs = _allreduce_request(communicator, _all_scaled(tensors, request.prescale), ReduceOp(request.op))
         finished = iter(_all_scaled(outputs, request.postscale))
     return [list(itertools.islice(finished, len(own))) for own in given]
 
@@ -129,7 +133,7 @@ def reduce_packed(communicator: Communicator, request: NamedRequest, packed: Arr
     op, dtype, size = ReduceOp(request.op), packed.dtype, len(communicator.ranks)
     own = scaled(packed, request.prescale)
     as_it_is = travels_as_it_is(dtype, op)
-    sent = own if as_it_is else carried(own, op, size)
+    sent = own if as_it_is else carried_array(own, op, size)
     buffer = flat(sent)
     communicator.all_reduce(WireSignature("allreduce", op=op.value), buffer, buffer, carried_op(dtype, op))
     return scaled(sent if as_it_is else brought_back(sent, op, dtype, size), request.postscale)
@@ -149,31 +153,31 @@ def dtypes_error(kind: CollectiveKind, dtypes: tuple[str, ...], op: str) -> str:
     return f"{unordered[0]} can't be reduced with {op}; expected Sum or Average" if unordered else ""
 
 
-def _packing(entries: Sequence[NegotiatedRequests]) -> Bounds:
+def _entries_packing(entries: Sequence[NegotiatedRequests]) -> Bounds:
     """`FusedRequestBatch.bounds` of these entries."""
     request = entries[0].any_request
-    fits = sum(_bytes(entry.any_request) for entry in entries) <= _PACKED_BYTES * len(entries)
+    fits = sum(_request_bytes(entry.any_request) for entry in entries) <= _PACKED_BYTES * len(entries)
     if len(entries) == 1 or not fits or request.op == "Adasum":  # which scales each tensor by its own norm
         return ()
-    return offsets([math.prod(shape) for entry in entries for shape in entry.any_request.shapes])
+    return length_offsets([math.prod(shape) for entry in entries for shape in entry.any_request.shapes])
 
 
 def _all_scaled(arrays: list[Array], factor: float) -> list[Array]:
     return arrays if factor == 1.0 else [scaled(array, factor) for array in arrays]
 
 
-def _allreduce(communicator: Communicator, arrays: Sequence[Array], op: ReduceOp) -> list[Array]:
+def _allreduce_request(communicator: Communicator, arrays: Sequence[Array], op: ReduceOp) -> list[Array]:
     """`arrays` have one dtype."""
     dtype, size = arrays[0].dtype, len(communicator.ranks)
     as_it_is = travels_as_it_is(dtype, op)
     # Names, dtypes and shapes were agreed on already: the signature need not say them again.
     what = WireSignature("allreduce", op=op.value)
-    sent = arrays if as_it_is else [carried(array, op, size) for array in arrays]
+    sent = arrays if as_it_is else [carried_array(array, op, size) for array in arrays]
     reduced = work.grouped_allreduce(sent, carried_op(dtype, op), None, what)(communicator)
     return reduced if as_it_is else [brought_back(array, op, dtype, size) for array in reduced]
 
 
-def _reduce_bucket(
+def _reduce_bucket_request(
     communicator: Communicator, request: NamedRequest, arrays: Sequence[Array], target: Array | None
 ) -> Array:
     """Return what `arrays` are one behind the other, reduced: in `target`, if there is one."""
@@ -191,13 +195,15 @@ def _reduce_bucket(
     return buffer
 
 
-def _run_single(communicator: Communicator, agreed: NegotiatedRequests, arrays: Sequence[Array]) -> Result:
+def _run_single_request(communicator: Communicator, agreed: NegotiatedRequests, arrays: Sequence[Array]) -> Result:
     ranks = communicator.ranks
     request = agreed.requests.get(ranks[communicator.position], agreed.any_request)
     match request.kind:
         case CollectiveKind.ALLGATHER:
             totals = [sum(agreed.requests[r].shapes[i][0] for r in ranks) for i in range(len(arrays))]
-            return [_allgather(communicator, array, rows) for array, rows in zip(arrays, totals, strict=True)]
+            return [
+                _allgather_request(communicator, array, rows) for array, rows in zip(arrays, totals, strict=True)
+            ]
         case CollectiveKind.BROADCAST:
             buffers = [np.array(array, order="C") for array in arrays]
             for buffer in buffers:
@@ -205,20 +211,20 @@ def _run_single(communicator: Communicator, agreed: NegotiatedRequests, arrays: 
                 communicator.broadcast(what, _bytes_of(buffer), ranks.index(request.root))
             return buffers
         case CollectiveKind.ALLTOALL:
-            return _alltoall(communicator, arrays[0], splits_of([agreed.requests[rank] for rank in ranks]))
+            return _alltoall_request(communicator, arrays[0], splits_of([agreed.requests[rank] for rank in ranks]))
         case CollectiveKind.REDUCESCATTER:
             op = ReduceOp(request.op)
-            reduced = (_reducescatter(communicator, scaled(a, request.prescale), op) for a in arrays)
+            reduced = (_reducescatter_request(communicator, scaled(a, request.prescale), op) for a in arrays)
             return [scaled(array, request.postscale) for array in reduced]
     return []  # a barrier: the agreement itself was one
 
 
-def _allgather(communicator: Communicator, array: Array, rows: int) -> Array:
+def _allgather_request(communicator: Communicator, array: Array, rows: int) -> Array:
     parts = communicator.all_gather_parts(WireSignature("allgather"), _bytes_of(array))
     return np.concatenate(parts).view(array.dtype).reshape(rows, *array.shape[1:])
 
 
-def _alltoall(communicator: Communicator, array: Array, splits: Sequence[Sequence[int]]) -> Result:
+def _alltoall_request(communicator: Communicator, array: Array, splits: Sequence[Sequence[int]]) -> Result:
     """Rows received, and how many of each rank as int32. `splits`: of each rank, the rows for each rank."""
     cuts = np.cumsum([0, *splits[communicator.position]])
     parts = [_bytes_of(array[start:stop]) for start, stop in itertools.pairwise(cuts)]
@@ -228,9 +234,9 @@ def _alltoall(communicator: Communicator, array: Array, splits: Sequence[Sequenc
     return [whole, np.asarray(rows, np.int32)]
 
 
-def _reducescatter(communicator: Communicator, array: Array, op: ReduceOp) -> Array:
+def _reducescatter_request(communicator: Communicator, array: Array, op: ReduceOp) -> Array:
     size = len(communicator.ranks)
-    sent = carried(array, op, size)
+    sent = carried_array(array, op, size)
     (own,) = work.grouped_reducescatter([sent], carried_op(array.dtype, op), None)(communicator)
     return brought_back(own, op, array.dtype, size)
 
@@ -239,7 +245,7 @@ def _bytes_of(array: Array) -> Array:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
-def _given(request: NamedRequest, arrays: Sequence[Array] | None) -> Sequence[Array]:
+def _given_request_arrays(request: NamedRequest, arrays: Sequence[Array] | None) -> Sequence[Array]:
     if arrays is not None:
         return arrays
     pairs = zip(request.shapes, request.dtypes, strict=True)
@@ -253,6 +259,6 @@ def _fusion_key(entry: NegotiatedRequests) -> tuple[Any, ...] | None:
     return (request.dtypes[0], request.op, request.prescale, request.postscale, request.device)
 
 
-def _bytes(request: NamedRequest) -> int:
+def _request_bytes(request: NamedRequest) -> int:
     pairs = zip(request.shapes, request.dtypes, strict=True)
     return sum(math.prod(shape) * dtype_of(name).itemsize for shape, name in pairs)

@@ -8,11 +8,19 @@ from ringtrain._core.negotiation import arrays
 from ringtrain._core.negotiation.queues import name_for, queue_of
 from ringtrain._core.process_groups.process_sets import ProcessSet
 from ringtrain._core.process_groups.tensors import Array
-from ringtrain._core.wire.objects import check_headers, dumps, header, is_refusal, loads, packed, unpacked
+from ringtrain._core.wire.objects import (
+    check_headers,
+    decode_object,
+    encode_object,
+    is_refusal,
+    object_header,
+    pack_object,
+    unpack_object,
+)
 from ringtrain._core.wire.values import ForeignWireValues
 from ringtrain.errors import ConfigurationError
 
-__all__ = ["allgather_object", "broadcast_object", "dumps", "loads"]
+__all__ = ["allgather_object", "broadcast_object", "decode_object", "encode_object"]
 
 
 def broadcast_object(
@@ -33,14 +41,14 @@ def broadcast_object(
         raise ConfigurationError(f"broadcast_object: root_rank is {root}; expected one of {list(group.ranks)}")
     name = name_for("broadcast_object", name, process_set)
     is_root = group.rank == root
-    message = packed(value, allow_pickle, foreign) if is_root else b""
-    (rows,) = arrays.allgather([header(message, root, allow_pickle)], process_set, f"{name}.length")
+    message = pack_object(value, allow_pickle, foreign) if is_root else b""
+    (rows,) = arrays.allgather([object_header(message, root, allow_pickle)], process_set, f"{name}.length")
     length = check_headers(rows, group.ranks, "broadcast_object")[group.ranks.index(root)]
     data = np.frombuffer(message, np.uint8) if is_root else np.empty(length, np.uint8)
     (received,) = arrays.broadcast([data], root, process_set, f"{name}.data")
     if is_root and not is_refusal(message):
         return value
-    return unpacked(received.tobytes(), root, allow_pickle, foreign)
+    return unpack_object(received.tobytes(), root, allow_pickle, foreign)
 
 
 def allgather_object(
@@ -53,12 +61,12 @@ def allgather_object(
     """Return every rank's `value`, in rank order. Raises as `broadcast_object`, if any rank's can't be sent."""
     group = queue_of(process_set)
     name = name_for("allgather_object", name, process_set)
-    message = packed(value, allow_pickle, foreign)
-    both: list[Array] = [header(message, 0, allow_pickle), np.frombuffer(message, np.uint8)]
+    message = pack_object(value, allow_pickle, foreign)
+    both: list[Array] = [object_header(message, 0, allow_pickle), np.frombuffer(message, np.uint8)]
     rows, data = arrays.allgather(both, process_set, f"{name}.data")
     lengths = check_headers(rows, group.ranks, "allgather_object")
     parts = np.split(data, np.cumsum(lengths)[:-1])
     return [
-        unpacked(part.tobytes(), rank, allow_pickle, foreign)
+        unpack_object(part.tobytes(), rank, allow_pickle, foreign)
         for rank, part in zip(group.ranks, parts, strict=True)
     ]

@@ -19,7 +19,13 @@ import numpy as np
 from ringtrain import timeline
 from ringtrain._core.communicators.base import Communicator
 from ringtrain._core.negotiation.agreement import NegotiatedRequests, RequestNegotiation
-from ringtrain._core.negotiation.execution import FusedRequestBatch, Result, SubmittedTensors, batches, run_batch
+from ringtrain._core.negotiation.execution import (
+    FusedRequestBatch,
+    Result,
+    SubmittedTensors,
+    fused_request_batches,
+    run_batch,
+)
 from ringtrain._core.negotiation.request import KNOWN_MAX, NamedRequest, NegotiationRound
 from ringtrain._core.negotiation.submission import Arrays, Finish, NamedSubmission
 from ringtrain._core.wire.signature import WireSignature
@@ -162,7 +168,7 @@ class NamedQueue:
                 if not isinstance(error, RingtrainError) and len(self.ranks) > 1:
                     self._give_up(error)  # the others wait for this rank, or go on without what it forgets now
                 self._agreement, self._last = RequestNegotiation(self.ranks), ([], [])
-                self._fail_all(error if isinstance(error, RingtrainError) else _internal(error))
+                self._fail_all(error if isinstance(error, RingtrainError) else _named_queue_error(error))
                 moved = True
             pause_s = 0.0 if moved else min(max(2 * pause_s, PAUSE_FIRST_S), PAUSE_MAX_S)
 
@@ -214,7 +220,7 @@ class NamedQueue:
         own = said.encode()
         received = [
             said if message == own else NegotiationRound.decode(message)
-            for message in _exchange(self._communicator, own)
+            for message in _exchange_round(self._communicator, own)
         ]
         decisions = self._agreement.receive(received)
         self._warn_of_late()
@@ -225,7 +231,7 @@ class NamedQueue:
                 kind = ConfigurationError if wrong_argument else MismatchError
                 self._refuse(agreed, kind(agreed.error))
         if good != self._last[0]:  # a step like the one before: the same objects, which compare at once
-            self._last = good, list(batches(good))
+            self._last = good, list(fused_request_batches(good))
         for batch in self._last[1]:
             self._run(self._communicator, batch)
         if decisions.all_joined is not None and (joining := self._end_joining()) is not None:
@@ -249,7 +255,7 @@ class NamedQueue:
         if timeline.active is not None:
             for entry, one in zip(batch.entries, own, strict=True):
                 if one is not None:
-                    _record(entry, one.since_ns, started_ns)
+                    _record_negotiation(entry, one.since_ns, started_ns)
         for one, result in zip(own, results, strict=True):
             if one is not None:
                 one.keep(result)
@@ -294,7 +300,7 @@ class NamedQueue:
         return joining
 
 
-def _exchange(communicator: Communicator, message: bytes) -> list[bytes]:
+def _exchange_round(communicator: Communicator, message: bytes) -> list[bytes]:
     """Return every rank's `message`, by position."""
     size, position = len(communicator.ranks), communicator.position
     slots = np.zeros((size, _SLOT_BYTES), np.uint8)
@@ -309,13 +315,13 @@ def _exchange(communicator: Communicator, message: bytes) -> list[bytes]:
     return [slot[_LENGTH.size :][:length] for slot, length in zip(received, lengths, strict=True)]
 
 
-def _record(agreed: NegotiatedRequests, since_ns: int, started_ns: int) -> None:
+def _record_negotiation(agreed: NegotiatedRequests, since_ns: int, started_ns: int) -> None:
     kind, track = agreed.any_request.kind.upper(), agreed.name
     timeline.record(f"NEGOTIATE_{kind}", "named", since_ns, started_ns, track, tensor=agreed.name)
     timeline.record(kind, "named", started_ns, time.perf_counter_ns(), track, tensor=agreed.name)
 
 
-def _internal(error: Exception) -> RingtrainError:
+def _named_queue_error(error: Exception) -> RingtrainError:
     wrapped = RingtrainError(f"the named queue failed: {type(error).__name__}: {error}")
     wrapped.__cause__ = error
     return wrapped

@@ -77,18 +77,20 @@ def init(
         if _context is not None:
             return
         agent = None if config else own_agent()
-        _context = _met(agent, lambda: _timed(config or _own_config(agent, tf_config), timeout), segment_bytes)
+        _context = _meet_agents_world(
+            agent, lambda: _timed_config(config or _own_worker_config(agent, tf_config), timeout), segment_bytes
+        )
         found = _context.config
         atexit.register(shutdown)
         if config is None:
             report_versions()
         if config is None and found.size > 1:
-            os.environ[_RANK_PROCESS] = f"{os.getpid()} {found.rank} {_place(os.environ)}"
+            os.environ[_RANK_PROCESS] = f"{os.getpid()} {found.rank} {_rank_place(os.environ)}"
             if agent is None:
                 report_joined()
 
 
-def _timed(config: WorkerConfig, timeout: float | None) -> WorkerConfig:
+def _timed_config(config: WorkerConfig, timeout: float | None) -> WorkerConfig:
     if timeout is None:
         return config
     if not 0 < timeout <= LONGEST_TIMEOUT_S:
@@ -98,7 +100,7 @@ def _timed(config: WorkerConfig, timeout: float | None) -> WorkerConfig:
     return replace(config, timeout_s=float(timeout))
 
 
-def _met(
+def _meet_agents_world(
     agent: RankAgentSocket | None, find: Callable[[], WorkerConfig], segment_bytes: int
 ) -> ProcessGroupContext:
     """Join the world that `find` tells; in an elastic job the next one, where a member is lost before all met."""
@@ -107,7 +109,7 @@ def _met(
         _show_messages(found.log_level)
         _start_timeline(found)
         try:
-            return _joined(found, segment_bytes, agent)
+            return _join_process_groups(found, segment_bytes, agent)
         except PeerLost as error:
             timeline.stop()
             if agent is None:
@@ -127,7 +129,9 @@ def _show_messages(level: str) -> None:
         log.addHandler(logging.StreamHandler())
 
 
-def _joined(config: WorkerConfig, segment_bytes: int, agent: RankAgentSocket | None) -> ProcessGroupContext:
+def _join_process_groups(
+    config: WorkerConfig, segment_bytes: int, agent: RankAgentSocket | None
+) -> ProcessGroupContext:
     if not config.tracebacks and config.size > 1:
         shorten_lost_peers()
     if agent is None:
@@ -143,7 +147,7 @@ def _joined(config: WorkerConfig, segment_bytes: int, agent: RankAgentSocket | N
     return context
 
 
-def _own_config(agent: RankAgentSocket | None, tf_config: str | None) -> WorkerConfig:
+def _own_worker_config(agent: RankAgentSocket | None, tf_config: str | None) -> WorkerConfig:
     """What the environment says, in an elastic job after the agent has told this rank its next world.
 
     Raises ConfigurationError where the environment is another process's, whose world goes on.
@@ -151,7 +155,7 @@ def _own_config(agent: RankAgentSocket | None, tf_config: str | None) -> WorkerC
     process, _, rest = os.environ.get(_RANK_PROCESS, "").partition(" ")
     number, _, place = rest.partition(" ")
     # Under mpirun alone nothing here tells one world from another.
-    if process and process != str(os.getpid()) and place and place == _place(os.environ):
+    if process and process != str(os.getpid()) and place and place == _rank_place(os.environ):
         raise ConfigurationError(
             f"this process has rank {number}'s environment and is a child of it (process {process}); a rank is "
             "one process: call init() there alone, under if __name__ == '__main__' where a script starts "
@@ -163,7 +167,7 @@ def _own_config(agent: RankAgentSocket | None, tf_config: str | None) -> WorkerC
     return WorkerConfig.from_env({**os.environ, **given})
 
 
-def _place(env: Mapping[str, str]) -> str:
+def _rank_place(env: Mapping[str, str]) -> str:
     """A digest of the variables that put a process at its place in a world; empty without any of them.
 
     They are too long to be kept twice: a child must get all variables of its parent from the kernel.
@@ -213,7 +217,7 @@ def _start_timeline(config: WorkerConfig) -> None:
     try:
         # A process alone has no address of its own. All worlds of an elastic job write to one file.
         run = (
-            f"attempt {config.attempt} of {_job(config)}"
+            f"attempt {config.attempt} of {_job_name(config)}"
             if config.formation
             else f"{config.addresses[0]} {config.generation}"
             if config.size > 1
@@ -224,7 +228,7 @@ def _start_timeline(config: WorkerConfig) -> None:
         raise ConfigurationError(f"RINGTRAIN_TIMELINE is {config.timeline}: {error.strerror}") from error
 
 
-def _job(config: WorkerConfig) -> str:
+def _job_name(config: WorkerConfig) -> str:
     """The same text for all ranks of a job, and another for another job; tells nothing of the token."""
     return hashlib.sha256(b"timeline" + (config.token() or config.job_uid.encode())).hexdigest()[:16]
 

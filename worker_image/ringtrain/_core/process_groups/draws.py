@@ -67,10 +67,10 @@ class ProcessGroupEpochs:
         waiting = [one._replace(compared=one.compared + 1) for one in left[rank] if one.compared < _COMPARISONS]
         with self._lock:
             self._drawn = waiting + [one for one in self._drawn if one.number > last]
-        _refuse_differing(left, [set(of_rank["cuts"]) for of_rank in told])
+        _refuse_differing_epochs(left, [set(of_rank["cuts"]) for of_rank in told])
 
 
-def draws_of(size: int) -> ProcessGroupEpochs:
+def process_group_epochs_of(size: int) -> ProcessGroupEpochs:
     """What this rank began to train on, where `size` ranks are its world; nothing where they are a part of it."""
     world = current_or_none()
     if world is None or world.config.size != size:
@@ -78,7 +78,7 @@ def draws_of(size: int) -> ProcessGroupEpochs:
     return world.attached(ProcessGroupEpochs, ProcessGroupEpochs)
 
 
-def note_draw(rank: int, size: int, cut: str, begin: str) -> None:
+def note_process_group_epoch(rank: int, size: int, cut: str, begin: str) -> None:
     """The part of `rank` of `size` of a data set begins an epoch. Nothing is compared unless it is this rank's
     part among all ranks of its world."""
     world = current_or_none()
@@ -86,7 +86,7 @@ def note_draw(rank: int, size: int, cut: str, begin: str) -> None:
         world.attached(ProcessGroupEpochs, ProcessGroupEpochs).note(cut, begin)
 
 
-def _refuse_differing(left: Sequence[Sequence[ProcessGroupEpoch]], cuts: Sequence[set[str]]) -> None:
+def _refuse_differing_epochs(left: Sequence[Sequence[ProcessGroupEpoch]], cuts: Sequence[set[str]]) -> None:
     old = {rank: [one for one in drawn if one.compared] for rank, drawn in enumerate(left)}
     for one, other in combinations([rank for rank, drawn in old.items() if drawn], 2):
         for here, there in product(old[one], old[other]):

@@ -402,22 +402,22 @@ class ProcessGroup:
     def update(self, gradients: Flat, bounds: Sequence[int], op: ReduceOp, change: ChunkUpdate) -> None:
         what = flat_signature("update", gradients, None, op)
         cuts = checked_bounds(bounds, gradients, self.size)
-        self.call(lambda communicator: _updater(communicator).update(what, gradients, cuts, op, change))
+        self.call(lambda communicator: _group_updater(communicator).update(what, gradients, cuts, op, change))
 
     def finish_updates(self) -> bool:
-        return self.call(lambda communicator: _updater(communicator).finish_updates())
+        return self.call(lambda communicator: _group_updater(communicator).finish_updates())
 
     def broadcast_object(self, value: Any, what: str) -> Any:
         return self.allgather_object(value if self.rank == 0 else None, what)[0]
 
     def allgather_object(self, value: Any, what: str) -> list[Any]:
-        return self.call(_objects(value, what))
+        return self.call(_group_objects(value, what))
 
     def gather_objects(self, value: Any, what: str) -> Handle[list[Any]]:
-        return self.begin(_objects(value, what))
+        return self.begin(_group_objects(value, what))
 
 
-def _objects(value: Any, what: str) -> Work[list[Any]]:
+def _group_objects(value: Any, what: str) -> Work[list[Any]]:
     data = np.frombuffer(encode_value(value), np.uint8)
 
     def work(communicator: Communicator) -> list[Any]:
@@ -426,6 +426,6 @@ def _objects(value: Any, what: str) -> Work[list[Any]]:
     return work
 
 
-def _updater(communicator: Communicator) -> UpdatingCommunicator:
+def _group_updater(communicator: Communicator) -> UpdatingCommunicator:
     """`communicator`, of which `can_update` was asked first: to look at its protocol again takes 10 us."""
     return cast(UpdatingCommunicator, communicator)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from ringtrain._core.process_groups import work
 from ringtrain._core.process_groups.context import current
 from ringtrain._core.process_groups.process_sets import ProcessSet, group_of
-from ringtrain._core.wire.objects import check_headers, header, is_refusal, packed, unpacked
+from ringtrain._core.wire.objects import check_headers, is_refusal, object_header, pack_object, unpack_object
 from ringtrain.errors import ConfigurationError
 
 
@@ -35,13 +35,17 @@ def broadcast_object(
     if root_rank not in ranks:
         raise ConfigurationError(f"root_rank is {root_rank}; expected one of the ranks {list(ranks)}")
     is_root = current().config.rank == root_rank
-    message = packed(value, allow_pickle) if is_root else b""
-    own = header(message, root_rank, allow_pickle)
-    (rows,) = group.call(work.grouped_allgather([own], _of(name, "length")))
+    message = pack_object(value, allow_pickle) if is_root else b""
+    own = object_header(message, root_rank, allow_pickle)
+    (rows,) = group.call(work.grouped_allgather([own], _object_of(name, "length")))
     length = check_headers(rows, ranks, "broadcast_object")[ranks.index(root_rank)]
     buffer = np.frombuffer(message, np.uint8) if is_root else np.empty(length, np.uint8)
-    received = group.call(work.broadcast(buffer, root_rank, _of(name, "value")))
-    return value if is_root and not is_refusal(message) else unpacked(received.tobytes(), root_rank, allow_pickle)
+    received = group.call(work.broadcast(buffer, root_rank, _object_of(name, "value")))
+    return (
+        value
+        if is_root and not is_refusal(message)
+        else unpack_object(received.tobytes(), root_rank, allow_pickle)
+    )
 
 
 def allgather_object(
@@ -53,13 +57,13 @@ def allgather_object(
     """
     group = group_of(process_set)
     ranks = group.ranks
-    message = packed(value, allow_pickle)
-    both: list[NDArray[Any]] = [header(message, 0, allow_pickle), np.frombuffer(message, np.uint8)]
-    rows, data = group.call(work.grouped_allgather(both, _of(name, "object")))
+    message = pack_object(value, allow_pickle)
+    both: list[NDArray[Any]] = [object_header(message, 0, allow_pickle), np.frombuffer(message, np.uint8)]
+    rows, data = group.call(work.grouped_allgather(both, _object_of(name, "object")))
     lengths = check_headers(rows, ranks, "allgather_object")
     parts = np.split(data, np.cumsum(lengths)[:-1])
-    return [unpacked(part.tobytes(), rank, allow_pickle) for rank, part in zip(ranks, parts, strict=True)]
+    return [unpack_object(part.tobytes(), rank, allow_pickle) for rank, part in zip(ranks, parts, strict=True)]
 
 
-def _of(name: str | None, what: str) -> str | None:
+def _object_of(name: str | None, what: str) -> str | None:
     return None if name is None else f"{name}.{what}"

@@ -21,15 +21,15 @@ def shorten_lost_peers() -> None:
     that the script has set stays.
     """
     if sys.excepthook is sys.__excepthook__:
-        sys.excepthook = _print
+        sys.excepthook = _print_uncaught
 
 
-def _print(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+def _print_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     lost = _lost_peer(error)
     if not lost or _follows_another(error):
         sys.__excepthook__(kind, error, trace)
         return
-    place = next((f" ({frame.filename}:{frame.lineno})" for frame in _script(error)), "")
+    place = next((f" ({frame.filename}:{frame.lineno})" for frame in _script_of_uncaught(error)), "")
     print(f"{PeerLost.__module__}.{PeerLost.__qualname__}: {lost}{place}", file=sys.stderr, flush=True)
 
 
@@ -52,7 +52,7 @@ def _follows_another(error: BaseException) -> bool:
     return False
 
 
-def _script(error: BaseException) -> list[traceback.FrameSummary]:
+def _script_of_uncaught(error: BaseException) -> list[traceback.FrameSummary]:
     """The frames of the script itself, the innermost first."""
     frames = traceback.extract_tb(error.__traceback__)
     libraries = (_PACKAGE, sysconfig.get_path("stdlib"), "<")

@@ -30,7 +30,7 @@ from ringtrain._core.process_groups.tensors import (
     to_bytes,
 )
 from ringtrain._core.reduction.arithmetic import adasum, adasum_error
-from ringtrain._core.reduction.cuts import even_bounds, lies_at, offsets
+from ringtrain._core.reduction.cuts import even_bounds, length_offsets, lies_at
 from ringtrain._core.reduction.ops import Adasum, ReduceOp, check_op
 from ringtrain._core.wire.dtypes import dtype_name
 from ringtrain._core.wire.signature import WireSignature, WireTensorSignature
@@ -48,7 +48,7 @@ def allreduce(x: ArrayLike, op: ReduceOp, name: str | None) -> Work[Array]:
 
     def work(communicator: Communicator) -> Array:
         result = np.empty_like(source)
-        _reduce(communicator, what, source, result, op)
+        _reduce_arrays(communicator, what, source, result, op)
         return result
 
     return work
@@ -56,7 +56,9 @@ def allreduce(x: ArrayLike, op: ReduceOp, name: str | None) -> Work[Array]:
 
 def allreduce_in_place(x: Array, op: ReduceOp, name: str | None) -> Work[Array]:
     what = reduction_signature("allreduce", [check_writable(x, "allreduce_")], op, name)
-    return _in_place(x, lambda communicator, buffer: _reduce(communicator, what, buffer, buffer, op))
+    return _collective_in_place(
+        x, lambda communicator, buffer: _reduce_arrays(communicator, what, buffer, buffer, op)
+    )
 
 
 def grouped_allreduce(
@@ -70,20 +72,20 @@ def grouped_allreduce(
         if not sources:  # nothing to send, and still every rank must call it
             communicator.barrier(what)
         if op is Adasum:
-            return [_adasum(communicator, _part(what, [i]), source) for i, source in enumerate(sources)]
+            return [_adasum(communicator, _signature_part(what, [i]), source) for i, source in enumerate(sources)]
         results: list[Array] = [np.empty(0)] * len(sources)
         anywhere = communicator if isinstance(communicator, GroupedReducer) else None
         for indices in _by_dtype(sources):
-            runs = [indices] if anywhere else _fused(indices, sources, communicator.fusion_bytes)
+            runs = [indices] if anywhere else _fused_arrays(indices, sources, communicator.fusion_bytes)
             for fused in runs:
                 members = [flat(sources[i]) for i in fused]
-                bounds = offsets([len(member) for member in members])
+                bounds = length_offsets([len(member) for member in members])
                 buffer = np.empty(bounds[-1], members[0].dtype)
                 if anywhere:
-                    anywhere.all_reduce_grouped(_part(what, fused), members, buffer, op)
+                    anywhere.all_reduce_grouped(_signature_part(what, fused), members, buffer, op)
                 else:
                     source = members[0] if len(members) == 1 else np.concatenate(members, out=buffer)
-                    communicator.all_reduce(_part(what, fused), source, buffer, op)
+                    communicator.all_reduce(_signature_part(what, fused), source, buffer, op)
                 for slot, i in enumerate(fused):
                     results[i] = buffer[bounds[slot] : bounds[slot + 1]].reshape(sources[i].shape)
         return results
@@ -101,7 +103,9 @@ def reduce_into(what: WireSignature, pieces: Sequence[Array], target: Array, op:
         if isinstance(communicator, GroupedReducer):
             communicator.all_reduce_grouped(what, pieces, target, op)
             return
-        for piece, (start, stop) in zip(pieces, pairwise(offsets([len(piece) for piece in pieces])), strict=True):
+        for piece, (start, stop) in zip(
+            pieces, pairwise(length_offsets([len(piece) for piece in pieces])), strict=True
+        ):
             if not lies_at(piece, target[start:stop]):
                 target[start:stop] = piece
         communicator.all_reduce(what, target, target, op)
@@ -124,12 +128,12 @@ def grouped_reducescatter(xs: Sequence[ArrayLike], op: ReduceOp, name: str | Non
             cuts = {i: even_bounds(len(sources[i]), size) for i in indices}
             # By rank, then by tensor: what a rank gets of all tensors is one chunk.
             pieces = [[sources[i][cuts[i][p] : cuts[i][p + 1]] for i in indices] for p in range(size)]
-            bounds = offsets([sum(piece.size for piece in row) for row in pieces])
+            bounds = length_offsets([sum(piece.size for piece in row) for row in pieces])
             rows = [flat(piece) for row in pieces for piece in row]
             buffer = flat(sources[indices[0]]) if len(indices) == 1 else np.concatenate(rows)
             chunk = np.empty(bounds[position + 1] - bounds[position], buffer.dtype)
-            communicator.reduce_scatter(_part(what, indices), buffer, bounds, chunk, op)
-            own = offsets([piece.size for piece in pieces[position]])
+            communicator.reduce_scatter(_signature_part(what, indices), buffer, bounds, chunk, op)
+            own = length_offsets([piece.size for piece in pieces[position]])
             for slot, i in enumerate(indices):
                 results[i] = chunk[own[slot] : own[slot + 1]].reshape(pieces[position][slot].shape)
         return results
@@ -139,14 +143,16 @@ def grouped_reducescatter(xs: Sequence[ArrayLike], op: ReduceOp, name: str | Non
 
 def grouped_allgather(xs: Sequence[ArrayLike], name: str | None) -> Work[list[Array]]:
     sources = [as_rows(x) for x in xs]
-    what = WireSignature("allgather", tuple(rows_of(a, _named(name, i, len(xs))) for i, a in enumerate(sources)))
+    what = WireSignature(
+        "allgather", tuple(rows_of(a, _named_of_group(name, i, len(xs))) for i, a in enumerate(sources))
+    )
     # The numbers of rows travel in front: of a tensor with an empty dimension the length does not tell them.
     counts = np.array([len(source) for source in sources], np.int64)
     packed = np.concatenate([to_bytes(counts), *(to_bytes(source) for source in sources)])
 
     def work(communicator: Communicator) -> list[Array]:
         parts = communicator.all_gather_parts(what, packed)
-        unpacked = [_unpack(part, sources) for part in parts]
+        unpacked = [_unpack_arrays(part, sources) for part in parts]
         return [np.concatenate(tensors) for tensors in zip(*unpacked, strict=True)]
 
     return work
@@ -167,7 +173,9 @@ def broadcast(x: ArrayLike, root_rank: int, name: str | None) -> Work[Array]:
 
 def broadcast_in_place(x: Array, root_rank: int, name: str | None) -> Work[Array]:
     what = WireSignature("broadcast", (tensor_of(check_writable(x, "broadcast_"), name),), root=root_rank)
-    return _in_place(x, lambda ring, buffer: ring.broadcast(what, flat(buffer), _position_of(root_rank, ring)))
+    return _collective_in_place(
+        x, lambda ring, buffer: ring.broadcast(what, flat(buffer), _position_of(root_rank, ring))
+    )
 
 
 def alltoall(x: ArrayLike, splits: ArrayLike | None, name: str | None) -> Work[tuple[Array, NDArray[np.int64]]]:
@@ -175,13 +183,13 @@ def alltoall(x: ArrayLike, splits: ArrayLike | None, name: str | None) -> Work[t
     what = WireSignature("alltoall", (rows_of(source, name),))
 
     def work(communicator: Communicator) -> tuple[Array, NDArray[np.int64]]:
-        counts = _splits(splits, len(source), len(communicator.ranks))
-        bounds = offsets([int(count) for count in counts])
+        counts = _checked_splits(splits, len(source), len(communicator.ranks))
+        bounds = length_offsets([int(count) for count in counts])
         parts = [
             np.concatenate([to_bytes(counts[p : p + 1]), to_bytes(source[bounds[p] : bounds[p + 1]])])
             for p in range(len(counts))
         ]
-        received = [_unpack(part, [source])[0] for part in communicator.all_to_all(what, parts)]
+        received = [_unpack_arrays(part, [source])[0] for part in communicator.all_to_all(what, parts)]
         return np.concatenate(received), np.array([len(rows) for rows in received], np.int64)
 
     return work
@@ -191,14 +199,16 @@ def barrier() -> Work[None]:
     return lambda communicator: communicator.barrier(WireSignature("barrier"))
 
 
-def _reduce(communicator: Communicator, what: WireSignature, source: Array, target: Array, op: ReduceOp) -> None:
+def _reduce_arrays(
+    communicator: Communicator, what: WireSignature, source: Array, target: Array, op: ReduceOp
+) -> None:
     if op is Adasum:
         target[...] = _adasum(communicator, what, source)
     else:
         communicator.all_reduce(what, flat(source), flat(target), op)
 
 
-def _in_place(target: Array, collective: Callable[[Communicator, Array], None]) -> Work[Array]:
+def _collective_in_place(target: Array, collective: Callable[[Communicator, Array], None]) -> Work[Array]:
     def work(communicator: Communicator) -> Array:
         buffer = as_array(target)
         collective(communicator, buffer)
@@ -221,7 +231,7 @@ def _adasum(communicator: Communicator, what: WireSignature, source: Array) -> A
 def reduction_signature(kind: str, arrays: Sequence[Array], op: ReduceOp, name: str | None) -> WireSignature:
     if len(arrays) == 1:
         return _reduction_of_one(kind, tensor_of(arrays[0], name), op)
-    tensors = tuple(tensor_of(array, _named(name, i, len(arrays))) for i, array in enumerate(arrays))
+    tensors = tuple(tensor_of(array, _named_of_group(name, i, len(arrays))) for i, array in enumerate(arrays))
     for dtype in {tensor.dtype for tensor in tensors}:
         check_op(op, dtype)
     return WireSignature(kind, tensors, op.value)
@@ -233,7 +243,7 @@ def _reduction_of_one(kind: str, tensor: WireTensorSignature, op: ReduceOp) -> W
     return WireSignature(kind, (tensor,), op.value)
 
 
-def _named(name: str | None, index: int, count: int) -> str | None:
+def _named_of_group(name: str | None, index: int, count: int) -> str | None:
     return name if name is None or count == 1 else f"{name}.{index}"
 
 
@@ -245,7 +255,7 @@ def _by_dtype(arrays: Sequence[Array]) -> list[list[int]]:
     return list(groups.values())
 
 
-def _fused(indices: list[int], arrays: Sequence[Array], fusion_bytes: int) -> list[list[int]]:
+def _fused_arrays(indices: list[int], arrays: Sequence[Array], fusion_bytes: int) -> list[list[int]]:
     """Cut `indices` into runs of at least `fusion_bytes`, but for the last: each run is one exchange."""
     runs: list[list[int]] = [[]]
     nbytes = 0  # of the last run
@@ -258,14 +268,14 @@ def _fused(indices: list[int], arrays: Sequence[Array], fusion_bytes: int) -> li
     return runs
 
 
-def _part(what: WireSignature, indices: list[int]) -> WireSignature:
+def _signature_part(what: WireSignature, indices: list[int]) -> WireSignature:
     """The signature of a group's exchange of one dtype: that of the whole group, and which part of it."""
     if len(indices) == len(what.tensors):
         return what
     return WireSignature(what.kind, what.tensors, what.op, None, (indices[0],))
 
 
-def _unpack(part: Array, like: Sequence[Array]) -> list[Array]:
+def _unpack_arrays(part: Array, like: Sequence[Array]) -> list[Array]:
     """Undo the packing of one rank: numbers of rows, then the rows of each tensor."""
     counts = part[: _COUNT_BYTES * len(like)].view(np.int64)
     at = _COUNT_BYTES * len(like)
@@ -278,7 +288,7 @@ def _unpack(part: Array, like: Sequence[Array]) -> list[Array]:
     return tensors
 
 
-def _splits(splits: ArrayLike | None, rows: int, size: int) -> NDArray[np.int64]:
+def _checked_splits(splits: ArrayLike | None, rows: int, size: int) -> NDArray[np.int64]:
     if splits is None:
         if rows % size:
             raise ConfigurationError(
@@ -310,7 +320,11 @@ def short_allreduce(communicator: Communicator, turn: SharedCommunicatorTurn) ->
 
     It raises ConfigurationError for an operation that has no meaning.
     """
-    made = communicator.short_allreduce(_meaning, turn) if isinstance(communicator, ShortReducer) else None
+    made = (
+        communicator.short_allreduce(_short_allreduce_meaning, turn)
+        if isinstance(communicator, ShortReducer)
+        else None
+    )
     return made or _no_short_way
 
 
@@ -319,7 +333,7 @@ def short_barrier(allreduce: ShortAllreduce) -> bool:
     return allreduce(_NOTHING, _BARRIER, None, True) is not None
 
 
-def _meaning(x: Any, op: ReduceOp, name: str | None) -> WireSignature | None:
+def _short_allreduce_meaning(x: Any, op: ReduceOp, name: str | None) -> WireSignature | None:
     if op is _BARRIER:
         return WireSignature("barrier")
     if op is Adasum or not x.dtype.isnative:

@@ -27,14 +27,14 @@ def even_bounds(length: int, parts: int) -> Bounds:
     return tuple(position * base + min(position, more) for position in range(parts + 1))
 
 
-def segments(start: int, end: int, step: int) -> list[slice]:
+def cut_segments(start: int, end: int, step: int) -> list[slice]:
     """Cut `start` to `end` into slices of at most `step`; none if it is empty."""
     return [slice(at, min(at + step, end)) for at in range(start, end, step)]
 
 
 def segments_at(bounds: Bounds, step: int) -> list[list[slice]]:
     """The segments of every chunk."""
-    return [segments(start, end, step) for start, end in pairwise(bounds)]
+    return [cut_segments(start, end, step) for start, end in pairwise(bounds)]
 
 
 def passing_bytes(longest: int, most: int) -> int:
@@ -42,7 +42,7 @@ def passing_bytes(longest: int, most: int) -> int:
     return min(max(longest // _PASSED_SEGMENTS, _LEAST_PASSED_BYTES), most)
 
 
-def offsets(lengths: Sequence[int]) -> Bounds:
+def length_offsets(lengths: Sequence[int]) -> Bounds:
     """Bounds of chunks of these lengths."""
     bounds = [0]
     for length in lengths:
@@ -56,19 +56,19 @@ def cut_tensors(pieces: Sequence[Flat], parts: int, step: int) -> list[list[tupl
     Returns for each chunk the segments, and where they are in all pieces behind each other. No segment is part of
     two pieces.
     """
-    places = _places(tuple(map(len, pieces)), parts, step)
+    places = _tensor_places(tuple(map(len, pieces)), parts, step)
     return [[(pieces[number][within], cut) for number, within, cut in chunk] for chunk in places]
 
 
 @functools.lru_cache(maxsize=256)  # a training step repeats its buckets: 2 ms of 161 tensors between four ranks
-def _places(lengths: tuple[int, ...], parts: int, step: int) -> list[list[tuple[int, slice, slice]]]:
+def _tensor_places(lengths: tuple[int, ...], parts: int, step: int) -> list[list[tuple[int, slice, slice]]]:
     """The segments of each chunk: in which piece, where in it, and where in all pieces behind each other."""
-    starts = offsets(lengths)
+    starts = length_offsets(lengths)
     return [
         [
             (number, slice(cut.start - first, cut.stop - first), cut)
             for number, (first, last) in enumerate(pairwise(starts))
-            for cut in segments(max(start, first), min(end, last), step)
+            for cut in cut_segments(max(start, first), min(end, last), step)
         ]
         for start, end in pairwise(even_bounds(starts[-1], parts))
     ]
@@ -123,7 +123,7 @@ class ReadableArray(Protocol):
         """Elements `start:stop`, in C order, 1-d."""
 
 
-def elements(array: NDArray[Any] | ReadableArray, start: int, stop: int) -> NDArray[Any]:
+def array_elements(array: NDArray[Any] | ReadableArray, start: int, stop: int) -> NDArray[Any]:
     """Elements `start:stop` of `array`, in C order; of one that is elsewhere no others are read."""
     if isinstance(array, ReadableArray):
         return array.read(start, stop)

@@ -121,7 +121,7 @@ class SocketChannel:
         except BlockingIOError:
             return False
         except OSError as error:
-            raise ConnectionLost(_reason(error)) from error
+            raise ConnectionLost(_socket_error_reason(error)) from error
         if not came:
             raise ConnectionLost(_NOTHING_FOLLOWS)
         self._end += came
@@ -136,12 +136,12 @@ class SocketChannel:
             except BlockingIOError:
                 sent = 0
             except OSError as error:
-                raise ConnectionLost(_reason(error)) from error
+                raise ConnectionLost(_socket_error_reason(error)) from error
             left -= sent
             if left:
                 self._check_deadline()
                 self.on_stall()
-                parts = _without(parts, sent)
+                parts = _parts_without_sent(parts, sent)
 
     def shut(self) -> None:
         """Make every call fail with ConnectionLost, also one that waits."""
@@ -177,7 +177,7 @@ class SocketChannel:
             except BlockingIOError:
                 self._check_deadline()
             except OSError as error:
-                raise ConnectionLost(_reason(error)) from error
+                raise ConnectionLost(_socket_error_reason(error)) from error
 
     def _check_deadline(self) -> None:
         if time.monotonic() > self.deadline:
@@ -190,11 +190,11 @@ class SocketChannel:
             self._start, self._end = 0, left
 
 
-def _reason(error: OSError) -> str:
+def _socket_error_reason(error: OSError) -> str:
     return "closed" if error.errno == errno.EBADF else error.strerror or str(error)
 
 
-def _without(parts: Sequence[Buffer], sent: int) -> list[Buffer]:
+def _parts_without_sent(parts: Sequence[Buffer], sent: int) -> list[Buffer]:
     """What is left of `parts` after the first `sent` bytes."""
     left: list[Buffer] = []
     for part in parts:
@@ -283,7 +283,7 @@ class FrameSender:
     def put_block(self, block: bytes, end: bool) -> None:
         """Queue headers, or trailers if they are the `end`. `block`: shorter than the shortest largest frame."""
         flags = frames.END_HEADERS | (frames.END_STREAM if end else 0)
-        self.put(frames.frame(Http2FrameType.HEADERS, flags, self._stream, block))
+        self.put(frames.http2_frame(Http2FrameType.HEADERS, flags, self._stream, block))
 
     def send_message(self, head: bytes, payload: Buffer, end: bool, wait: Callable[[], None]) -> None:
         """Send `head` and `payload` as one message of gRPC; a short one waits for `flush`.
@@ -308,7 +308,7 @@ class FrameSender:
             flags = frames.END_STREAM if end and at + fits == total else 0
             self._window -= fits
             self._stream_window -= fits
-            start, part = _cut(front, payload, at, at + fits)
+            start, part = _cut_payload(front, payload, at, at + fits)
             self._put_data(frames.data_head(flags, self._stream, fits) + start, part)
             at += fits
 
@@ -332,7 +332,7 @@ class FrameSender:
         self.flush()
 
 
-def _cut(front: bytes, payload: Buffer, start: int, stop: int) -> tuple[bytes, memoryview]:
+def _cut_payload(front: bytes, payload: Buffer, start: int, stop: int) -> tuple[bytes, memoryview]:
     """Bytes `start` to `stop` of `front` and `payload` behind each other: what they have of each."""
     length = len(front)
     return front[start:stop], memoryview(payload)[max(start - length, 0) : max(stop - length, 0)]

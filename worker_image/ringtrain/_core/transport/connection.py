@@ -66,7 +66,7 @@ class Http2Connection:
             self._sender.put(frames.PREFACE)
         else:
             own = {Http2Setting.MAX_CONCURRENT_STREAMS: 1}
-        self._sender.put(frames.settings(limits | own))
+        self._sender.put(frames.http2_settings(limits | own))
         if self._window > frames.DEFAULT_WINDOW:
             self._sender.put(frames.window_update(0, self._window - frames.DEFAULT_WINDOW))
         self._sender.flush()
@@ -104,7 +104,7 @@ class Http2Connection:
         self._sender.flush()
 
     def go_away(self, code: Http2ErrorCode, reason: str) -> None:
-        self._reply(frames.goaway(self.stream, code, reason))
+        self._reply(frames.http2_goaway(self.stream, code, reason))
 
     def _reply(self, frame: bytes) -> None:
         self._sender.put(frame)
@@ -152,7 +152,7 @@ class Http2Connection:
 
     def _took_block(self, flags: int, block: bytes) -> bool:
         """Whether a frame with this header block came next, and was taken."""
-        frame = frames.frame(Http2FrameType.HEADERS, flags, self.stream, block)
+        frame = frames.http2_frame(Http2FrameType.HEADERS, flags, self.stream, block)
         if not self.channel.take_if(frame, frames.HEADER_BYTES):
             return False
         self.blocks.append(self._blocks.read(block))
@@ -254,7 +254,7 @@ class Http2Connection:
             if self._is_client:
                 raise ProtocolError(f"headers on stream {head.stream}, which is not open")
             if self.is_open:  # one call at a time: gRPC tries again
-                self._reply(frames.reset(head.stream, Http2ErrorCode.REFUSED_STREAM))
+                self._reply(frames.http2_reset(head.stream, Http2ErrorCode.REFUSED_STREAM))
             else:
                 self._begin(head.stream)
         if head.stream == self.stream and self.is_open:
@@ -286,13 +286,13 @@ class Http2Connection:
         ):
             raise ProtocolError(f"a frame of type {head.kind} with {len(payload)} bytes")
         if head.kind == Http2FrameType.SETTINGS and not head.flags & frames.ACK:
-            for name, value in frames.settings_of(payload):
+            for name, value in frames.http2_settings_of(payload):
                 self._sender.set(name, value)
-            self._reply(frames.frame(Http2FrameType.SETTINGS, frames.ACK, 0))
+            self._reply(frames.http2_frame(Http2FrameType.SETTINGS, frames.ACK, 0))
         elif head.kind == Http2FrameType.PING and not head.flags & frames.ACK:
-            self._reply(frames.frame(Http2FrameType.PING, frames.ACK, 0, payload))
+            self._reply(frames.http2_frame(Http2FrameType.PING, frames.ACK, 0, payload))
         elif head.kind == Http2FrameType.WINDOW_UPDATE:
-            self._sender.widen(head.stream, frames.word_of(payload))
+            self._sender.widen(head.stream, frames.http2_word_of(payload))
         elif head.kind == Http2FrameType.RST_STREAM and head.stream == self.stream and self.is_open:
             self.was_reset = True
         elif head.kind == Http2FrameType.GOAWAY:

@@ -184,7 +184,7 @@ class Http2CallServing:
     def _pulled(self, connection: Http2Connection) -> tuple[int, str]:
         """Send what the service has for the caller; return the status."""
         timeout_s = _checked_timeout(connection.blocks[0])
-        request = _request(connection)
+        request = _read_pull_request(connection)
         self._channel.deadline = time.monotonic() + timeout_s
         caller = Http2Caller(connection, self._channel.deadline)
         try:
@@ -301,7 +301,7 @@ def _length_in(prefix: bytes | bytearray) -> int:
     return length
 
 
-def _request(connection: Http2Connection) -> bytes:
+def _read_pull_request(connection: Http2Connection) -> bytes:
     """Read the one message of a request. Raises _Http2Objection."""
     whole = connection.take_rest()
     if whole is not None and len(whole) == PREFIX_BYTES + _length_in(whole[:PREFIX_BYTES]):

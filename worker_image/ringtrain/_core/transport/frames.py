@@ -96,34 +96,36 @@ def message_front(flags: int, stream: int, head: bytes, payload_bytes: int) -> b
     return _MESSAGE.pack((PREFIX_BYTES + length) << 8, flags, stream, 0, length) + head
 
 
-def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
+def http2_frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
     return frame_head(kind, flags, stream, len(payload)) + payload
 
 
-def settings(values: dict[Http2Setting, int]) -> bytes:
-    return frame(
+def http2_settings(values: dict[Http2Setting, int]) -> bytes:
+    return http2_frame(
         Http2FrameType.SETTINGS, 0, 0, b"".join(_SETTING.pack(name, value) for name, value in values.items())
     )
 
 
-def settings_of(payload: bytes) -> list[tuple[int, int]]:
-    """Undo `settings`. `payload`: a multiple of six bytes."""
+def http2_settings_of(payload: bytes) -> list[tuple[int, int]]:
+    """Undo `http2_settings`. `payload`: a multiple of six bytes."""
     return list(_SETTING.iter_unpack(payload))
 
 
 def window_update(stream: int, more: int) -> bytes:
-    return frame(Http2FrameType.WINDOW_UPDATE, 0, stream, _WORD.pack(more))
+    return http2_frame(Http2FrameType.WINDOW_UPDATE, 0, stream, _WORD.pack(more))
 
 
-def reset(stream: int, code: Http2ErrorCode) -> bytes:
-    return frame(Http2FrameType.RST_STREAM, 0, stream, _WORD.pack(code))
+def http2_reset(stream: int, code: Http2ErrorCode) -> bytes:
+    return http2_frame(Http2FrameType.RST_STREAM, 0, stream, _WORD.pack(code))
 
 
-def goaway(last_stream: int, code: Http2ErrorCode, reason: str) -> bytes:
-    return frame(Http2FrameType.GOAWAY, 0, 0, _WORD.pack(last_stream) + _WORD.pack(code) + reason.encode()[:256])
+def http2_goaway(last_stream: int, code: Http2ErrorCode, reason: str) -> bytes:
+    return http2_frame(
+        Http2FrameType.GOAWAY, 0, 0, _WORD.pack(last_stream) + _WORD.pack(code) + reason.encode()[:256]
+    )
 
 
-def word_of(payload: bytes) -> int:
+def http2_word_of(payload: bytes) -> int:
     """The 31 bits that a WINDOW_UPDATE or RST_STREAM holds."""
     return int(_WORD.unpack(payload)[0]) & MAX_STREAM
 
@@ -162,15 +164,15 @@ def response_block() -> bytes:
 
 def trailer_block(status: int, message: str, only: bool) -> bytes:
     """What ends a call. `only`: nothing went before."""
-    return _ok_block(only) if status == TransportStatus.OK else _encoded(*_trailer(status, message, only))
+    return _ok_block(only) if status == TransportStatus.OK else _encoded(*_http2_trailer(status, message, only))
 
 
 @functools.cache
 def _ok_block(only: bool) -> bytes:
-    return _encoded(*_trailer(TransportStatus.OK, "", only))
+    return _encoded(*_http2_trailer(TransportStatus.OK, "", only))
 
 
-def _trailer(status: int, message: str, only: bool) -> list[tuple[str, str]]:
+def _http2_trailer(status: int, message: str, only: bool) -> list[tuple[str, str]]:
     front = [(":status", "200"), ("content-type", CONTENT_TYPE)] if only else []
     text = [("grpc-message", urllib.parse.quote(message, safe=_UNQUOTED))] if message else []
     return [*front, ("grpc-status", str(status)), *text]
@@ -214,7 +216,9 @@ class Http2BlockReader:
         if fields is not None and not self._decoder.header_table.dynamic_entries:
             return fields
         try:
-            fields = {_text(name): _text(value) for name, value in self._decoder.decode(block, raw=True)}
+            fields = {
+                _header_text(name): _header_text(value) for name, value in self._decoder.decode(block, raw=True)
+            }
         except HPACKError as error:
             raise ProtocolError(f"a header block that can't be read: {error}") from error
         if not self._decoder.header_table.dynamic_entries and len(self._known) < 64:
@@ -222,5 +226,5 @@ class Http2BlockReader:
         return fields
 
 
-def _text(value: bytes | str) -> str:
+def _header_text(value: bytes | str) -> str:
     return value if isinstance(value, str) else value.decode("latin-1")

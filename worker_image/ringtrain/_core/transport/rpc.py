@@ -93,7 +93,7 @@ class RpcStream:
         try:
             return next(self._call, None)
         except grpc.RpcError as error:
-            raise _ours(error) from error
+            raise _our_transport_error(error) from error
 
     def cancel(self) -> None:
         self._call.cancel()
@@ -179,7 +179,9 @@ class RpcTransport:
             if error is None:
                 answer.set_result(call.result())
             else:
-                answer.set_exception(_of_question(call, error) if isinstance(error, grpc.RpcError) else error)
+                answer.set_exception(
+                    _rpc_question_error(call, error) if isinstance(error, grpc.RpcError) else error
+                )
 
         shown = self._sessions.get(peer)
         try:
@@ -291,15 +293,15 @@ class RpcTransportHandlers(grpc.GenericRpcHandler):  # type: ignore[misc]
             for frame in self._service.pull(request, RpcCaller(context)):
                 yield frame.joined()
         except (PullRefused, StreamBroken) as error:
-            _abort(context, error)
+            _abort_rpc(context, error)
 
     def _check_certificate(self, context: Any) -> None:
         """Refuse who has a certificate of the job, but not a rank's: a launcher takes no part."""
         if self._tls is not None and (problem := caller_problem(context, self._tls.name)):
-            _abort(context, NotAPeer(WorldFailure("configuration", problem)))
+            _abort_rpc(context, NotAPeer(WorldFailure("configuration", problem)))
 
     def _refuse_pull(self, request: bytes, context: Any) -> bytes:
-        return _abort(context, NotAPeer(WorldFailure("configuration", "a pull without a session")))
+        return _abort_rpc(context, NotAPeer(WorldFailure("configuration", "a pull without a session")))
 
     def _answering(self, method: str) -> Callable[[bytes, Any], bytes]:
         def answer(request: bytes, context: Any) -> bytes:
@@ -308,7 +310,7 @@ class RpcTransportHandlers(grpc.GenericRpcHandler):  # type: ignore[misc]
             try:
                 return self._service.answer(method, request, RpcCaller(context))
             except (PullRefused, StreamBroken) as error:
-                return _abort(context, error)
+                return _abort_rpc(context, error)
 
         return answer
 
@@ -326,20 +328,20 @@ class RpcTransportHandlers(grpc.GenericRpcHandler):  # type: ignore[misc]
         return limited
 
 
-def _abort(context: Any, error: PullRefused | StreamBroken) -> NoReturn:
+def _abort_rpc(context: Any, error: PullRefused | StreamBroken) -> NoReturn:
     code, message = status_of(error)
     context.abort(_CODES[code], message)
     raise AssertionError("abort() raises")
 
 
-def _of_question(call: Any, error: Any) -> Exception:
-    ours = _ours(error)
+def _rpc_question_error(call: Any, error: Any) -> Exception:
+    ours = _our_transport_error(error)
     if isinstance(ours, StreamBroken) and ours.how is StreamEnd.CLOSED and not call.initial_metadata():
         return PeerUnreached(ours.detail)
     return ours
 
 
-def _ours(error: Any) -> Exception:
+def _our_transport_error(error: Any) -> Exception:
     code, detail = error.code(), error.details() or ""
     if code is grpc.StatusCode.CANCELLED and "Locally cancelled" in detail:
         return StreamBroken(StreamEnd.CANCELLED, "cancelled by this rank")
@@ -356,7 +358,7 @@ _CODES: Final = {code.value[0]: code for code in grpc.StatusCode}
 def channel_options(timeout_s: float) -> Options:
     """Options of the channel to one peer."""
     return [
-        *_common(timeout_s),
+        *_common_channel_options(timeout_s),
         ("grpc.max_receive_message_length", _UNLIMITED),
         ("grpc.use_local_subchannel_pool", 1),
         # Ranks of one job come up within seconds of each other: gRPC's own backoff would add a second or more.
@@ -374,7 +376,7 @@ def channel_options(timeout_s: float) -> Options:
 def server_options(timeout_s: float, size: int) -> Options:
     """Options of the server of one rank of `size`."""
     return [
-        *_common(timeout_s),
+        *_common_channel_options(timeout_s),
         ("grpc.max_receive_message_length", MOST_CONTROL_BYTES),
         ("grpc.max_allowed_incoming_connections", _MOST_CONNECTIONS + 2 * size),
         ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),
@@ -385,7 +387,7 @@ def server_options(timeout_s: float, size: int) -> Options:
     ]
 
 
-def _common(timeout_s: float) -> Options:
+def _common_channel_options(timeout_s: float) -> Options:
     return [
         ("grpc.max_send_message_length", _UNLIMITED),
         # A stopped process or a cut network is noticed after at most half of the timeout: pings are answered by

@@ -89,13 +89,13 @@ class PullRequestMessage:
         return PullRequestMessage(session, rank, process_set, sequence, data[_PULL.size :])
 
 
-def dump(message: Any) -> bytes:
+def encode_message(message: Any) -> bytes:
     """A control message (a dataclass or plain values) as JSON. Control is rare: readable beats small."""
     value = asdict(message) if hasattr(message, "__dataclass_fields__") else message
     return json.dumps(value, sort_keys=True).encode()
 
 
-def load(data: bytes) -> Any:
+def decode_message(data: bytes) -> Any:
     """The values of a control message. Raises MalformedMessage: a stranger may send any bytes."""
     try:
         value = json.loads(data)
@@ -105,12 +105,12 @@ def load(data: bytes) -> Any:
         raise MalformedMessage(f"not a message of this protocol: {str(error)[:100]}") from error
 
 
-def load_fields(data: bytes, **types: type) -> dict[str, Any]:
+def decode_message_fields(data: bytes, **types: type) -> dict[str, Any]:
     """The named values of a control message, an object. Raises MalformedMessage where one is missing or differs.
 
     A session travels as hexadecimal text and is returned as bytes when `bytes` is asked for.
     """
-    message = load(data)
+    message = decode_message(data)
     if not isinstance(message, dict):
         raise MalformedMessage("not a message of this protocol: no object")
     found: dict[str, Any] = {}
@@ -118,11 +118,11 @@ def load_fields(data: bytes, **types: type) -> dict[str, Any]:
         value = message.get(name)
         if type(value) is not (str if wanted is bytes else wanted):
             raise MalformedMessage(f"not a message of this protocol: {name} is missing or of another type")
-        found[name] = _unhex(name, value) if wanted is bytes else value
+        found[name] = _message_octets(name, value) if wanted is bytes else value
     return found
 
 
-def _unhex(name: str, text: Any) -> bytes:
+def _message_octets(name: str, text: Any) -> bytes:
     try:
         return bytes.fromhex(text)
     except ValueError as error:
@@ -186,17 +186,18 @@ def split_frame(data: bytes) -> WireFrame:
     return WireFrame(data[:HEADER_BYTES], memoryview(data)[HEADER_BYTES:])
 
 
-def octets(array: np.ndarray[Any, Any]) -> memoryview:
+def payload_octets(array: np.ndarray[Any, Any]) -> memoryview:
     """The memory of a 1-d contiguous array as bytes: the buffer protocol has no name for bfloat16."""
     return array.view(np.uint8).data
 
 
 def describe_difference(expected: bytes, expected_length: int, got: bytes, length: int) -> str:
     """Say which frame came in place of which."""
-    return f"expected {_named(expected)} with {expected_length} bytes of payload, got {_named(got)} with {length}"
+    head, other = _named_frame_head(expected), _named_frame_head(got)
+    return f"expected {head} with {expected_length} bytes of payload, got {other} with {length}"
 
 
-def _named(head: bytes) -> str:
+def _named_frame_head(head: bytes) -> str:
     """`head` in words if it is a frame's header, else in hexadecimal digits."""
     names = {code: name for name, code in CODES.items()}
     try:

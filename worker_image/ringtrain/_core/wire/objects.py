@@ -17,7 +17,7 @@ from ringtrain.errors import ConfigurationError, MismatchError
 _PLAIN, _PICKLED, _FOREIGN, _REASON = b"V", b"P", b"T", b"E"
 
 
-def dumps(value: Any, allow_pickle: bool = False, foreign: ForeignWireValues | None = None) -> bytes:
+def encode_object(value: Any, allow_pickle: bool = False, foreign: ForeignWireValues | None = None) -> bytes:
     """Return `value` as bytes: plain data, arrays and what `foreign` knows, or with `allow_pickle` anything.
 
     Raises ConfigurationError, or what pickle raises, for what can't be sent.
@@ -32,8 +32,8 @@ def dumps(value: Any, allow_pickle: bool = False, foreign: ForeignWireValues | N
     return _PLAIN + encode_value(value, foreign)
 
 
-def loads(message: bytes, allow_pickle: bool = False, foreign: ForeignWireValues | None = None) -> Any:
-    """Return the object that `dumps` was given. Never unpickles unless `allow_pickle`."""
+def decode_object(message: bytes, allow_pickle: bool = False, foreign: ForeignWireValues | None = None) -> Any:
+    """Return the object that `encode_object` was given. Never unpickles unless `allow_pickle`."""
     kind, content = message[:1], message[1:]
     if kind == _PLAIN:
         return decode_value(content, foreign)
@@ -48,10 +48,10 @@ def loads(message: bytes, allow_pickle: bool = False, foreign: ForeignWireValues
     )
 
 
-def packed(value: Any, allow_pickle: bool = False, foreign: ForeignWireValues | None = None) -> bytes:
+def pack_object(value: Any, allow_pickle: bool = False, foreign: ForeignWireValues | None = None) -> bytes:
     """Return the message for `value`; where it can't be sent, one that holds the reason. Never raises."""
     try:
-        return dumps(value, allow_pickle, foreign)
+        return encode_object(value, allow_pickle, foreign)
     except Exception as error:  # whatever it is, the other ranks are waiting
         known = isinstance(error, ConfigurationError)
         return _REASON + (str(error) if known else f"{type(error).__name__}: {error}").encode("utf-8", "replace")
@@ -62,16 +62,16 @@ def is_refusal(message: bytes) -> bool:
     return message[:1] == _REASON
 
 
-def unpacked(
+def unpack_object(
     message: bytes, rank: int, allow_pickle: bool = False, foreign: ForeignWireValues | None = None
 ) -> Any:
     """Return the object that world rank `rank` packed. Raises ConfigurationError with its reason if it had one."""
     if is_refusal(message):
         raise ConfigurationError(f"rank {rank}: the object can't be sent: {message[1:].decode()}")
-    return loads(message, allow_pickle, foreign)
+    return decode_object(message, allow_pickle, foreign)
 
 
-def header(message: bytes, root: int, allow_pickle: bool) -> NDArray[np.int64]:
+def object_header(message: bytes, root: int, allow_pickle: bool) -> NDArray[np.int64]:
     """What a rank shows the others before its message: one row."""
     return np.array([[root, allow_pickle, len(message)]], np.int64)
 

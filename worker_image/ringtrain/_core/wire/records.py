@@ -87,13 +87,13 @@ def parts_of(value: Any) -> tuple[str, Any] | None:
     if dataclasses.is_dataclass(value) and not isinstance(value, type) and _is_loaded(kind):
         fields = [field.name for field in dataclasses.fields(value)]
         if set(vars(value) if hasattr(value, "__dict__") else fields) <= set(fields):
-            return _DATACLASS, [*_place(kind), {name: getattr(value, name) for name in fields}]
+            return _DATACLASS, [*_record_place(kind), {name: getattr(value, name) for name in fields}]
     if isinstance(value, tuple) and hasattr(kind, "_fields") and _is_loaded(kind):
-        return _NAMED_TUPLE, [*_place(kind), list(value)]
+        return _NAMED_TUPLE, [*_record_place(kind), list(value)]
     return None
 
 
-def made_of(kind: str, parts: Any) -> Any:
+def record_made_of(kind: str, parts: Any) -> Any:
     """Undo `parts_of`. Raises ConfigurationError for a kind or a class that is not known here."""
     if kind in _KINDS:
         return _KINDS[kind].make(parts)
@@ -104,32 +104,32 @@ def made_of(kind: str, parts: Any) -> Any:
     if kind == _DEFAULTS:
         return defaultdict(_FACTORIES[parts[0]], parts[1])
     if kind == _DATACLASS:
-        made = object.__new__(_class_of(kind, *parts[:2]))
+        made = object.__new__(_record_class_of(kind, *parts[:2]))
         for name, field in parts[2].items():
             object.__setattr__(made, name, field)
         return made
     if kind == _NAMED_TUPLE:
-        return tuple.__new__(_class_of(kind, *parts[:2]), parts[2])
+        return tuple.__new__(_record_class_of(kind, *parts[:2]), parts[2])
     raise ConfigurationError(f"a value of kind {kind!r} arrived, which is not known here; use the same version")
 
 
-def _place(kind: type) -> tuple[str, str]:
+def _record_place(kind: type) -> tuple[str, str]:
     return kind.__module__, kind.__qualname__
 
 
 def _is_loaded(kind: type) -> bool:
-    return _found(*_place(kind)) is kind
+    return _found_record_class(*_record_place(kind)) is kind
 
 
-def _found(module: str, qualname: str) -> Any:
+def _found_record_class(module: str, qualname: str) -> Any:
     found: Any = sys.modules.get(module)
     for name in qualname.split("."):
         found = getattr(found, name, None)
     return found
 
 
-def _class_of(kind: str, module: str, qualname: str) -> Any:
-    found = _found(module, qualname)
+def _record_class_of(kind: str, module: str, qualname: str) -> Any:
+    found = _found_record_class(module, qualname)
     is_right = isinstance(found, type) and (
         dataclasses.is_dataclass(found)
         if kind == _DATACLASS

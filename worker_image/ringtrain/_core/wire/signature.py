@@ -48,19 +48,21 @@ class WireSignature:
     layout: tuple[int, ...] = ()
 
     def encode(self) -> bytes:
-        return _encode(self)
+        return _encode_signature(self)
 
     @functools.cached_property
     def compared(self) -> bytes:
         """What ranks compare: equal exactly if the signatures are. The text, or for a long one its digest."""
-        return _compared(self)  # to hash a signature, as that cache does, takes 2 us
+        return _compared_signature(self)  # to hash a signature, as that cache does, takes 2 us
 
     @functools.cached_property
     def label(self) -> str:
         """`allreduce "conv1.weight"`, or `allreduce` for tensors without a name."""
         names = [t.name for t in self.tensors if t.name is not None]
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        return f'{_clipped(self.kind)} "{_clipped(names[0])}"{more}' if names else _clipped(self.kind)
+        return (
+            f'{_clipped_name(self.kind)} "{_clipped_name(names[0])}"{more}' if names else _clipped_name(self.kind)
+        )
 
 
 @functools.lru_cache(maxsize=4096)  # one object each time, so that what ranks compare is known from the second on
@@ -70,14 +72,14 @@ def laid_out(what: WireSignature, layout: tuple[int, ...]) -> WireSignature:
 
 
 @functools.lru_cache(maxsize=4096)  # a training step repeats the same signatures
-def _encode(signature: WireSignature) -> bytes:
+def _encode_signature(signature: WireSignature) -> bytes:
     s = signature
     tensors = [[t.name, t.dtype, t.shape] for t in s.tensors]
     return json.dumps([s.kind, tensors, s.op, s.root, s.layout], separators=(",", ":")).encode()
 
 
 @functools.lru_cache(maxsize=4096)
-def _compared(signature: WireSignature) -> bytes:
+def _compared_signature(signature: WireSignature) -> bytes:
     text = signature.encode()
     return text if len(text) <= _TEXT_BYTES else _DIGEST_MARK + hashlib.sha256(text).hexdigest().encode()
 
@@ -100,8 +102,8 @@ def describe_mismatch(sequence: int, first: tuple[int, WireSignature], second: t
     if a.kind != b.kind and not a.tensors and not b.tensors:
         at = first_difference(a.kind, b.kind)
         return (
-            f"collective #{sequence}: rank {rank_a} called {_clipped(a.kind, at)} and rank {rank_b} called "
-            f"{_clipped(b.kind, at)}; every rank must call the same collectives in the same order"
+            f"collective #{sequence}: rank {rank_a} called {_clipped_name(a.kind, at)} and rank {rank_b} called "
+            f"{_clipped_name(b.kind, at)}; every rank must call the same collectives in the same order"
         )
     if a.kind != b.kind or len(a.tensors) != len(b.tensors):
         count_a, count_b = (f" of {len(s.tensors)} tensors" if len(s.tensors) > 1 else "" for s in (a, b))
@@ -113,7 +115,7 @@ def describe_mismatch(sequence: int, first: tuple[int, WireSignature], second: t
         difference = _tensor_difference(one, other, rank_a, rank_b)
         if difference:
             named = one.name is not None and one.name == other.name
-            label = f"{a.kind} {_quoted(one.name)}" if named else f"{a.kind} #{sequence}"
+            label = f"{a.kind} {_quoted_name(one.name)}" if named else f"{a.kind} #{sequence}"
             position = f" (tensor {index} of {len(a.tensors)})" if len(a.tensors) > 1 else ""
             return f"{label}{position}: {difference}"
     for field, one_value, other_value in (("op", a.op, b.op), ("root rank", a.root, b.root)):
@@ -124,8 +126,8 @@ def describe_mismatch(sequence: int, first: tuple[int, WireSignature], second: t
             )
     at = first_difference(a.layout, b.layout)
     return (
-        f"{a.label} #{sequence}: bounds or segment size are {_around(a.layout, at)} on rank {rank_a} and "
-        f"{_around(b.layout, at)} on rank {rank_b}; every rank must use the same"
+        f"{a.label} #{sequence}: bounds or segment size are {_values_around(a.layout, at)} on rank {rank_a} and "
+        f"{_values_around(b.layout, at)} on rank {rank_b}; every rank must use the same"
     )
 
 
@@ -133,8 +135,8 @@ def _tensor_difference(one: WireTensorSignature, other: WireTensorSignature, ran
     if one.name != other.name:
         at = first_difference(one.name or "", other.name or "")
         return (
-            f"name is {_quoted(one.name, at)} on rank {rank_a} and {_quoted(other.name, at)} on rank {rank_b}; "
-            f"every rank must submit the same tensors in the same order"
+            f"name is {_quoted_name(one.name, at)} on rank {rank_a} and {_quoted_name(other.name, at)} on rank "
+            f"{rank_b}; every rank must submit the same tensors in the same order"
         )
     if one.dtype != other.dtype:
         return (
@@ -143,7 +145,7 @@ def _tensor_difference(one: WireTensorSignature, other: WireTensorSignature, ran
         )
     if one.shape != other.shape:
         return (
-            f"shape is {_shape(one.shape)} on rank {rank_a} and {_shape(other.shape)} on rank {rank_b}; "
+            f"shape is {_shape_text(one.shape)} on rank {rank_a} and {_shape_text(other.shape)} on rank {rank_b}; "
             f"every rank must build the same model"
         )
     return ""
@@ -155,11 +157,11 @@ def first_difference(one: Sequence[Any], other: Sequence[Any]) -> int:
     return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
-def _quoted(name: str | None, differs_at: int = 0) -> str:
-    return "not given" if name is None else f'"{_clipped(name, differs_at)}"'
+def _quoted_name(name: str | None, differs_at: int = 0) -> str:
+    return "not given" if name is None else f'"{_clipped_name(name, differs_at)}"'
 
 
-def _clipped(text: str, differs_at: int = 0) -> str:
+def _clipped_name(text: str, differs_at: int = 0) -> str:
     """`text`, or the part of a long one in which it differs from another."""
     if len(text) <= _NAME_CHARACTERS:
         return text
@@ -168,12 +170,12 @@ def _clipped(text: str, differs_at: int = 0) -> str:
     return ("…" if start else "") + shown + ("…" if start + len(shown) < len(text) else "")
 
 
-def _shape(shape: tuple[int, ...]) -> str:
+def _shape_text(shape: tuple[int, ...]) -> str:
     dims = ["any" if d == ANY_ROWS else str(d) for d in shape]
     return f"({dims[0]},)" if len(dims) == 1 else f"({', '.join(dims)})"
 
 
-def _around(values: tuple[Any, ...], place: int) -> str:
+def _values_around(values: tuple[Any, ...], place: int) -> str:
     """`values`, or of many those around `place`, by number."""
     if len(values) <= _BOUNDS_SHOWN:
         return str(list(values))

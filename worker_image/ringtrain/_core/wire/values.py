@@ -139,7 +139,7 @@ class _WireValueReader:
             count = int(np.prod(content[1], dtype=np.int64)) * dtype.itemsize
             return np.frombuffer(bytearray(self._take(count)), dtype).reshape(content[1])
         if kind == "$record":
-            return records.made_of(content[0], self.value(content[1]))
+            return records.record_made_of(content[0], self.value(content[1]))
         if kind == "$foreign" and self._foreign is not None:
             return self._foreign.unpack(bytes(self._take(content)))
         raise ConfigurationError(f"a value of kind {kind!r} arrived, which is not known here; use the same module")

@@ -11,7 +11,7 @@ from ringtrain._core.reduction.fold import Flat
 from ringtrain._core.transport.base import FrameStream, StreamBroken, StreamEnd, TransportCaller, UnexpectedFrame
 from ringtrain._core.wire.dtypes import dtype_name
 from ringtrain._core.wire.failure import PullRefused
-from ringtrain._core.wire.messages import WireFrame, WireStep, encoded_header, octets
+from ringtrain._core.wire.messages import WireFrame, WireStep, encoded_header, payload_octets
 from ringtrain._core.wire.signature import WireSignature
 from ringtrain._core.world.failure_state import PeerClosed, PeersStalled, RankActivity
 from ringtrain._core.world.membership import WorldMembership
@@ -109,13 +109,13 @@ class WorldCall:
 
     def _read(self, peer: int, step: WireStep, segment: int, into: Flat) -> None:
         try:
-            self._streams[peer].read_into(self._head(step, segment, into), octets(into))
+            self._streams[peer].read_into(self._head(step, segment, into), payload_octets(into))
         except (UnexpectedFrame, StreamBroken, PullRefused) as error:
             self._went_wrong(peer, error)
 
     def frame(self, step: WireStep, segment: int, payload: Flat) -> WireFrame:
         """Return `payload`, which stays where it is, as a frame of this collective."""
-        return WireFrame(self._head(step, segment, payload), octets(payload))
+        return WireFrame(self._head(step, segment, payload), payload_octets(payload))
 
     def frames(self, step: WireStep, parts: Iterable[Flat]) -> Iterator[WireFrame]:
         """`parts` as the segments of this rank's `step`, in their order."""

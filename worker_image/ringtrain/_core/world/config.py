@@ -145,12 +145,12 @@ class WorkerConfig:
             or _from_slurm(env)
             or _from_mpi(env)
             or _from_torchrun(env)
-            or _alone("single", "worker")
+            or _world_of_one("single", "worker")
         )
         attempt = read.integer(contract.ENV_ATTEMPT, 1, low=1)
         timeout_s = read.seconds(contract.ENV_TIMEOUT, 60.0)
         encrypt = read.choice(contract.ENV_ENCRYPT, contract.ENCRYPTION, contract.ENCRYPTION[0])
-        sites = _sites(env, len(world.addresses))
+        sites = _world_sites(env, len(world.addresses))
         return WorkerConfig(
             addresses=world.addresses,
             **asdict(world.place),
@@ -160,23 +160,23 @@ class WorkerConfig:
             attempt=attempt,
             formation=read.integer(contract.ENV_FORMATION, 0, low=0),
             committed=read.integer(contract.ENV_COMMITTED, 0, low=0),
-            slot=_slot(env) if world.source == "ringtrain" else None,
+            slot=_rank_slot(env) if world.source == "ringtrain" else None,
             timeout_s=timeout_s,
             stall_timeout_s=read.seconds(contract.ENV_STALL_TIMEOUT, max(600.0, timeout_s)),
             stall_warning_s=read.seconds(contract.ENV_STALL_WARNING, 30.0),
             transport=read.choice(contract.ENV_TRANSPORT, TRANSPORTS, TRANSPORTS[0]),
             data_path=read.choice(contract.ENV_DATA_PATH, DATA_PATHS, DATA_PATHS[0]),
             encrypt="none" if encrypt == "sites" and len(set(sites)) < 2 else encrypt,
-            secret_dir=_path(env, contract.ENV_SECRET_DIR) or Path(contract.SECRET_DIR),
+            secret_dir=_file_path(env, contract.ENV_SECRET_DIR) or Path(contract.SECRET_DIR),
             job_uid=env.get(contract.ENV_JOB_UID, ""),
-            token_file=_path(env, contract.ENV_TOKEN_FILE),
+            token_file=_file_path(env, contract.ENV_TOKEN_FILE),
             token_text=env.get(contract.ENV_TOKEN),
             report_fd=read.integer(contract.ENV_REPORT_FD, low=0) if contract.ENV_REPORT_FD in env else None,
-            check_in_file=_path(env, contract.ENV_MPI_CHECK_IN),
-            checkpoint_dir=_path(env, contract.ENV_CHECKPOINT_DIR),
+            check_in_file=_file_path(env, contract.ENV_MPI_CHECK_IN),
+            checkpoint_dir=_file_path(env, contract.ENV_CHECKPOINT_DIR),
             checkpoint_uri=env.get(contract.ENV_CHECKPOINT_URI, ""),
             restore_from=env.get(contract.ENV_RESTORE_FROM, ""),
-            timeline=_path(env, contract.ENV_TIMELINE),
+            timeline=_file_path(env, contract.ENV_TIMELINE),
             tracebacks=read.flag(contract.ENV_TRACEBACKS, "0"),
             sites=sites,
             log_level=log_level(contract.ENV_LOG_LEVEL, level)
@@ -186,7 +186,7 @@ class WorkerConfig:
 
     def token(self) -> bytes | None:
         """Return the job's token, or None if no proof is asked for. Raises ConfigurationError."""
-        return _token(self.token_file, self.token_text)
+        return _world_token(self.token_file, self.token_text)
 
 
 def _with_values(env: Mapping[str, str]) -> dict[str, str]:
@@ -195,7 +195,7 @@ def _with_values(env: Mapping[str, str]) -> dict[str, str]:
     return without_empty(env) | token
 
 
-def _token(file: Path | None, text: str | None) -> bytes | None:
+def _world_token(file: Path | None, text: str | None) -> bytes | None:
     """The token in `file`, else `text`. Raises ConfigurationError."""
     if file is None:
         if text is not None and not text.strip():
@@ -210,7 +210,7 @@ def _token(file: Path | None, text: str | None) -> bytes | None:
     return token
 
 
-def _alone(source: str, role: str) -> _DiscoveredWorld:
+def _world_of_one(source: str, role: str) -> _DiscoveredWorld:
     return _DiscoveredWorld(source, role, _ALONE, RankPlace(0, 1, 0, 1, 0, 1))
 
 
@@ -231,7 +231,7 @@ def _from_ringtrain(env: Mapping[str, str]) -> _DiscoveredWorld | None:
                 f"of each of {size} ranks, by rank"
             )
         addresses = _ALONE
-    return _DiscoveredWorld("ringtrain", "worker", addresses, _place(env, addresses, rank))
+    return _DiscoveredWorld("ringtrain", "worker", addresses, _rank_place_of(env, addresses, rank))
 
 
 def _from_tf_config(env: Mapping[str, str]) -> _DiscoveredWorld | None:
@@ -240,7 +240,7 @@ def _from_tf_config(env: Mapping[str, str]) -> _DiscoveredWorld | None:
     if task is None:
         return None
     if not task.addresses:
-        return _alone("tf_config", task.type)
+        return _world_of_one("tf_config", task.type)
     return _DiscoveredWorld("tf_config", task.type, task.addresses, place_of(task.addresses, task.rank))
 
 
@@ -250,7 +250,7 @@ def _from_slurm(env: Mapping[str, str]) -> _DiscoveredWorld | None:
         return None
     addresses = _ALONE if found.size == 1 else _ring_addresses(env, found.size)
     if addresses is None:
-        token = _token(_path(env, contract.ENV_TOKEN_FILE), env.get(contract.ENV_TOKEN))
+        token = _world_token(_file_path(env, contract.ENV_TOKEN_FILE), env.get(contract.ENV_TOKEN))
         addresses = meet_on_first_node(
             found, env, token, EnvironmentVariables(env).seconds(contract.ENV_TIMEOUT, 60.0)
         )
@@ -270,9 +270,9 @@ def _from_mpi(env: Mapping[str, str]) -> _DiscoveredWorld | None:
             "look for it; leave out the options that place ranks (such as --map-by node, -ppn, a rankfile)"
         )
     if addresses is None:
-        from ringtrain._core.world.mpi_rendezvous import meet  # rarely needed, and import time counts
+        from ringtrain._core.world.mpi_rendezvous import meet_mpi_world  # rarely needed, and import time counts
 
-        addresses = meet(found, env, EnvironmentVariables(env).seconds(contract.ENV_TIMEOUT, 60.0))
+        addresses = meet_mpi_world(found, env, EnvironmentVariables(env).seconds(contract.ENV_TIMEOUT, 60.0))
     return _DiscoveredWorld("mpi", "worker", addresses, place_of(addresses, found.rank))
 
 
@@ -282,7 +282,7 @@ def _from_torchrun(env: Mapping[str, str]) -> _DiscoveredWorld | None:
         return None
     addresses = _ALONE if found.size == 1 else _ring_addresses(env, found.size)
     if addresses is None:
-        token = _token(_path(env, contract.ENV_TOKEN_FILE), env.get(contract.ENV_TOKEN))
+        token = _world_token(_file_path(env, contract.ENV_TOKEN_FILE), env.get(contract.ENV_TOKEN))
         addresses = meet_beside_master(
             found, env, token, EnvironmentVariables(env).seconds(contract.ENV_TIMEOUT, 60.0)
         )
@@ -293,7 +293,7 @@ def _ring_addresses(env: Mapping[str, str], size: int) -> tuple[str, ...] | None
     if text := env.get(contract.ENV_RING_ADDRESSES, ""):
         source = contract.ENV_RING_ADDRESSES
         addresses = tuple(address.strip() for address in text.split(","))
-    elif (path := _path(env, contract.ENV_WORLD_FILE)) is not None:
+    elif (path := _file_path(env, contract.ENV_WORLD_FILE)) is not None:
         source = f"{contract.ENV_WORLD_FILE} ({path})"
         addresses = ring_addresses_in(path)
     else:
@@ -309,7 +309,7 @@ def _ring_addresses(env: Mapping[str, str], size: int) -> tuple[str, ...] | None
     return addresses
 
 
-def _sites(env: Mapping[str, str], size: int) -> tuple[str, ...]:
+def _world_sites(env: Mapping[str, str], size: int) -> tuple[str, ...]:
     """The name of each rank's site; empty where nobody says, and in a process beside the world, which is of one
     rank and has the names of all."""
     names = tuple(name.strip() for name in env.get(contract.ENV_SITES, "").split(","))
@@ -323,17 +323,17 @@ def _sites(env: Mapping[str, str], size: int) -> tuple[str, ...]:
     return names
 
 
-def _slot(env: Mapping[str, str]) -> int | None:
+def _rank_slot(env: Mapping[str, str]) -> int | None:
     return EnvironmentVariables(env).integer(contract.ENV_SLOT, low=0) if contract.ENV_SLOT in env else None
 
 
-def _place(env: Mapping[str, str], addresses: tuple[str, ...], rank: int) -> RankPlace:
+def _rank_place_of(env: Mapping[str, str], addresses: tuple[str, ...], rank: int) -> RankPlace:
     """What the environment says, and what it leaves out from the hosts of the addresses."""
     by_host = place_of(addresses, rank)
     read = EnvironmentVariables(env)
     local_size = read.integer(contract.ENV_LOCAL_SIZE, by_host.local_size, low=1)
     cross_size = read.integer(contract.ENV_CROSS_SIZE, by_host.cross_size, low=1)
-    slot = _slot(env)  # the local rank is that of the slot: a pod may have a gap
+    slot = _rank_slot(env)  # the local rank is that of the slot: a pod may have a gap
     highest = local_size - 1 if slot is None else slot
     return RankPlace(
         rank,
@@ -345,5 +345,5 @@ def _place(env: Mapping[str, str], addresses: tuple[str, ...], rank: int) -> Ran
     )
 
 
-def _path(env: Mapping[str, str], name: str) -> Path | None:
+def _file_path(env: Mapping[str, str], name: str) -> Path | None:
     return Path(env[name]) if env.get(name) else None

@@ -43,7 +43,7 @@ def gather_addresses(
     end = time.monotonic() + timeout_s
     if rank == 0:
         return _RendezvousServer(size, own, token, meeting, timeout_s).run(end)
-    return _ask(rank, size, meeting, own, token, end, timeout_s)
+    return _ask_rank_0(rank, size, meeting, own, token, end, timeout_s)
 
 
 @dataclass(eq=False)
@@ -72,7 +72,7 @@ class _RendezvousServer:
         self._callers: dict[_RendezvousCaller, None] = {}  # oldest first
 
     def run(self, end: float) -> tuple[str, ...]:
-        with closing(self._selector), closing(_listener(self._meeting)) as listener:
+        with closing(self._selector), closing(_rendezvous_listener(self._meeting)) as listener:
             self._selector.register(listener, selectors.EVENT_READ)
             try:
                 while len(self._addresses) < self._size:
@@ -123,7 +123,7 @@ class _RendezvousServer:
 
     def _hear(self, caller: _RendezvousCaller) -> None:
         """Take the caller's address, or tell it what is wrong."""
-        said = _parsed(bytes(caller.line), rank=int, size=int, address=str, nonce=str, proof=str)
+        said = _parsed_rendezvous_line(bytes(caller.line), rank=int, size=int, address=str, nonce=str, proof=str)
         if said is None:
             self._drop(caller)
             return
@@ -140,7 +140,7 @@ class _RendezvousServer:
             caller.rank, caller.nonce = rank, said["nonce"]
             return
         with suppress(OSError):
-            caller.sock.sendall(_line({"refused": refusal}))
+            caller.sock.sendall(_rendezvous_line({"refused": refusal}))
         self._drop(caller)
 
     def _told(self) -> tuple[str, ...]:
@@ -150,7 +150,7 @@ class _RendezvousServer:
                 proof = _answer_proof(self._token, caller.nonce, addresses)
                 caller.sock.settimeout(_STRANGER_S)
                 with suppress(OSError):  # a rank that is gone is missed when ranks meet
-                    caller.sock.sendall(_line({"addresses": addresses, "proof": proof}))
+                    caller.sock.sendall(_rendezvous_line({"addresses": addresses, "proof": proof}))
         return addresses
 
     def _drop(self, caller: _RendezvousCaller) -> None:
@@ -159,7 +159,7 @@ class _RendezvousServer:
         caller.sock.close()
 
 
-def _listener(meeting: RendezvousPoint) -> socket.socket:
+def _rendezvous_listener(meeting: RendezvousPoint) -> socket.socket:
     host, port = meeting.where
     address = listening_address(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
     bound, _ = split_address(address)
@@ -175,15 +175,15 @@ def _listener(meeting: RendezvousPoint) -> socket.socket:
         ) from error
 
 
-def _ask(
+def _ask_rank_0(
     rank: int, size: int, meeting: RendezvousPoint, own: str, token: bytes | None, end: float, timeout_s: float
 ) -> tuple[str, ...]:
     while True:
         said: dict[str, Any] = {"rank": rank, "size": size, "address": own, "nonce": secrets.token_hex(16)}
         said["proof"] = _caller_proof(token, said)
-        reply = _exchanged(meeting.where, _line(said), end)
-        answer = _parsed(reply, addresses=list, proof=str)
-        refused = _parsed(reply, refused=str)
+        reply = _exchanged_rendezvous_line(meeting.where, _rendezvous_line(said), end)
+        answer = _parsed_rendezvous_line(reply, addresses=list, proof=str)
+        refused = _parsed_rendezvous_line(reply, refused=str)
         if refused is not None:
             raise ConfigurationError(refused["refused"][:500])
         if answer is not None and len(answer["addresses"]) == size:
@@ -202,7 +202,7 @@ def _ask(
         time.sleep(_AGAIN_S)
 
 
-def _exchanged(where: tuple[str, int], line: bytes, end: float) -> bytes:
+def _exchanged_rendezvous_line(where: tuple[str, int], line: bytes, end: float) -> bytes:
     """What rank 0 answers; nothing where it can't be reached."""
     reply = bytearray()
     with suppress(OSError):
@@ -217,11 +217,11 @@ def _exchanged(where: tuple[str, int], line: bytes, end: float) -> bytes:
     return bytes(reply)
 
 
-def _line(message: dict[str, Any]) -> bytes:
+def _rendezvous_line(message: dict[str, Any]) -> bytes:
     return json.dumps(message).encode() + b"\n"
 
 
-def _parsed(line: bytes, **types: type) -> dict[str, Any] | None:
+def _parsed_rendezvous_line(line: bytes, **types: type) -> dict[str, Any] | None:
     """The message in `line` if it has values of these types."""
     try:
         message = json.loads(line)

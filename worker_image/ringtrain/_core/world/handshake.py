@@ -29,9 +29,9 @@ from ringtrain._core.wire.messages import (
     HelloMessage,
     MalformedMessage,
     PullRequestMessage,
-    dump,
-    load,
-    load_fields,
+    decode_message,
+    decode_message_fields,
+    encode_message,
 )
 from ringtrain._core.world import neighbours
 from ringtrain._core.world.failure_state import WorldFailureState
@@ -55,7 +55,7 @@ class WorldHandshake:
 
     def __init__(self, ring: RingConfig, failure_state: WorldFailureState, is_over: Callable[[int], bool]) -> None:
         self._ring = ring
-        self._partners = neighbours.partners(ring.rank, ring.size)
+        self._partners = neighbours.partner_ranks(ring.rank, ring.size)
         self._failure_state = failure_state
         self._is_over = is_over  # whether this rank's world has ended for that peer
         self._instance = secrets.token_hex(8) + f"-{os.getpid()}"
@@ -78,27 +78,29 @@ class WorldHandshake:
 
     def answer_hello(self, request: bytes) -> bytes:
         """Say who this rank is, with a proof. No Hello changes this rank. Raises PullRefused, StreamBroken."""
-        theirs = HelloMessage.parse(load(request))
+        theirs = HelloMessage.parse(decode_message(request))
         with self._changed:
             if theirs.rank in self._ring.peers:
                 self._heard.add(theirs.rank)
                 self._changed.notify_all()
         self._admit(theirs)
         mine = self._mine(self._nonce_for(theirs))
-        proof = authentication.proof(self._ring.token, authentication.SERVER, dump(theirs), dump(mine))
-        return dump({"hello": mine.__dict__, "proof": proof})
+        proof = authentication.proof(
+            self._ring.token, authentication.SERVER, encode_message(theirs), encode_message(mine)
+        )
+        return encode_message({"hello": mine.__dict__, "proof": proof})
 
     def answer_prove(self, request: bytes, data_port: int | None) -> bytes:
         """Give the peer its session, and tell it this rank's data port. Raises PullRefused, StreamBroken."""
-        message = load_fields(request, hello=dict, proof=str)
+        message = decode_message_fields(request, hello=dict, proof=str)
         theirs = HelloMessage.parse(message["hello"])
         self._admit(theirs)
         if theirs.rank not in self._partners:
             raise NotAPeer(WorldFailure("stranger", f"rank {theirs.rank} is no partner of rank {self._ring.rank}"))
         nonce = self._nonce_for(theirs).encode()
-        expected = authentication.proof(self._ring.token, authentication.CLIENT, dump(theirs), nonce)
+        expected = authentication.proof(self._ring.token, authentication.CLIENT, encode_message(theirs), nonce)
         if not authentication.same(expected, message["proof"]):
-            raise _refusal(_token_message(self._ring.rank, theirs.rank))
+            raise _hello_refusal(_token_message(self._ring.rank, theirs.rank))
         if self._ring.token is None:
             self._await_met(theirs)
         with self._changed:
@@ -106,7 +108,7 @@ class WorldHandshake:
             self._changed.notify_all()
         self._admit(theirs)
         session = self._session_for(theirs.rank, theirs.instance)
-        return dump({"session": session.hex(), "data_port": data_port})
+        return encode_message({"session": session.hex(), "data_port": data_port})
 
     def is_peer(self, rank: int, session: bytes) -> bool:
         """Whether `session` is what the peer `rank` was given."""
@@ -184,7 +186,7 @@ class WorldHandshake:
         """That the first of `peers` at whose address nobody answers has not come, looked for at the deadline."""
         for at in range(0, len(peers), _LOOKED_FOR_AT_ONCE):
             some = peers[at : at + _LOOKED_FOR_AT_ONCE]
-            hello = dump(self._mine(secrets.token_hex(16)))
+            hello = encode_message(self._mine(secrets.token_hex(16)))
             asked = [transport.ask(peer, HELLO, hello, self._ring.probe_timeout_s) for peer in some]
             await_answers(asked, self._ring.probe_timeout_s)
             for peer, answer in zip(some, asked, strict=True):
@@ -207,9 +209,9 @@ class WorldHandshake:
         """Get a session from the peer; from its Hello again if it is in another world by now."""
         while True:
             proof = authentication.proof(
-                self._ring.token, authentication.CLIENT, dump(mine), theirs.nonce.encode()
+                self._ring.token, authentication.CLIENT, encode_message(mine), theirs.nonce.encode()
             )
-            request = dump({"hello": mine.__dict__, "proof": proof})
+            request = encode_message({"hello": mine.__dict__, "proof": proof})
             left = max(end - time.monotonic(), self._ring.probe_timeout_s)
             with self._or_again(peer, end):
                 self._take(transport, peer, self._answer(peer, transport.ask(peer, PROVE, request, left), end))
@@ -232,9 +234,9 @@ class WorldHandshake:
 
     def _take(self, transport: Transport, peer: int, reply: bytes) -> None:
         """Keep what the peer's answer to Prove holds."""
-        self.sessions[peer] = load_fields(reply, session=bytes)["session"]
+        self.sessions[peer] = decode_message_fields(reply, session=bytes)["session"]
         transport.use_session(peer, self.sessions[peer])
-        data_port = load(reply).get("data_port")
+        data_port = decode_message(reply).get("data_port")
         if isinstance(data_port, int) and neighbours.is_mesh(self._ring.size):
             self._use_data_port(transport, peer, data_port)
 
@@ -244,7 +246,7 @@ class WorldHandshake:
         transport.use_data_port(peer, port, request)
 
     def _ask_hello(self, transport: Transport, peer: int, mine: HelloMessage, end: float) -> "Future[bytes]":
-        answer = transport.ask(peer, HELLO, dump(mine), end - time.monotonic(), patient=True)
+        answer = transport.ask(peer, HELLO, encode_message(mine), end - time.monotonic(), patient=True)
         answer.add_done_callback(lambda done: self._note_answer(peer, mine, done))
         return answer
 
@@ -270,7 +272,7 @@ class WorldHandshake:
         )  # fmt: skip
 
     def _nonce_for(self, theirs: HelloMessage) -> str:
-        return hmac.digest(self._secret, b"nonce" + dump(theirs), "sha256").hex()
+        return hmac.digest(self._secret, b"nonce" + encode_message(theirs), "sha256").hex()
 
     def _session_for(self, rank: int, instance: str) -> bytes:
         session = self._issued.get((rank, instance))
@@ -291,9 +293,11 @@ class WorldHandshake:
 
     def _read_answer(self, mine: HelloMessage, reply: bytes) -> tuple[HelloMessage, bool]:
         """Who answers, and whether they know the token."""
-        message = load_fields(reply, hello=dict, proof=str)
+        message = decode_message_fields(reply, hello=dict, proof=str)
         theirs = HelloMessage.parse(message["hello"])
-        expected = authentication.proof(self._ring.token, authentication.SERVER, dump(mine), dump(theirs))
+        expected = authentication.proof(
+            self._ring.token, authentication.SERVER, encode_message(mine), encode_message(theirs)
+        )
         return theirs, authentication.same(expected, message["proof"])
 
     def _answer(self, peer: int, answer: "Future[bytes]", end: float) -> bytes:
@@ -340,7 +344,7 @@ class WorldHandshake:
             self.all_met = not missing and not two
         self._failure_state.check()
         if two:
-            self._fail(WorldFailure("configuration", _twice(two[0])))
+            self._fail(WorldFailure("configuration", _rank_twice_message(two[0])))
         if missing and not is_mesh and (absence := self.absence(transport, self._ring.peers)) is not None:
             self._fail(absence)  # a partner waits for a rank that is no partner of this one
         if missing:
@@ -350,8 +354,8 @@ class WorldHandshake:
 
     def _admit(self, theirs: HelloMessage) -> None:
         """Refuse whoever does not fit into this world. StreamBroken (CLOSED): they may ask again in a moment."""
-        if (message := disagreement(self._ring, theirs)) is not None:
-            raise _refusal(message)
+        if (message := hello_disagreement(self._ring, theirs)) is not None:
+            raise _hello_refusal(message)
         known = {self._met.get(theirs.rank), self._given.get(theirs.rank)} - {None}
         failure = self._failure_state.failure
         if failure is not None and not self.all_met and theirs.instance in known:
@@ -361,7 +365,7 @@ class WorldHandshake:
         # While ranks meet it is open who is right, and a rank may have left and begun its next world already.
         if not self.all_met or self._is_over(theirs.rank):
             raise StreamBroken(StreamEnd.CLOSED, f"rank {self._ring.rank} is still leaving an earlier world")
-        raise _refusal(_twice(theirs.rank))
+        raise _hello_refusal(_rank_twice_message(theirs.rank))
 
     def _await_met(self, theirs: HelloMessage) -> None:
         """Wait until it is known who answers at the address: without a token, nobody else is the peer."""
@@ -395,7 +399,7 @@ class WorldHandshake:
             self._changed.notify_all()
 
 
-def disagreement(mine: RingConfig, theirs: HelloMessage) -> str | None:
+def hello_disagreement(mine: RingConfig, theirs: HelloMessage) -> str | None:
     """Say what two ranks that meet see differently, alike on both sides. None if nothing."""
     me = (
         f"rank {mine.rank} ({mine.addresses[mine.rank]})",
@@ -417,7 +421,7 @@ def disagreement(mine: RingConfig, theirs: HelloMessage) -> str | None:
         if left != right:
             return f"{one} {verb} {left}, {other} {verb} {right} {advice}".replace(" ;", ";")
     if theirs.rank == mine.rank or not 0 <= theirs.rank < mine.size:
-        return _twice(theirs.rank)
+        return _rank_twice_message(theirs.rank)
     return None
 
 
@@ -426,11 +430,11 @@ def _session_between(key: bytes, rank: int, peer: int) -> bytes:
     return hmac.digest(key, f"session {rank} {peer}".encode(), "sha256")[:SESSION_BYTES]
 
 
-def _refusal(message: str) -> PullRefused:
+def _hello_refusal(message: str) -> PullRefused:
     return PullRefused(WorldFailure("configuration", message))
 
 
-def _twice(rank: int) -> str:
+def _rank_twice_message(rank: int) -> str:
     return f"two processes say that they are rank {rank}; start each rank once, and give all the same addresses"
 
 

@@ -60,7 +60,7 @@ class WorldLateness:
             now = time.monotonic()
             waiting = {key: begun for key, begun in self._offers.under_way() if now - begun.since >= self._first_s}
             self._due = {key: due for key, due in self._due.items() if key in waiting}
-            for key, begun in _outermost(waiting).items():
+            for key, begun in _outermost_wait(waiting).items():
                 waited_s = now - begun.since
                 if waited_s >= self._due.get(key, self._first_s):
                     self._due[key] = 2 * max(waited_s, self._first_s)
@@ -69,18 +69,18 @@ class WorldLateness:
 
     def _warn(self, key: Key, begun: BegunCollective, waited_s: float) -> None:
         own, ranks = self._ring.rank, {self._ring.rank, *begun.others}
-        asked = neighbours.near(own, ranks)
+        asked = neighbours.near_ranks(own, ranks)
         answers = self._statuses(asked)
         late = [rank for rank in asked if _is_late(answers.get(rank), key)]
         if not late:
             return
-        before = [rank for rank in neighbours.near(late[0], ranks) if rank < own]
+        before = [rank for rank in neighbours.near_ranks(late[0], ranks) if rank < own]
         theirs = {**self._statuses([rank for rank in before if rank not in asked]), **answers}
         if not all(_is_late(theirs.get(rank), key) for rank in before):
             return  # one of those who wait says it: of those near the first late one the first
         named = late[:_NAMED_MOST]
         of_asked = "" if len(asked) == len(begun.others) else f" (of {len(asked)} that it asked)"
-        doing = "; ".join(_described(rank, begun, answers.get(rank)) for rank in named)
+        doing = "; ".join(_described_lateness(rank, begun, answers.get(rank)) for rank in named)
         log.warning(
             "rank %d has waited %.0f s in %s for rank(s) %s, connected but not there: %s. After %g s "
             "(RINGTRAIN_STALL_TIMEOUT) the world ends",
@@ -93,14 +93,14 @@ def _is_late(answer: Any, key: Key) -> bool:
     return answer is None or int(answer["reached"].get(str(key[0]), 0)) < key[1]
 
 
-def _described(rank: int, begun: BegunCollective, answer: Any) -> str:
+def _described_lateness(rank: int, begun: BegunCollective, answer: Any) -> str:
     if answer is not None:
         return f"rank {rank} {answer['activity']}"
     last = f"; it has been in {begun.before.label}" if begun.before is not None else ""
     return f"rank {rank} does not answer: it is too busy, or gone{last}"
 
 
-def _outermost(waiting: Mapping[Key, BegunCollective]) -> dict[Key, BegunCollective]:
+def _outermost_wait(waiting: Mapping[Key, BegunCollective]) -> dict[Key, BegunCollective]:
     """Of collectives within each other, as of pods in shared memory or MPI, those that began first."""
     found: dict[int, tuple[Key, BegunCollective]] = {}
     for key, begun in sorted(waiting.items(), key=lambda item: item[1].since):

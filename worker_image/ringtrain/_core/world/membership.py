@@ -19,8 +19,8 @@ from ringtrain._core.wire.messages import (
     MalformedMessage,
     PullRequestMessage,
     WireFrame,
-    dump,
-    load_fields,
+    decode_message_fields,
+    encode_message,
 )
 from ringtrain._core.wire.signature import WireSignature, decode_signature, describe_mismatch, is_text
 from ringtrain._core.world import neighbours
@@ -231,7 +231,7 @@ class WorldMembership:
             return b""
         asking = -1
         if method != ABORT or self._takes_peers_only(request):
-            identity = load_fields(request, rank=int, session=bytes)
+            identity = decode_message_fields(request, rank=int, session=bytes)
             asking = int(identity["rank"])
             self._handshake.check_session(asking, identity["session"])
         if method == ABORT:
@@ -240,14 +240,16 @@ class WorldMembership:
         if method == STATUS:
             failure = self.failure_state.failure
             status = {"reached": self.offers.reached(), "activity": self.offers.activity()}
-            return dump({**status, "left": self._watches.left(), "failure": failure and failure.encode()})
+            return encode_message(
+                {**status, "left": self._watches.left(), "failure": failure and failure.encode()}
+            )
         if method == MEANING:
-            asked = load_fields(request, process_set=int, sequence=int)
+            asked = decode_message_fields(request, process_set=int, sequence=int)
             what = self.offers.meaning((asked["process_set"], asked["sequence"]))
             return b"" if what is None else what.encode()
         # A watch: held for a timeout's time, its end tells the peer that this rank is gone.
         self._handshake.watched_by(asking)
-        if not load_fields(request, hold=bool)["hold"]:
+        if not decode_message_fields(request, hold=bool)["hold"]:
             if (failed := self.failure_state.failure) is not None:
                 raise PullRefused(failed)
             return self._watches.farewell() if self.left else ALIVE
@@ -261,7 +263,7 @@ class WorldMembership:
         While ranks meet, whoever knows the token may announce why they do not. What shows a session must show one
         of this world: the verdict of an earlier one, which still goes round, does not end it.
         """
-        shown = load_fields(abort, session=bytes)["session"]
+        shown = decode_message_fields(abort, session=bytes)["session"]
         return bool(shown) or self._handshake.all_met or self.ring.token is None
 
     def pull(self, request: bytes, caller: TransportCaller) -> Iterator[WireFrame]:
@@ -286,7 +288,7 @@ class WorldMembership:
 
     def _ask_meaning(self, peer: int, key: Key) -> WireSignature | None:
         """The whole signature of a peer's collective; None if it does not answer, or has ended that one."""
-        request = dump({**self._identity(peer), "process_set": key[0], "sequence": key[1]})
+        request = encode_message({**self._identity(peer), "process_set": key[0], "sequence": key[1]})
         timeout_s = self.ring.probe_timeout_s
         try:
             answer = self.transport.ask(peer, MEANING, request, timeout_s).result(2 * timeout_s)

@@ -14,12 +14,19 @@ from typing import Any, Final
 
 from ringtrain._core.transport.base import StreamBroken, StreamEnd, Transport
 from ringtrain._core.wire.failure import PullRefused, WorldFailure
-from ringtrain._core.wire.messages import ABORT, STATUS, WATCH, dump, load, load_fields
+from ringtrain._core.wire.messages import (
+    ABORT,
+    STATUS,
+    WATCH,
+    decode_message,
+    decode_message_fields,
+    encode_message,
+)
 from ringtrain._core.world import neighbours
 from ringtrain._core.world.failure_state import PeerClosed, PeersStalled, RankActivity, Report, WorldFailureState
 from ringtrain._core.world.ring_config import RingConfig
 from ringtrain._core.world.spread import FailureSpread, await_answers, is_answered
-from ringtrain._core.world.watches import WorldWatches, has_gone
+from ringtrain._core.world.watches import WorldWatches, has_peer_gone
 from ringtrain.shared import authentication
 
 _ASKED_AT_ONCE: Final = 32  # beyond those that are near
@@ -86,10 +93,10 @@ class WorldMonitor:
         """What those of `peers` that answer say of themselves."""
         asked = {peer: self._ask_status(peer) for peer in peers}
         await_answers(list(asked.values()), self._ring.probe_timeout_s)
-        return {peer: load(answer.result()) for peer, answer in asked.items() if is_answered(answer)}
+        return {peer: decode_message(answer.result()) for peer, answer in asked.items() if is_answered(answer)}
 
     def _ask_watch(self, peer: int, hold: bool, timeout_s: float) -> "Future[bytes]":
-        request = dump({**self._identity(peer), "hold": hold})
+        request = encode_message({**self._identity(peer), "hold": hold})
         return self._transport.ask(peer, WATCH, request, timeout_s)
 
     def _is_over(self) -> bool:
@@ -100,7 +107,9 @@ class WorldMonitor:
         answer: Future[bytes] = Future()
 
         def ask() -> "Future[bytes]":
-            return self._transport.ask(peer, STATUS, dump(self._identity(peer)), self._ring.probe_timeout_s)
+            return self._transport.ask(
+                peer, STATUS, encode_message(self._identity(peer)), self._ring.probe_timeout_s
+            )
 
         def first(asked: "Future[bytes]") -> None:
             error = asked.exception()
@@ -146,7 +155,7 @@ class WorldMonitor:
         rank, size = self._ring.rank, self._ring.size
         distances = [range(d, d + 1) for d in range(1, size)]
         if not neighbours.is_mesh(size):
-            told = neighbours.told(size)
+            told = neighbours.failure_told_ranks(size)
             behind = [range(size - group.start, size - group.start + 1) for group in told]
             distances = told if self.watches.are_sparse else told + behind
         groups = [[(rank + distance) % size for distance in group] for group in distances]
@@ -157,7 +166,7 @@ class WorldMonitor:
 
         Raises StreamBroken where this rank leaves and passes nothing on: the peer then tells others in its place.
         """
-        message = load_fields(request, failure=str, proof=str)
+        message = decode_message_fields(request, failure=str, proof=str)
         if not authentication.same(self._abort_proof(self._ring.rank, message["failure"]), message["proof"]):
             raise PullRefused(WorldFailure("configuration", "an announcement without proof of the job's token"))
         with self._heeded:
@@ -186,7 +195,7 @@ class WorldMonitor:
 
     def _abort(self, peer: int, failure: WorldFailure) -> bytes:
         text = failure.encode()
-        return dump({"failure": text, "proof": self._abort_proof(peer, text), **self._identity(peer)})
+        return encode_message({"failure": text, "proof": self._abort_proof(peer, text), **self._identity(peer)})
 
     def _abort_proof(self, peer: int, text: str) -> str:
         """For one attempt only: a recording must not end the next one, whose token is the same."""
@@ -200,7 +209,7 @@ class WorldMonitor:
         """
 
         def answered(peer: int, answer: "Future[bytes]") -> None:
-            if not self._stopped and has_gone(answer) and is_needed(peer):
+            if not self._stopped and has_peer_gone(answer) and is_needed(peer):
                 self.report(PeerClosed(peer, str(answer.exception()), activity))
 
         for peer in peers:
@@ -242,7 +251,7 @@ class WorldMonitor:
         gone = {self._ring.rank}
         end = time.monotonic() + self._ring.probe_timeout_s
         while time.monotonic() < end and not self._is_over():
-            asked = neighbours.witnesses(peer, self._ring.size, gone.union(self.watches.left()))
+            asked = neighbours.witness_ranks(peer, self._ring.size, gone.union(self.watches.left()))
             if answers := self.statuses(asked):
                 return any(peer in answer["left"] for answer in answers.values())
             if not asked:
@@ -256,7 +265,7 @@ class WorldMonitor:
         Of many those near this rank. Where all of those wait, whoever is near the one to blame finds it out, and
         tells all. Only where nobody does the others are asked, some at a time.
         """
-        near = {stall.peers[0], *neighbours.near(self._ring.rank, {self._ring.rank, *stall.peers})}
+        near = {stall.peers[0], *neighbours.near_ranks(self._ring.rank, {self._ring.rank, *stall.peers})}
         further = [peer for peer in stall.peers if peer not in near]
         failure = self._kept_by([peer for peer in stall.peers if peer in near], stall)
         if failure is None and further and self._failure_state.wait(2 * self._ring.probe_timeout_s):

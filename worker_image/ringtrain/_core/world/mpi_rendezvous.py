@@ -23,7 +23,7 @@ _SIOCGIFADDR = 0x8915
 _INNER = ("lo", "docker", "virbr", "br-", "cni", "flannel", "podman")
 
 
-def meet(found: MpiRank, env: Mapping[str, str], timeout_s: float) -> tuple[str, ...]:
+def meet_mpi_world(found: MpiRank, env: Mapping[str, str], timeout_s: float) -> tuple[str, ...]:
     """The addresses of all ranks, by rank; this rank's port is free for it to listen on.
 
     Raises ConfigurationError: no way to meet, or not all ranks came within `timeout_s`.

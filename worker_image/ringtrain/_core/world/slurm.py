@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ringtrain._core.world.gathering import RendezvousPoint, gather_addresses
-from ringtrain._core.world.torchrun import beside
+from ringtrain._core.world.torchrun import rendezvous_port_beside
 from ringtrain.errors import ConfigurationError
 from ringtrain.shared.address import host_port, is_loopback, own_address, reachable_address
 from ringtrain.shared.environment import EnvironmentVariables
@@ -67,7 +67,7 @@ def meet_on_first_node(
     nodes = node_names("SLURM_STEP_NODELIST", env)
     port = _PORTS[zlib.crc32(found.step.encode()) % len(_PORTS)]
     if env.get("MASTER_PORT"):
-        port = beside(EnvironmentVariables(env).integer("MASTER_PORT", low=1, high=65_535))
+        port = rendezvous_port_beside(EnvironmentVariables(env).integer("MASTER_PORT", low=1, high=65_535))
     own = "127.0.0.1" if len(nodes) == 1 else env.get("RINGTRAIN_POD_IP") or _own_address(nodes[0], port)
     first = own if found.rank == 0 or len(nodes) == 1 else nodes[0]
     meeting = RendezvousPoint(

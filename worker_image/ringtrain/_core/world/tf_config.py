@@ -27,16 +27,17 @@ def parse_tf_config(text: str) -> TfTask | None:
     The chief is rank 0, then the workers. An evaluator stands outside the ring and need not be in the cluster.
     Raises ConfigurationError that says where the text is wrong, and for the task of a parameter server.
     """
-    config = _object(_json(text), "TF_CONFIG")
+    config = _tf_config_object(_tf_config_json(text), "TF_CONFIG")
     cluster = {
-        kind: _addresses(kind, value) for kind, value in _object(config.get("cluster", {}), "cluster").items()
+        kind: _tf_config_addresses(kind, value)
+        for kind, value in _tf_config_object(config.get("cluster", {}), "cluster").items()
     }
-    task = _object(config.get("task", {}), "task")
+    task = _tf_config_object(config.get("task", {}), "task")
     if not task and not any(cluster.values()):
         return None
     if "type" not in task:
         raise ConfigurationError('TF_CONFIG has a cluster but no task; expected "task": {"type": …, "index": …}')
-    kind, index = _task(task)
+    kind, index = _tf_config_task(task)
     if kind not in cluster and kind != "evaluator":
         have = ", ".join(f"{len(addresses)} {known}" for known, addresses in cluster.items()) or "no tasks"
         raise ConfigurationError(f'TF_CONFIG: the task is of type "{kind}", but the cluster has {have}')
@@ -62,7 +63,7 @@ def parse_tf_config(text: str) -> TfTask | None:
     return TfTask(kind, index, index + (len(cluster.get("chief", ())) if kind == "worker" else 0), ring)
 
 
-def _json(text: str) -> Any:
+def _tf_config_json(text: str) -> Any:
     try:
         return json.loads(text)
     except RecursionError as error:
@@ -76,13 +77,13 @@ def _json(text: str) -> Any:
         raise ConfigurationError(f"TF_CONFIG has a number that is too long: {shown(text)}") from error
 
 
-def _object(value: Any, name: str) -> dict[str, Any]:
+def _tf_config_object(value: Any, name: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ConfigurationError(f"TF_CONFIG: {name} is {shown(value)}; expected an object in braces")
     return value
 
 
-def _addresses(kind: str, value: Any) -> tuple[str, ...]:
+def _tf_config_addresses(kind: str, value: Any) -> tuple[str, ...]:
     if kind not in KNOWN_TYPES:
         raise ConfigurationError(
             f'TF_CONFIG: the cluster has a task type "{shown(kind)}"; expected chief, worker, ps or evaluator'
@@ -95,7 +96,7 @@ def _addresses(kind: str, value: Any) -> tuple[str, ...]:
     return tuple(value)
 
 
-def _task(task: dict[str, Any]) -> tuple[str, int]:
+def _tf_config_task(task: dict[str, Any]) -> tuple[str, int]:
     kind, index = task["type"], task.get("index", 0)
     if kind not in KNOWN_TYPES:
         raise ConfigurationError(

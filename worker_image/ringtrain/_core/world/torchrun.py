@@ -53,15 +53,15 @@ def torchrun_rank(env: Mapping[str, str]) -> TorchrunRank | None:
         return None
     if present in (["RANK"], ["WORLD_SIZE"]):
         return None  # a name that other programs use, too
-    size = _number(env, "WORLD_SIZE", 1)
-    rank = _number(env, "RANK", 0, size - 1)
-    local_size = _number(env, "LOCAL_WORLD_SIZE", 1, size) if env.get("LOCAL_WORLD_SIZE") else None
+    size = _torchrun_number(env, "WORLD_SIZE", 1)
+    rank = _torchrun_number(env, "RANK", 0, size - 1)
+    local_size = _torchrun_number(env, "LOCAL_WORLD_SIZE", 1, size) if env.get("LOCAL_WORLD_SIZE") else None
     highest = (local_size or size) - 1
-    local_rank = _number(env, "LOCAL_RANK", 0, highest) if env.get("LOCAL_RANK") else None
-    host = _number(env, "GROUP_RANK", 0, size - 1) if env.get("GROUP_RANK") else None
+    local_rank = _torchrun_number(env, "LOCAL_RANK", 0, highest) if env.get("LOCAL_RANK") else None
+    host = _torchrun_number(env, "GROUP_RANK", 0, size - 1) if env.get("GROUP_RANK") else None
     if size == 1:
         return TorchrunRank(rank, size, "")
-    port = _number(env, "MASTER_PORT", 1, _HIGHEST_PORT)
+    port = _torchrun_number(env, "MASTER_PORT", 1, _HIGHEST_PORT)
     address = env.get("MASTER_ADDR", "")
     master = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
     split_address(master)
@@ -85,17 +85,17 @@ def meet_beside_master(
         if env.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
             attempt = f"{env.get('TORCHELASTIC_RUN_ID', '')}/{env.get('TORCHELASTIC_RESTART_COUNT', '0')}"
             return _meet_in_store(found, f"ringtrain/{attempt}/{_meetings}", own, token, timeout_s)
-        return gather_addresses(found.rank, found.size, _beside(found.master), own, token, timeout_s)
+        return gather_addresses(found.rank, found.size, _rendezvous_beside(found.master), own, token, timeout_s)
     finally:
         held.release()
 
 
-def _beside(master: str) -> RendezvousPoint:
+def _rendezvous_beside(master: str) -> RendezvousPoint:
     host, port = split_address(master)
-    return RendezvousPoint((host, beside(port)))
+    return RendezvousPoint((host, rendezvous_port_beside(port)))
 
 
-def beside(port: int) -> int:
+def rendezvous_port_beside(port: int) -> int:
     """The port where ranks meet whose MASTER_PORT is `port`."""
     return port + _BESIDE if port + _BESIDE <= _HIGHEST_PORT else port - _BESIDE
 
@@ -113,7 +113,7 @@ def _own_address(master: str) -> str:
 def _meet_in_store(
     found: TorchrunRank, key: str, own: str, token: bytes | None, timeout_s: float
 ) -> tuple[str, ...]:
-    store = _store(found.master, timeout_s)
+    store = _torchrun_store(found.master, timeout_s)
 
     def proof(rank: int, address: str) -> str:
         return authentication.proof(token, b"address", key.encode(), str(rank).encode(), address.encode())
@@ -122,7 +122,7 @@ def _meet_in_store(
         store.set(f"{key}/{found.rank}", f"{own} {proof(found.rank, own)}")
         store.wait([f"{key}/{rank}" for rank in range(found.size)], timedelta(seconds=timeout_s))
     except RuntimeError as error:
-        missing = [rank for rank in range(found.size) if not _has(store, f"{key}/{rank}")]
+        missing = [rank for rank in range(found.size) if not _has_store_key(store, f"{key}/{rank}")]
         raise ConfigurationError(
             f"rank(s) {in_ranges(missing)} of {found.size} have not called ringtrain.init() within "
             f"{timeout_s:g} s (waited for by rank {found.rank}); every rank that torchrun starts must"
@@ -138,7 +138,7 @@ def _meet_in_store(
     return tuple(addresses)
 
 
-def _store(master: str, timeout_s: float) -> Any:
+def _torchrun_store(master: str, timeout_s: float) -> Any:
     try:
         from torch.distributed import TCPStore
     except ImportError as error:
@@ -152,14 +152,14 @@ def _store(master: str, timeout_s: float) -> Any:
         raise ConfigurationError(f"torchrun's store at {master} can't be reached: {error}") from error
 
 
-def _has(store: Any, key: str) -> bool:
+def _has_store_key(store: Any, key: str) -> bool:
     try:
         return bool(store.check([key]))
     except RuntimeError:
         return False
 
 
-def _number(env: Mapping[str, str], name: str, lowest: int, highest: int = HIGHEST) -> int:
+def _torchrun_number(env: Mapping[str, str], name: str, lowest: int, highest: int = HIGHEST) -> int:
     if not env.get(name):
         have = ", ".join(f"{other}={shown(env[other])}" for other in _NAMES if env.get(other))
         raise ConfigurationError(

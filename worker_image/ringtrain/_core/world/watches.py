@@ -7,7 +7,7 @@ from concurrent.futures import Future
 
 from ringtrain._core.transport.base import PeerUnreached, StreamBroken, StreamEnd
 from ringtrain._core.wire.failure import PullRefused
-from ringtrain._core.wire.messages import dump, load
+from ringtrain._core.wire.messages import decode_message, encode_message
 from ringtrain._core.world import neighbours
 from ringtrain._core.world.failure_state import PeerClosed, Report
 from ringtrain._core.world.ring_config import RingConfig
@@ -38,7 +38,7 @@ class WorldWatches:
         self._peer_left = peer_left
         self._lock = threading.Lock()
         self._left: set[int] = set()
-        self._watched = set(neighbours.watched(ring.rank, ring.size))
+        self._watched = set(neighbours.watched_ranks(ring.rank, ring.size))
         # Whether all have met, and this rank watches only some of them.
         self.are_sparse = False
 
@@ -65,7 +65,7 @@ class WorldWatches:
 
     def farewell(self) -> bytes:
         """What a watcher is told when this rank leaves: that, and who else has left, as nobody else may know."""
-        return LEFT if neighbours.is_mesh(self._ring.size) else LEFT + dump(self.left())
+        return LEFT if neighbours.is_mesh(self._ring.size) else LEFT + encode_message(self.left())
 
     def left(self) -> list[int]:
         """The ranks that this one knows to have left in good order."""
@@ -80,14 +80,14 @@ class WorldWatches:
             return
         error = answer.exception()
         if error is None and answer.result().startswith(LEFT):
-            self.note_left({peer, *load(answer.result().removeprefix(LEFT) or b"[]")})
+            self.note_left({peer, *decode_message(answer.result().removeprefix(LEFT) or b"[]")})
         elif error is None and not hold:
             if peer in self._watched:
                 self._question(peer, True, again=True)
         elif error is None or (isinstance(error, StreamBroken) and error.how is StreamEnd.TIMEOUT):
             # Who computes without releasing the interpreter answers late: it is alive.
             self._question(peer, hold, again=True)
-        elif _is_elsewhere(error) or (isinstance(error, PeerUnreached) and again):
+        elif _is_peer_elsewhere(error) or (isinstance(error, PeerUnreached) and again):
             # Between two questions it has left, and its process has ended, or answers in its next world. Or it has
             # died: whoever had a question there hears of that.
             self.note_left({peer})
@@ -110,7 +110,7 @@ class WorldWatches:
         if not self.are_sparse or self._is_over():
             return
         with self._lock:
-            now = neighbours.watched(self._ring.rank, self._ring.size, self._left)
+            now = neighbours.watched_ranks(self._ring.rank, self._ring.size, self._left)
             new = [peer for peer in now if peer not in self._watched]
             self._watched.update(new)
         for peer in new:
@@ -118,7 +118,7 @@ class WorldWatches:
             answer.add_done_callback(functools.partial(self._next_answered, peer))
 
     def _next_answered(self, peer: int, answer: "Future[bytes]") -> None:
-        if has_gone(answer):
+        if has_peer_gone(answer):
             # Both that watched it have just left, and nobody knows how it ended: in good order, as they did. A
             # rank that needs it finds its connection broken.
             self.note_left({peer})
@@ -126,11 +126,11 @@ class WorldWatches:
             self._ended(peer, True, answer, again=False)
 
 
-def has_gone(answer: "Future[bytes]") -> bool:
+def has_peer_gone(answer: "Future[bytes]") -> bool:
     """Whether the process that was asked is not there any more, or is in its next world."""
     error = answer.exception()
-    return _is_elsewhere(error) or (isinstance(error, StreamBroken) and error.how is StreamEnd.CLOSED)
+    return _is_peer_elsewhere(error) or (isinstance(error, StreamBroken) and error.how is StreamEnd.CLOSED)
 
 
-def _is_elsewhere(error: BaseException | None) -> bool:
+def _is_peer_elsewhere(error: BaseException | None) -> bool:
     return isinstance(error, PullRefused) and error.is_of_a_stranger

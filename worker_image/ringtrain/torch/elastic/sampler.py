@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ringtrain._core.process_groups.context import current_or_none
-from ringtrain._core.process_groups.draws import note_draw
+from ringtrain._core.process_groups.draws import note_process_group_epoch
 from ringtrain.data.shard import Shard
 
 
@@ -70,7 +70,9 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         cut = f"ElasticSampler({len(self.dataset)} samples, shuffle={self.shuffle}, seed={self.seed})"
-        note_draw(self.rank, self.num_replicas, cut, f"epoch {self.epoch} from sample {self.processed_num} on")
+        note_process_group_epoch(
+            self.rank, self.num_replicas, cut, f"epoch {self.epoch} from sample {self.processed_num} on"
+        )
         indices = [*self.remaining_indices]
         while indices and len(indices) < self.total_size:  # the rest may be shorter than the world is large
             indices += indices[: self.total_size - len(indices)]

@@ -7,10 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringtrain._core.communicators.base import Communicator, SharedCommunicatorTurn, ShortAllreduce
-from ringtrain._core.communicators.shm.join import ShmHostGroups, allocate
+from ringtrain._core.communicators.shm.join import ShmHostGroups, allocate_shared_memory
 from ringtrain._core.communicators.shm.native import ShmCollective, chunks_of
 from ringtrain._core.kernels.update import ChunkUpdate
-from ringtrain._core.reduction.cuts import Bounds, even_bounds, lies_at, offsets
+from ringtrain._core.reduction.cuts import Bounds, even_bounds, length_offsets, lies_at
 from ringtrain._core.reduction.fold import Flat
 from ringtrain._core.reduction.ops import ReduceOp
 from ringtrain._core.wire.signature import WireSignature, laid_out
@@ -104,7 +104,7 @@ class SharedMemoryCommunicator:
 
     def allocate(self, nbytes: int) -> NDArray[np.uint8]:
         self.barrier(WireSignature("allocate", layout=(nbytes,)))
-        return allocate(self._network, self._hosts, nbytes)
+        return allocate_shared_memory(self._network, self._hosts, nbytes)
 
     def close(self) -> None:
         self._group.close()
@@ -113,5 +113,5 @@ class SharedMemoryCommunicator:
 
 def _lie_at(sources: Sequence[Flat], target: Flat) -> bool:
     """Whether every source lies at its own place in `target`."""
-    bounds = offsets([len(source) for source in sources])
+    bounds = length_offsets([len(source) for source in sources])
     return all(lies_at(source, target[start:]) for source, start in zip(sources, bounds, strict=False))

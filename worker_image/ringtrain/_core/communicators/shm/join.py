@@ -44,13 +44,15 @@ def share_memory(
     refusal = None if native_library() is not None else "ringtrain was installed without a C compiler"
     by_host: dict[str, list[int]] = {}
     refusals: list[str | None] = []
-    for position, (name, reported) in enumerate(_exchange(network, "init: who is on which host", [host, refusal])):
+    for position, (name, reported) in enumerate(
+        _exchange_on_host(network, "init: who is on which host", [host, refusal])
+    ):
         by_host.setdefault(name, []).append(position)
         refusals.append(reported)
     if len(by_host) == len(refusals):
         return None
     if any(refusals):
-        _warn(network, refusals)
+        _warn_of_refused_memory(network, refusals)
         return None
     own = tuple(by_host[host])
     library = native_library()
@@ -59,7 +61,7 @@ def share_memory(
     chunk_bytes = max(64 << 10, _CHUNK_BYTES_OF_ALL // len(own) // _PAGE_BYTES * _PAGE_BYTES)
     segment, refusals = _map_segment(network, own, shm_bytes(library, len(own), chunk_bytes))
     if segment is None:
-        _warn(network, refusals)
+        _warn_of_refused_memory(network, refusals)
         return None
     channel = ShmNativeChannel(library, segment.memory, own.index(network.position), len(own), chunk_bytes)
     ranks = tuple(network.ranks[position] for position in own)
@@ -67,7 +69,7 @@ def share_memory(
     return ShmHostGroups(positions, ShmRankGroup(member, process_set, ranks, network.ranks, channel, segment))
 
 
-def allocate(network: Communicator, hosts: ShmHostGroups, nbytes: int) -> NDArray[np.uint8]:
+def allocate_shared_memory(network: Communicator, hosts: ShmHostGroups, nbytes: int) -> NDArray[np.uint8]:
     """Return zeros of this process that the other ranks of its host can read, so that collectives need not copy
     them. Collective over `network`, with the same `nbytes`; where sharing fails, the memory is ordinary."""
     own = next(positions for positions in hosts.positions if network.position in positions)
@@ -97,26 +99,26 @@ def _map_segment(
             path = segment.path
     except OSError as error:
         refusal = str(error)
-    path = _exchange(network, "init: where shared memory is", path)[creator]
+    path = _exchange_on_host(network, "init: where shared memory is", path)[creator]
     try:
         if network.position != creator and path:
             segment = ShmSegment.open(path, length)
     except OSError as error:
         refusal = str(error)
-    refusals = _exchange(network, "init: whether shared memory is mapped", refusal)
+    refusals = _exchange_on_host(network, "init: whether shared memory is mapped", refusal)
     if segment is not None and any(refusals):
         segment.close()
         segment = None
     return segment, refusals
 
 
-def _warn(network: Communicator, refusals: list[str | None]) -> None:
+def _warn_of_refused_memory(network: Communicator, refusals: list[str | None]) -> None:
     if network.position == 0:
         why = "; ".join(f"rank {network.ranks[p]}: {refusal}" for p, refusal in enumerate(refusals) if refusal)
         log.warning("ranks %s share hosts but not memory, and use gRPC alone: %s", list(network.ranks), why)
 
 
-def _exchange(network: Communicator, kind: str, value: Any) -> list[Any]:
+def _exchange_on_host(network: Communicator, kind: str, value: Any) -> list[Any]:
     """Return every rank's JSON-safe `value`."""
     part = np.frombuffer(json.dumps(value).encode(), np.uint8)
     return [json.loads(bytes(got.data)) for got in network.all_gather_parts(WireSignature(kind), part)]

@@ -101,8 +101,8 @@ class ShmNativeChannel:
         # Folding everything everywhere costs size × bytes and saves one meeting; see bench/README.
         self._small_bytes = min(chunk_bytes, _SMALL_BYTES // size)
         self._channel = ChannelStruct(
-            base=ctypes.addressof(self._view), rank=rank, size=size, chunk_bytes=chunk_bytes, spin_s=_spin_s(size),
-            stop=ctypes.addressof(self._stop),
+            base=ctypes.addressof(self._view), rank=rank, size=size, chunk_bytes=chunk_bytes,
+            spin_s=_shm_spin_s(size), stop=ctypes.addressof(self._stop),
         )  # fmt: skip
         self._reference = ctypes.byref(self._channel)
         self.blamed = -1
@@ -258,15 +258,15 @@ class ShmNativeChannel:
             reduces=work.op is not None,
             chunks=ctypes.addressof(chunks),
             source=address_of(work.source),
-            own=_address(work.own),
-            gathered=_address(work.gathered),
-            before=_address(work.before),
-            partial=_address(work.partial),
+            own=_shm_buffer_address(work.own),
+            gathered=_shm_buffer_address(work.gathered),
+            before=_shm_buffer_address(work.before),
+            partial=_shm_buffer_address(work.partial),
             timeout_s=timeout_s,
         )
         job.keeps = [chunks]  # alive as long as the job
         if work.pieces is not None:
-            pieces = _pieces(work.pieces)
+            pieces = _shm_pieces(work.pieces)
             job.keeps.append(pieces)
             job.pieces = address_of(pieces)
         return job
@@ -288,11 +288,11 @@ def _lies_at(array: NDArray[Any]) -> int | None:
     return int(array.ctypes.data) if array.flags.carray else None
 
 
-def _address(buffer: Flat | None) -> int | None:
+def _shm_buffer_address(buffer: Flat | None) -> int | None:
     return None if buffer is None else address_of(buffer)
 
 
-def _pieces(pieces: Sequence[Flat]) -> NDArray[np.int64]:
+def _shm_pieces(pieces: Sequence[Flat]) -> NDArray[np.int64]:
     """Where each piece begins in the buffer and where it lies; the row after the last one ends the buffer."""
     table = np.zeros((len(pieces) + 1, 2), np.int64)
     np.cumsum([len(piece) for piece in pieces], out=table[1:, 0])
@@ -300,7 +300,7 @@ def _pieces(pieces: Sequence[Flat]) -> NDArray[np.int64]:
     return table
 
 
-def _spin_s(size: int) -> float:
+def _shm_spin_s(size: int) -> float:
     """How long to look before sleeping: not at all if another rank needs this core to get on.
 
     About as long as sleeping and waking take: with half of it ranks that had slept in a barrier found each other

@@ -33,7 +33,7 @@ class _ShmMapping(mmap.mmap):
 _mappings: "weakref.WeakValueDictionary[int, _ShmMapping]" = weakref.WeakValueDictionary()
 
 
-def _map(fd: int, length: int) -> _ShmMapping:
+def _map_segment_file(fd: int, length: int) -> _ShmMapping:
     memory = _ShmMapping(fd, length)
     memory.fd, memory.address = fd, np.frombuffer(memory, np.uint8).ctypes.data
     memory.let_go = weakref.finalize(memory, os.close, fd)
@@ -52,7 +52,7 @@ class ShmSegment:
     """
 
     def __init__(self, fd: int, length: int) -> None:
-        self.memory = _map(fd, length)
+        self.memory = _map_segment_file(fd, length)
 
     @staticmethod
     def create(length: int) -> "ShmSegment":
