@@ -80,7 +80,7 @@ def host_call(
         ticket, running = add_operation(
             lambda *arrays: _calls.begin(function, arrays, hold_s), inputs, [tf.int64, tf.bool]
         )
-        ended = _until_ended(ticket, tf.ensure_shape(running, []))
+        ended = _until_graph_call_ended(ticket, tf.ensure_shape(running, []))
         with tf.control_dependencies([ended]):
             outputs = add_operation(_calls.take, [ticket], dtypes)
     for output, shape in zip(outputs, shapes, strict=True):
@@ -145,7 +145,7 @@ def _no_second(*_: Array) -> Sequence[Array]:
     raise NotSupportedError("a collective has no second derivative; expected no gradient of its gradient")
 
 
-def _until_ended(ticket: Any, running: Any) -> Any:
+def _until_graph_call_ended(ticket: Any, running: Any) -> Any:
     """Return a tensor that is there when the call has ended; until then no thread of TensorFlow's is held.
 
     The graph asks again and again, as a run that fails elsewhere ends between two questions only.

@@ -68,11 +68,11 @@ class VariablesHandler(StateHandler):
 
     def sync(self, root: int = 0) -> None:
         """Collective. Raises MismatchError on all ranks where their variables are not alike."""
-        sent = [variable for variable in self.variables() if _dtype(variable) in CODES]
-        self._check_alike([[_name(v), _dtype(v), list(v.shape)] for v in sent])
+        sent = [variable for variable in self.variables() if _variable_dtype(variable) in CODES]
+        self._check_alike([[_name(v), _variable_dtype(v), list(v.shape)] for v in sent])
         received = [np.array(value, order="C") for value in self.read(sent)]
         for array in received:
-            _broadcast(array.reshape(-1).view(np.uint8), root)
+            _broadcast_variables(array.reshape(-1).view(np.uint8), root)
         if current().config.rank != root:
             self.write(sent, received)
 
@@ -91,8 +91,8 @@ class VariablesHandler(StateHandler):
         for rank, theirs in enumerate(everyone):
             if [v[1:] for v in theirs] != [v[1:] for v in everyone[0]]:
                 raise MismatchError(
-                    f"the elastic state has {_difference(everyone[0], theirs)} on rank {rank}; every rank must "
-                    "build the same model and optimizer before it makes the state"
+                    f"the elastic state has {_variables_difference(everyone[0], theirs)} on rank {rank}; every "
+                    "rank must build the same model and optimizer before it makes the state"
                 )
 
 
@@ -111,19 +111,19 @@ class SessionVariablesHandler(VariablesHandler):
             variable.load(value, self._session)
 
 
-def _broadcast(buffer: Any, root: int) -> None:
+def _broadcast_variables(buffer: Any, root: int) -> None:
     what = flat_signature("elastic variables", buffer, None, None)
     current().group().call(lambda communicator: communicator.broadcast(what, buffer, root))
 
 
-def _difference(expected: list[Any], found: list[Any]) -> str:
+def _variables_difference(expected: list[Any], found: list[Any]) -> str:
     for one, other in zip(expected, found, strict=False):
         if one[1:] != other[1:]:
             return f"{one[0]} as {one[1]} {one[2]} on rank 0 and {other[0]} as {other[1]} {other[2]}"
     return f"{len(expected)} variables on rank 0 and {len(found)}"
 
 
-def _dtype(variable: Any) -> str:
+def _variable_dtype(variable: Any) -> str:
     """Keras 3 has strings, and TensorFlow marks the variables of graphs."""
     dtype = variable.dtype
     return dtype if isinstance(dtype, str) else str(dtype.base_dtype.name)

@@ -18,7 +18,7 @@ from ringtrain.errors import ConfigurationError, kind_of
 from ringtrain.tensorflow.calls import any_rows
 from ringtrain.tensorflow.compression import Compression, Compressor
 from ringtrain.tensorflow.names import name_of_call
-from ringtrain.tensorflow.presence import completed
+from ringtrain.tensorflow.presence import completed_gradients
 from ringtrain.tensorflow.reduce import scaled_slices
 from ringtrain.tensorflow.replicas import comparing
 from ringtrain.tensorflow.streams import BegunGraphPart, FinishedGraphPart, GraphPartSurroundings, streamed_call
@@ -106,7 +106,7 @@ class TensorFlowGradientReducer:
             if results[index] is not None:
                 results[index] = self._local_gradient(results[index])
         own, of = [grads[index] for index in shared], [variables[index] for index in shared]
-        for index, grad in zip(shared, completed(name, own, of, self.options.process_set), strict=True):
+        for index, grad in zip(shared, completed_gradients(name, own, of, self.options.process_set), strict=True):
             results[index] = grad
         present = [index for index in shared if results[index] is not None]
         slices = not self.options.sparse_as_dense

@@ -50,19 +50,19 @@ def add_operation(function: Function, inputs: Sequence[Any], dtypes: Sequence[An
 @tf.autograph.experimental.do_not_convert
 def add_node(function: Function, inputs: Sequence[Any], dtypes: Sequence[Any]) -> Any:
     """As `add_operation`; return the node."""
-    _register()
+    _register_operation()
     graph = tf.compat.v1.get_default_graph()
     token = next(_tokens)
     _functions[token] = function
-    weakref.finalize(_outermost(graph), _functions.pop, token, None)
+    weakref.finalize(_outermost_graph(graph), _functions.pop, token, None)
     return graph.create_op(
         OPERATION,
         list(inputs),
         [tf.as_dtype(dtype) for dtype in dtypes],
         attrs={
-            "token": _attribute(i=token),
-            "Tin": _types(tensor.dtype for tensor in inputs),
-            "Tout": _types(dtypes),
+            "token": _operation_attribute(i=token),
+            "Tin": _operation_types(tensor.dtype for tensor in inputs),
+            "Tout": _operation_types(dtypes),
         },
     )
 
@@ -80,16 +80,16 @@ def out_of_program_order() -> Iterator[None]:
             order.run_independently(node)
 
 
-def _attribute(**value: Any) -> Any:
+def _operation_attribute(**value: Any) -> Any:
     return tf.compat.v1.AttrValue(**value)
 
 
-def _types(dtypes: Any) -> Any:
+def _operation_types(dtypes: Any) -> Any:
     enums = [tf.as_dtype(dtype).as_datatype_enum for dtype in dtypes]
-    return _attribute(list=tf.compat.v1.AttrValue.ListValue(type=enums))
+    return _operation_attribute(list=tf.compat.v1.AttrValue.ListValue(type=enums))
 
 
-def _outermost(graph: Any) -> Any:
+def _outermost_graph(graph: Any) -> Any:
     """The graph that `graph` is a function of, or a function of a function of: it outlives them."""
     while (outer := getattr(graph, "outer_graph", None)) is not None and outer is not graph:
         graph = outer
@@ -101,7 +101,7 @@ class _TensorFlowMemory:
 
     def __init__(self, tensor: Any) -> None:
         self._tensor = tensor
-        library = _library()
+        library = _tensorflow_library()
         self.dtype = tf.as_dtype(library.TF_TensorType(tensor)).as_numpy_dtype
         dims = library.TF_NumDims(tensor)
         shape = tuple(library.TF_Dim(tensor, axis) for axis in range(dims))
@@ -117,49 +117,49 @@ class _TensorFlowMemory:
         return np.asarray(self).view(self.dtype).reshape(self.shape)
 
     def __del__(self) -> None:
-        _library().TF_DeleteTensor(self._tensor)
+        _tensorflow_library().TF_DeleteTensor(self._tensor)
 
 
-def _input(context: Any, index: int) -> Array:
-    library = _library()
+def _operation_input(context: Any, index: int) -> Array:
+    library = _tensorflow_library()
     tensor, status = c_void_p(), library.TF_NewStatus()
     library.TF_GetInput(context, index, byref(tensor), status)
-    _check(status)
+    _check_tf_status(status)
     memory = _TensorFlowMemory(tensor)
     return memory.array() if 0 not in memory.shape else np.empty(memory.shape, memory.dtype)
 
 
 def _set_output(context: Any, index: int, result: Any) -> None:
-    library = _library()
+    library = _tensorflow_library()
     kind = library.TF_ExpectedOutputDataType(context, index)
     array = np.asarray(result, tf.as_dtype(kind).as_numpy_dtype, order="C")
     dims = (c_int64 * max(1, array.ndim))(*array.shape)
     status = library.TF_NewStatus()
     tensor = library.TF_AllocateOutput(context, index, kind, dims, array.ndim, array.nbytes, status)
-    _check(status)
+    _check_tf_status(status)
     if array.nbytes:
         ctypes.memmove(library.TF_TensorData(tensor), array.ctypes.data, array.nbytes)
     library.TF_DeleteTensor(tensor)
 
 
-def _check(status: Any) -> None:
-    library = _library()
+def _check_tf_status(status: Any) -> None:
+    library = _tensorflow_library()
     code, message = library.TF_GetCode(status), library.TF_Message(status)
     library.TF_DeleteStatus(status)
     if code:
         raise RuntimeError(message.decode(errors="replace"))
 
 
-def _create(construction: Any) -> int:
-    library = _library()
+def _create_operation_kernel(construction: Any) -> int:
+    library = _tensorflow_library()
     token, status = c_int64(), library.TF_NewStatus()
     library.TF_OpKernelConstruction_GetAttrInt64(construction, b"token", byref(token), status)
     library.TF_DeleteStatus(status)
     return token.value
 
 
-def _compute(token: int | None, context: Any) -> None:
-    library = _library()
+def _compute_operation(token: int | None, context: Any) -> None:
+    library = _tensorflow_library()
     try:
         function = _functions.get(token or 0)
         if function is None:
@@ -167,7 +167,7 @@ def _compute(token: int | None, context: Any) -> None:
                 "a graph with Ringtrain's collectives was loaded from a file or from another process; build it "
                 "here, by the code that made it"
             )
-        arrays = [_input(context, index) for index in range(library.TF_NumInputs(context))]
+        arrays = [_operation_input(context, index) for index in range(library.TF_NumInputs(context))]
         for index, result in enumerate(function(*arrays)):
             _set_output(context, index, result)
     except BaseException as error:  # a callback of C's has nowhere to raise it
@@ -177,14 +177,14 @@ def _compute(token: int | None, context: Any) -> None:
         library.TF_DeleteStatus(status)
 
 
-def _register() -> None:
+def _register_operation() -> None:
     """Make the operation and its kernel known to TensorFlow, once a process."""
     with _registering:
         if _kept:
             return
-        library = _library()
+        library = _tensorflow_library()
         shapes = _UNKNOWN_RANK(_no_shapes)
-        callbacks = (_CREATE(_create), _COMPUTE(_compute), _DELETE(lambda _: None))
+        callbacks = (_CREATE(_create_operation_kernel), _COMPUTE(_compute_operation), _DELETE(lambda _: None))
         builder = library.TF_NewOpDefinitionBuilder(OPERATION.encode())
         library.TF_OpDefinitionBuilderAddAttr(builder, b"token: int")
         library.TF_OpDefinitionBuilderAddAttr(builder, b"Tin: list(type) >= 0")
@@ -195,18 +195,18 @@ def _register() -> None:
         library.TF_OpDefinitionBuilderSetShapeInferenceFunction(builder, shapes)
         status = library.TF_NewStatus()
         library.TF_RegisterOpDefinition(builder, status)
-        _check(status)
+        _check_tf_status(status)
         kernel = library.TF_NewKernelBuilder(OPERATION.encode(), b"CPU", *callbacks)
         status = library.TF_NewStatus()
         library.TF_RegisterKernelBuilder(OPERATION.encode(), kernel, status)
-        _check(status)
+        _check_tf_status(status)
         _kept.extend((shapes, *callbacks))
         tf.no_gradient(OPERATION)
 
 
 def _no_shapes(context: Any, status: Any) -> None:
     """The caller sets shapes; here every output may have any."""
-    _library().TF_ShapeInferenceContextSetUnknownShape(context, status)
+    _tensorflow_library().TF_ShapeInferenceContextSetUnknownShape(context, status)
 
 
 # Result and arguments of what is used of the C API; "status" is always the last argument.
@@ -245,7 +245,7 @@ _SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
 
 
 @functools.cache
-def _library() -> Any:
+def _tensorflow_library() -> Any:
     """TensorFlow's library, which this process has loaded already. Raises ConfigurationError where it lacks a
     function.
     """

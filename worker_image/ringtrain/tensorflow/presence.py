@@ -30,7 +30,9 @@ class _AgreedGradients:
     known: dict[tuple[int, str], dict[tuple[_Kinds, _Variables], Any]] = field(default_factory=dict)
 
 
-def completed(name: str, grads: Sequence[Any], variables: Sequence[Any], process_set: ProcessSet) -> list[Any]:
+def completed_gradients(
+    name: str, grads: Sequence[Any], variables: Sequence[Any], process_set: ProcessSet
+) -> list[Any]:
     """Return `grads` as all ranks of `process_set` can reduce them: zeros for None where another rank has a
     gradient, None where no rank has one, a tensor for IndexedSlices where another rank has a tensor.
 
@@ -41,15 +43,17 @@ def completed(name: str, grads: Sequence[Any], variables: Sequence[Any], process
     """
     if not grads or outlives_the_world():
         return list(grads)
-    kinds = tuple(map(_kind_of, grads))
+    kinds = tuple(map(_gradient_kind_of, grads))
     if tf.executing_eagerly():
-        counts = _counts(name, kinds, process_set)
+        counts = _gradient_counts(name, kinds, process_set)
     else:
-        counts = _counts_once(name, kinds, tuple(map(unique_name_of, variables)), process_set)
-    return [_completed(index, grad, variables[index], counts[:, index]) for index, grad in enumerate(grads)]
+        counts = _gradient_counts_once(name, kinds, tuple(map(unique_name_of, variables)), process_set)
+    return [
+        _completed_gradient(index, grad, variables[index], counts[:, index]) for index, grad in enumerate(grads)
+    ]
 
 
-def _kind_of(grad: Any) -> str | None:
+def _gradient_kind_of(grad: Any) -> str | None:
     if grad is None:
         return None
     return f"slices at {grad.indices.dtype.name}" if isinstance(grad, tf.IndexedSlices) else _KINDS[0]
@@ -60,7 +64,7 @@ def unique_name_of(variable: Any) -> str:
     return str(getattr(getattr(variable, "_value", variable), "_unique_id", ""))
 
 
-def _counts_once(name: str, kinds: _Kinds, variables: _Variables, process_set: ProcessSet) -> Any:
+def _gradient_counts_once(name: str, kinds: _Kinds, variables: _Variables, process_set: ProcessSet) -> Any:
     """Built again for other shapes of its input, which ranks do at different times, a graph has the same."""
     known = (
         context.current()
@@ -68,11 +72,11 @@ def _counts_once(name: str, kinds: _Kinds, variables: _Variables, process_set: P
         .known.setdefault((number_of(process_set), name), {})
     )
     if (kinds, variables) not in known:
-        known[kinds, variables] = _counts(f"{name}.{len(known)}", kinds, process_set)
+        known[kinds, variables] = _gradient_counts(f"{name}.{len(known)}", kinds, process_set)
     return known[kinds, variables]
 
 
-def _counts(name: str, kinds: _Kinds, process_set: ProcessSet) -> Any:
+def _gradient_counts(name: str, kinds: _Kinds, process_set: ProcessSet) -> Any:
     """How many ranks have a gradient of each kind: shape (kinds, gradients)."""
     own = np.array([[kind == given for given in kinds] for kind in _KINDS], np.int32)
     try:
@@ -87,7 +91,7 @@ def _counts(name: str, kinds: _Kinds, process_set: ProcessSet) -> Any:
     return counts
 
 
-def _completed(index: int, grad: Any, variable: Any, counts: Any) -> Any:
+def _completed_gradient(index: int, grad: Any, variable: Any, counts: Any) -> Any:
     dense, _, at_int64 = counts
     if grad is None and counts.any():
         if variable is None:
@@ -95,7 +99,7 @@ def _completed(index: int, grad: Any, variable: Any, counts: Any) -> Any:
                 f"gradient {index} is None on this rank and not on all others; give reduce_gradients the "
                 "variables, for zeros in its place"
             )
-        grad = _zeros(variable) if dense else _no_rows(variable)
+        grad = _zero_gradient(variable) if dense else _no_rows(variable)
     if not isinstance(grad, tf.IndexedSlices):
         return grad
     if dense:
@@ -104,7 +108,7 @@ def _completed(index: int, grad: Any, variable: Any, counts: Any) -> Any:
     return tf.IndexedSlices(grad.values, tf.cast(grad.indices, wanted), grad.dense_shape)
 
 
-def _zeros(variable: Any) -> Any:
+def _zero_gradient(variable: Any) -> Any:
     return tf.zeros_like(tf.convert_to_tensor(variable))
 
 

@@ -43,7 +43,7 @@ def comparing(name: str, variables: Sequence[Any], rate: Any, process_set: Proce
     look = functools.partial(_replica_of, held, _readable(rate))
     return GraphPartSurroundings(
         functools.partial(_seen_now, name, held, process_set, look),
-        functools.partial(_compared, name, held, process_set),
+        functools.partial(_compared_variables, name, held, process_set),
         held,
     )
 
@@ -52,7 +52,7 @@ def _seen_now(name: str, variables: Sequence[Any], process_set: ProcessSet, look
     return look if trains_alone(process_set) else _replicas_of(name, variables, process_set).seen_now(look)
 
 
-def _compared(name: str, variables: Sequence[Any], process_set: ProcessSet, look: Look) -> Any:
+def _compared_variables(name: str, variables: Sequence[Any], process_set: ProcessSet, look: Look) -> Any:
     if trains_alone(process_set):
         return contextlib.nullcontext()
     return _replicas_of(name, variables, process_set).compared(look)
@@ -65,14 +65,16 @@ def _replicas_of(name: str, variables: Sequence[Any], process_set: ProcessSet) -
 
 
 def _replica_of(variables: Sequence[Any], rate: Any, part: int) -> OptimizerReplica:
-    sizes = [(variable.shape[0] if variable.shape.rank else 1, _octets(variable)) for variable in variables]
+    sizes = [
+        (variable.shape[0] if variable.shape.rank else 1, _variable_octets(variable)) for variable in variables
+    ]
     cut = repr([(tuple(variable.shape), variable.dtype.name) for variable in variables])
-    rows = [_rows(variables[index], *bounds) for index, *bounds in rows_of_part(sizes, part)]
+    rows = [_variable_rows(variables[index], *bounds) for index, *bounds in rows_of_part(sizes, part)]
     rates = [] if rate is None else [float(np.asarray(rate.read_value()))]
-    return OptimizerReplica(cut, _platform(variables), digest_of(rows), rates)
+    return OptimizerReplica(cut, _tensorflow_platform(variables), digest_of(rows), rates)
 
 
-def _rows(variable: Any, first: int, behind: int) -> Array:
+def _variable_rows(variable: Any, first: int, behind: int) -> Array:
     """The bytes of some rows: on the host those of the variable itself, of a device a copy."""
     value = variable.read_value()
     on_host = "CPU" in value.device
@@ -81,12 +83,12 @@ def _rows(variable: Any, first: int, behind: int) -> Array:
     return np.ascontiguousarray(part).reshape(-1).view(np.uint8)
 
 
-def _octets(variable: Any) -> int:
+def _variable_octets(variable: Any) -> int:
     octets: int = variable.shape.num_elements() * variable.dtype.size
     return octets
 
 
-def _platform(variables: Sequence[Any]) -> str:
+def _tensorflow_platform(variables: Sequence[Any]) -> str:
     threads = tf.config.threading.get_intra_op_parallelism_threads() or len(os.sched_getaffinity(0))
     devices = sorted({variable.device.rpartition("device:")[2].partition(":")[0] for variable in variables})
     return f"{tf.__version__} {devices} {processor()} {threads}"

@@ -83,17 +83,17 @@ def streamed_call(
         )
     place, (dtypes, shapes) = _GraphPlace(name, begin, around), outputs
     # TensorFlow keeps reads of a variable behind the writes before them, and before the writes behind them.
-    before = [_read(variable) for variable in around.reads]
+    before = [_read_variable(variable) for variable in around.reads]
     with tf.device("/CPU:0"), out_of_program_order(), tf.control_dependencies(before):
         opened = add_node(place.open, [], [])
     with tf.control_dependencies([opened]):
         for variable in around.reads:
-            _read(variable)
+            _read_variable(variable)
     with tf.device("/CPU:0"), out_of_program_order():
         with tf.control_dependencies([opened]):
             begun = [add_node(functools.partial(place.begin, i), part, []) for i, part in enumerate(parts)]
         results: list[Any] = []
-        for waited in _waits(parts):
+        for waited in _waits_for_graph_parts(parts):
             behind = len(dtypes) - len(results)
             places = slice(behind - sum(len(parts[index]) for index in waited), behind)
             wait = functools.partial(place.results, waited, is_first=not results)
@@ -103,12 +103,12 @@ def streamed_call(
         return results
 
 
-def _read(variable: Any) -> Any:
+def _read_variable(variable: Any) -> Any:
     with tf.device(None):  # where the variable is
         return tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype).op
 
 
-def _waits(parts: Sequence[Sequence[Any]]) -> list[range]:
+def _waits_for_graph_parts(parts: Sequence[Sequence[Any]]) -> list[range]:
     """The parts that each wait is for, of some bytes; the last ones first."""
     sizes = [sum((t.shape.num_elements() or 0) * t.dtype.size for t in part) for part in parts]
     enough = max(sum(sizes) / WAITS, LEAST_WAITED_BYTES)

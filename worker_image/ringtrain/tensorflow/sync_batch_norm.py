@@ -35,7 +35,7 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
 
     def _moments_of_all(self, inputs: Any, channels: int, mask: Any) -> tuple[Any, Any]:
         wide = tf.cast(inputs, tf.float32) if inputs.dtype in (tf.float16, tf.bfloat16) else inputs
-        weights = tf.ones_like(wide) if mask is None else _spread(mask, wide)
+        weights = tf.ones_like(wide) if mask is None else _spread_mask(mask, wide)
         axes = [axis for axis in range(wide.shape.rank) if axis != channels % wide.shape.rank]
         own_count = tf.reduce_sum(weights, axes)
         own_mean = tf.math.divide_no_nan(tf.reduce_sum(wide * weights, axes), own_count)
@@ -56,7 +56,7 @@ def _summing(row: Any) -> Any:
     return tf.identity(row), lambda grad: grad * members_as(global_process_set, grad.dtype)
 
 
-def _spread(mask: Any, like: Any) -> Any:
+def _spread_mask(mask: Any, like: Any) -> Any:
     """Return `mask` as weights in the shape of `like`."""
     weights = tf.cast(mask, like.dtype)
     for _ in range(like.shape.rank - mask.shape.rank):

@@ -54,7 +54,7 @@ class DistributedV1Optimizer(WrappedV1Optimizer):
     def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
         """Return the wrapped optimizer's gradients, reduced, with their variables."""
         pairs = super().compute_gradients(*args, **kwargs)
-        return _zipped(self._reduced([grad for grad, _ in pairs], _variables(pairs)), pairs)
+        return _zipped_v1_gradients(self._reduced([grad for grad, _ in pairs], _variables(pairs)), pairs)
 
     def _reduced(self, grads: list[Any], variables: list[Any]) -> list[Any]:
         alone = stays_alone(self._reducer.options.process_set)
@@ -82,7 +82,9 @@ class AccumulatingV1Optimizer(DistributedV1Optimizer):
     def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
         """Return the sums so far; in every last of `passes` runs they are reduced over all ranks."""
         pairs = self._optimizer.compute_gradients(*args, **kwargs)
-        return _zipped(self._sums.compute_gradients([grad for grad, _ in pairs], _variables(pairs)), pairs)
+        return _zipped_v1_gradients(
+            self._sums.compute_gradients([grad for grad, _ in pairs], _variables(pairs)), pairs
+        )
 
     def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: str | None = None) -> Any:
         """In every last of `passes` runs apply the gradients; in the others only count."""
@@ -120,9 +122,9 @@ class AdasumV1Optimizer(WrappedV1Optimizer):
             steps = [end - start for end, start in zip(ends, starts, strict=True)]
             combined = self._reducer.reduce(steps, variables, before_update=False)
             values = [start + step for start, step in zip(starts, combined, strict=True)]
-            return _after([v.assign(value).op for v, value in zip(variables, values, strict=True)])
+            return _after_operations([v.assign(value).op for v, value in zip(variables, values, strict=True)])
 
-        return tf.group(tf.cond(last, combine, lambda: _after([applied])), name=name)
+        return tf.group(tf.cond(last, combine, lambda: _after_operations([applied])), name=name)
 
 
 class LocalGradientAggregationHelper:
@@ -194,10 +196,10 @@ class LocalGradientAggregationHelper:
         counts = [getattr(optimizer, "iterations", None), kwargs.get("global_step")]
 
         def count() -> Any:
-            return _after([tf.compat.v1.assign_add(c, 1).op for c in counts if c is not None])
+            return _after_operations([tf.compat.v1.assign_add(c, 1).op for c in counts if c is not None])
 
         with tf.control_dependencies(grads):
-            return tf.cond(self._last, lambda: _after([apply_grads_closure()]), count)
+            return tf.cond(self._last, lambda: _after_operations([apply_grads_closure()]), count)
 
     def _totals(self, sums: list[Any], variables: list[Any]) -> list[Any]:
         results = [total * tf.cast(self._factor, total.dtype) for total in sums]
@@ -222,24 +224,24 @@ def _run_of_cycle(passes: int) -> tuple[Any, Any]:
 
 def _sum_of_cycle(first: Any, grad: Any, variable: Any) -> Any:
     """Return the sum of the gradients of `variable` since the first run of the cycle."""
-    kept = _kept(variable, "sum")
+    kept = _kept_variable(variable, "sum")
     added = tf.convert_to_tensor(grad)
     return tf.identity(kept.assign(tf.where(first, added, kept.read_value() + added)))
 
 
 def _start_of_cycle(first: Any, variable: Any) -> Any:
     """Return the value of `variable` before the first run of the cycle."""
-    kept = _kept(variable, "start")
+    kept = _kept_variable(variable, "start")
     return tf.identity(kept.assign(tf.where(first, variable.read_value(), kept.read_value())))
 
 
-def _kept(variable: Any, what: str) -> Any:
+def _kept_variable(variable: Any, what: str) -> Any:
     zeros = tf.zeros(variable.shape, variable.dtype.base_dtype)
     name = f"{variable.op.name}/{what}"
     return tf.compat.v1.Variable(zeros, trainable=False, name=name, use_resource=True)
 
 
-def _after(operations: Sequence[Any]) -> Any:
+def _after_operations(operations: Sequence[Any]) -> Any:
     with tf.control_dependencies(operations):
         return tf.constant(True)
 
@@ -248,5 +250,5 @@ def _variables(pairs: Sequence[tuple[Any, Any]]) -> list[Any]:
     return [variable for _, variable in pairs]
 
 
-def _zipped(grads: Sequence[Any], pairs: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+def _zipped_v1_gradients(grads: Sequence[Any], pairs: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
     return list(zip(grads, _variables(pairs), strict=True))

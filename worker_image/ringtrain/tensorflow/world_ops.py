@@ -23,22 +23,22 @@ PROCESS_SET_ERROR_UNKNOWN_SET = -2
 
 def rank_op(name: str | None = None) -> Any:
     """This process's rank."""
-    return _scalar(rt.rank)
+    return _scalar_operation(rt.rank)
 
 
 def size_op(process_set_id: int = 0, name: str | None = None) -> Any:
     """Number of ranks in a process set."""
-    return _scalar(lambda: len(queues.ranks_of_id(process_set_id) or ()))
+    return _scalar_operation(lambda: len(queues.ranks_of_id(process_set_id) or ()))
 
 
 def local_rank_op(name: str | None = None) -> Any:
     """This process's rank on its host."""
-    return _scalar(rt.local_rank)
+    return _scalar_operation(rt.local_rank)
 
 
 def local_size_op(name: str | None = None) -> Any:
     """Number of ranks on this host."""
-    return _scalar(rt.local_size)
+    return _scalar_operation(rt.local_size)
 
 
 def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> Any:
@@ -50,7 +50,7 @@ def process_set_included_op(process_set_id: int = 0, name: str | None = None) ->
         ranks = queues.ranks_of_id(process_set_id)
         return PROCESS_SET_ERROR_UNKNOWN_SET if ranks is None else int(rt.rank() in ranks)
 
-    return _scalar(included)
+    return _scalar_operation(included)
 
 
 def join() -> Any:
@@ -58,11 +58,11 @@ def join() -> Any:
 
     Meanwhile it contributes zeros to what the others sum or average.
     """
-    return _scalar(queues.join)
+    return _scalar_operation(queues.join)
 
 
 @tf.autograph.experimental.do_not_convert
-def _scalar(function: Callable[[], int]) -> Any:
+def _scalar_operation(function: Callable[[], int]) -> Any:
     (value,) = host_call(lambda: [np.asarray(function(), np.int32)], [], [tf.int32], [[]])
     return value
 

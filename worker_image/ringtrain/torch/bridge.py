@@ -71,19 +71,19 @@ def to_tensor(array: Array | torch.Tensor, device: torch.device | str = "cpu") -
     return tensor if torch.device(device).type == "cpu" else tensor.to(device)
 
 
-def real(tensor: torch.Tensor) -> torch.Tensor:
+def real_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """Complex numbers as pairs of real ones."""
     return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
-def like(values: torch.Tensor, param: torch.Tensor) -> torch.Tensor:
+def tensor_like_param(values: torch.Tensor, param: torch.Tensor) -> torch.Tensor:
     """`values`, of the host, as `param` would have them."""
     values = torch.view_as_complex(values) if param.is_complex() else values
     return values.to(param.device)
 
 
 def to_tensors(arrays: Sequence[Array], like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return each of `arrays` as a tensor on the device of its counterpart in `like`."""
+    """Return each of `arrays` as a tensor on the device of its counterpart in `tensor_like_param`."""
     return [to_tensor(array, tensor.device) for array, tensor in zip(arrays, like, strict=True)]
 
 

@@ -40,7 +40,7 @@ def cut_at(names: Mapping[Param, str], bucket_bytes: int) -> list[list[Param]]:
     """Cut into runs of at least `bucket_bytes`, but for the last of each type and device."""
     buckets: list[list[Param]] = []
     filling: dict[tuple[Any, str], list[Param]] = {}
-    for param in sorted(names, key=lambda param: _natural(names[param]), reverse=True):
+    for param in sorted(names, key=lambda param: _natural_parameter_name(names[param]), reverse=True):
         kind = param.dtype, param.device.type
         bucket = filling.setdefault(kind, [])
         bucket.append(param)
@@ -49,7 +49,7 @@ def cut_at(names: Mapping[Param, str], bucket_bytes: int) -> list[list[Param]]:
     return [*buckets, *filling.values()]
 
 
-def _natural(name: str) -> list[Any]:
+def _natural_parameter_name(name: str) -> list[Any]:
     """A key that puts layer 10 behind layer 9."""
     return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
 

@@ -44,7 +44,7 @@ def can_carry_out(request: NamedRequest) -> bool:
     return set(request.dtypes) <= allowed and (len(set(request.dtypes)) == 1 or not together)
 
 
-def reduced(group: TorchDeviceGroup, flat: torch.Tensor, request: NamedRequest) -> torch.Tensor:
+def reduced_tensor(group: TorchDeviceGroup, flat: torch.Tensor, request: NamedRequest) -> torch.Tensor:
     """Return `flat` (1-d) reduced as `request` says. Halves are added up in float32, and rounded once."""
     wide = flat.float() if flat.dtype in (torch.float16, torch.bfloat16) else flat.clone()
     buffer = wide.mul_(request.prescale) if request.prescale != 1.0 else wide
@@ -53,7 +53,7 @@ def reduced(group: TorchDeviceGroup, flat: torch.Tensor, request: NamedRequest) 
     return (buffer.mul_(factor) if factor != 1.0 else buffer).to(flat.dtype)
 
 
-def carried_out(
+def carried_out_request(
     group: TorchDeviceGroup, agreed: NegotiatedRequests, tensors: Sequence[torch.Tensor]
 ) -> list[torch.Tensor]:
     """Return the results of anything but an allreduce, in the order of `tensors`; an alltoall's also has the
@@ -75,7 +75,7 @@ def carried_out(
 def _broadcast(group: TorchDeviceGroup, tensor: torch.Tensor, root: int) -> torch.Tensor:
     received = tensor.clone(memory_format=torch.contiguous_format)
     if received.numel():
-        group.broadcast(_bytes(received), root)
+        group.broadcast(_tensor_bytes(received), root)
     return received
 
 
@@ -85,7 +85,7 @@ def _all_gather(group: TorchDeviceGroup, tensor: torch.Tensor, rows: Sequence[in
     most = max(rows) * row_bytes
     if not most:
         return tensor.new_empty((sum(rows), *tensor.shape[1:]))
-    own = _bytes(tensor)
+    own = _tensor_bytes(tensor)
     padded = own if len(own) == most else torch.cat([own, own.new_zeros(most - len(own))])
     gathered = own.new_empty(most * group.size)
     group.all_gather(gathered, padded)
@@ -102,19 +102,19 @@ def _all_to_all(
     received = torch.empty(sum(rows) * row_bytes, dtype=torch.uint8, device=tensor.device)
     if row_bytes and any(itertools.chain.from_iterable(splits)):
         outgoing = [count * row_bytes for count in splits[group.position]]
-        group.all_to_all(received, _bytes(tensor), [count * row_bytes for count in rows], outgoing)
+        group.all_to_all(received, _tensor_bytes(tensor), [count * row_bytes for count in rows], outgoing)
     whole = received.view(tensor.dtype).reshape(sum(rows), *tensor.shape[1:])
     return [whole, torch.tensor(rows, dtype=torch.int32)]
 
 
 def _reduce_scatter(group: TorchDeviceGroup, tensor: torch.Tensor, request: NamedRequest) -> torch.Tensor:
     """All is reduced everywhere: gloo has no reduce-scatter that ends when it is polled."""
-    whole = reduced(group, tensor.reshape(-1), request) if tensor.numel() else tensor
+    whole = reduced_tensor(group, tensor.reshape(-1), request) if tensor.numel() else tensor
     start, stop = even_bounds(len(tensor), group.size)[group.position :][:2]
     return whole.reshape(tensor.shape)[start:stop].clone()
 
 
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+def _tensor_bytes(tensor: torch.Tensor) -> torch.Tensor:
     whole = tensor.contiguous()
     # Of one element any stride counts as contiguous, and then has no view as bytes.
     return whole.as_strided((whole.numel(),), (1,)).view(torch.uint8)

@@ -202,10 +202,10 @@ class TorchDeviceGroup:
         if made is None:
             return
         seconds = _SHARE_TO_END * self._calls.timeout_s
-        if abort or not _done_within(seconds, made.shutdown):
+        if abort or not _torch_call_within(seconds, made.shutdown):
             # Its destructor would wait for threads that wait for the lost peer: gloo's abort() lets them.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(made))
-            _done_within(seconds, made.abort)
+            _torch_call_within(seconds, made.abort)
 
 
 class _TorchWork:
@@ -229,7 +229,7 @@ class _TorchWork:
             self._work.wait()
 
 
-def _done_within(seconds: float, function: Callable[[], Any]) -> bool:
+def _torch_call_within(seconds: float, function: Callable[[], Any]) -> bool:
     """Whether `function` has returned in time: the library may wait for a peer that is gone."""
 
     def run() -> None:
@@ -261,14 +261,16 @@ def _process_group(
     on_host = device.type == "cpu"
     if not on_host:
         torch.get_device_module(device).set_device(device)
-    made = _of_library(backend, store, communicator, timeout)
+    made = _torch_library_group(backend, store, communicator, timeout)
     made.allreduce([torch.zeros(1, device=device)]).wait()  # all that it asks the store for, it asks for now
     if not on_host:
         torch.get_device_module(device).synchronize(device)
     return made
 
 
-def _of_library(backend: str, store: TorchRoundsStore, communicator: Communicator, timeout: timedelta) -> Any:
+def _torch_library_group(
+    backend: str, store: TorchRoundsStore, communicator: Communicator, timeout: timedelta
+) -> Any:
     """NCCL's, XCCL's, or that of a plugin such as hccl, by its name."""
     place = store, communicator.position, len(communicator.ranks)
     if backend == "nccl" and dist.is_nccl_available():

@@ -20,7 +20,7 @@ from ringtrain._core.process_groups.process_sets import ProcessSet, global_proce
 from ringtrain._core.process_groups.tensors import Array
 from ringtrain.torch.bridge import to_arrays, to_tensor
 from ringtrain.torch.device_choice import HOST, TorchBackends, backend_for
-from ringtrain.torch.device_collectives import can_carry_out, carried_out, reduced
+from ringtrain.torch.device_collectives import can_carry_out, carried_out_request, reduced_tensor
 from ringtrain.torch.device_groups import TorchDeviceGroups
 
 
@@ -87,9 +87,9 @@ class TorchDeviceTensors:
             return None
         with group.stream(), torch.no_grad():
             if request.kind is CollectiveKind.ALLREDUCE:
-                flat = _flat([tensor for one in given for tensor in one.tensors], self.device)
-                return _results(request, reduced(group, flat, request), given)
-            results = carried_out(group, batch.entries[0], self.tensors)
+                flat = _flat_tensors([tensor for one in given for tensor in one.tensors], self.device)
+                return _device_results(request, reduced_tensor(group, flat, request), given)
+            results = carried_out_request(group, batch.entries[0], self.tensors)
             self.hand_over(results)
             return [results]
 
@@ -108,11 +108,11 @@ class TorchDeviceTensors:
                     result.record_stream(self._stream)
 
 
-def _flat(tensors: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
+def _flat_tensors(tensors: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
     return torch.cat([tensor.to(device).reshape(-1) for tensor in tensors])
 
 
-def _results(request: NamedRequest, whole: torch.Tensor, given: Sequence[TorchDeviceTensors]) -> list[Any]:
+def _device_results(request: NamedRequest, whole: torch.Tensor, given: Sequence[TorchDeviceTensors]) -> list[Any]:
     """Cut `whole` for the entries of a batch. A bucket stays in one piece, in its target if it has one."""
     if request.members:
         if given[0].target is not None:

@@ -15,8 +15,8 @@ from ringtrain._core.process_groups.process_sets import ProcessSet, global_proce
 from ringtrain.errors import ConfigurationError, kind_of
 from ringtrain.optim import DiLoCo as ArrayDiLoCo
 from ringtrain.optim.on_host import OnHostDiLoCo
-from ringtrain.torch.bridge import real, to_arrays, to_tensor
-from ringtrain.torch.host_arguments import check_devices, named
+from ringtrain.torch.bridge import real_tensor, to_arrays, to_tensor
+from ringtrain.torch.host_arguments import check_devices, named_group_parameters
 from ringtrain.torch.host_state import OWN, TorchHostState
 from ringtrain.torch.optimizer import DistributedOptimizer
 from ringtrain.torch.parameters import in_place
@@ -30,11 +30,11 @@ class _DiLoCoTensors:
         self._params = params
 
     def read(self, names: Sequence[str]) -> Sequence[Flat]:
-        return to_arrays([real(self._params[name].detach()) for name in names])()
+        return to_arrays([real_tensor(self._params[name].detach()) for name in names])()
 
     def write(self, name: str, values: Flat) -> None:
         with torch.no_grad():
-            real(self._params[name].detach()).copy_(to_tensor(values))
+            real_tensor(self._params[name].detach()).copy_(to_tensor(values))
 
 
 class _TorchInnerState:
@@ -44,7 +44,7 @@ class _TorchInnerState:
         self._inner = inner
 
     def state_dict(self) -> Any:
-        return map_leaves(self._inner.state_dict(), _on_host)
+        return map_leaves(self._inner.state_dict(), _torch_leaf_on_host)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         with in_place(self._inner):
@@ -100,7 +100,7 @@ class DiLoCo(OnHostDiLoCo, torch.optim.Optimizer):
             )
         self._inner: Any = inner
         self.model = model
-        params = named(inner.param_groups, model)
+        params = named_group_parameters(inner.param_groups, model)
         trained = {name: param for name, param in params.items() if param.requires_grad}
         self._frozen = {name: param for name, param in params.items() if name not in trained}
         if not trained:
@@ -203,7 +203,7 @@ class DiLoCo(OnHostDiLoCo, torch.optim.Optimizer):
         """Return what this rank goes on from, to the bit: the state of `inner` as torch has it, and under
         "ringtrain" this rank's weights and all of the outer optimizer. Every rank saves its own; buffers are the
         model's to save. Collective."""
-        own = map_leaves(self.outer.state_dict(), lambda leaf: to_tensor(leaf) if _is_array(leaf) else leaf)
+        own = map_leaves(self.outer.state_dict(), lambda leaf: to_tensor(leaf) if _is_tensor_leaf(leaf) else leaf)
         return {**self._inner.state_dict(), OWN: own}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -231,9 +231,9 @@ class DiLoCo(OnHostDiLoCo, torch.optim.Optimizer):
         self.__getstate__()
 
 
-def _is_array(leaf: Any) -> bool:
+def _is_tensor_leaf(leaf: Any) -> bool:
     return isinstance(leaf, np.ndarray)
 
 
-def _on_host(leaf: Any) -> Any:
+def _torch_leaf_on_host(leaf: Any) -> Any:
     return leaf.detach().cpu() if isinstance(leaf, torch.Tensor) else leaf

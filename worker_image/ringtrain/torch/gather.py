@@ -13,7 +13,14 @@ from ringtrain._core.negotiation.request import CollectiveKind, NamedRequest, sc
 from ringtrain._core.negotiation.submission import Finish
 from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set, members
 from ringtrain.torch.bridge import to_tensor
-from ringtrain.torch.handles import TorchHandle, differentiable, first, on_host, submit, synchronize
+from ringtrain.torch.handles import (
+    TorchHandle,
+    differentiable,
+    first_of_torch_handle,
+    on_host,
+    submit,
+    synchronize,
+)
 
 
 def allgather_async(
@@ -23,7 +30,7 @@ def allgather_async(
 
     The number of rows may differ between ranks; dtype and the rest of the shape are the same on all ranks.
     """
-    return first(_allgather([tensor], name_for("allgather", name, process_set), process_set))
+    return first_of_torch_handle(_allgather([tensor], name_for("allgather", name, process_set), process_set))
 
 
 def allgather(
@@ -56,7 +63,9 @@ def broadcast_async(
 
     `tensor`: the same shape and dtype on all ranks; its values count on `root_rank` alone.
     """
-    return first(_broadcast(tensor, root_rank, name_for("broadcast", name, process_set), process_set))
+    return first_of_torch_handle(
+        _broadcast(tensor, root_rank, name_for("broadcast", name, process_set), process_set)
+    )
 
 
 def broadcast_async_(
@@ -106,8 +115,8 @@ def alltoall_async(
 
     `synchronize` returns the rows received, in rank order, and with `splits` also how many came from each rank.
     """
-    handle = _alltoall(tensor, _numbers(splits), name_for("alltoall", name, process_set), process_set)
-    return handle if splits is not None else first(handle)
+    handle = _alltoall(tensor, _torch_split_numbers(splits), name_for("alltoall", name, process_set), process_set)
+    return handle if splits is not None else first_of_torch_handle(handle)
 
 
 def alltoall(
@@ -121,7 +130,7 @@ def alltoall(
     counts: list[int] = []  # of the rows received
 
     def forward(given: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-        output, received = synchronize(_alltoall(given[0], _numbers(splits), full, process_set))
+        output, received = synchronize(_alltoall(given[0], _torch_split_numbers(splits), full, process_set))
         counts[:] = received.tolist()
         return output, received
 
@@ -153,7 +162,7 @@ def _alltoall(
     return submit(request, [tensor], process_set, finish, error)
 
 
-def _numbers(splits: Any) -> tuple[float, ...] | None:
+def _torch_split_numbers(splits: Any) -> tuple[float, ...] | None:
     if splits is None:
         return None
     return tuple(splits.tolist() if isinstance(splits, torch.Tensor) else splits)

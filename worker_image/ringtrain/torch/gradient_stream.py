@@ -14,7 +14,7 @@ from ringtrain._core.process_groups.tensors import Array
 from ringtrain.errors import ConfigurationError, some_of
 from ringtrain.optim import HostOptimizer
 from ringtrain.step_time import REDUCTION, beside_training
-from ringtrain.torch.bridge import like, real, to_arrays, to_tensor
+from ringtrain.torch.bridge import real_tensor, tensor_like_param, to_arrays, to_tensor
 from ringtrain.torch.hook import TorchGradientHook
 from ringtrain.torch.node_sum import TorchNodeSum
 from ringtrain.torch.stand_in import TorchGradientStandIn
@@ -121,7 +121,7 @@ class TorchGradientStream:
             self._read_all()  # another backward pass after gradients had gone: all ranks have it
             self._give_again()
         elif self._means is not None:
-            self._host.replace_gradients({own.name: _array(own.param.grad) for own in self._all})
+            self._host.replace_gradients({own.name: _gradient_array(own.param.grad) for own in self._all})
         else:
             self._give_rest()
         self._wait_given()
@@ -235,7 +235,7 @@ class TorchGradientStream:
             self._any_given = True
         grad, own.held, own.given = own.held, None, True
         if self._node_sum is not None and self._node_sum.carries(own.name):
-            there = None if grad is None else real(grad)
+            there = None if grad is None else real_tensor(grad)
             self._host.submit_with(own.name, partial(self._node_sum.put, own.name, there), grad is not None)
         elif grad is None:
             self._host.submit(own.name, None)
@@ -245,7 +245,7 @@ class TorchGradientStream:
             torch.autograd.graph.increment_version(own.param)  # who still needs its value gets torch's error
 
     def _submit(self, own: _StreamedParameter, grad: torch.Tensor) -> None:
-        arrays = to_arrays([real(grad)])
+        arrays = to_arrays([real_tensor(grad)])
         if self._thread is None:
             self._host.submit(own.name, arrays()[0])
         else:
@@ -286,7 +286,7 @@ class TorchGradientStream:
         self._means = self._host.gather_gradients()
         for own in self._all:
             mean = self._means[own.name]
-            own.param.grad = None if mean is None else like(to_tensor(mean), own.param)
+            own.param.grad = None if mean is None else tensor_like_param(to_tensor(mean), own.param)
             if own in late:
                 own.held = late[own] if mean is None else late[own] + own.param.grad
 
@@ -336,7 +336,7 @@ def _refuse_spent(own: _StreamedParameter) -> torch.Tensor:
     )
 
 
-def _array(grad: torch.Tensor | None) -> Array | None:
+def _gradient_array(grad: torch.Tensor | None) -> Array | None:
     if grad is None:
         return None
-    return to_arrays([real(grad.to_dense() if grad.is_sparse else grad)])()[0]
+    return to_arrays([real_tensor(grad.to_dense() if grad.is_sparse else grad)])()[0]

@@ -126,7 +126,9 @@ class TorchGradientSync:
         self._world: weakref.ref[Any] = weakref.ref(current())
         self._alone = trains_alone(options.process_set)
         self._hooks: list[Any] = []
-        weakref.finalize(self, _remove, self._hooks)  # a model may get the next optimizer, and a hundred more
+        weakref.finalize(
+            self, _remove_gradient_hooks, self._hooks
+        )  # a model may get the next optimizer, and a hundred more
         self.set_passes(options.passes)
         self.watch()
 
@@ -137,7 +139,9 @@ class TorchGradientSync:
         for bucket in self._buckets:
             for member in bucket.members:
                 if member.hook is None and member.param.requires_grad:
-                    hook = _hook(weakref.WeakMethod(self._on_gradient), weakref.ref(bucket), weakref.ref(member))
+                    hook = _gradient_hook(
+                        weakref.WeakMethod(self._on_gradient), weakref.ref(bucket), weakref.ref(member)
+                    )
                     member.hook = member.param.register_post_accumulate_grad_hook(hook)
                     self._hooks.append(member.hook)
 
@@ -223,7 +227,9 @@ class TorchGradientSync:
             check_who_drops(row[-1] / whole, dropping, f"rank {rank()}")
         if changed:
             raise ConfigurationError(
-                _changed([member.name for member in self._members.values() if member.name in changed])
+                _changed_gradients_error(
+                    [member.name for member in self._members.values() if member.name in changed]
+                )
             )
 
     def drop(self) -> None:
@@ -301,7 +307,7 @@ class TorchGradientSync:
         """Submit what the backward pass has not; return the names of gradients that were changed before."""
         if bucket.under_way:
             return []
-        changed = [member.name for member in bucket.members if _is_changed(member)]
+        changed = [member.name for member in bucket.members if _is_gradient_changed(member)]
         self._submit(bucket, dropping)
         return changed
 
@@ -336,7 +342,7 @@ class TorchGradientSync:
 
     def _begin_dense(self, bucket: _Bucket, here: dict[_Member, bool], dropping: bool) -> _UnderWay:
         options, whole, members = self.options, self._looks_at_all, tuple(here)
-        grads = [_dense(member.param.grad) for member in members]
+        grads = [_dense_gradient(member.param.grad) for member in members]
         small = [options.compression.compress(grad) for grad in grads]
         as_they_are = all(tensor is member.param.grad for (tensor, _), member in zip(small, members, strict=True))
         small.append((presence_row(tuple(here.values()), dropping, small[0][0]), None))
@@ -353,7 +359,7 @@ class TorchGradientSync:
         # The bucket's name is the same where a rank has gradients of other members, so that ranks see it at once.
         name = bucket.members[0].name
         request = bucket_request(name, names, options.op_and_factors, options.process_set)
-        target, finish = (None, _split(small)) if place is None else (place.flat, _fingerprint)
+        target, finish = (None, _split_buckets(small)) if place is None else (place.flat, _gradient_fingerprint)
         handle = submit_bucket(request, [tensor for tensor, _ in small], options.process_set, target, finish)
         return _UnderWay(handle, members, given, tuple(here.values()), place, tuple(ctx for _, ctx in small))
 
@@ -370,13 +376,13 @@ class TorchGradientSync:
         changed = [member.name for member, given in pairs if not given.is_of(member.param.grad)]
         if isinstance(part.handle, SparseTorchHandle):
             if not changed:
-                _store(part.members[0].param, reduced if part.handle.holders else None)
+                _store_gradient(part.members[0].param, reduced if part.handle.holders else None)
             return changed
         if part.place is None:
             part.row = reduced[-1]
             for member, tensor in zip(part.members, self._decompressed(part, reduced), strict=True):
                 if member.name not in changed:
-                    _store(member.param, tensor)
+                    _store_gradient(member.param, tensor)
         else:
             part.row = to_tensor(part.place.flat[part.place.bounds[-2] :])
             if any(part.place.held) and not reduced.is_of(reduced.tensor):
@@ -399,7 +405,7 @@ class TorchGradientSync:
         return [decompress(tensor, ctx) for tensor, ctx in pairs]
 
 
-def _hook(
+def _gradient_hook(
     on_gradient: Callable[[], Any], bucket: Callable[[], Any], member: Callable[[], Any]
 ) -> Callable[[torch.Tensor], None]:
     """What a parameter calls. It holds nothing: Python's collector does not see through a tensor's hooks."""
@@ -411,12 +417,12 @@ def _hook(
     return call
 
 
-def _remove(hooks: Sequence[Any]) -> None:
+def _remove_gradient_hooks(hooks: Sequence[Any]) -> None:
     for hook in hooks:
         hook.remove()
 
 
-def _is_changed(member: _Member) -> bool:
+def _is_gradient_changed(member: _Member) -> bool:
     """Whether a gradient is not as backward() made it. One that was taken away, or set to zero, is dropped."""
     grad, made = member.param.grad, member.made
     if made is None or grad is None or made.has_bits_of(grad):
@@ -424,11 +430,11 @@ def _is_changed(member: _Member) -> bool:
     return bool(grad._values().any() if grad.is_sparse else grad.any())
 
 
-def _dense(grad: torch.Tensor) -> torch.Tensor:
+def _dense_gradient(grad: torch.Tensor) -> torch.Tensor:
     return grad.to_dense() if grad.is_sparse else grad
 
 
-def _split(small: Sequence[tuple[torch.Tensor, Any]]) -> Finish:
+def _split_buckets(small: Sequence[tuple[torch.Tensor, Any]]) -> Finish:
     """Return what makes of a bucket's results tensors like those of `small`."""
 
     def split(result: Any) -> list[torch.Tensor]:
@@ -438,11 +444,11 @@ def _split(small: Sequence[tuple[torch.Tensor, Any]]) -> Finish:
     return split
 
 
-def _fingerprint(result: Any) -> TorchFingerprint:
+def _gradient_fingerprint(result: Any) -> TorchFingerprint:
     return TorchFingerprint.of(to_tensor(result[0]), whole=False)
 
 
-def _store(param: Param, reduced: torch.Tensor | None) -> None:
+def _store_gradient(param: Param, reduced: torch.Tensor | None) -> None:
     """Put `reduced` where the parameter's gradient is. A sparse one stays sparse: SparseAdam takes no other."""
     if reduced is None:
         param.grad = None
@@ -454,7 +460,7 @@ def _store(param: Param, reduced: torch.Tensor | None) -> None:
         param.grad.copy_(reduced)
 
 
-def _changed(names: Sequence[str]) -> str:
+def _changed_gradients_error(names: Sequence[str]) -> str:
     return (
         f"rank {rank()}: {some_of(names)}: changed, replaced or set to None after its reduction had begun, so "
         "that ranks would end with different weights; expected gradients to stay as backward() made them until "

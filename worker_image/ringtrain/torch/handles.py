@@ -44,14 +44,14 @@ def submit(
     `finish`: what the queue makes of the results (default: tensors on the device of their counterparts). `error`:
     what is wrong with this rank's arguments; it then fails on every rank rather than leave them waiting.
     """
-    submission = _submission(request, tensors, process_set, finish, error)
+    submission = _torch_submission(request, tensors, process_set, finish, error)
     return TorchHandle(queue_of(process_set).hand_in(submission))
 
 
 def submit_again(
     asked: Hashable, tensor: torch.Tensor, process_set: ProcessSet, in_place: bool
 ) -> TorchHandle | None:
-    """Submit plain `tensor` as what was `remembered` under `asked`; None if nothing was.
+    """Submit plain `tensor` as what was `remembered_request` under `asked`; None if nothing was.
 
     `asked`: all that the request follows from. So a step like the one before checks and describes nothing anew.
     """
@@ -63,7 +63,7 @@ def submit_again(
     return TorchHandle(queue.hand_in(NamedSubmission(request, host, host.finish)))
 
 
-def remembered(asked: Hashable, handle: TorchHandle, process_set: ProcessSet) -> TorchHandle:
+def remembered_request(asked: Hashable, handle: TorchHandle, process_set: ProcessSet) -> TorchHandle:
     """Return `handle`, and let `submit_again` submit the like of it in this world, unless `asked` is None."""
     request = handle.future.request
     if asked is not None and request.device == "cpu" and not request.error:
@@ -82,14 +82,14 @@ def submit_bucket(
 
     `finish` gets that array, or another one where `target` is None.
     """
-    submission = _submission(request, tensors, process_set, finish, "")
+    submission = _torch_submission(request, tensors, process_set, finish, "")
     if isinstance(submission.arrays, TorchDeviceTensors):
         submission.arrays.target = target
     submission.target = target
     return TorchHandle(queue_of(process_set).hand_in(submission))
 
 
-def _submission(
+def _torch_submission(
     request: NamedRequest,
     tensors: Sequence[torch.Tensor],
     process_set: ProcessSet,
@@ -106,7 +106,7 @@ def _submission(
     return NamedSubmission(full, arrays, finish or (lambda result: to_tensors(result, tensors)))
 
 
-def first(handle: TorchHandle) -> TorchHandle:
+def first_of_torch_handle(handle: TorchHandle) -> TorchHandle:
     """Return the same collective as one with a single result."""
     return TorchHandle(handle.future, itemgetter(0))
 

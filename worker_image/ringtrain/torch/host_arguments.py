@@ -12,12 +12,12 @@ from ringtrain.optim.arguments import check_rule
 from ringtrain.torch.host_rules import PlainTorchRules, TorchGroupRules, check_rule_kind, rules_of
 
 
-def given(
+def given_optimizer(
     optimizer: Any, model: Any, options: Mapping[str, Any]
 ) -> tuple[torch.optim.Optimizer | None, torch.nn.Module | None, TorchGroupRules, list[dict[str, Any]]]:
     """Return what `HostOptimizer` was made of: torch's optimizer, the model, the rules, and the groups."""
     if isinstance(optimizer, torch.optim.Optimizer):
-        return _of_optimizer(optimizer, model, options)
+        return _options_of_optimizer(optimizer, model, options)
     if not isinstance(optimizer, torch.nn.Module):
         raise ConfigurationError(
             f"HostOptimizer was given {kind_of(optimizer)}; expected an optimizer of torch and its model, or a "
@@ -33,7 +33,7 @@ def given(
     return None, optimizer, rules, [{"params": trained, **rules.options()}]
 
 
-def _of_optimizer(
+def _options_of_optimizer(
     optimizer: torch.optim.Optimizer, model: Any, options: Mapping[str, Any]
 ) -> tuple[torch.optim.Optimizer, torch.nn.Module | None, TorchGroupRules, list[dict[str, Any]]]:
     if hasattr(optimizer, "synchronize"):
@@ -62,11 +62,11 @@ def _of_optimizer(
     return optimizer, model, rules, optimizer.param_groups
 
 
-def named(groups: Sequence[Mapping[str, Any]], model: torch.nn.Module | None) -> dict[str, Any]:
+def named_group_parameters(groups: Sequence[Mapping[str, Any]], model: torch.nn.Module | None) -> dict[str, Any]:
     """The parameters of all groups by name, in the order of the model."""
     params = {id(param): param for group in groups for param in group["params"]}
-    named: Iterable[tuple[str, Any]] = () if model is None else model.named_parameters()
-    found = {name: param for name, param in named if id(param) in params}
+    named_group_parameters: Iterable[tuple[str, Any]] = () if model is None else model.named_parameters()
+    found = {name: param for name, param in named_group_parameters if id(param) in params}
     known = {id(param) for param in found.values()}
     others = {f"param.{index}": param for index, param in enumerate(params.values()) if id(param) not in known}
     return {**found, **others}

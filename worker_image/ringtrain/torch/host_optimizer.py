@@ -18,11 +18,11 @@ from ringtrain.optim import HostOptimizer as ArrayOptimizer
 from ringtrain.optim import Rule
 from ringtrain.optim.cut import first_group
 from ringtrain.optim.on_host import OnHostOptimizer
-from ringtrain.torch.bridge import like, real, to_arrays, to_tensor
+from ringtrain.torch.bridge import real_tensor, tensor_like_param, to_arrays, to_tensor
 from ringtrain.torch.gradient_stream import TorchGradientStream, TorchStreamOptions
 from ringtrain.torch.hook import TorchGradientHook
-from ringtrain.torch.host_arguments import check_devices, given, named
-from ringtrain.torch.host_state import TorchHostState, carried, simple_options
+from ringtrain.torch.host_arguments import check_devices, given_optimizer, named_group_parameters
+from ringtrain.torch.host_state import TorchHostState, carried_group_options, simple_options
 from ringtrain.torch.node_sum import TorchNodeSum, open_node_sum
 from ringtrain.torch.parameters import in_place
 from ringtrain.torch.weight_stream import TorchWeightStream
@@ -105,7 +105,7 @@ class HostOptimizer(OnHostOptimizer, torch.optim.Optimizer):
         process_set: ProcessSet = global_process_set,
         **options: Any,
     ) -> None:
-        self._inner, self._model, self._rules, groups = given(optimizer, model, options)
+        self._inner, self._model, self._rules, groups = given_optimizer(optimizer, model, options)
         self._process_set = process_set
         self._options = options
         self._overlap = overlap
@@ -333,7 +333,7 @@ class HostOptimizer(OnHostOptimizer, torch.optim.Optimizer):
 
     def _make(self) -> None:
         """Build all that follows from the parameters there are. Collective."""
-        self._params = named(self.param_groups, self._model)
+        self._params = named_group_parameters(self.param_groups, self._model)
         check_devices(self._params)
         self._gone: set[str] = set()
         group_of = {id(param): index for index, group in enumerate(self.param_groups) for param in group["params"]}
@@ -341,7 +341,7 @@ class HostOptimizer(OnHostOptimizer, torch.optim.Optimizer):
         names: list[list[str]] = [[] for _ in rules]
         for name, param in self._params.items():
             names[group_of[id(param)]].append(name)
-        arrays = {name: to_arrays([real(param.detach())])()[0] for name, param in self._params.items()}
+        arrays = {name: to_arrays([real_tensor(param.detach())])()[0] for name, param in self._params.items()}
         self._groups = []
         options = {**self._options, "sharded": self._rules.sharded}
         group = first_group(options.get("elastic", False), self._open_group)
@@ -446,7 +446,7 @@ class HostOptimizer(OnHostOptimizer, torch.optim.Optimizer):
 
     def _set_options(self, told: Sequence[Mapping[str, Any]]) -> None:
         for group, options in zip(self.param_groups, told, strict=False):
-            dict.update(group, carried(options, group))
+            dict.update(group, carried_group_options(options, group))
 
     def _open_node_sum(self, group: CollectiveGroup, options: Mapping[str, Any]) -> TorchNodeSum | None:
         if not isinstance(group, ProcessGroup) or group.size == 1:
@@ -465,9 +465,9 @@ def _broadcast_others(model: torch.nn.Module, trained: Collection[str], group: P
     for name, value in model.state_dict().items():
         if name in trained or not isinstance(value, torch.Tensor) or not value.numel():
             continue
-        array = to_arrays([real(value).reshape(-1)])()[0].copy()
+        array = to_arrays([real_tensor(value).reshape(-1)])()[0].copy()
         group.broadcast(array.view(np.uint8))
-        value.copy_(like(to_tensor(array).view(real(value).shape), value))
+        value.copy_(tensor_like_param(to_tensor(array).view(real_tensor(value).shape), value))
 
 
 def _record_forward(model: Any) -> list[Any]:

@@ -36,7 +36,7 @@ _REFUSED: Final = {
 _OPTIONS_OF_STEP: Final = ("foreach", "fused", "capturable")  # how torch computes, not what
 
 
-def _sgd(group: Group) -> Rule:
+def _torch_sgd(group: Group) -> Rule:
     return SGD(float(group["lr"]), float(group["momentum"]), bool(group["nesterov"]), float(group["weight_decay"]))
 
 
@@ -49,7 +49,7 @@ def _adam_like(kind: Callable[..., Rule]) -> Callable[[Group], Rule]:
 
 
 _OURS: Final[Mapping[type, Callable[[Group], Rule]]] = {
-    SGD: _sgd, Adam: _adam_like(Adam), AdamW: _adam_like(AdamW), LAMB: _adam_like(LAMB),
+    SGD: _torch_sgd, Adam: _adam_like(Adam), AdamW: _adam_like(AdamW), LAMB: _adam_like(LAMB),
 }  # fmt: skip
 
 
@@ -177,11 +177,11 @@ class TorchRules(TorchGroupRules):
         self._loaded: dict[str, dict[str, Any]] = {}
 
     def of(self, groups: Sequence[Group]) -> list[Rule]:
-        return [TorchRule(self, _options(group)) for group in groups]
+        return [TorchRule(self, _param_group_options(group)) for group in groups]
 
     def state(self) -> dict[str, dict[str, Any]]:
         """By parameter, the states that are in no slot."""
-        held = {name: optimizer.state[_only(optimizer)] for name, optimizer in self._made.items()}
+        held = {name: optimizer.state[_only_elementwise(optimizer)] for name, optimizer in self._made.items()}
         kept = {name: {k: v for k, v in state.items() if k not in self.slots} for name, state in held.items()}
         return {**self._loaded, **{name: state for name, state in kept.items() if held[name]}}
 
@@ -198,7 +198,7 @@ class TorchRules(TorchGroupRules):
         optimizer = self._made.get(part.spec.name)
         if optimizer is None:
             optimizer = self._begin(part, weights, options)
-        param = _only(optimizer)
+        param = _only_elementwise(optimizer)
         if param.data_ptr() != weights.data_ptr():
             param.data = weights
         param.grad = gradient.mul_(step.scale)
@@ -212,7 +212,7 @@ class TorchRules(TorchGroupRules):
     ) -> torch.optim.Optimizer:
         assert part.spec is not None
         param = torch.nn.Parameter(weights)
-        optimizer = _of_kind(self.kind, param, options)
+        optimizer = _optimizer_of_kind(self.kind, param, options)
         loaded = self._loaded.pop(part.spec.name, None)
         if loaded is not None:
             slots = {slot: to_tensor(part.state[slot]) for slot in self.slots}
@@ -256,7 +256,7 @@ def rules_of(optimizer: torch.optim.Optimizer, sharded: bool | None) -> TorchGro
     return TorchRules(optimizer, by_element and sharded is not False)
 
 
-def _options(group: Group) -> dict[str, Any]:
+def _param_group_options(group: Group) -> dict[str, Any]:
     left_out = (
         "params",
         "param_names",
@@ -276,7 +276,7 @@ def _slots_of(optimizer: torch.optim.Optimizer) -> tuple[str, ...]:
     slots: dict[str, None] = {}
     for group in optimizer.param_groups:
         param = torch.nn.Parameter(torch.ones(5))
-        toy = _of_kind(type(optimizer), param, _options(group))
+        toy = _optimizer_of_kind(type(optimizer), param, _param_group_options(group))
         param.grad = torch.ones(5)
         toy.step()
         values = toy.state[param].items()
@@ -284,7 +284,7 @@ def _slots_of(optimizer: torch.optim.Optimizer) -> tuple[str, ...]:
     return tuple(slots)
 
 
-def _of_kind(kind: Any, param: torch.nn.Parameter, options: Mapping[str, Any]) -> torch.optim.Optimizer:
+def _optimizer_of_kind(kind: Any, param: torch.nn.Parameter, options: Mapping[str, Any]) -> torch.optim.Optimizer:
     """Return an optimizer of `param` alone. `options`: of a group, not all of which a class must take."""
     taken = inspect.signature(kind.__init__).parameters
     made: torch.optim.Optimizer = kind(
@@ -293,7 +293,7 @@ def _of_kind(kind: Any, param: torch.nn.Parameter, options: Mapping[str, Any]) -
     return made
 
 
-def _only(optimizer: torch.optim.Optimizer) -> Any:
+def _only_elementwise(optimizer: torch.optim.Optimizer) -> Any:
     return optimizer.param_groups[0]["params"][0]
 
 

@@ -13,7 +13,7 @@ from ringtrain.errors import ConfigurationError
 from ringtrain.optim import HostOptimizer
 from ringtrain.optim.arenas import MASTER, WEIGHTS
 from ringtrain.optim.state import FEEDBACK, MISSED
-from ringtrain.torch.bridge import like, real, to_arrays, to_tensor
+from ringtrain.torch.bridge import real_tensor, tensor_like_param, to_arrays, to_tensor
 from ringtrain.torch.host_rules import SLOTS, TorchGroupRules, TorchRules
 from ringtrain.torch.state import map_leaves
 
@@ -87,7 +87,7 @@ class TorchHostState:
             arrays[slot] = {name: self._slot(name, slot, entries.get(name, {})) for name in self._params}
         state = {"updates": updates, "rule": own.get("rule", self._host.rule_name), "size": own.get("size", 1)}
         if FEEDBACK in own:
-            state[FEEDBACK] = map_leaves(own[FEEDBACK], _as_array)
+            state[FEEDBACK] = map_leaves(own[FEEDBACK], _state_as_array)
         return {**state, "arrays": arrays, "entries": entries}
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -99,7 +99,9 @@ class TorchHostState:
             slots, entries = self._rules.slots, state["entries"]
             self._rules.load(
                 {
-                    name: {key: _own_copy(value) for key, value in entry.items() if key not in (*slots, MASTER)}
+                    name: {
+                        key: _own_tensor_copy(value) for key, value in entry.items() if key not in (*slots, MASTER)
+                    }
                     for name, entry in entries.items()
                     if entry
                 }
@@ -108,13 +110,13 @@ class TorchHostState:
     @staticmethod
     def arrays_of(state: Mapping[str, Any]) -> dict[str, Any]:
         """A state of arrays, from what a checkpoint gave as tensors or arrays."""
-        arrays: dict[str, Any] = map_leaves(dict(state), _as_array)
+        arrays: dict[str, Any] = map_leaves(dict(state), _state_as_array)
         return arrays
 
     def _entry(self, name: str, param: Any, slots: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         for slot, by_name in slots.items():
             if slot not in (WEIGHTS, MISSED) and name in by_name:
-                yield _TORCH_NAMES.get(slot, slot), like(to_tensor(by_name[name]), param)
+                yield _TORCH_NAMES.get(slot, slot), tensor_like_param(to_tensor(by_name[name]), param)
 
     def _scalars(self) -> dict[str, dict[str, Any]]:
         """What torch's optimizers keep beside arrays, from the ranks that have it."""
@@ -122,7 +124,9 @@ class TorchHostState:
             return {}
         own = self._rules.state()
         if not self._rules.sharded:
-            return {name: {key: _own_copy(value) for key, value in entry.items()} for name, entry in own.items()}
+            return {
+                name: {key: _own_tensor_copy(value) for key, value in entry.items()} for name, entry in own.items()
+            }
         plain = {
             name: {key: float(value) for key, value in entry.items() if value is not None}
             for name, entry in own.items()
@@ -152,7 +156,7 @@ class TorchHostState:
         wide = np.float32 if weights.dtype.itemsize < 4 else weights.dtype
         if found is None:
             return self._stacked(name, weights.astype(wide) if slot == MASTER else np.zeros(shape, wide))
-        values = _as_array(real(found)).astype(wide, copy=False)
+        values = _state_as_array(real_tensor(found)).astype(wide, copy=False)
         if values.shape == shape:
             return self._stacked(name, values)
         if self._host.is_local(name) and values.shape[1:] == shape:
@@ -173,12 +177,12 @@ def simple_options(group: Mapping[str, Any]) -> dict[str, Any]:
     options = {}
     for name, value in group.items():
         plain = value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
-        if name != "params" and _is_simple(plain):
+        if name != "params" and _is_simple_option(plain):
             options[name] = list(plain) if isinstance(plain, tuple) else plain
     return options
 
 
-def carried(options: Mapping[str, Any], group: Mapping[str, Any]) -> dict[str, Any]:
+def carried_group_options(options: Mapping[str, Any], group: Mapping[str, Any]) -> dict[str, Any]:
     """`options` that were told, of the types that `group` has."""
     return {
         name: tuple(value)
@@ -190,15 +194,15 @@ def carried(options: Mapping[str, Any], group: Mapping[str, Any]) -> dict[str, A
     }
 
 
-def _is_simple(value: Any) -> bool:
+def _is_simple_option(value: Any) -> bool:
     if isinstance(value, list | tuple):
-        return all(_is_simple(one) for one in value)
+        return all(_is_simple_option(one) for one in value)
     return value is None or isinstance(value, bool | int | float | str)
 
 
-def _as_array(value: Any) -> Any:
+def _state_as_array(value: Any) -> Any:
     return to_arrays([value])()[0] if isinstance(value, torch.Tensor) else value
 
 
-def _own_copy(value: Any) -> Any:
+def _own_tensor_copy(value: Any) -> Any:
     return value.detach().clone() if isinstance(value, torch.Tensor) else value

@@ -64,12 +64,12 @@ class TorchHostTensor:
             return None
         given = [one for one in tensors if isinstance(one, TorchHostTensor)]
         packed = np.concatenate([one.array.reshape(-1) for one in given])
-        parts = _cut(reduce_packed(communicator, batch.request, packed), batch, self.tensor.dtype)
-        _write(given, parts)
+        parts = _cut_tensors(reduce_packed(communicator, batch.request, packed), batch, self.tensor.dtype)
+        _write_tensors(given, parts)
         return [[part] for part in parts]
 
 
-def _cut(reduced: Array, batch: FusedRequestBatch, dtype: torch.dtype) -> list[torch.Tensor]:
+def _cut_tensors(reduced: Array, batch: FusedRequestBatch, dtype: torch.dtype) -> list[torch.Tensor]:
     """Each entry's part as a tensor of its own: views of one share their count of writes, and are saved whole."""
     raw = reduced.view("int16") if dtype is torch.bfloat16 else reduced
     shapes = [entry.any_request.shapes[0] for entry in batch.entries]
@@ -78,7 +78,7 @@ def _cut(reduced: Array, batch: FusedRequestBatch, dtype: torch.dtype) -> list[t
     return [part.view(dtype) for part in parts] if dtype is torch.bfloat16 else parts
 
 
-def _write(given: Sequence[TorchHostTensor], parts: list[torch.Tensor]) -> None:
+def _write_tensors(given: Sequence[TorchHostTensor], parts: list[torch.Tensor]) -> None:
     """Write the results of those that are reduced in place, which then stand in `parts` themselves."""
     indices = [index for index, one in enumerate(given) if one.in_place]
     if indices:

@@ -267,13 +267,13 @@ class TorchNodeSum:
             pieces = {
                 shard.start: piece
                 for place, section in enumerate(cuts.sections)
-                for shard, piece in _split(section, gathered[place * most :])
+                for shard, piece in _split_section(section, gathered[place * most :])
             }
             torch.cat([pieces[start] for start in sorted(pieces)], out=weights)
             self._near.synchronize()
 
 
-def _split(section: Sequence[slice], gathered: torch.Tensor) -> list[tuple[slice, torch.Tensor]]:
+def _split_section(section: Sequence[slice], gathered: torch.Tensor) -> list[tuple[slice, torch.Tensor]]:
     """Cut what came of `section` into its shards; empty ones are left out."""
     edges = length_offsets([shard.stop - shard.start for shard in section])
     pieces = zip(section, pairwise(edges), strict=True)

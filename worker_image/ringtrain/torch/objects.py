@@ -39,7 +39,7 @@ def allgather_object(
     return objects.allgather_object(obj, name, process_set, allow_pickle, TORCH_VALUES)
 
 
-def _saved(obj: Any) -> bytes:
+def _torch_saved(obj: Any) -> bytes:
     """Return `obj` as `torch.save` writes it. Raises ConfigurationError for what others would not read."""
     buffer = io.BytesIO()
     try:  # what the other ranks will refuse must fail here, where the object is known
@@ -50,8 +50,8 @@ def _saved(obj: Any) -> bytes:
     return buffer.getvalue()
 
 
-def _loaded(data: bytes) -> Any:
+def _torch_loaded(data: bytes) -> Any:
     return torch.load(io.BytesIO(data), weights_only=True)
 
 
-TORCH_VALUES = ForeignWireValues(_saved, _loaded)
+TORCH_VALUES = ForeignWireValues(_torch_saved, _torch_loaded)

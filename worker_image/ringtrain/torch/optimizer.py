@@ -85,14 +85,14 @@ class DistributedTorchMixin:
                     "optimizer.synchronize() after backward() and before it"
                 )
             self._synchronized = False
-            return _updated(step) if closure is None else step(closure)
+            return _updated_torch_step(step) if closure is None else step(closure)
         if closure is not None:
             return step(self._reducing(closure))
         if self._synchronized and not self.sync.begun:
             _warn_twice()
         self.synchronize()
         self._synchronized = False
-        return _updated(step)
+        return _updated_torch_step(step)
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
         """Forget gradients. Where some are being reduced already, this waits until they are, on all ranks."""
@@ -120,8 +120,8 @@ class DistributedTorchMixin:
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickle and copy what makes it again: the optimizer that is wrapped, names and options."""
         optimizer: Any = self
-        return made_again, (
-            unwrapped(optimizer, DistributedTorchMixin),
+        return torch_optimizer_made_again, (
+            unwrapped_torch_optimizer(optimizer, DistributedTorchMixin),
             WrappedTorchOptimizer.of(optimizer, self.sync),
         )
 
@@ -202,7 +202,7 @@ def DistributedOptimizer(
         groups = groups if groups is not None else num_groups
     names = named_or_numbered(named_parameters, optimizer)
     if chosen is Adasum:
-        wrapped = _derived(optimizer, TorchAdasumMixin)
+        wrapped = _derived_torch_optimizer(optimizer, TorchAdasumMixin)
         wrapped.begin(names, compression, process_set)
         return wrapped
     options = TorchSyncOptions(
@@ -213,7 +213,7 @@ def DistributedOptimizer(
         sparse_as_dense=sparse_as_dense,
         process_set=process_set,
     )
-    return _wrapped(optimizer, names, grouped(groups, list(names)), options)
+    return _wrapped_torch_optimizer(optimizer, names, grouped(groups, list(names)), options)
 
 
 @dataclass(frozen=True)
@@ -246,7 +246,7 @@ class WrappedTorchOptimizer:
         return cls(tuple(names[param] for param in params), groups, compression, rest)
 
 
-def unwrapped(optimizer: torch.optim.Optimizer, mixin: type) -> torch.optim.Optimizer:
+def unwrapped_torch_optimizer(optimizer: torch.optim.Optimizer, mixin: type) -> torch.optim.Optimizer:
     """An object of the class that `mixin` was put before, which shares everything with `optimizer`."""
     order = type(optimizer).__mro__
     kind: Any = order[order.index(mixin) + 1]
@@ -255,19 +255,21 @@ def unwrapped(optimizer: torch.optim.Optimizer, mixin: type) -> torch.optim.Opti
     return plain
 
 
-def made_again(optimizer: torch.optim.Optimizer, form: WrappedTorchOptimizer) -> Any:
+def torch_optimizer_made_again(optimizer: torch.optim.Optimizer, form: WrappedTorchOptimizer) -> Any:
     """Wrap `optimizer`, which was pickled or copied, as the one that it was taken out of."""
     params = [param for group in optimizer.param_groups for param in group["params"]]
     passes, op, predivide, sparse_as_dense = form.options
     compression = getattr(Compression, form.compression) if isinstance(form.compression, str) else form.compression
     options = TorchSyncOptions(compression, passes, op, predivide, sparse_as_dense, global_process_set)
-    return _wrapped(optimizer, dict(zip(params, form.names, strict=True)), _at(params, form.groups), options)
+    return _wrapped_torch_optimizer(
+        optimizer, dict(zip(params, form.names, strict=True)), _parameters_at(params, form.groups), options
+    )
 
 
-def _wrapped(
+def _wrapped_torch_optimizer(
     optimizer: torch.optim.Optimizer, names: dict[Param, str], groups: list[list[Param]], options: TorchSyncOptions
 ) -> Any:
-    wrapped = _derived(optimizer, DistributedTorchMixin)
+    wrapped = _derived_torch_optimizer(optimizer, DistributedTorchMixin)
     wrapped.sync = TorchGradientSync(names, groups, options)
     wrapped.replicas = OptimizerReplicas(min(names.values(), default=""), options.process_set)
     wrapped._synchronized = wrapped._skip = False
@@ -275,17 +277,17 @@ def _wrapped(
     return wrapped
 
 
-def _at(params: Sequence[Param], groups: Sequence[Sequence[int]]) -> list[list[Param]]:
+def _parameters_at(params: Sequence[Param], groups: Sequence[Sequence[int]]) -> list[list[Param]]:
     return [[params[index] for index in group] for group in groups]
 
 
-def _updated(step: Callable[[], Any]) -> Any:
+def _updated_torch_step(step: Callable[[], Any]) -> Any:
     """Step. A closure's backward passes are no update: where there is one, all counts as compute."""
     with UPDATE:
         return step()
 
 
-def _derived(optimizer: torch.optim.Optimizer, mixin: type) -> Any:
+def _derived_torch_optimizer(optimizer: torch.optim.Optimizer, mixin: type) -> Any:
     """Return an object of the optimizer's class with `mixin` before it, that shares everything with
     `optimizer`.
     """

@@ -20,7 +20,7 @@ def presence_row(here: Sequence[bool], dropping: bool, like: torch.Tensor) -> to
     where this rank drops the gradients: they are not for a step.
     """
     if all(here) and not dropping:
-        return _usual(len(here), like.dtype, like.device)
+        return _usual_presence_row(len(here), like.dtype, like.device)
     return torch.tensor([float(one) for one in (*here, dropping)], dtype=like.dtype, device=like.device)
 
 
@@ -55,5 +55,5 @@ def empty_gradient(param: Param, sparse_dim: int) -> torch.Tensor:
 
 
 @functools.cache  # that of nearly every bucket in nearly every step; nobody writes to it
-def _usual(count: int, dtype: torch.dtype, device: Any) -> torch.Tensor:
+def _usual_presence_row(count: int, dtype: torch.dtype, device: Any) -> torch.Tensor:
     return torch.tensor([1.0] * count + [0.0], dtype=dtype, device=device)

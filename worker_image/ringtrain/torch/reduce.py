@@ -22,9 +22,9 @@ from ringtrain.torch.compression import Compression, Compressor
 from ringtrain.torch.handles import (
     TorchHandle,
     differentiable,
-    first,
+    first_of_torch_handle,
     on_host,
-    remembered,
+    remembered_request,
     submit,
     submit_again,
     synchronize,
@@ -55,7 +55,7 @@ def allreduce_async(
         return again
     how = NamedReduction.of(op, average, prescale_factor, postscale_factor, process_set)
     begun = _allreduce([tensor], how, name_for("allreduce", name, process_set))
-    return first(remembered(asked, begun, process_set))
+    return first_of_torch_handle(remembered_request(asked, begun, process_set))
 
 
 def allreduce_async_(
@@ -73,7 +73,7 @@ def allreduce_async_(
         return again
     how = NamedReduction.of(op, average, prescale_factor, postscale_factor, process_set)
     begun = _allreduce([tensor], how, name_for("allreduce", name, process_set), in_place=True)
-    return first(remembered(asked, begun, process_set))
+    return first_of_torch_handle(remembered_request(asked, begun, process_set))
 
 
 def allreduce_(
@@ -176,7 +176,7 @@ def reducescatter_async(
     """Begin to reduce `tensor`; `synchronize` returns this rank's rows, where the first ranks have one more if the
     rows do not divide. `op`: Average or Sum."""
     how = NamedReduction.of_sums("reducescatter", op, prescale_factor, postscale_factor, process_set)
-    return first(_reducescatter([tensor], how, name_for("reducescatter", name, process_set)))
+    return first_of_torch_handle(_reducescatter([tensor], how, name_for("reducescatter", name, process_set)))
 
 
 def reducescatter(

@@ -7,7 +7,7 @@ import torch
 
 from ringtrain.optim.memory_check import digest_of
 from ringtrain.optim.replicas import OptimizerReplica, processor, rows_of_part
-from ringtrain.torch.bridge import as_array, real, to_arrays
+from ringtrain.torch.bridge import as_array, real_tensor, to_arrays
 from ringtrain.torch.buckets import Param
 from ringtrain.torch.fingerprint import bits_of
 
@@ -17,16 +17,21 @@ def replica_of(names: Mapping[Param, str], groups: Sequence[Mapping[str, Any]], 
     params = sorted((param for param in names if param.requires_grad), key=lambda param: names[param])
     sizes = [(param.shape[0] if param.dim() else 1, param.nbytes) for param in params]
     cut = repr([(names[param], tuple(param.shape), str(param.dtype)) for param in params])
-    parts = [_rows(params[index], *rows) for index, *rows in rows_of_part(sizes, part)]
-    return OptimizerReplica(cut, _platform(params), _digest(parts), [_rate(group.get("lr")) for group in groups])
+    parts = [_parameter_rows(params[index], *rows) for index, *rows in rows_of_part(sizes, part)]
+    return OptimizerReplica(
+        cut,
+        _torch_platform(params),
+        _parameters_digest(parts),
+        [_group_learning_rate(group.get("lr")) for group in groups],
+    )
 
 
-def _rows(param: Param, first: int, behind: int) -> torch.Tensor:
+def _parameter_rows(param: Param, first: int, behind: int) -> torch.Tensor:
     values = param.detach()
-    return real(values[first:behind] if values.dim() else values)
+    return real_tensor(values[first:behind] if values.dim() else values)
 
 
-def _digest(parts: Sequence[torch.Tensor]) -> int:
+def _parameters_digest(parts: Sequence[torch.Tensor]) -> int:
     if all(part.is_cpu for part in parts):
         return digest_of(as_array(part.contiguous()).reshape(-1).view("uint8") for part in parts)
     return sum_of_bits(parts)
@@ -38,12 +43,12 @@ def sum_of_bits(parts: Sequence[torch.Tensor]) -> int:
     return sum(int(array) for array in to_arrays(sums)())
 
 
-def _rate(given: Any) -> float:
+def _group_learning_rate(given: Any) -> float:
     """A rate that lies on a device is not looked at: the weights follow from it."""
     return float(given) if isinstance(given, int | float) or getattr(given, "is_cpu", False) else 0.0
 
 
-def _platform(params: Sequence[Param]) -> str:
+def _torch_platform(params: Sequence[Param]) -> str:
     kinds = sorted({str(param.device.type) for param in params})
     devices = [torch.get_device_module(kind).get_device_name() for kind in kinds if kind == "cuda"]
     host = processor(), torch.get_num_threads(), torch.backends.cpu.get_cpu_capability()

@@ -49,14 +49,14 @@ class TorchGradientStandIn(torch.Tensor):
             return None
         if name in _MOVES and isinstance(args[0], TorchGradientStandIn):
             own: TorchGradientStandIn = args[0]
-            if own.__dict__["spent"] or _stays(own, func, args, kwargs or {}):
+            if own.__dict__["spent"] or _stays_stand_in(own, func, args, kwargs or {}):
                 return own
         for stand_in in _stand_ins((args, kwargs)):
             stand_in.__dict__["values"]()  # of all of them, before one changes
-        return func(*_replaced(args), **_replaced(kwargs or {}))
+        return func(*_replaced_stand_ins(args), **_replaced_stand_ins(kwargs or {}))
 
 
-def _stays(own: TorchGradientStandIn, func: Any, args: Any, kwargs: Any) -> bool:
+def _stays_stand_in(own: TorchGradientStandIn, func: Any, args: Any, kwargs: Any) -> bool:
     """Whether a move takes `own` to where it is, or puts it there."""
     if getattr(func, "__name__", "") == "__set__":
         return args[1] is own
@@ -74,12 +74,12 @@ def _stand_ins(value: Any) -> Iterator[TorchGradientStandIn]:
         yield from _stand_ins(list(value.values()))
 
 
-def _replaced(value: Any) -> Any:
+def _replaced_stand_ins(value: Any) -> Any:
     """`value` with gradients in place of their stand-ins."""
     if isinstance(value, TorchGradientStandIn):
         return value.__dict__["values"]()
     if isinstance(value, list | tuple):
-        return type(value)([_replaced(one) for one in value])
+        return type(value)([_replaced_stand_ins(one) for one in value])
     if isinstance(value, dict):
-        return {key: _replaced(one) for key, one in value.items()}
+        return {key: _replaced_stand_ins(one) for key, one in value.items()}
     return value

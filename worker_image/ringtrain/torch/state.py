@@ -20,7 +20,7 @@ def broadcast_parameters(params: Mapping[str, Any] | Iterable[Any], root_rank: i
     `params`: a `state_dict()`, `named_parameters()` or `parameters()`. Entries that are None are passed over.
     """
     handles = []
-    for name, tensor in _named(params):
+    for name, tensor in _named_tensors(params):
         if tensor is None:
             continue
         if not isinstance(tensor, torch.Tensor):
@@ -59,7 +59,7 @@ def broadcast_optimizer_state(
         optimizer.load_state_dict(loaded)
 
 
-def _named(params: Mapping[str, Any] | Iterable[Any]) -> Iterable[tuple[str, Any]]:
+def _named_tensors(params: Mapping[str, Any] | Iterable[Any]) -> Iterable[tuple[str, Any]]:
     if isinstance(params, Mapping):
         return sorted(params.items())
     if isinstance(params, str | bytes) or not isinstance(params, Iterable):

@@ -60,18 +60,18 @@ class SyncBatchNorm(_BatchNorm):
         self._check_input_dim(input)
         if not _uses_batch(self) or members(global_process_set) == 1:
             return super().forward(input)
-        return _normalised(self, input)
+        return _normalised_batch(self, input)
 
 
 def _uses_batch(layer: Any) -> bool:
     return layer.training or layer.running_mean is None
 
 
-def _normalised(layer: Any, input: torch.Tensor) -> torch.Tensor:
+def _normalised_batch(layer: Any, input: torch.Tensor) -> torch.Tensor:
     """`input` normalised over all ranks' batches, by `layer`, whose statistics are brought up to date."""
-    count, mean, variance = _moments(input)
+    count, mean, variance = _batch_moments(input)
     if layer.training and layer.track_running_stats:
-        _track(layer, count, mean.detach(), variance.detach())
+        _track_batch_moments(layer, count, mean.detach(), variance.detach())
     shape = (1, -1) + (1,) * (input.dim() - 2)
     wide = input.to(mean.dtype)  # a half type would round away what an input differs from its mean by
     output = (wide - mean.view(shape)) * torch.rsqrt(variance + layer.eps).view(shape)
@@ -80,7 +80,7 @@ def _normalised(layer: Any, input: torch.Tensor) -> torch.Tensor:
     return output.to(input.dtype)
 
 
-def _track(layer: Any, count: torch.Tensor, mean: torch.Tensor, variance: torch.Tensor) -> None:
+def _track_batch_moments(layer: Any, count: torch.Tensor, mean: torch.Tensor, variance: torch.Tensor) -> None:
     layer.num_batches_tracked.add_(1)
     average = 1.0 / float(layer.num_batches_tracked) if layer.momentum is None else layer.momentum
     weight = average * count.clamp(max=1)  # as PyTorch: a batch that is empty on all ranks changes nothing
@@ -89,7 +89,7 @@ def _track(layer: Any, count: torch.Tensor, mean: torch.Tensor, variance: torch.
     layer.running_var.mul_(1 - weight).add_(unbiased * weight)
 
 
-def _moments(input: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _batch_moments(input: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return count, mean and variance (biased) per channel over all ranks, in float32 at least."""
     wide = input.to(torch.promote_types(input.dtype, torch.float32)).transpose(0, 1).flatten(1)
     own_count = torch.full((1,), float(wide.shape[1]), dtype=wide.dtype, device=wide.device)
@@ -115,7 +115,7 @@ def _forward(self: nn.SyncBatchNorm, input: torch.Tensor) -> torch.Tensor:
     if in_use or current_or_none() is None or members(global_process_set) == 1 or not _uses_batch(self):
         return _forward_of_torch(self, input)
     self._check_input_dim(input)
-    return _normalised(self, input)
+    return _normalised_batch(self, input)
 
 
 nn.SyncBatchNorm.forward = _forward

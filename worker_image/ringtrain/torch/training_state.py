@@ -25,7 +25,7 @@ class RandomGenerators:
 
     def state_dict(self) -> dict[Any, Any]:
         """The states of all ranks' generators, by rank."""
-        gathered: list[Any] = allgather_object(_own(), "random generators")
+        gathered: list[Any] = allgather_object(_own_generator_states(), "random generators")
         return dict(enumerate(gathered))
 
     def load_state_dict(self, state: Mapping[Any, Any]) -> None:
@@ -41,7 +41,7 @@ class RandomGenerators:
         random.setstate((version, tuple(numbers), gauss))
 
 
-def _own() -> dict[str, Any]:
+def _own_generator_states() -> dict[str, Any]:
     version, numbers, gauss = random.getstate()
     return {
         "torch": torch.get_rng_state(),
@@ -74,7 +74,7 @@ class TrainingState:
 
     def state_dict(self) -> dict[str, Any]:
         """The state of every part, by name. Collective."""
-        return {name: _state_of(getattr(self, name)) for name in self._names}
+        return {name: _state_of_training_part(getattr(self, name)) for name in self._names}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state that another one gave, with the same parts. Raises ConfigurationError for others."""
@@ -98,5 +98,5 @@ class TrainingState:
     _names: tuple[str, ...]
 
 
-def _state_of(part: Any) -> Any:
+def _state_of_training_part(part: Any) -> Any:
     return part.state_dict() if hasattr(part, "state_dict") else part

@@ -12,7 +12,7 @@ import torch
 from ringtrain._core.process_groups.tensors import Array
 from ringtrain.errors import ConfigurationError
 from ringtrain.optim import HostOptimizer
-from ringtrain.torch.bridge import like, real, to_tensor
+from ringtrain.torch.bridge import real_tensor, tensor_like_param, to_tensor
 from ringtrain.torch.hook import TorchGradientHook
 from ringtrain.torch.node_sum import TorchNodeSum
 
@@ -45,9 +45,9 @@ class TorchWeightStream:
             if param.device.type == "cpu":
                 self._alias(name, param)
             elif self._node_sum is not None and self._node_sum.carries(name):
-                param.data = like(self._node_sum.weight(name).view(self._views[name].shape), param)
+                param.data = tensor_like_param(self._node_sum.weight(name).view(self._views[name].shape), param)
         if any(param.device.type == "cuda" for param in self._params.values()):
-            self._pinned = [address for arena in _arenas(self._host) if (address := _pinned(arena))]
+            self._pinned = [address for arena in _weight_arenas(self._host) if (address := _pinned_arena(arena))]
 
     def take(self) -> bool:
         """Take weights that somebody has set since the last step, in the memory that they were given or in other.
@@ -61,13 +61,13 @@ class TorchWeightStream:
             moved = on_cpu and param.numel() and param.data_ptr() != self._addresses[name]
             if moved or param.device.type != self._kinds[name]:
                 self._check_kind(name, param)
-                self._views[name].copy_(real(param.detach()))
+                self._views[name].copy_(real_tensor(param.detach()))
                 self._alias(name, param)
                 changed = True
             elif param._version != self._versions[name]:
                 changed = True
                 if not on_cpu:
-                    self._views[name].copy_(real(param.detach()))
+                    self._views[name].copy_(real_tensor(param.detach()))
         return changed
 
     def note(self) -> None:
@@ -81,12 +81,12 @@ class TorchWeightStream:
 
     def _alias(self, name: str, param: Any) -> None:
         """Let `param`, on the CPU, be the host's memory."""
-        param.data = like(self._views[name], param)
+        param.data = tensor_like_param(self._views[name], param)
         self._addresses[name] = param.data_ptr()
 
     def _check_kind(self, name: str, param: Any) -> None:
         view = self._views[name]
-        now = (tuple(real(param.detach()).shape), real(param.detach()).dtype, param.device.type)
+        now = (tuple(real_tensor(param.detach()).shape), real_tensor(param.detach()).dtype, param.device.type)
         if now != (tuple(view.shape), view.dtype, self._kinds[name]):
             raise ConfigurationError(
                 f"parameter {name!r} is {tuple(param.shape)} {param.dtype} on {param.device} by now, and was "
@@ -121,7 +121,7 @@ class TorchWeightStream:
         """Give the host the values that only the device has."""
         self.all_back()
         for name in self._by_node:
-            self._views[name].copy_(real(self._params[name].detach()))
+            self._views[name].copy_(real_tensor(self._params[name].detach()))
 
     def all_back(self) -> None:
         """Return when every parameter has the host's values."""
@@ -155,10 +155,10 @@ class TorchWeightStream:
             param = self._params[name]
             if param.device.type != "cpu" and name not in self._by_node:
                 with torch.no_grad():
-                    param.copy_(like(self._views[name], param), non_blocking=True)
+                    param.copy_(tensor_like_param(self._views[name], param), non_blocking=True)
 
 
-def _arenas(host: HostOptimizer) -> list[Array]:
+def _weight_arenas(host: HostOptimizer) -> list[Array]:
     """The arrays that all of the optimizer's weights are views of."""
     found = {}
     for array in host.weights.values():
@@ -169,7 +169,7 @@ def _arenas(host: HostOptimizer) -> list[Array]:
     return list(found.values())
 
 
-def _pinned(arena: Array) -> int:
+def _pinned_arena(arena: Array) -> int:
     """Page-lock `arena`, so that copies to the device do not wait; return its address. 0 where the driver refuses:
     copies wait then.
     """

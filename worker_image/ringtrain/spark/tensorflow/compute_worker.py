@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from ringtrain.errors import RingtrainError
 from ringtrain.spark import run
-from ringtrain.tensorflow.data.compute_worker import TfDataComputeOptions, compute_options, directory
+from ringtrain.tensorflow.data.compute_worker import TfDataComputeOptions, compute_options, tf_data_directory
 
 
 def serve_rank(plain: dict[str, Any]) -> None:
@@ -40,7 +40,7 @@ def main(options: TfDataComputeOptions, log_dir: Path) -> None:
     spark = SparkSession.builder.getOrCreate()
     try:
         ranks = spark.sparkContext.defaultParallelism
-        with directory(options, ranks) as plain:
+        with tf_data_directory(options, ranks) as plain:
             run(serve_rank, args=(plain,), num_proc=ranks, log_dir=log_dir)
     except RingtrainError as error:
         raise click.ClickException(str(error)) from error

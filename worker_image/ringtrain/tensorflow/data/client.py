@@ -12,7 +12,14 @@ from typing import Any, Final
 
 from ringtrain.errors import ConfigurationError, DataError
 from ringtrain.shared import authentication
-from ringtrain.tensorflow.data.directory import ANSWER, ASK, CALL_S, proof_of, read_line, send_line
+from ringtrain.tensorflow.data.directory import (
+    ANSWER,
+    ASK,
+    CALL_S,
+    read_directory_line,
+    send_directory_line,
+    tf_data_proof_of,
+)
 
 log = logging.getLogger("ringtrain.data")
 _AGAIN_S: Final = 0.2
@@ -126,15 +133,15 @@ class TfDataDirectoryClient:
         nonce = secrets.token_hex(16)
         try:
             with socket.create_connection(address, timeout=CALL_S) as sock:
-                theirs = str(read_line(sock)["nonce"])
-                proof = proof_of(self.key, ASK, theirs, nonce, request)
-                send_line(sock, {"request": dict(request), "nonce": nonce, "proof": proof})
-                said = read_line(sock)
+                theirs = str(read_directory_line(sock)["nonce"])
+                proof = tf_data_proof_of(self.key, ASK, theirs, nonce, request)
+                send_directory_line(sock, {"request": dict(request), "nonce": nonce, "proof": proof})
+                said = read_directory_line(sock)
         except (OSError, ValueError, KeyError):
             return None
         answer = said.get("answer")
         if not isinstance(answer, dict) or not authentication.same(
-            proof_of(self.key, ANSWER, theirs, nonce, answer), str(said.get("proof"))
+            tf_data_proof_of(self.key, ANSWER, theirs, nonce, answer), str(said.get("proof"))
         ):
             raise OtherKey(
                 f"the compute job at {address[0]}:{address[1]} has another key than this config: take the file "

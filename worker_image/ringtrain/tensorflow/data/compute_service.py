@@ -28,7 +28,7 @@ from ringtrain.tensorflow.data.client import TfDataDirectoryClient
 from ringtrain.tensorflow.data.config import TfDataServiceConfig
 from ringtrain.tensorflow.data.job_service import JobDataService
 from ringtrain.tensorflow.data.relay import TfDataRelay, WatchedTfDataJob
-from ringtrain.tensorflow.data.servers import TfDataServer, TfDataServerProcesses, start_server
+from ringtrain.tensorflow.data.servers import TfDataServer, TfDataServerProcesses, start_tf_data_server
 
 __all__ = ["JobDataService", "TfDataServiceConfig", "compute_worker_fn", "send_to_data_service", "tf_data_service"]
 
@@ -66,10 +66,10 @@ def tf_data_service(
             log.info("dispatcher %d listens at %s", number, address)
         address = client.wait_for_dispatcher_registration(number, compute_config.timeout)
         client.wait_for_dispatcher_worker_registration(number, compute_config.timeout)
-        yield _relayed(address, client) if isinstance(client, TfDataDirectoryClient) else address
+        yield _relayed_dispatcher(address, client) if isinstance(client, TfDataDirectoryClient) else address
 
 
-def _relayed(address: str, client: TfDataDirectoryClient) -> str:
+def _relayed_dispatcher(address: str, client: TfDataDirectoryClient) -> str:
     """Where this process's TensorFlow asks the dispatcher `address`, so that a lost compute job is said."""
     relay = _relays.get(address)
     if relay is None or relay.is_lost:
@@ -85,10 +85,10 @@ def _relayed(address: str, client: TfDataDirectoryClient) -> str:
 @contextmanager
 def _own_dispatcher(timeout_s: int) -> Iterator[str]:
     """A dispatcher in this process, on any free port. TensorFlow stops it when nobody refers to it."""
-    dispatcher = start_server(TfDataServer("dispatcher", "", 0, timeout_s))
+    dispatcher = start_tf_data_server(TfDataServer("dispatcher", "", 0, timeout_s))
     port = int(dispatcher.target.rpartition(":")[2])
     try:
-        yield f"grpc://{host_port(_service_host(), port)}"
+        yield f"grpc://{host_port(_tf_data_service_host(), port)}"
     finally:
         del dispatcher
 
@@ -182,17 +182,17 @@ def compute_worker_fn(
     rank = world_rank()
     number = rank // compute_config.workers_per_dispatcher
     client = compute_config.compute_client()
-    host = host or _service_host()
+    host = host or _tf_data_service_host()
     with closing(servers or TfDataServerProcesses(compute_config.timeout, forked=False)) as own:
         if compute_config.dispatcher_side == "compute" and rank % compute_config.workers_per_dispatcher == 0:
             address = own.dispatcher(host)
             client.register_dispatcher(number, f"grpc://{address}")
             log.info("dispatcher %d listens at %s", number, address)
-        _serve(own, client, number, host, compute_config.timeout)
+        _serve_tf_data(own, client, number, host, compute_config.timeout)
         barrier()  # rank 0 answers until all have heard that it is over
 
 
-def _serve(
+def _serve_tf_data(
     servers: TfDataServerProcesses, client: TfDataDirectoryClient, number: int, host: str, timeout_s: int
 ) -> None:
     """Have a worker of dispatcher `number`, wherever that is, until the compute job is over."""
@@ -212,7 +212,7 @@ def _serve(
         time.sleep(_POLL_S)
 
 
-def _service_host() -> str:
+def _tf_data_service_host() -> str:
     """The address by which training, maybe on another host, reaches servers of this process.
 
     The pod's, else the one that other ranks use; where that is loopback, this host's.

@@ -21,7 +21,7 @@ from ringtrain._core.process_groups.context import rank, shutdown, size
 from ringtrain._core.process_groups.objects import broadcast_object
 from ringtrain.errors import ConfigurationError, DataError, RingtrainError
 from ringtrain.tensorflow.data.compute_service import TfDataServiceConfig, compute_worker_fn
-from ringtrain.tensorflow.data.config import SIDES, read_key
+from ringtrain.tensorflow.data.config import SIDES, read_tf_data_key
 from ringtrain.tensorflow.data.directory import TfDataDirectory
 from ringtrain.tensorflow.data.servers import TfDataServerProcesses
 
@@ -82,32 +82,32 @@ def main(options: TfDataComputeOptions, host: str | None) -> None:
     logging.basicConfig(stream=sys.stderr, level="INFO", format="%(asctime)s ringtrain data: %(message)s")
     try:
         servers = TfDataServerProcesses(options.timeout, forked=True)  # before there are threads
-        signal.signal(signal.SIGTERM, _leave)
+        signal.signal(signal.SIGTERM, _leave_on_signal)
         init()
-        with _config(options) as plain:
+        with _tf_data_service_config(options) as plain:
             compute_worker_fn(TfDataServiceConfig.from_dict(broadcast_object(plain)), servers, host)
         shutdown()
     except RingtrainError as error:
         raise click.ClickException(str(error)) from error
 
 
-def _leave(number: int, _: Any) -> None:
+def _leave_on_signal(number: int, _: Any) -> None:
     """End as after an error, which removes CONFIGFILE: training that finds it would wait for nobody."""
     raise SystemExit(128 + number)
 
 
 @contextmanager
-def _config(options: TfDataComputeOptions) -> Iterator[dict[str, Any]]:
+def _tf_data_service_config(options: TfDataComputeOptions) -> Iterator[dict[str, Any]]:
     """The config on rank 0, nothing on others. Raises ConfigurationError."""
-    check_ranks(options, size())
+    check_tf_data_ranks(options, size())
     if rank() != 0:
         yield {}
         return
-    with directory(options, size()) as plain:
+    with tf_data_directory(options, size()) as plain:
         yield plain
 
 
-def check_ranks(options: TfDataComputeOptions, ranks: int) -> None:
+def check_tf_data_ranks(options: TfDataComputeOptions, ranks: int) -> None:
     """Raise ConfigurationError unless each dispatcher gets as many of the ranks as any other."""
     each, left_over = divmod(ranks, options.dispatchers)
     if left_over:
@@ -118,11 +118,11 @@ def check_ranks(options: TfDataComputeOptions, ranks: int) -> None:
 
 
 @contextmanager
-def directory(options: TfDataComputeOptions, ranks: int) -> Iterator[dict[str, Any]]:
+def tf_data_directory(options: TfDataComputeOptions, ranks: int) -> Iterator[dict[str, Any]]:
     """The directory of a compute job, and its config in the file and as plain data. Raises ConfigurationError."""
-    check_ranks(options, ranks)
+    check_tf_data_ranks(options, ranks)
     _check_unused(options.configfile)
-    key = secrets.token_bytes(_KEY_BYTES) if options.key_file is None else _key_in(options.key_file)
+    key = secrets.token_bytes(_KEY_BYTES) if options.key_file is None else _tf_data_key_in(options.key_file)
     each = ranks // options.dispatchers
     with closing(TfDataDirectory(options.dispatchers, each, key)) as listening:
         config = TfDataServiceConfig(
@@ -151,16 +151,16 @@ def _check_unused(configfile: Path) -> None:
     raise ConfigurationError(f"{configfile} belongs to a compute job that runs; give this one a path of its own")
 
 
-def _key_in(path: Path) -> bytes:
+def _tf_data_key_in(path: Path) -> bytes:
     try:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
-        return read_key(path)
+        return read_tf_data_key(path)
     except OSError as error:
         raise ConfigurationError(f"the key file {path} can't be made: {error.strerror}") from error
     with os.fdopen(handle, "w") as file:
         file.write(secrets.token_hex(_KEY_BYTES))
-    return read_key(path)
+    return read_tf_data_key(path)
 
 
 if __name__ == "__main__":

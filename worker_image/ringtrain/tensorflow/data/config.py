@@ -65,7 +65,7 @@ class TfDataServiceConfig:
 
     def check_training(self, rank: int, size: int | None) -> None:
         """Raise ConfigurationError unless training of `size` ranks can use these dispatchers; None: not known."""
-        check_training(self.dispatchers, rank, size)
+        check_tf_data_training(self.dispatchers, rank, size)
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data, with the key in hexadecimal digits, or the name of the file that it is in."""
@@ -96,7 +96,7 @@ class TfDataServiceConfig:
             workers_per_dispatcher=config.get("workers_per_dispatcher", 0),
             dispatcher_side=config.get("dispatcher_side", ""),
             addresses=addresses,
-            key=_hex_key(config.get("key")) if key_file is None else read_key(Path(key_file)),
+            key=_hex_tf_data_key(config.get("key")) if key_file is None else read_tf_data_key(Path(key_file)),
             timeout=config.get("timeout", 60),
             key_file=key_file,
         )
@@ -178,7 +178,7 @@ class TfDataServiceConfig:
         return config
 
 
-def check_training(dispatchers: int, rank: int, size: int | None) -> None:
+def check_tf_data_training(dispatchers: int, rank: int, size: int | None) -> None:
     """Raise ConfigurationError unless training of `size` ranks (None: not known) can use so many dispatchers."""
     if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < (size or rank + 1):
         raise ConfigurationError(f"rank is {quoted(rank)}; expected one of {size} ranks of training")
@@ -192,7 +192,7 @@ def check_training(dispatchers: int, rank: int, size: int | None) -> None:
         )
 
 
-def read_key(path: Path) -> bytes:
+def read_tf_data_key(path: Path) -> bytes:
     """The key in `path`. Raises ConfigurationError."""
     try:
         key = path.read_bytes().strip()
@@ -203,7 +203,7 @@ def read_key(path: Path) -> bytes:
     return key
 
 
-def _hex_key(key: Any) -> bytes:
+def _hex_tf_data_key(key: Any) -> bytes:
     try:
         return binascii.unhexlify(key)
     except (TypeError, ValueError) as error:

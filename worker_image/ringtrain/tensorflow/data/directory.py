@@ -84,17 +84,19 @@ class TfDataDirectory:
 
     def _converse(self, caller: socket.socket) -> None:
         nonce = secrets.token_hex(16)
-        send_line(caller, {"nonce": nonce})
-        said = read_line(caller)
+        send_directory_line(caller, {"nonce": nonce})
+        said = read_directory_line(caller)
         request, theirs, proof = said["request"], said["nonce"], said["proof"]
-        if not authentication.same(proof_of(self._key, ASK, nonce, theirs, request), str(proof)):
-            send_line(caller, {"refused": "the key is another"})
+        if not authentication.same(tf_data_proof_of(self._key, ASK, nonce, theirs, request), str(proof)):
+            send_directory_line(caller, {"refused": "the key is another"})
             return
         try:
             answer = self._do(**request)
         except ConfigurationError as error:
             answer = {"error": str(error)}
-        send_line(caller, {"answer": answer, "proof": proof_of(self._key, ANSWER, nonce, theirs, answer)})
+        send_directory_line(
+            caller, {"answer": answer, "proof": tf_data_proof_of(self._key, ANSWER, nonce, theirs, answer)}
+        )
 
     def _do(self, what: str, dispatcher: int = 0, address: str = "", worker: int = 0) -> dict[str, Any]:
         with self._lock:
@@ -117,18 +119,18 @@ class TfDataDirectory:
             }
 
 
-def proof_of(key: bytes, role: bytes, nonce: str, theirs: str, said: Mapping[str, Any]) -> str:
+def tf_data_proof_of(key: bytes, role: bytes, nonce: str, theirs: str, said: Mapping[str, Any]) -> str:
     """Proof of `key` by who says `said` in the conversation of both nonces."""
     text = json.dumps(said, sort_keys=True)
     return authentication.proof(key, role, nonce.encode(), theirs.encode(), text.encode())
 
 
-def send_line(sock: socket.socket, message: Mapping[str, Any]) -> None:
+def send_directory_line(sock: socket.socket, message: Mapping[str, Any]) -> None:
     """Send `message`. Raises OSError."""
     sock.sendall(line_of(message))
 
 
-def read_line(sock: socket.socket) -> dict[str, Any]:
+def read_directory_line(sock: socket.socket) -> dict[str, Any]:
     """The message that comes next. Raises OSError, and ValueError for what is none."""
     line = bytearray()
     while not line.endswith(b"\n"):

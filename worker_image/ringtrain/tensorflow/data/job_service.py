@@ -13,7 +13,7 @@ from typing import Any, Final
 from ringtrain.data.service.config import DataStreamSettings
 from ringtrain.errors import ConfigurationError, DataError
 from ringtrain.shared.data_members import read_members
-from ringtrain.tensorflow.data.config import check_training
+from ringtrain.tensorflow.data.config import check_tf_data_training
 
 _AGAIN_S: Final = 0.2
 
@@ -35,7 +35,7 @@ class JobDataService:
 
     def check_training(self, rank: int, size: int | None) -> None:
         """Raise ConfigurationError unless training of `size` ranks can use these dispatchers."""
-        check_training(self.dispatchers, rank, size)
+        check_tf_data_training(self.dispatchers, rank, size)
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,7 @@ class TfDataServer:
         return host_port(self.host, self.port)
 
 
-def start_server(server: TfDataServer) -> Any:
+def start_tf_data_server(server: TfDataServer) -> Any:
     """Start it in this process. Raises TensorFlow's errors."""
     from tensorflow.data.experimental import service
 
@@ -86,7 +86,7 @@ class TfDataServerProcesses:
         ours, theirs = socket.socketpair()
         self._socket = ours
         self._lines = StreamLineBuffer()
-        self._pid = _forked_template(ours, theirs) if forked else _started_template(theirs)
+        self._pid = _forked_server_template(ours, theirs) if forked else _started_server_template(theirs)
         theirs.close()
 
     def port(self, wanted: int = 0) -> int:
@@ -153,7 +153,7 @@ class TfDataServerProcesses:
         return messages
 
 
-def _forked_template(ours: socket.socket, theirs: socket.socket) -> int:
+def _forked_server_template(ours: socket.socket, theirs: socket.socket) -> int:
     assert threading.active_count() == 1, "a process that is to be forked has one thread"
     parent = os.getpid()
     pid = os.fork()
@@ -169,7 +169,7 @@ def _forked_template(ours: socket.socket, theirs: socket.socket) -> int:
     return pid
 
 
-def _started_template(theirs: socket.socket) -> int:
+def _started_server_template(theirs: socket.socket) -> int:
     command = [sys.executable, "-m", _TEMPLATE, str(theirs.fileno())]
     process = start_child(command, os.environ, pass_fds=(theirs.fileno(),))
     process.returncode = 0  # waited for by its pid
@@ -228,7 +228,7 @@ class _TfDataServerTemplate:
         entry.pid = 0
         entry.quick_ends = entry.quick_ends + 1 if lived_s < _YOUNG_S else 1
         event = "died" if entry.quick_ends < _TRIES else "failed"
-        self._tell(event, entry.server.kind, how=_how(status))
+        self._tell(event, entry.server.kind, how=_how_server_ended(status))
         if event == "failed":
             del self.running[entry.server.kind]
         entry.again_at = time.monotonic() + (_PAUSE_S if entry.quick_ends > 1 else 0.0)
@@ -241,7 +241,7 @@ class _TfDataServerTemplate:
             return
         try:
             die_with_parent(template)()
-            server = start_server(entry.server)
+            server = start_tf_data_server(entry.server)
             self._tell("ready", entry.server.kind)
             server.join()
         except BaseException:
@@ -255,7 +255,7 @@ class _TfDataServerTemplate:
             self.socket.sendall(line_of({"event": event, "kind": kind, **more}))
 
 
-def _how(status: int) -> str:
+def _how_server_ended(status: int) -> str:
     if os.WIFSIGNALED(status):
         return f"by {signal.Signals(os.WTERMSIG(status)).name}"
     return f"with exit code {os.waitstatus_to_exitcode(status)}"

@@ -50,7 +50,7 @@ class Estimator:
         """Meet the other ranks."""
         config = config or RunConfig()
         self.strategy: HorovodStrategy = config.train_distribute or MultiWorkerStrategy()
-        self.model_dir = _model_dir(model_dir, config)
+        self.model_dir = _estimator_model_dir(model_dir, config)
         self.config = config.replace(model_dir=self.model_dir)
         self.model_fn = model_fn
         self._params = copy.deepcopy(dict(params or {}))
@@ -154,11 +154,11 @@ class Estimator:
                     done += 1
             if not done:
                 raise ConfigurationError("input_fn gave no batch; expected at least one to evaluate")
-        found = {key: _plain(value) for key, value in final.final_ops_values.items()}
+        found = {key: _plain_evaluation_value(value) for key, value in final.final_ops_values.items()}
         shown = ", ".join(f"{key} = {found[key]}" for key in sorted(found))
         of = f" {name}" if name else ""
         _v1.logging.info("Saving dict%s for global step %d: %s", of, found["global_step"], shown)
-        _write_summary(self.eval_dir(name), found)
+        _write_evaluation_summary(self.eval_dir(name), found)
         return found
 
     def predict(
@@ -177,12 +177,12 @@ class Estimator:
             elements = self._model.input_of(input_fn, ModeKeys.PREDICT)
             features = elements[0] if isinstance(elements, tuple) and len(elements) == 2 else elements
             spec = self._model.build(self.strategy, ModeKeys.PREDICT, features)
-            wanted = _wanted(spec.predictions, predict_keys)
+            wanted = _wanted_predictions(spec.predictions, predict_keys)
             made = self._restored(spec, checkpoint_path, [*(hooks or ()), *(spec.prediction_hooks or ())])
         with made as session:  # outside of the graph, which must not be the caller's while this waits
             while not session.should_stop():
                 batch = session.run(wanted)
-                yield from _examples(batch) if yield_single_examples else (batch,)
+                yield from _prediction_examples(batch) if yield_single_examples else (batch,)
 
     def export_saved_model(
         self,
@@ -204,7 +204,9 @@ class Estimator:
             spec = self._model.build(self.strategy, experimental_mode, receiver.features)
             path = self._checkpoint(checkpoint_path)
             session_config = self.config.session_config
-            return export.write(export_dir_base, receiver, spec, path, session_config, assets_extra, as_text)
+            return export.write_saved_model(
+                export_dir_base, receiver, spec, path, session_config, assets_extra, as_text
+            )
 
     def latest_checkpoint(self) -> str | None:
         """The path of the newest checkpoint that this rank finds."""
@@ -268,7 +270,7 @@ class Estimator:
         return _v1.train.MonitoredSession(creator, hooks=hooks)
 
 
-def _model_dir(given: str | None, config: RunConfig) -> str:
+def _estimator_model_dir(given: str | None, config: RunConfig) -> str:
     if given is not None and config.model_dir is not None and str(given) != str(config.model_dir):
         raise ConfigurationError(f"model_dir is {given} and that of config is {config.model_dir}; expected one")
     if (chosen := given or config.model_dir) is not None:
@@ -281,7 +283,7 @@ def _model_dir(given: str | None, config: RunConfig) -> str:
     return made
 
 
-def _wanted(predictions: Any, keys: Any) -> Any:
+def _wanted_predictions(predictions: Any, keys: Any) -> Any:
     if keys is None:
         return predictions
     if not isinstance(predictions, dict):
@@ -292,7 +294,7 @@ def _wanted(predictions: Any, keys: Any) -> Any:
     return {key: predictions[key] for key in chosen}
 
 
-def _examples(batch: Any) -> Iterator[Any]:
+def _prediction_examples(batch: Any) -> Iterator[Any]:
     if not isinstance(batch, dict):
         yield from batch
         return
@@ -300,7 +302,7 @@ def _examples(batch: Any) -> Iterator[Any]:
         yield {key: part[row] for key, part in batch.items()}
 
 
-def _write_summary(directory: str, found: Mapping[str, Any]) -> None:
+def _write_evaluation_summary(directory: str, found: Mapping[str, Any]) -> None:
     numbers = {key: value for key, value in found.items() if isinstance(value, int | float)}
     step = numbers.pop("global_step")
     values = [_v1.Summary.Value(tag=key, simple_value=value) for key, value in numbers.items()]
@@ -308,5 +310,5 @@ def _write_summary(directory: str, found: Mapping[str, Any]) -> None:
         writer.add_summary(_v1.Summary(value=values), step)
 
 
-def _plain(value: Any) -> Any:
+def _plain_evaluation_value(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value

@@ -15,7 +15,7 @@ _v1 = tf.compat.v1
 _DEFAULT_SIGNATURE = tf.saved_model.DEFAULT_SERVING_SIGNATURE_DEF_KEY
 
 
-def write(
+def write_saved_model(
     base: str,
     receiver: Any,
     spec: EstimatorSpec,
@@ -28,14 +28,14 @@ def write(
     inputs = receiver.receiver_tensors
     inputs = dict(inputs) if isinstance(inputs, Mapping) else {"input": inputs}
     outputs = dict(spec.export_outputs or {_DEFAULT_SIGNATURE: spec.predictions})
-    signatures = {name: _signature(name, inputs, output) for name, output in outputs.items()}
+    signatures = {name: _saved_model_signature(name, inputs, output) for name, output in outputs.items()}
     if len(outputs) == 1:
         signatures.setdefault(_DEFAULT_SIGNATURE, *signatures.values())
     if _DEFAULT_SIGNATURE not in signatures:
         raise ConfigurationError(
             f"export_outputs has {', '.join(signatures)}; expected {_DEFAULT_SIGNATURE!r} among several signatures"
         )
-    folder = _new_folder(base)
+    folder = _new_export_folder(base)
     builder = _v1.saved_model.Builder(str(folder))
     with _v1.Session(config=session_config) as session:
         saver = _v1.train.Saver()
@@ -56,7 +56,7 @@ def write(
     return str(folder)
 
 
-def _signature(name: str, inputs: Mapping[str, Any], output: Any) -> Any:
+def _saved_model_signature(name: str, inputs: Mapping[str, Any], output: Any) -> Any:
     if hasattr(output, "as_signature_def"):
         return output.as_signature_def(inputs)
     if isinstance(output, tf.Tensor):
@@ -69,7 +69,7 @@ def _signature(name: str, inputs: Mapping[str, Any], output: Any) -> Any:
     return _v1.saved_model.predict_signature_def(dict(inputs), dict(output))
 
 
-def _new_folder(base: str) -> Path:
+def _new_export_folder(base: str) -> Path:
     """A folder that does not exist yet, named by the time in seconds, which servers take the newest of."""
     stamp = int(time.time())
     while (folder := Path(base, str(stamp))).exists():

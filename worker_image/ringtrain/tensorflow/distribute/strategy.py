@@ -81,11 +81,11 @@ class MultiWorkerStrategy(HorovodStrategy):
     def __init__(self, cluster_resolver: Any = None, variables_on_host: bool = True) -> None:
         """Meet the other ranks. Raises ConfigurationError where `init()` has met others than the resolver has."""
         if cluster_resolver is not None:
-            _join(cluster_resolver)
+            _join_estimator_cluster(cluster_resolver)
         super().__init__(variables_on_host)
 
 
-def _join(resolver: Any) -> None:
+def _join_estimator_cluster(resolver: Any) -> None:
     cluster = resolver.cluster_spec().as_dict()
     if not cluster:
         return

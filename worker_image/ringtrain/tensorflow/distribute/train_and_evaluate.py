@@ -51,7 +51,7 @@ class _EstimatorEvaluation(tf.compat.v1.train.CheckpointSaverListener):
 
     def evaluate(self, is_final: bool = True) -> dict[str, Any]:
         """Metrics of the newest checkpoint, which exporters get, too."""
-        self.last = _evaluated(self._estimator, self._spec, is_final)
+        self.last = _evaluated_estimator(self._estimator, self._spec, is_final)
         self._evaluated = time.monotonic()
         return self.last
 
@@ -66,7 +66,7 @@ class _EstimatorEvaluation(tf.compat.v1.train.CheckpointSaverListener):
             self.evaluate()
 
 
-def _evaluated(estimator: Estimator, spec: EvalSpec, is_final: bool) -> dict[str, Any]:
+def _evaluated_estimator(estimator: Estimator, spec: EvalSpec, is_final: bool) -> dict[str, Any]:
     path = estimator.latest_checkpoint()
     found = estimator.evaluate_here(spec.input_fn, spec.steps, spec.hooks, path, spec.name)
     exporters = spec.exporters or ()
@@ -93,7 +93,7 @@ def _evaluate_checkpoints(estimator: Estimator, train_spec: TrainSpec, eval_spec
         if path is not None and path != seen:
             is_final = tf.train.load_variable(path, "global_step") >= last_step
             if is_final or time.monotonic() >= begin:
-                found, seen = _evaluated(estimator, eval_spec, is_final), path
+                found, seen = _evaluated_estimator(estimator, eval_spec, is_final), path
                 deadline = time.monotonic() + _PATIENCE_S
                 continue
         if time.monotonic() > deadline:

@@ -63,7 +63,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
             self._done = True
 
     def _send(self, variables: Collection[Any]) -> None:
-        sent = {identity(variable): variable for variable in variables if _is_number(variable)}
+        sent = {identity(variable): variable for variable in variables if _is_keras_number(variable)}
         broadcast_variables([v for key, v in sent.items() if key not in self._local], self._root_rank)
 
 
@@ -137,15 +137,15 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         if logs is not None:
-            logs["lr"] = _rate(self.model.optimizer)
+            logs["lr"] = _keras_learning_rate(self.model.optimizer)
 
     def _adjust(self, epoch: float) -> None:
         optimizer = self.model.optimizer
-        old, new = _rate(optimizer), self._initial_lr * self._multiplier(epoch)
+        old, new = _keras_learning_rate(optimizer), self._initial_lr * self._multiplier(epoch)
         optimizer.learning_rate = new
         if self._momentum_correction and old and getattr(optimizer, "momentum", 0):
             # Keras keeps velocities with the rate in them: after a change of rate they are of the wrong size.
-            for velocity in _velocities(optimizer):
+            for velocity in _keras_velocities(optimizer):
                 velocity.assign(velocity * (new / old))
 
 
@@ -175,7 +175,8 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         super().on_epoch_end(epoch, logs)
         if self._end is not None and epoch == self._end - 1 and self._verbose:
-            print(f"Epoch {epoch + 1}: finished gradual learning rate warmup to {_rate(self.model.optimizer):g}.")
+            rate = _keras_learning_rate(self.model.optimizer)
+            print(f"Epoch {epoch + 1}: finished gradual learning rate warmup to {rate:g}.")
 
 
 class Report(keras.callbacks.Callback):
@@ -287,7 +288,7 @@ class DiLoCo(keras.callbacks.Callback):
 
     def _send_the_rest(self) -> None:
         trained = {identity(variable) for variable in self.model.trainable_variables}
-        rest = [one for one in self.model.variables if identity(one) not in trained and _is_number(one)]
+        rest = [one for one in self.model.variables if identity(one) not in trained and _is_keras_number(one)]
         broadcast_variables(rest, 0)
 
 
@@ -323,20 +324,20 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
             super()._save_model(epoch, batch, logs)
 
 
-def _rate(optimizer: Any) -> float:
+def _keras_learning_rate(optimizer: Any) -> float:
     rate = optimizer.learning_rate
     if callable(rate) and not hasattr(rate, "numpy"):
         warnings.warn("the optimizer's learning rate follows a schedule; a callback cannot set it", stacklevel=2)
     return float(keras.backend.get_value(rate) if IS_KERAS_2 else keras.ops.convert_to_numpy(rate))
 
 
-def _velocities(optimizer: Any) -> list[Any]:
+def _keras_velocities(optimizer: Any) -> list[Any]:
     if hasattr(optimizer, "get_slot"):  # the legacy optimizers of Keras 2
         return [state for state in optimizer.weights if "/momentum" in state.name]
     return list(getattr(optimizer, "momentums", None) or ())
 
 
-def _is_number(variable: Any) -> bool:
+def _is_keras_number(variable: Any) -> bool:
     """Whether ranks can exchange it: the state of a random generator is uint32, which the ring does not carry."""
     dtype = getattr(variable.dtype, "name", variable.dtype)  # Keras 3 has strings
     return str(dtype) in (

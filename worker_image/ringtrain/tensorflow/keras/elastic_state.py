@@ -63,14 +63,14 @@ class TensorFlowKerasState(VariablesState):
                 f"optimizer is {kind_of(chosen)}; expected a Keras optimizer: pass optimizer=..., or compile the "
                 "model with one"
             )
-        _make_variables(chosen, model)
+        _make_keras_variables(chosen, model)
         kind: Any = ElasticOptimizerHandler if isinstance(chosen, HostKerasMixin) else KerasOptimizerHandler
         handlers = [(keras.Model, KerasModelHandler), (type(chosen), kind), *HANDLERS]
         super().__init__(handlers=handlers, model=model, optimizer=chosen, **kwargs)
         self.backend = backend
 
 
-def _make_variables(optimizer: Any, model: Any) -> None:
+def _make_keras_variables(optimizer: Any, model: Any) -> None:
     """Have the optimizer make its state: ranks that have trained have it, and newcomers need as much."""
     if getattr(optimizer, "built", False):
         return
@@ -80,9 +80,9 @@ def _make_variables(optimizer: Any, model: Any) -> None:
         optimizer.build(model.trainable_variables)
 
 
-def _numbers(value: Any, others: Sequence[Any]) -> dict[str, Any]:
+def _keras_numbers(value: Any, others: Sequence[Any]) -> dict[str, Any]:
     """What a host optimizer of Keras has beside its state: learning rate and count of updates."""
     return {"variables": KerasOptimizerHandler(value)} if isinstance(value, HostKerasMixin) else {}
 
 
-COMPANIONS.append(_numbers)
+COMPANIONS.append(_keras_numbers)

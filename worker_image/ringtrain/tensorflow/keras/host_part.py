@@ -45,7 +45,7 @@ class KerasHostPart:
                 "Keras' fit: take ringtrain.tensorflow.DistributedOptimizer"
             )
         # Keras numbers its layers by what else a process has built, so a name of theirs may be another one later.
-        self.variables = {f"{index}.{_leaf(variable)}": variable for index, variable in enumerate(variables)}
+        self.variables = {f"{index}.{_keras_leaf(variable)}": variable for index, variable in enumerate(variables)}
         decaying, plain = rules_of(optimizer, number_of(optimizer.learning_rate), 0)
         without = [name for name, variable in self.variables.items() if not optimizer._use_weight_decay(variable)]
         arrays = {name: np.array(tf.convert_to_tensor(variable)) for name, variable in self.variables.items()}
@@ -118,7 +118,7 @@ def _same_bits(one: Array, other: Array) -> bool:
     return np.array_equal(one.view(f"u{one.itemsize}"), other.view(f"u{one.itemsize}"))
 
 
-def _leaf(variable: Any) -> str:
+def _keras_leaf(variable: Any) -> str:
     return str(variable.name).split(":")[0].split("/")[-1]
 
 

@@ -59,12 +59,12 @@ class KerasAdam(Adam):
 Make = Callable[[Any, float, int, float], Rule]
 
 
-def _sgd(optimizer: Any, rate: float, number: int, decay: float) -> Rule:
+def _keras_sgd(optimizer: Any, rate: float, number: int, decay: float) -> Rule:
     momentum = float(optimizer.momentum)
     return KerasSGD(rate, momentum, bool(optimizer.nesterov and momentum), decay)
 
 
-def _adam(optimizer: Any, rate: float, number: int, decay: float) -> Rule:
+def _keras_adam(optimizer: Any, rate: float, number: int, decay: float) -> Rule:
     betas = float(optimizer.beta_1), float(optimizer.beta_2)
     corrected = bool(getattr(optimizer, "adaptive_epsilon", False))
     return KerasAdam(rate, *betas, float(optimizer.epsilon), decay, number, corrected)
@@ -82,16 +82,16 @@ class KerasLAMB(LAMB):
         kernels.lamb_direction(part, terms)
 
 
-def _lamb(optimizer: Any, rate: float, number: int, decay: float) -> Rule:
+def _keras_lamb(optimizer: Any, rate: float, number: int, decay: float) -> Rule:
     betas = float(optimizer.beta_1), float(optimizer.beta_2)
     return KerasLAMB(rate, *betas, float(optimizer.epsilon), decay, number)
 
 
 _MAKE: Final[Mapping[type, Make]] = {
-    keras.optimizers.SGD: _sgd,
-    keras.optimizers.Adam: _adam,
-    keras.optimizers.AdamW: _adam,
-    **({keras.optimizers.Lamb: _lamb} if hasattr(keras.optimizers, "Lamb") else {}),  # Keras 2 has none
+    keras.optimizers.SGD: _keras_sgd,
+    keras.optimizers.Adam: _keras_adam,
+    keras.optimizers.AdamW: _keras_adam,
+    **({keras.optimizers.Lamb: _keras_lamb} if hasattr(keras.optimizers, "Lamb") else {}),  # Keras 2 has none
 }
 _REFUSED: Final = (
     "clipnorm", "clipvalue", "use_ema", "amsgrad", "gradient_accumulation_steps", "loss_scale_factor"
@@ -118,7 +118,7 @@ def check_optimizer(optimizer: Any) -> None:
             f"HostOptimizer: SGD has momentum={optimizer.momentum} and weight_decay={optimizer.weight_decay}, "
             f"which has no rule; leave one out, or {instead}"
         )
-    if _MAKE[type(optimizer)] is _lamb and optimizer.weight_decay:
+    if _MAKE[type(optimizer)] is _keras_lamb and optimizer.weight_decay:
         raise ConfigurationError(
             f"HostOptimizer: Lamb has weight_decay={optimizer.weight_decay}, which has no rule; leave it out, or "
             f"{instead}"

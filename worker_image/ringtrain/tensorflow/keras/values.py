@@ -23,9 +23,9 @@ def allreduce(
     compression: type[Compressor] = Compression.none,
 ) -> Any:
     """Return `value` reduced over all ranks, as a tensor. Arguments as of `ringtrain.tensorflow.allreduce`."""
-    return _evaluated(
+    return _evaluated_keras_tensor(
         reduce.allreduce(
-            _tensor(value),
+            _keras_tensor(value),
             average,
             compression=compression,
             op=op,
@@ -38,17 +38,17 @@ def allreduce(
 
 def allgather(value: Any, name: str | None = None) -> Any:
     """Return every rank's rows of `value`, in rank order."""
-    return _evaluated(gather.allgather(_tensor(value), name))
+    return _evaluated_keras_tensor(gather.allgather(_keras_tensor(value), name))
 
 
 def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
     """Return the value of `root_rank`."""
-    return _evaluated(gather.broadcast(_tensor(value), root_rank, name))
+    return _evaluated_keras_tensor(gather.broadcast(_keras_tensor(value), root_rank, name))
 
 
 def reducescatter(value: Any, name: str | None = None, op: Any = Average) -> Any:
     """Return this rank's rows of the reduced `value`."""
-    return _evaluated(reduce.reducescatter(_tensor(value), name=name, op=op))
+    return _evaluated_keras_tensor(reduce.reducescatter(_keras_tensor(value), name=name, op=op))
 
 
 def broadcast_global_variables(root_rank: int) -> Any:
@@ -56,11 +56,11 @@ def broadcast_global_variables(root_rank: int) -> Any:
     return _broadcast_global_variables(root_rank)
 
 
-def _tensor(value: Any) -> Any:
+def _keras_tensor(value: Any) -> Any:
     return np.asarray(value) if isinstance(value, int | float | list | tuple) else value
 
 
-def _evaluated(tensor: Any) -> Any:
+def _evaluated_keras_tensor(tensor: Any) -> Any:
     """Return `tensor`; in a `tf.compat.v1` session its value, as an array."""
     session = None if tf.executing_eagerly() else tf.compat.v1.get_default_session()
     return tensor if session is None else session.run(tensor)

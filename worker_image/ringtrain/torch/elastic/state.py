@@ -43,7 +43,7 @@ class ModelStateHandler(StateHandler):
         self._saved = {name: value for name, value in self._saved.items() if name not in names}
 
     def save(self) -> None:
-        self._saved = _copied(self._own(), self._saved)
+        self._saved = _copied_torch_value(self._own(), self._saved)
 
     def restore(self) -> None:
         self.value.load_state_dict(self._saved, strict=not self._left_out)
@@ -64,7 +64,7 @@ class BuffersHandler(ModelStateHandler):
         self.leave_out(optimizer.trained)
 
 
-def _buffers(value: Any, values: Sequence[Any]) -> dict[str, Any]:
+def _model_buffers(value: Any, values: Sequence[Any]) -> dict[str, Any]:
     """What keeps the buffers of the model that a host optimizer trains, if nothing else in a state keeps them."""
     model = getattr(value, "model", None)
     if not isinstance(value, HostOptimizer | DiLoCo) or not isinstance(model, torch.nn.Module):
@@ -84,7 +84,7 @@ class OptimizerStateHandler(StateHandler):
         self.save()
 
     def save(self) -> None:
-        self._saved = _copied(self.value.state_dict(), self._saved)
+        self._saved = _copied_torch_value(self.value.state_dict(), self._saved)
 
     def restore(self) -> None:
         if isinstance(self.value, DistributedTorchMixin):
@@ -97,7 +97,7 @@ class OptimizerStateHandler(StateHandler):
         broadcast_optimizer_state(self.value, root)
 
 
-def _copied(value: Any, kept: Any) -> Any:
+def _copied_torch_value(value: Any, kept: Any) -> Any:
     """A copy of `value`; its tensors are in the memory of `kept`, a former copy, where they fit."""
     if isinstance(value, torch.Tensor):
         fits = isinstance(kept, torch.Tensor) and (kept.shape, kept.dtype, kept.device) == (
@@ -106,7 +106,7 @@ def _copied(value: Any, kept: Any) -> Any:
         return kept.copy_(value.detach()) if fits else value.detach().clone()
     if type(value) is dict:
         former = kept if type(kept) is dict else {}
-        return {key: _copied(one, former.get(key)) for key, one in value.items()}
+        return {key: _copied_torch_value(one, former.get(key)) for key, one in value.items()}
     return copy.deepcopy(value)
 
 
@@ -173,4 +173,4 @@ class TorchState(State):
 
 # A plain `ringtrain.elastic.State` takes them as well.
 HANDLERS[1:1] = [(torch.nn.Module, ModelStateHandler), (torch.optim.Optimizer, OptimizerStateHandler)]
-COMPANIONS.append(_buffers)
+COMPANIONS.append(_model_buffers)
