@@ -101,31 +101,31 @@ def run(
         raise ConfigurationError(f"run: np is {size!r}; expected a number of ranks from 1 to {_MAX_RANKS}")
     env = {**horovod_run.variables(start_timeout, verbose), **(env or {})}
     outputs = horovod_run.output_directories(output_filename, size)
-    work = _pickled((func, tuple(args), dict(kwargs or {})), "run: the function or its arguments")
+    work = _pickled_for_local_ranks((func, tuple(args), dict(kwargs or {})), "run: the function or its arguments")
     context = multiprocessing.get_context("spawn")
     if executable is not None:
         context.set_executable(executable)
     ranks: list[_LocalRank] = []
     with run_folder() as directory:
         try:
-            for own, output in zip(_environments(size, directory, env), outputs, strict=True):
+            for own, output in zip(_local_rank_environments(size, directory, env), outputs, strict=True):
                 ours, theirs = context.Pipe(duplex=False)
                 arguments = (os.getpid(), theirs, own, work, output)
-                process = context.Process(target=_rank_main, args=arguments, daemon=False)
+                process = context.Process(target=_local_rank_main, args=arguments, daemon=False)
                 process.start()
                 theirs.close()
                 ranks.append(_LocalRank(process, ours))
-            results = _results(ranks, timeout_s)
+            results = _local_rank_results(ranks, timeout_s)
             for entry in ranks:
                 entry.process.join(_GRACE_S)
             return results
         finally:
-            _end(ranks)
+            _end_local_ranks(ranks)
             if executable is not None:
                 context.set_executable(sys.executable)
 
 
-def _environments(size: int, directory: Path, env: Mapping[str, str]) -> list[dict[str, str]]:
+def _local_rank_environments(size: int, directory: Path, env: Mapping[str, str]) -> list[dict[str, str]]:
     """The variables of each rank: addresses of its own on loopback and a token that only this run has."""
     import secrets
 
@@ -151,7 +151,9 @@ def _environments(size: int, directory: Path, env: Mapping[str, str]) -> list[di
     ]
 
 
-def _rank_main(parent: int, pipe: Connection, env: Mapping[str, str], work: bytes, output: Path | None) -> None:
+def _local_rank_main(
+    parent: int, pipe: Connection, env: Mapping[str, str], work: bytes, output: Path | None
+) -> None:
     """In a rank: do the work and tell how it went. `output`: the folder of its stdout and stderr, if asked for."""
     from ringtrain.shared.processes import die_with_parent
 
@@ -163,14 +165,14 @@ def _rank_main(parent: int, pipe: Connection, env: Mapping[str, str], work: byte
     os.environ.update(env)
     try:
         func, args, kwargs = pickle.loads(work)
-        pipe.send((True, _pickled(func(*args, **kwargs), "run: the result")))
+        pipe.send((True, _pickled_for_local_ranks(func(*args, **kwargs), "run: the result")))
     except BaseException as error:
         follows = isinstance(error, PeerLost)
         pipe.send((False, (f"{type(error).__name__}: {error}", traceback.format_exc(), follows)))
         raise SystemExit(1) from None
 
 
-def _results(ranks: Sequence[_LocalRank], timeout_s: float | None) -> list[Any]:
+def _local_rank_results(ranks: Sequence[_LocalRank], timeout_s: float | None) -> list[Any]:
     from multiprocessing.connection import wait
 
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
@@ -186,7 +188,7 @@ def _results(ranks: Sequence[_LocalRank], timeout_s: float | None) -> list[Any]:
             break
         for pipe, rank in waiting.items():
             if pipe in ready:
-                results[rank] = result = _received(rank, ranks[rank])
+                results[rank] = result = _received_from_local_rank(rank, ranks[rank])
                 if isinstance(result, _LocalRankFailure) and (
                     failure is None or (failure.follows and not result.follows)
                 ):
@@ -200,7 +202,7 @@ def _results(ranks: Sequence[_LocalRank], timeout_s: float | None) -> list[Any]:
     return [results[rank] for rank in range(len(ranks))]
 
 
-def _received(rank: int, entry: _LocalRank) -> Any:
+def _received_from_local_rank(rank: int, entry: _LocalRank) -> Any:
     try:
         succeeded, content = entry.pipe.recv()
     except (EOFError, ConnectionError):
@@ -217,7 +219,7 @@ def _received(rank: int, entry: _LocalRank) -> Any:
     return _LocalRankFailure(RankFailed(rank, f"run: rank {rank} failed with {reason}\n\n{text}"), follows)
 
 
-def _end(ranks: Sequence[_LocalRank]) -> None:
+def _end_local_ranks(ranks: Sequence[_LocalRank]) -> None:
     """Leave no process behind."""
     for entry in ranks:
         if entry.process.is_alive():
@@ -227,7 +229,7 @@ def _end(ranks: Sequence[_LocalRank]) -> None:
         entry.pipe.close()
 
 
-def _pickled(value: Any, what: str) -> bytes:
+def _pickled_for_local_ranks(value: Any, what: str) -> bytes:
     try:
         import cloudpickle  # type: ignore[import-untyped, import-not-found, unused-ignore]
     except ImportError:

@@ -57,18 +57,18 @@ def report(
     if not isinstance(unit, str) or not unit:
         raise ConfigurationError(f"report: unit={unit!r}: expected a word such as 'images'")
     document: dict[str, object] = {
-        "step": _count("step", step, 0),
-        "totalSteps": None if total_steps is None else _count("total_steps", total_steps, 1),
-        "epoch": None if epoch is None else _count("epoch", epoch, 0),
-        "samples": None if samples is None else _samples(samples),
+        "step": _report_count("step", step, 0),
+        "totalSteps": None if total_steps is None else _report_count("total_steps", total_steps, 1),
+        "epoch": None if epoch is None else _report_count("epoch", epoch, 0),
+        "samples": None if samples is None else _report_samples(samples),
         "unit": unit,
         "time": time.time(),
     }
-    document |= _numbers(loss, metrics or {})
+    document |= _report_numbers(loss, metrics or {})
     if _added and len(json.dumps(document)) + _ADDED_CHARS < select.PIPE_BUF:
-        document |= _numbers(loss, {**_added, **(metrics or {})})
+        document |= _report_numbers(loss, {**_added, **(metrics or {})})
     parts = measured.take()
-    if not send({name: value for name, value in {**document, **parts}.items() if value is not None}):
+    if not send_report({name: value for name, value in {**document, **parts}.items() if value is not None}):
         measured.give_back(parts)  # for the next report
 
 
@@ -80,17 +80,17 @@ def add_to_reports(metrics: Mapping[str, float]) -> None:
 
 def report_start(step: int, path: str) -> None:
     """Report that training goes on from the checkpoint of `step` at `path`, or (empty) from none."""
-    send({"step": step, "time": time.time(), "startedFrom": path[-_PATH_CHARS:]})
+    send_report({"step": step, "time": time.time(), "startedFrom": path[-_PATH_CHARS:]})
 
 
 def report_joined() -> None:
     """Tell the agent that this rank has met the others of its world."""
     fd = _report_fd()
     if fd is not None:
-        _write(fd, f"{contract.JOINED_LINE}\n".encode())
+        _write_report(fd, f"{contract.JOINED_LINE}\n".encode())
 
 
-def _count(name: str, value: int, low: int) -> int:
+def _report_count(name: str, value: int, low: int) -> int:
     try:
         number = int(value)
     except (TypeError, ValueError, OverflowError) as exc:
@@ -102,30 +102,30 @@ def _count(name: str, value: int, low: int) -> int:
     return number
 
 
-def _samples(value: float) -> float:
-    number = _finite("samples", value)
+def _report_samples(value: float) -> float:
+    number = _finite_report_number("samples", value)
     if number is None or not 0 <= number <= _MOST:
         raise ConfigurationError(f"report: samples={value!r}: expected a number from 0 on")
     return number
 
 
-def _numbers(loss: SupportsFloat | None, metrics: Mapping[str, SupportsFloat]) -> dict[str, object]:
+def _report_numbers(loss: SupportsFloat | None, metrics: Mapping[str, SupportsFloat]) -> dict[str, object]:
     """The fields for loss and metrics, and for which of them are not finite, which JSON has no numbers for."""
-    own = {str(name): _number(str(name), value) for name, value in metrics.items()}
+    own = {str(name): _report_number(str(name), value) for name, value in metrics.items()}
     finite = {name: value if math.isfinite(value) else None for name, value in own.items()}
-    words = {name: _word(value) for name, value in own.items() if not math.isfinite(value)}
-    of_loss = 0.0 if loss is None else _number("loss", loss)
+    words = {name: _report_word(value) for name, value in own.items() if not math.isfinite(value)}
+    of_loss = 0.0 if loss is None else _report_number("loss", loss)
     if not math.isfinite(of_loss):
-        words["loss"] = _word(of_loss)
+        words["loss"] = _report_word(of_loss)
     known = None if loss is None or "loss" in words else of_loss
     return {"loss": known, "metrics": finite or None, "notFinite": words or None}
 
 
-def _word(value: float) -> str:
+def _report_word(value: float) -> str:
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
-def _number(name: str, value: SupportsFloat) -> float:
+def _report_number(name: str, value: SupportsFloat) -> float:
     detach = getattr(value, "detach", None)  # of a tensor that requires a gradient torch would warn
     try:
         return float(detach() if callable(detach) else value)
@@ -135,12 +135,12 @@ def _number(name: str, value: SupportsFloat) -> float:
         raise ConfigurationError(f"report: {name}={value!r}: expected a number") from exc
 
 
-def _finite(name: str, value: SupportsFloat) -> float | None:
-    number = _number(name, value)
+def _finite_report_number(name: str, value: SupportsFloat) -> float | None:
+    number = _report_number(name, value)
     return number if math.isfinite(number) else None
 
 
-def send(document: dict[str, object]) -> bool:
+def send_report(document: dict[str, object]) -> bool:
     """Write a report line; False where it was dropped. Of several KiB it is a ConfigurationError."""
     if _dropped:
         document["dropped"] = _dropped
@@ -151,7 +151,7 @@ def send(document: dict[str, object]) -> bool:
             f"report: {len(line)} bytes as JSON; expected at most {select.PIPE_BUF}: fewer metrics"
         )
     fd = _report_fd()
-    return _write(fd, line) if fd is not None else True
+    return _write_report(fd, line) if fd is not None else True
 
 
 def _report_fd() -> int | None:
@@ -166,7 +166,7 @@ def _report_fd() -> int | None:
         return None
 
 
-def _write(fd: int, line: bytes) -> bool:
+def _write_report(fd: int, line: bytes) -> bool:
     global _dropped
     with _lock:
         try:

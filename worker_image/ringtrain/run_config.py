@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Any, Final, cast
 
 from ringtrain.errors import ConfigurationError
-from ringtrain.report import send
+from ringtrain.report import send_report
 from ringtrain.shared.masking import MASK, names_secret, without_secrets
 
 log = logging.getLogger(__name__)
@@ -41,14 +41,14 @@ def report_config(config: Mapping[str, Any]) -> None:
         what = type(config).__name__
         raise ConfigurationError(f"report_config: expected a dict, got {what}; vars(args) makes one of arguments")
     try:
-        flat = dict(_flat("", config))
+        flat = dict(_flat_run_config("", config))
     except RecursionError:
         raise ConfigurationError("report_config: expected dicts that do not hold themselves") from None
     if (size := len(json.dumps(flat))) > _MOST_BYTES:
         raise ConfigurationError(f"report_config: {size} bytes as JSON; expected at most {_MOST_BYTES}")
     report_versions()
-    for part in _parts(flat):
-        if not _send({"config": part}):
+    for part in _run_config_parts(flat):
+        if not _send_run_config({"config": part}):
             log.warning("report_config: the agent was too busy to take %s; call it again", ", ".join(part))
 
 
@@ -56,14 +56,14 @@ def report_versions() -> None:
     """Report the versions of Python and of the packages that this process has imported so far."""
     found = {name: getattr(sys.modules.get(name), "__version__", None) for name in PACKAGES}
     versions = {name: str(version) for name, version in found.items() if version is not None}
-    _send({"versions": {"python": platform.python_version(), **versions}})
+    _send_run_config({"versions": {"python": platform.python_version(), **versions}})
 
 
-def _send(about: dict[str, Any]) -> bool:
-    return send({"step": 0, "time": time.time(), "about": about})
+def _send_run_config(about: dict[str, Any]) -> bool:
+    return send_report({"step": 0, "time": time.time(), "about": about})
 
 
-def _parts(flat: dict[str, Scalar]) -> Iterator[dict[str, Scalar]]:
+def _run_config_parts(flat: dict[str, Scalar]) -> Iterator[dict[str, Scalar]]:
     part: dict[str, Scalar] = {}
     for name, value in flat.items():
         if part and len(json.dumps({**part, name: value})) > _PART_BYTES:
@@ -74,20 +74,20 @@ def _parts(flat: dict[str, Scalar]) -> Iterator[dict[str, Scalar]]:
         yield part
 
 
-def _flat(path: str, value: object) -> Iterator[tuple[str, Scalar]]:
+def _flat_run_config(path: str, value: object) -> Iterator[tuple[str, Scalar]]:
     """`value` as names with dots and what has these names. A list of scalars is one value."""
     nested = isinstance(value, list | tuple) and any(isinstance(one, Mapping | list | tuple) for one in value)
     if isinstance(value, Mapping) or nested:
         pairs = value.items() if isinstance(value, Mapping) else enumerate(cast("list[object]", value))
         for name, inner in pairs:
-            yield from _flat(f"{path}.{name}" if path else str(name), inner)
+            yield from _flat_run_config(f"{path}.{name}" if path else str(name), inner)
     elif isinstance(value, list | tuple):
-        yield path, json.dumps([_scalar(path, one) for one in value])[:_VALUE_BYTES]
+        yield path, json.dumps([_run_config_scalar(path, one) for one in value])[:_VALUE_BYTES]
     else:
-        yield path, _scalar(path, value)
+        yield path, _run_config_scalar(path, value)
 
 
-def _scalar(path: str, value: object) -> Scalar:
+def _run_config_scalar(path: str, value: object) -> Scalar:
     if isinstance(value, os.PathLike):
         value = os.fspath(value)
     elif callable(item := getattr(value, "item", None)):

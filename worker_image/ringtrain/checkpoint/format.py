@@ -61,16 +61,16 @@ def split(state: Any) -> tuple[Any, Arrays]:
     Raises ConfigurationError naming the place of what is not kept.
     """
     arrays: Arrays = {}
-    return _split(state, arrays, parts=False), arrays
+    return _split_state(state, arrays, parts=False), arrays
 
 
 def split_parts(state: Any) -> tuple[Any, dict[str, NDArray[Any] | ArrayPart]]:
     """As `split`, of a state in which arrays may also be this rank's `ArrayPart`s."""
     arrays: dict[str, Any] = {}
-    return _split(state, arrays, parts=True), arrays
+    return _split_state(state, arrays, parts=True), arrays
 
 
-def _split(state: Any, arrays: dict[str, Any], parts: bool) -> Any:
+def _split_state(state: Any, arrays: dict[str, Any], parts: bool) -> Any:
     try:
         return _CheckpointSplitter(arrays, parts).tree(state, ())
     except RecursionError:
@@ -92,7 +92,7 @@ def join(tree: Any, arrays: Mapping[str, Any], lazy: bool = False) -> Any:
     if kind == REFERENCE:
         return arrays[content]
     if kind == _TENSOR:
-        return arrays[content] if lazy else _tensor(arrays[content], tree.get("dtype"))
+        return arrays[content] if lazy else _stored_tensor(arrays[content], tree.get("dtype"))
     if kind in _MADE_OF_ITEMS:
         return _MADE_OF_ITEMS[kind](join(one, arrays, lazy) for one in content)
     if kind in _JOINED:
@@ -156,7 +156,7 @@ class _CheckpointSplitter:
         )
 
     def _tensor(self, tensor: CheckpointTorchTensor, path: tuple[str, ...]) -> Any:
-        array, dtype = _on_host(tensor)
+        array, dtype = _tensor_on_host(tensor)
         if array is None:
             return self._leaf(tensor, path)
         return {_TENSOR: self._keep(array, path), **({"dtype": dtype} if dtype else {})}
@@ -182,7 +182,7 @@ def _is_kept(value: object) -> TypeGuard[NDArray[Any]]:
     return value.dtype.kind in _KINDS or value.dtype.name == "bfloat16"
 
 
-def _on_host(tensor: CheckpointTorchTensor) -> tuple[NDArray[Any] | None, str]:
+def _tensor_on_host(tensor: CheckpointTorchTensor) -> tuple[NDArray[Any] | None, str]:
     """The tensor as an array, and the name of its dtype where numpy has none for it. No array: it is sparse."""
     host = tensor.detach().cpu()
     name = str(host.dtype).removeprefix("torch.")
@@ -190,16 +190,16 @@ def _on_host(tensor: CheckpointTorchTensor) -> tuple[NDArray[Any] | None, str]:
         if name == "bfloat16":  # unknown to numpy(); float32 has all of its values
             return host.float().numpy().astype(dtype_of("bfloat16")), ""
         if name.startswith("float8"):
-            return host.view(_torch().uint8).numpy(), name
+            return host.view(_loaded_torch().uint8).numpy(), name
         return host.resolve_conj().resolve_neg().numpy(), ""
     except (TypeError, RuntimeError):
         return None, ""
 
 
-def _tensor(array: NDArray[Any], dtype: str | None) -> Any:
+def _stored_tensor(array: NDArray[Any], dtype: str | None) -> Any:
     """`array` as a tensor; as it is where torch is not installed."""
     try:
-        torch = _torch()
+        torch = _loaded_torch()
     except ModuleNotFoundError:
         return array
     own = array if array.flags.writeable else array.copy()
@@ -209,34 +209,34 @@ def _tensor(array: NDArray[Any], dtype: str | None) -> Any:
     return tensor.view(getattr(torch, dtype)) if dtype else tensor
 
 
-def _torch() -> Any:
+def _loaded_torch() -> Any:
     """On first use: whoever has no tensors needs no torch."""
     return importlib.import_module("torch")
 
 
-def _ordered(content: Any) -> Any:
+def _ordered_state(content: Any) -> Any:
     made = OrderedDict(content[0])
     if content[1] is not None:
         vars(made)["_metadata"] = content[1]
     return made
 
 
-def _of_torch(name: str) -> Any:
+def _torch_dtype_name(name: str) -> Any:
     """What makes of its text a value of torch's."""
     return {
-        "$size": lambda items: _torch().Size(items),
-        "$dtype": lambda text: getattr(_torch(), text),
-        "$device": lambda text: _torch().device(text),
+        "$size": lambda items: _loaded_torch().Size(items),
+        "$dtype": lambda text: getattr(_loaded_torch(), text),
+        "$device": lambda text: _loaded_torch().device(text),
     }[name]
 
 
 _JOINED: Final[dict[str, Any]] = {
     "$dict": dict,
-    "$ordered": _ordered,
+    "$ordered": _ordered_state,
     "$scalar": lambda array: array[()],
     "$complex": lambda parts: complex(*parts),
     "$bytes": base64.b64decode,
-    **{name: _of_torch(name) for name in ("$size", "$dtype", "$device")},
+    **{name: _torch_dtype_name(name) for name in ("$size", "$dtype", "$device")},
 }
 
 
@@ -260,13 +260,13 @@ def checked_step(step: Any) -> int:
 def write_state(file: BinaryIO, step: int, state: Any) -> None:
     """Write `state` to `file`, which must be seekable."""
     tree, arrays = split(state)
-    described = {name: describe(array) | {"sha256": _digest(array)} for name, array in arrays.items()}
+    described = {name: describe(array) | {"sha256": _stored_array_digest(array)} for name, array in arrays.items()}
     manifest = {"version": VERSION, "step": step, "tree": tree, "arrays": described}
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
         archive.writestr(zipfile.ZipInfo(MANIFEST), json.dumps(manifest))
         for name, array in arrays.items():
             with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as member:
-                npy.write_array(member, _storable(array), allow_pickle=False)
+                npy.write_array(member, _storable_array(array), allow_pickle=False)
 
 
 def read_state(path: Path, step: int | None = None) -> Any:
@@ -274,7 +274,7 @@ def read_state(path: Path, step: int | None = None) -> Any:
     read."""
     with path.open("rb") as file:
         try:
-            return _read(file, step)
+            return _read_checkpoint(file, step)
         except Exception as error:
             # zipfile takes a disk that refuses the archive's end for another file's end.
             cause = error.__context__ if isinstance(error, zipfile.BadZipFile) else error
@@ -293,19 +293,19 @@ def empty_like(described: Mapping[str, Any]) -> NDArray[Any]:
     return np.empty(described["shape"], dtype_of(described["dtype"]))
 
 
-def _read(file: BinaryIO, step: int | None) -> Any:
+def _read_checkpoint(file: BinaryIO, step: int | None) -> Any:
     with zipfile.ZipFile(file) as archive:
-        _check_sizes(archive, file.seek(0, 2))
+        _check_archive_sizes(archive, file.seek(0, 2))
         manifest = json.loads(archive.read(MANIFEST))
         if manifest["version"] != VERSION:
             raise ValueError(f"format version {manifest['version']}, this ringtrain reads {VERSION}")
         if step is not None and manifest["step"] != step:
             raise ValueError(f"it is the checkpoint of step {manifest['step']} under the name of step {step}")
-        arrays = {name: _read_array(archive, name, told) for name, told in manifest["arrays"].items()}
+        arrays = {name: _read_stored_array(archive, name, told) for name, told in manifest["arrays"].items()}
     return join(manifest["tree"], arrays)
 
 
-def _check_sizes(archive: zipfile.ZipFile, size: int) -> None:
+def _check_archive_sizes(archive: zipfile.ZipFile, size: int) -> None:
     """Nothing in a checkpoint is compressed: what is read is never more than the file of `size` bytes."""
     for member in archive.infolist():
         if member.compress_type != zipfile.ZIP_STORED:
@@ -315,19 +315,19 @@ def _check_sizes(archive: zipfile.ZipFile, size: int) -> None:
         raise ValueError(f"its members say that they have {told} bytes, the file has {size}")
 
 
-def _read_array(archive: zipfile.ZipFile, name: str, told: Mapping[str, Any]) -> NDArray[Any]:
+def _read_stored_array(archive: zipfile.ZipFile, name: str, told: Mapping[str, Any]) -> NDArray[Any]:
     with archive.open(f"{name}.npy") as member:
         stored: NDArray[Any] = npy.read_array(member, allow_pickle=False)
     array = stored.view(dtype_of(told["dtype"]))
-    if list(array.shape) != told["shape"] or _digest(array) != told["sha256"]:
+    if list(array.shape) != told["shape"] or _stored_array_digest(array) != told["sha256"]:
         raise ValueError(f"array {name} differs from its checksum")
     return array
 
 
-def _digest(array: NDArray[Any]) -> str:
+def _stored_array_digest(array: NDArray[Any]) -> str:
     return hashlib.sha256(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data).hexdigest()
 
 
-def _storable(array: NDArray[Any]) -> NDArray[Any]:
+def _storable_array(array: NDArray[Any]) -> NDArray[Any]:
     """`array` under a type that numpy's format knows: bfloat16 is stored as its 16 bits."""
     return array.view(np.uint16) if array.dtype.name == "bfloat16" else array

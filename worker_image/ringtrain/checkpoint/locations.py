@@ -45,7 +45,7 @@ class CheckpointLocation:
         """
         if not self.restore_from or self.job_dir is None:
             return ()
-        return _folders(_source(self.job_dir, self.restore_from) / self.below)
+        return _checkpoint_folders(_checkpoint_source(self.job_dir, self.restore_from) / self.below)
 
 
 @dataclass(frozen=True)
@@ -65,8 +65,8 @@ def object_location(store: ObjectStore) -> ObjectLocation:
 
     Raises StorageError, and CheckpointError when it is not clear which job `restoreFrom` means.
     """
-    config = _config()
-    if not _is_of_job(store, config):
+    config = _checkpoint_config()
+    if not _is_store_of_job(store, config):
         return ObjectLocation("", ("",))
     job, own = config.checkpoint_uri.rstrip("/"), own_folder(store)
     matches = (match for name in store.folders() if (match := _ATTEMPT.fullmatch(name)))
@@ -78,11 +78,11 @@ def object_location(store: ObjectStore) -> ObjectLocation:
 
 def own_folder(store: ObjectStore) -> str:
     """The folder of `object_location` that is written: known without asking the store."""
-    config = _config()
-    return f"attempt-{config.attempt:04d}" if _is_of_job(store, config) else ""
+    config = _checkpoint_config()
+    return f"attempt-{config.attempt:04d}" if _is_store_of_job(store, config) else ""
 
 
-def _is_of_job(store: ObjectStore, config: WorkerConfig) -> bool:
+def _is_store_of_job(store: ObjectStore, config: WorkerConfig) -> bool:
     job = config.checkpoint_uri.rstrip("/")
     return bool(job) and f"{store.uri}/".startswith(f"{job}/")
 
@@ -106,7 +106,7 @@ def _object_source(store: ObjectStore, job: str, name: str) -> str:
 
 def job_uri() -> str:
     """Return the URI below which the job keeps checkpoints (RINGTRAIN_CHECKPOINT_URI); empty if it has none."""
-    return _config().checkpoint_uri
+    return _checkpoint_config().checkpoint_uri
 
 
 def job_directory() -> Path | None:
@@ -114,7 +114,7 @@ def job_directory() -> Path | None:
 
     `Checkpoints` in it makes a folder for each attempt. Before `init()` it is what the environment says.
     """
-    return _config().checkpoint_dir
+    return _checkpoint_config().checkpoint_dir
 
 
 def attempt_directory() -> Path | None:
@@ -146,26 +146,26 @@ def readable_directories() -> tuple[Path, ...]:
 
 def location_of(directory: Path) -> CheckpointLocation:
     """The folders of checkpoints in `directory`. Outside the job's own folder that is all there is."""
-    config = _config()
+    config = _checkpoint_config()
     job_dir = config.checkpoint_dir
     if job_dir is None or not directory.absolute().is_relative_to(job_dir.absolute()):
         return CheckpointLocation(directory)
     own = directory / f"attempt-{config.attempt:04d}"
     return CheckpointLocation(
         own,
-        tuple(folder for folder in _folders(directory, below=config.attempt) if folder != own),
+        tuple(folder for folder in _checkpoint_folders(directory, below=config.attempt) if folder != own),
         job_dir,
         directory.absolute().relative_to(job_dir.absolute()),
         config.restore_from,
     )
 
 
-def _config() -> WorkerConfig:
+def _checkpoint_config() -> WorkerConfig:
     world = current_or_none()
     return world.config if world is not None else WorkerConfig.from_env(os.environ)
 
 
-def _folders(directory: Path, below: int | None = None) -> tuple[Path, ...]:
+def _checkpoint_folders(directory: Path, below: int | None = None) -> tuple[Path, ...]:
     """Folders of attempts (before `below`) in `directory`, newest first, then `directory` itself."""
     found: dict[int, Path] = {}
     if directory.is_dir():
@@ -176,7 +176,7 @@ def _folders(directory: Path, below: int | None = None) -> tuple[Path, ...]:
     return (*(path for _, path in sorted(found.items(), reverse=True)), directory)
 
 
-def _source(job_dir: Path, name: str) -> Path:
+def _checkpoint_source(job_dir: Path, name: str) -> Path:
     claim = job_dir.parent
     if (claim / name).is_dir():
         return claim / name
@@ -185,13 +185,15 @@ def _source(job_dir: Path, name: str) -> Path:
     if len(found) == 1:
         return found[0]
     way_out = (
-        "give one of them as checkpoint.restoreFrom" if found else f"there are {_names(sorted(claim.iterdir()))}"
+        "give one of them as checkpoint.restoreFrom"
+        if found
+        else f"there are {_folder_names(sorted(claim.iterdir()))}"
     )
     raise CheckpointError(
         f"checkpoint.restoreFrom is {name!r}: {len(found)} jobs of this name have left checkpoints on the claim "
-        f"({_names(found)}); {way_out}"
+        f"({_folder_names(found)}); {way_out}"
     )
 
 
-def _names(paths: Sequence[Path]) -> str:
+def _folder_names(paths: Sequence[Path]) -> str:
     return ", ".join(path.name for path in paths if path.is_dir()) or "none"

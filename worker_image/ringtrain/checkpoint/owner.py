@@ -52,11 +52,11 @@ class CheckpointFolderOwner:
             _owners[key] += 1
             try:
                 if key not in _held:
-                    _held[key] = _locked(folder)
+                    _held[key] = _locked_folder(folder)
             except BaseException:
                 _owners[key] -= 1
                 raise
-        self._key, self._end = key, weakref.finalize(self, _give_up, key)
+        self._key, self._end = key, weakref.finalize(self, _give_up_folder, key)
         if (world := current_or_none()) is not None:
             world.run_with_set(WORLD, _CheckpointFolderRelease(self))
 
@@ -86,18 +86,18 @@ class _CheckpointFolderRelease:
         return ""
 
 
-def _give_up(key: tuple[int, Path]) -> None:
+def _give_up_folder(key: tuple[int, Path]) -> None:
     with _changing:
         _owners[key] -= 1
         if not _owners[key] and key in _held:
             os.close(_held.pop(key))
 
 
-def _locked(folder: Path) -> int:
+def _locked_folder(folder: Path) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        _lock(folder, descriptor)
+        _lock_folder(folder, descriptor)
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
     except BaseException:
@@ -106,7 +106,7 @@ def _locked(folder: Path) -> int:
     return descriptor
 
 
-def _lock(folder: Path, descriptor: int) -> None:
+def _lock_folder(folder: Path, descriptor: int) -> None:
     deadline = time.monotonic() + _WAITS_S
     while True:
         try:

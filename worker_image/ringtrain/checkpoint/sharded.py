@@ -224,12 +224,12 @@ class ShardedCheckpoints:
         return found
 
     def _find(self, location: ObjectLocation) -> list[str]:
-        found = [folder for place in location.own_first for folder in _whole(self._store, place)]
+        found = [folder for place in location.own_first for folder in _is_whole_checkpoint(self._store, place)]
         if found or location.source is None:
             return found
         source = self._store.at(location.source)
         places = (*reversed([name for name in source.folders() if name.startswith("attempt-")]), "")
-        found = [f"{source.uri}/{folder}" for place in places for folder in _whole(source, place)]
+        found = [f"{source.uri}/{folder}" for place in places for folder in _is_whole_checkpoint(source, place)]
         if not found:
             raise CheckpointError(
                 f"checkpoint.restoreFrom names {source.uri}, which has no checkpoint; remove restoreFrom to begin "
@@ -245,15 +245,15 @@ class ShardedCheckpoints:
         own = own_folder(self._store)
         folder = f"{own}/ckpt-{step:010d}-{time.time_ns() // 1_000_000:012x}".lstrip("/")
         said = self._group.allgather_object([failure, step, digest, folder], "checkpoint saved")
-        _raise_first([failure for failure, *_ in said])
+        _raise_first_save_failure([failure for failure, *_ in said])
         if any(of_rank[1:3] != said[0][1:3] for of_rank in said):
             told = self._group.allgather_object([step, dict(described)], "checkpoint of other arrays")
-            raise _other_states(told)
+            raise _ranks_with_other_states(told)
         return str(said[0][3])
 
     def _raise_together(self) -> None:
         failure, self._failure = self._failure, ""
-        _raise_first(self._group.allgather_object(failure, "checkpoint written"))
+        _raise_first_save_failure(self._group.allgather_object(failure, "checkpoint written"))
 
     def _do(self, work: Callable[[], None]) -> None:
         try:
@@ -305,7 +305,9 @@ class ShardedCheckpoints:
         write_manifest(store, step, tree, described, self._group.size)
         newest = store.uri.removeprefix(f"{self._store.uri}/")
         try:
-            _remove_old(self._store, object_location(self._store), self._keep, newest, self._deadline_s)
+            _remove_old_checkpoints(
+                self._store, object_location(self._store), self._keep, newest, self._deadline_s
+            )
         except StorageError as error:  # the checkpoint is whole, and the next save tries again
             log.warning("old checkpoints below %s stay: %s", self.uri, error)
 
@@ -329,7 +331,7 @@ class ShardedCheckpoints:
             self._writer = None
 
 
-def _other_states(told: Sequence[Any]) -> MismatchError:
+def _ranks_with_other_states(told: Sequence[Any]) -> MismatchError:
     """The error of ranks that save different states. `told`: by rank, the step and what it saves."""
     step, arrays = told[0]
     rank = next(rank for rank, of_rank in enumerate(told) if of_rank != told[0])
@@ -346,13 +348,13 @@ def _other_states(told: Sequence[Any]) -> MismatchError:
     )
 
 
-def _raise_first(failures: list[str]) -> None:
+def _raise_first_save_failure(failures: list[str]) -> None:
     for rank, failure in enumerate(failures):
         if failure:
             raise CheckpointError(f"rank {rank}: {failure}")
 
 
-def _objects(store: ObjectStore, place: str) -> dict[str, list[str]]:
+def _checkpoint_objects(store: ObjectStore, place: str) -> dict[str, list[str]]:
     """Names of objects by the checkpoint in `place` that they are of, the newest first."""
     found: dict[str, list[str]] = {}
     for name in store.names(place):
@@ -362,19 +364,21 @@ def _objects(store: ObjectStore, place: str) -> dict[str, list[str]]:
     return dict(sorted(found.items(), reverse=True))
 
 
-def _whole(store: ObjectStore, place: str) -> list[str]:
-    objects = _objects(store, place)
+def _is_whole_checkpoint(store: ObjectStore, place: str) -> list[str]:
+    objects = _checkpoint_objects(store, place)
     return [folder for folder, names in objects.items() if f"{folder}/{MANIFEST}" in names]
 
 
-def _remove_old(store: ObjectStore, location: ObjectLocation, keep: int, newest: str, patience_s: float) -> None:
+def _remove_old_checkpoints(
+    store: ObjectStore, location: ObjectLocation, keep: int, newest: str, patience_s: float
+) -> None:
     """Remove all but `newest` and the `keep` latest, and what was begun `patience_s` before `newest` and is not
     whole: what was begun later another process may be writing."""
-    given_up = _began_ms(newest) - 1000 * patience_s
+    given_up = _save_began_ms(newest) - 1000 * patience_s
     for place in location.own_first:
-        for folder, names in _objects(store, place).items():
+        for folder, names in _checkpoint_objects(store, place).items():
             whole = f"{folder}/{MANIFEST}" in names
-            if folder == newest or (whole and keep > 0) or (not whole and _began_ms(folder) >= given_up):
+            if folder == newest or (whole and keep > 0) or (not whole and _save_began_ms(folder) >= given_up):
                 keep -= whole
                 continue
             # The manifest first: what is half removed is no checkpoint.
@@ -382,6 +386,6 @@ def _remove_old(store: ObjectStore, location: ObjectLocation, keep: int, newest:
                 store.remove(name)
 
 
-def _began_ms(folder: str) -> int:
+def _save_began_ms(folder: str) -> int:
     """When the save into `folder` began, as its name says."""
     return int(folder.rpartition("-")[2], 16)

@@ -81,11 +81,11 @@ def write_shard(store: ObjectStore, rank: int, parts: Mapping[str, ArrayPart]) -
 
     def write(number: int, group: list[CheckpointPiece]) -> tuple[str, dict[str, Any], list[CheckpointPiece]]:
         file = f"rank-{rank:05d}-{number:04d}.safetensors"
-        data, placed = _safetensors(file, parts, group)
+        data, placed = _safetensors_header(file, parts, group)
         store.write(file, data)
-        return file, {"bytes": len(data), "sha256": _digests(data)}, placed
+        return file, {"bytes": len(data), "sha256": _shard_digests(data)}, placed
 
-    groups = list(_by_file(parts))
+    groups = list(_parts_by_file(parts))
     with ThreadPoolExecutor(_FILES_AT_ONCE, "ringtrain-checkpoint-file") as threads:
         done = list(threads.map(write, range(len(groups)), groups))
     files = {file: told for file, told, _ in done}
@@ -103,7 +103,7 @@ def write_manifest(store: ObjectStore, step: int, tree: Any, arrays: Mapping[str
         document = json.loads(store.read(f"rank-{rank:05d}.json"))
         files |= document["files"]
         pieces += document["pieces"]
-    _check_whole(arrays, [CheckpointPiece(*piece) for piece in pieces])
+    _check_whole_arrays(arrays, [CheckpointPiece(*piece) for piece in pieces])
     manifest = {"step": step, "ranks": size, "tree": tree, "arrays": arrays, "files": files, "pieces": pieces}
     text = json.dumps(manifest)
     whole = {"version": VERSION, "sha256": hashlib.sha256(text.encode()).hexdigest(), "manifest": text}
@@ -223,7 +223,7 @@ def stored_arrays(store: ObjectStore, manifest: Mapping[str, Any]) -> dict[str, 
     }
 
 
-def _by_file(parts: Mapping[str, ArrayPart]) -> Iterator[list[CheckpointPiece]]:
+def _parts_by_file(parts: Mapping[str, ArrayPart]) -> Iterator[list[CheckpointPiece]]:
     """The elements of `parts`, cut and grouped so that no file is longer than FILE_BYTES."""
     group: list[CheckpointPiece] = []
     room = FILE_BYTES
@@ -240,7 +240,7 @@ def _by_file(parts: Mapping[str, ArrayPart]) -> Iterator[list[CheckpointPiece]]:
         yield group
 
 
-def _safetensors(
+def _safetensors_header(
     file: str, parts: Mapping[str, ArrayPart], group: list[CheckpointPiece]
 ) -> tuple[bytes, list[CheckpointPiece]]:
     """A file of safetensors with `group`, and where in it each piece is."""
@@ -267,13 +267,13 @@ def _safetensors(
     return b"".join([len(text).to_bytes(8, "little"), text, *runs]), placed
 
 
-def _digests(data: bytes) -> list[str]:
+def _shard_digests(data: bytes) -> list[str]:
     view = memoryview(data)
     cuts = range(0, len(data), BLOCK_BYTES)
     return [hashlib.sha256(view[cut : cut + BLOCK_BYTES]).hexdigest() for cut in cuts]
 
 
-def _check_whole(arrays: Mapping[str, Any], pieces: list[CheckpointPiece]) -> None:
+def _check_whole_arrays(arrays: Mapping[str, Any], pieces: list[CheckpointPiece]) -> None:
     reached = dict.fromkeys(arrays, 0)
     for piece in sorted(pieces, key=lambda piece: piece.start):
         if piece.name in reached and piece.start <= reached[piece.name]:

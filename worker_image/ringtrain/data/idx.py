@@ -41,15 +41,15 @@ def read_idx(path: str | Path) -> NDArray[Any]:
     Raises DataError naming the file for a wrong magic, a truncated or overlong file, or one that cannot be read.
     """
     try:
-        with _open(Path(path)) as file:
-            return _read(file, path)
+        with _open_idx(Path(path)) as file:
+            return _read_idx_array(file, path)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise DataError(f"{path}: damaged gzip file ({error}); download it again") from error
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
 
 
-def _read(file: BinaryIO, path: str | Path) -> NDArray[Any]:
+def _read_idx_array(file: BinaryIO, path: str | Path) -> NDArray[Any]:
     data = file.read(4)
     if len(data) < 4:
         raise DataError(f"{path}: {len(data)} bytes; an IDX file begins with a magic of 4: download it again")
@@ -83,11 +83,14 @@ def read_mnist(directory: str | Path) -> tuple[Labelled, Labelled]:
     """Return MNIST's training and test set from `directory`, under the names of their first publication or with a
     dot before `idx`, with or without `.gz`. Raises DataError naming what is missing or does not fit.
     """
-    return _labelled(Path(directory), "train"), _labelled(Path(directory), "t10k")
+    return _labelled_images(Path(directory), "train"), _labelled_images(Path(directory), "t10k")
 
 
-def _labelled(directory: Path, part: str) -> Labelled:
-    image_file, label_file = _find(directory, part, "images", 3), _find(directory, part, "labels", 1)
+def _labelled_images(directory: Path, part: str) -> Labelled:
+    image_file, label_file = (
+        _find_mnist_file(directory, part, "images", 3),
+        _find_mnist_file(directory, part, "labels", 1),
+    )
     images, labels = read_idx(image_file), read_idx(label_file)
     for file, array, dimensions in ((image_file, images, 3), (label_file, labels, 1)):
         if array.ndim != dimensions or array.dtype != np.uint8:
@@ -99,7 +102,7 @@ def _labelled(directory: Path, part: str) -> Labelled:
     return Labelled(images, labels)
 
 
-def _find(directory: Path, part: str, what: str, dimensions: int) -> Path:
+def _find_mnist_file(directory: Path, part: str, what: str, dimensions: int) -> Path:
     stems = [f"{part}-{what}{mark}idx{dimensions}-ubyte" for mark in "-."]
     names = [stem + ending for stem in stems for ending in ("", ".gz")]
     for name in names:
@@ -110,7 +113,7 @@ def _find(directory: Path, part: str, what: str, dimensions: int) -> Path:
     )
 
 
-def _open(path: Path) -> BinaryIO:
+def _open_idx(path: Path) -> BinaryIO:
     with path.open("rb") as file:
         packed = file.read(len(GZIP_MAGIC)) == GZIP_MAGIC
     return cast(BinaryIO, gzip.open(path)) if packed else path.open("rb")

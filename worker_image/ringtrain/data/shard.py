@@ -178,7 +178,7 @@ def shard(
     Raises ConfigurationError for arguments that make no sense, DataError for a data set without a single step.
     """
     count, batch_size = number_of(samples), whole("batch_size", batch_size)
-    rank, size = _place(rank, size)
+    rank, size = _shard_place(rank, size)
     if batch_size < 1:
         raise ConfigurationError(f"batch_size is {batch_size}; expected at least 1 sample per rank")
     if seed < 0:
@@ -208,7 +208,7 @@ def whole(name: str, value: SupportsIndex) -> int:
         raise ConfigurationError(f"{name} is {value!r}, {kind_of(value)}; expected a whole number") from error
 
 
-def _place(rank: int | None, size: int | None) -> tuple[int, int]:
+def _shard_place(rank: int | None, size: int | None) -> tuple[int, int]:
     if rank is None and size is None:
         world = group_of()
         return world.rank, world.size

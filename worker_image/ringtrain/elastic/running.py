@@ -50,20 +50,20 @@ def run_fn(func: Callable[..., T], init: Callable[[], Any]) -> Callable[..., T]:
                 if is_reset:
                     state.on_reset()
                 state.sync()
-                return _entered(func, state, *args, **kwargs)
+                return _enter_elastic_function(func, state, *args, **kwargs)
             except HostsUpdatedInterrupt:
-                lost = _handed_over(state)
+                lost = _handed_over_state(state)
             except Exception as error:
                 if own_agent() is None or not _is_loss(error) or inconsistent.comes_again(error, state.committed):
                     raise
                 lost = error
-            _leave(state, lost)
+            _leave_elastic_world(state, lost)
             lost, is_reset = None, True  # its traceback holds all that the function held
 
     return wrapper
 
 
-def _entered(func: Callable[..., T], state: State, *args: Any, **kwargs: Any) -> T:
+def _enter_elastic_function(func: Callable[..., T], state: State, *args: Any, **kwargs: Any) -> T:
     """Call `func`, and again where this rank has only taken steps that others had taken already."""
     while True:
         try:
@@ -89,7 +89,7 @@ class _ElasticInconsistency:
         return self._count >= _SAME_ERRORS
 
 
-def _handed_over(state: State) -> BaseException | None:
+def _handed_over_state(state: State) -> BaseException | None:
     """Give what leavers hold to those that stay; what was lost meanwhile, if anything was."""
     if own_agent() is None:
         return None
@@ -110,10 +110,10 @@ def _is_loss(error: Exception) -> bool:
     return world is not None and world.is_lost
 
 
-def _leave(state: State, lost: BaseException | None) -> None:
+def _leave_elastic_world(state: State, lost: BaseException | None) -> None:
     """Give the world back, and have the last committed values."""
     if lost is not None:
-        log.warning("formation %d: %s%s%d", CARRIED.formation, _sentence(lost), GOES_ON, state.committed)
+        log.warning("formation %d: %s%s%d", CARRIED.formation, _loss_sentence(lost), GOES_ON, state.committed)
         CARRIED.lost_steps, CARRIED.unshared = state.steps_under_way(), True
     else:
         log.info("formation %d ends after commit %d: the world is to change", CARRIED.formation, state.committed)
@@ -131,7 +131,7 @@ def _claim_first_state() -> None:
         CARRIED.adopted = FormationPlace(world.config.formation, world.config.rank)
 
 
-def _sentence(error: BaseException) -> str:
+def _loss_sentence(error: BaseException) -> str:
     """What an error says of a lost peer; a framework may have put pages around it."""
     lines = str(error).splitlines() or [type(error).__name__]
     return next((line for line in lines if PeerLost.__name__ in line), lines[0])

@@ -16,7 +16,7 @@ from ringtrain._core.process_groups.rank_context import ProcessGroupContext
 from ringtrain._core.reduction.ops import Max
 from ringtrain._core.wire.signature import WireSignature, WireTensorSignature
 from ringtrain._core.wire.values import ForeignWireValues
-from ringtrain.elastic.agreement import ElasticCommonStep, ElasticStateSummary, agree
+from ringtrain.elastic.agreement import ElasticCommonStep, ElasticStateSummary, agree_on_common_step
 from ringtrain.elastic.data import ElasticShard
 from ringtrain.elastic.handlers import (
     ElasticOptimizer,
@@ -110,7 +110,7 @@ class State:
         for name, value in values.items():
             if hasattr(type(self), name) or name.startswith("_"):
                 raise ConfigurationError(f"State: {name!r} is the state's own; give the value another name")
-            handler = _handler_of(value, [*handlers, *HANDLERS]) or self._plain_or_handler(name, value)
+            handler = _state_handler_of(value, [*handlers, *HANDLERS]) or self._plain_or_handler(name, value)
             if handler is None:
                 self._saved[name] = copy.deepcopy(value)
             else:
@@ -231,7 +231,7 @@ class State:
             # Who was to give it all was lost: their values without their optimizer would be nobody's state.
             self._put_back(self._own)
         self._own = self._kept() if self._is_joining(world) else None
-        agreed = agree(world, self._said())
+        agreed = agree_on_common_step(world, self._said())
         goes_on = bool(world.former.survivors) and agreed.committed > 0
         self._begins_anew = 0 if goes_on else world.config.committed
         self._interval, before = None, self._committed
@@ -496,7 +496,7 @@ class State:
         self._begins_anew = 0
 
     def _said(self) -> ElasticStateSummary:
-        kinds = {name: _kind_of(handler.value) for name, handler in self._handlers.items()}
+        kinds = {name: _state_kind_of(handler.value) for name, handler in self._handlers.items()}
         updates = {name: handler.committed_updates for name, handler in self._reforming()}
         kinds |= dict.fromkeys(self._saved, "value")
         if (site := self._site) is None:
@@ -534,12 +534,12 @@ class ObjectState(State):
         super().__init__(**kwargs)
 
 
-def _kind_of(value: Any) -> str:
+def _state_kind_of(value: Any) -> str:
     """What ranks have alike of a value before any of it was sent."""
     return value.cut if isinstance(value, ElasticShard) else type(value).__name__
 
 
-def _handler_of(value: Any, registry: Registry) -> Any:
+def _state_handler_of(value: Any, registry: Registry) -> Any:
     for kind, make in registry:
         if isinstance(value, kind) and not isinstance(value, type):
             return make(value)

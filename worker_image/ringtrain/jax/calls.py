@@ -88,13 +88,13 @@ def differentiable(
     def run_backward(saved: Any, grads: Any) -> tuple[Any, ...]:
         real = [jnp.zeros(grad.shape, bool) if grad.dtype == jax.dtypes.float0 else grad for grad in grads]
         found = zip(leaves, backward(saved, real), strict=True)
-        return tuple(_as_cotangent(leaf, grad) for leaf, grad in found)
+        return tuple(_jax_cotangent(leaf, grad) for leaf, grad in found)
 
     call.defvjp(run_forward, run_backward)
     return list(call(*leaves))
 
 
-def _as_cotangent(leaf: Any, grad: Any) -> Any:
+def _jax_cotangent(leaf: Any, grad: Any) -> Any:
     if jnp.issubdtype(leaf.dtype, jnp.inexact):
         return grad
     return np.zeros(leaf.shape, jax.dtypes.float0)

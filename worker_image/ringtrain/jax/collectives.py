@@ -44,7 +44,7 @@ def allreduce(
         return _by_dtype(given, name, lambda part, own, _: arrays.allreduce(part, how, own))
 
     def forward(given: Sequence[Any]) -> tuple[list[Any], Sequence[Any]]:
-        outputs = host_call("allreduce", run, given, lambda: _shapes(given), _dtypes(given))
+        outputs = host_call("allreduce", run, given, lambda: _jax_shapes(given), _jax_dtypes(given))
         return outputs, [*given, *outputs] if how.op in ("Min", "Max", "Product") else ()
 
     def run_backward(*given: Array) -> list[Array]:
@@ -58,7 +58,9 @@ def allreduce(
         return _by_dtype(given[:count], name, reduced)
 
     def backward(saved: Sequence[Any], grads: Sequence[Any]) -> list[Any]:
-        return host_call("allreduce", run_backward, [*grads, *saved], lambda: _shapes(grads), _dtypes(grads))
+        return host_call(
+            "allreduce", run_backward, [*grads, *saved], lambda: _jax_shapes(grads), _jax_dtypes(grads)
+        )
 
     return _on_leaves(forward, backward, tree)
 
@@ -75,7 +77,7 @@ def allgather(tree: Any, name: str | None = None, process_set: ProcessSet = glob
 
     def forward(given: Sequence[Any]) -> tuple[list[Any], Sequence[Any]]:
         size = members(process_set)
-        return host_call("allgather", run, given, lambda: _rows_times(size, given), _dtypes(given)), ()
+        return host_call("allgather", run, given, lambda: _rows_times(size, given), _jax_dtypes(given)), ()
 
     def backward(_: Sequence[Any], grads: Sequence[Any]) -> list[Any]:
         rows = [leaf.shape[0] for leaf in leaves]
@@ -86,9 +88,9 @@ def allgather(tree: Any, name: str | None = None, process_set: ProcessSet = glob
         def run_backward(*given: Array) -> list[Array]:
             return _by_dtype(given, name, reduced)
 
-        return host_call("allgather", run_backward, grads, lambda: _shapes(leaves), _dtypes(grads))
+        return host_call("allgather", run_backward, grads, lambda: _jax_shapes(leaves), _jax_dtypes(grads))
 
-    leaves = _leaves(tree)
+    leaves = _pytree_leaves(tree)
     return _on_leaves(forward, backward, tree)
 
 
@@ -104,7 +106,7 @@ def broadcast(
         return arrays.broadcast(given, root_rank, process_set, name)
 
     def forward(given: Sequence[Any]) -> tuple[list[Any], Sequence[Any]]:
-        return host_call("broadcast", run, given, lambda: _shapes(given), _dtypes(given)), ()
+        return host_call("broadcast", run, given, lambda: _jax_shapes(given), _jax_dtypes(given)), ()
 
     def reduced(part: Sequence[Array], own: str | None, _: Sequence[int]) -> list[Array]:
         total = arrays.allreduce(part, NamedReduction("Sum", process_set), own, "broadcast_gradient")
@@ -114,7 +116,7 @@ def broadcast(
         return _by_dtype(given, name, reduced)
 
     def backward(_: Sequence[Any], grads: Sequence[Any]) -> list[Any]:
-        return host_call("broadcast", run_backward, grads, lambda: _shapes(grads), _dtypes(grads))
+        return host_call("broadcast", run_backward, grads, lambda: _jax_shapes(grads), _jax_dtypes(grads))
 
     return _on_leaves(forward, backward, tree)
 
@@ -145,8 +147,8 @@ def alltoall(
                 f"alltoall: splits is {list(cut)} under jit, where the rows that come are not known; expected "
                 "None, or call it outside of jit"
             )
-        dtypes = _dtypes(given) if cut is None else [*_dtypes(given), np.int32]
-        outputs = host_call("alltoall", run, given, lambda: _shapes(given), dtypes)
+        dtypes = _jax_dtypes(given) if cut is None else [*_jax_dtypes(given), np.int32]
+        outputs = host_call("alltoall", run, given, lambda: _jax_shapes(given), dtypes)
         return outputs, outputs[len(given) :]
 
     def run_backward(*given: Array) -> list[Array]:
@@ -155,9 +157,11 @@ def alltoall(
 
     def backward(saved: Sequence[Any], grads: Sequence[Any]) -> list[Any]:
         own = [*grads[: len(leaves)], *saved]
-        return host_call("alltoall", run_backward, own, lambda: _shapes(leaves), _dtypes(grads[: len(leaves)]))
+        return host_call(
+            "alltoall", run_backward, own, lambda: _jax_shapes(leaves), _jax_dtypes(grads[: len(leaves)])
+        )
 
-    leaves, structure = _leaves(tree), jax.tree.structure(tree)
+    leaves, structure = _pytree_leaves(tree), jax.tree.structure(tree)
     results = differentiable(forward, backward, leaves) if leaves else []
     received = jax.tree.unflatten(structure, results[: len(leaves)])
     return received if cut is None else (received, results[-1] if results else np.array(cut, np.int32))
@@ -180,7 +184,9 @@ def reducescatter(
         return arrays.reducescatter(given, how, name)
 
     def forward(given: Sequence[Any]) -> tuple[list[Any], Sequence[Any]]:
-        return host_call("reducescatter", run, given, lambda: _own_rows(process_set, given), _dtypes(given)), ()
+        return host_call(
+            "reducescatter", run, given, lambda: _own_rows(process_set, given), _jax_dtypes(given)
+        ), ()
 
     def run_backward(*given: Array) -> list[Array]:
         factor = how.prescale * how.postscale / (members(process_set) if how.op == "Average" else 1)
@@ -188,9 +194,9 @@ def reducescatter(
         return [np.asarray(grad * factor, grad.dtype) for grad in gathered]
 
     def backward(_: Sequence[Any], grads: Sequence[Any]) -> list[Any]:
-        return host_call("reducescatter", run_backward, grads, lambda: _shapes(leaves), _dtypes(grads))
+        return host_call("reducescatter", run_backward, grads, lambda: _jax_shapes(leaves), _jax_dtypes(grads))
 
-    leaves = _leaves(tree)
+    leaves = _pytree_leaves(tree)
     return _on_leaves(forward, backward, tree)
 
 
@@ -202,13 +208,13 @@ def join() -> int:
 
 
 def _on_leaves(forward: Any, backward: Any, tree: Any) -> Any:
-    leaves = _leaves(tree)
+    leaves = _pytree_leaves(tree)
     return jax.tree.unflatten(
         jax.tree.structure(tree), differentiable(forward, backward, leaves) if leaves else []
     )
 
 
-def _leaves(tree: Any) -> list[Any]:
+def _pytree_leaves(tree: Any) -> list[Any]:
     return [jnp.asarray(leaf) for leaf in jax.tree.leaves(tree)]
 
 
@@ -230,18 +236,20 @@ def _by_dtype(
     return results
 
 
-def _shapes(given: Sequence[Any]) -> list[tuple[int, ...]]:
+def _jax_shapes(given: Sequence[Any]) -> list[tuple[int, ...]]:
     return [tuple(array.shape) for array in given]
 
 
-def _dtypes(given: Sequence[Any]) -> list[Any]:
+def _jax_dtypes(given: Sequence[Any]) -> list[Any]:
     return [array.dtype for array in given]
 
 
 def _rows_times(size: int, given: Sequence[Any]) -> list[tuple[int, ...]]:
-    return [(shape[0] * size, *shape[1:]) if shape else () for shape in _shapes(given)]
+    return [(shape[0] * size, *shape[1:]) if shape else () for shape in _jax_shapes(given)]
 
 
 def _own_rows(process_set: ProcessSet, given: Sequence[Any]) -> list[tuple[int, ...]]:
     size, rank = members(process_set), process_set.rank() or 0
-    return [(shape[0] // size + (rank < shape[0] % size), *shape[1:]) if shape else () for shape in _shapes(given)]
+    return [
+        (shape[0] // size + (rank < shape[0] % size), *shape[1:]) if shape else () for shape in _jax_shapes(given)
+    ]

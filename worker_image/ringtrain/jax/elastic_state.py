@@ -59,10 +59,10 @@ class PytreeHandler(StateHandler):
         self.value = filled(self.value, received, checks=False)
 
 
-def _handler_of(value: Any) -> PytreeHandler | None:
+def _pytree_handler_of(value: Any) -> PytreeHandler | None:
     has_arrays = any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(value))
     return PytreeHandler(value) if has_arrays else None
 
 
 # Ranks join: what newcomers reduce on their way the others meet with zeros, and what they broadcast fails at once.
-ADAPTERS.append(ElasticStateAdapter(JAX_VALUES, _handler_of, join))
+ADAPTERS.append(ElasticStateAdapter(JAX_VALUES, _pytree_handler_of, join))

@@ -51,10 +51,14 @@ def value_and_grad(
         trained = [args[place] for place in places]
         paths, structure = jax.tree_util.tree_flatten_with_path(trained)
         names = [jax.tree_util.keystr(path) for path, _ in paths]
-        (number,) = host_call("value_and_grad", lambda: [_begin(process_set)], [], lambda: [()], [np.int32])
+        (number,) = host_call(
+            "value_and_grad", lambda: [_begin_gradient_call(process_set)], [], lambda: [()], [np.int32]
+        )
 
         def submit(own_number: int, name: str, gradient: Array) -> None:
-            _submit(own_number, name, np.array(gradient), how)  # JAX's memory is another's after the callback
+            _submit_jax_gradient(
+                own_number, name, np.array(gradient), how
+            )  # JAX's memory is another's after the callback
 
         def hooked(leaves: Sequence[Any]) -> Any:
             passed = [leaving(leaf, number, name, submit) for leaf, name in zip(leaves, names, strict=True)]
@@ -67,9 +71,9 @@ def value_and_grad(
         try:
             value, marks = jax.value_and_grad(hooked, has_aux=has_aux)(leaves)
         except BaseException:
-            _give_up(number, process_set)
+            _give_up_gradient_call(number, process_set)
             raise
-        reduced = jax.tree.unflatten(structure, _reduced(marks, names, number, how))
+        reduced = jax.tree.unflatten(structure, _reduced_jax_gradients(marks, names, number, how))
         return value, reduced[0] if isinstance(argnums, int) else tuple(reduced)
 
     return run
@@ -100,28 +104,28 @@ class _GradientCalls:
     begun: dict[tuple[int, int], dict[str, Any]] = field(default_factory=dict)
 
 
-def _calls() -> _GradientCalls:
+def _jax_gradient_calls() -> _GradientCalls:
     return context.current().attached(_GradientCalls, _GradientCalls)
 
 
-def _begin(process_set: ProcessSet) -> Array:
+def _begin_gradient_call(process_set: ProcessSet) -> Array:
     """Return the first number that no call has which is under way: the same on all ranks, as such calls run in one
     order. Numbers come back, so that ranks know the names of the next step."""
-    begun, set_number = _calls().begun, number_of(process_set)
+    begun, set_number = _jax_gradient_calls().begun, number_of(process_set)
     number = next(number for number in range(len(begun) + 1) if (set_number, number) not in begun)
     begun[set_number, number] = {}
     return np.asarray(number, np.int32)
 
 
-def _give_up(number: Any, process_set: ProcessSet) -> None:
+def _give_up_gradient_call(number: Any, process_set: ProcessSet) -> None:
     """Give the number of a call back that has failed on every rank before anything left."""
     key = (number_of(process_set), -1 if is_traced([number]) else int(number))
-    if not _calls().begun.get(key, True):
-        del _calls().begun[key]
+    if not _jax_gradient_calls().begun.get(key, True):
+        del _jax_gradient_calls().begun[key]
 
 
-def _submit(number: int, name: str, gradient: Array, how: NamedReduction) -> None:
-    handles = _calls().begun[number_of(how.process_set), number]
+def _submit_jax_gradient(number: int, name: str, gradient: Array, how: NamedReduction) -> None:
+    handles = _jax_gradient_calls().begun[number_of(how.process_set), number]
     if name in handles:
         raise ConfigurationError(
             f"value_and_grad: the gradient of {name} came twice in one call; expected no vmap around it: make the "
@@ -153,16 +157,18 @@ def leaving(leaf: Any, number: Any, name: str, submit: Callable[[int, str, Array
     return passed(leaf, number)
 
 
-def _reduced(marks: Sequence[Any], names: Sequence[str], number: Any, how: NamedReduction) -> list[Any]:
+def _reduced_jax_gradients(
+    marks: Sequence[Any], names: Sequence[str], number: Any, how: NamedReduction
+) -> list[Any]:
     """Wait for the gradients, of which `marks` have left; one without a mark is zeros."""
     shapes, dtypes = [mark.shape for mark in marks], [mark.dtype for mark in marks]
 
     def wait(own_number: Array, *_: Array) -> list[Array]:
         key = (number_of(how.process_set), int(own_number))
         for name, shape, dtype in zip(names, shapes, dtypes, strict=True):
-            if name not in _calls().begun[key]:
-                _submit(key[1], name, np.zeros(shape, dtype), how)
-        handles = _calls().begun.pop(key)
+            if name not in _jax_gradient_calls().begun[key]:
+                _submit_jax_gradient(key[1], name, np.zeros(shape, dtype), how)
+        handles = _jax_gradient_calls().begun.pop(key)
         return [arrays.named_result_of(handles[name])[0] for name in names]
 
     return host_call("value_and_grad", wait, [number, *left(marks)], lambda: shapes, dtypes)

@@ -54,7 +54,7 @@ def broadcast_parameters(params: Any, root_rank: int = 0, process_set: ProcessSe
             raise ConfigurationError(
                 f"broadcast_parameters: {name} is traced; call it before jit, once, or broadcast() within it"
             )
-        begun.append((leaf, arrays.begin_broadcast([_plain(leaf)], root_rank, process_set, name)))
+        begun.append((leaf, arrays.begin_broadcast([_plain_leaf(leaf)], root_rank, process_set, name)))
     received = [_like(leaf, arrays.named_result_of(promise)[0]) for leaf, promise in begun]
     return jax.tree.unflatten(structure, received)
 
@@ -63,7 +63,7 @@ def is_key(value: Any) -> bool:
     return isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
 
 
-def _plain(leaf: Any) -> Any:
+def _plain_leaf(leaf: Any) -> Any:
     return np.asarray(jax.random.key_data(leaf) if is_key(leaf) else jnp.asarray(leaf))
 
 
@@ -72,18 +72,18 @@ def _like(leaf: Any, array: Any) -> Any:
     return jax.random.wrap_key_data(values, impl=jax.random.key_impl(leaf)) if is_key(leaf) else values
 
 
-def _packed(value: Any) -> bytes:
+def _packed_pytree(value: Any) -> bytes:
     """Return the bytes of an array of JAX. Raises ConfigurationError for others."""
     if not isinstance(value, jax.Array) or isinstance(value, jax.core.Tracer):
         raise ConfigurationError(f"{kind_of(value)} is no array that has a value")
     kind = str(jax.random.key_impl(value)) if is_key(value) else ""
-    return encode_value((kind, _plain(value)))
+    return encode_value((kind, _plain_leaf(value)))
 
 
-def _unpacked(data: bytes) -> Any:
+def _unpacked_pytree(data: bytes) -> Any:
     kind, array = decode_value(data)
     values = jnp.array(array)
     return jax.random.wrap_key_data(values, impl=kind) if kind else values
 
 
-JAX_VALUES: Final = ForeignWireValues(_packed, _unpacked)
+JAX_VALUES: Final = ForeignWireValues(_packed_pytree, _unpacked_pytree)

@@ -26,7 +26,7 @@ def to_state_dict(tree: Any) -> dict[str, Any]:
     of an optimizer of optax, a `TrainState` of Flax. A typed key of `jax.random` becomes its `impl` and `data`.
     Not under `jit`. Raises ConfigurationError that names the path of another leaf.
     """
-    return {name: _plain(name, leaf) for name, leaf in _named(tree).items()}
+    return {name: _plain(name, leaf) for name, leaf in _named_leaves(tree).items()}
 
 
 def from_state_dict(tree: Any, state: Mapping[str, Any]) -> Any:
@@ -43,7 +43,7 @@ def from_state_dict(tree: Any, state: Mapping[str, Any]) -> Any:
 
 def filled(tree: Any, state: Mapping[str, Any], checks: bool) -> Any:
     """As `from_state_dict`. Without `checks` leaves may have other shapes and dtypes: those of `state`."""
-    own = _named(tree)
+    own = _named_leaves(tree)
     for name in (*own, *state):
         if (name in own) != (name in state):
             where, other = ("the tree", "the state") if name in own else ("the state", "the tree")
@@ -54,11 +54,11 @@ def filled(tree: Any, state: Mapping[str, Any], checks: bool) -> Any:
             )
     if checks:
         for name, leaf in own.items():
-            _check(name, leaf, state[name])
+            _check_leaf(name, leaf, state[name])
     return jax.tree.unflatten(jax.tree.structure(tree), [_like(leaf, state[name]) for name, leaf in own.items()])
 
 
-def _named(tree: Any) -> dict[str, Any]:
+def _named_leaves(tree: Any) -> dict[str, Any]:
     """The leaves of `tree`, in its order. Raises ConfigurationError where two have one path."""
     named: dict[str, Any] = {}
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
@@ -84,8 +84,8 @@ def _is_saved_key(saved: Any) -> bool:
     return isinstance(saved, Mapping) and set(saved) == _KEY
 
 
-def _check(name: str, leaf: Any, saved: Any) -> None:
-    here, there = _described(leaf), _described(saved)
+def _check_leaf(name: str, leaf: Any, saved: Any) -> None:
+    here, there = _described_leaf(leaf), _described_leaf(saved)
     if here != there and not (_is_scalar(leaf) and _is_scalar(saved) and _NUMBER in (here, there)):
         raise ConfigurationError(
             f"from_state_dict: {name or 'the leaf'} is {here} in the tree and {there} in the state; make the tree "
@@ -97,7 +97,7 @@ def _is_scalar(value: Any) -> bool:
     return type(value) in _NUMBERS or (getattr(value, "shape", None) == () and not is_key(value))
 
 
-def _described(value: Any) -> str:
+def _described_leaf(value: Any) -> str:
     if type(value) in _NUMBERS:
         return _NUMBER
     if _is_saved_key(value):

@@ -31,7 +31,7 @@ class OptimizerSettings:
 
 def as_arrays(params: Params) -> dict[str, Flat]:
     """`params` by name, in native byte order, as the weights and their gradients have."""
-    pairs = _pairs(params)
+    pairs = _parameter_pairs(params)
     if pairs is None:
         raise ConfigurationError(
             f"params is {kind_of(params)}; expected arrays by name, as {{'w': array}}; a PyTorch model is trained "
@@ -118,12 +118,12 @@ def grouped_rules(
     return (rule, *(own for own, _ in groups)), group_of
 
 
-def described(value: Any) -> str:
+def described_arrays(value: Any) -> str:
     """What ranks compare: the repr, or the name of a function (its repr has an address in it)."""
     return value.__qualname__ if hasattr(value, "__qualname__") else repr(value)
 
 
-def _pairs(params: Any) -> list[tuple[str, Any]] | None:
+def _parameter_pairs(params: Any) -> list[tuple[str, Any]] | None:
     """`params` as pairs of name and array; None if they are something else."""
     if isinstance(params, Mapping):
         return list(params.items())

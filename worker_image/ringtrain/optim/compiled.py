@@ -39,9 +39,9 @@ class NativeOptimizerKernels:
 
     def sgd(self, part: OwnedBucketPart, terms: SgdTerms) -> None:
         given = _sgd_terms(terms)
-        velocity = _pointer(part.state["momentum"]) if terms.momentum else None
+        velocity = _array_pointer(part.state["momentum"]) if terms.momentum else None
         self._library.ringtrain_sgd(
-            _code(part.weights), _pointer(part.weights), _pointer(part.gradients), velocity,
+            _rule_code(part.weights), _array_pointer(part.weights), _array_pointer(part.gradients), velocity,
             ctypes.c_size_t(part.weights.size), ctypes.byref(given),
         )  # fmt: skip
 
@@ -55,20 +55,23 @@ class NativeOptimizerKernels:
 
     def descend(self, weights: Floats, direction: Floats, rate: float) -> None:
         self._library.ringtrain_descend(
-            _code(weights), _pointer(weights), _pointer(direction), ctypes.c_size_t(weights.size),
+            _rule_code(weights), _array_pointer(weights), _array_pointer(direction), ctypes.c_size_t(weights.size),
             ctypes.c_double(rate),
         )  # fmt: skip
 
     def follow(self, master: Floats, weights: NDArray[Any]) -> None:
         self._library.ringtrain_follow(
-            CODES[dtype_name(weights.dtype)], _pointer(master), _pointer(weights), ctypes.c_uint64(weights.size)
+            CODES[dtype_name(weights.dtype)],
+            _array_pointer(master),
+            _array_pointer(weights),
+            ctypes.c_uint64(weights.size),
         )
 
     def square_sums(self, values: Floats, edges: NDArray[np.intp]) -> Sums:
         sums, where = np.empty(edges.size - 1, np.float64), np.ascontiguousarray(edges, np.int64)
         self._library.ringtrain_square_sums(
-            _code(values), _pointer(values), ctypes.c_void_p(where.ctypes.data), ctypes.c_size_t(sums.size),
-            _pointer(sums),
+            _rule_code(values), _array_pointer(values), ctypes.c_void_p(where.ctypes.data),
+            ctypes.c_size_t(sums.size), _array_pointer(sums),
         )  # fmt: skip
         return sums
 
@@ -107,12 +110,12 @@ def _adam_terms(terms: AdamTerms, step: float) -> AdamTermsStruct:
 
 def _adam_arrays(part: OwnedBucketPart) -> tuple[object, ...]:
     arrays = (part.weights, part.gradients, part.state[_MEAN], part.state[_SQUARE])
-    return _code(part.weights), *map(_pointer, arrays), ctypes.c_size_t(part.weights.size)
+    return _rule_code(part.weights), *map(_array_pointer, arrays), ctypes.c_size_t(part.weights.size)
 
 
-def _code(values: Floats) -> int:
+def _rule_code(values: Floats) -> int:
     return _CODES[values.dtype]
 
 
-def _pointer(values: Floats) -> ctypes.c_void_p:
+def _array_pointer(values: Floats) -> ctypes.c_void_p:
     return ctypes.c_void_p(values.ctypes.data)

@@ -13,9 +13,9 @@ from ringtrain._core.reduction.ops import ReduceOp, Sum
 from ringtrain.compression import HALVES, INT8
 from ringtrain.errors import ConfigurationError
 from ringtrain.optim.arenas import ParameterArenas
-from ringtrain.optim.arguments import OptimizerSettings, described
+from ringtrain.optim.arguments import OptimizerSettings, described_arrays
 from ringtrain.optim.compiled import best_kernels
-from ringtrain.optim.fused import can_fuse, shared
+from ringtrain.optim.fused import can_fuse, shared_buckets
 from ringtrain.optim.inbox import GradientInbox
 from ringtrain.optim.layout import Layout, ParamSpec, plan_layout
 from ringtrain.optim.memory_check import MemoryCheck
@@ -65,10 +65,10 @@ class OptimizedModel:
             "clip_norm": settings.clip_norm, "schedule": settings.schedule, "elastic": self.elastic,
             "redundancy": self.redundancy,
         }  # fmt: skip
-        named = {name: described(value) for name, value in compared.items()}
+        named = {name: described_arrays(value) for name, value in compared.items()}
         if len(self.rules) == 1:
-            return {"rule": described(self.rules[0])} | named
-        groups = {f"rule of group {index}": described(rule) for index, rule in enumerate(self.rules)}
+            return {"rule": described_arrays(self.rules[0])} | named
+        groups = {f"rule of group {index}": described_arrays(rule) for index, rule in enumerate(self.rules)}
         return groups | {"groups": repr([self.group_of[spec.name] for spec in self.specs])} | named
 
     @property
@@ -130,9 +130,13 @@ def make_cut(model: OptimizedModel, group: CollectiveGroup, devices: DeviceReduc
     if devices is not None:
         devices.attach(layout, arenas)
     lane = group.beside() if group.size > 1 and devices is None else None  # devices keep to one order
-    wire = None if model.compression is None else _wire((group, lane or group), layout, arenas, model.compression)
-    undo = _undo(layout, arenas, wire) if model.elastic else None
-    mirrors = _mirrors(model, layout, (group, lane or group), MirrorTools(model.state_names, kernels, wire))
+    wire = (
+        None
+        if model.compression is None
+        else _optimizer_wire((group, lane or group), layout, arenas, model.compression)
+    )
+    undo = _optimizer_undo(layout, arenas, wire) if model.elastic else None
+    mirrors = _shard_mirrors(model, layout, (group, lane or group), MirrorTools(model.state_names, kernels, wire))
     context = UpdateContext(
         group,
         layout,
@@ -156,19 +160,21 @@ def make_cut(model: OptimizedModel, group: CollectiveGroup, devices: DeviceReduc
     replicas = None
     if group.size > 1 and devices is None:
         replicas = WeightReplicaCheck(context, model.sharded or not any(map(rule_is_whole, model.rules)))
-    return OptimizerCut(context, inbox, _fused(context, model), _views(layout, arenas), check, replicas)
+    return OptimizerCut(
+        context, inbox, _fused_rules(context, model), _arena_views(layout, arenas), check, replicas
+    )
 
 
-def _fused(context: UpdateContext, model: OptimizedModel) -> dict[int, NativeParameterSpans] | None:
+def _fused_rules(context: UpdateContext, model: OptimizedModel) -> dict[int, NativeParameterSpans] | None:
     if not can_fuse(context, model.rules):
         return None
     return {
         bucket.index: NativeParameterSpans(context.spans[bucket.index], model.group_of)
-        for bucket in shared(context)
+        for bucket in shared_buckets(context)
     }
 
 
-def _views(layout: Layout, arenas: ParameterArenas) -> dict[str, Flat]:
+def _arena_views(layout: Layout, arenas: ParameterArenas) -> dict[str, Flat]:
     views = {}
     for spec in layout.specs:
         bucket, location = layout.locations[spec.name]
@@ -176,7 +182,7 @@ def _views(layout: Layout, arenas: ParameterArenas) -> dict[str, Flat]:
     return views
 
 
-def _wire(
+def _optimizer_wire(
     groups: tuple[CollectiveGroup, CollectiveGroup], layout: Layout, arenas: ParameterArenas, compression: str
 ) -> OptimizerWire:
     """Raises ConfigurationError for an unknown `compression`."""
@@ -188,7 +194,7 @@ def _wire(
     return HalfOptimizerWire(*groups, layout, arenas, compression)
 
 
-def _mirrors(
+def _shard_mirrors(
     model: OptimizedModel, layout: Layout, groups: tuple[CollectiveGroup, CollectiveGroup], tools: MirrorTools
 ) -> tuple[OptimizerShardMirror, ...]:
     """None where each rank has the whole state, or there is no other rank. Collective."""
@@ -207,7 +213,7 @@ def _mirrors(
     )
 
 
-def _undo(layout: Layout, arenas: ParameterArenas, wire: OptimizerWire | None) -> OptimizerUndo:
+def _optimizer_undo(layout: Layout, arenas: ParameterArenas, wire: OptimizerWire | None) -> OptimizerUndo:
     """Two generations of every bucket that an update changes before this rank knows that all others have ended the
     update before: with clipping two reductions begin before the first is waited for."""
     generations = {bucket.index: 2 if bucket.index <= layout.early else 1 for bucket in layout.buckets}

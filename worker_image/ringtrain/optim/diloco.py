@@ -20,7 +20,7 @@ from ringtrain._core.process_groups.context import current, current_or_none, dra
 from ringtrain._core.process_groups.group import CollectiveGroup, Flat, ProcessGroup
 from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set, open_group
 from ringtrain.errors import ConfigurationError, MismatchError, kind_of
-from ringtrain.optim.arguments import check_rule, described
+from ringtrain.optim.arguments import check_rule, described_arrays
 from ringtrain.optim.cut import UnjoinedOptimizerGroup, first_group
 from ringtrain.optim.fragments import DiLoCoFragment, DiLoCoSchedule, FragmentExchange, fragment_bounds
 from ringtrain.optim.host import BUCKET_BYTES, HostOptimizer
@@ -134,8 +134,8 @@ class DiLoCo(DiLoCoRecovery):
         initial: Mapping[str, Flat] | None = None,
     ) -> None:
         super().__init__()
-        initial, self._local = _given(params, initial)
-        schedules = [DiLoCoSchedule(h, fragments, overlap_steps, mix) for h in _listed(sync_every)]
+        initial, self._local = _given_weights(params, initial)
+        schedules = [DiLoCoSchedule(h, fragments, overlap_steps, mix) for h in _sync_periods(sync_every)]
         for schedule in schedules:
             schedule.check(len(initial))
         check_rule(outer)
@@ -153,7 +153,9 @@ class DiLoCo(DiLoCoRecovery):
         self._group = group or first_group(elastic, self._open_group)
         specs = tuple(ParamSpec(name, array.shape, array.dtype) for name, array in initial.items())
         compared = vars(self._schedule) | {"outer": outer, "sync_every": sync_every, "sites": chosen.ranks}
-        check_same_model(self._group, Layout(specs, ()), {name: described(v) for name, v in compared.items()})
+        check_same_model(
+            self._group, Layout(specs, ()), {name: described_arrays(v) for name, v in compared.items()}
+        )
         has_sites = not isinstance(self._group, UnjoinedOptimizerGroup) if chosen.follows else not chosen.alone
         self._sites = DiLoCoSiteGroups(chosen) if has_sites else None
         self._fragments = []
@@ -414,7 +416,9 @@ class DiLoCo(DiLoCoRecovery):
             if name in carries:
                 np.subtract(outer.weights[name], local, out=outer.gradient(name))
         told = _PseudoGradientHeader(
-            self._steps, fragment.samples if self._own else 0, digest_of(map(_octets, read)) if self._sites else 0
+            self._steps,
+            fragment.samples if self._own else 0,
+            digest_of(map(_weight_octets, read)) if self._sites else 0,
         )
         fragment.sent, fragment.samples = self._steps, 0
         what = f"the synchronization of fragment {fragment.index}"
@@ -504,7 +508,7 @@ class DiLoCo(DiLoCoRecovery):
         return parts * sum(samples[rank] for rank in sites[own_site]) / total if total else 1.0
 
 
-def _octets(array: Flat) -> Flat:
+def _weight_octets(array: Flat) -> Flat:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
@@ -520,11 +524,11 @@ def _checked_inner(inner: Any, is_needed: bool) -> InnerOptimizer | None:
     )
 
 
-def _listed(sync_every: int | Sequence[int]) -> list[int]:
+def _sync_periods(sync_every: int | Sequence[int]) -> list[int]:
     return list(sync_every) if isinstance(sync_every, Sequence) else [sync_every]
 
 
-def _given(params: Any, initial: Mapping[str, Flat] | None) -> tuple[dict[str, Flat], DiLoCoLocalWeights]:
+def _given_weights(params: Any, initial: Mapping[str, Flat] | None) -> tuple[dict[str, Flat], DiLoCoLocalWeights]:
     if isinstance(params, DiLoCoLocalWeights) and initial is not None:
         return dict(initial), params
     arrays = params if isinstance(params, Mapping) else {}

@@ -34,7 +34,9 @@ def can_fuse(context: UpdateContext, rules: Sequence[Rule]) -> bool:
     fusable = all(isinstance(rule, FusableUpdateRule) for rule in rules)
     if clips or alone or elsewhere or not context.sharded or not fusable:
         return False
-    arenas = [(context.arenas.gradients(bucket), context.arenas.weights(bucket)) for bucket in shared(context)]
+    arenas = [
+        (context.arenas.gradients(bucket), context.arenas.weights(bucket)) for bucket in shared_buckets(context)
+    ]
     updates = all(context.group.can_update(*arena) for arena in arenas)
     return updates and bool(arenas)
 
@@ -58,7 +60,7 @@ class FusedOptimizerUpdate:
         self._m = context
         self._inbox = inbox
         self.number = rules.number
-        self._last = shared(context)[-1]
+        self._last = shared_buckets(context)[-1]
         self.arrivals = WeightArrivals(context.layout.buckets)
 
     def run(self) -> None:
@@ -127,6 +129,6 @@ class FusedOptimizerUpdate:
         self.arrivals.arrived(bucket)
 
 
-def shared(context: UpdateContext) -> list[Bucket]:
+def shared_buckets(context: UpdateContext) -> list[Bucket]:
     """The buckets that ranks update together."""
     return [bucket for bucket in context.order.buckets if bucket.size and not bucket.local]

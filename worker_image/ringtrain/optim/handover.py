@@ -14,7 +14,7 @@ from ringtrain.optim.mirror import KeptShard
 from ringtrain.optim.pipeline import UpdateContext
 
 
-def takers(size: int, homes: Sequence[Sequence[int]], leaving: Collection[int]) -> dict[int, int]:
+def shard_takers(size: int, homes: Sequence[Sequence[int]], leaving: Collection[int]) -> dict[int, int]:
     """By rank of `leaving` whose second homes all leave as well, the rank that takes its shard: each in turn.
 
     `homes`: of each copy, the rank that has it of each of `size` ranks' shards.
@@ -24,11 +24,11 @@ def takers(size: int, homes: Sequence[Sequence[int]], leaving: Collection[int]) 
     return {rank: staying[place % len(staying)] for place, rank in enumerate(orphans)} if staying else {}
 
 
-def hand_over(context: UpdateContext, updates: int, leaving: Collection[int]) -> None:
+def hand_over_shards(context: UpdateContext, updates: int, leaving: Collection[int]) -> None:
     """Have a rank that stays keep each shard that only ranks of `leaving` have. Collective, after update `updates`
     on all ranks of the world."""
     group, homes = context.group, [mirror.homes for mirror in context.mirrors]
-    if not homes or not (taken := takers(group.size, homes, sorted(leaving))):
+    if not homes or not (taken := shard_takers(group.size, homes, sorted(leaving))):
         return
     own = [owner for owner, taker in taken.items() if taker == group.rank]
     missed = group.allgather_object({name: n for name, n in context.missed.counts.items() if n}, "missed")
@@ -42,12 +42,12 @@ def hand_over(context: UpdateContext, updates: int, leaving: Collection[int]) ->
         origins = [owner for owner in own if slots and bucket.bounds[owner] < bucket.bounds[owner + 1]]
         received = group.all_to_all(parts, origins).wait()
         for owner in own:
-            kept[owner].values[bucket.index] = _unpacked(bucket, owner, slots, received[owner])
+            kept[owner].values[bucket.index] = _unpacked_bucket(bucket, owner, slots, received[owner])
     context.kept.clear()
     context.kept.update(kept)
 
 
-def _unpacked(bucket: Bucket, owner: int, like: Mapping[str, Flat], received: Flat) -> dict[str, Flat]:
+def _unpacked_bucket(bucket: Bucket, owner: int, like: Mapping[str, Flat], received: Flat) -> dict[str, Flat]:
     """The values of the shard of `owner` in `received`: names and types are those of `like`."""
     length = bucket.bounds[owner + 1] - bucket.bounds[owner]
     values, start = {}, 0

@@ -30,10 +30,10 @@ from ringtrain.optim.arguments import (
 )
 from ringtrain.optim.cut import OptimizedModel, UnjoinedOptimizerGroup, first_group, make_cut
 from ringtrain.optim.fused import FusedOptimizerUpdate
-from ringtrain.optim.handover import hand_over
+from ringtrain.optim.handover import hand_over_shards
 from ringtrain.optim.layout import ParamSpec
 from ringtrain.optim.pipeline import DeviceReducer, OptimizerStepHold, OptimizerUpdate, UpdateAbandoned
-from ringtrain.optim.reform import OwnOptimizerShard, move_into
+from ringtrain.optim.reform import OwnOptimizerShard, move_into_optimizer_cut
 from ringtrain.optim.rules import Rule
 from ringtrain.optim.schedules import Constant, Schedule
 from ringtrain.optim.spans import ABSENT, StepRules, is_absent
@@ -510,7 +510,7 @@ class HostOptimizer:
         """Have ranks that stay keep what only the ranks `leaving` hold, for `prepare` in the next world.
         Collective, after the same update on all ranks; for `elastic`."""
         self._require_idle("hand_over")
-        hand_over(self._cut.context, self._updates, leaving)
+        hand_over_shards(self._cut.context, self._updates, leaving)
 
     def reform(self, group: CollectiveGroup, former: Sequence[int | None]) -> None:
         """Go on in the world of `group`: `prepare`, then `adopt`. Collective."""
@@ -532,7 +532,7 @@ class HostOptimizer:
         self._require_idle("reform")
         self._prepared = None
         own = OwnOptimizerShard(self._cut, self._updates, self._torn)
-        self._prepared = move_into(self._model, group, former, own)
+        self._prepared = move_into_optimizer_cut(self._model, group, former, own)
 
     def adopt(self) -> None:
         """Go on with what `prepare` brought. Local. `weights` has other arrays from now on."""

@@ -12,7 +12,7 @@ from ringtrain.errors import ConfigurationError, some_of
 from ringtrain.optim.arenas import ParameterArenas
 from ringtrain.optim.arguments import SUPPORTED, OptimizerSettings
 from ringtrain.optim.layout import HALF_TYPES, Layout, ParamSpec
-from ringtrain.optim.spans import ABSENT, beginnings
+from ringtrain.optim.spans import ABSENT, parameter_beginnings
 
 
 class GradientInbox:
@@ -32,7 +32,7 @@ class GradientInbox:
             halves = (spec for spec in layout.specs if spec.dtype.name in HALF_TYPES)
             self._wide = {spec.name: np.zeros(spec.size, np.float32) for spec in halves}
         self._changed = threading.Condition()
-        self._beginnings = beginnings(layout)
+        self._beginnings = parameter_beginnings(layout)
         self._micro_step = 0
         self._arrived: set[str] = set()
         self._present: set[str] = set()
@@ -100,7 +100,7 @@ class GradientInbox:
         target = self._arenas.gradients(bucket)[location.start : location.stop]
         if gradient is None:
             return self.put_with(name, lambda: self._store(name, target, None), present=False)
-        values = _weighted(self._checked(location.spec, np.asarray(gradient)), weight)
+        values = _weighted_gradient(self._checked(location.spec, np.asarray(gradient)), weight)
         return self.put_with(name, lambda: self._store(name, target, values))
 
     def put_with(self, name: str, store: Callable[[], None], present: bool = True) -> bool:
@@ -132,8 +132,8 @@ class GradientInbox:
             if missing:
                 raise ConfigurationError(
                     f"{self._me}: step() was called with {len(missing)} of {len(self._layout.specs)} gradients "
-                    f"missing: {_listed(missing)}; submit a gradient for every parameter (None for one that this "
-                    f"batch does not use), or leave the parameter out of the optimizer"
+                    f"missing: {_listed_parameters(missing)}; submit a gradient for every parameter (None for one "
+                    f"that this batch does not use), or leave the parameter out of the optimizer"
                 )
 
     def end_micro_step(self) -> bool:
@@ -168,7 +168,7 @@ class GradientInbox:
     def _find(self, name: str) -> Any:
         found = self._layout.locations.get(name)
         if found is None:
-            known = _listed([spec.name for spec in self._layout.specs])
+            known = _listed_parameters([spec.name for spec in self._layout.specs])
             raise ConfigurationError(
                 f'{self._me}: gradient "{name}" belongs to no parameter; registered are {known}; submit it under '
                 f"the name that was given to HostOptimizer"
@@ -242,7 +242,7 @@ class GradientInbox:
         return True
 
 
-def _weighted(values: NDArray[Any], weight: float) -> NDArray[Any]:
+def _weighted_gradient(values: NDArray[Any], weight: float) -> NDArray[Any]:
     """`weight` times `values`; a half-precision product is rounded once, where it is stored."""
     if weight == 1.0:
         return values
@@ -250,5 +250,5 @@ def _weighted(values: NDArray[Any], weight: float) -> NDArray[Any]:
     return wide * wide.dtype.type(weight)
 
 
-def _listed(names: list[str]) -> str:
+def _listed_parameters(names: list[str]) -> str:
     return some_of([f'"{name}"' for name in names])

@@ -175,12 +175,12 @@ def plan_layout(specs: Sequence[ParamSpec], bucket_bytes: int, world_size: int) 
     buckets = []
     for index, members in enumerate(closed):
         arena = members[0].arena
-        buckets.append(_bucket(index, offsets.get(arena, 0), members, world_size))
+        buckets.append(_planned_bucket(index, offsets.get(arena, 0), members, world_size))
         offsets[arena] = offsets.get(arena, 0) + buckets[-1].size
     return Layout(tuple(specs), tuple(buckets))
 
 
-def _bucket(index: int, offset: int, members: Sequence[ParamSpec], world_size: int) -> Bucket:
+def _planned_bucket(index: int, offset: int, members: Sequence[ParamSpec], world_size: int) -> Bucket:
     edges = np.cumsum([0, *(spec.size for spec in members)]).tolist()
     locations = tuple(ParamLocation(spec, *edge) for spec, edge in zip(members, pairwise(edges), strict=True))
     cuts = np.append(segment_starts(locations), edges[-1])

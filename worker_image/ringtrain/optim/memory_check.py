@@ -43,7 +43,7 @@ class MemoryCheck:
         """`context` has mirrors."""
         self._context = context
         self._mirrors = context.mirrors
-        self._own_parts = cut_in_parts(_shard(context, self._mirrors[0]))
+        self._own_parts = cut_in_parts(_shard_arrays(context, self._mirrors[0]))
         self._copy_parts = [cut_in_parts(mirror.all_values()) for mirror in self._mirrors]
         self._gradient_parts = [
             [cut_in_parts(mirror.gradients(number)) for number in (0, 1)] for mirror in self._mirrors
@@ -94,7 +94,7 @@ class MemoryCheck:
             for number, own in told[rank][1]:
                 digests = [own, *(of[number][copy] for copy, of in enumerate(copies) if number in of)]
                 if len(digests) == len(homes) + 1 and len(set(digests)) > 1:
-                    raise _differs(number, (rank, *homes), digests)
+                    raise _shard_differs(number, (rank, *homes), digests)
         self._own = {number: digest for number, digest in self._own.items() if number == done}
         self._copies.clear()
 
@@ -117,7 +117,7 @@ class MemoryCheck:
         )
 
 
-def _differs(number: int, homes: Sequence[int], digests: Sequence[int]) -> StateCorrupt:
+def _shard_differs(number: int, homes: Sequence[int], digests: Sequence[int]) -> StateCorrupt:
     """The error where `homes`, the first of them the owner, have these `digests` of one shard after an update."""
     common = max(digests, key=digests.count)
     odd = [home for home, digest in zip(homes, digests, strict=True) if digest != common]
@@ -132,7 +132,7 @@ def _differs(number: int, homes: Sequence[int], digests: Sequence[int]) -> State
     )
 
 
-def _shard(context: UpdateContext, mirror: OptimizerShardMirror) -> list[Flat]:
+def _shard_arrays(context: UpdateContext, mirror: OptimizerShardMirror) -> list[Flat]:
     """The own shard, in the order in which its second home has it."""
     arrays: list[Flat] = []
     for bucket in mirror.buckets:

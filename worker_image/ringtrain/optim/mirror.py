@@ -117,7 +117,7 @@ class OptimizerShardMirror:
         self._values = {bucket.index: self._allocate(bucket) for bucket in self.buckets}
         # Two generations: an owner that writes here may do so before the gradient of the update before is applied.
         # Where the gradients come over the network, the second is never touched, and takes no memory.
-        memory = group.allocate(_GENERATIONS * sum(map(_room, self.buckets)), np.uint8)
+        memory = group.allocate(_GENERATIONS * sum(map(_bucket_room, self.buckets)), np.uint8)
         self._gradients = self._cut_up(memory, self.ward)
         there = group.memory_of(self.home, memory) if maps else None
         self._gradients_there = None if there is None else self._cut_up(there, group.rank)
@@ -222,7 +222,7 @@ class OptimizerShardMirror:
         part = OwnedBucketPart(weights, gradients.astype(np.float32) if bucket.half else gradients, values)
         before = weights.copy() if LOST_CHANGE in values else weights
         present = replay.rules.apply(part, self._spans[bucket.index], self.missed, replay.scale, kernels)
-        descend(part, present, replay.layer_rates, kernels)
+        descend_weights(part, present, replay.layer_rates, kernels)
         if wire is not None and LOST_CHANGE in values:
             wire.round_change(before, weights, values[LOST_CHANGE])
 
@@ -239,9 +239,9 @@ class OptimizerShardMirror:
         for _ in range(_GENERATIONS):
             generations.append({})
             for bucket in self.buckets:
-                end = start + _length(bucket, owner) * bucket.dtype.itemsize
+                end = start + _owned_length(bucket, owner) * bucket.dtype.itemsize
                 generations[-1][bucket.index] = memory[start:end].view(bucket.dtype)
-                start += _room(bucket)
+                start += _bucket_room(bucket)
         return generations
 
     def _allocate(self, bucket: Bucket) -> dict[str, Flat]:
@@ -249,20 +249,20 @@ class OptimizerShardMirror:
         if self._tools.wire is not None and self._tools.wire.carries(bucket):
             names.append(LOST_CHANGE)
         dtype = np.float32 if bucket.half else bucket.dtype
-        return {name: np.zeros(_length(bucket, self.ward), dtype) for name in names}
+        return {name: np.zeros(_owned_length(bucket, self.ward), dtype) for name in names}
 
 
-def _length(bucket: Bucket, owner: int) -> int:
+def _owned_length(bucket: Bucket, owner: int) -> int:
     return bucket.bounds[owner + 1] - bucket.bounds[owner]
 
 
-def _room(bucket: Bucket) -> int:
+def _bucket_room(bucket: Bucket) -> int:
     """Bytes for the shard of any owner, so that they lie at the same place on all ranks."""
-    longest = max(_length(bucket, owner) for owner in range(len(bucket.bounds) - 1))
+    longest = max(_owned_length(bucket, owner) for owner in range(len(bucket.bounds) - 1))
     return -(-longest * bucket.dtype.itemsize // _ALIGNED) * _ALIGNED
 
 
-def descend(
+def descend_weights(
     part: OwnedBucketPart, spans: Sequence[ParamLocation], rates: Mapping[str, float], kernels: OptimizerKernels
 ) -> None:
     """Take the step of each parameter that has a rate of its own, along the direction in place of its gradient."""

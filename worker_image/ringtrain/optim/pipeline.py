@@ -28,7 +28,7 @@ from ringtrain.optim.arguments import OptimizerSettings
 from ringtrain.optim.inbox import GradientInbox
 from ringtrain.optim.kernels import OptimizerKernels, OwnedBucketPart, Sums
 from ringtrain.optim.layout import Bucket, Layout, ParamLocation
-from ringtrain.optim.mirror import KeptShard, OptimizerShardMirror, UpdateReplay, descend
+from ringtrain.optim.mirror import KeptShard, OptimizerShardMirror, UpdateReplay, descend_weights
 from ringtrain.optim.norms import GradientNorms, squares_by_parameter
 from ringtrain.optim.order import BucketOrder
 from ringtrain.optim.rules import LayerUpdateRule
@@ -384,7 +384,7 @@ class OptimizerUpdate:
             if isinstance(rule, LayerUpdateRule):
                 ratio = rule.trust_ratio(math.sqrt(weight), math.sqrt(direction))
                 rates[at.spec.name] = rule.lr * self._rules.factor * ratio
-        descend(part, present, rates, self._m.kernels)
+        descend_weights(part, present, rates, self._m.kernels)
         return rates
 
     def _exchanged(self, own: list[Sums], buckets: list[Bucket]) -> list[Sums]:

@@ -87,7 +87,7 @@ class ShardMove:
     stop: int
 
 
-def route(held: Sequence[HeldShardElements], taker: int, start: int, stop: int) -> list[ShardMove]:
+def route_shards(held: Sequence[HeldShardElements], taker: int, start: int, stop: int) -> list[ShardMove]:
     """Where `taker` gets elements `start:stop` from: from itself if it can, else from the first in `held`."""
     edges = {start, stop, *(edge for h in held for edge in (h.start, h.stop) if start < edge < stop)}
     moves = []
@@ -97,7 +97,7 @@ def route(held: Sequence[HeldShardElements], taker: int, start: int, stop: int) 
     return moves
 
 
-def move_into(
+def move_into_optimizer_cut(
     model: OptimizedModel, group: CollectiveGroup, former: Sequence[int | None], own: OwnOptimizerShard
 ) -> OwnOptimizerShard:
     """Return what this rank has in the world of `group`: weights and state of the former world. Collective.
@@ -105,11 +105,11 @@ def move_into(
     `own.cut` stays as it is. Raises StateLost on every rank where nobody holds a part of the state, MismatchError
     where ranks are at different updates or have other models.
     """
-    members = _meet(group, former, own)
+    members = _meet_shard_members(group, former, own)
     if members.former[group.rank] is not None:
         for mirror in own.cut.context.mirrors:
             mirror.settle(own.updates)
-    missed = _missed(group, members, own)
+    missed = _missed_of_members(group, members, own)
     new = make_cut(model, group)
     _check_all_held(model, members)
     for bucket in new.context.layout.buckets:
@@ -126,7 +126,9 @@ def move_into(
     return OwnOptimizerShard(new, members.updates, frozenset())
 
 
-def _meet(group: CollectiveGroup, former: Sequence[int | None], own: OwnOptimizerShard) -> OptimizerShardMembers:
+def _meet_shard_members(
+    group: CollectiveGroup, former: Sequence[int | None], own: OwnOptimizerShard
+) -> OptimizerShardMembers:
     """Learn what the others bring, and check that it fits together."""
     context = own.cut.context
     brought = {
@@ -146,7 +148,7 @@ def _meet(group: CollectiveGroup, former: Sequence[int | None], own: OwnOptimize
         )
     first = survivors[0]
     for rank in survivors:
-        _compare(rank, reported[rank], first, reported[first], former)
+        _compare_optimizers(rank, reported[rank], first, reported[first], former)
     torn = tuple(frozenset(other["torn"]) for other in reported)
     kept = tuple(
         () if before is None else tuple(other["kept"]) for before, other in zip(former, reported, strict=True)
@@ -157,7 +159,9 @@ def _meet(group: CollectiveGroup, former: Sequence[int | None], own: OwnOptimize
     )
 
 
-def _missed(group: CollectiveGroup, members: OptimizerShardMembers, own: OwnOptimizerShard) -> dict[str, int]:
+def _missed_of_members(
+    group: CollectiveGroup, members: OptimizerShardMembers, own: OwnOptimizerShard
+) -> dict[str, int]:
     """How many updates each parameter had no gradient in, from the owners of its elements and their second
     homes."""
     context = own.cut.context
@@ -167,7 +171,7 @@ def _missed(group: CollectiveGroup, members: OptimizerShardMembers, own: OwnOpti
     return merged_missed(told[rank] for rank in members.survivors)
 
 
-def _compare(
+def _compare_optimizers(
     rank: int, there: dict[str, object], first: int, expected: dict[str, object], former: Sequence[int | None]
 ) -> None:
     for what in ("former", "size", "homes", "updates"):
@@ -258,10 +262,13 @@ class _OptimizerStateTransfer:
         slots = self.new.context.slots(self.bucket)
         wanted = [] if not self.members.updates else self._state_of(rank)
         taken = [
-            (slot, move) for slot in slots for start, stop in wanted for move in route(held, rank, start, stop)
+            (slot, move)
+            for slot in slots
+            for start, stop in wanted
+            for move in route_shards(held, rank, start, stop)
         ]
         if self.members.lacks(rank, self.bucket):
-            taken += [(WEIGHTS, move) for move in route(held, rank, 0, self.bucket.size)]
+            taken += [(WEIGHTS, move) for move in route_shards(held, rank, 0, self.bucket.size)]
         return taken
 
     def _state_of(self, rank: int) -> list[tuple[int, int]]:

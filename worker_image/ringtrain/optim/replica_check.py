@@ -74,7 +74,7 @@ class WeightReplicaCheck:
         for rank, rates in enumerate(told):
             for number in sorted(rates.keys() & told[0].keys()):
                 if rates[number] != told[0][number]:
-                    raise other_rates(number, (0, told[0][number]), (rank, rates[number]))
+                    raise other_learning_rates(number, (0, told[0][number]), (rank, rates[number]))
 
 
 def compare_weights(told: Sequence[dict[int, int]]) -> None:
@@ -103,7 +103,7 @@ def other_weights(odd: tuple[int, ...], when: str, updates: int) -> StateCorrupt
     )
 
 
-def other_rates(
+def other_learning_rates(
     number: int, ours: tuple[int, Sequence[float]], theirs: tuple[int, Sequence[float]]
 ) -> MismatchError:
     """The error of an update with other learning rates on one rank: both have the rank and its rates."""

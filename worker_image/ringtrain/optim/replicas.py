@@ -27,7 +27,7 @@ from ringtrain._core.process_groups.draws import ProcessGroupEpochs, process_gro
 from ringtrain._core.process_groups.process_sets import ProcessSet, members, trains_alone
 from ringtrain._core.reduction.ops import Sum
 from ringtrain.optim.memory_check import EVERY
-from ringtrain.optim.replica_check import FIRST, odd_ranks, other_rates, other_weights
+from ringtrain.optim.replica_check import FIRST, odd_ranks, other_learning_rates, other_weights
 
 # Of the weights one comparison looks at one: all are seen in 100 updates. 20 MB of 102 take 5 ms of a core.
 PARTS: Final = 5
@@ -80,7 +80,7 @@ class OptimizerReplicas:
             self._judge(table)
         else:
             self._compare_draws(table, draws, told)
-        self._doubted = None if _alike(table) else part
+        self._doubted = None if _ranks_alike(table) else part
 
     def seen_now(self, look: Callable[[int], OptimizerReplica]) -> Callable[[int], OptimizerReplica]:
         """A `look` for the comparison before the next update, which tells what there is to see now. Local: nothing
@@ -117,8 +117,8 @@ class OptimizerReplicas:
         table = np.zeros((len(queue.ranks), _COLUMNS + _MOST_RATES), np.int64)
         row = table[queue.ranks.index(queue.rank)]
         draws = repr([sorted(str(one) for one in told["drawn"]), sorted(told["cuts"])])
-        where, weights = (_hash(seen.cut), _hash(seen.platform)), seen.weights & (2**63 - 1)
-        row[:_COLUMNS] = 1, *where, weights, _hash(repr(list(seen.rates))), _hash(draws)
+        where, weights = (_replica_hash(seen.cut), _replica_hash(seen.platform)), seen.weights & (2**63 - 1)
+        row[:_COLUMNS] = 1, *where, weights, _replica_hash(repr(list(seen.rates))), _replica_hash(draws)
         rates = np.array(seen.rates[:_MOST_RATES], np.float64)
         row[_COLUMNS : _COLUMNS + len(rates)] = rates.view(np.int64)
         # One of a series: that of a step which has failed may still be in flight.
@@ -135,8 +135,10 @@ class OptimizerReplicas:
                 length = max(
                     index + 1 for one in (first, other) for index, rate in enumerate(one) if rate or not index
                 )
-                raise other_rates(self._updates, (ranks[here[0]], first[:length]), (ranks[at], other[:length]))
-        for same in _groups(table):
+                raise other_learning_rates(
+                    self._updates, (ranks[here[0]], first[:length]), (ranks[at], other[:length])
+                )
+        for same in _replica_groups(table):
             if odd := odd_ranks(table[same, _WEIGHTS].tolist()):
                 when = f"before update {self._updates} of this world"
                 raise other_weights(tuple(ranks[same[at]] for at in odd), when, PARTS * EVERY)
@@ -166,7 +168,7 @@ def rows_of_part(sizes: Sequence[tuple[int, int]], part: int) -> Iterator[tuple[
 
 
 @functools.cache
-def processor() -> str:
+def processor_name() -> str:
     """What this host's processor is: programs may compute otherwise on another one."""
     try:
         text = Path("/proc/cpuinfo").read_text()
@@ -176,12 +178,12 @@ def processor() -> str:
     return f"{platform.machine()} {sorted(found.items())}"
 
 
-def _alike(table: Any) -> bool:
+def _ranks_alike(table: Any) -> bool:
     rates = {row[_RATES] for row in table if row[_HERE]}
-    return len(rates) < 2 and not any(odd_ranks(table[same, _WEIGHTS].tolist()) for same in _groups(table))
+    return len(rates) < 2 and not any(odd_ranks(table[same, _WEIGHTS].tolist()) for same in _replica_groups(table))
 
 
-def _groups(table: Any) -> list[list[int]]:
+def _replica_groups(table: Any) -> list[list[int]]:
     """The positions of ranks that have the same weights to update, and update them to the same bits."""
     found: dict[tuple[int, int], list[int]] = {}
     for at, row in enumerate(table):
@@ -190,5 +192,5 @@ def _groups(table: Any) -> list[list[int]]:
     return list(found.values())
 
 
-def _hash(text: str) -> int:
+def _replica_hash(text: str) -> int:
     return zlib.crc32(text.encode())

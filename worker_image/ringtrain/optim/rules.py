@@ -72,9 +72,9 @@ class SGD:
 
     def __post_init__(self) -> None:
         who = type(self).__name__
-        _require(who, "lr", self.lr, self.lr >= 0, ">= 0")
-        _require(who, "momentum", self.momentum, 0 <= self.momentum < 1, "in [0, 1)")
-        _require(who, "weight_decay", self.weight_decay, self.weight_decay >= 0, ">= 0")
+        _require_rule_value(who, "lr", self.lr, self.lr >= 0, ">= 0")
+        _require_rule_value(who, "momentum", self.momentum, 0 <= self.momentum < 1, "in [0, 1)")
+        _require_rule_value(who, "weight_decay", self.weight_decay, self.weight_decay >= 0, ">= 0")
         if self.nesterov and not self.momentum:
             raise ConfigurationError(f"{who}: nesterov needs a momentum above 0; it is 0: set momentum=0.9")
 
@@ -113,11 +113,11 @@ class _AdamRule:
 
     def __post_init__(self) -> None:
         who = type(self).__name__
-        _require(who, "lr", self.lr, self.lr >= 0, ">= 0")
-        _require(who, "beta1", self.beta1, 0 <= self.beta1 < 1, "in [0, 1)")
-        _require(who, "beta2", self.beta2, 0 <= self.beta2 < 1, "in [0, 1)")
-        _require(who, "epsilon", self.epsilon, self.epsilon > 0, "> 0")
-        _require(who, "weight_decay", self.weight_decay, self.weight_decay >= 0, ">= 0")
+        _require_rule_value(who, "lr", self.lr, self.lr >= 0, ">= 0")
+        _require_rule_value(who, "beta1", self.beta1, 0 <= self.beta1 < 1, "in [0, 1)")
+        _require_rule_value(who, "beta2", self.beta2, 0 <= self.beta2 < 1, "in [0, 1)")
+        _require_rule_value(who, "epsilon", self.epsilon, self.epsilon > 0, "> 0")
+        _require_rule_value(who, "weight_decay", self.weight_decay, self.weight_decay >= 0, ">= 0")
 
     @property
     def state_names(self) -> tuple[str, ...]:
@@ -189,6 +189,6 @@ class LAMB(_AdamRule):
         return weight_norm / direction_norm if weight_norm > 0 and direction_norm > 0 else 1.0
 
 
-def _require(who: str, name: str, value: float, holds: bool, expected: str) -> None:
+def _require_rule_value(who: str, name: str, value: float, holds: bool, expected: str) -> None:
     if not (holds and math.isfinite(value)):
         raise ConfigurationError(f"{who}: {name} is {value}; expected a finite number {expected}")

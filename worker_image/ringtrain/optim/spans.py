@@ -35,7 +35,7 @@ def spans_of(bucket: Bucket, owned: slice) -> tuple[ParamLocation, ...]:
     return tuple(found)
 
 
-def beginnings(layout: Layout) -> dict[str, tuple[int, ...]]:
+def parameter_beginnings(layout: Layout) -> dict[str, tuple[int, ...]]:
     """Where, counted from each parameter's start, a rank's elements of it begin."""
     found = {}
     for bucket in layout.buckets:

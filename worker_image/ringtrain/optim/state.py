@@ -48,9 +48,11 @@ def gather_state(context: UpdateContext, wanted: OptimizerStateRequest) -> dict[
     asked = _begin_agreement(context, wanted)
     # Copied meanwhile where all is kept; the other ranks have memory for one after the other.
     slots = list(_slots_to_fill(context)) if keep else _slots_to_fill(context)
-    missed = _agreed(context, asked, wanted)  # before any gathers: those that don't agree would leave others to it
-    arrays = _filled(context.group, slots, keep)
-    owed = _filled(context.group, _feedback_to_fill(context), keep) if wanted.error_feedback else {}
+    missed = _agreed_state_request(
+        context, asked, wanted
+    )  # before any gathers: those that don't agree would leave others to it
+    arrays = _filled_state_slots(context.group, slots, keep)
+    owed = _filled_state_slots(context.group, _feedback_to_fill(context), keep) if wanted.error_feedback else {}
     if not keep:
         return {}
     if missed:
@@ -69,12 +71,12 @@ def shard_state(context: UpdateContext, updates: int, rule: str, error_feedback:
     arrays: dict[str, dict[str, ArrayPart]] = {}
     owed: dict[str, dict[str, ArrayPart]] = {}
     for bucket in context.layout.buckets:
-        cut = _own_cut(context, bucket)
-        for slot, values in _slots(context, bucket).items():
+        cut = _own_bucket_cut(context, bucket)
+        for slot, values in _bucket_slots(context, bucket).items():
             held = cut if values.size == bucket.size else context.arenas.owned(bucket)
             own = values[held] if values.size == bucket.size else values
-            arrays.setdefault(slot, {}).update(_parts(context, bucket, own, held))
-    for bucket, wire in _compressed(context) if error_feedback else ():
+            arrays.setdefault(slot, {}).update(_bucket_parts(context, bucket, own, held))
+    for bucket, wire in _compressed_buckets(context) if error_feedback else ():
         lost = wire.lost(bucket)
         for location in bucket.locations:
             spec = location.spec
@@ -82,23 +84,25 @@ def shard_state(context: UpdateContext, updates: int, rule: str, error_feedback:
             owed.setdefault(LOST, {})[spec.name] = ArrayPart(
                 values, (context.group.size, *spec.shape), rank * spec.size
             )
-        change = _parts(context, bucket, wire.lost_change(bucket), bucket.shard(rank))
+        change = _bucket_parts(context, bucket, wire.lost_change(bucket), bucket.shard(rank))
         owed.setdefault(LOST_CHANGE, {}).update(change)
-    arrays[MISSED] = {name: part for bucket in context.layout.buckets for name, part in _missed(context, bucket)}
+    arrays[MISSED] = {
+        name: part for bucket in context.layout.buckets for name, part in _missed_of_bucket(context, bucket)
+    }
     state = {"updates": updates, "rule": rule, "size": context.group.size, "arrays": arrays}
     return {**state, FEEDBACK: owed} if owed else state
 
 
-def _missed(context: UpdateContext, bucket: Bucket) -> Iterator[tuple[str, ArrayPart]]:
+def _missed_of_bucket(context: UpdateContext, bucket: Bucket) -> Iterator[tuple[str, ArrayPart]]:
     """What parameters of `bucket` have missed, from who updates their first elements."""
-    own = _own_cut(context, bucket)
+    own = _own_bucket_cut(context, bucket)
     for at in bucket.locations:
         counts = (bucket.local and context.group.rank == 0) or own.start <= at.start < own.stop
         values = np.array([context.missed.of(at.spec.name)] if counts else [], np.int64)
         yield at.spec.name, ArrayPart(values, (1,), 0)
 
 
-def _own_cut(context: UpdateContext, bucket: Bucket) -> slice:
+def _own_bucket_cut(context: UpdateContext, bucket: Bucket) -> slice:
     """The elements of `bucket` that this rank saves of what all ranks have; all, of what is its own."""
     if bucket.local:
         return slice(0, bucket.size)
@@ -108,7 +112,7 @@ def _own_cut(context: UpdateContext, bucket: Bucket) -> slice:
     return slice(bucket.size * rank // ranks, bucket.size * (rank + 1) // ranks)
 
 
-def _parts(context: UpdateContext, bucket: Bucket, values: Flat, held: slice) -> dict[str, ArrayPart]:
+def _bucket_parts(context: UpdateContext, bucket: Bucket, values: Flat, held: slice) -> dict[str, ArrayPart]:
     """`values`, which are the elements `held` of `bucket`, by parameter; those of a local one are a row of
     many.
     """
@@ -131,11 +135,11 @@ def restore_state(context: UpdateContext, rule: str, state: Mapping[str, Any]) -
 
     Raises ConfigurationError, before anything is changed, when the state is of another rule or another model.
     """
-    _check(context, rule, state)
+    _check_optimizer_state(context, rule, state)
     for bucket in context.layout.buckets:
-        for slot, values in _slots(context, bucket).items():
+        for slot, values in _bucket_slots(context, bucket).items():
             cut = slice(0, bucket.size) if values.size == bucket.size else context.arenas.owned(bucket)
-            _fill(context, bucket, state["arrays"][slot], values, cut)
+            _fill_optimizer_state(context, bucket, state["arrays"][slot], values, cut)
     _restore_feedback(context, state.get(FEEDBACK, {}))
     for mirror in context.mirrors:
         _restore_mirror(context, mirror, state)
@@ -153,7 +157,7 @@ def _restore_mirror(context: UpdateContext, mirror: OptimizerShardMirror, state:
             if slot == LOST_CHANGE:
                 values[:] = _flat_change(bucket, state.get(FEEDBACK, {}).get(LOST_CHANGE, {}))[shard]
             else:
-                _fill(context, bucket, state["arrays"][slot], values, shard)
+                _fill_optimizer_state(context, bucket, state["arrays"][slot], values, shard)
 
 
 def _own_missed(context: UpdateContext) -> dict[str, int]:
@@ -169,7 +173,7 @@ def _begin_agreement(context: UpdateContext, wanted: OptimizerStateRequest) -> P
     return context.group.gather_objects([asked, _own_missed(context), wanted.digest], "state_dict")
 
 
-def _agreed(
+def _agreed_state_request(
     context: UpdateContext, asked: PendingCollective | None, wanted: OptimizerStateRequest
 ) -> dict[str, int]:
     """Return what parameters have missed, which is known to who updates them, once all ranks agree."""
@@ -198,7 +202,7 @@ def merged_missed(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
     return merged
 
 
-def _slots(context: UpdateContext, bucket: Bucket) -> dict[str, Flat]:
+def _bucket_slots(context: UpdateContext, bucket: Bucket) -> dict[str, Flat]:
     return {WEIGHTS: context.arenas.weights(bucket), **context.arenas.state[bucket.index]}
 
 
@@ -214,17 +218,17 @@ class _StateSlotToFill:
 
 def _slots_to_fill(context: UpdateContext) -> Iterator[_StateSlotToFill]:
     for bucket in context.layout.buckets:
-        for slot, values in _slots(context, bucket).items():
-            yield _to_fill(context, bucket, slot, values)
+        for slot, values in _bucket_slots(context, bucket).items():
+            yield _state_slot_to_fill(context, bucket, slot, values)
 
 
 def _feedback_to_fill(context: UpdateContext) -> Iterator[_StateSlotToFill]:
-    for bucket, wire in _compressed(context):
-        yield _to_fill(context, bucket, LOST, wire.lost(bucket))
-        yield _to_fill(context, bucket, LOST_CHANGE, wire.lost_change(bucket))
+    for bucket, wire in _compressed_buckets(context):
+        yield _state_slot_to_fill(context, bucket, LOST, wire.lost(bucket))
+        yield _state_slot_to_fill(context, bucket, LOST_CHANGE, wire.lost_change(bucket))
 
 
-def _to_fill(context: UpdateContext, bucket: Bucket, slot: str, values: Flat) -> _StateSlotToFill:
+def _state_slot_to_fill(context: UpdateContext, bucket: Bucket, slot: str, values: Flat) -> _StateSlotToFill:
     """A slot of which every rank has all, or a part; what is each rank's own becomes rows by rank."""
     group, is_own = context.group, bucket.local or slot == LOST
     is_whole = not is_own and (slot == WEIGHTS or not context.sharded)
@@ -240,7 +244,9 @@ def _to_fill(context: UpdateContext, bucket: Bucket, slot: str, values: Flat) ->
     return _StateSlotToFill(bucket, slot, whole, bounds)
 
 
-def _filled(group: CollectiveGroup, slots: Iterable[_StateSlotToFill], keep: bool) -> dict[str, dict[str, Flat]]:
+def _filled_state_slots(
+    group: CollectiveGroup, slots: Iterable[_StateSlotToFill], keep: bool
+) -> dict[str, dict[str, Flat]]:
     """Gather `slots`, all at once where they are kept; by slot and by name, nothing where they are not."""
 
     def begin(one: _StateSlotToFill) -> PendingCollective | None:
@@ -252,11 +258,11 @@ def _filled(group: CollectiveGroup, slots: Iterable[_StateSlotToFill], keep: boo
         if pending is not None:
             pending.wait()
         if keep:
-            arrays.setdefault(one.slot, {}).update(_by_name(one.bucket, one.whole))
+            arrays.setdefault(one.slot, {}).update(_state_by_parameter(one.bucket, one.whole))
     return arrays
 
 
-def _by_name(bucket: Bucket, whole: Flat) -> dict[str, Flat]:
+def _state_by_parameter(bucket: Bucket, whole: Flat) -> dict[str, Flat]:
     return {
         location.spec.name: whole[..., location.start : location.stop].reshape(
             (*whole.shape[:-1], *location.spec.shape)
@@ -265,7 +271,7 @@ def _by_name(bucket: Bucket, whole: Flat) -> dict[str, Flat]:
     }
 
 
-def _compressed(context: UpdateContext) -> list[tuple[Bucket, OptimizerWire]]:
+def _compressed_buckets(context: UpdateContext) -> list[tuple[Bucket, OptimizerWire]]:
     """The buckets that travel in fewer bytes."""
     found = ((bucket, context.wire_of(bucket)) for bucket in context.layout.buckets)
     return [(bucket, wire) for bucket, wire in found if wire is not None]
@@ -278,7 +284,7 @@ def _restore_feedback(context: UpdateContext, owed: Mapping[str, Mapping[str, Fl
     weights are updated with, is the same.
     """
     rank, ranks = context.group.rank, context.group.size
-    for bucket, wire in _compressed(context):
+    for bucket, wire in _compressed_buckets(context):
         lost, change = wire.lost(bucket), _flat_change(bucket, owed.get(LOST_CHANGE, {}))
         lost[:] = 0
         for location in bucket.locations:
@@ -302,7 +308,7 @@ def _flat_change(bucket: Bucket, lost_change: Mapping[str, Flat]) -> Flat:
     return change
 
 
-def _fill(
+def _fill_optimizer_state(
     context: UpdateContext, bucket: Bucket, by_name: Mapping[str, Flat | ReadableArray], target: Flat, cut: slice
 ) -> None:
     """Set `target`, the elements `cut` of `bucket`, from arrays by parameter; read no others of them."""
@@ -314,7 +320,7 @@ def _fill(
             target[low - cut.start : high - cut.start] = array_elements(array, before + low, before + high)
 
 
-def _check(context: UpdateContext, rule: str, state: Mapping[str, Any]) -> None:
+def _check_optimizer_state(context: UpdateContext, rule: str, state: Mapping[str, Any]) -> None:
     if absent := [key for key in ("updates", "rule", "arrays") if key not in state]:
         raise ConfigurationError(
             f"load_state_dict was given {sorted(map(str, state))}, without {absent}; expected what state_dict() "
@@ -333,7 +339,7 @@ def _check(context: UpdateContext, rule: str, state: Mapping[str, Any]) -> None:
             f"{sorted(here - set(saved))}; build the model that was saved"
         )
     for bucket in context.layout.buckets:
-        for slot in _slots(context, bucket):
+        for slot in _bucket_slots(context, bucket):
             for location in bucket.locations:
                 _check_array(context, location.spec, slot, state)
     _check_feedback(context, state)
@@ -341,7 +347,7 @@ def _check(context: UpdateContext, rule: str, state: Mapping[str, Any]) -> None:
 
 def _check_feedback(context: UpdateContext, state: Mapping[str, Any]) -> None:
     owed = state.get(FEEDBACK, {})
-    for bucket, _ in _compressed(context) if owed else ():
+    for bucket, _ in _compressed_buckets(context) if owed else ():
         for location in bucket.locations:
             name, shape = location.spec.name, location.spec.shape
             for slot, expected in ((LOST, (state["size"], *shape)), (LOST_CHANGE, shape)):

@@ -17,7 +17,7 @@ from ringtrain.compression import int8
 from ringtrain.compression.halves import half_dtype, squeeze, stretch
 from ringtrain.optim.arenas import ParameterArenas
 from ringtrain.optim.layout import Bucket, Layout
-from ringtrain.optim.spans import ABSENT, beginnings, spans_of
+from ringtrain.optim.spans import ABSENT, parameter_beginnings, spans_of
 
 LOST, LOST_CHANGE = "lost", "lost_change"
 
@@ -45,7 +45,7 @@ class OptimizerWire(ABC):
         self._group = group
         self._gatherer = gatherer
         self._arenas = arenas
-        self._beginnings = beginnings(layout)
+        self._beginnings = parameter_beginnings(layout)
         self._carried = [b for b in layout.buckets if b.dtype == np.float32 and not b.local and b.size]
         self._feedback: dict[int, _ErrorFeedback] = {}
         for bucket in self._carried:

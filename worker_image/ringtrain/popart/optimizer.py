@@ -24,7 +24,7 @@ class DistributedOptimizer:
     def __init__(self, optimizer: Any, session: Any, options: Any = None) -> None:
         """Raises ConfigurationError where the session cannot give its gradients to the host."""
         self.optimizer = optimizer
-        self._session = _adapted(session)
+        self._session = _popart_device_session(session)
         if isinstance(self._session, PopartSession) and getattr(options, "hostAllReduce", None) is not True:
             raise ConfigurationError(
                 f"the session options have hostAllReduce = {getattr(options, 'hostAllReduce', None)!r}: gradients "
@@ -38,13 +38,13 @@ class DistributedOptimizer:
 
 def broadcast_weights(session: Any, root_rank: int = 0) -> None:
     """Overwrite the session's weights with those of `root_rank`. Collective; not while a step runs."""
-    adapted = _adapted(session)
+    adapted = _popart_device_session(session)
     device.broadcast_weights(adapted, root_rank)
     if isinstance(adapted, PopartSession):
         adapted.flush()
 
 
-def _adapted(session: Any) -> DeviceSession:
+def _popart_device_session(session: Any) -> DeviceSession:
     if hasattr(session, "getHostReduceStreamIds"):
         return PopartSession(session)
     if all(hasattr(session, name) for name in ("parameters", "read_weight", "write_weight", "connect")):

@@ -34,7 +34,7 @@ class PopartSession:
                 f"{_BACK}… for each gradient: set hostAllReduce = True, and neither hostWeightUpdate nor "
                 "hostAllReduceRemoteBuffer, in its options before it is made"
             )
-        self._parameters = {name: _parameter(session.getInfo(name)) for name in self._out}
+        self._parameters = {name: _popart_parameter(session.getInfo(name)) for name in self._out}
         self._weights: dict[str, Array] = {}
 
     @property
@@ -62,8 +62,12 @@ class PopartSession:
                 "a PopART session updates its weights itself: use insert_host_allreduce, and no host optimizer"
             )
         for name, parameter in self._parameters.items():
-            self._session.connectStreamToCallback(self._out[name], _sender(name, parameter, callbacks), 0)
-            self._session.connectStreamToCallback(self._back[name], _filler(name, parameter, callbacks), 0)
+            self._session.connectStreamToCallback(
+                self._out[name], _popart_gradient_sender(name, parameter, callbacks), 0
+            )
+            self._session.connectStreamToCallback(
+                self._back[name], _popart_weight_filler(name, parameter, callbacks), 0
+            )
 
     def _read(self) -> dict[str, Array]:
         if not self._weights:
@@ -74,23 +78,23 @@ class PopartSession:
         return self._weights
 
 
-def _sender(name: str, parameter: Parameter, callbacks: HostCallbacks) -> Callable[[Any], None]:
+def _popart_gradient_sender(name: str, parameter: Parameter, callbacks: HostCallbacks) -> Callable[[Any], None]:
     def send(pointer: Any) -> None:
-        callbacks.gradient_out(name, _memory(pointer, parameter).copy())
+        callbacks.gradient_out(name, _popart_memory(pointer, parameter).copy())
 
     return send
 
 
-def _filler(name: str, parameter: Parameter, callbacks: HostCallbacks) -> Callable[[Any], None]:
+def _popart_weight_filler(name: str, parameter: Parameter, callbacks: HostCallbacks) -> Callable[[Any], None]:
     def fill(pointer: Any) -> None:
-        np.copyto(_memory(pointer, parameter), callbacks.value_in(name))
+        np.copyto(_popart_memory(pointer, parameter), callbacks.value_in(name))
 
     return fill
 
 
-def _memory(pointer: Any, parameter: Parameter) -> Array:
+def _popart_memory(pointer: Any, parameter: Parameter) -> Array:
     """The stream's buffer. `pointer`: a capsule, which a C pointer becomes in Python, or an address."""
-    address = pointer if isinstance(pointer, int) else _address(pointer)
+    address = pointer if isinstance(pointer, int) else _popart_address(pointer)
     dtype = np.dtype(parameter.dtype)
     nbytes = int(np.prod(parameter.shape, dtype=np.int64)) * dtype.itemsize
     raw = (ctypes.c_char * nbytes).from_address(address)
@@ -98,7 +102,7 @@ def _memory(pointer: Any, parameter: Parameter) -> Array:
     return memory
 
 
-def _address(capsule: Any) -> int:
+def _popart_address(capsule: Any) -> int:
     get = ctypes.pythonapi.PyCapsule_GetPointer
     get.restype, get.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
     address: int = get(capsule, None)
@@ -109,7 +113,7 @@ def _weight_of(handle: str, prefix: str) -> str:
     return handle.removeprefix(prefix).removeprefix(_GRADIENT)
 
 
-def _parameter(info: Any) -> Parameter:
+def _popart_parameter(info: Any) -> Parameter:
     return Parameter(tuple(int(length) for length in info.shape()), str(info.data_type_lcase()))
 
 

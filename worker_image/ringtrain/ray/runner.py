@@ -17,7 +17,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from ringtrain.errors import ConfigurationError, RingtrainError
 from ringtrain.shared.place import RankPlace
-from ringtrain.tasks.agent import describe, run_agent
+from ringtrain.tasks.agent import describe_task, run_agent
 from ringtrain.tasks.launcher import (
     Results,
     ScheduledTasks,
@@ -27,7 +27,7 @@ from ringtrain.tasks.launcher import (
     pickled_by,
     run_in_tasks,
 )
-from ringtrain.tasks.plan import Task, TaskRun, check_count, places
+from ringtrain.tasks.plan import Task, TaskRun, check_task_count, task_places
 
 log = logging.getLogger("ringtrain.ray")
 PLACEMENTS: Final = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
@@ -71,7 +71,7 @@ def run(
     Raises RankFailed for the rank that failed first, also for one whose actor died; all others have ended then.
     Raises ConfigurationError for arguments that make no sense, and when the cluster has no places in time.
     """
-    resources = _checked(num_workers, resources_per_worker, workers_per_node, placement)
+    resources = _checked_ray_placement(num_workers, resources_per_worker, workers_per_node, placement)
     work = pickled_by(_PICKLER, fn, args, kwargs)
     if not ray.is_initialized():
         ray.init()
@@ -97,11 +97,11 @@ def run(
         return run_in_tasks(options, work, tasks)
 
 
-def _checked(
+def _checked_ray_placement(
     num_workers: Any, resources: Mapping[str, float] | None, per_node: Any, placement: Any
 ) -> dict[str, float]:
     for name, count in (("num_workers", num_workers), ("workers_per_node", 1 if per_node is None else per_node)):
-        check_count("run", name, count)
+        check_task_count("run", name, count)
     if per_node and num_workers % per_node:
         raise ConfigurationError(
             f"run: num_workers is {num_workers}, which is no multiple of workers_per_node, {per_node}"
@@ -122,15 +122,17 @@ def _await_places(group: PlacementGroup, size: int, resources: Mapping[str, floa
     end = time.monotonic() + limit_s
     if group.wait(min(_PATIENCE_S, limit_s)):
         return
-    log.warning("%d workers of %s wait for places; Ray's nodes have %s in all", size, dict(resources), _whole())
+    log.warning(
+        "%d workers of %s wait for places; Ray's nodes have %s in all", size, dict(resources), _whole_ray_actors()
+    )
     if not group.wait(max(0.0, end - time.monotonic())):
         raise ConfigurationError(
             f"run: {size} workers of {dict(resources)} got no places within {limit_s:g} s; Ray's nodes have "
-            f"{_whole()} in all. Ask for fewer, or for a larger cluster"
+            f"{_whole_ray_actors()} in all. Ask for fewer, or for a larger cluster"
         )
 
 
-def _whole() -> dict[str, float]:
+def _whole_ray_actors() -> dict[str, float]:
     return {name: amount for name, amount in ray.cluster_resources().items() if name in ("CPU", "GPU")}
 
 
@@ -146,7 +148,7 @@ class RankActor:
     """What runs in Ray: one rank, under an agent."""
 
     def __init__(self, run: TaskRun, partition: int) -> None:
-        self._run, self._task = run, describe(run.launcher, partition)
+        self._run, self._task = run, describe_task(run.launcher, partition)
 
     def describe(self) -> tuple[Task, str]:
         """This task, and the devices that Ray has given it."""
@@ -171,10 +173,12 @@ class _RankActors:
     def run(self, task_run: TaskRun) -> Results:
         try:
             self.started += [self._start(task_run, partition) for partition in range(self.size)]
-            described = _each([actor.describe.remote() for actor in self.started])
-            found = places([task for task, _ in described])
+            described = _each_ray_future([actor.describe.remote() for actor in self.started])
+            found = task_places([task for task, _ in described])
             devices = [_devices_of(task, described, found) for task, _ in described]
-            return _each([actor.work.remote(found[i], devices[i]) for i, actor in enumerate(self.started)])
+            return _each_ray_future(
+                [actor.work.remote(found[i], devices[i]) for i, actor in enumerate(self.started)]
+            )
         finally:
             self.cancel()
 
@@ -197,7 +201,7 @@ class _RankActors:
                 ray.kill(actor)
 
 
-def _each(futures: list[Any]) -> list[Any]:
+def _each_ray_future(futures: list[Any]) -> list[Any]:
     """The results, by partition. Raises ActorDied as soon as one has none, whichever it is."""
     results: dict[int, Any] = {}
     left = {future: partition for partition, future in enumerate(futures)}

@@ -35,13 +35,13 @@ def log_level(name: str, value: str) -> str:
     return level
 
 
-def _file(_: str, value: str) -> str:
+def _horovod_file(_: str, value: str) -> str:
     # With DYNAMIC Horovod waits for start_timeline(), which needs no preparation here.
     return "" if value == "DYNAMIC" else value
 
 
 def _never_if_0(name: str, value: str) -> str:
-    return _seconds(name, value) or NEVER
+    return _horovod_seconds(name, value) or NEVER
 
 
 def _never_if_disabled(name: str, value: str) -> str:
@@ -52,7 +52,7 @@ def _never_if_disabled(name: str, value: str) -> str:
     raise ConfigurationError(f'{name} is "{shown(value)}"; expected 0 or 1')
 
 
-def _seconds(name: str, value: str) -> str:
+def _horovod_seconds(name: str, value: str) -> str:
     try:
         number = float(value)
     except ValueError:
@@ -61,7 +61,7 @@ def _seconds(name: str, value: str) -> str:
 
 
 COUNTERPARTS: Final = (
-    HorovodVariable("HOROVOD_TIMELINE", contract.ENV_TIMELINE, _file, "`DYNAMIC` counts as not set"),
+    HorovodVariable("HOROVOD_TIMELINE", contract.ENV_TIMELINE, _horovod_file, "`DYNAMIC` counts as not set"),
     HorovodVariable(
         "HOROVOD_LOG_LEVEL", contract.ENV_LOG_LEVEL, log_level, "`TRACE` is `debug`, `FATAL` is `critical`"
     ),
@@ -86,11 +86,11 @@ COUNTERPARTS: Final = (
         _never_if_0,
         "after how long late ranks are named",
     ),
-    HorovodVariable("HOROVOD_START_TIMEOUT", contract.ENV_START_TIMEOUT, _seconds, "read by the command"),
+    HorovodVariable("HOROVOD_START_TIMEOUT", contract.ENV_START_TIMEOUT, _horovod_seconds, "read by the command"),
     HorovodVariable(
         "HOROVOD_ELASTIC_TIMEOUT",
         contract.ENV_START_TIMEOUT,
-        _seconds,
+        _horovod_seconds,
         "read by the command, where `HOROVOD_START_TIMEOUT` is not set",
     ),
 )

@@ -52,7 +52,7 @@ def read_hosts(option: str, text: str, ranks: int) -> list[Host]:
         place, at, site = entry.rpartition("@")
         if not _SLOTS.search(place):  # a user's name
             place, at, site = entry, "", ""
-        hosts.append(_host(f"{option} {text}", *_parts(place), ranks, site if at else None))
+        hosts.append(_parsed_host(f"{option} {text}", *_host_entry_parts(place), ranks, site if at else None))
     return hosts
 
 
@@ -72,10 +72,10 @@ def read_hostfile(option: str, path: str, ranks: int) -> list[Host]:
             raise ConfigurationError(f"{said}: {line!r}; expected host slots={ranks}")
         # Of more colons than one the name is an IPv6 address, where it stands in no brackets.
         whole = found["host"].count(":") > 1 and not found["host"].startswith("[")
-        name, count = (found["host"], "") if whole else _parts(found["host"])
+        name, count = (found["host"], "") if whole else _host_entry_parts(found["host"])
         if count and found["slots"]:
             raise ConfigurationError(f"{said}: {text!r} says twice how many slots there are")
-        hosts.append(_host(said, name, count or found["slots"] or "", ranks, found["site"]))
+        hosts.append(_parsed_host(said, name, count or found["slots"] or "", ranks, found["site"]))
     if not hosts:
         raise ConfigurationError(
             f"{option} {path}: there is no host in it; expected lines as localhost slots={ranks}"
@@ -83,7 +83,7 @@ def read_hostfile(option: str, path: str, ranks: int) -> list[Host]:
     return hosts
 
 
-def _parts(entry: str) -> tuple[str, str]:
+def _host_entry_parts(entry: str) -> tuple[str, str]:
     if entry.startswith("["):  # an IPv6 address
         host, _, rest = entry[1:].partition("]")
         return host, rest.removeprefix(":")
@@ -91,7 +91,7 @@ def _parts(entry: str) -> tuple[str, str]:
     return host, count
 
 
-def _host(said: str, name: str, count: str, ranks: int, site: str | None) -> Host:
+def _parsed_host(said: str, name: str, count: str, ranks: int, site: str | None) -> Host:
     if count and not count.isdecimal():
         raise ConfigurationError(f"{said}: {count!r} is not a number of slots; expected {name}:{ranks}")
     if not is_host_name(name):

@@ -22,10 +22,10 @@ def names_secret(name: str) -> bool:
 
 def without_secrets(text: str) -> str:
     """`text` with `***` for passwords in addresses, and for what is assigned to the name of a secret."""
-    return _IN_ADDRESS.sub(rf"\1{MASK}@", _ASSIGNED.sub(_masked, text))
+    return _IN_ADDRESS.sub(rf"\1{MASK}@", _ASSIGNED.sub(_masked_assignment, text))
 
 
-def _masked(assigned: re.Match[str]) -> str:
+def _masked_assignment(assigned: re.Match[str]) -> str:
     return assigned[0] if _COUNT.fullmatch(assigned[0]) else assigned[1] + MASK
 
 

@@ -28,7 +28,8 @@ def run_folder() -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="ringtrain-"))
     # Isolated: neither the user's directory nor variables of Python's change what it loads.
     program = (
-        f"import sys; sys.path.insert(0, {str(_PACKAGES)!r}); from {__name__} import watch; watch({str(folder)!r})"
+        f"import sys; sys.path.insert(0, {str(_PACKAGES)!r}); "
+        f"from {__name__} import watch_run_folder; watch_run_folder({str(folder)!r})"
     )
     watcher = subprocess.Popen(
         [sys.executable, "-I", "-c", program],
@@ -42,19 +43,19 @@ def run_folder() -> Iterator[Path]:
     try:
         yield folder
     finally:
-        _clear(folder)
+        _clear_run_folder(folder)
         with suppress(OSError):  # the watcher was killed
             watcher.communicate(b".")
 
 
-def watch(folder: str) -> None:
+def watch_run_folder(folder: str) -> None:
     """Wait until stdin says that all was cleared, or ends, as the process did that wrote there: then clear it."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     if not sys.stdin.buffer.read(1):
-        _clear(Path(folder))
+        _clear_run_folder(Path(folder))
 
 
-def _clear(folder: Path) -> None:
+def _clear_run_folder(folder: Path) -> None:
     kill_marked(str(folder), contract.ENV_RUN_FOLDER, _ENDED_WITHIN_S)
     shutil.rmtree(folder, ignore_errors=True)

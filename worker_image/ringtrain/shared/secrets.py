@@ -35,14 +35,14 @@ def load_secrets(env: EnvironmentVariables) -> Secrets:
     setting = f"{contract.ENV_SECRET_DIR}={quoted(str(directory))}"
     try:
         if named or directory.is_dir():
-            return _load(directory, setting)
+            return _load_secret(directory, setting)
     except (OSError, UnicodeError) as exc:
         why = exc.strerror if isinstance(exc, OSError) else "the token is no UTF-8"
         raise ConfigurationError(f"{setting}: {why}") from exc
     return Secrets()
 
 
-def _load(directory: Path, setting: str) -> Secrets:
+def _load_secret(directory: Path, setting: str) -> Secrets:
     if not directory.is_dir():
         raise ConfigurationError(f"{setting}: no such directory")
     present = [name for name in CERTIFICATE_FILES if (directory / name).is_file()]

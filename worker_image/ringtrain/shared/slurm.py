@@ -17,7 +17,7 @@ def node_names(variable: str, env: Mapping[str, str]) -> list[str]:
     Raises ConfigurationError, which names `variable`.
     """
     text = env.get(variable, "")
-    names = [name for entry in _ENTRY.findall(text) for name in _expanded(entry, variable, text)]
+    names = [name for entry in _ENTRY.findall(text) for name in _expanded_node_names(entry, variable, text)]
     if not names:
         raise ConfigurationError(f'{variable} is "{shown(text)}"; expected names of nodes, as gpu[01-04]')
     return names
@@ -34,7 +34,7 @@ def tasks_of_nodes(variable: str, env: Mapping[str, str]) -> list[int]:
     return counts
 
 
-def _expanded(entry: str, variable: str, text: str) -> Iterator[str]:
+def _expanded_node_names(entry: str, variable: str, text: str) -> Iterator[str]:
     if not (bracket := _RANGES.search(entry)):
         yield entry
         return
@@ -46,4 +46,4 @@ def _expanded(entry: str, variable: str, text: str) -> Iterator[str]:
         first, last = found[1], found[2] or found[1]
         for number in range(int(first), int(last) + 1):
             rest = f"{entry[: bracket.start()]}{number:0{len(first)}d}{entry[bracket.end() :]}"
-            yield from _expanded(rest, variable, text)
+            yield from _expanded_node_names(rest, variable, text)

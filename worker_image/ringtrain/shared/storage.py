@@ -92,19 +92,21 @@ class ObjectStore:
         if self.uri.startswith("file://"):
             self._try("written", name, lambda fs, path, left: _write_file(fs, path, data))
         else:
-            self._try("written", name, lambda fs, path, left: _call(fs, "pipe_file", left, path, data))
+            self._try("written", name, lambda fs, path, left: _call_filesystem(fs, "pipe_file", left, path, data))
 
     def read(self, name: str, start: int | None = None, stop: int | None = None) -> bytes:
         """The bytes `start:stop` of the object `name`."""
         read = self._try(
-            "read", name, lambda fs, path, left: _call(fs, "cat_file", left, path, start=start, end=stop)
+            "read",
+            name,
+            lambda fs, path, left: _call_filesystem(fs, "cat_file", left, path, start=start, end=stop),
         )
         return bytes(read)
 
     def names(self, folder: str = "") -> list[str]:
         """Names of all objects in `folder` and below it, sorted; none where there is no such folder."""
         try:
-            found = self._try("listed", folder, lambda fs, path, left: _call(fs, "find", left, path))
+            found = self._try("listed", folder, lambda fs, path, left: _call_filesystem(fs, "find", left, path))
         except ObjectMissing:
             found = []
         if not found:
@@ -114,7 +116,9 @@ class ObjectStore:
     def folders(self, folder: str = "") -> list[str]:
         """Names of what is directly in `folder`, sorted; none where there is no such folder."""
         try:
-            found = self._try("listed", folder, lambda fs, path, left: _call(fs, "ls", left, path, detail=False))
+            found = self._try(
+                "listed", folder, lambda fs, path, left: _call_filesystem(fs, "ls", left, path, detail=False)
+            )
         except ObjectMissing:
             found = []
         if not found:
@@ -124,7 +128,7 @@ class ObjectStore:
     def remove(self, name: str) -> None:
         """Remove the object `name`; it need not be there."""
         try:
-            self._try("removed", name, lambda fs, path, left: _call(fs, "rm_file", left, path))
+            self._try("removed", name, lambda fs, path, left: _call_filesystem(fs, "rm_file", left, path))
         except ObjectMissing:
             return
 
@@ -148,7 +152,7 @@ class ObjectStore:
                 raise ObjectMissing(f"{self.uri}/{name} is not there") from error
             except Exception as error:
                 left = deadline - time.monotonic()
-                if not _may_pass(error) or left <= pause:
+                if not _may_storage_error_pass(error) or left <= pause:
                     raise StorageError(self._describe(done, name, error)) from error
                 time.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE_S)
@@ -166,7 +170,7 @@ class ObjectStore:
 
     def _describe(self, done: str, name: str, error: Exception) -> str:
         cause = str(error) or type(error).__name__
-        return f"{self.uri}/{name} cannot be {done}: {cause}; {_way_out(error, self.deadline_s)}"
+        return f"{self.uri}/{name} cannot be {done}: {cause}; {_storage_way_out(error, self.deadline_s)}"
 
     def _root(self) -> str:
         """The path of this store as the driver has it: without the account, of an Azure URI that names one."""
@@ -194,7 +198,7 @@ class StoreConnection:
     def filesystem(self) -> Any:
         with self._lock:
             if self._opened is None or self._opened[0] != os.getpid():
-                self._opened = os.getpid(), _open(self._uri)
+                self._opened = os.getpid(), _open_filesystem(self._uri)
             return self._opened[1]
 
     def close(self) -> None:
@@ -207,7 +211,7 @@ class StoreConnection:
             opened[1].close_session(opened[1].loop, session)
 
 
-def _open(uri: str) -> Any:
+def _open_filesystem(uri: str) -> Any:
     import fsspec
 
     scheme = uri.partition("://")[0]
@@ -220,7 +224,7 @@ def _open(uri: str) -> Any:
     return fsspec.core.url_to_fs(uri, **options)[0]
 
 
-def _call(fs: Any, method: str, timeout_s: float, *args: Any, **named: Any) -> Any:
+def _call_filesystem(fs: Any, method: str, timeout_s: float, *args: Any, **named: Any) -> Any:
     """Call a method of a filesystem, within `timeout_s` where it is one of those that wait for a network."""
     if not getattr(fs, "async_impl", False):
         if method in ("find", "ls"):
@@ -235,8 +239,8 @@ def _find_bucket(fs: Any, scheme: str, bucket: str, left: float) -> None:
     """Raise FileNotFoundError, worded as S3's is, unless the bucket is there; with no right but that to list."""
     try:
         if scheme in ("gs", "gcs"):
-            _call(fs, "call", left, "GET", f"b/{bucket}/o", maxResults=1, json_out=True)
-        elif not _call(fs, "exists", left, bucket):
+            _call_filesystem(fs, "call", left, "GET", f"b/{bucket}/o", maxResults=1, json_out=True)
+        elif not _call_filesystem(fs, "exists", left, bucket):
             raise FileNotFoundError(bucket)
     except FileNotFoundError as error:
         raise FileNotFoundError(f"the {_NO_BUCKET}: {bucket}") from error
@@ -252,23 +256,25 @@ def _write_file(fs: Any, path: str, data: bytes) -> None:
     os.replace(temporary, path)
 
 
-def _is_denied(error: BaseException) -> bool:
-    names = {type(cause).__name__ for cause in _causes(error)}
+def _is_storage_denied(error: BaseException) -> bool:
+    names = {type(cause).__name__ for cause in _storage_error_causes(error)}
     told = isinstance(error, PermissionError) or names & {"NoCredentialsError", "PartialCredentialsError"}
     return bool(
         told or names & {"ClientAuthenticationError", "DefaultCredentialsError", "CredentialRetrievalError"}
     )
 
 
-def _may_pass(error: BaseException) -> bool:
+def _may_storage_error_pass(error: BaseException) -> bool:
     """Whether trying again may mend it: not a refusal of rights, nor a mistake of the caller or in the URI."""
-    if _is_denied(error) or isinstance(error, TypeError | ValueError | NotImplementedError | ConfigurationError):
+    if _is_storage_denied(error) or isinstance(
+        error, TypeError | ValueError | NotImplementedError | ConfigurationError
+    ):
         return False
     return not isinstance(error, FileExistsError | IsADirectoryError | NotADirectoryError)
 
 
-def _way_out(error: BaseException, deadline_s: float) -> str:
-    if _is_denied(error):
+def _storage_way_out(error: BaseException, deadline_s: float) -> str:
+    if _is_storage_denied(error):
         return (
             "the store does not take these credentials: check the Secret that secretRef names, or the rights of "
             "the pod's service account"
@@ -276,7 +282,7 @@ def _way_out(error: BaseException, deadline_s: float) -> str:
     return f"it was tried for {deadline_s:g} s: check the store's address, its bucket and the way to it"
 
 
-def _causes(error: BaseException | None) -> list[BaseException]:
+def _storage_error_causes(error: BaseException | None) -> list[BaseException]:
     found: list[BaseException] = []
     while error is not None and error not in found:
         found.append(error)

@@ -77,7 +77,7 @@ class TlsIdentity:
         try:
             certificates = TlsCertificates.read(directory)
             server, client = (
-                _context(kind, directory) for kind in (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT)
+                _tls_context(kind, directory) for kind in (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT)
             )
         except (OSError, ValueError) as error:
             raise ConfigurationError(
@@ -95,7 +95,7 @@ class TlsIdentity:
         return TlsSocket(wrapped, self)
 
 
-def _context(kind: int, directory: Path) -> ssl.SSLContext:
+def _tls_context(kind: int, directory: Path) -> ssl.SSLContext:
     context = ssl.SSLContext(kind)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.verify_mode = ssl.CERT_REQUIRED

@@ -13,11 +13,11 @@ from ringtrain.spark.runner import (
     SparkStage,
     active_context,
     check_slots,
-    error_text,
     say_no_effect,
+    spark_error_text,
     spark_of,
 )
-from ringtrain.tasks.agent import describe, run_elastic_agent
+from ringtrain.tasks.agent import describe_task, run_elastic_agent
 from ringtrain.tasks.launcher import (
     Results,
     ScheduledTasks,
@@ -26,7 +26,7 @@ from ringtrain.tasks.launcher import (
     pickled_by,
     run_in_tasks,
 )
-from ringtrain.tasks.plan import TaskRun, TaskWorldBounds, check_count
+from ringtrain.tasks.plan import TaskRun, TaskWorldBounds, check_task_count
 
 _TIMEOUT_S: Final = 600.0
 
@@ -71,10 +71,10 @@ def run_elastic(
     context = active_context()
     say_no_effect(nics=nics, prefix_output_with_timestamp=prefix_output_with_timestamp)
     bounds = TaskWorldBounds(
-        *_numbers(
+        *_spark_world_numbers(
             context.defaultParallelism if num_proc is None else num_proc,
-            _renamed("min_np", min_np, min_num_proc),
-            _renamed("max_np", max_np, max_num_proc),
+            _renamed_spark_argument("min_np", min_np, min_num_proc),
+            _renamed_spark_argument("max_np", max_np, max_num_proc),
         ),
         _TIMEOUT_S if elastic_timeout is None else float(elastic_timeout),
         reset_limit,
@@ -84,7 +84,7 @@ def run_elastic(
     check_slots(context, bounds.begin, options.start_timeout_s, options.start_timeout_s)
     stage = _ElasticSparkStage(context, bounds.most)
     work = pickled_by(PICKLER, fn, args, kwargs)
-    return run_in_tasks(options, work, ScheduledTasks(stage.run, stage.cancel, lambda _: None, error_text))
+    return run_in_tasks(options, work, ScheduledTasks(stage.run, stage.cancel, lambda _: None, spark_error_text))
 
 
 def _rank_of(run: TaskRun) -> Callable[[Iterable[Any]], Iterator[tuple[int, int, bytes]]]:
@@ -96,7 +96,7 @@ def _rank_of(run: TaskRun) -> Callable[[Iterable[Any]], Iterator[tuple[int, int,
 
         context = TaskContext.get()
         assert context is not None, "this runs in a task"
-        found = run_elastic_agent(run, describe(run.launcher, context.partitionId()))
+        found = run_elastic_agent(run, describe_task(run.launcher, context.partitionId()))
         if found is not None:
             yield found
 
@@ -115,18 +115,18 @@ class _ElasticSparkStage(SparkStage):
         return [(rank, result) for rank, _, result in found]
 
 
-def _renamed(name: str, former: int | None, value: int | None) -> int | None:
+def _renamed_spark_argument(name: str, former: int | None, value: int | None) -> int | None:
     if former is None:
         return value
     warnings.warn(f"{name} is now called {name[:4]}num_proc", DeprecationWarning, stacklevel=3)
     return former
 
 
-def _numbers(begin: Any, least: Any, most: Any) -> tuple[int, int, int]:
+def _spark_world_numbers(begin: Any, least: Any, most: Any) -> tuple[int, int, int]:
     """The least, the first and the most number of ranks. Raises ConfigurationError."""
     low, high = begin if least is None else least, begin if most is None else most
     for name, value in (("num_proc", begin), ("min_num_proc", low), ("max_num_proc", high)):
-        check_count("run_elastic", name, value)
+        check_task_count("run_elastic", name, value)
     if not low <= begin <= high:
         raise ConfigurationError(
             f"run_elastic: num_proc is {begin}; expected a number from min_num_proc, {low}, to max_num_proc, "

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final, TextIO
 
 from ringtrain.errors import ConfigurationError
-from ringtrain.tasks.agent import describe, run_agent
+from ringtrain.tasks.agent import describe_task, run_agent
 from ringtrain.tasks.launcher import (
     Results,
     ScheduledTasks,
@@ -23,7 +23,7 @@ from ringtrain.tasks.launcher import (
     pickled_by,
     run_in_tasks,
 )
-from ringtrain.tasks.plan import Task, TaskRun, check_count, places
+from ringtrain.tasks.plan import Task, TaskRun, check_task_count, task_places
 
 log = logging.getLogger("ringtrain.spark")
 PICKLER: Final = "pyspark.cloudpickle"
@@ -81,13 +81,15 @@ def run(
         prefix_output_with_timestamp=prefix_output_with_timestamp,
     )
     size = context.defaultParallelism if num_proc is None else num_proc
-    check_count("run", "num_proc", size)
+    check_task_count("run", "num_proc", size)
     output = TaskRunOutput(stdout, stderr, verbose, log_dir)
     options = TaskRunOptions(spark_of(context), size, start_timeout, output, env, executable)
     check_slots(context, size, options.start_timeout_s, min(_SLOTS_S, options.start_timeout_s))
     stage = _SparkBarrierStage(context, size)
     work = pickled_by(PICKLER, fn, args, kwargs)
-    return run_in_tasks(options, work, ScheduledTasks(stage.run, stage.cancel, _partition_of, error_text))
+    return run_in_tasks(
+        options, work, ScheduledTasks(stage.run, stage.cancel, _spark_partition_of, spark_error_text)
+    )
 
 
 def check_slots(context: Any, size: int, limit_s: float, patience_s: float) -> None:
@@ -156,16 +158,16 @@ class SparkStage:
         self.context.cancelJobGroup(self.group)
 
 
-def _rank_of(run: TaskRun) -> Callable[[Iterable[Any]], Iterator[tuple[int, bytes | None]]]:
+def _spark_rank_of(run: TaskRun) -> Callable[[Iterable[Any]], Iterator[tuple[int, bytes | None]]]:
     """What each task runs: it yields (rank, pickled result), None for a rank that failed."""
 
     def task(_: Iterable[Any]) -> Iterator[tuple[int, bytes | None]]:
         from pyspark import BarrierTaskContext
 
         context = BarrierTaskContext.get()
-        own = describe(run.launcher, context.partitionId())
+        own = describe_task(run.launcher, context.partitionId())
         everyone = [Task(**json.loads(text)) for text in context.allGather(json.dumps(asdict(own)))]
-        place = places(everyone)[own.partition]
+        place = task_places(everyone)[own.partition]
         yield place.rank, run_agent(run, own, place)
 
     return task
@@ -174,14 +176,14 @@ def _rank_of(run: TaskRun) -> Callable[[Iterable[Any]], Iterator[tuple[int, byte
 class _SparkBarrierStage(SparkStage):
     def run(self, task_run: TaskRun) -> Results:
         tasks = self.begin(f"{self.size} ranks").barrier()
-        return list(tasks.mapPartitions(_rank_of(task_run)).collect())
+        return list(tasks.mapPartitions(_spark_rank_of(task_run)).collect())
 
 
-def _partition_of(error: BaseException) -> int | None:
-    found = _FAILED_TASK.search(error_text(error))
+def _spark_partition_of(error: BaseException) -> int | None:
+    found = _FAILED_TASK.search(spark_error_text(error))
     return int(found[1] or found[2]) if found else None
 
 
-def error_text(error: BaseException) -> str:
+def spark_error_text(error: BaseException) -> str:
     """What an error of Spark's says, without the frames of Java."""
     return str(error).partition("\n\tat ")[0]

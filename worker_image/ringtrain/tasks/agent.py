@@ -16,7 +16,7 @@ from ringtrain.shared.address import own_address
 from ringtrain.shared.place import RankPlace
 from ringtrain.shared.processes import start_child
 from ringtrain.shared.run_folder import run_folder
-from ringtrain.tasks.plan import Task, TaskRun, place_variables
+from ringtrain.tasks.plan import Task, TaskRun, task_place_variables
 
 WORK, RESULT, PLACE, SECRETS, RANK = "work", "result", "place.json", "secrets", "rank"
 # To see whether the launcher still listens, and until an agent that was lost is started again.
@@ -24,9 +24,9 @@ _CALL_S: Final = 10.0
 _AGAIN_S: Final = 1.0
 
 
-def describe(run_launcher: str, partition: int) -> Task:
+def describe_task(run_launcher: str, partition: int) -> Task:
     """This process as the task `partition` of a run whose launcher is at `run_launcher`. Raises OSError."""
-    return Task(partition, _host(), own_address(run_launcher))
+    return Task(partition, _task_host(), own_address(run_launcher))
 
 
 def run_agent(run: TaskRun, task: Task, place: RankPlace) -> bytes | None:
@@ -35,15 +35,15 @@ def run_agent(run: TaskRun, task: Task, place: RankPlace) -> bytes | None:
     Nothing that was started outlives this call, nor this process.
     """
     with run_folder() as folder:
-        return _run_in(folder, run, task, place)
+        return _run_task_in(folder, run, task, place)
 
 
 def run_elastic_agent(run: TaskRun, task: Task) -> tuple[int, int, bytes] | None:
     """The same for a rank that comes and goes, in the slot of the task's number: its last rank, the size of that
     world, and its pickled result; None where it has none when the run has ended."""
     with run_folder() as folder:
-        while _is_there(run.launcher):
-            result = _run_in(folder, run, task, None)
+        while _is_launcher_there(run.launcher):
+            result = _run_task_in(folder, run, task, None)
             if result is not None:
                 rank, size = (folder / RANK).read_text().split()
                 return int(rank), int(size), result
@@ -51,7 +51,7 @@ def run_elastic_agent(run: TaskRun, task: Task) -> tuple[int, int, bytes] | None
     return None
 
 
-def _is_there(launcher: str) -> bool:
+def _is_launcher_there(launcher: str) -> bool:
     host, _, port = launcher.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), _CALL_S).close()
@@ -60,22 +60,22 @@ def _is_there(launcher: str) -> bool:
     return True
 
 
-def _run_in(folder: Path, run: TaskRun, task: Task, place: RankPlace | None) -> bytes | None:
+def _run_task_in(folder: Path, run: TaskRun, task: Task, place: RankPlace | None) -> bytes | None:
     (folder / WORK).write_bytes(run.work)
-    (folder / PLACE).write_text(json.dumps(place_variables(place) if place else {}))
+    (folder / PLACE).write_text(json.dumps(task_place_variables(place) if place else {}))
     (folder / SECRETS).mkdir(exist_ok=True)
     for name, content in run.secrets.items():
         (folder / SECRETS / name).write_bytes(content)
     python = run.executable or sys.executable
     agent = [python, "-m", "ringtrain", "agent", "--log-level", run.level, "--"]
     rank = [python, "-m", "ringtrain.tasks.rank", str(folder), run.pickler]
-    start_child([*agent, *rank], _variables(run, task, place, folder)).wait()
+    start_child([*agent, *rank], _task_variables(run, task, place, folder)).wait()
     with suppress(FileNotFoundError):
         return (folder / RESULT).read_bytes()
     return None
 
 
-def _variables(run: TaskRun, task: Task, place: RankPlace | None, folder: Path) -> dict[str, str]:
+def _task_variables(run: TaskRun, task: Task, place: RankPlace | None, folder: Path) -> dict[str, str]:
     """What an agent is told: it is one of as many workers as there are ranks, with one slot."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("RINGTRAIN_")}
     return {
@@ -107,7 +107,7 @@ def _variables(run: TaskRun, task: Task, place: RankPlace | None, folder: Path) 
     }
 
 
-def _host() -> str:
+def _task_host() -> str:
     """The same for processes that share this machine's memory: containers of one machine need not."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     spaces = [os.readlink(f"/proc/self/ns/{name}") for name in ("ipc", "mnt", "net")]

@@ -132,7 +132,7 @@ def run_in_tasks(options: TaskRunOptions, work: bytes, tasks: ScheduledTasks) ->
         )
         if options.bounds:
             launcher.await_listening(options.start_timeout_s)
-        return _results(launcher, _RunningScheduledTasks.start(stack, tasks, task_run), options)
+        return _task_results(launcher, _RunningScheduledTasks.start(stack, tasks, task_run), options)
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ class _TaskRunLauncher:
         stack.callback(end_child, process, _END_S)
         own_streams = run.output.stdout or sys.stdout, run.output.stderr or sys.stderr
         for source, target in zip((process.stdout, process.stderr), own_streams, strict=True):
-            copier = threading.Thread(target=_copy, args=(source, target), daemon=True)
+            copier = threading.Thread(target=_copy_task_logs, args=(source, target), daemon=True)
             copier.start()
             stack.callback(copier.join, _END_S)
         stack.callback(process.terminate)
@@ -232,7 +232,7 @@ def _launcher_variables(
     }
 
 
-def _copy(source: Any, target: TextIO) -> None:
+def _copy_task_logs(source: Any, target: TextIO) -> None:
     for line in source:
         with suppress(ValueError, OSError):  # whoever gave the stream has closed it
             target.write(line.decode(errors="replace"))
@@ -276,20 +276,22 @@ class _RunningScheduledTasks:
             self.thread.join(timeout_s)
 
 
-def _results(launcher: _TaskRunLauncher, running: _RunningScheduledTasks, options: TaskRunOptions) -> list[Any]:
+def _task_results(
+    launcher: _TaskRunLauncher, running: _RunningScheduledTasks, options: TaskRunOptions
+) -> list[Any]:
     """Wait for the launcher's verdict, or for the scheduler to say that a task died."""
     asked, look_at = options.bounds.begin if options.bounds else options.size, 0.0
     while launcher.process.poll() is None:
         if options.size > asked and time.monotonic() >= look_at:
             asked, look_at = launcher.grow(asked), time.monotonic() + _LOOK_S
         if not running.is_running() and running.error is not None:
-            raise _of_a_dead_task(launcher, running.tasks, running.error) from running.error
+            raise _error_of_dead_task(launcher, running.tasks, running.error) from running.error
         time.sleep(_POLL_S)
     # What ranks have returned may be large, and is on its way only now.
     running.join(_END_S if launcher.process.returncode else _DELIVERY_S)
     outcome = read_outcome(launcher.files)
     if launcher.process.returncode:
-        raise _of_a_verdict(launcher, outcome, running.error)
+        raise _error_of_task_verdict(launcher, outcome, running.error)
     if running.is_running() or running.error is not None:
         why = f"within {_DELIVERY_S:g} s" if running.error is None else f"({running.tasks.said(running.error)})"
         raise RingtrainError(
@@ -306,7 +308,7 @@ def _results(launcher: _TaskRunLauncher, running: _RunningScheduledTasks, option
     return [pickle.loads(found[rank] or b"") for rank in range(size)]
 
 
-def _of_a_dead_task(launcher: _TaskRunLauncher, tasks: ScheduledTasks, error: BaseException) -> RingtrainError:
+def _error_of_dead_task(launcher: _TaskRunLauncher, tasks: ScheduledTasks, error: BaseException) -> RingtrainError:
     text, partition = tasks.said(error), tasks.partition_of(error)
     rank = None if partition is None else launcher.rank_of(partition)
     launcher.process.send_signal(signal.SIGTERM)
@@ -316,7 +318,9 @@ def _of_a_dead_task(launcher: _TaskRunLauncher, tasks: ScheduledTasks, error: Ba
     return RankFailed(rank, f"run: {who} died; logs: {launcher.files.directory}\n\n{text}")
 
 
-def _of_a_verdict(launcher: _TaskRunLauncher, outcome: Any, error: BaseException | None) -> RingtrainError:
+def _error_of_task_verdict(
+    launcher: _TaskRunLauncher, outcome: Any, error: BaseException | None
+) -> RingtrainError:
     failure = (outcome or {}).get("failure") or {}
     rank = failure.get("rank")
     said = "\n".join(failure.get("logTail") or ())

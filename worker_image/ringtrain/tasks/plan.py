@@ -33,7 +33,7 @@ class TaskRun:
     on_loss: str = ""
 
 
-def check_count(where: str, name: str, value: Any) -> None:
+def check_task_count(where: str, name: str, value: Any) -> None:
     """Raise ConfigurationError, for the argument `name` of the function `where`, unless `value` is a number of
     ranks."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -79,13 +79,13 @@ class Task:
     address: str
 
 
-def place_variables(place: RankPlace) -> dict[str, str]:
+def task_place_variables(place: RankPlace) -> dict[str, str]:
     """What differs from a pod of one rank, which the task's agent takes itself for."""
     own = {"LOCAL_RANK": place.local_rank, "LOCAL_WORLD_SIZE": place.local_size, "GROUP_RANK": place.cross_rank}
     return {**place.variables(), **{name: str(value) for name, value in own.items()}}
 
 
-def places(tasks: Sequence[Task]) -> dict[int, RankPlace]:
+def task_places(tasks: Sequence[Task]) -> dict[int, RankPlace]:
     """The place of each task, by partition: ranks of one host follow each other, that of partition 0 is 0."""
     hosts: dict[str, list[int]] = {}
     for task in sorted(tasks, key=lambda task: task.partition):

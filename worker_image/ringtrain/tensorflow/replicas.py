@@ -16,7 +16,7 @@ from ringtrain._core.process_groups import context
 from ringtrain._core.process_groups.process_sets import ProcessSet, trains_alone
 from ringtrain._core.process_groups.tensors import Array
 from ringtrain.optim.memory_check import digest_of
-from ringtrain.optim.replicas import OptimizerReplica, OptimizerReplicas, processor, rows_of_part
+from ringtrain.optim.replicas import OptimizerReplica, OptimizerReplicas, processor_name, rows_of_part
 from ringtrain.tensorflow.presence import unique_name_of
 from ringtrain.tensorflow.streams import AROUND_NOTHING, GraphPartSurroundings
 
@@ -91,7 +91,7 @@ def _variable_octets(variable: Any) -> int:
 def _tensorflow_platform(variables: Sequence[Any]) -> str:
     threads = tf.config.threading.get_intra_op_parallelism_threads() or len(os.sched_getaffinity(0))
     devices = sorted({variable.device.rpartition("device:")[2].partition(":")[0] for variable in variables})
-    return f"{tf.__version__} {devices} {processor()} {threads}"
+    return f"{tf.__version__} {devices} {processor_name()} {threads}"
 
 
 def _readable(variable: Any) -> Any:

@@ -27,7 +27,7 @@ from ringtrain._core.reduction.ops import Sum
 from ringtrain.errors import ConfigurationError, RingtrainError
 from ringtrain.optim.arenas import ParameterArenas
 from ringtrain.optim.layout import Bucket, Layout
-from ringtrain.optim.spans import ABSENT, beginnings
+from ringtrain.optim.spans import ABSENT, parameter_beginnings
 from ringtrain.torch.bridge import to_tensor
 from ringtrain.torch.device_groups import TorchDeviceGroup
 from ringtrain.torch.devices import backend_of, device_of
@@ -167,7 +167,7 @@ class TorchNodeSum:
 
     def attach(self, layout: Layout, arenas: ParameterArenas) -> None:
         self._layout, self._arenas = layout, arenas
-        starts = beginnings(layout)
+        starts = parameter_beginnings(layout)
         self._beginnings = {name: torch.tensor(at, device=self._device) for name, at in starts.items()}
         shared = [bucket for bucket in layout.buckets if not bucket.local]
         self._cuts = {bucket.index: _Cuts.of(bucket, self._nodes) for bucket in shared}

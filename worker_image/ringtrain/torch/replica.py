@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from ringtrain.optim.memory_check import digest_of
-from ringtrain.optim.replicas import OptimizerReplica, processor, rows_of_part
+from ringtrain.optim.replicas import OptimizerReplica, processor_name, rows_of_part
 from ringtrain.torch.bridge import as_array, real_tensor, to_arrays
 from ringtrain.torch.buckets import Param
 from ringtrain.torch.fingerprint import bits_of
@@ -51,5 +51,5 @@ def _group_learning_rate(given: Any) -> float:
 def _torch_platform(params: Sequence[Param]) -> str:
     kinds = sorted({str(param.device.type) for param in params})
     devices = [torch.get_device_module(kind).get_device_name() for kind in kinds if kind == "cuda"]
-    host = processor(), torch.get_num_threads(), torch.backends.cpu.get_cpu_capability()
+    host = processor_name(), torch.get_num_threads(), torch.backends.cpu.get_cpu_capability()
     return f"{torch.__version__} {kinds} {devices} {host}"

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from ringtrain._core.process_groups.formations import FormerFormation, former_of
-from ringtrain.elastic.agreement import ElasticStateSummary, conclude
+from ringtrain.elastic.agreement import ElasticStateSummary, conclude_common_step
 
 
 def told(adopted: list[int] | None = None, prepared: list[int] | None = None) -> dict[str, Any]:
@@ -52,7 +52,7 @@ def test_the_agreed_step(
     commits: tuple[int, ...], ranks: tuple[int | None, ...], expected: tuple[Any, ...]
 ) -> None:
     """The least step of any survivor, from the lowest rank that has it."""
-    agreed = conclude(said(*commits), FormerFormation(1, ranks))
+    agreed = conclude_common_step(said(*commits), FormerFormation(1, ranks))
     assert (agreed.committed, agreed.donor, agreed.transfers) == expected
     assert agreed.updates == {"optimizer": agreed.committed}
 
@@ -93,5 +93,5 @@ def test_sites_that_go_on_between_two_commits(
     words: list[Any], ranks: tuple[int | None, ...], committed: int, sites: tuple[tuple[int, ...], ...]
 ) -> None:
     """Each from where its furthest rank was interrupted, which is the first of it."""
-    agreed = conclude(of_sites(*words), FormerFormation(1, ranks))
+    agreed = conclude_common_step(of_sites(*words), FormerFormation(1, ranks))
     assert (agreed.committed, agreed.sites) == (committed, sites)

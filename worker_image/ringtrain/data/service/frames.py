@@ -115,7 +115,7 @@ class DataWorkerAnswer:
         return DataWorkerAnswer(**document, heads=heads)
 
 
-def places(heads: tuple[BatchArrayHead, ...]) -> tuple[list[int], int]:
+def array_places(heads: tuple[BatchArrayHead, ...]) -> tuple[list[int], int]:
     """Where each array's bytes begin behind the head, aligned for every dtype; and how many bytes there are."""
     begins, end = [], 0
     for head in heads:
@@ -129,7 +129,7 @@ def read_answers(messages: Iterator[bytes]) -> Iterator[DataWorkerAnswer]:
     """Put the messages of a stream together to answers. An answer's arrays share one block of memory."""
     for message in messages:
         answer = DataWorkerAnswer.decode_head(message)
-        begins, total = places(answer.heads)
+        begins, total = array_places(answer.heads)
         block, at = np.empty(total, np.uint8), 0
         while at < total:
             part = next(messages, None)
@@ -146,7 +146,7 @@ def read_answers(messages: Iterator[bytes]) -> Iterator[DataWorkerAnswer]:
         )
 
 
-def heads_of(arrays: Mapping[str, NDArray[Any]]) -> tuple[BatchArrayHead, ...]:
+def array_heads(arrays: Mapping[str, NDArray[Any]]) -> tuple[BatchArrayHead, ...]:
     """What a header says of `arrays`."""
     return tuple(BatchArrayHead(name, travel_name(array.dtype), array.shape) for name, array in arrays.items())
 

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ringtrain.data.service.frames import Arrays, DataWorkerAnswer, DataWorkerRequest, heads_of, places
+from ringtrain.data.service.frames import Arrays, DataWorkerAnswer, DataWorkerRequest, array_heads, array_places
 from ringtrain.errors import kind_of
 from ringtrain.shared.framing import receive_frame, send_frame
 
@@ -46,13 +46,13 @@ class DataWorkerLoader:
             function = self._function(request.function)
             if request.uri:
                 return self._next_of_split(function, request)
-            arrays = _checked(function(request.indices), f'"{request.function}" returned')
-            return DataWorkerAnswer("loaded", request.key, heads=heads_of(arrays), arrays=arrays)
+            arrays = _checked_batch(function(request.indices), f'"{request.function}" returned')
+            return DataWorkerAnswer("loaded", request.key, heads=array_heads(arrays), arrays=arrays)
         except _BadLoaderResult as error:
             return DataWorkerAnswer("failed", request.key, str(error))
         except BaseException as error:
             self._splits.pop((request.function, request.uri), None)
-            return DataWorkerAnswer("failed", request.key, _told(request.function, error))
+            return DataWorkerAnswer("failed", request.key, _loader_error_text(request.function, error))
 
     def _function(self, name: str) -> Callable[..., Any]:
         if name in self._functions:
@@ -89,23 +89,26 @@ class DataWorkerLoader:
         self._splits[name] = offset, items
         while len(self._splits) > _OPEN_SPLITS:
             self._splits.popitem(last=False)
-        return DataWorkerAnswer("loaded", request.key, offset=offset, heads=heads_of(arrays), arrays=arrays)
+        return DataWorkerAnswer("loaded", request.key, offset=offset, heads=array_heads(arrays), arrays=arrays)
 
 
-def _checked(result: object, who: str) -> Arrays:
+def _checked_batch(result: object, who: str) -> Arrays:
     """`result` as arrays that can travel. Raises _BadLoaderResult."""
     if not isinstance(result, Mapping):
         raise _BadLoaderResult(f"{who} {kind_of(result)}; expected a dict of arrays by name")
-    return {_name(name, who): _array(value, f"{who} a dict whose {name!r}") for name, value in result.items()}
+    return {
+        _array_name(name, who): _loaded_array(value, f"{who} a dict whose {name!r}")
+        for name, value in result.items()
+    }
 
 
-def _name(name: object, who: str) -> str:
+def _array_name(name: object, who: str) -> str:
     if not isinstance(name, str):
         raise _BadLoaderResult(f"{who} a dict with the key {name!r}; expected names (str)")
     return name
 
 
-def _array(value: object, where: str) -> Any:
+def _loaded_array(value: object, where: str) -> Any:
     if not isinstance(value, np.ndarray | np.generic) and not hasattr(value, "__array__"):
         raise _BadLoaderResult(f"{where} is {kind_of(value)}; expected a numpy array (numpy.asarray makes one)")
     if isinstance(value, np.ma.MaskedArray):
@@ -131,10 +134,10 @@ def _checked_item(item: object, request: DataWorkerRequest) -> tuple[int, Arrays
             f"{who} the offset {offset} after {request.offset} in {request.uri}; expected one that grows, so that "
             "reading goes on behind what was read"
         )
-    return offset, _checked(item[1], f"{who} with offset {offset}")
+    return offset, _checked_batch(item[1], f"{who} with offset {offset}")
 
 
-def _told(name: str, error: BaseException) -> str:
+def _loader_error_text(name: str, error: BaseException) -> str:
     """The user's error with its traceback, without the frames of this module."""
     below: TracebackType | None = error.__traceback__
     while below is not None and below.tb_frame.f_code.co_filename == __file__:
@@ -144,32 +147,32 @@ def _told(name: str, error: BaseException) -> str:
     return f'"{name}" raised {type(error).__name__}\n{shown.rstrip()}'
 
 
-def hand_over(sock: socket.socket, answer: DataWorkerAnswer) -> None:
+def send_loaded_answer(sock: socket.socket, answer: DataWorkerAnswer) -> None:
     """Send `answer` to the data worker: its head, and its arrays in a file of memory."""
-    begins, total = places(answer.heads)
+    begins, total = array_places(answer.heads)
     memory = os.memfd_create("ringtrain-batch", os.MFD_CLOEXEC)
     try:
         os.truncate(memory, total)
         for array, begin in zip(answer.arrays.values(), begins, strict=True):
-            _write(memory, array.reshape(-1).view(np.uint8).data, begin)
+            _write_arrays(memory, array.reshape(-1).view(np.uint8).data, begin)
         send_frame(sock, answer.encode_head(), [memory])
     finally:
         os.close(memory)
 
 
-def _write(memory: int, data: memoryview, at: int) -> None:
+def _write_arrays(memory: int, data: memoryview, at: int) -> None:
     while data:
         written = os.pwrite(memory, data, at)
         data, at = data[written:], at + written
 
 
-def serve(sock: socket.socket) -> None:
+def serve_loader_requests(sock: socket.socket) -> None:
     """Answer requests until the data worker closes its end."""
     loader = DataWorkerLoader()
     while (frame := receive_frame(sock)) is not None:
-        hand_over(sock, loader.answer(DataWorkerRequest.decode(frame[0])))
+        send_loaded_answer(sock, loader.answer(DataWorkerRequest.decode(frame[0])))
 
 
 if __name__ == "__main__":
     with socket.socket(fileno=int(sys.argv[1])) as own:
-        serve(own)
+        serve_loader_requests(own)

@@ -107,12 +107,12 @@ def run_data_worker(config: DataWorkerConfig, environment: Mapping[str, str]) ->
         stack.callback(server.close)
         log.info("data worker %d: %d loader processes, port %d", config.index, config.slots, server.port)
         if config.launcher_address:
-            announce(config, _member(config, server.port), stack)
+            announce_data_worker(config, _data_member(config, server.port), stack)
         asked.wait()
     return 0
 
 
-def announce(
+def announce_data_worker(
     config: DataWorkerConfig,
     member: Callable[[], DataMember],
     stack: ExitStack,
@@ -127,7 +127,7 @@ def announce(
     stack.callback(announcer.close)
 
 
-def _member(config: DataWorkerConfig, port: int) -> Callable[[], DataMember]:
+def _data_member(config: DataWorkerConfig, port: int) -> Callable[[], DataMember]:
     instance = uuid.uuid4().hex
 
     def member() -> DataMember:

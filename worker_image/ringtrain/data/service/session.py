@@ -66,7 +66,7 @@ class DataWorkerSession:
         if answer.kind in ("loaded", "ended"):
             return answer, link
         raise DataError(
-            f"rank {_rank()}: {answer.text}\n(data worker {link.member.index}, {link.member.address}; "
+            f"rank {_data_stream_rank()}: {answer.text}\n(data worker {link.member.index}, {link.member.address}; "
             f"{request.describe()})"
         )
 
@@ -161,11 +161,14 @@ class DataWorkerSession:
             now = time.monotonic()
             if now - began >= self._settings.stall_timeout_s:
                 raise DataError(
-                    f"rank {_rank()}: no input for {now - began:.0f} s ({self._requests[key].describe()}): "
-                    f"{self._situation()}. RINGTRAIN_STALL_TIMEOUT says how long to wait"
+                    f"rank {_data_stream_rank()}: no input for {now - began:.0f} s "
+                    f"({self._requests[key].describe()}): {self._situation()}. "
+                    "RINGTRAIN_STALL_TIMEOUT says how long to wait"
                 )
             if now >= say_at:
-                log.warning("rank %s has waited %.0f s for input: %s", _rank(), now - began, self._situation())
+                log.warning(
+                    "rank %s has waited %.0f s for input: %s", _data_stream_rank(), now - began, self._situation()
+                )
                 say_at = now + self._settings.say_every_s
             self._changed.wait(min(say_at - now, began + self._settings.stall_timeout_s - now))
 
@@ -177,6 +180,6 @@ class DataWorkerSession:
         return f"{self._leases.workers} of {len(self._known)} data workers can be reached{problem}"
 
 
-def _rank() -> Any:
+def _data_stream_rank() -> Any:
     context = current_or_none()
     return context.config.rank if context else 0

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from ringtrain.data.service.frames import CHUNK_BYTES, DataWorkerAnswer, DataWorkerRequest, places
+from ringtrain.data.service.frames import CHUNK_BYTES, DataWorkerAnswer, DataWorkerRequest, array_places
 from ringtrain.shared.framing import receive_frame, send_frame
 from ringtrain.shared.processes import end_child, is_stopped, signal_name, start_child
 
@@ -38,7 +38,7 @@ class LoadedAnswer:
     def messages(self) -> Iterator[bytes]:
         """Head and chunks, for the stream."""
         yield self.answer.encode_head()
-        _, total = places(self.answer.heads)
+        _, total = array_places(self.answer.heads)
         for at in range(0, total if self.memory is not None else 0, CHUNK_BYTES):
             assert self.memory is not None
             yield os.pread(self.memory, min(CHUNK_BYTES, total - at), at)

@@ -149,7 +149,7 @@ def distribute(
     nothing but the time. Iterating raises DataError where the function raises, with its traceback and the indices.
     Raises ConfigurationError for a wrong argument, or where there are no data workers.
     """
-    _check(function, prefetch)
+    _check_stream_arguments(function, prefetch)
     if isinstance(shard, Shard):
         if epoch is None:
             raise ConfigurationError("distribute: epoch is not given; expected the epoch to load, from 0")
@@ -188,7 +188,7 @@ def distribute_splits(
 
     Raises ConfigurationError for a wrong argument, or where there are no data workers; iterating, DataError.
     """
-    _check(function, prefetch)
+    _check_stream_arguments(function, prefetch)
     if isinstance(uris, str) or len(set(uris)) != len(uris) or not all(uris):
         raise ConfigurationError(f"distribute_splits: uris is {uris!r:.200}; expected a list of URIs, each once")
     if positions and (absent := [uri for uri in uris if uri not in positions]):
@@ -209,7 +209,7 @@ def distribute_splits(
     return SplitStream(list(uris), function, positions or {}, prefetch, (rank, size))
 
 
-def _check(function: str, prefetch: int) -> None:
+def _check_stream_arguments(function: str, prefetch: int) -> None:
     if not isinstance(function, str) or not _FUNCTION.fullmatch(function):
         raise ConfigurationError(
             f'the function is {function!r}; expected "module:function", which data workers import by that name'

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from typing import Final
 
 from ringtrain.data.service.config import DataWorkerConfig
-from ringtrain.data.service.server import announce
+from ringtrain.data.service.server import announce_data_worker
 from ringtrain.errors import ConfigurationError
 from ringtrain.shared import contract
 from ringtrain.shared.address import host_port, own_address
@@ -64,7 +64,7 @@ class _TfDataWorker:
             port = self._servers.port(self._fixed(contract.PORT_DATA_DISPATCHER_BASE))
             self._own = (self._servers.dispatcher(self._host, port),)
             log.info("dispatcher %d listens at %s", config.index, self._own[0])
-        announce(config, self._member, stack, self._learn)
+        announce_data_worker(config, self._member, stack, self._learn)
         served = ""
         while not asked.wait(_LOOK_S):
             if self._dispatchers and (wanted := self._dispatchers[config.index % config.dispatchers]) != served:
