@@ -6,7 +6,13 @@ from dataclasses import dataclass, field, replace
 
 from ringtrain_job.control.model import Prepare, RankPhase, RankState
 from ringtrain_job.launcher.elastic_end import AttemptEnd
-from ringtrain_job.launcher.formation import FormationPhase, FormationRules, FormationState, Formed, advance
+from ringtrain_job.launcher.formation import (
+    FormationPhase,
+    FormationRules,
+    FormationState,
+    Formed,
+    advance_formation,
+)
 from ringtrain_job.launcher.members import SlotView, WorldView
 
 LOST_AFTER = 5
@@ -298,7 +304,7 @@ class World:
 
     def _launch(self) -> None:
         for _ in range(3):
-            step = advance(self.state, self.rules, self.view(), self.now)
+            step = advance_formation(self.state, self.rules, self.view(), self.now)
             self.state = step.state
             self.end = step.end
             if step.order is None or step.end is not None:

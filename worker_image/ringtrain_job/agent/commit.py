@@ -9,12 +9,12 @@ def commit_of(directory: Path) -> str:
         place = next(
             (found for each in (directory, *directory.parents) if (found := each / ".git").exists()), None
         )
-        return _commit(place) if place else ""
+        return _git_commit(place) if place else ""
     except (OSError, UnicodeDecodeError):
         return ""
 
 
-def _commit(git: Path) -> str:
+def _git_commit(git: Path) -> str:
     if git.is_file():  # a linked worktree, or a submodule: `gitdir: <where>`
         git = git.parent / git.read_text().partition(":")[2].strip()
     head = (git / "HEAD").read_text().strip()

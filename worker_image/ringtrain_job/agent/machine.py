@@ -89,7 +89,7 @@ class AgentMachineSampler:
         pids = self._ranks()
         if not pids:
             return None
-        trees = _trees(pids)
+        trees = _rank_process_trees(pids)
         network = [found for name, found in psutil.net_io_counters(pernic=True).items() if name != "lo"]
         now = _Counters(
             at=time.monotonic(),
@@ -129,9 +129,11 @@ class AgentMachineSampler:
         of_rank = f", {in_bytes(own.rss)} of it the rank's when last seen" if own else ""
         if code == -signal.SIGKILL:
             by = "; the kernel killed it for want of memory" if counted else ""
-            return f"rank {rank} was killed by SIGKILL: memory {_of(used, limit)}{of_rank}{by}"
+            return f"rank {rank} was killed by SIGKILL: memory {_share_of(used, limit)}{of_rank}{by}"
         how = f"was killed by signal {-code}" if code < 0 else f"exited with {code}"
-        return f"rank {rank} {how} after the kernel had killed a process for want of memory: {_of(used, limit)}"
+        return (
+            f"rank {rank} {how} after the kernel had killed a process for want of memory: {_share_of(used, limit)}"
+        )
 
     def _sample(
         self, before: _Counters, now: _Counters, trees: Mapping[int, dict[int, tuple[float, int]]]
@@ -192,7 +194,7 @@ class AgentMachineThread:
         return max(min(_LONGEST_S, max(_SHORTEST_S, running_s / _SLOWER)), _REST * cost_s)
 
 
-def _trees(pids: Mapping[int, int]) -> dict[int, dict[int, tuple[float, int]]]:
+def _rank_process_trees(pids: Mapping[int, int]) -> dict[int, dict[int, tuple[float, int]]]:
     """Processor seconds and resident bytes of each process of each rank."""
     found: dict[int, dict[int, tuple[float, int]]] = {rank: {} for rank in pids}
     every, children = {}, defaultdict(list)
@@ -201,20 +203,20 @@ def _trees(pids: Mapping[int, int]) -> dict[int, dict[int, tuple[float, int]]]:
             every[process.pid] = process
             children[process.ppid()].append(process.pid)
     for rank, root in pids.items():
-        for pid in _tree(root, children):
+        for pid in _process_tree(root, children):
             with suppress(psutil.Error, KeyError):
-                if (used := _use(every[pid]))[1]:  # a process that has ended has no memory any more
+                if (used := _process_use(every[pid]))[1]:  # a process that has ended has no memory any more
                     found[rank][pid] = used
     return found
 
 
-def _tree(root: int, children: Mapping[int, Sequence[int]]) -> Iterator[int]:
+def _process_tree(root: int, children: Mapping[int, Sequence[int]]) -> Iterator[int]:
     yield root
     for pid in children.get(root, ()):
-        yield from _tree(pid, children)
+        yield from _process_tree(pid, children)
 
 
-def _use(process: psutil.Process) -> tuple[float, int]:
+def _process_use(process: psutil.Process) -> tuple[float, int]:
     with process.oneshot():
         times = process.cpu_times()
         return times.user + times.system, process.memory_info().rss
@@ -229,7 +231,7 @@ def _disk_wait_s() -> float | None:
         return None
 
 
-def _of(used: float, limit: float) -> str:
+def _share_of(used: float, limit: float) -> str:
     """`7.9 of 8.0 GiB`: the unit once, if it is the same."""
     (number, unit), whole = in_bytes(used).split(), in_bytes(limit)
     return f"{number} of {whole}" if whole.endswith(unit) else f"{number} {unit} of {whole}"

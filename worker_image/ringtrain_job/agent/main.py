@@ -45,7 +45,7 @@ def run_agent(config: AgentConfig, command: Sequence[str], inherited: Mapping[st
             config = replace(config, data_file=Path(directory) / "workers.json")
         pod = AgentPod(config, RankProgram(command, inherited), events, stack)
         ending = AgentLifecycle(config, pod, events).run()
-        lost = _print(pod.unshipped())
+        lost = _print_unsent_lines(pod.unshipped())
         if lost:
             log.error(
                 "%d log lines are in no file: the launcher could not write them. They stand here above", lost
@@ -55,7 +55,7 @@ def run_agent(config: AgentConfig, command: Sequence[str], inherited: Mapping[st
     return ending.exit_code
 
 
-def _print(chunks: Iterable[LogChunk]) -> int:
+def _print_unsent_lines(chunks: Iterable[LogChunk]) -> int:
     """Write lines of logs to this process's own output, and return how many there are."""
     count = 0
     for chunk in chunks:

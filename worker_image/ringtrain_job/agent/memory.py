@@ -40,44 +40,44 @@ class MemoryCgroup:
     def __init__(self, root: Path = _ROOT, own: Path = _OWN) -> None:
         self.limit = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         self._names, self._tightest, self._own = _V2, Path(), Path()
-        for names, folder in _groups(root, own):
+        for names, folder in _memory_cgroups(root, own):
             self._own = folder if self._own == Path() else self._own
-            limit = _number(folder / names.limit)
+            limit = _cgroup_number(folder / names.limit)
             if limit is not None and limit < self.limit:
                 self.limit, self._names, self._tightest = limit, names, folder
 
     def used(self) -> int:
         """Bytes in use, without page cache that the kernel gives back first: Kubernetes' working set."""
-        current = _number(self._tightest / self._names.used) if self._tightest != Path() else None
+        current = _cgroup_number(self._tightest / self._names.used) if self._tightest != Path() else None
         if current is None:
             memory = psutil.virtual_memory()
             return int(memory.total - memory.available)
-        return max(0, current - (_field(self._tightest / "memory.stat", self._names.cache) or 0))
+        return max(0, current - (_cgroup_field(self._tightest / "memory.stat", self._names.cache) or 0))
 
     def peak(self) -> int | None:
         """The most bytes that were ever in use, cache among them; None: the kernel does not keep that."""
-        return _number(self._tightest / self._names.peak) if self._tightest != Path() else None
+        return _cgroup_number(self._tightest / self._names.peak) if self._tightest != Path() else None
 
     def kills(self) -> int:
         """How many processes the kernel has killed for want of memory, in this container or on this machine."""
         for names in (_V1, _V2):
-            found = _field(self._own / names.events, "oom_kill") if self._own != Path() else None
+            found = _cgroup_field(self._own / names.events, "oom_kill") if self._own != Path() else None
             if found is not None:
                 return found
-        return _field(_VMSTAT, "oom_kill") or 0
+        return _cgroup_field(_VMSTAT, "oom_kill") or 0
 
 
-def _groups(root: Path, own: Path) -> Iterator[tuple[_GroupFiles, Path]]:
+def _memory_cgroups(root: Path, own: Path) -> Iterator[tuple[_GroupFiles, Path]]:
     """The memory groups of this process, its own one first, then those around it."""
-    for line in _lines(own):
+    for line in _cgroup_lines(own):
         _, controllers, path = line.split(":", 2)
         if controllers == "memory":
-            yield from ((_V1, folder) for folder in _upwards(root / "memory", path))
+            yield from ((_V1, folder) for folder in _cgroups_upwards(root / "memory", path))
         elif not controllers:
-            yield from ((_V2, folder) for folder in _upwards(root, path))
+            yield from ((_V2, folder) for folder in _cgroups_upwards(root, path))
 
 
-def _upwards(mount: Path, path: str) -> Iterator[Path]:
+def _cgroups_upwards(mount: Path, path: str) -> Iterator[Path]:
     # In a container the path may be that of the node, while its own group is mounted as the root of all.
     folder = mount / path.strip("/")
     folder = folder if folder.is_dir() else mount
@@ -87,21 +87,21 @@ def _upwards(mount: Path, path: str) -> Iterator[Path]:
         yield folder
 
 
-def _lines(path: Path) -> list[str]:
+def _cgroup_lines(path: Path) -> list[str]:
     try:
         return path.read_text().splitlines()
     except OSError:
         return []
 
 
-def _number(path: Path) -> int | None:
+def _cgroup_number(path: Path) -> int | None:
     """The number in a file; None: none is there, or no limit ("max")."""
-    text = "".join(_lines(path)[:1])
+    text = "".join(_cgroup_lines(path)[:1])
     return int(text) if text.isdecimal() else None
 
 
-def _field(path: Path, name: str) -> int | None:
-    for line in _lines(path):
+def _cgroup_field(path: Path, name: str) -> int | None:
+    for line in _cgroup_lines(path):
         key, _, value = line.partition(" ")
         if key == name and value.strip().isdecimal():
             return int(value)

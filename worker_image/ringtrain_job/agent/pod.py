@@ -116,14 +116,14 @@ class AgentPod:
         log.info("worker %d dials the launcher at %s", config.index, config.launcher_address)
         self._shipper.start()
         if config.index == 0:
-            self._tell({"about": _about(program.command)})
+            self._tell({"about": _describe_rank_command(program.command)})
         self._machine.start()
         self.coordinator.start()
 
     def start_ranks(self, world: World) -> None:
         """Start all ranks in `world`."""
         self._held.release()
-        _make_directory(self._config.checkpoint_dir)
+        _make_agent_directory(self._config.checkpoint_dir)
         if self._mpi is not None:
             self._mpi.begin(world)  # mpirun starts them
             return
@@ -156,7 +156,7 @@ class AgentPod:
         """Make `order` come true, bit by bit."""
         if self._formations is not None:
             self._held.release()
-            _make_directory(self._config.checkpoint_dir)
+            _make_agent_directory(self._config.checkpoint_dir)
             self._formations.follow(order)
         elif self._slots is not None:
             self._slots.follow(order)
@@ -176,7 +176,7 @@ class AgentPod:
         """A process is about to start in `slot`: give it its ports, and make the job's folder."""
         local_rank = slot - self._config.first_rank
         self._held.release({self._ring_ports[local_rank], self._tf_ports[local_rank], self._master_port})
-        _make_directory(self._config.checkpoint_dir)
+        _make_agent_directory(self._config.checkpoint_dir)
 
     def started(self, process: RankProcess) -> None:
         """A process runs in a slot."""
@@ -324,13 +324,13 @@ class AgentPod:
         return server.port
 
 
-def _about(command: Sequence[str]) -> dict[str, Any]:
+def _describe_rank_command(command: Sequence[str]) -> dict[str, Any]:
     """What this agent runs, and where."""
     told = {"command": list(shown_command(command)), "directory": os.getcwd(), "commit": commit_of(Path.cwd())}
     return {name: value for name, value in told.items() if value}
 
 
-def _make_directory(path: str) -> None:
+def _make_agent_directory(path: str) -> None:
     """Make the job's folder on its claim, for programs that write there without ringtrain's checkpoints."""
     try:
         if path:

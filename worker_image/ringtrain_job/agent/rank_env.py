@@ -47,7 +47,7 @@ def pod_defaults(slots: int, cores: int) -> dict[str, str]:
 
 def rank_variables(config: AgentConfig, world: World, rank: int) -> dict[str, str]:
     """Variables that tell `rank`, one of this worker's, its place in the world and its job."""
-    return _world_variables(config, world, place_in_gang(config, rank), config.position)
+    return _rank_world_variables(config, world, rank_place_in_gang(config, rank), config.position)
 
 
 def formation_variables(config: AgentConfig, world: World, slot: int) -> dict[str, str]:
@@ -57,18 +57,18 @@ def formation_variables(config: AgentConfig, world: World, slot: int) -> dict[st
         contract.ENV_COMMITTED: str(world.committed),
         contract.ENV_SLOT: str(slot),
     }
-    place, pod = place_in_formation(world, slot, config.slots)
-    return {**_world_variables(config, world, place, pod), **own}
+    place, pod = rank_place_in_formation(world, slot, config.slots)
+    return {**_rank_world_variables(config, world, place, pod), **own}
 
 
-def place_in_gang(config: AgentConfig, rank: int) -> RankPlace:
+def rank_place_in_gang(config: AgentConfig, rank: int) -> RankPlace:
     """Of `rank`, one of this worker's, in a world of all workers and all their slots."""
     local_rank = rank - config.first_rank
     position = config.position
     return RankPlace(rank, config.world_size, local_rank, config.slots, position, config.workers)
 
 
-def place_in_formation(world: World, slot: int, slots: int) -> tuple[RankPlace, int]:
+def rank_place_in_formation(world: World, slot: int, slots: int) -> tuple[RankPlace, int]:
     """Of the process in `slot`, where each worker has `slots` slots, and of its pod among the pods: they count in
     the order of their first ranks, and have as many ranks as are members. The local rank is that of the slot,
     which a process keeps with the device that it has chosen by it: where the pod has a gap, it may be no smaller
@@ -81,14 +81,14 @@ def place_in_formation(world: World, slot: int, slots: int) -> tuple[RankPlace, 
     return replace(place, local_rank=slot % slots), list(pods).index(slot // slots)
 
 
-def _world_variables(config: AgentConfig, world: World, place: RankPlace, pod: int) -> dict[str, str]:
-    variables = {**_place_variables(world, place, pod), **_job_variables(config)}
+def _rank_world_variables(config: AgentConfig, world: World, place: RankPlace, pod: int) -> dict[str, str]:
+    variables = {**_rank_place_variables(world, place, pod), **_job_variables(config)}
     if world.sites:
         variables[contract.ENV_SITES] = ",".join(world.sites)
-    return {**variables, "TF_CONFIG": tf_config(world, place.rank)}
+    return {**variables, "TF_CONFIG": rank_tf_config(world, place.rank)}
 
 
-def _place_variables(world: World, place: RankPlace, pod: int) -> dict[str, str]:
+def _rank_place_variables(world: World, place: RankPlace, pod: int) -> dict[str, str]:
     addresses = world.ring_addresses
     variables = {
         "RANK": place.rank,
@@ -113,7 +113,7 @@ def _place_variables(world: World, place: RankPlace, pod: int) -> dict[str, str]
 # What a process must not take from its pod's environment before it has been told a world.
 _OF_A_WORLD = frozenset(
     {
-        *_place_variables(World(1, (), (), "", 0), RankPlace(0, 1, 0, 1, 0, 1), 0),
+        *_rank_place_variables(World(1, (), (), "", 0), RankPlace(0, 1, 0, 1, 0, 1), 0),
         contract.ENV_FORMATION,
         contract.ENV_COMMITTED,
         contract.ENV_WORLD_FILE,
@@ -149,7 +149,7 @@ def _job_variables(config: AgentConfig) -> dict[str, str]:
     return job
 
 
-def tf_config(world: World, rank: int) -> str:
+def rank_tf_config(world: World, rank: int) -> str:
     """TF_CONFIG in which every rank is a `worker` and its index is its rank."""
     cluster = {"worker": list(world.tf_addresses)}
     return json.dumps({"cluster": cluster, "task": {"type": "worker", "index": rank}})

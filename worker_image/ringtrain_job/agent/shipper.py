@@ -86,10 +86,10 @@ class AgentLogShipper:
     def _request(self, chunks: list[LogChunk]) -> Any:
         return pb.AppendRequest(
             **self._header,
-            chunks=[_chunk_to_wire(chunk) for chunk in chunks],
+            chunks=[_spooled_chunk_to_wire(chunk) for chunk in chunks],
             dropped=[pb.Dropped(rank=rank, lines=lines) for rank, lines in self._spool.dropped().items()],
         )
 
 
-def _chunk_to_wire(chunk: LogChunk) -> Any:
+def _spooled_chunk_to_wire(chunk: LogChunk) -> Any:
     return pb.Chunk(kind=int(chunk.stream), rank=chunk.rank, first=chunk.first, lines=chunk.lines, data=chunk.data)

@@ -85,7 +85,7 @@ class AgentLogSpool:
             while size < limit_bytes and (chunk := self._pop()) is not None:
                 taken.append(chunk)
                 size += len(chunk.data)
-            self._in_flight = coalesce(taken)
+            self._in_flight = coalesce_spooled_chunks(taken)
             return self._in_flight
 
     def done(self, durable: dict[tuple[LogStream, int], int]) -> bool:
@@ -167,7 +167,7 @@ class AgentLogSpool:
         return self._disk.pop()
 
 
-def coalesce(chunks: Sequence[LogChunk]) -> list[LogChunk]:
+def coalesce_spooled_chunks(chunks: Sequence[LogChunk]) -> list[LogChunk]:
     """`chunks` with neighbours of the same rank and stream joined: fewer writes, same order."""
     joined = []
     for (stream, rank), run in itertools.groupby(chunks, key=lambda chunk: (chunk.stream, chunk.rank)):

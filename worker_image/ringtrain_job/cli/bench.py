@@ -34,7 +34,7 @@ def allreduce(ranks: int, size: str, transport: str, repetitions: int, as_json: 
     env = {contract.ENV_TRANSPORT: transport}
     measured = rt.run(measure, (nbytes, repetitions), np=ranks, env=env, timeout_s=_DEADLINE_S)
     result = {"ranks": ranks, "bytes": nbytes, "transport": transport, **measured[0]}
-    click.echo(json.dumps(result) if as_json else _line(result))
+    click.echo(json.dumps(result) if as_json else _bench_line(result))
 
 
 def parse_size(text: str) -> int:
@@ -47,7 +47,7 @@ def parse_size(text: str) -> int:
     return max(4, int(found[1]) * _UNITS[found[2]] // 4 * 4)
 
 
-def _line(result: dict[str, Any]) -> str:
+def _bench_line(result: dict[str, Any]) -> str:
     low, middle, high = (1e3 * result[f"{name}_s"] for name in ("quartile1", "median", "quartile3"))
     return (
         f"{result['ranks']} ranks, {result['bytes']} bytes over {result['path']}: {middle:.3f} ms "

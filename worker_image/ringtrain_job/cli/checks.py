@@ -63,12 +63,12 @@ def check_command(program: str, path: str) -> None:
         missing = not Path(program).exists()
         why = "there is no such file" if missing else "it is a directory, or not executable (chmod +x)"
     else:
-        missing, why = True, f"PATH has no program of this name{_near(program, path)}"
+        missing, why = True, f"PATH has no program of this name{_near_program(program, path)}"
     click.echo(f"Error: {program} cannot be executed: {why}", err=True)
     sys.exit(127 if missing else 126)
 
 
-def _near(program: str, path: str) -> str:
+def _near_program(program: str, path: str) -> str:
     """A hint at the program that was meant, if there is one."""
     if Path(program).exists():
         return f"; did you mean ./{program}, or python {program}?"

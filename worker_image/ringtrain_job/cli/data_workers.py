@@ -12,7 +12,7 @@ from typing import Final
 
 from ringtrain.shared import contract
 from ringtrain.shared.processes import end_child, is_stopped
-from ringtrain_job.cli.run_processes import start
+from ringtrain_job.cli.run_processes import start_run_process
 
 _LOOK_S: Final = 0.5
 # A data worker that ends sooner waits before it is started again, each time twice as long, at most this long.
@@ -32,7 +32,9 @@ def start_data_workers(
     count = int(environment.get(contract.ENV_DATA_WORKERS) or 0)
     if count:
         stack.callback(
-            _DataWorkerCommands(count, {**environment, "PYTHONPATH": _path(environment, command)}, level).close
+            _DataWorkerCommands(
+                count, {**environment, "PYTHONPATH": _data_worker_path(environment, command)}, level
+            ).close
         )
 
 
@@ -68,7 +70,7 @@ class _DataWorkerCommands:
             contract.ENV_POD_NAME: f"{self._environment[contract.ENV_JOB_NAME]}-data-{index}",
         }
         words = ["data-worker", "--log-level", self._level]
-        return start(stack, contract.ROLE_DATA, {**self._environment, **own}, words)
+        return start_run_process(stack, contract.ROLE_DATA, {**self._environment, **own}, words)
 
 
 class _RestartedCommand:
@@ -111,7 +113,7 @@ class _RestartedCommand:
         self._process = self._begin(self._index, self._own)
 
 
-def _path(environment: Mapping[str, str], command: Sequence[str]) -> str:
+def _data_worker_path(environment: Mapping[str, str], command: Sequence[str]) -> str:
     script = next((word for word in command if word.endswith(".py")), None)
     found = [str(Path(script).resolve().parent)] if script else []
     return os.pathsep.join([*found, *filter(None, [environment.get("PYTHONPATH")])])

@@ -16,7 +16,7 @@ from ringtrain.shared import contract
 from ringtrain.shared.hosts import LOCAL, Host, own_names
 from ringtrain_job.cli.elastic_hosts import ChangingHosts
 from ringtrain_job.cli.horovod_values import HorovodrunValues
-from ringtrain_job.launcher.discovery import FIRST_ANSWER_WITHIN_S, run_script
+from ringtrain_job.launcher.discovery import FIRST_ANSWER_WITHIN_S, run_discovery_script
 from ringtrain_job.launcher.hosts import DEFAULT_COOLDOWN, HostCoolDown, parse_hosts
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -90,11 +90,11 @@ class ElasticCommandRun:
         slots = min(self.slots, max([per_host, *first.values(), _MOST_SLOTS // (2 * self.slots)]))
         # All hosts may be others from one answer to the next, and those before stay until these have the state.
         workers = max(2 * -(-self.slots // slots), min(2 * self.slots, _MOST_SLOTS // slots))
-        hosts = ChangingHosts(workers, slots, values.ssh, _cooldown(cooldown), sites)
+        hosts = ChangingHosts(workers, slots, values.ssh, _cooldown_option(cooldown), sites)
         return replace(self, variables=variables, first=first, hosts=hosts, words=words)
 
 
-def _cooldown(given: tuple[float, float] | None) -> HostCoolDown:
+def _cooldown_option(given: tuple[float, float] | None) -> HostCoolDown:
     if given is None:
         return DEFAULT_COOLDOWN
     low, high = given
@@ -180,7 +180,7 @@ def elastic_run(
         raise click.UsageError(
             f"{hosts} and --host-discovery-script {options.discovery}: both say where ranks are; leave one out"
         )
-    script = None if options.discovery is None else _checked(options.discovery)
+    script = None if options.discovery is None else _checked_discovery_script(options.discovery)
     settings = {
         contract.ENV_ELASTIC: on_loss,
         contract.ENV_ELASTIC_MIN_RANKS: low,
@@ -217,7 +217,7 @@ def _check_loss(on_loss: str, low: int, ranks: int, options: ElasticCommandOptio
         )
 
 
-def _checked(script: Path) -> Path:
+def _checked_discovery_script(script: Path) -> Path:
     """The absolute path of `script`, if it can be executed."""
     path = script.absolute()
     if not path.is_file():
@@ -231,7 +231,7 @@ def _first_answer(script: Path, per_host: int) -> dict[str, int]:
     """Slots by host name. A usage error for what can't be followed: the run would wait for another answer. A
     script that fails is asked again by the run."""
     try:
-        output = run_script(shlex.quote(f"{script}"), FIRST_ANSWER_WITHIN_S, threading.Event())
+        output = run_discovery_script(shlex.quote(f"{script}"), FIRST_ANSWER_WITHIN_S, threading.Event())
     except ConfigurationError:
         return {}
     try:

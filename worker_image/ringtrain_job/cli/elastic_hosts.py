@@ -25,7 +25,7 @@ from ringtrain_job.cli.run_processes import (
     level_of,
     lost_lines,
     start_launcher,
-    wait_for,
+    wait_for_run_processes,
     without_token,
 )
 from ringtrain_job.cli.several_hosts import prepare_hosts
@@ -85,7 +85,7 @@ def run_on_changing_hosts(
         stop = signal.SIGINT  # SIGTERM tells an elastic job's launcher that its own pod goes
         grace_s = AgentConfig.from_env(environment).save_s
         signals = forward_signals(stack, lambda: launcher.send_signal(stop), "ranks on all hosts", grace_s)
-        code = wait_for(launcher, [], AGENT_S)
+        code = wait_for_run_processes(launcher, [], AGENT_S)
         return exit_code(code, lost_lines(folder / _LOST_FILE), environment[contract.ENV_LOG_DIR], signals)
 
 
@@ -240,7 +240,7 @@ def _address_towards(ssh: Sequence[str]) -> str:
     return ""
 
 
-def read_plan(path: str) -> dict[str, Any]:
+def read_hosts_plan(path: str) -> dict[str, Any]:
     """What `run_on_changing_hosts` has written for its launcher."""
     found: dict[str, Any] = json.loads(Path(path).read_text())
     return found

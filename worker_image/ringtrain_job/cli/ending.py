@@ -23,18 +23,18 @@ def say_end(files: AttemptFiles, outcome: dict[str, Any] | None, took_s: float) 
     """Print on stderr how the job ended. Lines are broken between words only, so that a path can be copied."""
     state = str(outcome["outcome"]) if outcome is not None else "Failed"
     failure = (outcome or {}).get("failure") or {}
-    _row("state", click.style(state, _COLOURS.get(state), bold=True))
+    _ending_row("state", click.style(state, _COLOURS.get(state), bold=True))
     if progress := (outcome or {}).get("progress"):
-        _row("steps", _steps(progress))
-    _row("took", f"{took_s:.0f} s")
-    _row("logs", str(files.directory))
+        _ending_row("steps", _ending_steps(progress))
+    _ending_row("took", f"{took_s:.0f} s")
+    _ending_row("logs", str(files.directory))
     if warning := (outcome or {}).get("warning"):
-        say(warning, fg="yellow")
+        say_ending_line(warning, fg="yellow")
     if failure:
         _say_failure(files, failure)
 
 
-def say(text: str, first: str = "", then: str = "", **style: Any) -> None:
+def say_ending_line(text: str, first: str = "", then: str = "", **style: Any) -> None:
     """Print `text` on stderr behind `first`, on a terminal in the place of what stands on the line; `then`: behind
     what a terminal begins each further line. A pipe gets one line."""
     if sys.stderr.isatty():
@@ -46,11 +46,11 @@ def say(text: str, first: str = "", then: str = "", **style: Any) -> None:
     click.secho(first + text, err=True, **style)
 
 
-def _row(label: str, text: str) -> None:
-    say(text, f"{label:<7}", " " * 7)
+def _ending_row(label: str, text: str) -> None:
+    say_ending_line(text, f"{label:<7}", " " * 7)
 
 
-def _steps(progress: dict[str, Any]) -> str:
+def _ending_steps(progress: dict[str, Any]) -> str:
     """Where training was: `40/300, loss 0.412, samples/sec 5120.3`."""
     step, total, loss, rate = (progress.get(key) for key in ("step", "totalSteps", "loss", "samplesPerSecond"))
     parts = [f"{step}/{total}" if total else str(step)]
@@ -66,16 +66,16 @@ def _say_failure(files: AttemptFiles, failure: dict[str, Any]) -> None:
     who = "the job" if rank is None else f"rank {rank}"
     title = f"First failure: {who}, {failure['reason']}" + (f", exit code {code}" if code is not None else "")
     click.echo(err=True)
-    say(title, fg="red", bold=True)
+    say_ending_line(title, fg="red", bold=True)
     if (message := failure.get("message") or "") != f"rank {rank} exited with {code}":
-        say(message)
+        say_ending_line(message)
     for line in (failure.get("logTail") or ())[-LINES_SHOWN:]:
-        say(line, "  │ ", "  │ ", dim=True)
+        say_ending_line(line, "  │ ", "  │ ", dim=True)
     others = list(_consequences(files, rank))
     for other, line in others[:_OTHERS_SHOWN]:
-        say(line, f"rank {other} followed: ", "  ")
+        say_ending_line(line, f"rank {other} followed: ", "  ")
     if len(others) > _OTHERS_SHOWN:
-        say(f"and {len(others) - _OTHERS_SHOWN} more followed")
+        say_ending_line(f"and {len(others) - _OTHERS_SHOWN} more followed")
 
 
 def _consequences(files: AttemptFiles, cause: int | None) -> Iterator[tuple[int, str]]:
@@ -84,11 +84,11 @@ def _consequences(files: AttemptFiles, cause: int | None) -> Iterator[tuple[int,
         rank = int(path.stem.removeprefix("rank-"))
         if rank == cause:
             continue
-        lines = [found.group(0) for line in _last_lines(path) if (found := _PEER_LOST.search(line))]
+        lines = [found.group(0) for line in _last_log_lines(path) if (found := _PEER_LOST.search(line))]
         if lines:
             yield rank, lines[-1]
 
 
-def _last_lines(path: Path) -> list[str]:
+def _last_log_lines(path: Path) -> list[str]:
     data = b"".join(read_from(path, tail_position(path, LINES_SHOWN)))
     return data.decode(errors="replace").splitlines()

@@ -23,19 +23,22 @@ def exit_code_of(body: Callable[[], int]) -> int:
     except ConfigurationError as exc:
         log.error("%s", exc)
         reason = exc.reason if isinstance(exc, MpiCondition) else Reason.BAD_CONFIGURATION
-        return _say(contract.EXIT_BAD_CONFIGURATION, reason, str(exc))
+        return _say_command_failure(contract.EXIT_BAD_CONFIGURATION, reason, str(exc))
     except PortTaken as exc:
         log.error("%s", exc)
-        return _say(contract.EXIT_NOT_ASSEMBLED, Reason.NOT_ASSEMBLED, str(exc))
+        return _say_command_failure(contract.EXIT_NOT_ASSEMBLED, Reason.NOT_ASSEMBLED, str(exc))
     except Exception as exc:
         log.exception("a defect in ringtrain")
-        return _say(contract.EXIT_INTERNAL_ERROR, Reason.INTERNAL_ERROR, f"{type(exc).__name__}: {exc}")
+        return _say_command_failure(
+            contract.EXIT_INTERNAL_ERROR, Reason.INTERNAL_ERROR, f"{type(exc).__name__}: {exc}"
+        )
 
 
-def _say(code: int, reason: Reason, message: str) -> int:
+def _say_command_failure(code: int, reason: Reason, message: str) -> int:
     verdict = Verdict(Outcome.FAILED, code, failure=Failure(reason, message))
     attempt, workers, slots = (
-        _number(name) for name in (contract.ENV_ATTEMPT, contract.ENV_NUM_WORKERS, contract.ENV_SLOTS_PER_WORKER)
+        _exit_code_number(name)
+        for name in (contract.ENV_ATTEMPT, contract.ENV_NUM_WORKERS, contract.ENV_SLOTS_PER_WORKER)
     )
     write_termination_message(
         read_termination(EnvironmentVariables(os.environ)), termination_message(verdict, attempt, workers * slots)
@@ -43,7 +46,7 @@ def _say(code: int, reason: Reason, message: str) -> int:
     return code
 
 
-def _number(name: str) -> int:
+def _exit_code_number(name: str) -> int:
     """The variable as far as it is a number: it may be what is wrong."""
     value = os.environ.get(name, "")
     return int(value) if value.isdecimal() else 1

@@ -53,7 +53,7 @@ class HorovodrunValues:
         )
         level = self.of("log_level")
         found = {
-            contract.ENV_START_TIMEOUT: _number(self.of("start_timeout")),
+            contract.ENV_START_TIMEOUT: _horovodrun_number(self.of("start_timeout")),
             contract.ENV_STALL_TIMEOUT: stall,
             contract.ENV_STALL_WARNING: warning,
             contract.ENV_TIMELINE: self.of("timeline_filename"),
@@ -96,22 +96,26 @@ def horovod_options(command: F) -> F:
 
 
 def _never_if_0(value: float | None) -> str | None:
-    return NEVER if value == 0 else _number(value)
+    return NEVER if value == 0 else _horovodrun_number(value)
 
 
-def _number(value: float | None) -> str | None:
+def _horovodrun_number(value: float | None) -> str | None:
     return None if value is None else f"{value:g}"
 
 
 def read_config_file(path: str) -> dict[str, Any]:
     """The options that the file at `path` gives, by name, and a line at `UNKNOWN` about keys that are none, if
     there are any. Raises a usage error for a value that is wrong."""
-    content = _load(path)
-    given = {".".join(keys): value for keys, value in _leaves(path, content)}
+    content = _load_horovodrun_config(path)
+    given = {".".join(keys): value for keys, value in _horovodrun_config_leaves(path, content)}
     known = {option.config: option for option in OPTIONS if option.config}
     unknown = [key for key in given if key not in known and key not in _OTHERS]
-    found = {known[key].name: _converted(path, key, value) for key, value in given.items() if key in known}
-    found |= _controller(path, given.get("controller"))
+    found = {
+        known[key].name: _converted_horovodrun_value(path, key, value)
+        for key, value in given.items()
+        if key in known
+    }
+    found |= _horovodrun_controller(path, given.get("controller"))
     if unknown:
         found[UNKNOWN] = f"--config-file {path}: {', '.join(unknown)}: no setting of Horovod, passed over"
     if "stall_check.enabled" in given:
@@ -119,7 +123,7 @@ def read_config_file(path: str) -> dict[str, Any]:
     return found
 
 
-def _load(path: str) -> Mapping[str, Any]:
+def _load_horovodrun_config(path: str) -> Mapping[str, Any]:
     try:
         import yaml
     except ImportError:
@@ -137,7 +141,7 @@ def _load(path: str) -> Mapping[str, Any]:
     return content
 
 
-def _leaves(path: str, content: Mapping[str, Any]) -> list[tuple[tuple[str, ...], Any]]:
+def _horovodrun_config_leaves(path: str, content: Mapping[str, Any]) -> list[tuple[tuple[str, ...], Any]]:
     found: list[tuple[tuple[str, ...], Any]] = []
     for key, value in content.items():
         if isinstance(value, dict):
@@ -147,7 +151,7 @@ def _leaves(path: str, content: Mapping[str, Any]) -> list[tuple[tuple[str, ...]
     return found
 
 
-def _converted(path: str, key: str, value: Any) -> Any:
+def _converted_horovodrun_value(path: str, key: str, value: Any) -> Any:
     option = next(option for option in OPTIONS if option.config == key)
     try:
         return click.types.convert_type(option.kind).convert(str(value), None, None)
@@ -155,7 +159,7 @@ def _converted(path: str, key: str, value: Any) -> Any:
         raise click.UsageError(f"--config-file {path}: {key}: {exc.message}") from exc
 
 
-def _controller(path: str, value: Any) -> dict[str, bool]:
+def _horovodrun_controller(path: str, value: Any) -> dict[str, bool]:
     if value is None:
         return {}
     if str(value).lower() not in ("gloo", "mpi"):

@@ -36,7 +36,9 @@ def list_runs(directory: Path, output: str) -> None:
             click.echo(run.name)
         return
     head = ["name", *FACTS, "when"]
-    _table([head, *([run.name, *(fact(run) for fact in FACTS.values()), _when(run)] for run in runs)])
+    _runs_table(
+        [head, *([run.name, *(fact(run) for fact in FACTS.values()), _run_began_text(run)] for run in runs)]
+    )
 
 
 @click.command("compare")
@@ -53,7 +55,7 @@ def compare_runs(runs: tuple[str, ...], directory: Path, html: Path | None) -> N
         raise click.UsageError(f"{len(runs)} run(s) to compare; expected 2 to {MOST_COMPARED}")
     found = compare([find_run(name, directory) for name in runs])
     differences = found["differences"] or [("no difference", [])]
-    _table([["", *found["runs"]], *([name, *values] for name, values in (*found["facts"], *differences))])
+    _runs_table([["", *found["runs"]], *([name, *values] for name, values in (*found["facts"], *differences))])
     if html is not None:
         try:
             html.write_text(page({"compare": found}), encoding="utf-8", errors="replace")
@@ -75,11 +77,11 @@ def _print_data(data: list[dict[str, Any]], form: str) -> None:
         click.echo("[]")
 
 
-def _when(run: PageRun) -> str:
+def _run_began_text(run: PageRun) -> str:
     return "" if run.began is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.began))
 
 
-def _table(rows: Sequence[Sequence[str]]) -> None:
+def _runs_table(rows: Sequence[Sequence[str]]) -> None:
     widths = [max(len(row[i]) if i < len(row) else 0 for row in rows) for i in range(max(map(len, rows)))]
     for row in rows:
         click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)).rstrip())

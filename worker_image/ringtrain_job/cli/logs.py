@@ -37,7 +37,7 @@ def logs(
         raise click.UsageError("give one of --rank and --reports: reports of all ranks are in one file")
     env = EnvironmentVariables(os.environ)
     wanted = _WantedLogs(rank, attempt, tail, reports)
-    if directory is None and (shipped := _shipped(env, wanted)) is not None:
+    if directory is None and (shipped := _shipped_log(env, wanted)) is not None:
         if following:
             print("ringtrain: no launcher runs here; this is what the store has", file=sys.stderr)
         for chunk in shipped:
@@ -48,7 +48,7 @@ def logs(
         files, present = find_attempt(directory or Path("runs"), attempt), True
         path = find_log(files, rank)
     else:
-        files, present = _files(env, attempt)
+        files, present = _attempt_log_files(env, attempt)
         path = _present_log(env, files, rank) if present else find_log(files, rank)
     path = files.metrics if reports else path
     start = 0 if tail is None else tail_position(path, tail)
@@ -68,12 +68,12 @@ class _WantedLogs:
     reports: bool
 
 
-def _shipped(env: EnvironmentVariables, wanted: _WantedLogs) -> Iterator[bytes] | None:
+def _shipped_log(env: EnvironmentVariables, wanted: _WantedLogs) -> Iterator[bytes] | None:
     """What the job's object store has of a log that no volume here has; None where there is no store."""
     uri = env.optional(contract.ENV_LOG_URI)
     if not uri or contract.ENV_JOB_NAME not in os.environ:
         return None
-    files, _ = _files(env, wanted.attempt)
+    files, _ = _attempt_log_files(env, wanted.attempt)
     if files.job_log.exists():
         return None
     store = ObjectStore(uri)
@@ -83,7 +83,7 @@ def _shipped(env: EnvironmentVariables, wanted: _WantedLogs) -> Iterator[bytes] 
     names = shipped_names(store, number)
     if path.name not in names:
         attempts = shipped_attempts(store)
-        if number in attempts and (wanted.rank is None or wanted.rank < _ranks(env)):
+        if number in attempts and (wanted.rank is None or wanted.rank < _log_ranks(env)):
             return iter(())  # nothing was written there
         kept = in_ranges(attempts)
         raise LogMissing(f"{uri} has no {path.name} of attempt {number}; it has logs of attempts {kept}")
@@ -94,17 +94,17 @@ def _present_log(env: EnvironmentVariables, files: AttemptFiles, rank: int | Non
     """The file of a rank of the present attempt, which is not there before that has written something."""
     if rank is None or not files.directory.is_dir():
         return find_log(files, rank)
-    if rank >= (ranks := _ranks(env)):
+    if rank >= (ranks := _log_ranks(env)):
         raise LogMissing(f"there is no rank {rank}: the world has ranks 0 to {ranks - 1}")
     return files.rank_log(rank)
 
 
-def _ranks(env: EnvironmentVariables) -> int:
+def _log_ranks(env: EnvironmentVariables) -> int:
     slots = env.integer(contract.ENV_SLOTS_PER_WORKER, 1, low=1, high=1024)
     return env.integer(contract.ENV_NUM_WORKERS, low=1, high=100_000) * slots
 
 
-def _files(env: EnvironmentVariables, attempt: int | None) -> tuple[AttemptFiles, bool]:
+def _attempt_log_files(env: EnvironmentVariables, attempt: int | None) -> tuple[AttemptFiles, bool]:
     """The attempt's files, and whether it is the present one: only that can grow."""
     present = env.integer(contract.ENV_ATTEMPT, low=1)
     root = Path(env.text(contract.ENV_LOG_DIR, contract.LOG_DIR))

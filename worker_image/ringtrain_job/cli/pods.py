@@ -12,7 +12,7 @@ from ringtrain.shared.horovod_variables import OUR_LOG_LEVELS
 from ringtrain_job.cli.main import log_to_stderr
 
 
-def _in_pods(body: Callable[..., None]) -> click.Command:
+def _only_in_pods(body: Callable[..., None]) -> click.Command:
     """`body` as a command that people do not call, of a log level and the words of another command."""
     level = click.Choice(OUR_LOG_LEVELS)
     body = click.argument("command", nargs=-1, type=click.UNPROCESSED)(body)
@@ -20,7 +20,7 @@ def _in_pods(body: Callable[..., None]) -> click.Command:
     return click.command(hidden=True, context_settings={"ignore_unknown_options": True})(body)
 
 
-def _exit_with(role: str, log_level: str, run: Callable[[], int]) -> None:
+def _exit_with_pod_code(role: str, log_level: str, run: Callable[[], int]) -> None:
     # Ranks and mpirun are forked from a process in which gRPC runs, whose fork handlers wait for our threads or
     # abort the child. gRPC looks here when it is loaded, which no import above does.
     os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
@@ -32,7 +32,7 @@ def _exit_with(role: str, log_level: str, run: Callable[[], int]) -> None:
     sys.exit(exit_code_of(run))
 
 
-@_in_pods
+@_only_in_pods
 def agent(log_level: str, command: tuple[str, ...]) -> None:
     """Join the job's launcher, run COMMAND as this worker's ranks, and ship what they write.
 
@@ -46,12 +46,12 @@ def agent(log_level: str, command: tuple[str, ...]) -> None:
 
         return run_agent(AgentConfig.from_env(inherited), command, inherited)
 
-    _exit_with("agent", log_level, run)
+    _exit_with_pod_code("agent", log_level, run)
 
 
 @click.option("--hosts", help="File about the hosts of a `ringtrain run` that may change.")
 @click.option("--slots-per-host", type=int, default=1, help="Of a discovery script's line without a number.")
-@_in_pods
+@_only_in_pods
 def launcher(log_level: str, command: tuple[str, ...], hosts: str | None, slots_per_host: int) -> None:
     """Bring the job's workers together, keep their logs, and end with the job's exit code.
 
@@ -68,16 +68,16 @@ def launcher(log_level: str, command: tuple[str, ...], hosts: str | None, slots_
         config = LauncherConfig.from_env(inherited)
         if hosts is None:
             return run_launcher(config, command, HostControl(slots_per_host=slots_per_host))
-        from ringtrain_job.cli.elastic_hosts import SshHostAgents, read_plan
+        from ringtrain_job.cli.elastic_hosts import SshHostAgents, read_hosts_plan
 
-        plan = read_plan(hosts)
+        plan = read_hosts_plan(hosts)
         agents = SshHostAgents(plan, inherited)
         try:
             return run_launcher(config, command, HostControl(agents, slots_per_host, plan["sites"]))
         finally:
             agents.close()
 
-    _exit_with("launcher", log_level, run)
+    _exit_with_pod_code("launcher", log_level, run)
 
 
 @click.command("data-worker", hidden=True)
@@ -101,7 +101,7 @@ def data_worker(log_level: str) -> None:
 
         return run_data_worker(config, os.environ)
 
-    _exit_with("data", log_level, run)
+    _exit_with_pod_code("data", log_level, run)
 
 
 @click.command(hidden=True, context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})

@@ -78,7 +78,7 @@ def remote_agent() -> None:
     if order is None:  # another host could not be reached, or the run has ended
         sys.exit(contract.EXIT_GANG_STOPPED)
     try:
-        sys.exit(_serve(order))
+        sys.exit(_serve_remote_agent(order))
     except (ConfigurationError, OSError) as exc:
         click.echo(str(exc), err=True)
         sys.exit(contract.EXIT_BAD_CONFIGURATION)
@@ -89,7 +89,7 @@ def _read_order() -> RemoteAgentOrder | None:
     return RemoteAgentOrder(**json.loads(line)) if line.endswith(b"\n") else None
 
 
-def _serve(order: RemoteAgentOrder) -> int:
+def _serve_remote_agent(order: RemoteAgentOrder) -> int:
     """Run the agent; returns its exit code. Raises ConfigurationError or OSError where it cannot be run."""
     try:
         os.chdir(order.directory)
@@ -116,7 +116,7 @@ def _serve(order: RemoteAgentOrder) -> int:
         # stdout is the run's to read; the agent's own messages go to stderr.
         agent = start_child(words, environment, stdout=sys.stderr)
         print(STARTED, flush=True)
-        code = _watch(agent, grace_s + LEAVE_S + _SPARE_S)
+        code = _watch_remote_agent(agent, grace_s + LEAVE_S + _SPARE_S)
         print(f"{LOST}{lost_lines(directory / 'ended.json')}", flush=True)
         return code
 
@@ -127,7 +127,7 @@ def _write_secrets(directory: Path, secrets: Mapping[str, str]) -> None:
             file.write(secrets[name])
 
 
-def _watch(agent: "subprocess.Popen[bytes]", patience_s: float) -> int:
+def _watch_remote_agent(agent: "subprocess.Popen[bytes]", patience_s: float) -> int:
     """Wait for the agent's end; end it when stdin ends, or when this process is asked to stop."""
     asked, ask = os.pipe()
 
@@ -139,7 +139,7 @@ def _watch(agent: "subprocess.Popen[bytes]", patience_s: float) -> int:
         poll.register(descriptor, select.POLLIN)
     with signal_handler(stop, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         while agent.poll() is None:
-            if _is_over(poll.poll(_LOOK_MS), asked):
+            if _is_remote_agent_over(poll.poll(_LOOK_MS), asked):
                 agent.terminate()
                 end_child(agent, patience_s)
     while kill_descendants():  # what ranks left, which this process has inherited
@@ -148,7 +148,7 @@ def _watch(agent: "subprocess.Popen[bytes]", patience_s: float) -> int:
     return 128 - agent.returncode if agent.returncode < 0 else agent.returncode
 
 
-def _is_over(ready: Sequence[tuple[int, int]], asked: int) -> bool:
+def _is_remote_agent_over(ready: Sequence[tuple[int, int]], asked: int) -> bool:
     return any(descriptor == asked or not os.read(descriptor, 1 << 16) for descriptor, _ in ready)
 
 

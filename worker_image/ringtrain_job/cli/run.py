@@ -20,7 +20,7 @@ from ringtrain_job.cli.checks import check_command, check_launcher, check_log_di
 from ringtrain_job.cli.data_workers import start_data_workers
 from ringtrain_job.cli.elastic import ElasticCommandOptions, elastic_options, elastic_run
 from ringtrain_job.cli.elastic_hosts import run_on_changing_hosts
-from ringtrain_job.cli.ending import say, say_end
+from ringtrain_job.cli.ending import say_end, say_ending_line
 from ringtrain_job.cli.failures import exit_code_of
 from ringtrain_job.cli.horovod_values import HorovodrunValues, horovod_options
 from ringtrain_job.cli.hosts import allocated_hosts, find_hosts, given_hosts, note_on_tasks
@@ -33,9 +33,9 @@ from ringtrain_job.cli.run_processes import (
     lost_lines,
     page_settings,
     prepare_run,
-    start,
     start_launcher,
-    wait_for,
+    start_run_process,
+    wait_for_run_processes,
     without_token,
 )
 from ringtrain_job.cli.several_hosts import run_on_hosts
@@ -137,24 +137,24 @@ def run(
         check_command(command[0], os.environ.get("PATH", os.defpath))
     check_log_dir(log_dir)
     log_to_stderr("run")
-    job = name or f"{_program(command)}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    job = name or f"{_run_program(command)}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     files = AttemptFiles.of(log_dir.resolve(), NAMESPACE, job, 1)
     horovod.link_outputs(files, slots if world is None else world.log_slots)
-    for note in () if quiet else [*horovod.notes, *note_on_tasks(os.environ), _starting(slots, len(placed))]:
-        say(note)
+    for note in () if quiet else [*horovod.notes, *note_on_tasks(os.environ), _starting_text(slots, len(placed))]:
+        say_ending_line(note)
     started = time.monotonic()
     settings = horovod.variables | ({} if world is None else world.variables)
     settings |= {contract.ENV_DATA_WORKERS: str(data_workers), **page_settings(ui)}
     settings |= {contract.ENV_FAIL_ON_NAN: "1"} if fail_on_nan else {}
     settings |= {contract.ENV_QUIET: "1" if quiet else ""}  # said in any case: a run within a run has its own
     settings |= {contract.ENV_METRICS: metrics} if metrics else {}
-    place = _environment(slots, log_dir.resolve(), job, settings)
+    place = _run_environment(slots, log_dir.resolve(), job, settings)
     words = () if world is None else world.words
     if world is not None and world.hosts is not None:
         changing = world.hosts
         code = exit_code_of(lambda: run_on_changing_hosts(changing, place, command, verbose, words))
     elif all(host.is_here for host in placed):
-        code = exit_code_of(lambda: _run(ranks, place, command, verbose, words))
+        code = exit_code_of(lambda: _run_local_job(ranks, place, command, verbose, words))
     else:
         reach = SrunOptions(horovod.ssh.interfaces) if allocated else horovod.ssh
         code = exit_code_of(lambda: run_on_hosts(placed, reach, place, command, verbose))
@@ -186,18 +186,18 @@ def _check_data_workers(hosts: Sequence[Host], count: int) -> None:
         )
 
 
-def _starting(ranks: int, hosts: int) -> str:
+def _starting_text(ranks: int, hosts: int) -> str:
     where = f" on {hosts} hosts" if hosts > 1 else ""
     return f"starting {ranks} {'ranks' if ranks > 1 else 'rank'}{where}"
 
 
-def _program(command: Sequence[str]) -> str:
+def _run_program(command: Sequence[str]) -> str:
     """A name for a run: the script, else the program."""
     script = next((word for word in command if word.endswith(".py")), command[0])
     return re.sub(r"[^A-Za-z0-9._-]|^[^A-Za-z0-9]+", "", Path(script).stem)[:100] or "run"
 
 
-def _run(
+def _run_local_job(
     ranks: int, settings: Mapping[str, str], command: Sequence[str], verbose: bool, words: Sequence[str]
 ) -> int:
     with ExitStack() as stack:
@@ -209,13 +209,15 @@ def _run(
         start_data_workers(stack, environment, command, level)
         ended = Path(environment[contract.ENV_RUN_FOLDER]) / "ended.json"
         environment = {**environment, contract.ENV_TERMINATION_MESSAGE_PATH: str(ended)}
-        agent = start(stack, contract.ROLE_WORKER, environment, ["agent", "--log-level", level, "--", *command])
+        agent = start_run_process(
+            stack, contract.ROLE_WORKER, environment, ["agent", "--log-level", level, "--", *command]
+        )
         # SIGTERM tells an elastic job's launcher that its own pod goes, and that the ranks are to live on.
         stop = signal.SIGINT if contract.ENV_ELASTIC in environment else signal.SIGTERM
         signals = forward_signals(
             stack, lambda: launcher.send_signal(stop), f"{ranks} ranks" if ranks > 1 else "1 rank", grace_s
         )
-        code = wait_for(launcher, [agent], AGENT_S)
+        code = wait_for_run_processes(launcher, [agent], AGENT_S)
         return exit_code(code, lost_lines(ended), environment[contract.ENV_LOG_DIR], signals)
 
 
@@ -224,7 +226,7 @@ def _write_token(folder: Path) -> Path:
     return folder
 
 
-def _environment(slots: int, log_dir: Path, job: str, settings: Mapping[str, str]) -> dict[str, str]:
+def _run_environment(slots: int, log_dir: Path, job: str, settings: Mapping[str, str]) -> dict[str, str]:
     return {
         **settings,
         contract.ENV_JOB_NAME: job,

@@ -17,7 +17,7 @@ from ringtrain.shared.horovod_variables import log_level, with_counterparts
 from ringtrain.shared.ports import HeldPorts
 from ringtrain.shared.processes import end_child, signal_handler, start_child
 from ringtrain.shared.run_folder import run_folder
-from ringtrain_job.cli.ending import say
+from ringtrain_job.cli.ending import say_ending_line
 from ringtrain_job.launcher.config import LauncherConfig
 from ringtrain_job.page.access import page_token
 
@@ -50,7 +50,7 @@ def prepare_run(
     stack.callback(held.release)
     control_port, status_port = held.take(0, 2)
     environment = {
-        **inherited(os.environ, settings),
+        **run_environment_inherited(os.environ, settings),
         contract.ENV_SECRET_DIR: str(write_secrets(folder)),
         contract.ENV_RUN_FOLDER: str(folder),
         contract.ENV_LAUNCHER_PORT: str(control_port),
@@ -62,7 +62,7 @@ def prepare_run(
     return environment
 
 
-def inherited(environment: Mapping[str, str], settings: Mapping[str, str]) -> dict[str, str]:
+def run_environment_inherited(environment: Mapping[str, str], settings: Mapping[str, str]) -> dict[str, str]:
     """What launcher and agents get: this process's `environment`, Horovod's names translated, and `settings`.
 
     Raises ConfigurationError.
@@ -81,7 +81,9 @@ def level_of(environment: Mapping[str, str], verbose: bool) -> str:
     return "info" if verbose and level != "debug" else level
 
 
-def start(stack: ExitStack, role: str, environment: dict[str, str], words: list[str]) -> "subprocess.Popen[bytes]":
+def start_run_process(
+    stack: ExitStack, role: str, environment: dict[str, str], words: list[str]
+) -> "subprocess.Popen[bytes]":
     """A `ringtrain` process that ends when this one does. In a session of its own: Ctrl-C is ours to pass on."""
     command = [sys.executable, "-m", "ringtrain", *words]
     process = start_child(command, {**environment, contract.ENV_ROLE: role})
@@ -94,7 +96,7 @@ def start_launcher(
 ) -> "subprocess.Popen[bytes]":
     """The launcher, with further `words` of its command line; where its page is wanted the link to it is said."""
     told = {**environment, contract.ENV_PORTS_HELD: "1"}
-    launcher = start(stack, contract.ROLE_LAUNCHER, told, ["launcher", "--log-level", level, *words])
+    launcher = start_run_process(stack, contract.ROLE_LAUNCHER, told, ["launcher", "--log-level", level, *words])
     say_link(environment)
     return launcher
 
@@ -105,10 +107,10 @@ def _undo_when_asked(stack: ExitStack) -> None:
     def leave(number: int, _: object) -> None:
         sys.exit(128 + number)
 
-    stack.enter_context(signal_handler(leave, *_asking()))
+    stack.enter_context(signal_handler(leave, *_stop_requests()))
 
 
-def _asking() -> tuple[signal.Signals, ...]:
+def _stop_requests() -> tuple[signal.Signals, ...]:
     """Signals that ask a run to end; SIGHUP, of a terminal that was closed, unless nohup has it ignored."""
     ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return (signal.SIGINT, signal.SIGTERM, *(() if ignored else (signal.SIGHUP,)))
@@ -124,16 +126,18 @@ def forward_signals(stack: ExitStack, stop: Callable[[], None], ranks: str, grac
         received.append(number)
         with suppress(OSError):  # the terminal was closed
             if len(received) == 1:
-                say(f"stopping: waiting for {ranks} to end, for at most {grace_s:.0f} s; once more: at once")
+                say_ending_line(
+                    f"stopping: waiting for {ranks} to end, for at most {grace_s:.0f} s; once more: at once"
+                )
             else:
-                say("stopping: ranks are killed")
+                say_ending_line("stopping: ranks are killed")
         stop()
 
-    stack.enter_context(signal_handler(forward, *_asking()))
+    stack.enter_context(signal_handler(forward, *_stop_requests()))
     return received
 
 
-def wait_for(
+def wait_for_run_processes(
     launcher: "subprocess.Popen[bytes]", agents: "Sequence[subprocess.Popen[bytes]]", patience_s: float
 ) -> int:
     """Wait for all; the launcher's code counts, unless an agent ended before the launcher could know of it.
@@ -145,11 +149,11 @@ def wait_for(
         if ended is not None:
             return _wait_after(ended.returncode, launcher, patience_s)
         time.sleep(_POLL_S)
-    _end(agents)
-    return _code(launcher.returncode)
+    _end_agents(agents)
+    return _process_exit_code(launcher.returncode)
 
 
-def _end(agents: "Sequence[subprocess.Popen[bytes]]") -> None:
+def _end_agents(agents: "Sequence[subprocess.Popen[bytes]]") -> None:
     """Those that the launcher has released end by themselves. One that never reached it is told, as are the others
     of a launcher that was killed: none comes in its place."""
     if still := _not_ended(agents, _RELEASED_S):
@@ -169,10 +173,10 @@ def _not_ended(agents: "Sequence[subprocess.Popen[bytes]]", within_s: float) -> 
 def _wait_after(agent_code: int, launcher: "subprocess.Popen[bytes]", patience_s: float) -> int:
     """An agent has ended first. That is in order when it was released; else the launcher names what was lost."""
     try:
-        return _code(launcher.wait(patience_s))
+        return _process_exit_code(launcher.wait(patience_s))
     except subprocess.TimeoutExpired:
         launcher.terminate()
-        return _code(agent_code)
+        return _process_exit_code(agent_code)
 
 
 def lost_lines(message: Path) -> int:
@@ -187,11 +191,13 @@ def exit_code(code: int, lost: int, directory: str, signals: Sequence[int]) -> i
     """Say how many log lines are `lost`; return the exit code of a run whose ranks and launcher left `code`, and
     which got these `signals`."""
     if lost:
-        say(f"{lost} log lines are not in {directory}, which could not be written; they stand above", fg="red")
+        say_ending_line(
+            f"{lost} log lines are not in {directory}, which could not be written; they stand above", fg="red"
+        )
     return 128 + signals[0] if signals else code or (EXIT_LINES_LOST if lost else 0)
 
 
-def _code(returncode: int) -> int:
+def _process_exit_code(returncode: int) -> int:
     return 128 - returncode if returncode < 0 else returncode
 
 
@@ -203,7 +209,9 @@ def page_settings(wanted: bool) -> dict[str, str]:
 def say_link(environment: Mapping[str, str]) -> None:
     """Say where the page of the launcher with this environment is, if it is wanted."""
     if token := environment.get(contract.ENV_STATUS_TOKEN):
-        say(f"page: http://127.0.0.1:{environment[contract.ENV_STATUS_PORT]}/?token={page_token(token)}")
+        say_ending_line(
+            f"page: http://127.0.0.1:{environment[contract.ENV_STATUS_PORT]}/?token={page_token(token)}"
+        )
 
 
 def without_token(environment: Mapping[str, str]) -> dict[str, str]:

@@ -12,7 +12,7 @@ from ringtrain.shared import contract
 from ringtrain.shared.hosts import Host
 from ringtrain_job.agent.config import AgentConfig
 from ringtrain_job.cli.certificates import write_secrets
-from ringtrain_job.cli.ending import say
+from ringtrain_job.cli.ending import say_ending_line
 from ringtrain_job.cli.remote_agent import RemoteAgentGreeting
 from ringtrain_job.cli.run_processes import (
     AGENT_S,
@@ -21,12 +21,19 @@ from ringtrain_job.cli.run_processes import (
     level_of,
     lost_lines,
     prepare_run,
-    start,
     start_launcher,
-    wait_for,
+    start_run_process,
+    wait_for_run_processes,
     without_token,
 )
-from ringtrain_job.cli.ssh import HostDeadlines, SrunOptions, SshAgentOrders, SshOptions, SshRemoteAgent, connect
+from ringtrain_job.cli.ssh import (
+    HostDeadlines,
+    SrunOptions,
+    SshAgentOrders,
+    SshOptions,
+    SshRemoteAgent,
+    connect_ssh_hosts,
+)
 
 
 def run_on_hosts(
@@ -52,7 +59,7 @@ def run_on_hosts(
         config = AgentConfig.from_env(environment)
         others = [host for host in hosts if not host.is_here]
         deadlines = HostDeadlines(config.start_timeout_s, config.timeout_s, config.save_s + AGENT_S)
-        reached = connect(stack, others, options, deadlines)
+        reached = connect_ssh_hosts(stack, others, options, deadlines)
         run = SshAgentOrders(without_token(environment), secrets, control_port, options.interfaces, level, command)
         launcher = start_launcher(stack, environment, level)
         agents = _start_agents(stack, run, hosts, reached)
@@ -62,9 +69,9 @@ def run_on_hosts(
         ranks = f"{config.world_size} ranks on {len(hosts)} hosts"
         signals = forward_signals(stack, lambda: launcher.send_signal(signal.SIGTERM), ranks, config.save_s)
         # An agent that was lost is missed after a quarter of the timeout; then the others are stopped.
-        code = wait_for(launcher, agents, 2 * config.timeout_s + AGENT_S)
+        code = wait_for_run_processes(launcher, agents, 2 * config.timeout_s + AGENT_S)
         _say_lost([agent for agent, _ in reached])
-        lost = lost_lines(_ended(run)) + sum(agent.lost_lines() for agent, _ in reached)
+        lost = lost_lines(_ended_host_agents(run)) + sum(agent.lost_lines() for agent, _ in reached)
         return exit_code(code, lost, environment[contract.ENV_LOG_DIR], signals)
 
 
@@ -91,26 +98,28 @@ def _start_agents(
         agent, greeting = reached[0] if host.is_here else next(others)
         address = run.run_address(agent.host.name, greeting.run_address)
         if host.is_here:
-            agents.append(_start_here(stack, run, index, host.name, address))
+            agents.append(_start_agent_here(stack, run, index, host.name, address))
         else:
             agent.start(run.order(run.agent_environment(index, host.name, address)))
             agents.append(agent.process)
     return agents
 
 
-def _start_here(
+def _start_agent_here(
     stack: ExitStack, run: SshAgentOrders, index: int, name: str, run_address: str
 ) -> "subprocess.Popen[bytes]":
     environment = {
         **run.agent_environment(index, name, "127.0.0.1"),
         contract.ENV_SECRET_DIR: str(run.secrets / contract.ROLE_WORKER),
         contract.ENV_POD_IP: run_address,
-        contract.ENV_TERMINATION_MESSAGE_PATH: str(_ended(run)),
+        contract.ENV_TERMINATION_MESSAGE_PATH: str(_ended_host_agents(run)),
     }
-    return start(stack, contract.ROLE_WORKER, environment, ["agent", "--log-level", run.level, "--", *run.command])
+    return start_run_process(
+        stack, contract.ROLE_WORKER, environment, ["agent", "--log-level", run.level, "--", *run.command]
+    )
 
 
-def _ended(run: SshAgentOrders) -> Path:
+def _ended_host_agents(run: SshAgentOrders) -> Path:
     """What the agent of this machine leaves when it ends."""
     return run.secrets / "ended.json"
 
@@ -119,4 +128,4 @@ def _say_lost(agents: Sequence[SshRemoteAgent]) -> None:
     for agent in agents:
         code = agent.process.poll()
         if code not in (None, 0, contract.EXIT_GANG_STOPPED):
-            say(f"host {agent.host.name}: its agent ended with {code}: {agent.last_words()}")
+            say_ending_line(f"host {agent.host.name}: its agent ended with {code}: {agent.last_words()}")

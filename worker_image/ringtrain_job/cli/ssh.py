@@ -143,7 +143,7 @@ class SshRemoteAgent:
         try:
             self.process = start_child(
                 words,
-                {**os.environ, "LC_MESSAGES": "C"},  # messages that `_hint` knows
+                {**os.environ, "LC_MESSAGES": "C"},  # messages that `_ssh_hint` knows
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -244,7 +244,9 @@ class SshRemoteAgent:
             return f"host {host} said nothing within {self.deadlines.start_s:g} s (--start-timeout)"
         said = " ".join(self._said)
         if code == _EXIT_SSH:
-            return f"host {host} cannot be reached over ssh: {self.last_words().rstrip('.')}{_hint(host, said)}"
+            return (
+                f"host {host} cannot be reached over ssh: {self.last_words().rstrip('.')}{_ssh_hint(host, said)}"
+            )
         if code in _EXITS_SHELL or "No module named ringtrain" in said:
             return (
                 f"host {host} has no ringtrain where this machine has it ({sys.executable}): {self.last_words()}; "
@@ -253,7 +255,7 @@ class SshRemoteAgent:
         return f"host {host}: ringtrain remote-agent ended with {code}: {self.last_words()}"
 
 
-def _hint(host: str, said: str) -> str:
+def _ssh_hint(host: str, said: str) -> str:
     hints = {
         "Permission denied": f"; ssh may not ask for a password here: set up a key (ssh-copy-id {host}), or name "
         "one with --ssh-identity-file",
@@ -263,7 +265,7 @@ def _hint(host: str, said: str) -> str:
     return next((hint for part, hint in hints.items() if part in said), "")
 
 
-def connect(
+def connect_ssh_hosts(
     stack: ExitStack, hosts: Sequence[Host], options: SshOptions | SrunOptions, deadlines: HostDeadlines
 ) -> list[tuple[SshRemoteAgent, RemoteAgentGreeting]]:
     """Reach all `hosts` at once; `stack` lets them go.
@@ -278,7 +280,7 @@ def connect(
     return [(agent, agent.greeting(deadline)) for agent in agents]
 
 
-def portable(environment: Mapping[str, str]) -> dict[str, str]:
+def portable_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """The variables of `environment` that mean the same on another host."""
     return {
         name: value
@@ -317,7 +319,7 @@ class SshAgentOrders:
         directory = self.secrets / contract.ROLE_WORKER
         return RemoteAgentOrder(
             secrets={file: (directory / file).read_text() for file in SECRET_FILES},
-            environment=portable(environment),
+            environment=portable_environment(environment),
             directory=os.getcwd(),
             interfaces=tuple(self.interfaces),
             level=self.level,

@@ -51,10 +51,10 @@ def tensorboard(directory: Path, attempt: int | None, to: Path | None, port: int
         server = subprocess.Popen(command, preexec_fn=die_with_parent(os.getpid()))
         stack.callback(server.terminate)
         with suppress(KeyboardInterrupt):
-            events.add_all(follow(files.metrics, 0, _is_over(files, server)))
+            events.add_all(follow(files.metrics, 0, _is_tensorboard_over(files, server)))
             server.wait()
     sys.exit(server.returncode or 0)
 
 
-def _is_over(files: AttemptFiles, server: "subprocess.Popen[bytes]") -> Callable[[], bool]:
+def _is_tensorboard_over(files: AttemptFiles, server: "subprocess.Popen[bytes]") -> Callable[[], bool]:
     return lambda: files.outcome.exists() or server.poll() is not None

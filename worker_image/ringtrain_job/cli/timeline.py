@@ -41,20 +41,20 @@ class TimelineShares:
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 def timeline(file: Path) -> None:
     """Print where a step's time goes in FILE, which a run with RINGTRAIN_TIMELINE has written."""
-    ranks = _read(file)
-    last = last_to_begin(ranks)
+    ranks = _read_timeline(file)
+    last = last_rank_to_begin(ranks)
     for rank, times in sorted(ranks.items()):
-        found = shares(times, last)
-        click.echo(f"rank {rank}: {describe(found) if found else 'no whole step'}")
+        found = timeline_shares(times, last)
+        click.echo(f"rank {rank}: {describe_timeline(found) if found else 'no whole step'}")
 
 
-def _read(file: Path) -> dict[int, RankTimes]:
+def _read_timeline(file: Path) -> dict[int, RankTimes]:
     try:
         events = json.loads(file.read_bytes())
         ranks: dict[int, RankTimes] = defaultdict(RankTimes)
         for event in events:
             if event["ph"] == "X":
-                _note(ranks[int(event["pid"])], event)
+                _note_timeline_span(ranks[int(event["pid"])], event)
     except (ValueError, KeyError, TypeError) as exc:
         raise click.ClickException(f"{file} is not a timeline of ringtrain ({type(exc).__name__}: {exc})") from exc
     if not any(times.steps for times in ranks.values()):
@@ -64,7 +64,7 @@ def _read(file: Path) -> dict[int, RankTimes]:
     return ranks
 
 
-def _note(times: RankTimes, event: dict[str, Any]) -> None:
+def _note_timeline_span(times: RankTimes, event: dict[str, Any]) -> None:
     interval = event["ts"], event["ts"] + event["dur"]
     if event["cat"] == "step":
         times.steps.append(interval)
@@ -75,7 +75,7 @@ def _note(times: RankTimes, event: dict[str, Any]) -> None:
         times.spans[event["cat"]].append(interval)
 
 
-def last_to_begin(ranks: Mapping[int, RankTimes]) -> dict[Collective, tuple[float, int]]:
+def last_rank_to_begin(ranks: Mapping[int, RankTimes]) -> dict[Collective, tuple[float, int]]:
     """When the last rank began each collective, and which rank that was."""
     last: dict[Collective, tuple[float, int]] = {}
     for rank, times in ranks.items():
@@ -84,16 +84,21 @@ def last_to_begin(ranks: Mapping[int, RankTimes]) -> dict[Collective, tuple[floa
     return last
 
 
-def shares(times: RankTimes, last: Mapping[Collective, tuple[float, int]]) -> TimelineShares | None:
+def timeline_shares(times: RankTimes, last: Mapping[Collective, tuple[float, int]]) -> TimelineShares | None:
     """Where a rank's steps went; None without one. The first only warms up, and counts if it is the only one."""
     steps = times.steps[1:] or times.steps
     if not steps:
         return None
-    batches, backward, forward = (_within(times.spans[name], steps) for name in ("batch", "backward", "forward"))
-    total = _length(steps)
+    batches, backward, forward = (
+        _intervals_within(times.spans[name], steps) for name in ("batch", "backward", "forward")
+    )
+    total = _intervals_length(steps)
     if batches:  # a graph runs the whole batch, in which passes and collectives overlap
         return TimelineShares(
-            len(steps), total, {"input": total - _length(batches), "batch": _length(batches)}, {}
+            len(steps),
+            total,
+            {"input": total - _intervals_length(batches), "batch": _intervals_length(batches)},
+            {},
         )
     ends = [end for _, end in backward]
     # What is left of a step when its last backward pass has ended is the update that it could not hide.
@@ -101,17 +106,17 @@ def shares(times: RankTimes, last: Mapping[Collective, tuple[float, int]]) -> Ti
     waits: dict[int, float] = defaultdict(float)
     for key, (began, ended) in times.collectives.items():
         late_began, late = last[key]
-        waits[late] += _length(_within([(began, min(ended, late_began))], exposed))
+        waits[late] += _intervals_length(_intervals_within([(began, min(ended, late_began))], exposed))
     # Less than half a per cent is noise.
     waits = {late: part for late, part in sorted(waits.items()) if part >= 0.005 * total}
-    passes, update = _length(forward) + _length(backward), _length(exposed)
+    passes, update = _intervals_length(forward) + _intervals_length(backward), _intervals_length(exposed)
     early = "input" if forward else "input and forward"
-    parts = {early: total - passes - update} | ({"forward": _length(forward)} if forward else {})
-    parts |= {"backward": _length(backward), "update": update - sum(waits.values())}
+    parts = {early: total - passes - update} | ({"forward": _intervals_length(forward)} if forward else {})
+    parts |= {"backward": _intervals_length(backward), "update": update - sum(waits.values())}
     return TimelineShares(len(steps), total, parts, waits)
 
 
-def _within(intervals: Sequence[Interval], limits: Sequence[Interval]) -> list[Interval]:
+def _intervals_within(intervals: Sequence[Interval], limits: Sequence[Interval]) -> list[Interval]:
     """The parts of `intervals` that lie in one of `limits`, which are in order and apart."""
     begins = [begin for begin, _ in limits]
     found = []
@@ -124,11 +129,11 @@ def _within(intervals: Sequence[Interval], limits: Sequence[Interval]) -> list[I
     return found
 
 
-def _length(intervals: Sequence[Interval]) -> float:
+def _intervals_length(intervals: Sequence[Interval]) -> float:
     return sum(end - begin for begin, end in intervals)
 
 
-def describe(found: TimelineShares) -> str:
+def describe_timeline(found: TimelineShares) -> str:
     """One line for a person."""
     waits = {f"waiting for rank {late}": part for late, part in found.waits.items()}
     shown = ", ".join(

@@ -13,7 +13,7 @@ import click
 
 from ringtrain.shared.ports import PortTaken
 from ringtrain_job.launcher.http import LauncherHttpServer
-from ringtrain_job.launcher.page_server import LauncherPageServer, answer, begin
+from ringtrain_job.launcher.page_server import LauncherPageServer, answer_page_request, begin_page_response
 from ringtrain_job.page.access import PageAccess, kept_page, page_token
 from ringtrain_job.page.document import page, runs_page
 from ringtrain_job.page.runs import RUNNING, PageRun, find_run, find_runs
@@ -43,16 +43,16 @@ def ui(run: str | None, directory: Path, port: int, opens: bool) -> None:
     has it.
     """
     shown = None if run is None else find_run(run, directory)
-    if shown is not None and shown.files.directory.resolve() not in _folders(directory):
+    if shown is not None and shown.files.directory.resolve() not in _run_folders(directory):
         directory = shown.files.directory.parent  # a folder elsewhere
     secret = secrets.token_hex(32)
     pages = LauncherPageServer(PageAccess([secret], secret), RunsPages(directory))
     try:
-        server = LauncherHttpServer(port, _refuse, _refuse_change, pages)
+        server = LauncherHttpServer(port, _refuse_ui, _refuse_change, pages)
     except PortTaken as exc:
         raise click.ClickException(f"--port: {exc}; leave it out for a free one") from exc
     try:
-        path = "/" if shown is None else _path(_folders(directory)[shown.files.directory.resolve()])
+        path = "/" if shown is None else _run_page_path(_run_folders(directory)[shown.files.directory.resolve()])
         link = f"http://127.0.0.1:{server.port}{path}?token={page_token(secret)}"
         click.echo(link)
         if opens:
@@ -71,7 +71,7 @@ def _wait_to_be_asked() -> None:
     asked.wait()
 
 
-def _refuse(*_: str) -> tuple[int, str, bytes]:
+def _refuse_ui(*_: str) -> tuple[int, str, bytes]:
     return 404, "text/plain", b"/ lists the runs; /runs/NAME/ is one\n"
 
 
@@ -79,11 +79,11 @@ def _refuse_change(*_: object) -> tuple[int, str, bytes]:
     return 405, "text/plain", b"nothing here can be changed\n"
 
 
-def _folders(directory: Path) -> dict[Path, PageRun]:
+def _run_folders(directory: Path) -> dict[Path, PageRun]:
     return {run.files.directory.resolve(): run for run in find_runs(directory)}
 
 
-def _path(run: PageRun) -> str:
+def _run_page_path(run: PageRun) -> str:
     return f"{_PREFIX}{quote(run.name)}/"
 
 
@@ -103,21 +103,23 @@ class RunsPages:
     def route(self, request: BaseHTTPRequestHandler, path: str, query: dict[str, list[str]]) -> None:
         """Answer one request."""
         if path == "/":
-            answer(request, 200, _HTML, runs_page(str(self._directory.absolute())).encode(errors="replace"))
+            answer_page_request(
+                request, 200, _HTML, runs_page(str(self._directory.absolute())).encode(errors="replace")
+            )
             return
         runs = find_runs(self._directory)
         if path == "/runs.json":
-            told = json.dumps([{**run.document(), "link": _path(run)} for run in runs])
-            answer(request, 200, "application/json", told.encode())
+            told = json.dumps([{**run.document(), "link": _run_page_path(run)} for run in runs])
+            answer_page_request(request, 200, "application/json", told.encode())
             return
         name = unquote(path.removeprefix(_PREFIX).removesuffix("/"))
         found = next((run for run in runs if run.name == name), None)
         if found is None:
-            answer(request, 404, "text/plain", b"there is no run of this name; / lists the runs\n")
+            answer_page_request(request, 404, "text/plain", b"there is no run of this name; / lists the runs\n")
         elif found.state == RUNNING and (link := kept_page(found.files).get("link")):
-            begin(request, 303, "text/plain", {"Location": link})
+            begin_page_response(request, 303, "text/plain", {"Location": link})
         else:
             kept = summarize(found.files)
             if found.state == RUNNING:  # on another host: what its files hold now
                 kept["outcome"] = {"outcome": RUNNING}
-            answer(request, 200, _HTML, page({**kept, "up": "/"}).encode(errors="replace"))
+            answer_page_request(request, 200, _HTML, page({**kept, "up": "/"}).encode(errors="replace"))

@@ -72,24 +72,24 @@ def termination_message(
         document["rankLogLines"] = list(log_lines)
     if lost_log_lines:
         document["lostLogLines"] = lost_log_lines
-    return fit_message(document, unshipped)
+    return fit_termination_message(document, unshipped)
 
 
-def fit_message(document: dict[str, Any], unshipped: dict[str, Any] | None = None) -> bytes:
+def fit_termination_message(document: dict[str, Any], unshipped: dict[str, Any] | None = None) -> bytes:
     """The message of `document`, cut to what a termination message may have, with what is `unshipped`, if any."""
     document = {**document, "unshipped": unshipped} if unshipped else dict(document)
-    return _fit(document, contract.TERMINATION_MESSAGE_MAX_BYTES)
+    return _fit_termination(document, contract.TERMINATION_MESSAGE_MAX_BYTES)
 
 
-def _fit(document: dict[str, Any], limit: int) -> bytes:
-    encoded = _encode(document)
+def _fit_termination(document: dict[str, Any], limit: int) -> bytes:
+    encoded = _encode_termination(document)
     if len(encoded) > limit and document.pop("rankLogLines", None):
-        encoded = _encode(document)
+        encoded = _encode_termination(document)
     failure, progress = document.get("failure"), document.get("progress")
     if len(encoded) > limit and progress and progress.get("metrics"):
         # A script's many metrics are in metrics.jsonl; the cause of a failure has this place alone.
         document["progress"] = {**progress, "metrics": {}}
-        encoded = _encode(document)
+        encoded = _encode_termination(document)
     while len(encoded) > limit and failure and failure["logTail"]:
         tail = failure["logTail"]
         excess = len(encoded) - limit
@@ -100,16 +100,16 @@ def _fit(document: dict[str, Any], limit: int) -> bytes:
             tail[0] = tail[0][min(excess, len(tail[0])) :]
             if not tail[0]:
                 tail.clear()
-        encoded = _encode(document)
+        encoded = _encode_termination(document)
     while len(encoded) > limit and failure and failure["message"]:
         failure["message"] = failure["message"][: -max(1, len(encoded) - limit)]
-        encoded = _encode(document)
+        encoded = _encode_termination(document)
     if len(encoded) > limit and document.pop("progress", None):
-        encoded = _encode(document)
+        encoded = _encode_termination(document)
     return encoded
 
 
-def _encode(document: dict[str, Any]) -> bytes:
+def _encode_termination(document: dict[str, Any]) -> bytes:
     return json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "replace")
 
 

@@ -25,11 +25,11 @@ def order_to_message(order: Order) -> Any:
             return pb.Order(release=message_fields(verdict))
 
 
-def deflated(order: Any) -> Any:
+def deflated_order(order: Any) -> Any:
     """The message `order` compressed, as a message that is an order, too. Each host is in it once."""
     small = pb.Order.FromString(order.SerializeToString())
     for world in _worlds_in(small):
-        world.places.extend(_places(world))
+        world.places.extend(_world_places(world))
         del world.ring_addresses[:], world.tf_addresses[:]
     return pb.Order(deflated=zlib.compress(small.SerializeToString()))
 
@@ -49,7 +49,7 @@ def _worlds_in(order: Any) -> list[Any]:
     return [order.start] if kind == "start" else [order.form.world] if kind == "form" else []
 
 
-def _places(world: Any) -> Iterator[Any]:
+def _world_places(world: Any) -> Iterator[Any]:
     """Where the ranks of a world are, each host once as long as its ranks follow one another."""
     ranks = zip(world.ring_addresses, world.tf_addresses, strict=True)
     split = ((ring.rpartition(":"), tf.rpartition(":")) for ring, tf in ranks)

@@ -12,7 +12,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Final
 
-from ringtrain_job.launcher.throughput import Progress, Speed, shown_loss, shown_rate, warnings
+from ringtrain_job.launcher.throughput import Progress, Speed, shown_loss, shown_rate, throughput_warnings
 from ringtrain_job.page.runs import shown_time
 
 # A shorter bar says nothing, a longer one no more.
@@ -64,7 +64,7 @@ class ConsoleProgressBar:
         else:
             parts = [f"Step {progress.step}"]
         parts += [f"{shown_rate(self.speed.mean)} {progress.unit}/sec"] if self.speed else []
-        return [part for part in (*parts, shown_loss(progress), *warnings(progress)) if part]
+        return [part for part in (*parts, shown_loss(progress), *throughput_warnings(progress)) if part]
 
 
 _BOUND = 64 << 20
@@ -137,7 +137,7 @@ class LauncherConsole:
 
     def _above_progress(self, text: bytes) -> bytes:
         """`text` in place of the line of progress, and below it that line, shortened: one that wraps stays."""
-        columns = _columns(self._fd) - len("^C")
+        columns = _terminal_columns(self._fd) - len("^C")
         line = b"" if self._progress is None else self._progress.line(columns).encode()
         return _CLEAR_LINE + _RANK.sub(_CYAN + rb"\g<0>" + _PLAIN, text) + _CYAN + line + _PLAIN
 
@@ -160,7 +160,7 @@ class LauncherConsole:
                 self._gone = True
 
 
-def _columns(terminal: int) -> int:
+def _terminal_columns(terminal: int) -> int:
     """The width of `terminal`; of one that does not tell, or is gone by now, the usual one."""
     try:
         return os.get_terminal_size(terminal).columns or _USUAL_COLUMNS

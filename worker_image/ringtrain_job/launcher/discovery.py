@@ -82,7 +82,7 @@ class HostDiscovery:
             self._closed.wait(_EVERY_S)
 
     def _answer(self) -> dict[str, int]:
-        hosts = parse_hosts(run_script(self._script, _DEADLINE_S, self._closed), self._slots_per_host)
+        hosts = parse_hosts(run_discovery_script(self._script, _DEADLINE_S, self._closed), self._slots_per_host)
         if self._agents is None:
             check_only_here(hosts)
         if (count := sum(hosts.values())) < self._rules.min_ranks:
@@ -126,12 +126,12 @@ class HostDiscovery:
         self._problem = problem
 
 
-def run_script(script: str, deadline_s: float, closed: threading.Event) -> str:
+def run_discovery_script(script: str, deadline_s: float, closed: threading.Event) -> str:
     """What the shell command `script` prints. ConfigurationError when it fails, is late, or `closed` is set."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     process = start_child(["/bin/sh", "-c", script], os.environ, **pipes)
     try:
-        output, errors = _read(process, time.monotonic() + deadline_s, closed)
+        output, errors = _read_discovery_output(process, time.monotonic() + deadline_s, closed)
     except subprocess.TimeoutExpired:
         raise ConfigurationError(f"it took longer than {deadline_s:g} s") from None
     finally:
@@ -143,7 +143,9 @@ def run_script(script: str, deadline_s: float, closed: threading.Event) -> str:
     return output[:_MOST_BYTES].decode(errors="replace")
 
 
-def _read(process: "subprocess.Popen[bytes]", end: float, closed: threading.Event) -> tuple[bytes, bytes]:
+def _read_discovery_output(
+    process: "subprocess.Popen[bytes]", end: float, closed: threading.Event
+) -> tuple[bytes, bytes]:
     while True:
         try:
             return process.communicate(timeout=_POLL_S)

@@ -15,7 +15,14 @@ from ringtrain_job.control.model import Failure, Form, Outcome, Prepare, RankPha
 from ringtrain_job.control.termination import failure_json
 from ringtrain_job.launcher.config import ElasticSettings, LauncherConfig
 from ringtrain_job.launcher.elastic_end import FRUITLESS_FORMATIONS, RUIN_REASON, AttemptEnd, OwnFailures, Ruin
-from ringtrain_job.launcher.formation import FormationPhase, FormationState, Formed, advance, joined, where
+from ringtrain_job.launcher.formation import (
+    FormationPhase,
+    FormationState,
+    Formed,
+    advance_formation,
+    joined_formation,
+    standing_in_formation,
+)
 from ringtrain_job.launcher.losses import FormationLosses
 from ringtrain_job.launcher.members import MemberProcess, SlotView, Standing, WorldView
 from ringtrain_job.launcher.mpi.job import MpirunJob
@@ -126,7 +133,7 @@ class LauncherElasticWorld:
         gang = self._gang.view()
         self._losses.note(self._state, view, gang, now)
         before = self._state
-        decided = advance(before, self._settings.rules, view, now)
+        decided = advance_formation(before, self._settings.rules, view, now)
         if decided.end is not None and decided.end.ruin is not None:
             return self._verdict(decided.end, view, gang)
         if self._mpi is not None and decided.order is None and (failed := self._mpirun_failed(view, gang, now)):
@@ -249,7 +256,7 @@ class LauncherElasticWorld:
         log.info(
             "formation %d is prepared: %s; ranks leave formation %d at their next commit",
             after.number,
-            _why(before, view),
+            _why_new_formation(before, view),
             before.formed,
         )
 
@@ -271,7 +278,7 @@ class LauncherElasticWorld:
 
     def _say_met(self, view: WorldView) -> None:
         state = self._state
-        if state.number <= self._met or not joined(state, self._settings.rules, view):
+        if state.number <= self._met or not joined_formation(state, self._settings.rules, view):
             return
         self._met = state.number
         more = f", {state.last_recovery_s:.1f} s after the loss" if state.recoveries > self._recoveries else ""
@@ -279,7 +286,7 @@ class LauncherElasticWorld:
         log.info("formation %d runs, ranks: %d%s", state.number, len(state.members), more)
 
     def _finished(self, view: WorldView) -> int:
-        return sum(at is Standing.FINISHED for at in where(self._state, view).values())
+        return sum(at is Standing.FINISHED for at in standing_in_formation(self._state, view).values())
 
     def _verdict(self, end: AttemptEnd, view: WorldView, gang: GangView) -> Verdict:
         if end.ruin is None:
@@ -297,7 +304,9 @@ class LauncherElasticWorld:
         because = f": {cause.message}" if cause else ""
         match end.ruin:
             case Ruin.NOT_ASSEMBLED:
-                return Failure(Reason.NOT_ASSEMBLED, _not_assembled(self._config, rules.min_ranks, view) + because)
+                return Failure(
+                    Reason.NOT_ASSEMBLED, _formation_not_assembled(self._config, rules.min_ranks, view) + because
+                )
             case Ruin.TOO_FEW:
                 waited = rules.replace_timeout_s + rules.start_timeout_s
                 message = f"fewer than {rules.min_ranks} ranks for {waited:g} s{because}"
@@ -323,7 +332,7 @@ class LauncherElasticWorld:
                 return replace(known, message=f"{known.message}, three times without a step between")
 
 
-def _why(before: FormationState, view: WorldView) -> str:
+def _why_new_formation(before: FormationState, view: WorldView) -> str:
     """Why a formation is prepared though nobody was lost."""
     leaving = sorted({slot.worker for slot in view.slots.values() if slot.leaving and not slot.lost})
     inside = {process.slot for process in before.members}
@@ -334,7 +343,7 @@ def _why(before: FormationState, view: WorldView) -> str:
     return "more ranks have come"
 
 
-def _not_assembled(config: LauncherConfig, least: int, view: WorldView) -> str:
+def _formation_not_assembled(config: LauncherConfig, least: int, view: WorldView) -> str:
     absent = sorted({slot.worker for slot in view.slots.values() if slot.slot in view.asked and not slot.instance})
     names = some_of([f"{config.job.name}-worker-{index}" for index in absent])
     missing = f"; not registered: {names}" if names else ""

@@ -75,7 +75,7 @@ class ElasticAttemptEnded(Protocol):
     def fruitless(self) -> tuple[int, ...]: ...
 
 
-def own_error(state: RankState) -> bool:
+def own_process_error(state: RankState) -> bool:
     """Whether a process ended by an error of its own, and not because another was lost or something killed it."""
     if state.phase is not RankPhase.FAILED or lost_peer(state.log_tail, -1) is not None:
         return False
@@ -95,7 +95,7 @@ def count_failures(
         mark = failures.get(slot.slot)
         if mark and (mark.instance, mark.life) == (slot.instance, slot.state.life):
             continue
-        if own_error(slot.state) and (slot.state.formation or not survivors):
+        if own_process_error(slot.state) and (slot.state.formation or not survivors):
             text = next((line for line in reversed(slot.state.log_tail) if line.strip()), "")
             same = mark is not None and (mark.text, mark.highest) == (text, so_far.highest) and bool(text)
             again = mark is not None and (mark.at == so_far.advances or (same and not _is_state_lost(text)))
@@ -117,20 +117,20 @@ def _may_follow_from_loss(text: str) -> bool:
     return _is_state_lost(text) or f"{MismatchError.__name__}:" in text
 
 
-def _all_failed(where: Mapping[MemberProcess, Standing], failures: Sequence[OwnFailures]) -> bool:
+def _all_slots_failed(where: Mapping[MemberProcess, Standing], failures: Sequence[OwnFailures]) -> bool:
     """Whether every member has ended by an error of its own: the program's, which is met again."""
     own = {(mark.slot, mark.instance, mark.life) for mark in failures if not _may_follow_from_loss(mark.text)}
     return bool(where) and all((process.slot, process.instance, process.life) in own for process in where)
 
 
-def find_end(
+def find_elastic_attempt_end(
     where: Mapping[MemberProcess, Standing], ended: ElasticAttemptEnded, view: WorldView, *, restarts: bool
 ) -> AttemptEnd | None:
     """How the attempt has ended, or None. `where`: the members of the last formation."""
     worst = max(ended.failures, key=lambda mark: mark.count, default=None)
     if worst is not None and worst.count >= OWN_FAILURES:
         return AttemptEnd(Ruin.OWN_ERROR, worst.slot)
-    if not restarts and _all_failed(where, ended.failures):
+    if not restarts and _all_slots_failed(where, ended.failures):
         return AttemptEnd(Ruin.ALL_FAILED)
     if len(ended.fruitless) >= FRUITLESS_FORMATIONS:
         return AttemptEnd(Ruin.FRUITLESS)

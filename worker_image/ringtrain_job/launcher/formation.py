@@ -1,25 +1,33 @@
 """When the world of an elastic job changes, and who is in the next one: pure, asked at every tick.
 
-`advance(state, rules, view, now)` gives the next state, and an order or an end where one is due. Formations only
-grow. A formation is made only when no process can still be in an earlier one; every wait for one has an end.
+`advance_formation(state, rules, view, now)` gives the next state, and an order or an end where one is due.
+Formations only grow. A formation is made only when no process can still be in an earlier one; every wait for one
+has an end.
 """
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from ringtrain_job.control.model import ENDED, Prepare, RankPhase
-from ringtrain_job.launcher.elastic_end import AttemptEnd, OwnFailures, Ruin, StepsSoFar, count_failures, find_end
+from ringtrain_job.launcher.elastic_end import (
+    AttemptEnd,
+    OwnFailures,
+    Ruin,
+    StepsSoFar,
+    count_failures,
+    find_elastic_attempt_end,
+)
 from ringtrain_job.launcher.members import (
     MemberProcess,
     SlotView,
     Standing,
     WorldView,
-    candidates,
-    choose,
-    fenced,
-    keepers,
-    newcomers,
-    standing,
+    choose_members,
+    fenced_members,
+    member_candidates,
+    member_keepers,
+    member_standing,
+    newcomer_members,
     wanted_slots,
 )
 
@@ -107,17 +115,19 @@ class Formed:
 
 @dataclass(frozen=True)
 class FormationDecision:
-    """What `advance` decided."""
+    """What `advance_formation` decided."""
 
     state: FormationState
     order: Prepare | Formed | None = None
     end: AttemptEnd | None = None
 
 
-def advance(state: FormationState, rules: FormationRules, view: WorldView, now: float) -> FormationDecision:
+def advance_formation(
+    state: FormationState, rules: FormationRules, view: WorldView, now: float
+) -> FormationDecision:
     """The state after `view` was seen at `now`, and what is due."""
-    state = _note(state, rules, view, now)
-    end = find_end(where(state, view), state, view, restarts=rules.restarts)
+    state = _note_formation_view(state, rules, view, now)
+    end = find_elastic_attempt_end(standing_in_formation(state, view), state, view, restarts=rules.restarts)
     if end is not None and end.ruin is Ruin.NO_SURVIVOR and _is_silent(state, view):
         # This launcher may have been cut off from all: they come back one after the other.
         since = now if state.bereft_at is None else state.bereft_at
@@ -131,21 +141,21 @@ def advance(state: FormationState, rules: FormationRules, view: WorldView, now: 
     state = replace(state, order=max(state.order, known))
     if highest > (state.number if state.phase is FormationPhase.RUNNING else state.number - 1):
         # Of a launcher whose notes are lost: processes are in a formation that it knows nothing of.
-        return _prepare(replace(state, number=highest), rules, view, now, urgent=True)
-    due = _running if state.phase is FormationPhase.RUNNING else _preparing
+        return _prepare_formation(replace(state, number=highest), rules, view, now, urgent=True)
+    due = _running_formation if state.phase is FormationPhase.RUNNING else _preparing_formation
     return due(state, rules, view, now)
 
 
-def where(state: FormationState, view: WorldView) -> dict[MemberProcess, Standing]:
+def standing_in_formation(state: FormationState, view: WorldView) -> dict[MemberProcess, Standing]:
     """Where each member of the last formation is."""
-    return {process: standing(process, state.formed, view) for process in state.members}
+    return {process: member_standing(process, state.formed, view) for process in state.members}
 
 
-def joined(state: FormationState, rules: FormationRules, view: WorldView) -> bool:
+def joined_formation(state: FormationState, rules: FormationRules, view: WorldView) -> bool:
     """Whether all members have met in the formation that runs."""
     if state.phase is not FormationPhase.RUNNING:
         return False
-    return all(_met(process, state, rules, view.slots[process.slot]) for process in state.members)
+    return all(_note_process_met(process, state, rules, view.slots[process.slot]) for process in state.members)
 
 
 def _is_silent(state: FormationState, view: WorldView) -> bool:
@@ -158,18 +168,24 @@ def _is_silent(state: FormationState, view: WorldView) -> bool:
     )
 
 
-def _met(process: MemberProcess, state: FormationState, rules: FormationRules, slot: SlotView) -> bool:
+def _note_process_met(
+    process: MemberProcess, state: FormationState, rules: FormationRules, slot: SlotView
+) -> bool:
     if slot.state.life != process.life:
         return False
     met = slot.runs if rules.restarts else slot.state.joined and slot.state.formation == state.number
     return met or slot.finished
 
 
-def _note(state: FormationState, rules: FormationRules, view: WorldView, now: float) -> FormationState:
+def _note_formation_view(
+    state: FormationState, rules: FormationRules, view: WorldView, now: float
+) -> FormationState:
     """Count errors of programs, and measure a recovery that is complete."""
     step = view.progressed
     advances = state.advances + (step > state.step)
-    survivors = bool(set(where(state, view).values()) & {Standing.IN, Standing.LEFT, Standing.STARTING})
+    survivors = bool(
+        set(standing_in_formation(state, view).values()) & {Standing.IN, Standing.LEFT, Standing.STARTING}
+    )
     highest = max(state.progress, step)
     so_far = StepsSoFar(advances, highest)
     slots = list(view.slots.values())
@@ -184,7 +200,7 @@ def _note(state: FormationState, rules: FormationRules, view: WorldView, now: fl
     done = [view.slots[process.slot].state for process in state.members if _is_newest(process, view)]
     training = max([state.training, *(rank.committed for rank in done)])
     state = replace(state, training=training, committed=max(state.committed, training))
-    if state.lost_at is not None and joined(state, rules, view):
+    if state.lost_at is not None and joined_formation(state, rules, view):
         state = replace(state, lost_at=None, last_recovery_s=now - state.lost_at, recoveries=state.recoveries + 1)
     return state
 
@@ -194,13 +210,13 @@ def _is_newest(process: MemberProcess, view: WorldView) -> bool:
     return (slot.instance, slot.state.life) == (process.instance, process.life)
 
 
-def _alive(state: FormationState, view: WorldView) -> dict[int, MemberProcess]:
+def _alive_members(state: FormationState, view: WorldView) -> dict[int, MemberProcess]:
     """Members of the last formation that may still have its state, by slot."""
     ended = (Standing.GONE, Standing.FINISHED)
-    return {process.slot: process for process, at in where(state, view).items() if at not in ended}
+    return {process.slot: process for process, at in standing_in_formation(state, view).items() if at not in ended}
 
 
-def _staying(state: FormationState, rules: FormationRules, view: WorldView) -> frozenset[int]:
+def _staying_members(state: FormationState, rules: FormationRules, view: WorldView) -> frozenset[int]:
     """Slots of members that are in the next formation, wanted or not.
 
     After a loss these are all that live: nobody has handed over what it has. Otherwise members leave that were
@@ -208,32 +224,34 @@ def _staying(state: FormationState, rules: FormationRules, view: WorldView) -> f
     """
     if rules.restarts:
         return frozenset()
-    alive = _alive(state, view)
+    alive = _alive_members(state, view)
     if state.phase is FormationPhase.PREPARING:
         return frozenset(alive) if state.urgent else frozenset(alive) & state.slots
-    return keepers(list(alive.values()), wanted_slots(view, again=False), view, rules.min_ranks)
+    return member_keepers(list(alive.values()), wanted_slots(view, again=False), view, rules.min_ranks)
 
 
-def _running(state: FormationState, rules: FormationRules, view: WorldView, now: float) -> FormationDecision:
-    members = where(state, view)
+def _running_formation(
+    state: FormationState, rules: FormationRules, view: WorldView, now: float
+) -> FormationDecision:
+    members = standing_in_formation(state, view)
     standings = set(members.values())
     if Standing.UNKNOWN in standings:  # this launcher process has just begun: its agents come, or are lost
         return FormationDecision(state)
     if standings & {Standing.GONE, Standing.LEFT}:
-        return _prepare(replace(state, lost_at=state.lost_at or now), rules, view, now, urgent=True)
+        return _prepare_formation(replace(state, lost_at=state.lost_at or now), rules, view, now, urgent=True)
     wanted = wanted_slots(view, again=True)
     inside = frozenset(process.slot for process, at in members.items() if at is not Standing.FINISHED)
-    staying = _staying(state, rules, view)
-    met = joined(state, rules, view)  # before that, some may not have heard of this formation
+    staying = _staying_members(state, rules, view)
+    met = joined_formation(state, rules, view)  # before that, some may not have heard of this formation
     if inside - wanted - staying and met:
-        return _prepare(state, rules, view, now, urgent=False)
+        return _prepare_formation(state, rules, view, now, urgent=False)
     # What would join a world that is about to end, or that is full, waits.
     open_to_more = Standing.FINISHED not in standings and len(members) - len(staying - wanted) < rules.max_ranks
-    new = newcomers(state.members, wanted, view, stopped=rules.restarts) if open_to_more else set()
+    new = newcomer_members(state.members, wanted, view, stopped=rules.restarts) if open_to_more else set()
     since = (now if state.newcomer_at is None else state.newcomer_at) if new else None
     state = replace(state, newcomer_at=since)
     if met and since is not None and (now - since >= rules.join_delay_s or wanted <= inside | new):
-        return _prepare(state, rules, view, now, urgent=False)
+        return _prepare_formation(state, rules, view, now, urgent=False)
     named = wanted | staying if met else wanted | inside
     return FormationDecision(state) if state.given and state.slots == named else _form_again(state, named)
 
@@ -245,18 +263,18 @@ def _form_again(state: FormationState, slots: frozenset[int]) -> FormationDecisi
     return FormationDecision(state, Formed(state.number, state.members, state.slots, order, state.committed))
 
 
-def _prepare(
+def _prepare_formation(
     state: FormationState, rules: FormationRules, view: WorldView, now: float, *, urgent: bool
 ) -> FormationDecision:
     """Begin the next formation."""
     if state.number >= rules.formation_limit:
         return FormationDecision(state, end=AttemptEnd(Ruin.FORMATION_LIMIT))
-    # What `_staying` keeps from now on of those that live.
-    named = wanted_slots(view, again=rules.restarts) | _staying(state, rules, view)
+    # What `_staying_members` keeps from now on of those that live.
+    named = wanted_slots(view, again=rules.restarts) | _staying_members(state, rules, view)
     state = replace(
         state,
         phase=FormationPhase.PREPARING,
-        slots=named & frozenset(_alive(state, view)),
+        slots=named & frozenset(_alive_members(state, view)),
         number=state.number + 1,
         prepared=state.order + 1,
         urgent=urgent,
@@ -264,56 +282,60 @@ def _prepare(
         newcomer_at=None,
         parked_at=None,
     )
-    return _tell(state, rules, view)
+    return _tell_formation(state, rules, view)
 
 
-def _tell(state: FormationState, rules: FormationRules, view: WorldView) -> FormationDecision:
+def _tell_formation(state: FormationState, rules: FormationRules, view: WorldView) -> FormationDecision:
     """The order to prepare, as it is now."""
-    slots = _named(state, rules, view)
+    slots = _named_formation(state, rules, view)
     state = replace(state, order=state.order + 1, slots=slots, given=True)
     order = Prepare(state.number, tuple(sorted(slots)), state.urgent, rules.restarts, state.order)
     return FormationDecision(state, order)
 
 
-def _named(state: FormationState, rules: FormationRules, view: WorldView) -> frozenset[int]:
+def _named_formation(state: FormationState, rules: FormationRules, view: WorldView) -> frozenset[int]:
     """Slots that orders to prepare name. Those of living members that were told to leave are not among them."""
-    staying = _staying(state, rules, view)
-    told = frozenset() if rules.restarts else frozenset(_alive(state, view)) - staying
+    staying = _staying_members(state, rules, view)
+    told = frozenset() if rules.restarts else frozenset(_alive_members(state, view)) - staying
     return (wanted_slots(view, again=rules.restarts) - told) | staying
 
 
-def _preparing(state: FormationState, rules: FormationRules, view: WorldView, now: float) -> FormationDecision:
+def _preparing_formation(
+    state: FormationState, rules: FormationRules, view: WorldView, now: float
+) -> FormationDecision:
     if not state.given:
-        return _tell(replace(state, began=now, prepared=state.order + 1), rules, view)
+        return _tell_formation(replace(state, began=now, prepared=state.order + 1), rules, view)
     if any(slot.lost and slot.state.phase is RankPhase.RUNNING for slot in view.slots.values()):
         state = replace(state, away_at=now)
-    members = where(state, view)
+    members = standing_in_formation(state, view)
     planned = bool(state.formed) and not (state.urgent or rules.restarts)
     if planned and Standing.GONE in members.values():
-        return _prepare(replace(state, lost_at=state.lost_at or now), rules, view, now, urgent=True)
-    if state.slots != _named(state, rules, view):
-        return _tell(state, rules, view)
-    if fenced(state.members, state.formed, view, state.prepared, stopped=rules.restarts):
+        return _prepare_formation(replace(state, lost_at=state.lost_at or now), rules, view, now, urgent=True)
+    if state.slots != _named_formation(state, rules, view):
+        return _tell_formation(state, rules, view)
+    if fenced_members(state.members, state.formed, view, state.prepared, stopped=rules.restarts):
         if planned and _keeps_something(state, view):
-            return _prepare(replace(state, lost_at=state.lost_at or now), rules, view, now, urgent=True)
-        return _form(state, rules, view, now)
+            return _prepare_formation(replace(state, lost_at=state.lost_at or now), rules, view, now, urgent=True)
+        return _form_world(state, rules, view, now)
     left = Standing.LEFT in members.values()
     state = replace(state, parked_at=(now if state.parked_at is None else state.parked_at) if left else None)
-    return _still_in(state, rules, view, now)
+    return _still_in_formation(state, rules, view, now)
 
 
 def _keeps_something(state: FormationState, view: WorldView) -> bool:
     """Whether a member is about to be sent away with a part of the state that nobody else may have."""
-    leavers = frozenset(_alive(state, view)) - state.slots
+    leavers = frozenset(_alive_members(state, view)) - state.slots
     return any(view.slots[slot].state.unshared for slot in leavers)
 
 
-def _still_in(state: FormationState, rules: FormationRules, view: WorldView, now: float) -> FormationDecision:
+def _still_in_formation(
+    state: FormationState, rules: FormationRules, view: WorldView, now: float
+) -> FormationDecision:
     """Somebody has not left an earlier formation."""
     if state.formed and not state.urgent and not rules.restarts:
         # All leave at the same commit: who has not followed the others by now is held by something else.
         if state.parked_at is not None and now - state.parked_at >= rules.timeout_s:
-            return _prepare(replace(state, lost_at=state.lost_at or now), rules, view, now, urgent=True)
+            return _prepare_formation(replace(state, lost_at=state.lost_at or now), rules, view, now, urgent=True)
         return FormationDecision(state)
     # An agent kills within timeout_s; one that is not heard of is lost within it, and hears the order when it is
     # back. The rest is for a system that is slow to end processes.
@@ -323,22 +345,22 @@ def _still_in(state: FormationState, rules: FormationRules, view: WorldView, now
     return FormationDecision(state, end=AttemptEnd(Ruin.NOT_FENCED, stuck[0] if stuck else None))
 
 
-def _form(state: FormationState, rules: FormationRules, view: WorldView, now: float) -> FormationDecision:
+def _form_world(state: FormationState, rules: FormationRules, view: WorldView, now: float) -> FormationDecision:
     """Make the formation if those that it waits for are there, or have had their time."""
     before = state
-    named, staying = _named(state, rules, view), _staying(state, rules, view)
-    ready = candidates(named, view, state.prepared, stopped=rules.restarts, staying=staying)
-    finished = Standing.FINISHED in where(state, view).values() and not rules.restarts
+    named, staying = _named_formation(state, rules, view), _staying_members(state, rules, view)
+    ready = member_candidates(named, view, state.prepared, stopped=rules.restarts, staying=staying)
+    finished = Standing.FINISHED in standing_in_formation(state, view).values() and not rules.restarts
     waited = now - state.began
     if len(ready) < (1 if finished else rules.min_ranks):
-        return _too_few(state, rules, waited)
-    missing = _awaited(state, rules, view, named) - {slot.slot for slot in ready}
+        return _too_few_members(state, rules, waited)
+    missing = _awaited_slots(state, rules, view, named) - {slot.slot for slot in ready}
     # Who is about to be ended may hold what no one else does: it hands that over in the next formation.
     leaving = any(slot.leaving for slot in ready)
     if missing and not leaving and waited < rules.replace_timeout_s and len(ready) < rules.max_ranks:
         return FormationDecision(state)
     most = rules.max_ranks + len(staying - wanted_slots(view, again=rules.restarts))
-    members = choose(ready, state.members, state.number, most, stopped=rules.restarts)
+    members = choose_members(ready, state.members, state.number, most, stopped=rules.restarts)
     lost = max((slot.state.lost_steps for slot in ready if slot.state.formation), default=0)
     if state.formed and not set(members) & set(state.members):  # nobody has what was committed
         state = replace(state, training=0)
@@ -355,7 +377,7 @@ def _form(state: FormationState, rules: FormationRules, view: WorldView, now: fl
     return _form_again(state, wanted_slots(view, again=True) | staying)
 
 
-def _awaited(
+def _awaited_slots(
     state: FormationState, rules: FormationRules, view: WorldView, wanted: frozenset[int]
 ) -> frozenset[int]:
     """Slots without which the formation is not made before `replace_timeout_s`."""
@@ -366,7 +388,7 @@ def _awaited(
     return frozenset(slot.slot for slot in here if rules.restarts or (slot.runs and slot.state.parked))
 
 
-def _too_few(state: FormationState, rules: FormationRules, waited: float) -> FormationDecision:
+def _too_few_members(state: FormationState, rules: FormationRules, waited: float) -> FormationDecision:
     if not state.formed:
         over = waited >= rules.start_timeout_s
         return FormationDecision(state, end=AttemptEnd(Ruin.NOT_ASSEMBLED) if over else None)

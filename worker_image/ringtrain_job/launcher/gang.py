@@ -120,12 +120,12 @@ class LauncherGang:
             agent = self._agent(index, instance)
             if agent is None:
                 return False
-            before = _what_matters(agent)
+            before = _agent_state_that_matters(agent)
             self._note(agent, state.ranks)
             agent.order, agent.drained = state.order, state.drained
             if state.leaving and not agent.leaving:
                 agent.leaving, agent.leaving_since = state.leaving, self._clock()
-            if before != _what_matters(agent):  # most syncs are mere heartbeats
+            if before != _agent_state_that_matters(agent):  # most syncs are mere heartbeats
                 self._notify()
             return True
 
@@ -262,7 +262,7 @@ class LauncherGang:
         ranks = []
         for rank in range(self._config.world_size):
             agent = self._agents.get(self._placed.get(rank, rank // self._config.slots))
-            ranks.append(agent.states.get(rank, waiting(rank)) if agent else waiting(rank))
+            ranks.append(agent.states.get(rank, waiting_for_rank(rank)) if agent else waiting_for_rank(rank))
         exits = tuple(exit for agent in self._agents.values() for exit in agent.exits.values())
         return _RankViews(tuple(ranks), exits, dict(self._placed))
 
@@ -273,7 +273,7 @@ class LauncherGang:
         for index in self._new:
             agent = self._agents[index]
             for rank in range(index * slots, (index + 1) * slots):
-                ranks[rank] = agent.states.get(rank, waiting(rank))
+                ranks[rank] = agent.states.get(rank, waiting_for_rank(rank))
                 exits.pop(rank, None)
                 if rank in agent.exits:
                     exits[rank] = agent.exits[rank]
@@ -307,12 +307,14 @@ class LauncherGang:
         self._new.add(agent.registration.worker_index)
         for state in ranks:
             before = agent.states.get(state.rank)
-            if state.phase is not RankPhase.WAITING and (before is None or _end(before) != _end(state)):
+            if state.phase is not RankPhase.WAITING and (
+                before is None or _rank_exit_of(before) != _rank_exit_of(state)
+            ):
                 self._placed[state.rank] = agent.registration.worker_index
             agent.states[state.rank] = state
             self._lives[state.rank] = max(state.life, self._lives.get(state.rank, 0))
             known = agent.exits.get(state.rank)
-            if state.phase in ENDED and (known is None or _supersedes(state, known.state)):
+            if state.phase in ENDED and (known is None or _state_supersedes(state, known.state)):
                 agent.exits[state.rank] = RankExit(state, now - state.exited_ago_s)
 
     def _slot_views(self, worker: int, now: float) -> dict[int, SlotView]:
@@ -342,9 +344,9 @@ class LauncherGang:
     def _state_of(self, slot: int, agent: RegisteredAgent) -> RankState:
         """The newest process of a slot: mpirun may have been told to start it on another worker."""
         if self._config.mpi is None:
-            return agent.states.get(slot) or waiting(slot)
+            return agent.states.get(slot) or waiting_for_rank(slot)
         found = [other.states[slot] for other in self._agents.values() if slot in other.states]
-        return max(found, key=lambda state: state.life, default=waiting(slot))
+        return max(found, key=lambda state: state.life, default=waiting_for_rank(slot))
 
     def _meant_for(self, index: int) -> Order | None:
         order = self.order
@@ -431,15 +433,15 @@ class _RankViews:
 
     @staticmethod
     def of(size: int) -> "_RankViews":
-        return _RankViews(tuple(waiting(rank) for rank in range(size)), (), {})
+        return _RankViews(tuple(waiting_for_rank(rank) for rank in range(size)), (), {})
 
 
-def _end(state: RankState) -> tuple[RankPhase, int]:
+def _rank_exit_of(state: RankState) -> tuple[RankPhase, int]:
     """By which two processes of a rank differ that mpirun started one after the other."""
     return state.phase, state.exit_order
 
 
-def _supersedes(state: RankState, known: RankState) -> bool:
+def _state_supersedes(state: RankState, known: RankState) -> bool:
     """Whether the exit `state` is another process's than `known`, and is to be shown in its place: a script may
     call mpirun again, but nothing makes up for a rank that has failed."""
     return known.life != state.life or (
@@ -447,12 +449,12 @@ def _supersedes(state: RankState, known: RankState) -> bool:
     )
 
 
-def waiting(rank: int) -> RankState:
+def waiting_for_rank(rank: int) -> RankState:
     """The state of a rank that was not started."""
     return RankState(rank, RankPhase.WAITING)
 
 
-def _what_matters(agent: RegisteredAgent) -> tuple[object, ...]:
+def _agent_state_that_matters(agent: RegisteredAgent) -> tuple[object, ...]:
     ranks = [
         (rank, state.phase, state.life, state.formation, state.parked, state.joined)
         for rank, state in agent.states.items()

@@ -74,7 +74,9 @@ class LauncherHttpServer:
             listening = listening_socket("" if everywhere else "127.0.0.1", port, is_held)
         except OSError as exc:
             raise PortTaken(f"{self.called} {port} cannot be listened on: {exc}") from exc
-        self._server = _LimitedHttpServer(listening, _handler(answer, put, page, is_local=not everywhere))
+        self._server = _LimitedHttpServer(
+            listening, _launcher_http_handler(answer, put, page, is_local=not everywhere)
+        )
         self._page = page
         self.port: int = listening.getsockname()[1]
         self._thread = threading.Thread(
@@ -147,9 +149,9 @@ class StatusServer(LauncherHttpServer):
                 return 401, "text/plain", text.encode()
             try:
                 if path == "/pods":
-                    (hear_pods or _nobody)(*_pods_in(body))
+                    (hear_pods or _no_status_listener)(*_pods_in(body))
                 elif path == "/sites":
-                    (hear_sites or _nobody)(*_sites_in(body))
+                    (hear_sites or _no_status_listener)(*_sites_in(body))
                 elif ask_workers is not None:
                     ask_workers(*_workers_in(body))
                 else:
@@ -161,7 +163,7 @@ class StatusServer(LauncherHttpServer):
         super().__init__(port, answer, put, page, everywhere=everywhere, is_held=is_held)
 
 
-def _nobody(*_: object) -> None:
+def _no_status_listener(*_: object) -> None:
     """Hears what is put where nobody asked for it."""
 
 
@@ -172,9 +174,9 @@ def _workers_in(body: bytes) -> tuple[int, dict[int, int]]:
         workers, gone = said["workers"], said.get("gone", {})
     except (ValueError, TypeError, KeyError, AttributeError):
         raise ConfigurationError(f"{body[:200]!r} says no number of workers; {expected}") from None
-    if not _is_whole(workers):
+    if not _is_status_count(workers):
         raise ConfigurationError(f"workers is {workers!r}; {expected}")
-    if not isinstance(gone, dict) or not all(i.isdecimal() and _is_whole(gone[i]) for i in gone):
+    if not isinstance(gone, dict) or not all(i.isdecimal() and _is_status_count(gone[i]) for i in gone):
         raise ConfigurationError(f"gone is {str(gone)[:200]}; {expected}")
     return workers, {int(index): incarnation for index, incarnation in gone.items()}
 
@@ -193,7 +195,9 @@ def _pods_in(body: bytes) -> tuple[list[dict[str, Any]], dict[str, str]]:
     except (ValueError, TypeError, KeyError, AttributeError):
         raise ConfigurationError(f"{body[:200]!r} says nothing of pods; {expected}") from None
     texts = [event["kind"] for event in events] + [event["text"] for event in events] + list(about.values())
-    if not all(map(_is_time, (event["time"] for event in events))) or not all(isinstance(t, str) for t in texts):
+    if not all(map(_is_status_time, (event["time"] for event in events))) or not all(
+        isinstance(t, str) for t in texts
+    ):
         raise ConfigurationError(f"{body[:200]!r} has a time or a text that is none; {expected}")
     return events, about
 
@@ -205,17 +209,21 @@ def _sites_in(body: bytes) -> tuple[dict[int, str], dict[str, str]]:
         nodes = dict(document.get("nodes", {}))
     except (ValueError, TypeError, KeyError, AttributeError):
         sites, nodes = {}, {}
-    if not sites or not all(map(_is_whole, sites)) or not all(isinstance(site, str) for site in nodes.values()):
+    if (
+        not sites
+        or not all(map(_is_status_count, sites))
+        or not all(isinstance(site, str) for site in nodes.values())
+    ):
         expected = '{"sites": {"name": [index]}, "nodes": {"node": "name"}}'
         raise ConfigurationError(f"{body[:200]!r} says no sites; expected {expected}")
     return sites, nodes
 
 
-def _is_time(value: object) -> bool:
+def _is_status_time(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _is_whole(value: object) -> bool:
+def _is_status_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
@@ -245,7 +253,7 @@ class _LimitedHttpServer(ThreadingHTTPServer):
         self.socket = listening
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        self._entered[request] = self.strangers.enter(lambda: _shut(request))
+        self._entered[request] = self.strangers.enter(lambda: _shut_http_socket(request))
         super().process_request(request, client_address)
 
     def shutdown_request(self, request: Any) -> None:
@@ -260,7 +268,7 @@ class _LimitedHttpServer(ThreadingHTTPServer):
         """A client that goes away is not worth a line."""
 
 
-def _shut(sock: socket.socket) -> None:
+def _shut_http_socket(sock: socket.socket) -> None:
     with contextlib.suppress(OSError):
         sock.shutdown(socket.SHUT_RDWR)
 
@@ -300,7 +308,7 @@ class _HttpRequestBeginning:
         self._file.close()
 
 
-def _handler(
+def _launcher_http_handler(
     answer: Callable[[str, str], Answer],
     put: Callable[[str, str, bytes], Answer],
     page: LauncherPageServer | None,

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from ringtrain_job.control.model import Failure, RankPhase
-from ringtrain_job.launcher.formation import FormationState, where
+from ringtrain_job.launcher.formation import FormationState, standing_in_formation
 from ringtrain_job.launcher.members import MemberProcess, Standing, WorldView
 from ringtrain_job.launcher.verdict import GangView, RankExit, WorkerView, failures_by_time, first_cause
 
@@ -27,7 +27,7 @@ class FormationLosses:
         for slot in view.slots.values():
             if slot.instance:
                 self._workers[slot.instance] = gang.workers[slot.worker]
-        for process, at in where(state, view).items():
+        for process, at in standing_in_formation(state, view).items():
             if at is Standing.GONE and (process.slot, process.instance, process.life) not in self._exits:
                 self._note_gone(process, view, now)
 

@@ -41,7 +41,7 @@ from ringtrain_job.launcher.service import LauncherCoordinatorService, LauncherD
 from ringtrain_job.launcher.sites import WorkerSites
 from ringtrain_job.launcher.status import LauncherReports, LauncherStatusSnapshot
 from ringtrain_job.launcher.telemetry import OtlpTelemetry, open_telemetry
-from ringtrain_job.launcher.verdict import GangView, VerdictPatience, decide, with_warning
+from ringtrain_job.launcher.verdict import GangView, VerdictPatience, decide_verdict, with_warning
 from ringtrain_job.logs.about import LogAboutFile
 from ringtrain_job.logs.events import LogEventsFile
 from ringtrain_job.logs.layout import AttemptFiles
@@ -72,7 +72,7 @@ def run_launcher(config: LauncherConfig, command: Sequence[str] = (), hosts: Hos
     files = AttemptFiles.of(config.log_root, config.job.namespace, config.job.name, config.job.attempt)
     store = _open_store(config, files, logs_open)
     if store.resumed and files.outcome.exists():
-        return _repeat(config, store)
+        return _repeat_launcher_outcome(config, store)
     gang = LauncherGang(config, time.monotonic)
     snapshot = LauncherStatusSnapshot(config, gang, store, LauncherReports(config.world_size))
     with ExitStack() as stack:
@@ -86,7 +86,7 @@ def run_launcher(config: LauncherConfig, command: Sequence[str] = (), hosts: Hos
             snapshot.elastic = launcher.elastic.status
         console = LauncherConsole(sys.stdout.fileno(), person=not config.node)
         stack.callback(console.close, 5.0)
-        snapshot.about = LogAboutFile(files, _told(config, command))
+        snapshot.about = LogAboutFile(files, _launcher_config_told(config, command))
         follow_reports(snapshot, console)
         launcher.telemetry = telemetry = open_telemetry(config, store)
         if telemetry is not None:
@@ -106,9 +106,9 @@ def run_launcher(config: LauncherConfig, command: Sequence[str] = (), hosts: Hos
         if telemetry is not None:
             telemetry.end(gang.view(), verdict)
         if verdict is None:
-            return _hand_over(config, snapshot, launcher.ship_rest(shipping, stop))
+            return _hand_over_logs(config, snapshot, launcher.ship_rest(shipping, stop))
         say_total(snapshot, console)
-        message = _message(config, snapshot, verdict)
+        message = _launcher_termination_message(config, snapshot, verdict)
         write_outcome(files, verdict, message)
         write_termination_message(config.termination, message)
         launcher.release(verdict)
@@ -116,17 +116,19 @@ def run_launcher(config: LauncherConfig, command: Sequence[str] = (), hosts: Hos
         if config.writes_report:
             leave_report(files, snapshot.metrics)
         if left := launcher.ship_rest(shipping, stop):
-            write_termination_message(config.termination, _message(config, snapshot, verdict, left))
+            write_termination_message(
+                config.termination, _launcher_termination_message(config, snapshot, verdict, left)
+            )
     return verdict.exit_code
 
 
-def _told(config: LauncherConfig, command: Sequence[str]) -> dict[str, Any]:
+def _launcher_config_told(config: LauncherConfig, command: Sequence[str]) -> dict[str, Any]:
     """What the launcher itself knows of what runs."""
     run = {"command": list(shown_command(command)), "image": config.image}
     return {name: value for name, value in run.items() if value}
 
 
-def _repeat(config: LauncherConfig, store: LogStore) -> int:
+def _repeat_launcher_outcome(config: LauncherConfig, store: LogStore) -> int:
     """End as the launcher before this one, which may not have shipped all logs."""
     stop = LauncherStopFlag()
     with ExitStack() as stack:
@@ -149,7 +151,7 @@ def _with_refused_lines(verdict: Verdict, store: LogStore) -> Verdict:
     return replace(verdict, warning="; ".join(filter(None, [verdict.warning, warning])))
 
 
-def _message(
+def _launcher_termination_message(
     config: LauncherConfig, snapshot: LauncherStatusSnapshot, verdict: Verdict, unshipped: Unshipped | None = None
 ) -> bytes:
     return termination_message(
@@ -318,12 +320,12 @@ class _LauncherProcess:
             # Agents whose ranks run already come back at once after a launcher was restarted, or never.
             patience = self._config.timeout_s if self._gang.any_rank_started() else self._config.start_timeout_s
             if stop.count:
-                return _stopped(self._gang.view())
+                return _stopped_launcher_verdict(self._gang.view())
             if time.monotonic() - started >= min(patience, self._config.start_timeout_s):
-                return _not_assembled(self._config, self._gang)
+                return _gang_not_assembled(self._config, self._gang)
             self._tick()
         if homeless := [index for index, site in sorted(self.sites.by_index.items()) if not site]:
-            return _without_site(self._config, self._gang, homeless[0])
+            return _worker_without_site(self._config, self._gang, homeless[0])
         if self._mpi is not None and self._gang.any_rank_started():
             return _launcher_restarted(self._gang.view())
         fresh = self._gang.fresh_workers()
@@ -343,12 +345,12 @@ class _LauncherProcess:
             if verdict is not None:
                 return verdict
             if stop.count:
-                return _stopped(view)
+                return _stopped_launcher_verdict(view)
             self._tick()
 
     def _decide(self, view: GangView, now: float, patience: VerdictPatience) -> Verdict | None:
         if self._mpi is None:
-            return with_warning(view, decide(view, now, patience))
+            return with_warning(view, decide_verdict(view, now, patience))
         return decide_mpi(view, self._mpi.end, self._mpi.failed_daemon, now, patience)
 
     def _tick(self) -> None:
@@ -388,7 +390,7 @@ class LauncherStopFlag:
         self.interrupted = self.interrupted or number == signal.SIGINT
 
 
-def _hand_over(config: LauncherConfig, snapshot: LauncherStatusSnapshot, unshipped: Unshipped | None) -> int:
+def _hand_over_logs(config: LauncherConfig, snapshot: LauncherStatusSnapshot, unshipped: Unshipped | None) -> int:
     """Leave the ranks to the launcher that comes next: no order is given, and no outcome is written."""
     log.warning(
         "asked to stop, and the job goes on: its ranks train on, and wait for a new launcher at the next change "
@@ -396,7 +398,9 @@ def _hand_over(config: LauncherConfig, snapshot: LauncherStatusSnapshot, unshipp
         config.start_timeout_s,
     )
     verdict = Verdict(Outcome.STOPPED, 128 + signal.SIGTERM)
-    write_termination_message(config.termination, _message(config, snapshot, verdict, unshipped))
+    write_termination_message(
+        config.termination, _launcher_termination_message(config, snapshot, verdict, unshipped)
+    )
     return verdict.exit_code
 
 
@@ -478,7 +482,7 @@ def _open_ports(
         hear_pods=hear_pods,
         hear_sites=launcher.sites.hear if config.site_label else None,
         is_held=config.ports_held,
-        page=_page(config, snapshot),
+        page=_launcher_page(config, snapshot),
     )
     stack.callback(http.close)
     if config.ports_held and config.tokens:  # a run of this machine: not in pods
@@ -508,7 +512,7 @@ def _open_ports(
     log.info("waiting for workers (%d) on port %d, status on port %d", config.workers, server.port, http.port)
 
 
-def _page(config: LauncherConfig, snapshot: LauncherStatusSnapshot) -> LauncherPageServer | None:
+def _launcher_page(config: LauncherConfig, snapshot: LauncherStatusSnapshot) -> LauncherPageServer | None:
     if not config.tokens:
         return None
     access = PageAccess(config.tokens, config.job.uid)
@@ -526,11 +530,11 @@ def _say_verdict(verdict: Verdict) -> None:
         log.info("the attempt failed: %s", verdict.failure.message)
 
 
-def _stopped(view: GangView) -> Verdict:
+def _stopped_launcher_verdict(view: GangView) -> Verdict:
     return Verdict(Outcome.STOPPED, 128 + signal.SIGTERM, view.succeeded)
 
 
-def _not_assembled(config: LauncherConfig, gang: LauncherGang) -> Verdict:
+def _gang_not_assembled(config: LauncherConfig, gang: LauncherGang) -> Verdict:
     here = gang.registrations()
     missing = [f"{config.job.name}-worker-{index}" for index in range(config.workers) if index not in here]
     noun = "worker" if config.workers == 1 else "workers"
@@ -545,7 +549,7 @@ def _not_assembled(config: LauncherConfig, gang: LauncherGang) -> Verdict:
     return Verdict(Outcome.FAILED, contract.EXIT_NOT_ASSEMBLED, failure=failure)
 
 
-def _without_site(config: LauncherConfig, gang: LauncherGang, worker: int) -> Verdict:
+def _worker_without_site(config: LauncherConfig, gang: LauncherGang, worker: int) -> Verdict:
     agent = gang.registrations()[worker]
     message = (
         f"node {agent.node} of {agent.pod} has no label {config.site_label}, which names its site "

@@ -79,7 +79,7 @@ class Standing(Enum):
     GONE = auto()
 
 
-def standing(process: MemberProcess, formation: int, view: WorldView) -> Standing:
+def member_standing(process: MemberProcess, formation: int, view: WorldView) -> Standing:
     """Where `process`, a member of `formation`, is."""
     slot = view.slots[process.slot]
     if slot.instance != process.instance:
@@ -111,14 +111,14 @@ def wanted_slots(view: WorldView, *, again: bool) -> frozenset[int]:
     )
 
 
-def fenced(
+def fenced_members(
     members: Sequence[MemberProcess], formation: int, view: WorldView, order: int, *, stopped: bool
 ) -> bool:
     """Whether no process of an agent that is heard of can still be in a formation.
 
     `order`: what agents said before they had this order does not count. `stopped`: no process may run at all.
     """
-    where = {process.slot: standing(process, formation, view) for process in members}
+    where = {process.slot: member_standing(process, formation, view) for process in members}
     if Standing.UNKNOWN in where.values():
         return False
     for slot in view.slots.values():
@@ -133,7 +133,7 @@ def fenced(
     return True
 
 
-def candidates(
+def member_candidates(
     wanted: frozenset[int], view: WorldView, order: int, *, stopped: bool, staying: frozenset[int] = frozenset()
 ) -> list[SlotView]:
     """Slots that can be in the next formation: a process waits there, or with `stopped` one can be started.
@@ -143,12 +143,12 @@ def candidates(
     return [
         view.slots[index]
         for index in sorted(wanted)
-        if _available(view.slots[index], stopped=stopped, leaves=index not in staying)
+        if _is_slot_available(view.slots[index], stopped=stopped, leaves=index not in staying)
         and view.slots[index].order >= order
     ]
 
 
-def keepers(
+def member_keepers(
     members: Sequence[MemberProcess], wanted: frozenset[int], view: WorldView, least: int
 ) -> frozenset[int]:
     """Slots of living `members` that are not wanted and may not leave yet.
@@ -161,25 +161,25 @@ def keepers(
     ordered = sorted(unwanted, key=lambda slot: view.slots[slot].leaving)
     stay = len(alive) - len(unwanted)
     lasting = sum(not view.slots[slot].leaving for slot in unwanted)
-    missing = least - stay - len(newcomers(members, wanted, view, stopped=False))
+    missing = least - stay - len(newcomer_members(members, wanted, view, stopped=False))
     return frozenset(ordered[: max(0, min(lasting, missing)) if stay else max(1, missing)])
 
 
-def newcomers(
+def newcomer_members(
     members: Sequence[MemberProcess], wanted: frozenset[int], view: WorldView, *, stopped: bool
 ) -> set[int]:
     """Wanted slots outside the formation that could be in the next one."""
     inside = {process.slot for process in members}
-    return {index for index in wanted - inside if _available(view.slots[index], stopped=stopped)}
+    return {index for index in wanted - inside if _is_slot_available(view.slots[index], stopped=stopped)}
 
 
-def _available(slot: SlotView, *, stopped: bool, leaves: bool = True) -> bool:
+def _is_slot_available(slot: SlotView, *, stopped: bool, leaves: bool = True) -> bool:
     if not slot.instance or slot.silent or slot.lost or (slot.leaving and leaves):
         return False
     return not slot.runs if stopped else slot.runs and slot.state.parked
 
 
-def choose(
+def choose_members(
     chosen: Sequence[SlotView], members: Sequence[MemberProcess], formation: int, most: int, *, stopped: bool
 ) -> tuple[MemberProcess, ...]:
     """The members of `formation` by rank: those of a worker side by side, the oldest worker first.

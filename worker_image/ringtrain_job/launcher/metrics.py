@@ -34,15 +34,15 @@ class LauncherStatusCollector(Collector):
         """All metrics of this launcher."""
         status = self._status()
         family = _MetricFamilies(str(status.get("namespace", "")), str(status.get("job", "")))
-        yield from _gang(family, status)
-        yield from _progress(family, status)
-        yield from _step_time(family, status)
-        yield from _ranks(family, status["ranks"])
-        yield from _machines(family, status.get("machines") or [])
+        yield from _gang_metrics(family, status)
+        yield from _progress_metrics(family, status)
+        yield from _step_time_metrics(family, status)
+        yield from _rank_metrics(family, status["ranks"])
+        yield from _machine_metrics(family, status.get("machines") or [])
         if status.get("data") is not None:
-            yield from _data(family, status["data"])
+            yield from _data_worker_metrics(family, status["data"])
         if "elastic" in status:
-            yield from _elastic(family, status["elastic"])
+            yield from _elastic_metrics(family, status["elastic"])
 
 
 class _MetricFamilies:
@@ -66,7 +66,7 @@ class _MetricFamilies:
         return family
 
 
-def _gang(family: _MetricFamilies, status: Status) -> Iterable[Metric]:
+def _gang_metrics(family: _MetricFamilies, status: Status) -> Iterable[Metric]:
     phase, states = status.get("phase"), [rank["state"] for rank in status["ranks"]]
     phases = [((name,), float(name == phase)) for name in PHASES]
     yield family.gauges("ringtrain_phase", "1 for the phase that the attempt is in.", ["phase"], phases)
@@ -81,19 +81,19 @@ def _gang(family: _MetricFamilies, status: Status) -> Iterable[Metric]:
     yield family.counter("ringtrain_log_lines", "Log lines in the files.", logs["lines"])
     yield family.counter("ringtrain_log_lines_dropped", "Log lines agents dropped.", logs["dropped"])
     if "shipping" in logs:
-        yield from _shipping(family, logs["shipping"])
+        yield from _shipping_metrics(family, logs["shipping"])
     since = status.get("runningSince")
     yield family.gauge("ringtrain_running_since_timestamp_seconds", "When all workers had registered.", since)
 
 
-def _shipping(family: _MetricFamilies, shipping: Status) -> Iterable[Metric]:
+def _shipping_metrics(family: _MetricFamilies, shipping: Status) -> Iterable[Metric]:
     text = "Bytes of logs that the object store does not have yet."
     yield family.gauge("ringtrain_log_unshipped_bytes", text, shipping["pendingBytes"])
     text = "1 while the object store does not take logs."
     yield family.gauge("ringtrain_log_shipping_failing", text, float(shipping["problem"] is not None))
 
 
-def _progress(family: _MetricFamilies, status: Status) -> Iterable[Metric]:
+def _progress_metrics(family: _MetricFamilies, status: Status) -> Iterable[Metric]:
     progress = status["progress"] or {}
     yield family.gauge("ringtrain_step", "Lowest step of any rank.", progress.get("step"))
     yield family.gauge("ringtrain_total_steps", "Steps of the whole training.", progress.get("totalSteps"))
@@ -112,7 +112,7 @@ def _progress(family: _MetricFamilies, status: Status) -> Iterable[Metric]:
     yield family.gauges("ringtrain_reported_value", text, ["metric"], values)
 
 
-def _step_time(family: _MetricFamilies, status: Status) -> Iterable[Metric]:
+def _step_time_metrics(family: _MetricFamilies, status: Status) -> Iterable[Metric]:
     mean, longest = status.get("stepTime") or {}, status.get("longestWork") or {}
     text = "Where a step's time goes, by part: mean of the ranks, over their newest reports."
     of_job = [((part,), mean[part]) for part in PARTS if part in mean]
@@ -130,7 +130,7 @@ def _step_time(family: _MetricFamilies, status: Status) -> Iterable[Metric]:
     yield family.gauges("ringtrain_rank_step_time_seconds", text, ["rank", "part"], by_rank)
 
 
-def _ranks(family: _MetricFamilies, ranks: Sequence[Status]) -> Iterable[Metric]:
+def _rank_metrics(family: _MetricFamilies, ranks: Sequence[Status]) -> Iterable[Metric]:
     lags = [rank["lag"] for rank in ranks if rank.get("lag") is not None]
     text = "How much later than the first rank the last one reports a step, over the newest 50 steps."
     yield family.gauge("ringtrain_lag_seconds", text, max(lags, default=None))
@@ -147,7 +147,7 @@ def _ranks(family: _MetricFamilies, ranks: Sequence[Status]) -> Iterable[Metric]
     yield family.gauges("ringtrain_rank_input_wait_ratio", text, ["rank"], each("inputWait"))
 
 
-def _machines(family: _MetricFamilies, machines: Sequence[Status]) -> Iterable[Metric]:
+def _machine_metrics(family: _MetricFamilies, machines: Sequence[Status]) -> Iterable[Metric]:
     gpus = [gpu for one in machines for gpu in one["gpus"]]
     fullest = max((one["memory"] / one["limit"] for one in machines if one["limit"]), default=None)
     yield family.gauge("ringtrain_memory_ratio", "Memory in use of its limit, of the fullest worker.", fullest)
@@ -172,14 +172,14 @@ def _machines(family: _MetricFamilies, machines: Sequence[Status]) -> Iterable[M
     yield family.gauges("ringtrain_rank_memory_bytes", text, ["rank"], rss)
 
 
-def _data(family: _MetricFamilies, data: Status) -> Iterable[Metric]:
+def _data_worker_metrics(family: _MetricFamilies, data: Status) -> Iterable[Metric]:
     text = "Data workers that are alive."
     yield family.gauge("ringtrain_data_workers_registered", text, data["registered"])
     text = "Part of their time that ranks wait for input."
     yield family.gauge("ringtrain_input_wait_ratio", text, data["waitFraction"])
 
 
-def _elastic(family: _MetricFamilies, elastic: Status) -> Iterable[Metric]:
+def _elastic_metrics(family: _MetricFamilies, elastic: Status) -> Iterable[Metric]:
     yield family.gauge("ringtrain_formation", "Formation of the world that runs.", elastic["formation"])
     yield family.counter("ringtrain_recoveries", "Worlds made after a loss.", elastic["recoveries"])
     yield family.counter("ringtrain_lost_steps", "Steps given up by losses.", elastic["lostSteps"])

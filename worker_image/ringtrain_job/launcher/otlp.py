@@ -20,7 +20,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 logging.getLogger("opentelemetry.sdk").setLevel(logging.CRITICAL)
 
 
-def resource(attributes: Mapping[str, Any]) -> Any:
+def otlp_resource(attributes: Mapping[str, Any]) -> Any:
     """Who sends: `service.name` is ringtrain unless OTEL_SERVICE_NAME or OTEL_RESOURCE_ATTRIBUTES name one."""
     others = os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
     named = os.environ.get("OTEL_SERVICE_NAME") or "service.name=" in others

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 from ringtrain_job.control.model import Verdict
-from ringtrain_job.control.termination import fit_message, write_termination_message
+from ringtrain_job.control.termination import fit_termination_message, write_termination_message
 from ringtrain_job.launcher.config import LauncherConfig
 from ringtrain_job.logs.layout import AttemptFiles, replace_whole
 from ringtrain_job.logs.shipping import Unshipped
@@ -55,7 +55,7 @@ def repeat_outcome(config: LauncherConfig, files: AttemptFiles, unshipped: Unshi
     `unshipped`: what of its logs is still not in the object store.
     """
     document = json.loads(files.outcome.read_text())
-    message = fit_message(document["message"], unshipped.document() if unshipped else None)
+    message = fit_termination_message(document["message"], unshipped.document() if unshipped else None)
     write_termination_message(config.termination, message)
     if config.writes_report and not files.report.exists():
         leave_report(files)

@@ -65,14 +65,16 @@ class LauncherPageServer:
         token = query.get("token", [""])[0]
         if url.path.endswith("/") and token and self._access.has(token):
             # The token leaves the address, and with it the history and what is copied from there.
-            begin(request, 303, "text/plain", {"Location": url.path, "Set-Cookie": self._access.set_cookie(token)})
+            begin_page_response(
+                request, 303, "text/plain", {"Location": url.path, "Set-Cookie": self._access.set_cookie(token)}
+            )
             return
         headers = request.headers
         if not self._access.admits(headers.get("Authorization") or "", headers.get("Cookie") or ""):
-            answer(request, 401, "text/plain", _REFUSED)
+            answer_page_request(request, 401, "text/plain", _REFUSED)
             return
         if not self._room.acquire(blocking=False):
-            answer(request, 503, "text/plain", b"enough pages are open; close one\n")
+            answer_page_request(request, 503, "text/plain", b"enough pages are open; close one\n")
             return
         try:
             admitted()
@@ -107,14 +109,14 @@ class LauncherRunPage:
     def route(self, request: BaseHTTPRequestHandler, path: str, query: dict[str, list[str]]) -> None:
         """Answer one request."""
         if path == "/":
-            answer(request, 200, "text/html; charset=utf-8", live_page().encode())
+            answer_page_request(request, 200, "text/html; charset=utf-8", live_page().encode())
         elif path == "/page/events":
-            self._stream(request, _wanted(query))
+            self._stream(request, _wanted_page_lines(query))
         elif path == "/page/log":
             before = query.get("before", [""])[0]
             end = int(before) if before.isdecimal() else None
-            found = window_before(self._files.job_log, _wanted(query), end)
-            answer(request, 200, "application/json", json.dumps(found.json()).encode())
+            found = window_before(self._files.job_log, _wanted_page_lines(query), end)
+            answer_page_request(request, 200, "application/json", json.dumps(found.json()).encode())
         else:
             self._download(request, path.removeprefix("/page/files/"))
 
@@ -122,7 +124,7 @@ class LauncherRunPage:
         with self._changed:
             self._open += 1
         try:
-            begin(request, 200, "text/event-stream; charset=utf-8")
+            begin_page_response(request, 200, "text/event-stream; charset=utf-8")
             for name, data in self._events(wanted):
                 request.wfile.write(b"event: %s\ndata: %s\n\n" % (name, data))
         finally:
@@ -133,7 +135,7 @@ class LauncherRunPage:
     def _events(self, wanted: WantedPageLines) -> Iterator[tuple[bytes, bytes]]:
         """The document and the log's newest lines, then what changes; at last how it was at the end."""
         window = window_before(self._files.job_log, wanted)
-        yield b"log", _json(window, reset=True)
+        yield b"log", _page_window_json(window, reset=True)
         next_document = 0.0
         over = False
         while True:
@@ -143,7 +145,7 @@ class LauncherRunPage:
                 next_document = time.monotonic() + max(_EVERY_S, len(document) / _BYTES_PER_S) - 0.05
             window = window_after(self._files.job_log, wanted, window.end)
             if window.lines or window.skipped:
-                yield b"log", _json(window)
+                yield b"log", _page_window_json(window)
             else:
                 yield b"alive", b"{}"  # who is gone is noticed by a write alone
             if over:
@@ -156,7 +158,7 @@ class LauncherRunPage:
         if path == self._files.timeline and self._timeline is not None and not path.exists():
             path = self._timeline
         if not _NAMES.fullmatch(name) or not path.is_file():
-            answer(
+            answer_page_request(
                 request,
                 404,
                 "text/plain",
@@ -166,7 +168,7 @@ class LauncherRunPage:
         left = path.stat().st_size
         disposition = f'attachment; filename="{self._files.directory.parent.name}-{name}"'
         more = {"Content-Disposition": disposition, "Content-Length": str(left)}
-        begin(request, 200, "text/plain; charset=utf-8", more)
+        begin_page_response(request, 200, "text/plain; charset=utf-8", more)
         for chunk in read_from(path, 0):
             request.wfile.write(chunk[:left])
             left -= min(left, len(chunk))
@@ -174,16 +176,18 @@ class LauncherRunPage:
                 return
 
 
-def _wanted(query: dict[str, list[str]]) -> WantedPageLines:
+def _wanted_page_lines(query: dict[str, list[str]]) -> WantedPageLines:
     rank = query.get("rank", [""])[0]
     return WantedPageLines(int(rank) if rank.isdecimal() else None, query.get("text", [""])[0])
 
 
-def _json(window: PageLogWindow, *, reset: bool = False) -> bytes:
+def _page_window_json(window: PageLogWindow, *, reset: bool = False) -> bytes:
     return json.dumps({**window.json(), "reset": reset}).encode()
 
 
-def begin(request: BaseHTTPRequestHandler, code: int, kind: str, more: dict[str, str] | None = None) -> None:
+def begin_page_response(
+    request: BaseHTTPRequestHandler, code: int, kind: str, more: dict[str, str] | None = None
+) -> None:
     """Send the status and the headers, `more` among them; nothing is stored, framed or told to others."""
     request.send_response(code)
     for name, value in {"Content-Type": kind, **_HEADERS, **(more or {})}.items():
@@ -191,7 +195,7 @@ def begin(request: BaseHTTPRequestHandler, code: int, kind: str, more: dict[str,
     request.end_headers()
 
 
-def answer(request: BaseHTTPRequestHandler, code: int, kind: str, body: bytes) -> None:
+def answer_page_request(request: BaseHTTPRequestHandler, code: int, kind: str, body: bytes) -> None:
     """Send a whole answer."""
-    begin(request, code, kind, {"Content-Length": str(len(body))})
+    begin_page_response(request, code, kind, {"Content-Length": str(len(body))})
     request.wfile.write(body)

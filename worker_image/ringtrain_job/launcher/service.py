@@ -17,7 +17,7 @@ from ringtrain.shared.gen import coordinator_pb2 as pb
 from ringtrain.shared.messages import from_message, message_fields
 from ringtrain.shared.strangers import RateLimitedWarnings
 from ringtrain_job.control.model import AgentState, Order, Registration, SlotHistory
-from ringtrain_job.control.wire import deflated, order_to_message
+from ringtrain_job.control.wire import deflated_order, order_to_message
 from ringtrain_job.launcher.data_members import LauncherDataMembers
 from ringtrain_job.launcher.gang import LauncherGang
 from ringtrain_job.logs.journal import LogStream
@@ -48,7 +48,7 @@ class _EncodedOrder:
     def of(order: Order) -> "_EncodedOrder":
         plain = order_to_message(order)
         size = plain.ByteSize()
-        small = deflated(plain) if size >= _DEFLATE_BYTES else plain
+        small = deflated_order(plain) if size >= _DEFLATE_BYTES else plain
         return _EncodedOrder(order, plain, small, asyncio.Semaphore(max(16, _MOST_WAITING_BYTES // (size + 1))))
 
 

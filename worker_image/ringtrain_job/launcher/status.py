@@ -135,8 +135,8 @@ class LauncherStatusSnapshot:
         ]
         if data is not None:
             served = [{"index": one["index"], "registered": one["registered"]} for one in data["workers"]]
-            data = {**data, "workers": merged(served)}
-        return {**self._job_json(view, data), "workers": merged(workers)}
+            data = {**data, "workers": merged_report_entries(served)}
+        return {**self._job_json(view, data), "workers": merged_report_entries(workers)}
 
     def _job_json(self, view: GangView, data: dict[str, Any] | None) -> dict[str, Any]:
         """What `/status` says of the job as a whole."""
@@ -237,7 +237,7 @@ class LauncherStatusSnapshot:
         return f"step {step} of {path}" if path else "nothing: there was no checkpoint"
 
 
-def merged(entries: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+def merged_report_entries(entries: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """`entries`, in the order of their `index`, where neighbours that are alike are one: from `index` `to` that of
     the last."""
     found: list[dict[str, Any]] = []

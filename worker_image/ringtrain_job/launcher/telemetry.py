@@ -39,7 +39,7 @@ class OtlpTelemetry:
                 f"{contract.ENV_OTEL}={','.join(signals)} needs OpenTelemetry's SDK where the launcher runs "
                 f"({exc}): pip install 'ringtrain[otel]'"
             ) from exc
-        resource = otlp.resource(
+        resource = otlp.otlp_resource(
             {
                 "ringtrain.job.namespace": job.namespace,
                 "ringtrain.job.name": job.name,

@@ -183,7 +183,7 @@ class GangThroughput:
         """Samples per second from the first complete step to the last."""
         if self._first_end is None or self._last_end is None or self._last_end <= self._first_end:
             return None
-        return _number(self._timed_samples / (self._last_end - self._first_end))
+        return _reported_number(self._timed_samples / (self._last_end - self._first_end))
 
     def progress(self) -> Progress | None:
         """Where the gang is; None before the first report."""
@@ -192,7 +192,9 @@ class GangThroughput:
         slowest = min(self._steps, key=lambda rank: (self._steps[rank], rank))
         report = self._latest[slowest]
         not_finite = self._not_finite.now()
-        losses = [loss for entry in self._latest.values() if (loss := _number(entry.get("loss"))) is not None]
+        losses = [
+            loss for entry in self._latest.values() if (loss := _reported_number(entry.get("loss"))) is not None
+        ]
         return Progress(
             step=self._steps[slowest],
             total_steps=report.get("totalSteps"),
@@ -248,7 +250,7 @@ class GangThroughput:
         return rank if self._steps[rank] + 1 < max(self._steps[one] for one in reporting) else None
 
 
-def _number(value: object) -> float | None:
+def _reported_number(value: object) -> float | None:
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
@@ -259,7 +261,7 @@ def step_line(progress: Progress, speed: Speed | None) -> str:
         form = _rate_form(speed.mean)
         numbers = f"{speed.mean:{form}} +/- {speed.uncertainty:{form}} (jitter = {speed.jitter:{form}})"
         parts.append(f"{progress.unit}/sec: {numbers}")
-    return "  ".join(part for part in (*parts, shown_loss(progress), *warnings(progress)) if part)
+    return "  ".join(part for part in (*parts, shown_loss(progress), *throughput_warnings(progress)) if part)
 
 
 def _rate_form(rate: float) -> str:
@@ -281,7 +283,7 @@ def shown_loss(progress: Progress) -> str:
     return f"loss: {progress.loss:{form}}"
 
 
-def warnings(progress: Progress) -> list[str]:
+def throughput_warnings(progress: Progress) -> list[str]:
     """What slows training down, if something does."""
     found = []
     if progress.input_wait is not None and progress.input_wait > _INPUT_BOUND:

@@ -123,19 +123,19 @@ def lost_peer(tail: Sequence[str], own_rank: int) -> int | None:
     return None
 
 
-def decide(view: GangView, now: float, patience: VerdictPatience) -> Verdict | None:
+def decide_verdict(view: GangView, now: float, patience: VerdictPatience) -> Verdict | None:
     """How the attempt ended, or None while that is open."""
     failed = failures_by_time(view.exits)
     if view.succeeded == len(view.ranks) and not failed:
         return Verdict(Outcome.SUCCEEDED, 0, view.succeeded)
-    gone = _gone(view, failed, now, patience)
-    if failed and not gone and not _settled(view, failed, now, patience):
+    gone = _gone_workers(view, failed, now, patience)
+    if failed and not gone and not _settled_exits(view, failed, now, patience):
         return None
     failure = first_cause(view, failed, gone)
     if failure is None:
         if not all(state.phase in ENDED for state in view.ranks):
             return None
-        failure = _incomplete(view)
+        failure = _incomplete_gang(view)
     code = contract.EXIT_GANG_STOPPED if failure.exit_code is None else failure.exit_code
     return Verdict(Outcome.FAILED, code, view.succeeded, failure)
 
@@ -159,7 +159,7 @@ def _exit_time(exit: RankExit) -> tuple[float, int]:
     return (round(exit.at, 2), exit.state.exit_order)
 
 
-def _hard(view: GangView, exit: RankExit) -> bool:
+def _is_hard_failure(view: GangView, exit: RankExit) -> bool:
     # A rank that has said whom it lost is a witness, also when mpirun kills it before it has left by itself.
     state = exit.state
     if not state.signal or state.signal in _SOFT_SIGNALS:
@@ -167,8 +167,8 @@ def _hard(view: GangView, exit: RankExit) -> bool:
     return view.lost_by(state) is None
 
 
-def _settled(view: GangView, failed: Sequence[RankExit], now: float, patience: VerdictPatience) -> bool:
-    if any(_hard(view, exit) for exit in failed) or all(state.phase in ENDED for state in view.ranks):
+def _settled_exits(view: GangView, failed: Sequence[RankExit], now: float, patience: VerdictPatience) -> bool:
+    if any(_is_hard_failure(view, exit) for exit in failed) or all(state.phase in ENDED for state in view.ranks):
         return True
     # A rank that failed by itself may only be overtaken by an earlier exit that is still on its way here. One that
     # lost its peer is not the cause, and the traceback of the one that is may take its time.
@@ -176,7 +176,9 @@ def _settled(view: GangView, failed: Sequence[RankExit], now: float, patience: V
     return now - failed[0].at >= (patience.settle_s / 2 if own_cause else patience.settle_s)
 
 
-def _gone(view: GangView, failed: Sequence[RankExit], now: float, patience: VerdictPatience) -> list[WorkerView]:
+def _gone_workers(
+    view: GangView, failed: Sequence[RankExit], now: float, patience: VerdictPatience
+) -> list[WorkerView]:
     """Workers whose agent is lost or leaving. After a failure has settled, silence need not last as long."""
     settled = bool(failed) and now - failed[0].at >= patience.settle_s
     limit = min(patience.settle_s, patience.lost_after_s) if settled else patience.lost_after_s
@@ -195,7 +197,7 @@ def failures_by_time(exits: Iterable[RankExit]) -> list[RankExit]:
 def first_cause(view: GangView, failed: Sequence[RankExit], gone: Sequence[WorkerView]) -> Failure | None:
     """What made all of this happen. `failed`: by time; `gone`: workers that are lost or leave."""
     for exit in failed:
-        if _hard(view, exit):
+        if _is_hard_failure(view, exit):
             return _rank_failure(view, exit)
     if gone:
         return _agent_failure(view, min(gone, key=lambda worker: (_gone_since(worker), worker.index)))
@@ -205,7 +207,7 @@ def first_cause(view: GangView, failed: Sequence[RankExit], gone: Sequence[Worke
         told = [exit for exit in own if exit.state.exit_code == view.command_code]
         return _rank_failure(view, (told or own)[0])
     if failed:
-        return _blamed(view, failed, [rank for rank in lost.values() if rank is not None])
+        return _blamed_rank(view, failed, [rank for rank in lost.values() if rank is not None])
     return None
 
 
@@ -213,7 +215,7 @@ def _gone_since(worker: WorkerView) -> float:
     return worker.leaving_since if worker.silent_since is None else worker.silent_since
 
 
-def _blamed(view: GangView, failed: Sequence[RankExit], accused: Sequence[int]) -> Failure:
+def _blamed_rank(view: GangView, failed: Sequence[RankExit], accused: Sequence[int]) -> Failure:
     """All that failed lost a peer: blame the rank most of them name, unless it is itself one of them."""
     witnesses = {exit.state.rank for exit in failed}
     votes = Counter(rank for rank in accused if rank not in witnesses and rank < len(view.ranks))
@@ -275,7 +277,7 @@ def _agent_failure(view: GangView, worker: WorkerView) -> Failure:
     )
 
 
-def _incomplete(view: GangView) -> Failure:
+def _incomplete_gang(view: GangView) -> Failure:
     missing = [state.rank for state in view.ranks if state.phase is not RankPhase.SUCCEEDED]
     return Failure(
         reason=Reason.WORLD_INCOMPLETE,

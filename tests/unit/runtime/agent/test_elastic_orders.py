@@ -10,7 +10,7 @@ from ringtrain_job.agent.elastic.orders import (
     OwnSlot,
     SlotDeadlines,
     current_order,
-    next_action,
+    next_slot_action,
 )
 from ringtrain_job.control.model import Form, Member, Prepare, World
 
@@ -75,7 +75,7 @@ INSIDE = OwnSlot(3, life=2, running=True, formation=4)
 )
 def test_the_next_step(order: ElasticSlotOrder, slot: OwnSlot, step: ElasticSlotAction | None) -> None:
     """One step at a time; nothing when the order is fulfilled, or somebody else has to act."""
-    assert next_action(order, slot, DEADLINES, now=111) is step
+    assert next_slot_action(order, slot, DEADLINES, now=111) is step
 
 
 @pytest.mark.parametrize(
@@ -100,8 +100,8 @@ def test_the_next_step(order: ElasticSlotOrder, slot: OwnSlot, step: ElasticSlot
 )
 def test_who_does_not_leave_is_killed(order: ElasticSlotOrder, slot: OwnSlot, at: float) -> None:
     """When its time is over, and not before."""
-    assert next_action(order, slot, DEADLINES, now=at - 0.1) is None
-    assert next_action(order, slot, DEADLINES, now=at) is ElasticSlotAction.KILL
+    assert next_slot_action(order, slot, DEADLINES, now=at - 0.1) is None
+    assert next_slot_action(order, slot, DEADLINES, now=at) is ElasticSlotAction.KILL
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_who_does_not_leave_is_killed(order: ElasticSlotOrder, slot: OwnSlot, at
 )
 def test_who_is_never_killed(order: ElasticSlotOrder, slot: OwnSlot) -> None:
     """Whoever holds up no formation that has lost a member, and is wanted."""
-    assert next_action(order, slot, DEADLINES, now=1e9) is None
+    assert next_slot_action(order, slot, DEADLINES, now=1e9) is None
 
 
 def test_an_order_that_comes_again_keeps_its_times() -> None:

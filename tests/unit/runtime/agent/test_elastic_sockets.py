@@ -11,7 +11,14 @@ from typing import Any
 import pytest
 
 from ringtrain.errors import ConfigurationError
-from ringtrain_job.agent.elastic.messages import Committed, FromRank, Joined, Ready, change_message, parse_message
+from ringtrain_job.agent.elastic.messages import (
+    Committed,
+    FromRank,
+    Joined,
+    Ready,
+    change_message,
+    parse_rank_message,
+)
 from ringtrain_job.agent.elastic.sockets import ElasticRankSockets
 from ringtrain_job.control.model import Member
 
@@ -121,7 +128,7 @@ def test_a_long_temporary_directory(tmp_path: Any, monkeypatch: pytest.MonkeyPat
 def test_what_is_no_message(text: bytes, problem: str) -> None:
     """The error says which field, what it is, and what is expected."""
     with pytest.raises(ConfigurationError) as error:
-        parse_message(text)
+        parse_rank_message(text)
     assert problem in str(error.value)
 
 

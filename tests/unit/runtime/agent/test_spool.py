@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringtrain_job.agent.spool import AgentLogSpool, coalesce
+from ringtrain_job.agent.spool import AgentLogSpool, coalesce_spooled_chunks
 from ringtrain_job.logs.journal import LogStream
 from ringtrain_job.logs.layout import AttemptFiles
 from ringtrain_job.logs.store import LogChunk, LogStore
@@ -37,7 +37,7 @@ def test_neighbours_are_joined() -> None:
     assert [(c.rank, c.first, c.lines, c.data) for c in spool.take(1 << 20, 0)] == [
         (0, 1, 2, b"a\nb\n"), (1, 1, 1, b"x\n"), (0, 3, 1, b"c\n"),
     ]  # fmt: skip
-    assert coalesce([]) == []
+    assert coalesce_spooled_chunks([]) == []
 
 
 def test_beyond_memory_comes_the_disk() -> None:

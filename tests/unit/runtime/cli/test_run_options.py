@@ -11,7 +11,7 @@ from ringtrain.shared.hosts import Host
 from ringtrain_job.cli.elastic import ElasticCommandOptions, ElasticCommandRun, elastic_run
 from ringtrain_job.cli.horovod_values import HorovodrunValues
 from ringtrain_job.cli.main import main
-from ringtrain_job.launcher.discovery import run_script
+from ringtrain_job.launcher.discovery import run_discovery_script
 from ringtrain_job.launcher.hosts import HostCoolDown
 
 
@@ -236,7 +236,10 @@ def test_fixed_hosts_of_an_elastic_run() -> None:
     world = elastic_run(3, "-H a:2,b:2", ElasticCommandOptions(min_ranks=1))
     made = world.reach(HorovodrunValues({"blacklist_cooldown_range": (5.0, 50.0)}), [Host("a", 2), Host("b", 2)])
     assert made.hosts.cooldown == HostCoolDown(1, 5, 50)
-    assert run_script(made.variables["RINGTRAIN_HOST_DISCOVERY_SCRIPT"], 30, threading.Event()) == "a:2\nb:2\n"
+    assert (
+        run_discovery_script(made.variables["RINGTRAIN_HOST_DISCOVERY_SCRIPT"], 30, threading.Event())
+        == "a:2\nb:2\n"
+    )
     assert world.reach(HorovodrunValues(), [Host("localhost", 3)]).hosts is None
     with pytest.raises(click.UsageError, match="a have 2 slots for -np 3 ranks"):
         world.reach(HorovodrunValues(), [Host("a", 2)])

@@ -18,7 +18,7 @@ from ringtrain.shared import contract
 from ringtrain.shared.hosts import Host
 from ringtrain_job.cli.certificates import SECRET_FILES, write_secrets
 from ringtrain_job.cli.remote_agent import GREETING, RemoteAgentOrder, first_address
-from ringtrain_job.cli.ssh import HostDeadlines, SshOptions, connect, portable
+from ringtrain_job.cli.ssh import HostDeadlines, SshOptions, connect_ssh_hosts, portable_environment
 
 pytestmark = pytest.mark.slow
 
@@ -64,14 +64,14 @@ def test_a_host_that_cannot_be_had(
     ssh_that(script, tmp_path, monkeypatch)
     deadlines = HostDeadlines(1.0 if "banner" in script else DEADLINE_S, 8, 0)
     with ExitStack() as stack, pytest.raises(ConfigurationError, match=message):
-        connect(stack, [Host("a", 1)], SshOptions(), deadlines)
+        connect_ssh_hosts(stack, [Host("a", 1)], SshOptions(), deadlines)
 
 
 def test_no_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error says what to install."""
     monkeypatch.setenv("PATH", str(tmp_path))
     with ExitStack() as stack, pytest.raises(ConfigurationError, match="apt install openssh-client"):
-        connect(stack, [Host("a", 1)], SshOptions(), HostDeadlines(DEADLINE_S, 8, 1))
+        connect_ssh_hosts(stack, [Host("a", 1)], SshOptions(), HostDeadlines(DEADLINE_S, 8, 1))
 
 
 def test_ssh_asks_nothing_and_takes_no_host_for_an_option() -> None:
@@ -91,7 +91,9 @@ def test_ssh_asks_nothing_and_takes_no_host_for_an_option() -> None:
 
 def test_variables_that_belong_to_a_host_stay_there() -> None:
     """All others go along."""
-    assert portable({"HOME": "/root", "SSH_AUTH_SOCK": "x", "XDG_RUNTIME_DIR": "y", "A": "1", "PATH": "p"}) == {
+    assert portable_environment(
+        {"HOME": "/root", "SSH_AUTH_SOCK": "x", "XDG_RUNTIME_DIR": "y", "A": "1", "PATH": "p"}
+    ) == {
         "A": "1",
         "PATH": "p",
     }

@@ -10,19 +10,19 @@ from support.elastic_world import RULES
 from support.gang import until
 
 from ringtrain.errors import ConfigurationError
-from ringtrain_job.launcher.discovery import HostDiscovery, run_script
+from ringtrain_job.launcher.discovery import HostDiscovery, run_discovery_script
 from ringtrain_job.launcher.hosts import HostTable
 
 
 def test_a_script_that_fails_or_hangs() -> None:
     """The error has its code and the last line that it wrote, or the deadline."""
     closed = threading.Event()
-    assert run_script("echo here:2", 30, closed) == "here:2\n"
+    assert run_discovery_script("echo here:2", 30, closed) == "here:2\n"
     with pytest.raises(ConfigurationError, match=r"it exited with 3 \(no such cloud\)"):
-        run_script("echo no such cloud >&2; exit 3", 30, closed)
+        run_discovery_script("echo no such cloud >&2; exit 3", 30, closed)
     began = time.monotonic()
     with pytest.raises(ConfigurationError, match=r"it took longer than 0.2 s"):
-        run_script("sleep 60", 0.2, closed)
+        run_discovery_script("sleep 60", 0.2, closed)
     assert time.monotonic() - began < 30
 
 

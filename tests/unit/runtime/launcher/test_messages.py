@@ -25,7 +25,7 @@ from ringtrain_job.control.model import (
     Verdict,
     World,
 )
-from ringtrain_job.control.wire import deflated, order_from_message, order_to_message
+from ringtrain_job.control.wire import deflated_order, order_from_message, order_to_message
 
 RANKS = (
     RankState(1, RankPhase.FAILED, 0, "SIGTERM", 2, 0.5, ("a", "b"), Reason.NO_MPI_INIT, "why"),
@@ -82,7 +82,7 @@ def test_an_order_there_and_back(order: Order) -> None:
 )
 def test_a_compressed_order_there_and_back(order: Order) -> None:
     """Hosts that are in it once are the ranks' again, and other orders stay what they are."""
-    sent = deflated(order_to_message(order)).SerializeToString()
+    sent = deflated_order(order_to_message(order)).SerializeToString()
     assert order_from_message(pb.Order.FromString(sent)) == order
 
 

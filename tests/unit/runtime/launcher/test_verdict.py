@@ -11,7 +11,7 @@ from ringtrain_job.launcher.verdict import (
     RankExit,
     VerdictPatience,
     WorkerView,
-    decide,
+    decide_verdict,
     lost_peer,
     with_warning,
 )
@@ -105,7 +105,7 @@ KILLED = Ended(3, 10.2, 137, "SIGKILL", says="step 7")
 )  # fmt: skip
 def test_the_first_cause(view: GangView, rank: int, code: int, words: str) -> None:
     """The rank that began it, with its own exit code, pod and log."""
-    verdict = decide(view, 13.0, PATIENCE)
+    verdict = decide_verdict(view, 13.0, PATIENCE)
     assert (verdict.outcome, verdict.exit_code) == (Outcome.FAILED, code)
     assert (verdict.failure.rank, verdict.failure.reason) == (rank, Reason.RANK_FAILED)
     assert (verdict.failure.pod, verdict.failure.node) == (f"job-worker-{rank // 2}", f"node-{rank // 2}")
@@ -126,7 +126,7 @@ def test_the_first_cause(view: GangView, rank: int, code: int, words: str) -> No
 )
 def test_open(view: GangView, now: float) -> None:
     """Not decided yet."""
-    assert decide(view, now, PATIENCE) is None
+    assert decide_verdict(view, now, PATIENCE) is None
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_open(view: GangView, now: float) -> None:
 )  # fmt: skip
 def test_a_lost_agent(view: GangView, now: float) -> None:
     """An agent that fell silent is the cause, not those whose peers it took along."""
-    verdict = decide(view, now, PATIENCE)
+    verdict = decide_verdict(view, now, PATIENCE)
     assert (verdict.failure.reason, verdict.exit_code) == (Reason.AGENT_LOST, 75)
     assert (verdict.failure.rank, verdict.failure.exit_code) == (2, None)
     assert verdict.failure.message == (
@@ -154,14 +154,14 @@ def test_a_leaving_agent() -> None:
     """An agent that was asked to stop decides at once, with the code of its signal."""
     view = gang(Ended(2, 10.0, 143, "SIGTERM", phase=STOPPED))
     workers = [view.workers[0], WorkerView(1, "job-worker-1", "", leaving="SIGTERM", leaving_since=10.0)]
-    verdict = decide(GangView(2, workers, view.ranks, view.exits), 10.0, PATIENCE)
+    verdict = decide_verdict(GangView(2, workers, view.ranks, view.exits), 10.0, PATIENCE)
     assert (verdict.exit_code, verdict.failure.signal, verdict.failure.pod) == (143, "SIGTERM", "job-worker-1")
 
 
 def test_success_is_every_rank() -> None:
     """All ranks of the world exited 0: attested."""
     ended = [Ended(rank, 10.0, 0, phase=SUCCEEDED) for rank in range(4)]
-    verdict = decide(gang(*ended), 10.0, PATIENCE)
+    verdict = decide_verdict(gang(*ended), 10.0, PATIENCE)
     assert (verdict.outcome, verdict.exit_code, verdict.ranks_succeeded) == (Outcome.SUCCEEDED, 0, 4)
 
 
@@ -170,7 +170,7 @@ def test_ranks_that_ran_each_by_itself(size: int, joined: int, warns: bool) -> N
     """A success of several ranks of which none was in touch with another one is said."""
     states = [RankState(rank, SUCCEEDED, 0, joined=rank < joined) for rank in range(size)]
     view = GangView(size, [WorkerView(0, "job-worker-0")], states, [RankExit(state, 10.0) for state in states])
-    verdict = with_warning(view, decide(view, 10.0, PATIENCE))
+    verdict = with_warning(view, decide_verdict(view, 10.0, PATIENCE))
     assert verdict.outcome is Outcome.SUCCEEDED
     assert ("none of the 4 ranks was in touch with another one" in verdict.warning) is warns
 
@@ -178,7 +178,7 @@ def test_ranks_that_ran_each_by_itself(size: int, joined: int, warns: bool) -> N
 def test_an_incomplete_world_is_a_failure() -> None:
     """Nobody failed, all ended, and yet not all ranks exited 0."""
     ended = [Ended(rank, 10.0, 0, phase=SUCCEEDED) for rank in range(3)]
-    verdict = decide(gang(*ended, Ended(3, 10.0, 143, "SIGTERM", phase=STOPPED)), 10.0, PATIENCE)
+    verdict = decide_verdict(gang(*ended, Ended(3, 10.0, 143, "SIGTERM", phase=STOPPED)), 10.0, PATIENCE)
     assert (verdict.failure.reason, verdict.ranks_succeeded) == (Reason.WORLD_INCOMPLETE, 3)
     assert verdict.failure.message == "only 3 of 4 ranks finished; rank(s) 3 did not"
 

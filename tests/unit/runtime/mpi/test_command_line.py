@@ -7,7 +7,7 @@ import pytest
 from ringtrain.errors import ConfigurationError
 from ringtrain_job.control.model import Reason, Registration
 from ringtrain_job.launcher.mpi.command_line import MpirunLine
-from ringtrain_job.launcher.mpi.hosts import host_names, hostfile
+from ringtrain_job.launcher.mpi.hosts import mpirun_host_names, mpirun_hostfile
 from ringtrain_job.mpi.implementation import MpiCondition, MpiImplementation, MpirunVersion, identify, library_of
 
 OPEN_MPI, MPICH, INTEL = MpiImplementation
@@ -89,12 +89,12 @@ def worker(index: int, address: str) -> Registration:
 def test_workers_are_known_by_their_addresses() -> None:
     """No name has to resolve; workers on one address, or on the launcher's, get names that only our rsh knows."""
     workers = [worker(0, "10.0.0.2"), worker(1, "10.0.0.3"), worker(2, "10.0.0.3"), worker(3, "10.0.0.1")]
-    names = host_names(workers, "10.0.0.1")
+    names = mpirun_host_names(workers, "10.0.0.1")
     assert names == ["10.0.0.2", "ringtrain-worker-1", "ringtrain-worker-2", "ringtrain-worker-3"]
     hosts = dict.fromkeys(names[:2], 2)
-    assert hostfile(hosts, OPEN_MPI).splitlines()[0] == "10.0.0.2 slots=2"
+    assert mpirun_hostfile(hosts, OPEN_MPI).splitlines()[0] == "10.0.0.2 slots=2"
     for hydra in (MPICH, INTEL):
-        assert hostfile(hosts, hydra).splitlines() == ["10.0.0.2:2", "ringtrain-worker-1:2"]
+        assert mpirun_hostfile(hosts, hydra).splitlines() == ["10.0.0.2:2", "ringtrain-worker-1:2"]
 
 
 @pytest.mark.parametrize(

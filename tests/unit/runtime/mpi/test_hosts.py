@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from ringtrain_job.control.model import Registration
-from ringtrain_job.launcher.mpi.hosts import MpirunPaths, host_names, mpirun_environment
+from ringtrain_job.launcher.mpi.hosts import MpirunPaths, mpirun_environment, mpirun_host_names
 from ringtrain_job.mpi.implementation import MpiImplementation, MpirunVersion
 
 PATHS = MpirunPaths(Path("/hosts"), Path("/rsh"), Path("/socket"))
@@ -30,5 +30,5 @@ def test_collectives_by_nodes_are_for_workers_with_nodes_of_their_own(
         Registration("uid", 1, index, 1, "first", f"pod-{index}", "node", address, 7360, (7400,), (7500,), 7390)
         for index, address in enumerate(addresses)
     ]
-    slots = dict.fromkeys(host_names(workers, own), 2)
+    slots = dict.fromkeys(mpirun_host_names(workers, own), 2)
     assert mpirun_environment(MPIRUN, PATHS, slots, users).get("OMPI_MCA_coll_han_priority") == priority

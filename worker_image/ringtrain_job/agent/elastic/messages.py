@@ -41,26 +41,26 @@ class Committed:
 FromRank = Ready | Joined | Committed
 
 
-def parse_message(line: bytes) -> FromRank:
+def parse_rank_message(line: bytes) -> FromRank:
     """What a rank says in `line`; ConfigurationError says what is wrong with it. Further fields are ignored."""
     try:
         message = json.loads(line)
     except (ValueError, RecursionError):
-        raise ConfigurationError(f"{_shown(line)} is no JSON; expected one object a line") from None
+        raise ConfigurationError(f"{_shown_message(line)} is no JSON; expected one object a line") from None
     if not isinstance(message, dict):
-        raise ConfigurationError(f"{_shown(line)} is no JSON object")
+        raise ConfigurationError(f"{_shown_message(line)} is no JSON object")
     match message.get("type"):
         case "ready":
             return Ready(
-                _number(message, "formation", FORMATIONS - 1),
-                _number(message, "committed", _MOST_STEPS),
-                _number(message, "lost_steps", _MOST_STEPS),
+                _message_number(message, "formation", FORMATIONS - 1),
+                _message_number(message, "committed", _MOST_STEPS),
+                _message_number(message, "lost_steps", _MOST_STEPS),
                 message.get("unshared") is True,
             )
         case "joined":
-            return Joined(_number(message, "formation", FORMATIONS - 1))
+            return Joined(_message_number(message, "formation", FORMATIONS - 1))
         case "committed":
-            return Committed(_number(message, "step", _MOST_STEPS))
+            return Committed(_message_number(message, "step", _MOST_STEPS))
     raise ConfigurationError(f"type {quoted(str(message.get('type')))}: expected ready, joined or committed")
 
 
@@ -85,7 +85,7 @@ def error_message(text: str) -> dict[str, Any]:
     return {"type": "error", "message": text}
 
 
-def _number(message: Mapping[str, Any], field: str, most: int) -> int:
+def _message_number(message: Mapping[str, Any], field: str, most: int) -> int:
     value = message.get(field)
     if type(value) is not int or not 0 <= value <= most:
         found = quoted(str(value)) if field in message else "absent"
@@ -93,5 +93,5 @@ def _number(message: Mapping[str, Any], field: str, most: int) -> int:
     return value
 
 
-def _shown(line: bytes) -> str:
+def _shown_message(line: bytes) -> str:
     return quoted(line[:80].decode(errors="replace"))

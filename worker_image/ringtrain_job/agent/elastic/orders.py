@@ -94,16 +94,16 @@ def current_order(
     )
 
 
-def next_action(
+def next_slot_action(
     order: ElasticSlotOrder, slot: OwnSlot, deadlines: SlotDeadlines, now: float
 ) -> ElasticSlotAction | None:
     """The next thing to do about `slot`; None: nothing now."""
     if order.restart:
-        return _restarted(order, slot, deadlines, now)
-    return _running(order, slot, deadlines, now) if slot.running else _absent(order, slot)
+        return _restarted_slot_action(order, slot, deadlines, now)
+    return _running_slot_action(order, slot, deadlines, now) if slot.running else _absent_slot_action(order, slot)
 
 
-def _restarted(
+def _restarted_slot_action(
     order: ElasticSlotOrder, slot: OwnSlot, deadlines: SlotDeadlines, now: float
 ) -> ElasticSlotAction | None:
     """Each member gets one process in each formation; what is left of an earlier one is ended first."""
@@ -116,14 +116,14 @@ def _restarted(
     return ElasticSlotAction.KILL if now >= slot.ended_since + deadlines.grace_s else None
 
 
-def _absent(order: ElasticSlotOrder, slot: OwnSlot) -> ElasticSlotAction | None:
+def _absent_slot_action(order: ElasticSlotOrder, slot: OwnSlot) -> ElasticSlotAction | None:
     if slot.slot not in order.slots or not slot.startable:
         return None
     # A member that has ended is a loss, or has done its work: the launcher says by `Prepare` what follows.
     return None if order.members.get(slot.slot) == slot.life else ElasticSlotAction.START
 
 
-def _running(
+def _running_slot_action(
     order: ElasticSlotOrder, slot: OwnSlot, deadlines: SlotDeadlines, now: float
 ) -> ElasticSlotAction | None:
     if slot.left_since is not None:
@@ -134,7 +134,7 @@ def _running(
     if slot.formation >= order.formation and not slot.parked:
         return None
     if slot.parked:
-        return _parked(order, slot)
+        return _parked_slot_action(order, slot)
     if slot.formation == 0:  # on its way: it has not been in any world, and holds up no rank
         unwanted = slot.slot not in order.slots and now >= order.since + deadlines.fence_s
         stuck = slot.stopped_since is not None and now >= slot.stopped_since + deadlines.stopped_fence_s
@@ -147,7 +147,7 @@ def _running(
     return ElasticSlotAction.KILL if fenced else None
 
 
-def _parked(order: ElasticSlotOrder, slot: OwnSlot) -> ElasticSlotAction | None:
+def _parked_slot_action(order: ElasticSlotOrder, slot: OwnSlot) -> ElasticSlotAction | None:
     if order.world and order.members.get(slot.slot) == slot.life and slot.formation < order.formation:
         return ElasticSlotAction.WORLD
     # A member of the former world is sent away when the next one is made: what it holds may be needed before,

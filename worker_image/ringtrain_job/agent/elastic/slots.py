@@ -26,7 +26,7 @@ from ringtrain_job.agent.elastic.orders import (
     OwnSlot,
     SlotDeadlines,
     current_order,
-    next_action,
+    next_slot_action,
 )
 from ringtrain_job.agent.elastic.sockets import ElasticRankSockets
 from ringtrain_job.agent.rank_env import (
@@ -162,7 +162,7 @@ class ElasticSlots:
     def _next_action(
         self, order: ElasticSlotOrder, slot: int, starting: bool, now: float
     ) -> ElasticSlotAction | None:
-        return next_action(order, self._view(slot, starting, now), self._deadlines, now)
+        return next_slot_action(order, self._view(slot, starting, now), self._deadlines, now)
 
     def _note_stopped(self, slot: int, now: float) -> None:
         """See whether a signal has stopped the process in `slot`: it does nothing then that may be waited for."""

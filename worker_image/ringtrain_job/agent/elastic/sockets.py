@@ -19,7 +19,7 @@ from typing import Any
 
 from ringtrain.errors import ConfigurationError
 from ringtrain.shared.framing import StreamLineBuffer, line_of
-from ringtrain_job.agent.elastic.messages import MOST_BYTES, FromRank, error_message, parse_message
+from ringtrain_job.agent.elastic.messages import MOST_BYTES, FromRank, error_message, parse_rank_message
 from ringtrain_job.control.model import Member
 
 log = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ class ElasticRankSockets:
     ) -> None:
         self._on_connection = on_connection
         self._on_message = on_message
-        self._directory = _make_directory()
+        self._directory = _make_rank_socket_directory()
         self._listening: dict[Member, _Listening] = {}  # used by the server's thread alone, as all below
         self._selector = selectors.DefaultSelector()
         self._work: deque[Callable[[], None]] = deque()
@@ -145,7 +145,7 @@ class ElasticRankSockets:
             text = (
                 f"slot {listening.caller.slot} has a connection to its agent already; a rank opens one at a time"
             )
-            _refuse(accepted, text)
+            _refuse_rank_connection(accepted, text)
             return
         listening.connection = _RankConnection(listening.caller, accepted)
         self._selector.register(accepted, selectors.EVENT_READ, listening.connection)
@@ -177,7 +177,7 @@ class ElasticRankSockets:
 
     def _take(self, connection: _RankConnection, line: bytes) -> None:
         try:
-            message = parse_message(line)
+            message = parse_rank_message(line)
         except ConfigurationError as exc:
             self._complain(connection, str(exc))
             return
@@ -239,12 +239,12 @@ class ElasticRankSockets:
         self._wake_write.close()
 
 
-def _refuse(accepted: socket.socket, text: str) -> None:
+def _refuse_rank_connection(accepted: socket.socket, text: str) -> None:
     with accepted, suppress(OSError):
         accepted.send(line_of(error_message(text)))
 
 
-def _make_directory() -> Path:
+def _make_rank_socket_directory() -> Path:
     """A directory that only this user can enter, with a path short enough for a socket in it."""
     made = tempfile.mkdtemp(prefix="ringtrain-")  # mode 0700
     if len(os.fsencode(made)) <= _MOST_PATH:

@@ -97,11 +97,11 @@ class MpiRankRegistry:
             if (started := receive_message(connection)) is not None:
                 self._main.run(lambda: self._host.started(rank, int(started[0]["pid"])))
             if started is not None and (ended := receive_message(connection)) is not None:
-                departure = _departure(ended[0])
+                departure = _mpi_departure(ended[0])
         finally:
             self._main.run(lambda: self._host.ended(rank, departure))
         send_message(connection, {})  # noted: now mpirun may know
 
 
-def _departure(message: Mapping[str, Any]) -> Departure:
+def _mpi_departure(message: Mapping[str, Any]) -> Departure:
     return Departure(int(message["code"]), message["world"], str(message["library"]), asked=bool(message["asked"]))

@@ -91,8 +91,8 @@ class MpiWorkerAgent:
         self._starters: dict[int, str] = {}
         # What is wrong with ranks that were refused; one that ran then has failed, however it ends.
         self._refused: dict[int, RankState] = {}
-        self._directory = _make_directory(config.mpi_directory)
-        self._shared = _in_shared_memory()
+        self._directory = _make_mpi_agent_directory(config.mpi_directory)
+        self._shared = _mpi_directory_in_memory()
         write_shim(self._directory / _WRAPPER_FILE, "ringtrain_job.mpi.rank_wrapper")
         self.children = MpiDaemonChildren(main)
         self._registry = MpiRankRegistry(self._directory / _REGISTRY_FILE, main, self)
@@ -122,7 +122,7 @@ class MpiWorkerAgent:
     def environment(self, command: str) -> Mapping[str, str]:
         """Variables of the daemon `command`, which its ranks inherit: the pod's, and where the registry is."""
         defaults = pod_defaults(self._config.slots, usable_cores())
-        directories = _own_directories(self._directory, self._shared)
+        directories = _own_mpi_directories(self._directory, self._shared)
         name = node_name_variables(command, self._config.pod, os.environ)
         own = {**os.environ, **daemon_variables(command, os.environ)}
         return {**HOME, **defaults, **directories, **own, **registry_variables(self._directory), **name}
@@ -142,7 +142,7 @@ class MpiWorkerAgent:
         if world is None or not self._begun.is_set() or self._pod.stopping:
             raise ConfigurationError("the world of this rank has ended")
         if message := self._refusal(arrival, len(world.ring_addresses)):
-            self._refused[arrival.rank] = problem = _failed(arrival.rank, Reason.SLOTS_MISMATCH, message)
+            self._refused[arrival.rank] = problem = _mpi_rank_failed(arrival.rank, Reason.SLOTS_MISMATCH, message)
             self._pod.rank_ended(arrival.rank, 0, problem)
             raise ConfigurationError(message)
         log_read, log_write = make_pipe()
@@ -192,11 +192,11 @@ class MpiWorkerAgent:
         if process.pid:
             signal_group(process.pid, signal.SIGKILL)
         slot = process.rank
-        problem = None if departure.told and not departure.asked else _stopped(slot, -departure.code)
+        problem = None if departure.told and not departure.asked else _mpi_rank_stopped(slot, -departure.code)
         # Open MPI shows only by rank 0 that MPI_Init was called; and no rank can call it without the others.
         if departure.code == 0 and (rank == 0 or departure.world is not None) and self._config.mpi_needs_init:
             size = len(self._world.ring_addresses) if self._world else self._config.world_size
-            problem = _no_init(slot, departure, self._starters[rank], size)
+            problem = _mpi_rank_without_init(slot, departure, self._starters[rank], size)
         self._pod.rank_ended(slot, departure.code, self._refused.get(rank, problem))
 
 
@@ -205,7 +205,7 @@ def registry_variables(directory: Path) -> dict[str, str]:
     return {WRAPPER: str(directory / _WRAPPER_FILE), REGISTRY: str(directory / _REGISTRY_FILE)}
 
 
-def _make_directory(given: str) -> Path:
+def _make_mpi_agent_directory(given: str) -> Path:
     if not given:
         return Path(tempfile.mkdtemp(prefix=_PREFIX))
     directory = Path(given)
@@ -213,14 +213,14 @@ def _make_directory(given: str) -> Path:
     return directory
 
 
-def _in_shared_memory() -> Path:
+def _mpi_directory_in_memory() -> Path:
     """A directory of this agent's own in /dev/shm, or where that is not, among the temporary files."""
     with suppress(OSError):
-        return make_directory(Path("/dev/shm"))
+        return make_mpi_agent_directory(Path("/dev/shm"))
     return Path(tempfile.mkdtemp(prefix=_PREFIX))
 
 
-def _own_directories(files: Path, shared_memory: Path) -> dict[str, str]:
+def _own_mpi_directories(files: Path, shared_memory: Path) -> dict[str, str]:
     """Where Open MPI is to make files and shared memory. It names both after the host: the ranks of two workers on
     one host (`dtj local`, hostNetwork) would take each other's. And so what it leaves behind is removed."""
     return {
@@ -231,7 +231,7 @@ def _own_directories(files: Path, shared_memory: Path) -> dict[str, str]:
     }
 
 
-def _no_init(rank: int, departure: Departure, starter: str, world_size: int) -> RankState | None:
+def _mpi_rank_without_init(rank: int, departure: Departure, starter: str, world_size: int) -> RankState | None:
     """What is wrong with a rank that succeeded; None when it was in the job's world."""
     if departure.world == world_size:
         return None
@@ -242,45 +242,45 @@ def _no_init(rank: int, departure: Departure, starter: str, world_size: int) -> 
             f"every rank was a world of one; set spec.mpi.implementation: {library.value} "
             f"or build it for {starter}"
         )
-        return _failed(rank, Reason.WRONG_IMPLEMENTATION, message)
+        return _mpi_rank_failed(rank, Reason.WRONG_IMPLEMENTATION, message)
     if departure.world is not None:
         message = (
             f"rank {rank} found a world of {departure.world}, not of {world_size}: its MPI library "
             f"({departure.library or 'unknown'}) does not work with this mpirun ({starter})"
         )
-        return _failed(rank, Reason.WRONG_IMPLEMENTATION, message)
+        return _mpi_rank_failed(rank, Reason.WRONG_IMPLEMENTATION, message)
     message = (
         f"the program ended well without calling MPI_Init: it ran {world_size} times by itself, not as one job of "
         f"{world_size} ranks; set spec.mpi.requireInit: false if that is what you want"
     )
-    return _failed(rank, Reason.NO_MPI_INIT, message)
+    return _mpi_rank_failed(rank, Reason.NO_MPI_INIT, message)
 
 
-def _stopped(rank: int, number: int) -> RankState:
+def _mpi_rank_stopped(rank: int, number: int) -> RankState:
     """A rank that mpirun has ended by a signal: a consequence, whoever is heard of first."""
     name = signal.Signals(number).name
     return RankState(rank, RankPhase.STOPPED, 128 + number, name, message="ended by mpirun")
 
 
-def _failed(rank: int, reason: Reason, message: str) -> RankState:
+def _mpi_rank_failed(rank: int, reason: Reason, message: str) -> RankState:
     return RankState(rank, RankPhase.FAILED, 64, reason=reason, message=message)
 
 
-def make_directory(parent: Path) -> Path:
+def make_mpi_agent_directory(parent: Path) -> Path:
     """Make a directory of this process's own in `parent`, in shared memory, and remove those whose processes were
     killed.
 
     Raises OSError where `parent` can't be used.
     """
     for found in parent.glob(f"{_PREFIX}*"):
-        if _is_abandoned(found):
+        if _is_abandoned_mpi_directory(found):
             shutil.rmtree(found, ignore_errors=True)
     directory = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
     fcntl.flock(os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), fcntl.LOCK_EX)
     return directory
 
 
-def _is_abandoned(directory: Path) -> bool:
+def _is_abandoned_mpi_directory(directory: Path) -> bool:
     """Whether nobody holds its lock. One without a lock is being made."""
     with suppress(OSError), (directory / _LOCK).open("rb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

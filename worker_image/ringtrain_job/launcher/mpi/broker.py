@@ -92,7 +92,7 @@ class MpiDaemonBroker:
                 helper.start()
             output_tail = _MpiStderrTail(stderr)
             try:
-                code = daemon.run(MpirunDaemonOutput(_writer(stdout), output_tail.write))
+                code = daemon.run(MpirunDaemonOutput(_mpi_output_writer(stdout), output_tail.write))
                 if code != 0 and message["is_daemon"]:
                     self._on_failed(host, code, output_tail.text())
                 return code, ""
@@ -117,7 +117,7 @@ def _same_user(connection: socket.socket) -> bool:
     return bool(_CREDENTIALS.unpack(credentials)[1] == os.geteuid())
 
 
-def _writer(file: int) -> Callable[[bytes], None]:
+def _mpi_output_writer(file: int) -> Callable[[bytes], None]:
     def write(data: bytes) -> None:
         view = memoryview(data)
         with contextlib.suppress(OSError):  # nobody reads it any more
@@ -131,7 +131,7 @@ class _MpiStderrTail:
     """Passes stderr on to `file`, and remembers its end."""
 
     def __init__(self, file: int) -> None:
-        self._write = _writer(file)
+        self._write = _mpi_output_writer(file)
         self._end = b""
 
     def write(self, data: bytes) -> None:

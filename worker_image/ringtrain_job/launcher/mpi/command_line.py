@@ -30,30 +30,30 @@ def is_mpirun(program: str) -> bool:
     return PurePath(program).name.split(".")[0] in _MPIRUNS
 
 
-def parse(arguments: Sequence[str], implementation: MpiImplementation) -> list[MpirunAppContext]:
+def parse_mpirun_arguments(arguments: Sequence[str], implementation: MpiImplementation) -> list[MpirunAppContext]:
     """The programs behind mpirun's `arguments`. Raises ConfigurationError for an option that is not known."""
     parts, rest = [], list(arguments)
     while rest:
         end = rest.index(":") if ":" in rest else len(rest)
-        parts.append(_parse_part(rest[:end], implementation))
+        parts.append(_parse_mpirun_part(rest[:end], implementation))
         rest = rest[end + 1 :]
     return parts
 
 
-def _parse_part(words: list[str], implementation: MpiImplementation) -> MpirunAppContext:
+def _parse_mpirun_part(words: list[str], implementation: MpiImplementation) -> MpirunAppContext:
     position, processes, per_node = 0, None, False
     while position < len(words) and words[position].startswith("-") and len(words[position]) > 1:
         if words[position] == "--":
             position += 1
             break
         name = words[position].lstrip("-")
-        count = _values(name, implementation)
+        count = _mpirun_option_values(name, implementation)
         if position + count >= len(words):
             raise ConfigurationError(
                 f"mpirun's option {words[position]} is the end of the command: no program follows"
             )
         if name in NUMBER:
-            processes = _number(words[position], words[position + 1])
+            processes = _mpirun_option_number(words[position], words[position + 1])
         per_node |= name in PER_NODE
         position += 1 + count
     program = tuple(words[position:])
@@ -62,7 +62,7 @@ def _parse_part(words: list[str], implementation: MpiImplementation) -> MpirunAp
     return MpirunAppContext(tuple(words[:position]), program, processes, per_node)
 
 
-def _values(name: str, implementation: MpiImplementation) -> int:
+def _mpirun_option_values(name: str, implementation: MpiImplementation) -> int:
     if "=" in name:
         return 0
     try:
@@ -74,7 +74,7 @@ def _values(name: str, implementation: MpiImplementation) -> int:
         ) from exc
 
 
-def _number(option: str, value: str) -> int:
+def _mpirun_option_number(option: str, value: str) -> int:
     if not value.isdecimal() or int(value) < 1:
         raise ConfigurationError(f"mpirun's {option} is {value!r}: expected a number of processes")
     return int(value)
@@ -108,7 +108,7 @@ def declare_size(parts: Sequence[MpirunAppContext], world_size: int) -> list[Mpi
     return list(parts)
 
 
-def wrapped(parts: Sequence[MpirunAppContext]) -> list[str]:
+def wrapped_mpirun_program(parts: Sequence[MpirunAppContext]) -> list[str]:
     """mpirun's arguments, with every program inside the rank wrapper."""
     words: list[str] = []
     for part in parts:
@@ -140,7 +140,7 @@ class MpirunLine:
         `variables`: names of those that mpirun has.
         Raises MpiCondition when -np is not the declared world (unless not `as_declared`), and ConfigurationError.
         """
-        parts = parse([*self.options, *arguments], self.mpirun.implementation)
+        parts = parse_mpirun_arguments([*self.options, *arguments], self.mpirun.implementation)
         if as_declared:
             parts = declare_size(parts, self.world_size)
         placing = placing_options(self.mpirun.implementation, self.own_address, variables)
@@ -149,4 +149,4 @@ class MpirunLine:
             placing += ["-machinefile", self.hostfile]
         bare = self.mpirun.implementation is MpiImplementation.OPEN_MPI
         called = PurePath(self.mpirun.path).name if bare else self.mpirun.path
-        return [called, *placing, *wrapped(parts)]
+        return [called, *placing, *wrapped_mpirun_program(parts)]

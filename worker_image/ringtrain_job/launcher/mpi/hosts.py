@@ -15,7 +15,7 @@ from ringtrain_job.mpi.settings import HOME
 _SHARING = "ringtrain-worker-"
 
 
-def host_names(workers: Sequence[Registration], own_address: str) -> list[str]:
+def mpirun_host_names(workers: Sequence[Registration], own_address: str) -> list[str]:
     """A name for each worker: the address that its agent registered, which needs no name service.
 
     Not for workers on one address (on one machine, or in the network of one node), nor for one on the launcher's,
@@ -30,7 +30,7 @@ def host_names(workers: Sequence[Registration], own_address: str) -> list[str]:
     ]
 
 
-def hostfile(slots: Mapping[str, int], implementation: MpiImplementation) -> str:
+def mpirun_hostfile(slots: Mapping[str, int], implementation: MpiImplementation) -> str:
     """The workers in order, so that rank r is on worker r // slots unless the user maps otherwise.
 
     `slots`: of each worker, by its name for mpirun.
@@ -55,20 +55,20 @@ def mpirun_environment(
     """All variables of `mpirun`, with the `slots` of each host. The user's own settings of MPI win, except for how
     daemons are started."""
     if mpirun.implementation is MpiImplementation.OPEN_MPI:
-        defaults, ours = _open_mpi(paths)
+        defaults, ours = _open_mpi_environment(paths)
         if any(name.startswith(_SHARING) for name in slots):
             # Open MPI 5 builds its hierarchical collectives on which ranks have a node in common. Daemons with one
             # host name don't all agree on that, now and then: an allreduce then never ended.
             defaults["OMPI_MCA_coll_han_priority"] = "0"
     elif mpirun.implementation is MpiImplementation.MPICH:
-        defaults, ours = {}, _mpich(paths)
+        defaults, ours = {}, _mpich_environment(paths)
     else:
-        defaults, ours = _intel(paths, max(slots.values()))
+        defaults, ours = _intel_mpi_environment(paths, max(slots.values()))
         ours |= installation_variables(mpirun.path, inherited)
     return {**HOME, **defaults, **inherited, **ours, "RINGTRAIN_RSH_SOCKET": str(paths.socket)}
 
 
-def _open_mpi(paths: MpirunPaths) -> tuple[dict[str, str], dict[str, str]]:
+def _open_mpi_environment(paths: MpirunPaths) -> tuple[dict[str, str], dict[str, str]]:
     """Open MPI 4 (ORTE) reads OMPI_MCA_…, Open MPI 5 (PRRTE) PRTE_MCA_…: with the old names alone, 5 would run all
     ranks on the launcher and report success."""
     defaults = {
@@ -104,7 +104,7 @@ def _open_mpi(paths: MpirunPaths) -> tuple[dict[str, str], dict[str, str]]:
     return defaults, ours
 
 
-def _mpich(paths: MpirunPaths) -> dict[str, str]:
+def _mpich_environment(paths: MpirunPaths) -> dict[str, str]:
     return {
         "HYDRA_LAUNCHER": "ssh",
         "HYDRA_LAUNCHER_EXEC": str(paths.rsh),
@@ -112,7 +112,7 @@ def _mpich(paths: MpirunPaths) -> dict[str, str]:
     }
 
 
-def _intel(paths: MpirunPaths, slots: int) -> tuple[dict[str, str], dict[str, str]]:
+def _intel_mpi_environment(paths: MpirunPaths, slots: int) -> tuple[dict[str, str], dict[str, str]]:
     defaults = {
         # A script's `-f hostfile` reads the hosts alone; where this is not set, each gets a rank for each core.
         "I_MPI_PERHOST": str(slots),

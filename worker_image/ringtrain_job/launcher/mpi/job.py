@@ -27,9 +27,20 @@ from ringtrain_job.agent.mpi.worker import registry_variables
 from ringtrain_job.control.model import Registration
 from ringtrain_job.launcher.config import LauncherConfig
 from ringtrain_job.launcher.mpi.broker import MpiDaemonBroker
-from ringtrain_job.launcher.mpi.command_line import MpirunLine, is_mpirun, parse, refuse_sizes
-from ringtrain_job.launcher.mpi.hosts import MpirunPaths, daemon_command, host_names, hostfile, mpirun_environment
-from ringtrain_job.launcher.mpi.mpirun_shim import by_shim, login_path, named_mpirun, write_mpirun_shims
+from ringtrain_job.launcher.mpi.command_line import MpirunLine, is_mpirun, parse_mpirun_arguments, refuse_sizes
+from ringtrain_job.launcher.mpi.hosts import (
+    MpirunPaths,
+    daemon_command,
+    mpirun_environment,
+    mpirun_host_names,
+    mpirun_hostfile,
+)
+from ringtrain_job.launcher.mpi.mpirun_shim import (
+    mpirun_by_shim,
+    mpirun_login_path,
+    named_mpirun,
+    write_mpirun_shims,
+)
 from ringtrain_job.launcher.mpi.remote import DaemonNotStarted, MpirunRemoteDaemon
 from ringtrain_job.launcher.mpi.verdict import CommandEnd, DaemonEnd
 from ringtrain_job.mpi.implementation import find_mpirun
@@ -58,11 +69,13 @@ class MpirunJob:
         self._settings = settings
         self._command = list(command)
         named = command[0] if is_mpirun(command[0]) else named_mpirun(command)
-        self._mpirun = find_mpirun(settings.implementation, named, login_path(command))
+        self._mpirun = find_mpirun(settings.implementation, named, mpirun_login_path(command))
         if self._calls_mpirun:
             self._line("", config.world_size).words(command[1:])  # for its errors; the address is not known yet
             if config.elastic is not None:
-                refuse_sizes(parse([*settings.options, *command[1:]], self._mpirun.implementation))
+                refuse_sizes(
+                    parse_mpirun_arguments([*settings.options, *command[1:]], self._mpirun.implementation)
+                )
         self._stack = ExitStack()
         self._directory = Path(tempfile.mkdtemp(prefix="ringtrain-mpi-"))
         self._stack.callback(shutil.rmtree, self._directory, ignore_errors=True)
@@ -102,7 +115,7 @@ class MpirunJob:
         else:  # a script: what it calls mpirun is to be ours
             shims = self._directory / "bin"
             environment |= write_mpirun_shims(shims, line)
-            words, program = by_shim(self._command, self._mpirun.path, shims), self._command[0]
+            words, program = mpirun_by_shim(self._command, self._mpirun.path, shims), self._command[0]
         log.info("%s starts %d ranks on %d workers", self._mpirun, ranks, len(workers))
         self._process = start_child(
             words,
@@ -163,15 +176,15 @@ class MpirunJob:
     def _names(self, workers: Sequence[Registration], address: str) -> dict[str, Registration]:
         """The workers by their names for mpirun, in the order of their ranks."""
         if not self._own_agent:
-            return dict(zip(host_names(workers, address), workers, strict=True))
+            return dict(zip(mpirun_host_names(workers, address), workers, strict=True))
         # What mpirun is to start itself, beside itself, has this pod's address.
         own, others = workers[0], workers[1:]
-        return {own.address: own, **dict(zip(host_names(others, address), others, strict=True))}
+        return {own.address: own, **dict(zip(mpirun_host_names(others, address), others, strict=True))}
 
     def _write_files(self, hosts: dict[str, int]) -> MpirunPaths:
         file = self._settings.hostfile or self._directory / "hosts"
         paths = MpirunPaths(file, self._directory / "rsh", self._directory / "rsh.socket")
-        paths.hostfile.write_text(hostfile(hosts, self._settings.implementation))
+        paths.hostfile.write_text(mpirun_hostfile(hosts, self._settings.implementation))
         paths.socket.unlink(missing_ok=True)  # of the command before this one, in an elastic job
         write_shim(paths.rsh, "ringtrain_job.mpi.rsh_client")
         return paths

@@ -31,9 +31,9 @@ def named_mpirun(command: Sequence[str]) -> str | None:
     return next((path for path in paths if is_mpirun(path) and shutil.which(path)), None)
 
 
-def login_path(command: Sequence[str]) -> str | None:
+def mpirun_login_path(command: Sequence[str]) -> str | None:
     """The PATH that the login shell `command` takes in the place of this process's; None: it is no login shell."""
-    if not _login(command)[0]:
+    if not _mpirun_login_shell(command)[0]:
         return None
     words = [command[0], "-lc", 'printf "\\n%s" "$PATH"']
     try:
@@ -45,18 +45,18 @@ def login_path(command: Sequence[str]) -> str | None:
     return answer.stdout.rpartition("\n")[2] or None
 
 
-def by_shim(command: Sequence[str], mpirun: str, directory: Path) -> list[str]:
+def mpirun_by_shim(command: Sequence[str], mpirun: str, directory: Path) -> list[str]:
     """A script's `command` with the shim in `directory` wherever it names `mpirun` by this absolute path, and with
     `directory` in the PATH of a login shell's text, which /etc/profile has set anew."""
     shim = str(directory / Path(mpirun).name)
     words = [_PATH.sub(lambda found: shim if found[0] == mpirun else found[0], word) for word in command]
-    is_login, text = _login(command)
+    is_login, text = _mpirun_login_shell(command)
     if is_login and text < len(words):
         words[text] = f"PATH={shlex.quote(str(directory))}:$PATH; export PATH\n{words[text]}"
     return words
 
 
-def _login(command: Sequence[str]) -> tuple[bool, int]:
+def _mpirun_login_shell(command: Sequence[str]) -> tuple[bool, int]:
     """Whether `command` starts a login shell, and which of its words is the shell's text; past all: none is."""
     if Path(command[0]).name not in _SHELLS:
         return False, len(command)
@@ -97,13 +97,13 @@ def main(arguments: list[str]) -> int:
     line = MpirunLine(**{**shared, "mpirun": MpirunVersion(**mpirun), "options": tuple(shared["options"])})
     os.environ[WRAPPED] = "1"
     try:
-        os.execv(line.mpirun.path, _words(line, arguments))
+        os.execv(line.mpirun.path, _mpirun_words(line, arguments))
     except ConfigurationError as exc:
         print(f"ringtrain: {exc}", file=sys.stderr)
         return 64
 
 
-def _words(line: MpirunLine, arguments: Sequence[str]) -> list[str]:
+def _mpirun_words(line: MpirunLine, arguments: Sequence[str]) -> list[str]:
     if not any(not word.startswith("-") for word in arguments):
         return [line.mpirun.path, *arguments]  # --version and the like
     try:

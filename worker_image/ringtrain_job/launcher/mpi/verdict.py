@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from ringtrain.errors import in_ranges
 from ringtrain.shared.contract import EXIT_BAD_CONFIGURATION
 from ringtrain_job.control.model import Failure, Outcome, RankPhase, Reason, Verdict
-from ringtrain_job.launcher.verdict import GangView, VerdictPatience, decide
+from ringtrain_job.launcher.verdict import GangView, VerdictPatience, decide_verdict
 
 
 @dataclass(frozen=True)
@@ -44,15 +44,15 @@ def decide_mpi(
     if end is not None and now - end.at >= patience.settle_s:
         # mpirun notices a lost worker at once, and ends (Open MPI 5 with 0): silence need not last as long then.
         patience = replace(patience, lost_after_s=min(patience.lost_after_s, patience.settle_s))
-    verdict = decide(view, now, patience)
-    if verdict is not None and verdict.outcome is not Outcome.SUCCEEDED and not _nobody_failed(view, verdict):
+    verdict = decide_verdict(view, now, patience)
+    if verdict is not None and verdict.outcome is not Outcome.SUCCEEDED and not _no_mpi_rank_failed(view, verdict):
         return None if command is None and _mpirun_may_know(view, verdict, now, patience) else verdict
     if command is None:
         # All ranks may have ended well, but a script may go on to its next mpirun. One whose daemon is lost may
         # wait for it forever: MPICH's does.
         if daemon and now - daemon.at >= patience.settle_s:
-            return _without_daemon(view, daemon)
-        if verdict is not None and verdict.failure is not None and not _just_ended(view, now, patience):
+            return _without_mpi_daemon(view, daemon)
+        if verdict is not None and verdict.failure is not None and not _mpirun_just_ended(view, now, patience):
             return verdict  # mpirun has killed all ranks; it should have ended itself, and been named
         return None
     if verdict is not None and verdict.outcome is Outcome.SUCCEEDED and command.code == 0:
@@ -61,14 +61,14 @@ def decide_mpi(
     if now - command.at < patience.settle_s:
         return None
     if daemon and all(state.phase is RankPhase.WAITING for state in view.ranks):
-        return _without_daemon(view, daemon, command.tail)
+        return _without_mpi_daemon(view, daemon, command.tail)
     code = 128 - command.code if command.code < 0 else command.code
     if not code and all(state.phase is RankPhase.WAITING for state in view.ranks):
         code = EXIT_BAD_CONFIGURATION  # it would end the same way each time
-    return Verdict(Outcome.FAILED, code or 1, view.succeeded, _failure(view, command))
+    return Verdict(Outcome.FAILED, code or 1, view.succeeded, _mpirun_failure(view, command))
 
 
-def _nobody_failed(view: GangView, verdict: Verdict) -> bool:
+def _no_mpi_rank_failed(view: GangView, verdict: Verdict) -> bool:
     """Whether all that is wrong is that ranks were stopped."""
     return verdict.failure is not None and verdict.failure.reason is Reason.WORLD_INCOMPLETE and bool(view.exits)
 
@@ -82,11 +82,11 @@ def _mpirun_may_know(view: GangView, verdict: Verdict, now: float, patience: Ver
     return now - first < patience.settle_s / 2
 
 
-def _just_ended(view: GangView, now: float, patience: VerdictPatience) -> bool:
+def _mpirun_just_ended(view: GangView, now: float, patience: VerdictPatience) -> bool:
     return now - max(exit.at for exit in view.exits) < 2 * patience.settle_s
 
 
-def _without_daemon(view: GangView, daemon: DaemonEnd, tail: Sequence[str] = ()) -> Verdict:
+def _without_mpi_daemon(view: GangView, daemon: DaemonEnd, tail: Sequence[str] = ()) -> Verdict:
     """`tail`: mpirun's last lines, which may say why the daemon ended."""
     message = f"mpirun's daemon on {daemon.host} ended with {daemon.code}: {daemon.said or 'it said nothing'}"
     code = daemon.code if 0 < daemon.code < 256 else 1
@@ -95,7 +95,7 @@ def _without_daemon(view: GangView, daemon: DaemonEnd, tail: Sequence[str] = ())
     )
 
 
-def _failure(view: GangView, command: CommandEnd) -> Failure:
+def _mpirun_failure(view: GangView, command: CommandEnd) -> Failure:
     size = len(view.ranks)
     tail = tuple(command.tail)
     if command.code:
