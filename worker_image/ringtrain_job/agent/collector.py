@@ -11,7 +11,7 @@ from ringtrain.shared.processes import RankProcess
 from ringtrain_job.agent.spool import AgentLogSpool
 from ringtrain_job.logs.journal import LogStream
 from ringtrain_job.logs.printed import PrintedReports
-from ringtrain_job.logs.records import TAIL_BYTES, LogRecordSplitter, last_lines
+from ringtrain_job.logs.records import TAIL_BYTES, LogRecordSplitter, last_record_lines
 
 _READ_BYTES = 256 << 10
 _LOOK_S = 0.25
@@ -78,7 +78,7 @@ class RankOutputCollector:
     def tail(self, rank: int) -> tuple[str, ...]:
         """The last lines that `rank` wrote."""
         written = next((s.tail for s in self._sources if s.rank == rank and s.stream is LogStream.LOG), b"")
-        return last_lines(written)
+        return last_record_lines(written)
 
     def join(self, timeout_s: float) -> None:
         """Wait for the thread's end."""

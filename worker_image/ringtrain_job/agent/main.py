@@ -19,7 +19,7 @@ from ringtrain_job.agent.lifecycle import AgentLifecycle
 from ringtrain_job.agent.pod import AgentPod
 from ringtrain_job.control.termination import termination_message, write_termination_message
 from ringtrain_job.logs.journal import LogStream
-from ringtrain_job.logs.records import prefixed
+from ringtrain_job.logs.records import prefixed_records
 from ringtrain_job.logs.store import LogChunk
 
 log = logging.getLogger(__name__)
@@ -62,6 +62,6 @@ def _print_unsent_lines(chunks: Iterable[LogChunk]) -> int:
         if chunk.stream is LogStream.LOG:
             count += chunk.lines
             with suppress(OSError):  # nobody reads
-                sys.stdout.buffer.write(prefixed(chunk.rank, chunk.data))
+                sys.stdout.buffer.write(prefixed_records(chunk.rank, chunk.data))
                 sys.stdout.buffer.flush()
     return count

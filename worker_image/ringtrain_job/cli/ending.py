@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from ringtrain_job.logs.layout import AttemptFiles
-from ringtrain_job.logs.reading import read_from, tail_position
+from ringtrain_job.logs.reading import log_tail_position, read_log_from
 
 LINES_SHOWN = 20
 _OTHERS_SHOWN = 16
@@ -90,5 +90,5 @@ def _consequences(files: AttemptFiles, cause: int | None) -> Iterator[tuple[int,
 
 
 def _last_log_lines(path: Path) -> list[str]:
-    data = b"".join(read_from(path, tail_position(path, LINES_SHOWN)))
+    data = b"".join(read_log_from(path, log_tail_position(path, LINES_SHOWN)))
     return data.decode(errors="replace").splitlines()

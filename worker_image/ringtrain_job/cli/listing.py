@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from ringtrain_job.page.document import page
-from ringtrain_job.page.runs import FACTS, MOST_COMPARED, PageRun, compare, find_run, find_runs
+from ringtrain_job.page.runs import FACTS, MOST_COMPARED, PageRun, compare_page_runs, find_run, find_runs
 
 _RUNS = click.Path(exists=True, file_okay=False, path_type=Path)
 
@@ -53,7 +53,7 @@ def compare_runs(runs: tuple[str, ...], directory: Path, html: Path | None) -> N
     """
     if not 2 <= len(runs) <= MOST_COMPARED:
         raise click.UsageError(f"{len(runs)} run(s) to compare; expected 2 to {MOST_COMPARED}")
-    found = compare([find_run(name, directory) for name in runs])
+    found = compare_page_runs([find_run(name, directory) for name in runs])
     differences = found["differences"] or [("no difference", [])]
     _runs_table([["", *found["runs"]], *([name, *values] for name, values in (*found["facts"], *differences))])
     if html is not None:

@@ -13,7 +13,14 @@ from ringtrain.shared import contract
 from ringtrain.shared.environment import EnvironmentVariables
 from ringtrain.shared.storage import ObjectStore
 from ringtrain_job.logs.layout import AttemptFiles
-from ringtrain_job.logs.reading import LogMissing, find_attempt, find_log, follow, read_from, tail_position
+from ringtrain_job.logs.reading import (
+    LogMissing,
+    find_log,
+    find_log_attempt,
+    follow_log,
+    log_tail_position,
+    read_log_from,
+)
 from ringtrain_job.logs.shipping import read_shipped, shipped_attempts, shipped_names
 
 
@@ -45,14 +52,14 @@ def logs(
             sys.stdout.buffer.flush()
         return
     if directory is not None or contract.ENV_JOB_NAME not in os.environ:
-        files, present = find_attempt(directory or Path("runs"), attempt), True
+        files, present = find_log_attempt(directory or Path("runs"), attempt), True
         path = find_log(files, rank)
     else:
         files, present = _attempt_log_files(env, attempt)
         path = _present_log(env, files, rank) if present else find_log(files, rank)
     path = files.metrics if reports else path
-    start = 0 if tail is None else tail_position(path, tail)
-    chunks = follow(path, start, files.outcome.exists) if following and present else read_from(path, start)
+    start = 0 if tail is None else log_tail_position(path, tail)
+    chunks = follow_log(path, start, files.outcome.exists) if following and present else read_log_from(path, start)
     for chunk in chunks:
         sys.stdout.buffer.write(chunk)
         sys.stdout.buffer.flush()

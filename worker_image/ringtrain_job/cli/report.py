@@ -5,11 +5,11 @@ from pathlib import Path
 import click
 
 from ringtrain_job.cli.main import log_to_stderr
-from ringtrain_job.logs.reading import find_attempt
+from ringtrain_job.logs.reading import find_log_attempt
 from ringtrain_job.page.document import page
-from ringtrain_job.page.summary import summarize
+from ringtrain_job.page.summary import summarize_page
 from ringtrain_job.sinks.base import SINKS, check_sink, open_sink
-from ringtrain_job.sinks.feed import SinkFeed, attempt_of, is_ended
+from ringtrain_job.sinks.feed import SinkFeed, is_sink_attempt_ended, sink_attempt_of
 
 
 @click.command()
@@ -26,10 +26,10 @@ def report(directory: Path, attempt: int | None, to: Path | None) -> None:
     Its curves, attempts, ranks, the first failure and the log are in the file, which needs no network and no other
     file to be read. Numbers between 0 and infinity alone can be drawn: NaN has no place in a curve.
     """
-    files = find_attempt(directory, attempt)
+    files = find_log_attempt(directory, attempt)
     place = to or files.report
     try:
-        run = summarize(files)
+        run = summarize_page(files)
         if place.resolve().parent != files.directory.resolve():
             run["files"] = []  # links to what lies beside the page
         place.write_text(page(run), encoding="utf-8", errors="replace")
@@ -53,8 +53,8 @@ def export(directory: Path, name: str, attempt: int | None, follow: bool, ranks:
     """
     log_to_stderr("export")
     check_sink(name, "--to")
-    files = find_attempt(directory, attempt)
-    sink = open_sink(name, attempt_of(files, ranks))
-    problem = SinkFeed(name, sink, files).run(lambda: not follow or is_ended(files))
+    files = find_log_attempt(directory, attempt)
+    sink = open_sink(name, sink_attempt_of(files, ranks))
+    problem = SinkFeed(name, sink, files).run(lambda: not follow or is_sink_attempt_ended(files))
     if problem:
         raise click.ClickException(problem)

@@ -12,7 +12,7 @@ import click
 
 from ringtrain.shared.processes import die_with_parent
 from ringtrain_job.logs.layout import AttemptFiles
-from ringtrain_job.logs.reading import find_attempt, follow, read_from
+from ringtrain_job.logs.reading import find_log_attempt, follow_log, read_log_from
 from ringtrain_job.sinks.tensorboard import TensorboardSink
 
 
@@ -35,7 +35,7 @@ def tensorboard(directory: Path, attempt: int | None, to: Path | None, port: int
     """
     if find_spec("tensorboard") is None:
         raise click.ClickException("TensorBoard is not installed here: pip install 'ringtrain[tensorboard]'")
-    files = find_attempt(directory, attempt)
+    files = find_log_attempt(directory, attempt)
     place = to or files.directory / "tensorboard"
     with ExitStack() as stack:
         try:
@@ -44,14 +44,14 @@ def tensorboard(directory: Path, attempt: int | None, to: Path | None, port: int
             raise click.ClickException(f"{place} cannot be written ({exc.strerror}); --to names another") from exc
         stack.callback(events.close)
         if convert:
-            events.add_all(read_from(files.metrics, 0))
+            events.add_all(read_log_from(files.metrics, 0))
             click.echo(place)
             return
         command = [sys.executable, "-m", "tensorboard.main", "--logdir", str(place), "--port", str(port)]
         server = subprocess.Popen(command, preexec_fn=die_with_parent(os.getpid()))
         stack.callback(server.terminate)
         with suppress(KeyboardInterrupt):
-            events.add_all(follow(files.metrics, 0, _is_tensorboard_over(files, server)))
+            events.add_all(follow_log(files.metrics, 0, _is_tensorboard_over(files, server)))
             server.wait()
     sys.exit(server.returncode or 0)
 

@@ -17,7 +17,7 @@ from ringtrain_job.launcher.page_server import LauncherPageServer, answer_page_r
 from ringtrain_job.page.access import PageAccess, kept_page, page_token
 from ringtrain_job.page.document import page, runs_page
 from ringtrain_job.page.runs import RUNNING, PageRun, find_run, find_runs
-from ringtrain_job.page.summary import summarize
+from ringtrain_job.page.summary import summarize_page
 
 _HTML: Final = "text/html; charset=utf-8"
 _PREFIX: Final = "/runs/"
@@ -119,7 +119,7 @@ class RunsPages:
         elif found.state == RUNNING and (link := kept_page(found.files).get("link")):
             begin_page_response(request, 303, "text/plain", {"Location": link})
         else:
-            kept = summarize(found.files)
+            kept = summarize_page(found.files)
             if found.state == RUNNING:  # on another host: what its files hold now
                 kept["outcome"] = {"outcome": RUNNING}
             answer_page_request(request, 200, _HTML, page({**kept, "up": "/"}).encode(errors="replace"))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ringtrain_job.launcher.throughput import Progress, Speed, shown_loss, shown_rate, throughput_warnings
-from ringtrain_job.page.runs import shown_time
+from ringtrain_job.page.runs import shown_run_time
 
 # A shorter bar says nothing, a longer one no more.
 _LEAST_BAR, _MOST_BAR = 10, 40
@@ -55,7 +55,7 @@ class ConsoleProgressBar:
         progress = self.progress
         if progress.total_steps:
             ending = progress.step >= progress.total_steps
-            left = "" if self.left_s is None else f"{shown_time(self.left_s)} left"
+            left = "" if self.left_s is None else f"{shown_run_time(self.left_s)} left"
             parts = [
                 f"Step {progress.step}/{progress.total_steps}",
                 f"{self._percent} %",

@@ -21,7 +21,7 @@ from ringtrain.shared.ports import PortTaken
 from ringtrain.shared.strangers import UnauthenticatedPeer, UnauthenticatedPeers
 from ringtrain_job.launcher.metrics import LauncherStatusCollector
 from ringtrain_job.launcher.page_server import LauncherPageServer
-from ringtrain_job.page.document import finite
+from ringtrain_job.page.document import finite_page_value
 
 # Anyone may ask here. A request is some hundred bytes, and an answer is taken within moments.
 _MOST_REQUEST_BYTES: Final = 64 << 10  # the operator names up to 4096 workers whose pods have ended
@@ -134,7 +134,7 @@ class StatusServer(LauncherHttpServer):
                 told = brief_status() if "brief" in query.split("&") else status()
                 if change_tokens and not is_one_of(bearer(authorization), tokens or change_tokens):
                     told = _without_output(told)
-                return 200, "application/json", json.dumps(finite(told)).encode()
+                return 200, "application/json", json.dumps(finite_page_value(told)).encode()
             if path == "/metrics":
                 return 200, CONTENT_TYPE_LATEST, generate_latest(registry)
             if path == "/healthz":

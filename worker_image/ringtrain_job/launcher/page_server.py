@@ -11,10 +11,10 @@ from typing import Final, Protocol
 from urllib.parse import parse_qs, urlsplit
 
 from ringtrain_job.logs.layout import AttemptFiles
-from ringtrain_job.logs.reading import read_from
+from ringtrain_job.logs.reading import read_log_from
 from ringtrain_job.page.access import PageAccess
 from ringtrain_job.page.document import live_page
-from ringtrain_job.page.log_window import PageLogWindow, WantedPageLines, window_after, window_before
+from ringtrain_job.page.log_window import PageLogWindow, WantedPageLines, log_window_after, log_window_before
 
 # Pages that are open, searches and downloads, all together: each has a thread and holds at most some MiB.
 _MOST_AT_ONCE: Final = 12
@@ -115,7 +115,7 @@ class LauncherRunPage:
         elif path == "/page/log":
             before = query.get("before", [""])[0]
             end = int(before) if before.isdecimal() else None
-            found = window_before(self._files.job_log, _wanted_page_lines(query), end)
+            found = log_window_before(self._files.job_log, _wanted_page_lines(query), end)
             answer_page_request(request, 200, "application/json", json.dumps(found.json()).encode())
         else:
             self._download(request, path.removeprefix("/page/files/"))
@@ -134,7 +134,7 @@ class LauncherRunPage:
 
     def _events(self, wanted: WantedPageLines) -> Iterator[tuple[bytes, bytes]]:
         """The document and the log's newest lines, then what changes; at last how it was at the end."""
-        window = window_before(self._files.job_log, wanted)
+        window = log_window_before(self._files.job_log, wanted)
         yield b"log", _page_window_json(window, reset=True)
         next_document = 0.0
         over = False
@@ -143,7 +143,7 @@ class LauncherRunPage:
                 document = self._document()
                 yield b"state", document
                 next_document = time.monotonic() + max(_EVERY_S, len(document) / _BYTES_PER_S) - 0.05
-            window = window_after(self._files.job_log, wanted, window.end)
+            window = log_window_after(self._files.job_log, wanted, window.end)
             if window.lines or window.skipped:
                 yield b"log", _page_window_json(window)
             else:
@@ -169,7 +169,7 @@ class LauncherRunPage:
         disposition = f'attachment; filename="{self._files.directory.parent.name}-{name}"'
         more = {"Content-Disposition": disposition, "Content-Length": str(left)}
         begin_page_response(request, 200, "text/plain; charset=utf-8", more)
-        for chunk in read_from(path, 0):
+        for chunk in read_log_from(path, 0):
             request.wfile.write(chunk[:left])
             left -= min(left, len(chunk))
             if not left:

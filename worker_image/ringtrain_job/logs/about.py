@@ -21,22 +21,24 @@ def read_about(value: object) -> Found | None:
     """What a report line says of what runs: of the known fields those that are sound; None: nothing."""
     if not isinstance(value, dict):
         return None
-    found: Found = {name: text for name in _TEXTS if (text := _text(value.get(name)))}
+    found: Found = {name: text for name in _TEXTS if (text := _about_text(value.get(name)))}
     if isinstance(command := value.get("command"), list):
-        found["command"] = [_text(word) or "" for word in command[:_MOST_NAMES]]
+        found["command"] = [_about_text(word) or "" for word in command[:_MOST_NAMES]]
     for name in ("versions", "config"):
         if isinstance(inner := value.get(name), dict):
-            known = {str(key)[:_CHARACTERS]: _scalar(each) for key, each in list(inner.items())[:_MOST_NAMES]}
+            known = {
+                str(key)[:_CHARACTERS]: _about_scalar(each) for key, each in list(inner.items())[:_MOST_NAMES]
+            }
             found[name] = known
     return found or None
 
 
-def _text(value: object) -> str | None:
+def _about_text(value: object) -> str | None:
     return value.encode(errors="replace").decode()[:_CHARACTERS] if isinstance(value, str) else None
 
 
-def _scalar(value: object) -> object:
-    return value if value is None or isinstance(value, bool | int | float) else _text(value) or ""
+def _about_scalar(value: object) -> object:
+    return value if value is None or isinstance(value, bool | int | float) else _about_text(value) or ""
 
 
 class LogAboutFile:
@@ -66,7 +68,10 @@ class LogAboutFile:
                     continue
                 adds = rank == by and isinstance(value, dict) and isinstance(known, dict)
                 self._by[name] = rank
-                document = {**document, name: _bounded({**known, **value}) if adds and known else value}
+                document = {
+                    **document,
+                    name: _bounded_about_values({**known, **value}) if adds and known else value,
+                }
             self._keep(document)
 
     def _keep(self, document: Found) -> None:
@@ -81,7 +86,7 @@ class LogAboutFile:
             log.debug("%s cannot be written: %s", self._path, exc)
 
 
-def _bounded(values: Found) -> Found:
+def _bounded_about_values(values: Found) -> Found:
     return dict(list(values.items())[:_MOST_NAMES])
 
 

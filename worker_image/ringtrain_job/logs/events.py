@@ -32,7 +32,7 @@ class LogEventsFile:
         self._elastic: Mapping[str, Any] | None = None if before else {}
         self._count = len(before)
         self._lock = threading.Lock()
-        self._heard = {_identity(event) for event in before if event.get("source") == KUBERNETES}
+        self._heard = {_event_identity(event) for event in before if event.get("source") == KUBERNETES}
         self._kinds = {str(event.get("kind")) for event in before}
         self._note("Launcher", "the launcher was restarted" if before else "the launcher started")
 
@@ -62,8 +62,8 @@ class LogEventsFile:
         """Note what the operator says of the attempt's pods ({"time", "kind", "text"}), each once."""
         for event in events:
             with self._lock:
-                is_new = _identity(event) not in self._heard
-                self._heard.add(_identity(event))
+                is_new = _event_identity(event) not in self._heard
+                self._heard.add(_event_identity(event))
             if is_new:
                 self._note(event["kind"], event["text"], event["time"], source=KUBERNETES)
 
@@ -81,7 +81,7 @@ class LogEventsFile:
                 log.debug("%s is not in %s: %s", kind, self._path, exc)
 
 
-def _identity(event: Mapping[str, Any]) -> tuple[Any, ...]:
+def _event_identity(event: Mapping[str, Any]) -> tuple[Any, ...]:
     return event.get("time"), event.get("kind"), event.get("text")
 
 

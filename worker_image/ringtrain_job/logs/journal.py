@@ -49,18 +49,18 @@ class RecoveredLogJournal:
     good_bytes: int = 0
 
 
-def header(uid: str) -> bytes:
+def journal_header(uid: str) -> bytes:
     """The first line of a journal: whose it is."""
     return json.dumps({"version": 1, "uid": uid}).encode() + b"\n"
 
 
-def encode(entry: LogJournalEntry) -> bytes:
+def encode_journal_entry(entry: LogJournalEntry) -> bytes:
     """One record, with its checksum."""
     body = _RECORD.pack(entry.stream, entry.rank, entry.last, entry.own_size, entry.job_size)
     return body + _CHECKSUM.pack(zlib.crc32(body))
 
 
-def recover(data: bytes) -> RecoveredLogJournal:
+def recover_journal(data: bytes) -> RecoveredLogJournal:
     """Read a journal up to its first record that is torn or damaged."""
     line, newline, _ = data.partition(b"\n")
     if not newline:
@@ -72,7 +72,7 @@ def recover(data: bytes) -> RecoveredLogJournal:
     entries: dict[tuple[LogStream, int], LogJournalEntry] = {}
     job_size = metrics_size = 0
     position = len(line) + 1
-    while (entry := _decode(data[position : position + RECORD_SIZE])) is not None:
+    while (entry := _decode_journal_record(data[position : position + RECORD_SIZE])) is not None:
         entries[entry.stream, entry.rank] = entry
         job_size = entry.job_size
         if entry.stream is LogStream.REPORT:
@@ -81,7 +81,7 @@ def recover(data: bytes) -> RecoveredLogJournal:
     return RecoveredLogJournal(uid, entries, job_size, metrics_size, position)
 
 
-def _decode(record: bytes) -> LogJournalEntry | None:
+def _decode_journal_record(record: bytes) -> LogJournalEntry | None:
     if len(record) < RECORD_SIZE:
         return None
     body, (checksum,) = record[: _RECORD.size], _CHECKSUM.unpack(record[_RECORD.size :])

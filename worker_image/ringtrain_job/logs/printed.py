@@ -79,7 +79,9 @@ class _PrintedLines:
         self._room -= 1
         skipped, self._skipped = self._skipped, 0.0
         finite = {name: value for name, value in found.values.items() if math.isfinite(value)}
-        words = {name: _word(value) for name, value in found.values.items() if not math.isfinite(value)}
+        words = {
+            name: _report_word_printed(value) for name, value in found.values.items() if not math.isfinite(value)
+        }
         report = {
             "step": step,
             "totalSteps": found.total,
@@ -115,7 +117,7 @@ class _PrintedLines:
         return found.rate * (now - time_before) if found.rate is not None else float(max(0, step - step_before))
 
 
-def _word(value: float) -> str:
+def _report_word_printed(value: float) -> str:
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
@@ -177,12 +179,12 @@ class PrintedReports:
         return reports
 
     def _reports(self, rank: int, data: bytes) -> bytes:
-        if not (self._rule or _is_marked(data)):
+        if not (self._rule or _is_report_line(data)):
             return b""
         lines, now = self._lines.setdefault(rank, _PrintedLines(self._forms())), self._clock()
         reports = []
         for raw in data.replace(b"\r", b"\n").split(b"\n"):
-            if not raw or len(raw) > _MOST_BYTES or not (self._rule or _is_marked(raw)):
+            if not raw or len(raw) > _MOST_BYTES or not (self._rule or _is_report_line(raw)):
                 continue
             line = _DRESS.sub("", raw.decode(errors="replace"))
             if len(line) <= _MOST_CHARACTERS and (report := lines.read(line, now)) is not None:
@@ -192,7 +194,7 @@ class PrintedReports:
         return b"".join(json.dumps(report).encode() + b"\n" for report in reports)
 
 
-def _is_marked(data: bytes) -> bool:
+def _is_report_line(data: bytes) -> bool:
     return any(mark in data for mark in _MARKS)
 
 

@@ -77,10 +77,12 @@ class BenchmarkLineForm:
             values = {} if found[4] is None else {"loss": float(found[4])}
             step = None if found[1] is None else int(found[1])
             return PrintedProgress(
-                step, unit=found[2], rate=_positive(self._ranks * float(found[3])), values=values
+                step, unit=found[2], rate=_positive_printed_number(self._ranks * float(found[3])), values=values
             )
         if found := self._ITERATION.fullmatch(line):
-            return PrintedProgress(int(found[1]) + 1, unit=found[3], rate=_positive(self._ranks * float(found[2])))
+            return PrintedProgress(
+                int(found[1]) + 1, unit=found[3], rate=_positive_printed_number(self._ranks * float(found[2]))
+            )
         return None
 
 
@@ -109,7 +111,7 @@ class KerasLineForm:
             return None
         if not self._epoch or "/step" not in line or not (found := self._STEP.fullmatch(line)):
             return None
-        step, total, values = int(found[1]), found[2], _values(found[3])
+        step, total, values = int(found[1]), found[2], _printed_values(found[3])
         if step < self._step or (self._over and not any(name.startswith("val_") for name in values)):
             return None
         known = None if total == "Unknown" else int(total)
@@ -158,7 +160,12 @@ class TqdmLineForm:
         epochs = int(epoch[2]) if epoch and epoch[2] else 0
         whole = max(total * epochs, self._before + total) if total else None
         return PrintedProgress(
-            self._before + step, whole, int(epoch[1]) if epoch else None, unit, values=_values(found[6]), anew=anew
+            self._before + step,
+            whole,
+            int(epoch[1]) if epoch else None,
+            unit,
+            values=_printed_values(found[6]),
+            anew=anew,
         )
 
 
@@ -191,11 +198,11 @@ class UserLineForm:
             log.warning("metrics are no longer read: %r took more than %g s", self._rule.pattern, _SLOW_S)
             self._rule = found = None
         groups = (found.groupdict() if found else {}).items()
-        values = {name: number for name, text in groups if (number := _number(text)) is not None}
+        values = {name: number for name, text in groups if (number := _printed_number(text)) is not None}
         if not values:
             return None
-        step, total, epoch = (_whole(values.pop(name, None)) for name in ("step", "total", "epoch"))
-        rate, samples = (_positive(values.pop(name, None)) for name in ("rate", "samples"))
+        step, total, epoch = (_whole_printed_number(values.pop(name, None)) for name in ("step", "total", "epoch"))
+        rate, samples = (_positive_printed_number(values.pop(name, None)) for name in ("rate", "samples"))
         if step is not None:  # one that begins again is the next epoch's
             self._before += self._step if step < self._step else 0
             self._step, step = step, self._before + step
@@ -204,20 +211,20 @@ class UserLineForm:
         return PrintedProgress(step, total, epoch, unit, rate, samples, values)
 
 
-def _number(text: str | None) -> float | None:
+def _printed_number(text: str | None) -> float | None:
     try:
         return float((text or "").strip(" \t,;%"))
     except ValueError:
         return None
 
 
-def _whole(value: float | None) -> int | None:
+def _whole_printed_number(value: float | None) -> int | None:
     return int(value) if value is not None and 0 <= value < 2**53 else None
 
 
-def _positive(value: float | None) -> float | None:
+def _positive_printed_number(value: float | None) -> float | None:
     return value if value is not None and 0 <= value < math.inf else None
 
 
-def _values(text: str | None) -> dict[str, float]:
+def _printed_values(text: str | None) -> dict[str, float]:
     return {name: float(number) for name, number in _VALUES.findall(text or "")}

@@ -36,7 +36,7 @@ def find_logs(where: Path) -> list[Path]:
     return [log for depth in range(_DEEPEST + 1) for log in where.glob("*/" * depth + "job.log")]
 
 
-def find_attempt(where: Path, attempt: int | None) -> AttemptFiles:
+def find_log_attempt(where: Path, attempt: int | None) -> AttemptFiles:
     """The newest attempt in `where` or some levels below it, or the newest of that number. Raises LogMissing."""
     found = [log for log in find_logs(where) if attempt is None or log.parent.name == str(attempt)]
     if not found:
@@ -62,11 +62,11 @@ def read_members(files: AttemptFiles) -> frozenset[int]:
         return frozenset()
 
 
-def follow(path: Path, position: int, is_over: Callable[[], bool]) -> Iterator[bytes]:
+def follow_log(path: Path, position: int, is_over: Callable[[], bool]) -> Iterator[bytes]:
     """What `path` holds from byte `position` on, and what is added until `is_over()`; it need not be there yet."""
     while True:
         over = is_over()  # asked before reading: what was written until then is read
-        for chunk in read_from(path, position):
+        for chunk in read_log_from(path, position):
             position += len(chunk)
             yield chunk
         if over:
@@ -74,7 +74,7 @@ def follow(path: Path, position: int, is_over: Callable[[], bool]) -> Iterator[b
         time.sleep(_LOOK_AGAIN_S)
 
 
-def read_from(path: Path, position: int) -> Iterator[bytes]:
+def read_log_from(path: Path, position: int) -> Iterator[bytes]:
     """What `path` holds from byte `position` on; nothing if it is not there."""
     if not path.exists():
         return
@@ -84,7 +84,7 @@ def read_from(path: Path, position: int) -> Iterator[bytes]:
             yield chunk
 
 
-def tail_position(path: Path, lines: int) -> int:
+def log_tail_position(path: Path, lines: int) -> int:
     """Where the last `lines` lines of `path` begin, in bytes."""
     if not path.exists():
         return 0

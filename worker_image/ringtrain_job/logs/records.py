@@ -8,7 +8,7 @@ while, and when the output ends. Bytes are never changed: the records of a rank,
 import re
 
 MAX_RECORD = 64 << 10
-# How much of a log's end is worth keeping for `last_lines`.
+# How much of a log's end is worth keeping for `last_record_lines`.
 TAIL_BYTES = 8 << 10
 _TAIL_LINES = 20
 _TAIL_LINE_CHARS = 400
@@ -44,7 +44,7 @@ def skip_records(data: bytes, count: int) -> bytes:
     return data[position:]
 
 
-def prefixed(rank: int, data: bytes) -> bytes:
+def prefixed_records(rank: int, data: bytes) -> bytes:
     """Every record of `data` as a line of the merged log: `[rank] ` before it, a newline after it."""
     if b"\r" in data:
         data = _BREAK.sub(b"\n", data)
@@ -59,7 +59,7 @@ def rank_of_line(line: bytes) -> int | None:
     return None if mark is None else int(mark[1])
 
 
-def last_lines(end: bytes) -> tuple[str, ...]:
+def last_record_lines(end: bytes) -> tuple[str, ...]:
     """The end of a log, for people: at most 20 lines, each cut to 400 characters."""
     lines = end.decode("utf-8", "replace").splitlines()[-_TAIL_LINES:]
     return tuple(line[:_TAIL_LINE_CHARS] for line in lines)

@@ -38,43 +38,49 @@ def parse_report(line: bytes) -> dict[str, Any]:
         report = json.loads(line, parse_constant=lambda _: None)
         if not isinstance(report, dict):
             raise ValueError("no object")
-        return {name: _checked(name, report.get(name)) for name in _FIELDS if name in {*_REQUIRED, *report}}
+        return {
+            name: _checked_report_field(name, report.get(name))
+            for name in _FIELDS
+            if name in {*_REQUIRED, *report}
+        }
     except BadReport:
         raise
     except (ValueError, RecursionError) as error:
         raise BadReport(f"expected a JSON object, got {line[:_SHOWN]!r}") from error
 
 
-def printable(text: str) -> str:
+def printable_report_text(text: str) -> str:
     """`text` for UTF-8 and a terminal: U+FFFD stands for lone surrogates and control characters."""
     return _UNPRINTABLE.sub("\ufffd", text)
 
 
-def _checked(name: str, value: object) -> Any:
+def _checked_report_field(name: str, value: object) -> Any:
     read, expected = _FIELDS[name]
     if value is None and name not in _REQUIRED:
         return None
     found = read(value)
-    if found is None and not (read is _number and _is_number(value)):  # a number that is not finite is one
-        raise BadReport(f"{name} is {_shown(value)}, expected {expected}")
+    if found is None and not (
+        read is _report_number and _is_report_number(value)
+    ):  # a number that is not finite is one
+        raise BadReport(f"{name} is {_shown_report_value(value)}, expected {expected}")
     return found
 
 
-def _shown(value: object) -> str:
+def _shown_report_value(value: object) -> str:
     if isinstance(value, dict | list):  # it may be nested too deeply to be written down
         return "an object" if isinstance(value, dict) else "a list"
     return repr(value)[:_SHOWN]
 
 
-def _is_number(value: object) -> bool:
+def _is_report_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _whole(value: object) -> int | None:
+def _whole_report_number(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MOST else None
 
 
-def _number(value: object) -> int | float | None:
+def _report_number(value: object) -> int | float | None:
     if not isinstance(value, int | float) or isinstance(value, bool):
         return None
     try:
@@ -83,29 +89,31 @@ def _number(value: object) -> int | float | None:
         return None
 
 
-def _number_to(most: int, value: object) -> int | float | None:
-    number = _number(value)
+def _report_number_to(most: int, value: object) -> int | float | None:
+    number = _report_number(value)
     return number if number is not None and 0 <= number <= most else None
 
 
-def _word(value: object) -> str | None:
-    return printable(value)[:_SHOWN] if isinstance(value, str) else None
+def _report_word(value: object) -> str | None:
+    return printable_report_text(value)[:_SHOWN] if isinstance(value, str) else None
 
 
-def _path(value: object) -> str | None:
-    return printable(value)[-_PATH_SHOWN:] if isinstance(value, str) else None
+def _report_path(value: object) -> str | None:
+    return printable_report_text(value)[-_PATH_SHOWN:] if isinstance(value, str) else None
 
 
-def _numbers(value: object) -> dict[str, int | float | None] | None:
-    if not isinstance(value, dict) or not all(inner is None or _is_number(inner) for inner in value.values()):
+def _report_numbers(value: object) -> dict[str, int | float | None] | None:
+    if not isinstance(value, dict) or not all(
+        inner is None or _is_report_number(inner) for inner in value.values()
+    ):
         return None
-    return {printable(name): _number(inner) for name, inner in value.items()}
+    return {printable_report_text(name): _report_number(inner) for name, inner in value.items()}
 
 
-def _words(value: object) -> dict[str, str] | None:
+def _report_words(value: object) -> dict[str, str] | None:
     if not isinstance(value, dict) or not all(inner in _NOT_FINITE for inner in value.values()):
         return None
-    return {printable(name): inner for name, inner in value.items()}
+    return {printable_report_text(name): inner for name, inner in value.items()}
 
 
 # What a value is called that JSON has no number for.
@@ -113,21 +121,21 @@ _NOT_FINITE = ("NaN", "Infinity", "-Infinity")
 _REQUIRED = ("step", "time")
 # By name: what reads its value (None: it is not what was expected), and what was expected.
 _FIELDS: dict[str, tuple[Callable[[object], Any], str]] = {
-    "step": (_whole, "a whole number from 0 on"),
-    "time": (partial(_number_to, _LATEST), "seconds since the epoch"),
-    "totalSteps": (_whole, "a whole number from 0 on"),
-    "epoch": (_whole, "a whole number from 0 on"),
-    "samples": (partial(_number_to, _MOST), "a number from 0 on"),
-    "loss": (_number, "a number"),
-    "unit": (_word, "a word"),
-    "metrics": (_numbers, "an object with numbers"),
-    "notFinite": (_words, "an object with NaN, Infinity or -Infinity"),
-    "inputWait": (partial(_number_to, _MOST), "seconds"),
-    "reductionWait": (partial(_number_to, _MOST), "seconds"),
-    "updateTime": (partial(_number_to, _MOST), "seconds"),
-    "dropped": (_whole, "a whole number from 0 on"),
-    "printed": (_whole, "a whole number from 0 on"),
-    "startedFrom": (_path, "a path"),
+    "step": (_whole_report_number, "a whole number from 0 on"),
+    "time": (partial(_report_number_to, _LATEST), "seconds since the epoch"),
+    "totalSteps": (_whole_report_number, "a whole number from 0 on"),
+    "epoch": (_whole_report_number, "a whole number from 0 on"),
+    "samples": (partial(_report_number_to, _MOST), "a number from 0 on"),
+    "loss": (_report_number, "a number"),
+    "unit": (_report_word, "a word"),
+    "metrics": (_report_numbers, "an object with numbers"),
+    "notFinite": (_report_words, "an object with NaN, Infinity or -Infinity"),
+    "inputWait": (partial(_report_number_to, _MOST), "seconds"),
+    "reductionWait": (partial(_report_number_to, _MOST), "seconds"),
+    "updateTime": (partial(_report_number_to, _MOST), "seconds"),
+    "dropped": (_whole_report_number, "a whole number from 0 on"),
+    "printed": (_whole_report_number, "a whole number from 0 on"),
+    "startedFrom": (_report_path, "a path"),
     "about": (read_about, "what a rank or an agent says of what runs"),
     "machine": (read_sample, "what an agent sees of its machine"),
 }

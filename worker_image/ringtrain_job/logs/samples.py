@@ -50,7 +50,7 @@ class MachineSample:
 def read_sample(value: object) -> MachineSample | None:
     """The sample in a JSON `value`; None where it is none, or has a number below 0 or without an end."""
     try:
-        return _read(value) if isinstance(value, dict) else None
+        return _read_sample_field(value) if isinstance(value, dict) else None
     except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
         return None
 
@@ -66,20 +66,25 @@ def read_samples(path: Path) -> Iterator[MachineSample]:
                     yield sample
 
 
-def _read(found: dict[str, Any]) -> MachineSample:
-    ranks = {int(rank): RankUse(_number(use["cpu"]), _number(use["rss"])) for rank, use in found["ranks"].items()}
-    gpus = tuple(GpuUse(*(_number(gpu[name]) for name in ("busy", "memory", "limit"))) for gpu in found["gpus"])
+def _read_sample_field(found: dict[str, Any]) -> MachineSample:
+    ranks = {
+        int(rank): RankUse(_sample_number(use["cpu"]), _sample_number(use["rss"]))
+        for rank, use in found["ranks"].items()
+    }
+    gpus = tuple(
+        GpuUse(*(_sample_number(gpu[name]) for name in ("busy", "memory", "limit"))) for gpu in found["gpus"]
+    )
     wait = found["disk_wait"]
     return MachineSample(
         worker=int(found["worker"]),
-        **{name: _number(found[name]) for name in ("time", "memory", "limit", "received", "sent")},
-        disk_wait=None if wait is None else _number(wait),
+        **{name: _sample_number(found[name]) for name in ("time", "memory", "limit", "received", "sent")},
+        disk_wait=None if wait is None else _sample_number(wait),
         ranks=ranks,
         gpus=gpus,
     )
 
 
-def _number(value: object) -> float:
+def _sample_number(value: object) -> float:
     number = float(value)  # type: ignore[arg-type]
     if not math.isfinite(number) or number < 0:
         raise ValueError(value)

@@ -181,7 +181,7 @@ class LogShipping:
         """Go on in the folder that these files are shipped to; else begin one."""
         life = _read_folder(self._files.shipping)
         if life is not None:
-            found = _segments(self._store, life.folder)
+            found = _shipped_segments(self._store, life.folder)
             shipped = {
                 name: life.base.get(name, 0) + max(stop for _, stop, _ in segments)
                 for name, segments in found.items()
@@ -238,8 +238,8 @@ def read_shipped(store: ObjectStore, attempt: int, name: str, tail: int | None =
     """
     found: list[_ShippedLogPart] = []
     for life in store.folders(f"{attempt:04d}"):
-        segments = _segments(store, f"{attempt:04d}/{life}").get(name, [])
-        found += _in_order(segments, name)
+        segments = _shipped_segments(store, f"{attempt:04d}/{life}").get(name, [])
+        found += _segments_in_order(segments, name)
     if tail is None:
         for part in found:
             yield part.read(store)
@@ -247,16 +247,16 @@ def read_shipped(store: ObjectStore, attempt: int, name: str, tail: int | None =
     kept = b""
     while found and kept.count(b"\n") <= tail and tail:
         kept = found.pop().read(store) + kept
-    yield _last_lines(kept, tail)
+    yield _last_shipped_lines(kept, tail)
 
 
 def shipped_names(store: ObjectStore, attempt: int) -> set[str]:
     """Names of the files of which `store` has something."""
     lives = store.folders(f"{attempt:04d}")
-    return {name for life in lives for name in _segments(store, f"{attempt:04d}/{life}")}
+    return {name for life in lives for name in _shipped_segments(store, f"{attempt:04d}/{life}")}
 
 
-def _last_lines(text: bytes, lines: int) -> bytes:
+def _last_shipped_lines(text: bytes, lines: int) -> bytes:
     """The last `lines` lines; only a line feed ends one, as in the files of the log store."""
     begin = len(text) - text.endswith(b"\n")
     for _ in range(lines):
@@ -278,7 +278,7 @@ class _ShippedLogPart:
         return store.read(self.path)[self.skip :] if self.path else self.missing
 
 
-def _segments(store: ObjectStore, folder: str) -> dict[str, list[tuple[int, int, str]]]:
+def _shipped_segments(store: ObjectStore, folder: str) -> dict[str, list[tuple[int, int, str]]]:
     found: dict[str, list[tuple[int, int, str]]] = {}
     for path in store.names(folder):
         parent, _, last = path.rpartition("/")
@@ -289,7 +289,7 @@ def _segments(store: ObjectStore, folder: str) -> dict[str, list[tuple[int, int,
     return found
 
 
-def _in_order(segments: list[tuple[int, int, str]], name: str) -> list[_ShippedLogPart]:
+def _segments_in_order(segments: list[tuple[int, int, str]], name: str) -> list[_ShippedLogPart]:
     """The parts that make the file. Segments may overlap: a write may have been cut off after it was done, and
     repeated with what had come since. For bytes that no segment has, there is a line that says so."""
     found: list[_ShippedLogPart] = []

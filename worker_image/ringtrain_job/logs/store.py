@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 from ringtrain_job.logs import journal
 from ringtrain_job.logs.journal import LogJournalEntry, LogStream
 from ringtrain_job.logs.layout import AttemptFiles
-from ringtrain_job.logs.records import TAIL_BYTES, last_lines, prefixed, rank_of_line, skip_records
+from ringtrain_job.logs.records import TAIL_BYTES, last_record_lines, prefixed_records, rank_of_line, skip_records
 from ringtrain_job.logs.reports import BadReport, parse_report
 from ringtrain_job.logs.samples import MachineSample, read_samples
 
@@ -69,7 +69,7 @@ class LogStore:
         with suppress(OSError):  # whoever lists runs sees by it that this one goes on; a file system may have none
             fcntl.flock(self._journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if not self.resumed:
-            self._journal.write(journal.header(uid))
+            self._journal.write(journal.journal_header(uid))
         files.job_log.touch()  # there also when ranks write nothing
 
     @property
@@ -113,7 +113,7 @@ class LogStore:
             data = skip_records(chunk.data, known) if known > 0 else chunk.data
             newest = chunk.first + chunk.lines - 1
             if chunk.stream is LogStream.LOG:
-                missing = _missing(last, chunk) if known < 0 else b""
+                missing = _missing_log_records(last, chunk) if known < 0 else b""
                 self._append_log(chunk.rank, newest, missing + data)
             else:
                 self._append_reports(chunk.rank, newest, data)
@@ -155,7 +155,7 @@ class LogStore:
             return ()
         with path.open("rb") as file:
             file.seek(max(0, file.seek(0, 2) - TAIL_BYTES))
-            return last_lines(file.read())
+            return last_record_lines(file.read())
 
     def close(self) -> None:
         """Close the files."""
@@ -168,9 +168,9 @@ class LogStore:
     def _append_log(self, rank: int, newest: int, data: bytes) -> None:
         own = self._file(self.files.rank_log(rank))
         job_log = self._file(self.files.job_log)
-        merged = prefixed(rank, data)
+        merged = prefixed_records(rank, data)
         entry = LogJournalEntry(LogStream.LOG, rank, newest, own.tell() + len(data), job_log.tell() + len(merged))
-        _write_together((own, data), (job_log, merged), (self._journal, journal.encode(entry)))
+        _write_together((own, data), (job_log, merged), (self._journal, journal.encode_journal_entry(entry)))
         self._last[LogStream.LOG, rank] = newest
         self._merged[rank] += merged.count(b"\n")
         self._tell(self.on_merged, merged)
@@ -186,7 +186,7 @@ class LogStore:
             written.append((self._file(self.files.metrics), text))
         size = sum(file.tell() + len(added) for file, added in written)
         entry = LogJournalEntry(LogStream.REPORT, rank, newest, size, self._file(self.files.job_log).tell())
-        _write_together(*written, (self._journal, journal.encode(entry)))
+        _write_together(*written, (self._journal, journal.encode_journal_entry(entry)))
         self._last[LogStream.REPORT, rank] = newest
         for report in reports:
             self._tell(self.on_report, rank, report)
@@ -243,20 +243,20 @@ class LogStore:
         directory = self.files.directory
         state = _read_journal(self.files.journal)
         if state.uid != uid:
-            _move_aside(directory, state.uid)
+            _move_log_aside(directory, state.uid)
             directory.mkdir(parents=True, exist_ok=True)
             return False
         for (stream, rank), entry in state.entries.items():
             self._last[stream, rank] = entry.last
             if stream is LogStream.LOG:
-                _cut(self.files.rank_log(rank), entry.own_size)
+                _cut_log_file(self.files.rank_log(rank), entry.own_size)
         for path in directory.glob("rank-*.log"):
             number = path.stem.removeprefix("rank-")
             if number.isdecimal() and (LogStream.LOG, int(number)) not in state.entries:
-                _cut(path, 0)
-        _cut(self.files.job_log, state.job_size)
-        _cut(self.files.metrics, state.metrics_size)
-        _cut(self.files.journal, state.good_bytes)
+                _cut_log_file(path, 0)
+        _cut_log_file(self.files.job_log, state.job_size)
+        _cut_log_file(self.files.metrics, state.metrics_size)
+        _cut_log_file(self.files.journal, state.good_bytes)
         return True
 
 
@@ -267,16 +267,16 @@ def _count_merged(job_log: Path) -> Counter[int]:
         return Counter(rank for line in lines if (rank := rank_of_line(line)) is not None)
 
 
-def _missing(last: int, chunk: LogChunk) -> bytes:
+def _missing_log_records(last: int, chunk: LogChunk) -> bytes:
     text = f"[ringtrain] lines {last + 1} to {chunk.first - 1} of rank {chunk.rank} are not here: "
     return (text + "the launcher that had them is gone with its files\n").encode()
 
 
 def _read_journal(path: Path) -> journal.RecoveredLogJournal:
-    return journal.recover(path.read_bytes()) if path.exists() else journal.RecoveredLogJournal(None)
+    return journal.recover_journal(path.read_bytes()) if path.exists() else journal.RecoveredLogJournal(None)
 
 
-def _move_aside(directory: Path, uid: str | None) -> None:
+def _move_log_aside(directory: Path, uid: str | None) -> None:
     """Keep what another job of the same name (another uid) left here."""
     if not directory.exists() or not any(directory.iterdir()):
         return
@@ -287,7 +287,7 @@ def _move_aside(directory: Path, uid: str | None) -> None:
     directory.rename(aside)
 
 
-def _cut(path: Path, size: int) -> None:
+def _cut_log_file(path: Path, size: int) -> None:
     if not path.exists():
         return
     length = path.stat().st_size

@@ -76,8 +76,8 @@ def find_mpirun(wanted: MpiImplementation, program: str | None = None, path: str
     if program is not None and program not in names:
         names = (program,)  # a path, or a name of the user's own: that one or none
     found = []
-    for candidate in _candidates(names, wanted, path or os.environ.get("PATH", os.defpath)):
-        mpirun = identify(candidate, _ask_version(candidate))
+    for candidate in _mpirun_candidates(names, wanted, path or os.environ.get("PATH", os.defpath)):
+        mpirun = identify_mpirun(candidate, _ask_mpirun_version(candidate))
         if mpirun and mpirun.implementation is wanted:
             return mpirun
         if mpirun:
@@ -95,7 +95,7 @@ def find_mpirun(wanted: MpiImplementation, program: str | None = None, path: str
     )
 
 
-def _candidates(names: Sequence[str], wanted: MpiImplementation, path: str) -> Iterator[str]:
+def _mpirun_candidates(names: Sequence[str], wanted: MpiImplementation, path: str) -> Iterator[str]:
     """The programs of `names` in `path`, and Intel's where its variable or its packages put it; in the place of
     Intel's mpirun, the mpiexec.hydra beside it."""
     is_intel = wanted is MpiImplementation.INTEL
@@ -106,7 +106,7 @@ def _candidates(names: Sequence[str], wanted: MpiImplementation, path: str) -> I
             yield (shutil.which("mpiexec.hydra", path=os.path.dirname(found)) or found) if is_intel else found
 
 
-def identify(path: str, answer: str) -> MpirunVersion | None:
+def identify_mpirun(path: str, answer: str) -> MpirunVersion | None:
     """What the mpirun at `path` is, by its `answer` to --version; None when that says nothing known."""
     for implementation, pattern in _VERSIONS:
         match = pattern.search(answer)
@@ -115,7 +115,7 @@ def identify(path: str, answer: str) -> MpirunVersion | None:
     return None
 
 
-def library_of(library: str) -> MpiImplementation | None:
+def mpi_library_of(library: str) -> MpiImplementation | None:
     """Whose MPI library the file name `library` is; None when that cannot be told."""
     if library.startswith("libmpich.so"):
         return MpiImplementation.MPICH
@@ -126,7 +126,7 @@ def library_of(library: str) -> MpiImplementation | None:
     return None
 
 
-def _ask_version(path: str) -> str:
+def _ask_mpirun_version(path: str) -> str:
     try:
         done = subprocess.run(
             [path, "--version"], capture_output=True, text=True, timeout=_ANSWER_S, stdin=subprocess.DEVNULL

@@ -12,7 +12,7 @@ _NOT_FOR_RANKS = ("I_MPI_HYDRA_", "I_MPI_INFO_", "I_MPI_PERHOST", "I_MPI_MPIRUN"
 _DAEMON = "hydra_bstrap_proxy"
 
 
-def passed_on(variables: Collection[str]) -> list[str]:
+def intel_mpi_variables_passed_on(variables: Collection[str]) -> list[str]:
     """mpirun's options by which ranks have, beside their pod's variables, those of the launcher that are MPI's."""
     names = [name for name in sorted(variables) if name.startswith(_PREFIXES)]
     names = [name for name in names if not name.startswith(_NOT_FOR_RANKS)]
@@ -35,12 +35,12 @@ def installation_variables(program: str, inherited: Mapping[str, str]) -> dict[s
         return {}
     network = [folder for folder in (root / "opt/mpi/libfabric/lib", root / "libfabric/lib") if folder.is_dir()]
     libraries = [*network, root / "lib", root / "lib/release"]
-    found = {"I_MPI_ROOT": root, "LD_LIBRARY_PATH": _search(libraries, inherited, "LD_LIBRARY_PATH")}
+    found = {"I_MPI_ROOT": root, "LD_LIBRARY_PATH": _search_intel_mpi(libraries, inherited, "LD_LIBRARY_PATH")}
     if network:
-        found["FI_PROVIDER_PATH"] = _search([network[0] / "prov"], inherited, "FI_PROVIDER_PATH")
+        found["FI_PROVIDER_PATH"] = _search_intel_mpi([network[0] / "prov"], inherited, "FI_PROVIDER_PATH")
     return {name: str(value) for name, value in found.items()}
 
 
-def _search(folders: list[Path], inherited: Mapping[str, str], name: str) -> str:
+def _search_intel_mpi(folders: list[Path], inherited: Mapping[str, str], name: str) -> str:
     own = inherited.get(name)
     return os.pathsep.join([*(str(folder) for folder in folders if folder.is_dir()), *([own] if own else [])])

@@ -56,14 +56,14 @@ class RankAssignment:
 
 def main(program: list[str]) -> int:
     """Run `program` as the rank that the environment names; returns its exit code."""
-    rank, size = _first(_RANK), _first(_SIZE)
+    rank, size = _first_mpi_variable(_RANK), _first_mpi_variable(_SIZE)
     registry = os.environ.get(REGISTRY)
     if rank is None or size is None or not registry or not program:
         print("ringtrain mpi-rank: mpirun starts this, in a worker of an mpi job", file=sys.stderr)
         return _EXEC_FAILED
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.connect(registry)
-        send_message(connection, {"rank": rank, "size": size, "starter": _starter()})
+        send_message(connection, {"rank": rank, "size": size, "starter": _mpi_rank_starter()})
         assigned = _receive_assignment(connection)
         if assigned is None:
             return _EXEC_FAILED
@@ -79,18 +79,18 @@ def main(program: list[str]) -> int:
         send_message(connection, ended)
         receive_message(connection)  # the agent has noted it: now mpirun may know
     if code < 0:
-        _die_likewise(-code)
+        _die_like_mpi_rank(-code)
     return code if code >= 0 else 128 - code
 
 
-def _first(names: tuple[str, ...]) -> int | None:
+def _first_mpi_variable(names: tuple[str, ...]) -> int | None:
     for name in names:
         if os.environ.get(name, "").isdecimal():
             return int(os.environ[name])
     return None
 
 
-def _starter() -> str:
+def _mpi_rank_starter() -> str:
     """Whose mpirun started this, in the words of `spec.mpi.implementation`."""
     if "OMPI_COMM_WORLD_RANK" in os.environ:
         return "OpenMPI"
@@ -124,14 +124,14 @@ class _MpiRankProgram:
         self._woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        environment = {**os.environ, **assigned.variables, **_watching(assigned.check_in)}
+        environment = {**os.environ, **assigned.variables, **_watching_mpi_rank(assigned.check_in)}
         environment.pop(REGISTRY, None)
         _forget_node_name(environment)
         if self._relay:
             environment["PMI_FD"] = str(self._relay.rank_end.fileno())
         self.pid = os.fork()
         if self.pid == 0:
-            _become(program, environment, assigned)
+            _become_mpi_rank(program, environment, assigned)
         for file in (assigned.log_fd, assigned.report_fd):
             os.close(file)
         if self._relay:
@@ -142,7 +142,7 @@ class _MpiRankProgram:
 
     def _forward(self, number: int) -> None:
         self._asked.add(number)
-        _kill(self.pid, number)
+        _kill_mpi_rank(self.pid, number)
 
     def asked_to_stop(self, code: int) -> bool:
         """Whether an end with `code` was by a signal with which mpirun stops ranks, and which it sent."""
@@ -157,8 +157,8 @@ class _MpiRankProgram:
             if pid:
                 return aborted or os.waitstatus_to_exitcode(status)
             if aborted:
-                _kill(self.pid, signal.SIGKILL)
-            sources: dict[int, Callable[[], None]] = {self._woken: lambda: _drain(self._woken)}
+                _kill_mpi_rank(self.pid, signal.SIGKILL)
+            sources: dict[int, Callable[[], None]] = {self._woken: lambda: _drain_pmi(self._woken)}
             if self._relay:
                 sources.update(self._relay.sources())
             ready, _, _ = select.select(list(sources), [], [], None if self._library else patience)
@@ -242,10 +242,10 @@ class _MpiPmiRelay:
         return bool(data)
 
 
-def _watching(check_in: str) -> dict[str, str]:
+def _watching_mpi_rank(check_in: str) -> dict[str, str]:
     """Variables that make MPI_Init of Open MPI, and ringtrain.init(), write the check-in file."""
     variables = {CHECK_IN: check_in}
-    if _starter() == "OpenMPI" and _SHOW_PARAMETERS not in os.environ:
+    if _mpi_rank_starter() == "OpenMPI" and _SHOW_PARAMETERS not in os.environ:
         # "enviro": of all parameters only those set in the environment, so that little is written.
         variables[_SHOW_PARAMETERS] = "enviro"
         variables[f"{_SHOW_PARAMETERS}_file"] = check_in
@@ -254,7 +254,7 @@ def _watching(check_in: str) -> dict[str, str]:
 
 def _shows_parameters_itself() -> bool:
     """Whether the user has Open MPI show its parameters: they go where the user wants them."""
-    return _starter() == "OpenMPI" and _SHOW_PARAMETERS in os.environ
+    return _mpi_rank_starter() == "OpenMPI" and _SHOW_PARAMETERS in os.environ
 
 
 def _forget_node_name(environment: dict[str, str]) -> None:
@@ -264,7 +264,7 @@ def _forget_node_name(environment: dict[str, str]) -> None:
         environment["LD_PRELOAD"] = environment.pop(OWN_PRELOAD)  # empty is as good as none
 
 
-def _become(program: list[str], environment: dict[str, str], assigned: RankAssignment) -> None:
+def _become_mpi_rank(program: list[str], environment: dict[str, str], assigned: RankAssignment) -> None:
     """In the child: turn into the program."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -280,12 +280,12 @@ def _become(program: list[str], environment: dict[str, str], assigned: RankAssig
         os._exit(_EXEC_FAILED)
 
 
-def _kill(pid: int, number: int) -> None:
+def _kill_mpi_rank(pid: int, number: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
 
 
-def _drain(file: int) -> None:
+def _drain_pmi(file: int) -> None:
     with contextlib.suppress(BlockingIOError):
         while os.read(file, 512):
             pass
@@ -314,7 +314,7 @@ def _linked_library(program: str) -> str:
     return ""
 
 
-def _die_likewise(number: int) -> None:
+def _die_like_mpi_rank(number: int) -> None:
     """End by the signal that ended the program, so that mpirun says what happened."""
     with contextlib.suppress(OSError, ValueError):
         signal.signal(number, signal.SIG_DFL)

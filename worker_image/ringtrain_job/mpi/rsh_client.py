@@ -32,7 +32,7 @@ class Usage(Exception):
     """The arguments name no host or no command."""
 
 
-def parse(arguments: list[str]) -> tuple[str, str]:
+def parse_rsh_arguments(arguments: list[str]) -> tuple[str, str]:
     """(host, command) from ssh's arguments; its options are for ssh and mean nothing here.
 
     The command's words are joined with blanks and meant for a shell, as with ssh. Raises Usage.
@@ -57,13 +57,13 @@ class NotStarted(Exception):
 def main(arguments: list[str]) -> int:
     """Run the command on the host; see the module's text."""
     try:
-        return run(arguments, is_daemon=True)
+        return run_rsh(arguments, is_daemon=True)
     except (Usage, NotStarted) as exc:
         print(f"ringtrain rsh: {exc}", file=sys.stderr)
         return FAILED
 
 
-def run(arguments: list[str], is_daemon: bool) -> int:
+def run_rsh(arguments: list[str], is_daemon: bool) -> int:
     """`main`, which raises Usage and NotStarted instead of telling them. `is_daemon`: the command is mpirun's, and
     its failure the job's."""
     path = os.environ.get(SOCKET)
@@ -73,16 +73,16 @@ def run(arguments: list[str], is_daemon: bool) -> int:
             file=sys.stderr,
         )
         return FAILED
-    host, command = parse(arguments)
+    host, command = parse_rsh_arguments(arguments)
     try:
         order = {"host": host, "command": command, "is_daemon": is_daemon, "wrapped": WRAPPED in os.environ}
-        return _run(path, order)
+        return _run_rsh_order(path, order)
     except OSError as exc:
         print(f"ringtrain rsh: the launcher at {path} does not answer: {exc}", file=sys.stderr)
     return FAILED
 
 
-def _run(path: str, order: dict[str, object]) -> int:
+def _run_rsh_order(path: str, order: dict[str, object]) -> int:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.connect(path)
 

@@ -4,22 +4,24 @@ import os
 import sys
 from pathlib import Path
 
-from ringtrain_job.mpi.rsh_client import FAILED, NotStarted, Usage, run
+from ringtrain_job.mpi.rsh_client import FAILED, NotStarted, Usage, run_rsh
 
 
 def main(arguments: list[str]) -> int:
     """Run the command; as ssh. What it can't do itself the image's ssh does, in its place."""
     try:
-        return run(arguments, is_daemon=False)
+        return run_rsh(arguments, is_daemon=False)
     except (Usage, NotStarted) as exc:
-        program = next((found for folder in os.get_exec_path() if _is_another(found := Path(folder, "ssh"))), None)
+        program = next(
+            (found for folder in os.get_exec_path() if _is_another_ssh(found := Path(folder, "ssh"))), None
+        )
         if program is None:
             print(f"ssh: {exc}; the image has no ssh for other hosts", file=sys.stderr)
             return FAILED
         os.execv(program, ["ssh", *arguments])
 
 
-def _is_another(program: Path) -> bool:
+def _is_another_ssh(program: Path) -> bool:
     """Whether it is an ssh, and not what called this."""
     try:
         return os.access(program, os.X_OK) and __name__.encode() not in program.read_bytes()[:4096]

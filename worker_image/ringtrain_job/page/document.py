@@ -10,26 +10,26 @@ _PLACE = "/*DATA*/"
 _ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 
 
-def finite(value: Any) -> Any:
+def finite_page_value(value: Any) -> Any:
     """`value` with None for NaN and infinities, which JSON does not have."""
     if isinstance(value, dict):
-        return {key: finite(inner) for key, inner in value.items()}
+        return {key: finite_page_value(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [finite(inner) for inner in value]
+        return [finite_page_value(inner) for inner in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def live_page() -> str:
     """The same document without data: the launcher that serves it sends them."""
-    return _connected({"live": True})
+    return _run_page_links({"live": True})
 
 
 def runs_page(directory: str) -> str:
     """The document that lists runs below `directory`, without data: it asks for them, again and again."""
-    return _connected({"list": directory})
+    return _run_page_links({"list": directory})
 
 
-def _connected(run: dict[str, Any]) -> str:
+def _run_page_links(run: dict[str, Any]) -> str:
     return page(run).replace("connect-src 'none'", "connect-src 'self'", 1)
 
 

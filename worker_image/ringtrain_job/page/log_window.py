@@ -45,7 +45,7 @@ class PageLogWindow:
         return {"lines": self.lines, "before": self.begin, "skipped": self.skipped}
 
 
-def window_before(path: Path, wanted: WantedPageLines, end: int | None = None) -> PageLogWindow:
+def log_window_before(path: Path, wanted: WantedPageLines, end: int | None = None) -> PageLogWindow:
     """The last wanted lines before byte `end` (None: the end of the last whole line), at most WINDOW_LINES.
 
     Reads at most MOST_READ bytes: the window may be empty, and begin long after the log's begin.
@@ -56,7 +56,7 @@ def window_before(path: Path, wanted: WantedPageLines, end: int | None = None) -
     matches = wanted.matches
     with path.open("rb") as log:
         position = log.seek(0, 2)
-        end = _last_break(log, position) if end is None else min(end, position)
+        end = _last_log_break(log, position) if end is None else min(end, position)
         begin, rest = end, b""
         while begin > 0 and end - begin < MOST_READ:
             size = min(_CHUNK, begin)
@@ -68,7 +68,7 @@ def window_before(path: Path, wanted: WantedPageLines, end: int | None = None) -
             lines = whole.split(b"\n")[:-1]
             for number in range(len(lines) - 1, -1, -1):
                 if matches(line := lines[number].decode(errors="replace")):
-                    found.appendleft(shown(line))
+                    found.appendleft(shown_log_line(line))
                     if len(found) == WINDOW_LINES:
                         return PageLogWindow(
                             tuple(found), begin + cut + sum(map(len, lines[:number])) + number, end
@@ -76,7 +76,7 @@ def window_before(path: Path, wanted: WantedPageLines, end: int | None = None) -
     return PageLogWindow(tuple(found), begin + len(rest), end)
 
 
-def window_after(path: Path, wanted: WantedPageLines, begin: int) -> PageLogWindow:
+def log_window_after(path: Path, wanted: WantedPageLines, begin: int) -> PageLogWindow:
     """What is wanted of whole lines from byte `begin` on. Who is far behind gets the newest alone."""
     if not path.exists():
         return PageLogWindow((), begin, begin)
@@ -93,7 +93,7 @@ def window_after(path: Path, wanted: WantedPageLines, begin: int) -> PageLogWind
     found, position = [], start
     for raw in data[: end - start].split(b"\n")[:-1]:
         if matches(line := raw.decode(errors="replace")):
-            found.append((position, shown(line)))
+            found.append((position, shown_log_line(line)))
         position += len(raw) + 1
     if len(found) > WINDOW_LINES:
         found = found[-WINDOW_LINES:]
@@ -101,12 +101,12 @@ def window_after(path: Path, wanted: WantedPageLines, begin: int) -> PageLogWind
     return PageLogWindow(tuple(line for _, line in found), start, end, start - begin)
 
 
-def shown(line: str) -> str:
+def shown_log_line(line: str) -> str:
     """What a page has of a line."""
     return line if len(line) <= LINE_CHARS else f"{line[:LINE_CHARS]} … ({len(line) - LINE_CHARS} more characters)"
 
 
-def _last_break(log: Any, position: int) -> int:
+def _last_log_break(log: Any, position: int) -> int:
     """Where the last whole line before `position` ends."""
     while position > 0:
         size = min(_CHUNK, position)

@@ -9,9 +9,9 @@ from typing import Any, Final
 
 from ringtrain_job.logs.about import kept_about
 from ringtrain_job.logs.layout import AttemptFiles
-from ringtrain_job.logs.reading import LogMissing, find_attempt, find_logs
+from ringtrain_job.logs.reading import LogMissing, find_log_attempt, find_logs
 from ringtrain_job.page.access import kept_page
-from ringtrain_job.page.summary import brief_attempt, summarize
+from ringtrain_job.page.summary import brief_attempt, summarize_page
 
 # Colours of the page.
 MOST_COMPARED: Final = 4
@@ -69,7 +69,7 @@ def find_runs(where: Path) -> list[PageRun]:
         if attempt.name.isdecimal():
             known = newest.get(attempt.parent)
             newest[attempt.parent] = max(attempt, known or attempt, key=lambda path: int(path.name))
-    found = [_run(AttemptFiles(attempt), _name(job, where)) for job, attempt in newest.items()]
+    found = [_page_run(AttemptFiles(attempt), _page_run_name(job, where)) for job, attempt in newest.items()]
     return sorted(found, key=lambda run: run.began or 0.0, reverse=True)
 
 
@@ -80,48 +80,48 @@ def find_run(name: str, where: Path) -> PageRun:
     ) is not None:
         return named
     if Path(name).is_dir():
-        files = find_attempt(Path(name), None)
-        return _run(files, files.directory.parent.name)
+        files = find_log_attempt(Path(name), None)
+        return _page_run(files, files.directory.parent.name)
     known = ", ".join(run.name for run in find_runs(where)[:5]) or "none"
     raise LogMissing(f"{name} is neither a folder nor a run below {where}; the newest runs there: {known}")
 
 
-def _name(job: Path, where: Path) -> str:
+def _page_run_name(job: Path, where: Path) -> str:
     inside = job.relative_to(where).as_posix() if job != where else job.name
     return inside.removeprefix("local/")
 
 
-def _run(files: AttemptFiles, name: str) -> PageRun:
+def _page_run(files: AttemptFiles, name: str) -> PageRun:
     brief = brief_attempt(files)
     outcome, last = brief["outcome"], brief["last"]
     progress = (outcome or {}).get("progress") or last
     return PageRun(
         name=name,
         files=files,
-        state=str(outcome["outcome"]) if outcome else RUNNING if _is_held(files) else "Killed",
+        state=str(outcome["outcome"]) if outcome else RUNNING if _is_run_held(files) else "Killed",
         ranks=(outcome or kept_page(files)).get("worldSize"),
         step=brief["step"],
         total_steps=progress.get("totalSteps"),
-        loss=_loss(progress),
-        speed=_number(progress.get("samplesPerSecond")),
+        loss=_page_run_loss(progress),
+        speed=_page_run_number(progress.get("samplesPerSecond")),
         unit=str(progress.get("unit") or "samples"),
         began=brief["began"],
         ended=brief["ended"],
     )
 
 
-def _loss(progress: dict[str, Any]) -> float | str | None:
+def _page_run_loss(progress: dict[str, Any]) -> float | str | None:
     found = (progress.get("notFinite") or {}).get("loss")
     if found:
         return str(found["value"] if isinstance(found, dict) else found)
-    return _number(progress.get("loss"))
+    return _page_run_number(progress.get("loss"))
 
 
-def _number(value: object) -> float | None:
+def _page_run_number(value: object) -> float | None:
     return value if isinstance(value, int | float) else None
 
 
-def _is_held(files: AttemptFiles) -> bool:
+def _is_run_held(files: AttemptFiles) -> bool:
     """Whether a launcher has the journal open: it holds a lock for as long as it lives."""
     with suppress(OSError), files.journal.open("rb") as journal:
         try:
@@ -131,10 +131,10 @@ def _is_held(files: AttemptFiles) -> bool:
     return False
 
 
-def compare(runs: Sequence[PageRun]) -> dict[str, Any]:
+def compare_page_runs(runs: Sequence[PageRun]) -> dict[str, Any]:
     """What the page shows of several runs: facts and differences by row, curves with a line for each run."""
-    documents = [summarize(run.files) for run in runs]
-    abouts = [_flat(kept_about(run.files)) for run in runs]
+    documents = [summarize_page(run.files) for run in runs]
+    abouts = [_flat_run_config(kept_about(run.files)) for run in runs]
     names = list(dict.fromkeys(name for about in abouts for name in about))
     rows = [(name, [about.get(name, "") for about in abouts]) for name in names]
     curves: dict[str, dict[str, Any]] = {}
@@ -151,7 +151,7 @@ def compare(runs: Sequence[PageRun]) -> dict[str, Any]:
     }
 
 
-def _flat(about: dict[str, Any]) -> dict[str, str]:
+def _flat_run_config(about: dict[str, Any]) -> dict[str, str]:
     found: dict[str, str] = {}
     found |= {name: str(about[name]) for name in ("image", "imageID", "directory", "commit") if name in about}
     found |= {"command": " ".join(about["command"])} if "command" in about else {}
@@ -160,17 +160,17 @@ def _flat(about: dict[str, Any]) -> dict[str, str]:
     return found
 
 
-def shown_loss(run: PageRun) -> str:
+def shown_run_loss(run: PageRun) -> str:
     """`0.4123`, `NaN`."""
     return "" if run.loss is None else run.loss if isinstance(run.loss, str) else f"{run.loss:.4g}"
 
 
-def shown_steps(run: PageRun) -> str:
+def shown_run_steps(run: PageRun) -> str:
     """`40/300`."""
     return "" if run.step is None else f"{run.step}/{run.total_steps}" if run.total_steps else str(run.step)
 
 
-def shown_time(seconds: float | None) -> str:
+def shown_run_time(seconds: float | None) -> str:
     """`48 s`, `12 min`, `3.4 h`."""
     if seconds is None:
         return ""
@@ -186,7 +186,7 @@ def shown_time(seconds: float | None) -> str:
 FACTS: Final[dict[str, Callable[[PageRun], str]]] = {
     "state": lambda run: run.state,
     "ranks": lambda run: "" if run.ranks is None else str(run.ranks),
-    "steps": shown_steps,
-    "loss": shown_loss,
-    "took": lambda run: shown_time(run.took_s),
+    "steps": shown_run_steps,
+    "loss": shown_run_loss,
+    "took": lambda run: shown_run_time(run.took_s),
 }

@@ -10,10 +10,10 @@ from ringtrain_job.logs.about import kept_about
 from ringtrain_job.logs.events import KUBERNETES, read_events
 from ringtrain_job.logs.layout import AttemptFiles, replace_whole
 from ringtrain_job.logs.printed import PrintedReportsChoice
-from ringtrain_job.logs.reading import read_from, read_members, read_outcome, tail_position
+from ringtrain_job.logs.reading import log_tail_position, read_log_from, read_members, read_outcome
 from ringtrain_job.logs.samples import read_samples
 from ringtrain_job.page.document import page
-from ringtrain_job.page.log_window import shown
+from ringtrain_job.page.log_window import shown_log_line
 from ringtrain_job.page.machine import PageMachines
 from ringtrain_job.page.metrics import PageMetrics
 
@@ -22,10 +22,10 @@ LOG_LINES = 5000
 
 def write_report(files: AttemptFiles, metrics: PageMetrics | None = None) -> None:
     """Write the attempt of `files` as one page beside its logs; `metrics`: if they are known already. OSError."""
-    replace_whole(files.report, page(summarize(files, metrics)))
+    replace_whole(files.report, page(summarize_page(files, metrics)))
 
 
-def summarize(files: AttemptFiles, metrics: PageMetrics | None = None) -> dict[str, Any]:
+def summarize_page(files: AttemptFiles, metrics: PageMetrics | None = None) -> dict[str, Any]:
     """Everything about the job of `files`, as JSON: of all its attempts in short, and of this attempt in full.
 
     `metrics`: of this attempt, if they are known already.
@@ -56,11 +56,11 @@ def summarize(files: AttemptFiles, metrics: PageMetrics | None = None) -> dict[s
         "leftOut": metrics.left_out,
         "machine": machines.document(),
         "about": kept_about(files),
-        "ranks": _ranks(files, metrics, outcome, members),
+        "ranks": _page_ranks(files, metrics, outcome, members),
         "straggler": straggler_json(metrics),
         "events": (events := read_events(files)),
         "start": start_parts(events),
-        "log": _log(files),
+        "log": _page_log(files),
     }
 
 
@@ -70,7 +70,7 @@ def straggler_json(metrics: PageMetrics) -> dict[str, Any] | None:
     return None if found is None else vars(found)
 
 
-def _ranks(
+def _page_ranks(
     files: AttemptFiles, metrics: PageMetrics, outcome: dict[str, Any] | None, members: frozenset[int]
 ) -> list[dict[str, Any]]:
     """Every rank that is known, with its last step, how its log is long, and how it ended where that is known.
@@ -106,7 +106,7 @@ def other_attempts(files: AttemptFiles) -> list[dict[str, Any]]:
 
 def brief_attempt(files: AttemptFiles) -> dict[str, Any]:
     """Of one attempt its number, outcome, times and last step; `last`: its last report."""
-    first, last = _ends(files.metrics)
+    first, last = _page_ends(files.metrics)
     own = (event for event in read_events(files) if event.get("source") != KUBERNETES)
     outcome, times = read_outcome(files), [event["time"] for event in own]
     if outcome is None or not times:  # its launcher did not see the end
@@ -121,18 +121,18 @@ def brief_attempt(files: AttemptFiles) -> dict[str, Any]:
     }
 
 
-def _ends(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+def _page_ends(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """The first and the last report of a file; empty where there is none."""
-    first = next(iter(_reports(path, 0)), {})
+    first = next(iter(_page_reports(path, 0)), {})
     last = {}
-    for report in _reports(path, tail_position(path, 1)):
+    for report in _page_reports(path, log_tail_position(path, 1)):
         last = report
     return first, last
 
 
 def _read_metrics(files: AttemptFiles) -> PageMetrics:
     metrics, voice = PageMetrics(), PrintedReportsChoice()
-    for report in _reports(files.metrics, 0):
+    for report in _page_reports(files.metrics, 0):
         with suppress(KeyError, TypeError, ValueError):  # a line that was cut off when the disk was full
             counts, is_first = voice.hear(rank := int(report["rank"]), report)
             metrics = PageMetrics() if is_first else metrics
@@ -141,9 +141,9 @@ def _read_metrics(files: AttemptFiles) -> PageMetrics:
     return metrics
 
 
-def _reports(path: Path, position: int) -> Iterator[dict[str, Any]]:
+def _page_reports(path: Path, position: int) -> Iterator[dict[str, Any]]:
     rest = b""
-    for chunk in read_from(path, position):
+    for chunk in read_log_from(path, position):
         *lines, rest = (rest + chunk).split(b"\n")
         for line in lines:
             with suppress(ValueError):
@@ -152,12 +152,15 @@ def _reports(path: Path, position: int) -> Iterator[dict[str, Any]]:
                     yield found
 
 
-def _log(files: AttemptFiles) -> dict[str, Any]:
-    position, lines, rest = tail_position(files.job_log, LOG_LINES), [], b""
-    for chunk in read_from(files.job_log, position):
+def _page_log(files: AttemptFiles) -> dict[str, Any]:
+    position, lines, rest = log_tail_position(files.job_log, LOG_LINES), [], b""
+    for chunk in read_log_from(files.job_log, position):
         *whole, rest = (rest + chunk).split(b"\n")  # not splitlines: a line may hold other ends of a line
-        lines += [shown(line.decode(errors="replace")) for line in whole]
-    return {"lines": [*lines, shown(rest.decode(errors="replace"))] if rest else lines, "before": position}
+        lines += [shown_log_line(line.decode(errors="replace")) for line in whole]
+    return {
+        "lines": [*lines, shown_log_line(rest.decode(errors="replace"))] if rest else lines,
+        "before": position,
+    }
 
 
 # The part of a start that each event ends, in their order. `Pulled` is of the pod that started last.

@@ -19,7 +19,7 @@ from ringtrain.shared.processes import end_child, start_child
 from ringtrain_job.logs.about import kept_about
 from ringtrain_job.logs.events import KUBERNETES, read_events
 from ringtrain_job.logs.layout import AttemptFiles
-from ringtrain_job.logs.reading import follow, read_outcome
+from ringtrain_job.logs.reading import follow_log, read_outcome
 from ringtrain_job.logs.reports import BadReport, parse_report
 from ringtrain_job.sinks.base import Sink, SinkAttempt
 
@@ -36,7 +36,7 @@ _MARGIN_S: Final = 5.0
 _MOST_SAID: Final = 200
 
 
-def attempt_of(files: AttemptFiles, ranks: int = 0) -> SinkAttempt:
+def sink_attempt_of(files: AttemptFiles, ranks: int = 0) -> SinkAttempt:
     """The attempt whose files these are; `ranks`: of its world, if that is known."""
     own = (event["time"] for event in read_events(files) if event.get("source") != KUBERNETES)
     job = files.directory.parent
@@ -59,7 +59,7 @@ class SinkFeed:
     def run(self, is_over: Callable[[], bool]) -> str:
         """Feed until `is_over()` and all is sent; returns why it was not, empty where it was."""
         rest = b""
-        for chunk in follow(self._files.metrics, 0, is_over):
+        for chunk in follow_log(self._files.metrics, 0, is_over):
             *lines, rest = (rest + chunk).split(b"\n")
             for line in lines:
                 with suppress(BadReport, KeyError, TypeError, ValueError):
@@ -105,7 +105,7 @@ class SinkFeed:
         return True
 
 
-def is_ended(files: AttemptFiles) -> bool:
+def is_sink_attempt_ended(files: AttemptFiles) -> bool:
     """Whether the attempt's launcher has left how it ended."""
     return Path(files.outcome).exists()
 
@@ -125,7 +125,9 @@ class SinkProcesses:
 
     def close(self) -> None:
         """Let them send the end, for at most some seconds; without an outcome another launcher's go on."""
-        deadline = time.monotonic() + (END_S + _MARGIN_S if is_ended(self._files) else 0.0)
+        deadline = time.monotonic() + (END_S + _MARGIN_S if is_sink_attempt_ended(self._files) else 0.0)
         for name, process in self._processes.items():
-            if not end_child(process, max(0.0, deadline - time.monotonic())) and is_ended(self._files):
+            if not end_child(process, max(0.0, deadline - time.monotonic())) and is_sink_attempt_ended(
+                self._files
+            ):
                 log.warning("%s did not take the end of the run in time", name)

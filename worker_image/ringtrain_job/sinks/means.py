@@ -73,10 +73,10 @@ class SinkStepMeans:
         values |= report.get("notFinite") or {}
         for name, value in values.items():
             if value is not None:
-                total, count = entry.sums.get(plain_name(name), (0.0, 0))
-                entry.sums[plain_name(name)] = total + float(value), count + 1
+                total, count = entry.sums.get(plain_sink_metric_name(name), (0.0, 0))
+                entry.sums[plain_sink_metric_name(name)] = total + float(value), count + 1
         if before is not None and time > before and report.get("samples") is not None:
-            name = f"{plain_name(report.get('unit') or 'samples')}_per_second"
+            name = f"{plain_sink_metric_name(report.get('unit') or 'samples')}_per_second"
             total, _ = entry.sums.get(name, (0.0, 1))
             entry.sums[name] = total + report["samples"] / (time - before), 1
         yield from self._complete(time)
@@ -102,6 +102,6 @@ class SinkStepMeans:
                 )
 
 
-def plain_name(name: str) -> str:
+def plain_sink_metric_name(name: str) -> str:
     """`name` in letters that every service takes."""
     return _ODD.sub("_", name)[:250]

@@ -9,7 +9,7 @@ from mlflow.entities import Metric, Param, RunTag
 from mlflow.tracking import MlflowClient
 
 from ringtrain_job.sinks.base import SinkAttempt
-from ringtrain_job.sinks.means import MeansSink, plain_name
+from ringtrain_job.sinks.means import MeansSink, plain_sink_metric_name
 
 # So many values, parameters and tags a request, as its REST API allows, and steps that are held for a server.
 _MOST_METRICS: Final = 1000
@@ -62,7 +62,7 @@ class MlflowSink(MeansSink):
     def _tell_about(self, client: MlflowClient, run: str, about: Mapping[str, Any]) -> None:
         """Parameters, which MLflow never changes, and tags, as far as they are new."""
         config = about.get("config") or {}
-        params = {plain_name(name): str(value)[:_LONGEST] for name, value in config.items()}
+        params = {plain_sink_metric_name(name): str(value)[:_LONGEST] for name, value in config.items()}
         new = {name: value for name, value in params.items() if f"param {name}" not in self._told}
         tags = {f"ringtrain.{name}": str(about[name]) for name in ("image", "imageID", "commit") if name in about}
         if "command" in about:

@@ -29,9 +29,9 @@ from ringtrain_job.launcher.progress import follow_reports, say_total
 from ringtrain_job.launcher.service import LauncherCoordinatorService
 from ringtrain_job.launcher.status import LauncherReports, LauncherStatusSnapshot
 from ringtrain_job.launcher.verdict import lost_peer
-from ringtrain_job.logs.journal import LogStream, recover
+from ringtrain_job.logs.journal import LogStream, recover_journal
 from ringtrain_job.logs.layout import AttemptFiles
-from ringtrain_job.logs.records import LogRecordSplitter, count_records, last_lines
+from ringtrain_job.logs.records import LogRecordSplitter, count_records, last_record_lines
 from ringtrain_job.logs.reports import BadReport, parse_report
 from ringtrain_job.logs.store import LogStore
 
@@ -107,7 +107,7 @@ def test_the_bytes_of_a_log_are_kept(pieces: Sequence[bytes]) -> None:
 @given(lines=st.lists(TEXTS, max_size=5), end=st.binary(max_size=300))
 def test_the_end_of_a_log_travels(lines: list[str], end: bytes) -> None:
     """A failed rank's last lines and its failure reach the launcher and back, whatever they hold."""
-    tail = (*last_lines(end), *lines)
+    tail = (*last_record_lines(end), *lines)
     state = RankState(1, RankPhase.FAILED, 3, log_tail=tail, message="".join(lines))
     there = from_message(
         RankState, pb.RankState.FromString(pb.RankState(**message_fields(state)).SerializeToString())
@@ -129,8 +129,8 @@ def test_the_end_of_a_log_travels(lines: list[str], end: bytes) -> None:
 @given(data=st.binary(max_size=300))
 def test_any_journal(data: bytes) -> None:
     """What is no journal says nothing."""
-    recover(data)
-    recover(b'{"version": 1, "uid": "u"}\n' + data)
+    recover_journal(data)
+    recover_journal(b'{"version": 1, "uid": "u"}\n' + data)
 
 
 def test_many_metrics_do_not_take_the_place_of_the_cause() -> None:

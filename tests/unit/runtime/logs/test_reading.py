@@ -10,7 +10,7 @@ from support.small_job import environment
 
 from ringtrain_job.cli.main import main
 from ringtrain_job.logs.layout import AttemptFiles
-from ringtrain_job.logs.reading import LogMissing, find_log, follow, read_from, tail_position
+from ringtrain_job.logs.reading import LogMissing, find_log, follow_log, log_tail_position, read_log_from
 
 ENV = environment(2, 2, 2)
 
@@ -51,13 +51,13 @@ def test_the_tail_begins_where_its_lines_begin(tmp_path: Path, content: bytes, l
     """The position is that of the first of the last lines."""
     path = tmp_path / "log"
     path.write_bytes(content)
-    assert b"".join(read_from(path, tail_position(path, lines))) == end
+    assert b"".join(read_log_from(path, log_tail_position(path, lines))) == end
 
 
 def test_a_growing_log_is_followed_to_its_end(tmp_path: Path) -> None:
     """From before the file is there until the attempt is over, with nothing left out."""
     path, over = tmp_path / "log", threading.Event()
-    chunks = follow(path, 0, over.is_set)
+    chunks = follow_log(path, 0, over.is_set)
     path.write_bytes(b"one\n")
     assert next(chunks) == b"one\n"
     with path.open("ab") as file:

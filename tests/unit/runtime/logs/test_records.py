@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringtrain_job.logs.records import MAX_RECORD, LogRecordSplitter, count_records, prefixed, skip_records
+from ringtrain_job.logs.records import MAX_RECORD, LogRecordSplitter, count_records, prefixed_records, skip_records
 
 OUTPUT = st.lists(st.sampled_from([b"a", b"bc", b"\n", b"\r", b"\r\n", b"\xff", b""]), max_size=30)
 
@@ -35,7 +35,7 @@ def test_skipping_records(pieces: list[bytes], count: int) -> None:
 def test_the_merged_log_has_a_line_for_every_record(pieces: list[bytes]) -> None:
     """Each record is one line behind its rank."""
     data = b"".join(pieces)
-    lines = prefixed(12, data).split(b"\n")
+    lines = prefixed_records(12, data).split(b"\n")
     assert lines.pop() == b""
     assert len(lines) == count_records(data)
     assert all(line.startswith(b"[12] ") for line in lines)
@@ -52,7 +52,7 @@ def test_the_merged_log_has_a_line_for_every_record(pieces: list[bytes]) -> None
 )
 def test_prefixes(data: bytes, merged: bytes) -> None:
     """How records look in job.log."""
-    assert prefixed(3, data) == merged
+    assert prefixed_records(3, data) == merged
 
 
 def test_a_line_is_held_back_until_it_ends() -> None:

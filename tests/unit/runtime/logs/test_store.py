@@ -7,7 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringtrain_job.logs.journal import LogJournalEntry, LogStream, RecoveredLogJournal, encode, header, recover
+from ringtrain_job.logs.journal import (
+    LogJournalEntry,
+    LogStream,
+    RecoveredLogJournal,
+    encode_journal_entry,
+    journal_header,
+    recover_journal,
+)
 from ringtrain_job.logs.layout import AttemptFiles
 from ringtrain_job.logs.store import LogChunk, LogStore
 
@@ -20,9 +27,9 @@ ENTRIES = [
 
 def test_a_journal_says_how_far_files_are_good() -> None:
     """The newest entry of each stream, and the sizes."""
-    data = header("uid") + b"".join(map(encode, ENTRIES))
+    data = journal_header("uid") + b"".join(map(encode_journal_entry, ENTRIES))
     expected = {(LogStream.LOG, 0): ENTRIES[2], (LogStream.REPORT, 1): ENTRIES[1]}
-    assert recover(data) == RecoveredLogJournal(
+    assert recover_journal(data) == RecoveredLogJournal(
         "uid", expected, job_size=70, metrics_size=80, good_bytes=len(data)
     )
 
@@ -31,23 +38,23 @@ def test_a_journal_says_how_far_files_are_good() -> None:
 @given(cut=st.integers(0, 200))
 def test_a_torn_journal(cut: int) -> None:
     """Wherever the journal ends, what it says is what it said after its last whole record."""
-    whole = header("uid") + b"".join(map(encode, ENTRIES))
+    whole = journal_header("uid") + b"".join(map(encode_journal_entry, ENTRIES))
     torn = whole[:cut]
-    state = recover(torn)
-    if len(torn) < len(header("uid")):
+    state = recover_journal(torn)
+    if len(torn) < len(journal_header("uid")):
         assert state.uid is None
         return
-    records = (len(torn) - len(header("uid"))) // len(encode(ENTRIES[0]))
-    good = header("uid") + b"".join(map(encode, ENTRIES[:records]))
-    assert state == recover(good)
+    records = (len(torn) - len(journal_header("uid"))) // len(encode_journal_entry(ENTRIES[0]))
+    good = journal_header("uid") + b"".join(map(encode_journal_entry, ENTRIES[:records]))
+    assert state == recover_journal(good)
     assert state.good_bytes == len(good)
 
 
 def test_a_damaged_record_ends_a_journal() -> None:
     """A record whose checksum is wrong is not believed, nor is anything after it."""
-    records = [bytearray(encode(entry)) for entry in ENTRIES]
+    records = [bytearray(encode_journal_entry(entry)) for entry in ENTRIES]
     records[1][5] ^= 1
-    state = recover(header("uid") + b"".join(records))
+    state = recover_journal(journal_header("uid") + b"".join(records))
     assert set(state.entries) == {(LogStream.LOG, 0)}
     assert state.entries[LogStream.LOG, 0].last == 3
 

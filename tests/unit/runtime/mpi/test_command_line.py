@@ -8,7 +8,13 @@ from ringtrain.errors import ConfigurationError
 from ringtrain_job.control.model import Reason, Registration
 from ringtrain_job.launcher.mpi.command_line import MpirunLine
 from ringtrain_job.launcher.mpi.hosts import mpirun_host_names, mpirun_hostfile
-from ringtrain_job.mpi.implementation import MpiCondition, MpiImplementation, MpirunVersion, identify, library_of
+from ringtrain_job.mpi.implementation import (
+    MpiCondition,
+    MpiImplementation,
+    MpirunVersion,
+    identify_mpirun,
+    mpi_library_of,
+)
 
 OPEN_MPI, MPICH, INTEL = MpiImplementation
 WRAPPER = ["/bin/sh", "-c", 'exec "${RINGTRAIN_MPI_WRAPPER:?is set by the worker agent}" "$@"', "mpi-rank"]
@@ -113,7 +119,7 @@ def test_workers_are_known_by_their_addresses() -> None:
     ],
 )
 def test_whose_mpirun_it_is(answer: str, found: tuple[MpiImplementation, str] | None) -> None:
-    mpirun = identify("/usr/bin/mpirun", answer)
+    mpirun = identify_mpirun("/usr/bin/mpirun", answer)
     assert (mpirun and (mpirun.implementation, mpirun.version)) == found
 
 
@@ -122,4 +128,4 @@ def test_whose_mpirun_it_is(answer: str, found: tuple[MpiImplementation, str] | 
     [("libmpi.so.40", OPEN_MPI), ("libmpi.so.12", MPICH), ("libmpich.so.12", MPICH), ("libc.so.6", None)],
 )
 def test_whose_library_it_is(library: str, whose: MpiImplementation | None) -> None:
-    assert library_of(library) is whose
+    assert mpi_library_of(library) is whose

@@ -12,7 +12,7 @@ from support.lines import TEXTS
 from ringtrain_job.logs.layout import AttemptFiles
 from ringtrain_job.page.document import page
 from ringtrain_job.page.log_window import LINE_CHARS
-from ringtrain_job.page.summary import LOG_LINES, summarize
+from ringtrain_job.page.summary import LOG_LINES, summarize_page
 
 DATA = re.compile(r'<script type="application/json" id="data">(.*?)</script>', re.DOTALL)
 
@@ -41,7 +41,7 @@ def test_a_line_of_the_log_is_one_line_of_the_report(tmp_path: Path) -> None:
     files.directory.mkdir()
     for text, lines in (("", []), ("[0] a\x0cb\u2028c\x85d\n[1] e\n", ["[0] a\x0cb\u2028c\x85d", "[1] e"])):
         files.job_log.write_text(text)
-        assert summarize(files)["log"]["lines"] == lines
+        assert summarize_page(files)["log"]["lines"] == lines
 
 
 def test_long_lines_are_cut_in_a_report(tmp_path: Path) -> None:
@@ -53,7 +53,7 @@ def test_long_lines_are_cut_in_a_report(tmp_path: Path) -> None:
             log.write(f"[0] {number} {'x' * 60_000}\n")
     tracemalloc.start()
     try:
-        lines = summarize(files)["log"]["lines"]
+        lines = summarize_page(files)["log"]["lines"]
         assert tracemalloc.get_traced_memory()[1] < 10e6 < files.job_log.stat().st_size
     finally:
         tracemalloc.stop()
@@ -73,7 +73,7 @@ def test_a_report_of_a_world_that_has_become_smaller(tmp_path: Path) -> None:
                 metrics.write(json.dumps(report) + "\n")
     files.rank_log(2).touch()
     files.formation.write_text(json.dumps({"members": [{"slot": 0}, {"slot": 1}]}))
-    run = summarize(files)
+    run = summarize_page(files)
     assert [(rank["state"], rank["step"]) for rank in run["ranks"]] == [
         ("Running", 39),
         ("Running", 39),
@@ -104,5 +104,5 @@ def test_when_an_attempt_began_and_ended(
     files.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
     if ended:
         files.outcome.write_text(json.dumps({"message": {"outcome": "Failed"}}))
-    (attempt,) = summarize(files)["attempts"]
+    (attempt,) = summarize_page(files)["attempts"]
     assert (attempt["began"], attempt["ended"]) == span

@@ -25,7 +25,7 @@ from ringtrain_job.agent.mpi.daemons import Deadlines, MpiDaemonContext, MpiDaem
 from ringtrain_job.agent.mpi.rank_registry import Arrival, Departure, MpiRankRegistry
 from ringtrain_job.agent.rank_env import formation_variables, pod_defaults, rank_variables, usable_cores
 from ringtrain_job.control.model import RankPhase, RankState, Reason, World
-from ringtrain_job.mpi.implementation import MpiImplementation, library_of
+from ringtrain_job.mpi.implementation import MpiImplementation, mpi_library_of
 from ringtrain_job.mpi.intel import daemon_variables
 from ringtrain_job.mpi.rank_wrapper import NODE_NAME, OWN_PRELOAD, REGISTRY, RankAssignment
 from ringtrain_job.mpi.settings import HOME
@@ -235,7 +235,7 @@ def _mpi_rank_without_init(rank: int, departure: Departure, starter: str, world_
     """What is wrong with a rank that succeeded; None when it was in the job's world."""
     if departure.world == world_size:
         return None
-    library = library_of(departure.library)
+    library = mpi_library_of(departure.library)
     if library is not None and library.starts_by_hydra != MpiImplementation(starter).starts_by_hydra:
         message = (
             f"the program uses {departure.library} ({library.value}), but the mpirun of {starter} started it: "

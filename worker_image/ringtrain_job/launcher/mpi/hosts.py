@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ringtrain_job.control.model import Registration
 from ringtrain_job.mpi.implementation import MpiImplementation, MpirunVersion
-from ringtrain_job.mpi.intel import installation_variables, passed_on
+from ringtrain_job.mpi.intel import installation_variables, intel_mpi_variables_passed_on
 from ringtrain_job.mpi.settings import HOME
 
 # What begins the names of workers whose address is not theirs alone.
@@ -153,5 +153,7 @@ def placing_options(implementation: MpiImplementation, own_address: str, variabl
     # Hydra would have the proxies call back to the launcher's host name, which need not resolve in them; and it
     # would replace the workers' environment (PATH, devices, …) by the launcher's. `-genv` still adds to it.
     # Of Intel MPI's own variables ranks get the launcher's, as of Open MPI's.
-    passed = passed_on(variables) if implementation is MpiImplementation.INTEL else ["-genvnone"]
+    passed = (
+        intel_mpi_variables_passed_on(variables) if implementation is MpiImplementation.INTEL else ["-genvnone"]
+    )
     return ["-localhost", own_address, *passed]
