@@ -89,8 +89,8 @@ def completed_template(job: Job, given: Mapping[str, Any], name: str) -> Pod:
         for field in ("imagePullPolicy", "workingDir"):
             if trainer.get(field):
                 main.setdefault(field, trainer[field])
-        _run_like(spec, main, trainer)
-        _pull_like(spec, worker)
+        _run_pod_like(spec, main, trainer)
+        _pull_image_like(spec, worker)
         run_where_image_does(spec, worker)
     for field in _OF_THE_WORKER:
         if worker.get(field):
@@ -98,7 +98,7 @@ def completed_template(job: Job, given: Mapping[str, Any], name: str) -> Pod:
     return template
 
 
-def _run_like(spec: Pod, main: Pod, trainer: Mapping[str, Any]) -> None:
+def _run_pod_like(spec: Pod, main: Pod, trainer: Mapping[str, Any]) -> None:
     """Have the worker's image run as the user whom the worker's container has, unless the template names one."""
     given = main.get("securityContext") or {}
     said = {**(spec.get("securityContext") or {}), **given}
@@ -108,7 +108,7 @@ def _run_like(spec: Pod, main: Pod, trainer: Mapping[str, Any]) -> None:
         main["securityContext"] = {**taken, **given}
 
 
-def _pull_like(spec: Pod, worker: Mapping[str, Any]) -> None:
+def _pull_image_like(spec: Pod, worker: Mapping[str, Any]) -> None:
     """Add what may pull the worker's image to pull secrets of the template's own."""
     own, theirs = spec.get("imagePullSecrets") or [], worker.get("imagePullSecrets") or []
     if secrets := [*own, *(secret for secret in theirs if secret not in own)]:

@@ -32,7 +32,7 @@ def issue_credentials(job: Job, now: datetime) -> dict[str, bytes]:
     ca_key = ec.generate_private_key(ec.SECP256R1())
     ca_name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"ringtrain {job.uid}")])
     ca = (
-        _certificate(ca_name, ca_name, ca_key.public_key(), now)
+        _build_certificate(ca_name, ca_name, ca_key.public_key(), now)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_key_usage(ca=True), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(ca_key.public_key()), critical=False)
@@ -41,7 +41,7 @@ def issue_credentials(job: Job, now: datetime) -> dict[str, bytes]:
     found = {"ca.crt": ca.public_bytes(serialization.Encoding.PEM)}
     for role in (contract.ROLE_LAUNCHER, contract.ROLE_WORKER, contract.ROLE_DATA):
         key = ec.generate_private_key(ec.SECP256R1())
-        certificate = _leaf(job, role, key.public_key(), (ca_name, ca_key, now))
+        certificate = _job_leaf_certificate(job, role, key.public_key(), (ca_name, ca_key, now))
         found[f"{role}.crt"] = certificate.public_bytes(serialization.Encoding.PEM)
         found[f"{role}.key"] = key.private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
@@ -62,7 +62,7 @@ def build_secret(job: Job, credentials: Mapping[str, bytes], serial: int = 0) ->
     }
 
 
-def _leaf(
+def _job_leaf_certificate(
     job: Job,
     role: str,
     key: ec.EllipticCurvePublicKey,
@@ -79,7 +79,7 @@ def _leaf(
     usages = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
     identifier = x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key())
     return (
-        _certificate(name, ca_name, key, now)
+        _build_certificate(name, ca_name, key, now)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_key_usage(ca=False), critical=True)
         .add_extension(usages, critical=False)
@@ -91,7 +91,7 @@ def _leaf(
     )
 
 
-def _certificate(
+def _build_certificate(
     subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, now: datetime
 ) -> x509.CertificateBuilder:
     return (

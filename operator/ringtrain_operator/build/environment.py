@@ -21,8 +21,8 @@ _MOST_TF_CONFIG = 100_000
 
 def worker_environment(job: Job, attempt: int, index: int, incarnation: int = 0) -> list[dict[str, Any]]:
     """Variables of the main container of worker `index`."""
-    return _variables(
-        _common(job, contract.ROLE_WORKER, attempt)
+    return _env_of_container(
+        _common_pod_variables(job, contract.ROLE_WORKER, attempt)
         | {
             contract.ENV_WORKER_INDEX: str(index),
             contract.ENV_LAUNCHER_ADDRESS: launcher_address(job),
@@ -49,8 +49,8 @@ def _worker_ports(job: Job) -> dict[str, str]:
 def launcher_environment(job: Job, attempt: int, status_token: str, formation: int = 0) -> list[dict[str, Any]]:
     """Variables of the launcher's main container; `formation`: the last one that is known of an elastic job."""
     control_port, status_port = launcher_ports(job)
-    return _variables(
-        _common(job, contract.ROLE_LAUNCHER, attempt)
+    return _env_of_container(
+        _common_pod_variables(job, contract.ROLE_LAUNCHER, attempt)
         | {
             contract.ENV_LAUNCHER_PORT: str(control_port),
             contract.ENV_STATUS_PORT: str(status_port),
@@ -59,15 +59,15 @@ def launcher_environment(job: Job, attempt: int, status_token: str, formation: i
             **({contract.ENV_SITE_LABEL: job.spec.networking.sites} if job.spec.networking.sites else {}),
             **({contract.ENV_LOG_REPORT: "1"} if job.spec.logs.report else {}),
             **({contract.ENV_FAIL_ON_NAN: "1"} if job.spec.run_policy.fail_on_nan else {}),
-            **_image(job),
-            **_log_uri(job),
+            **_image_variables(job),
+            **_log_uri_variables(job),
             ENV_NVIDIA_VISIBLE_DEVICES: "void",
-            **_bounds(job, formation),
+            **_elastic_bounds_variables(job, formation),
         }
     )
 
 
-def _image(job: Job) -> dict[str, str]:
+def _image_variables(job: Job) -> dict[str, str]:
     image = job.spec.worker.template["spec"]["containers"][0].get("image")
     return {contract.ENV_WORKER_IMAGE: str(image)} if image else {}
 
@@ -77,7 +77,7 @@ def data_worker_environment(
 ) -> list[dict[str, Any]]:
     """Variables of the main container of data worker `index`. Nothing of an attempt: it outlives them.
     `shares_node`: its ports are its node's."""
-    variables = _identity(job, contract.ROLE_DATA) | {
+    variables = _identity_variables(job, contract.ROLE_DATA) | {
         contract.ENV_LAUNCHER_ADDRESS: launcher_address(job),
         contract.ENV_SECRET_DIR: contract.SECRET_DIR,
         contract.ENV_START_TIMEOUT: str(job.spec.networking.start_timeout_seconds),
@@ -91,22 +91,22 @@ def data_worker_environment(
         variables[contract.ENV_DATA_DISPATCHERS] = str(data.dispatchers or 1)
     if job.spec.networking.encrypts != "none":
         variables[contract.ENV_ENCRYPT] = job.spec.networking.encrypts
-    return _variables(variables)
+    return _env_of_container(variables)
 
 
 def evaluator_environment(job: Job, workers: int, *, devices: bool) -> list[dict[str, Any]]:
     """Variables of the evaluator's main container. `workers`: of the world beside which it evaluates."""
-    variables = _identity(job, contract.ROLE_EVALUATOR) | {
-        **_checkpoints(job),
-        ENV_TF_CONFIG: _tf_config(job, workers),
+    variables = _identity_variables(job, contract.ROLE_EVALUATOR) | {
+        **_checkpoint_variables(job),
+        ENV_TF_CONFIG: _evaluator_tf_config(job, workers),
         "PYTHONUNBUFFERED": "1",  # a line is in the log when it is printed
     }
     if not devices:
         variables[ENV_NVIDIA_VISIBLE_DEVICES] = "void"
-    return _variables(variables)
+    return _env_of_container(variables)
 
 
-def _tf_config(job: Job, workers: int) -> str:
+def _evaluator_tf_config(job: Job, workers: int) -> str:
     """The cluster as ranks have it in their TF_CONFIG, by the pods' names, and a task outside of it.
 
     No cluster where the variable would be too long: an evaluator calls no rank.
@@ -118,7 +118,7 @@ def _tf_config(job: Job, workers: int) -> str:
     return whole if len(whole) <= _MOST_TF_CONFIG else json.dumps({"cluster": {}, "task": task})
 
 
-def _identity(job: Job, role: str) -> dict[str, str]:
+def _identity_variables(job: Job, role: str) -> dict[str, str]:
     """What every pod of the job is told."""
     return {
         contract.ENV_ROLE: role,
@@ -129,17 +129,17 @@ def _identity(job: Job, role: str) -> dict[str, str]:
     }
 
 
-def _common(job: Job, role: str, attempt: int) -> dict[str, str]:
+def _common_pod_variables(job: Job, role: str, attempt: int) -> dict[str, str]:
     variables = {
-        **_identity(job, role),
+        **_identity_variables(job, role),
         contract.ENV_ATTEMPT: str(attempt),
         contract.ENV_BACKEND: job.spec.backend,
         contract.ENV_NUM_WORKERS: str(job.most_agents),
         contract.ENV_SLOTS_PER_WORKER: str(job.spec.slots),
         contract.ENV_SECRET_DIR: contract.SECRET_DIR,
         contract.ENV_START_TIMEOUT: str(job.spec.networking.start_timeout_seconds),
-        **_grace(job),
-        **_mpi(job),
+        **_grace_variables(job),
+        **_mpi_variables(job),
     }
     if job.spec.elastic is not None:
         variables[contract.ENV_ELASTIC] = job.spec.elastic.on_loss
@@ -150,23 +150,23 @@ def _common(job: Job, role: str, attempt: int) -> dict[str, str]:
     data = job.spec.data_workers
     if data is not None:
         variables |= {contract.ENV_DATA_WORKERS: str(data.replicas), contract.ENV_DATA_KIND: data.kind}
-    return variables | _checkpoints(job)
+    return variables | _checkpoint_variables(job)
 
 
-def _grace(job: Job) -> dict[str, str]:
+def _grace_variables(job: Job) -> dict[str, str]:
     """What a worker's pod gets from SIGTERM to SIGKILL; empty for a job whose ranks neither hand over nor save."""
     if job.spec.elastic is None and job.spec.checkpoint is None:
         return {}
     return {contract.ENV_GRACE_PERIOD: str(min(job.spec.worker.grace_s, MOST_GRACE_S))}
 
 
-def _log_uri(job: Job) -> dict[str, str]:
+def _log_uri_variables(job: Job) -> dict[str, str]:
     """Where logs are copied to; empty for a job that keeps them on its own volume alone."""
     uri = job.spec.logs.uri
     return {contract.ENV_LOG_URI: f"{uri.rstrip('/')}/{job.namespace}/{checkpoint_folder(job)}"} if uri else {}
 
 
-def _checkpoints(job: Job) -> dict[str, str]:
+def _checkpoint_variables(job: Job) -> dict[str, str]:
     """Where checkpoints are; empty for a job that keeps none."""
     checkpoint = job.spec.checkpoint
     if checkpoint is None:
@@ -181,7 +181,7 @@ def _checkpoints(job: Job) -> dict[str, str]:
     return variables
 
 
-def _bounds(job: Job, formation: int) -> dict[str, str]:
+def _elastic_bounds_variables(job: Job, formation: int) -> dict[str, str]:
     """What the launcher of an elastic job may do, and where its world was; empty for another job."""
     elastic = job.spec.elastic
     if elastic is None:
@@ -197,7 +197,7 @@ def _bounds(job: Job, formation: int) -> dict[str, str]:
     }
 
 
-def _mpi(job: Job) -> dict[str, str]:
+def _mpi_variables(job: Job) -> dict[str, str]:
     if job.spec.backend != "mpi":
         return {}
     mpi = job.spec.mpi or Mpi()
@@ -209,7 +209,7 @@ def _mpi(job: Job) -> dict[str, str]:
     }
 
 
-def _variables(plain: dict[str, str]) -> list[dict[str, Any]]:
+def _env_of_container(plain: dict[str, str]) -> list[dict[str, Any]]:
     """`plain` and the pod's own place (downward API) as a container's `env`."""
     fields = {
         contract.ENV_POD_NAME: "metadata.name",

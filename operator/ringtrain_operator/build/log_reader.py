@@ -63,14 +63,14 @@ def build_log_reader_pod(job: Job, attempt: int, suffix: str, lives_s: int, agen
         automountServiceAccountToken=False,
         enableServiceLinks=False,
         securityContext=launcher["securityContext"],
-        containers=[_container(main, lives_s, job, agent_image)],
+        containers=[_log_reader_container(main, lives_s, job, agent_image)],
         volumes=[volume for volume in launcher["volumes"] if volume["name"] == VOLUME_LOGS],
     )
     restrict_pod(spec, FS_GROUP)
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": _metadata(job, suffix), "spec": spec}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": _log_reader_metadata(job, suffix), "spec": spec}
 
 
-def _metadata(job: Job, suffix: str) -> dict[str, Any]:
+def _log_reader_metadata(job: Job, suffix: str) -> dict[str, Any]:
     """The job is its owner, so that it goes with the job, and not its controller: the operator leaves it alone."""
     owner = names.owner_references(job)[0]
     # blockOwnerDeletion would ask for the right to the job's finalizers.
@@ -82,7 +82,7 @@ def _metadata(job: Job, suffix: str) -> dict[str, Any]:
     }
 
 
-def _container(main: dict[str, Any], lives_s: int, job: Job, agent_image: str) -> dict[str, Any]:
+def _log_reader_container(main: dict[str, Any], lives_s: int, job: Job, agent_image: str) -> dict[str, Any]:
     context = {k: v for k, v in (main.get("securityContext") or {}).items() if k in _USER_FIELDS}
     ours = [entry for entry in main["env"] if entry["name"] in _VARIABLES]
     # The user's own, such as PATH. What comes from Secrets may be gone, and is not needed.

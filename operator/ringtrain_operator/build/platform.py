@@ -21,19 +21,19 @@ def run_where_image_does(spec: Json, worker: Mapping[str, Any]) -> None:
     All nodes of that platform may have the taints that the worker tolerates: what is bound to it tolerates them.
     """
     selector = {key: value for key, value in (worker.get("nodeSelector") or {}).items() if key in _LABELS}
-    terms = _platform_terms(worker)
+    terms = _node_platform_terms(worker)
     if not selector and not terms:
         return
     if selector:
         spec["nodeSelector"] = {**selector, **(spec.get("nodeSelector") or {})}
     if terms:
-        _require(spec, terms)
+        _require_node_terms(spec, terms)
     own = spec.get("tolerations") or []
     if tolerations := [*own, *(one for one in worker.get("tolerations") or () if one not in own)]:
         spec["tolerations"] = copy.deepcopy(tolerations)
 
 
-def _platform_terms(spec: Mapping[str, Any]) -> list[Json]:
+def _node_platform_terms(spec: Mapping[str, Any]) -> list[Json]:
     """What is required of a node's platform, a node satisfying one term; empty: any may do."""
     required = ((spec.get("affinity") or {}).get("nodeAffinity") or {}).get(_REQUIRED) or {}
     terms = []
@@ -45,7 +45,7 @@ def _platform_terms(spec: Mapping[str, Any]) -> list[Json]:
     return [term for index, term in enumerate(terms) if term not in terms[:index]]
 
 
-def _require(spec: Json, terms: list[Json]) -> None:
+def _require_node_terms(spec: Json, terms: list[Json]) -> None:
     """Add `terms` to what the spec requires of its node: one of its own has to hold, and one of these."""
     affinity = spec["affinity"] = dict(spec.get("affinity") or {})
     of_nodes = affinity["nodeAffinity"] = dict(affinity.get("nodeAffinity") or {})

@@ -57,9 +57,9 @@ def build_worker_pod(
     pod["metadata"]["labels"][contract.LABEL_WORKER_INDEX] = str(index)
     if incarnation is not None:
         pod["metadata"]["labels"][contract.LABEL_INCARNATION] = str(incarnation.number)
-        _avoid(pod["spec"], incarnation.avoided_nodes)
-    _keep_near(pod["spec"], job)
-    _spread(pod["spec"], job)
+        _avoid_nodes(pod["spec"], incarnation.avoided_nodes)
+    _keep_workers_near(pod["spec"], job)
+    _spread_workers(pod["spec"], job)
     spec = pod["spec"]
     main = spec["containers"][0]
     command = [*(main.get("command") or []), *(main.pop("args", None) or [])]
@@ -117,7 +117,7 @@ def build_launcher_pod(
     return pod
 
 
-def _avoid(spec: dict[str, Any], nodes: tuple[str, ...]) -> None:
+def _avoid_nodes(spec: dict[str, Any], nodes: tuple[str, ...]) -> None:
     """Prefer other nodes than `nodes`. Only prefer: where no other has room, these are better than none."""
     if not nodes:
         return
@@ -130,13 +130,13 @@ def _avoid(spec: dict[str, Any], nodes: tuple[str, ...]) -> None:
     of_nodes["preferredDuringSchedulingIgnoredDuringExecution"] = [*wishes, wish]
 
 
-def _keep_near(spec: dict[str, Any], job: Job) -> None:
+def _keep_workers_near(spec: dict[str, Any], job: Job) -> None:
     """Have the job's workers near each other (`scheduling.topology`), beside what the template says."""
     topology = job.spec.scheduling.topology
     if topology is None:
         return
     term: dict[str, Any] = {
-        "labelSelector": _workers(job),
+        "labelSelector": _worker_affinity_term(job),
         "topologyKey": topology.required or topology.preferred,
     }
     affinity = spec["affinity"] = dict(spec.get("affinity") or {})
@@ -147,7 +147,7 @@ def _keep_near(spec: dict[str, Any], job: Job) -> None:
     of_pods[field] = [*(of_pods.get(field) or ()), wish]
 
 
-def _spread(spec: dict[str, Any], job: Job) -> None:
+def _spread_workers(spec: dict[str, Any], job: Job) -> None:
     """Prefer to have an elastic job's workers on several nodes: a lost node then takes no shard of the optimizer's
     state together with its second home. Only prefer, and not where the user says otherwise.
     """
@@ -160,12 +160,12 @@ def _spread(spec: dict[str, Any], job: Job) -> None:
             "maxSkew": 1,
             "topologyKey": _HOSTNAME,
             "whenUnsatisfiable": "ScheduleAnyway",
-            "labelSelector": _workers(job),
+            "labelSelector": _worker_affinity_term(job),
         }
     ]
 
 
-def _workers(job: Job) -> dict[str, Any]:
+def _worker_affinity_term(job: Job) -> dict[str, Any]:
     """Selects the job's workers."""
     return {"matchLabels": {contract.LABEL_JOB: job.name, contract.LABEL_ROLE: contract.ROLE_WORKER}}
 

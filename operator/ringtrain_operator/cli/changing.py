@@ -21,22 +21,22 @@ def _jobs_command(action: Callable[[tuple[str, ...], ClusterOptions], None]) -> 
 @_jobs_command
 def delete(names: tuple[str, ...], cluster: ClusterOptions) -> None:
     """Delete the jobs, and with them their pods; volumes stay."""
-    _each(cluster, names, AsyncRun.delete, "deleted")
+    _change_each_job(cluster, names, AsyncRun.delete, "deleted")
 
 
 @_jobs_command
 def suspend(names: tuple[str, ...], cluster: ClusterOptions) -> None:
     """Take the jobs' pods away until they are resumed; they go on from their checkpoints."""
-    _each(cluster, names, AsyncRun.suspend, "suspended")
+    _change_each_job(cluster, names, AsyncRun.suspend, "suspended")
 
 
 @_jobs_command
 def resume(names: tuple[str, ...], cluster: ClusterOptions) -> None:
     """Let suspended jobs run again."""
-    _each(cluster, names, AsyncRun.resume, "resumed")
+    _change_each_job(cluster, names, AsyncRun.resume, "resumed")
 
 
-def _each(
+def _change_each_job(
     cluster: ClusterOptions, names: tuple[str, ...], change: Callable[[AsyncRun], Awaitable[None]], done: str
 ) -> None:
     """Change each job and say so. Those that have ended are told at the end; any other refusal ends it."""

@@ -63,14 +63,14 @@ def convert(manifest: Path, to: Path | None, templates: bool, cluster: ClusterOp
         if not _is_job(document):
             made.append(document)
             continue
-        name = _name(document)
+        name = _manifest_name(document)
         try:
             if is_mpijob(document):
                 converted = convert_mpijob(document)
             elif is_trainingjob(document):
                 converted = convert_trainingjob(document)
             else:
-                runtime = _runtime(document, documents, cluster)
+                runtime = _trainjob_runtime(document, documents, cluster)
                 converted = convert_trainjob(document, runtime)
                 if of_runtimes is not None:
                     converted = of_runtimes.named_by(converted, runtime)
@@ -80,7 +80,7 @@ def convert(manifest: Path, to: Path | None, templates: bool, cluster: ClusterOp
         made.append(converted.manifest)
         for note in converted.notes:
             click.echo(f"{name}: {note}", err=True)
-    _write([*(of_runtimes.manifests() if of_runtimes is not None else ()), *made], to)
+    _write_manifests([*(of_runtimes.manifests() if of_runtimes is not None else ()), *made], to)
     if failures:
         raise click.ClickException("\n       ".join(failures))
 
@@ -121,7 +121,7 @@ def _is_job(document: Json) -> bool:
     return is_mpijob(document) or is_trainingjob(document) or is_trainjob(document)
 
 
-def _write(made: list[Json], output: Path | None) -> None:
+def _write_manifests(made: list[Json], output: Path | None) -> None:
     if not made:
         return
     text = yaml.safe_dump_all(made, sort_keys=False)
@@ -134,14 +134,14 @@ def _write(made: list[Json], output: Path | None) -> None:
         raise click.FileError(str(output), exc.strerror) from exc
 
 
-def _name(document: Json) -> str:
+def _manifest_name(document: Json) -> str:
     """What a line about an object begins with."""
     metadata = document.get("metadata")
     name = name_of(metadata) if isinstance(metadata, dict) else None
     return str(name or document["kind"])
 
 
-def _runtime(job: Json, documents: list[Json], cluster: ClusterOptions) -> Json:
+def _trainjob_runtime(job: Json, documents: list[Json], cluster: ClusterOptions) -> Json:
     """The runtime that a TrainJob names: beside it in the file, or on the cluster."""
     kind, name = runtime_of(job)
     for document in documents:

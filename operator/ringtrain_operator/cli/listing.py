@@ -57,13 +57,13 @@ def print_jobs(jobs: list[Json], with_namespace: bool = False, is_wide: bool = F
         table.add_column(column, no_wrap=True)
     for job in jobs:
         namespace = [job["metadata"]["namespace"]] if with_namespace else []
-        table.add_row(*namespace, *_row(job), *(_more(job) if is_wide else ()))
+        table.add_row(*namespace, *_job_row(job), *(_more_of_job(job) if is_wide else ()))
     # A terminal breaks a line that is longer, and a pipe has no width: nothing may be cut off, as rich would do.
     console = Console()
     Console(width=max(200, console.width)).print(table)
 
 
-def _row(job: Json) -> tuple[str, ...]:
+def _job_row(job: Json) -> tuple[str, ...]:
     status = job.get("status") or {}
     return (
         job["metadata"]["name"],
@@ -71,11 +71,11 @@ def _row(job: Json) -> tuple[str, ...]:
         str(status.get("workers") or f"0/{(job['spec'].get('worker') or {}).get('replicas', 1)}"),
         str(status.get("restarts") or 0),
         str(status.get("progressSummary") or "-"),
-        age(job["metadata"]["creationTimestamp"], datetime.now(UTC)),
+        job_age(job["metadata"]["creationTimestamp"], datetime.now(UTC)),
     )
 
 
-def _more(job: Json) -> tuple[str, ...]:
+def _more_of_job(job: Json) -> tuple[str, ...]:
     containers = job["spec"]["worker"].get("template", {}).get("spec", {}).get("containers") or [{}]
     return (
         job["spec"].get("backend", "ring"),
@@ -84,7 +84,7 @@ def _more(job: Json) -> tuple[str, ...]:
     )
 
 
-def age(created: str, now: datetime) -> str:
+def job_age(created: str, now: datetime) -> str:
     """How long ago, in the two largest units at most, as kubectl says it."""
     seconds = max(0, int((now - datetime.fromisoformat(created.replace("Z", "+00:00"))).total_seconds()))
     for size, unit, below, inner in ((86400, "d", 3600, "h"), (3600, "h", 60, "m"), (60, "m", 1, "s")):

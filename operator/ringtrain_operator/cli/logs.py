@@ -64,7 +64,7 @@ def logs(
     if data_worker is not None or evaluator:
         if rank is not None or attempt is not None or (evaluator and data_worker is not None):
             raise click.UsageError("give one of --rank/--attempt, --data-worker and --evaluator")
-        _pod_logs(WantedPod(name, data_worker, follow, tail), cluster)
+        _print_pod_logs(WantedPod(name, data_worker, follow, tail), cluster)
         return
     wanted = WantedLauncherOutput(name, rank, attempt, follow, tail)
 
@@ -77,7 +77,7 @@ def logs(
     with_client(cluster, work)
 
 
-def _pod_logs(wanted: WantedPod, cluster: ClusterOptions | None) -> None:
+def _print_pod_logs(wanted: WantedPod, cluster: ClusterOptions | None) -> None:
     """Print what a pod beside the ranks has written."""
     if cluster is None:
         _refuse_follow(wanted.follow)

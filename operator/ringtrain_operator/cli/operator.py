@@ -58,7 +58,7 @@ class GangOption(click.ParamType[Any]):
         return gang, scheduler or SCHEDULERS[gang].scheduler_name
 
 
-def _resources(given: dict[str, Any] | None, option: str, default: Mapping[str, Any]) -> Mapping[str, Any]:
+def _resource_option(given: dict[str, Any] | None, option: str, default: Mapping[str, Any]) -> Mapping[str, Any]:
     """Resources of a container; an error that names the field that is wrong."""
     from ..spec.pod_schema import packaged_schema
 
@@ -71,7 +71,7 @@ def _resources(given: dict[str, Any] | None, option: str, default: Mapping[str, 
     return given
 
 
-def _group(value: str) -> int | None:
+def _pod_group_option(value: str) -> int | None:
     """What --fs-group says."""
     if not value:
         return None
@@ -218,15 +218,17 @@ def _take_settings(options: dict[str, Any]) -> BuildSettings:
 
     take = options.pop
     return BuildSettings(
-        launcher_resources=_resources(take("launcher_resources"), "--launcher-resources", LAUNCHER_RESOURCES),
+        launcher_resources=_resource_option(
+            take("launcher_resources"), "--launcher-resources", LAUNCHER_RESOURCES
+        ),
         metrics_from=take("metrics_from"),
         template_ports_from=take("template_ports_from"),
         agent=AgentSource(
             image=take("agent_image"),
             volume=take("agent_volume"),
             default=take("agent_default"),
-            resources=_resources(take("agent_resources"), "--agent-resources", AGENT_RESOURCES),
+            resources=_resource_option(take("agent_resources"), "--agent-resources", AGENT_RESOURCES),
             pull_secrets=take("agent_pull_secrets"),
         ),
-        fs_group=_group(take("fs_group")),
+        fs_group=_pod_group_option(take("fs_group")),
     )

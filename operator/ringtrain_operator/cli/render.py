@@ -43,7 +43,7 @@ def render(manifest: Path, installation: Path | None, templates: LocalTemplates)
     with errors_reported(f"{manifest}: "):
         jobs = [parse_job(obj) for obj in load_whole(manifest, templates)]
     with errors_reported():
-        settings = settings_of(_arguments(installation) if installation is not None else ())
+        settings = settings_of(_installation_arguments(installation) if installation is not None else ())
     objects = [obj for job in jobs for obj in rendered(job, settings)]
     click.echo(yaml.safe_dump_all(objects, sort_keys=False), nl=False)
 
@@ -71,7 +71,7 @@ def rendered(job: Job, settings: build.BuildSettings | None = None) -> list[dict
     ]
 
 
-def _arguments(path: Path) -> Sequence[str]:
+def _installation_arguments(path: Path) -> Sequence[str]:
     """Of the operator's container in the file. Raises ManifestUnreadable."""
     for found in read_documents(path):
         if not isinstance(found, Mapping) or found.get("kind") != "Deployment":

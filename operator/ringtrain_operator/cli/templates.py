@@ -39,10 +39,12 @@ def template_options(command: Callable[..., None]) -> Callable[..., None]:
 def templates_of(files: tuple[Path, ...], cluster: ClusterOptions | None) -> LocalTemplates:
     """Those of the files, and, unless None, those of the cluster."""
     with errors_reported():
-        return LocalTemplates.of_files(files, functools.partial(_ask, cluster) if cluster is not None else None)
+        return LocalTemplates.of_files(
+            files, functools.partial(_ask_cluster_template, cluster) if cluster is not None else None
+        )
 
 
-def _ask(cluster: ClusterOptions, job: Json) -> Template:
+def _ask_cluster_template(cluster: ClusterOptions, job: Json) -> Template:
     """The template that a job names, from the cluster."""
     from ..cluster.templates import read_named
 
@@ -59,7 +61,7 @@ def _ask(cluster: ClusterOptions, job: Json) -> Template:
 @cluster_options
 def templates(output: str, cluster: ClusterOptions) -> None:
     """List the templates that jobs can name: the cluster's, and the namespace's. Maturity: Experimental."""
-    found = with_session(cluster, _listed)
+    found = with_session(cluster, _listed_templates)
     if output in ("json", "yaml"):
         print_data(found, output)
         return
@@ -76,7 +78,7 @@ def templates(output: str, cluster: ClusterOptions) -> None:
         click.echo("No templates.", err=True)
 
 
-async def _listed(session: ClusterAccess) -> list[Json]:
+async def _listed_templates(session: ClusterAccess) -> list[Json]:
     """Those of the cluster, then those of the namespace; what may not be read is said."""
     from ..cluster.api.errors import Forbidden, NotFound
     from ..cluster.api.resources import TEMPLATES

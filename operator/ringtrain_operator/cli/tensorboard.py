@@ -53,17 +53,17 @@ def tensorboard(name: str, attempt: int | None, port: int, cluster: ClusterOptio
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # whoever ends this ends the server, too
 
     async def work(session: ClusterAccess) -> int:
-        return await _show(session, name, attempt, command)
+        return await _show_tensorboard(session, name, attempt, command)
 
     sys.exit(with_session(cluster, work))
 
 
-async def _copy(chunks: AsyncGenerator[bytes, None], write: Callable[[bytes], object]) -> None:
+async def _copy_event_files(chunks: AsyncGenerator[bytes, None], write: Callable[[bytes], object]) -> None:
     async for chunk in chunks:
         write(chunk)
 
 
-async def _show(session: ClusterAccess, name: str, attempt: int | None, command: list[str]) -> int:
+async def _show_tensorboard(session: ClusterAccess, name: str, attempt: int | None, command: list[str]) -> int:
     """Write reports where the log store would have them, and have the runtime's command show them."""
     with tempfile.TemporaryDirectory(prefix="dtj-") as folder:
         directory = Path(folder) / session.namespace / name / str(attempt or 1)
@@ -76,7 +76,7 @@ async def _show(session: ClusterAccess, name: str, attempt: int | None, command:
                 server = await asyncio.create_subprocess_exec(*command, str(directory))
                 try:
                     ended = asyncio.create_task(server.wait())
-                    copying = asyncio.create_task(_copy(chunks, kept.write))
+                    copying = asyncio.create_task(_copy_event_files(chunks, kept.write))
                     await asyncio.wait((ended, copying), return_when=asyncio.FIRST_COMPLETED)
                     if not ended.done():
                         copying.result()

@@ -43,13 +43,13 @@ def ui(name: str | None, port: int, opens: bool, cluster: ClusterOptions | None)
     if cluster is None:
         with errors_reported():
             link = newest_run(RUNS, name).report().resolve().as_uri()
-        _show(link, opens)
+        _show_page_link(link, opens)
         return
 
     async def hold(session: ClusterAccess) -> None:
         try:
             async with serving_page(session, name, port) as link:
-                _show(link, opens)
+                _show_page_link(link, opens)
                 await asyncio.Event().wait()
         except OSError as exc:
             raise OperatorError(f"--port {port} cannot be listened on: {exc.strerror or exc}") from exc
@@ -60,7 +60,7 @@ def ui(name: str | None, port: int, opens: bool, cluster: ClusterOptions | None)
         click.echo("the page is no longer forwarded", err=True)
 
 
-def _show(link: str, opens: bool) -> None:
+def _show_page_link(link: str, opens: bool) -> None:
     click.echo(link)
     if opens:
         click.launch(link)

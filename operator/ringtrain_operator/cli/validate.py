@@ -44,13 +44,13 @@ def validate(
     """
     schema = with_session(cluster, _server_schema) if server else replace(packaged_schema(), way_out=WAY_OUT)
     templates = templates_of(of_templates, cluster if server else None)
-    problems = [line for path in files for line in _problems(path, schema, templates)]
+    problems = [line for path in files for line in _manifest_problems(path, schema, templates)]
     for line in problems:
         click.echo(line, err=True)
     sys.exit(1 if problems else 0)
 
 
-def _problems(path: Path, schema: PodSchema, templates: LocalTemplates) -> Iterator[str]:
+def _manifest_problems(path: Path, schema: PodSchema, templates: LocalTemplates) -> Iterator[str]:
     """What is wrong with the jobs and templates of a file; the others are told as valid."""
     try:
         documents = read_documents(path)
@@ -75,12 +75,12 @@ def _problems(path: Path, schema: PodSchema, templates: LocalTemplates) -> Itera
         yield from (f"{path}: {job.name}: {said}" for is_certain, said in found_beside if is_certain)
         if any(is_certain for is_certain, _ in found_beside):
             continue
-        _tell(path, job)
+        _tell_manifest_valid(path, job)
         for _, said in found_beside:
             click.echo(f"{path}: {job.name}: {said}")
 
 
-def _tell(path: Path, job: Job) -> None:
+def _tell_manifest_valid(path: Path, job: Job) -> None:
     size = f"{counted(job.num_workers, 'worker')}, {counted(job.world_size, 'rank')}"
     click.echo(f"{path}: {job.name} is valid: {size}")
     if job.queue and job.spec.run_policy.suspend:

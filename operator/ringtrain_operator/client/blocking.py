@@ -13,7 +13,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar, get_args, get_typ
 
 from .backends import Backend
 from .runs import AsyncClient, AsyncRun
-from .views import table, text_table
+from .views import snapshot_table, snapshot_text_table
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -145,10 +145,10 @@ class Runs(list[Run]):
     """Jobs; printed, or shown in a notebook, as a table."""
 
     def __str__(self) -> str:
-        return text_table([run.snapshot() for run in self])
+        return snapshot_text_table([run.snapshot() for run in self])
 
     def _repr_html_(self) -> str:
-        return table(run.snapshot() for run in self)
+        return snapshot_table(run.snapshot() for run in self)
 
 
 class Client:

@@ -36,7 +36,7 @@ async def causes_of(session: ClusterAccess, name: str) -> list[str]:
     events = await session.api.select(EVENTS, session.namespace)
     about_it = [e for e in events if e.get("involvedObject", {}).get("uid") in uids]
     unreached = await _unreached(session, job, pods)
-    lines = list(explain(job, pods, about_it, unreached, await place_in_queue(session, job)))
+    lines = list(explain_job(job, pods, about_it, unreached, await place_in_queue(session, job)))
     return [*lines, *await _of_template(session, job)]
 
 
@@ -60,7 +60,7 @@ async def _of_template(session: ClusterAccess, job: Json) -> list[str]:
 
 async def _unreached(session: ClusterAccess, job: Json, pods: list[Json]) -> list[str]:
     """What the agents of a gang that is not complete say of the launcher: they write it to their pods' logs."""
-    running = _condition(job.get("status") or {}, "Running")
+    running = _job_condition(job.get("status") or {}, "Running")
     if running.get("reason") not in ("WaitingForAgents", "WaitingForLauncher"):
         return []
     views = [view for view in map(view_pod, pods) if view.role == "worker" and view.phase == "Running"]
@@ -81,12 +81,12 @@ async def _unreached(session: ClusterAccess, job: Json, pods: list[Json]) -> lis
     return found
 
 
-def _condition(status: Json, kind: str) -> Json:
+def _job_condition(status: Json, kind: str) -> Json:
     found: Json = next((c for c in status.get("conditions") or [] if c["type"] == kind), {})
     return found
 
 
-def explain(
+def explain_job(
     job: Json, pods: list[Json], events: list[Json], unreached: Sequence[str] = (), place: str = ""
 ) -> Iterator[str]:
     """The causes, the job's own first, each line further down nearer to the root. `place`: in its queue."""
@@ -97,19 +97,22 @@ def explain(
         yield from _unlooked(job)
         return
     yield f"{name} is {state}"
-    conditions = list(_conditions(status))
+    conditions = list(_condition_causes(status))
     yield from (f"  {line}" for line in conditions)
     if place:
         yield f"    {place}"
-    yield from (f"    {line}" for line in (*_first_of(list(_pods(pods))), *unreached))
+    yield from (f"    {line}" for line in (*_first_of(list(_pod_causes(pods))), *unreached))
     if started := (status.get("progress") or {}).get("startedFrom"):
         yield f"  training last went on from {started}"
-    yield from (f"  {line}" for line in (*_start(status, pods, events), *_losses(status), *_beside(status)))
-    yield from _failure(status, "".join(conditions))
-    yield from (f"  {line}" for line in _warnings(events))
+    yield from (
+        f"  {line}"
+        for line in (*_start_causes(status, pods, events), *_loss_causes(status), *_causes_beside(status))
+    )
+    yield from _failure_cause(status, "".join(conditions))
+    yield from (f"  {line}" for line in _warning_causes(events))
 
 
-def _start(status: Json, pods: list[Json], events: list[Json]) -> Iterator[str]:
+def _start_causes(status: Json, pods: list[Json], events: list[Json]) -> Iterator[str]:
     """Where the start of the present attempt went, or of one that has not begun so far."""
     parsed = parse_status({name: status[name] for name in ("attempt", "start", "ledger") if name in status})
     start = parsed.start
@@ -135,7 +138,7 @@ def _unlooked(job: Json) -> Iterator[str]:
         yield "  kubectl get pods --all-namespaces --selector app.kubernetes.io/name=ringtrain-operator"
 
 
-def _conditions(status: Json) -> Iterator[str]:
+def _condition_causes(status: Json) -> Iterator[str]:
     bad = {"Accepted": "False", "Suspended": "True", "Failed": "True", "Restarting": "True", "Running": "False"}
     bad["Degraded"] = bad["Queued"] = bad["InputStalled"] = bad["LogsNotShipped"] = "True"
     for condition in status.get("conditions") or []:
@@ -155,7 +158,7 @@ def _first_of(pods: list[str]) -> list[str]:
     return [*pods[:PODS_SHOWN], f"and {counted(more, 'more pod')} like these"] if more > 1 else pods
 
 
-def _pods(pods: list[Json]) -> Iterator[str]:
+def _pod_causes(pods: list[Json]) -> Iterator[str]:
     views = sorted(map(view_pod, pods), key=lambda pod: pod.phase == "Pending" and not pod.waiting)
     for pod in views:  # those that only wait for a place come last
         if pod.waiting:
@@ -172,7 +175,7 @@ def _pods(pods: list[Json]) -> Iterator[str]:
             yield f"pod {pod.name} is Pending" + (f" on {pod.node}" if pod.node else ", not scheduled yet")
 
 
-def _failure(status: Json, told: str) -> Iterator[str]:
+def _failure_cause(status: Json, told: str) -> Iterator[str]:
     failure = status.get("failure")
     if not failure:
         return
@@ -184,7 +187,7 @@ def _failure(status: Json, told: str) -> Iterator[str]:
     yield f"  restarts: {status.get('restarts', 0)} counted, {counted(status.get('disruptions', 0), 'disruption')}"
 
 
-def _losses(status: Json) -> Iterator[str]:
+def _loss_causes(status: Json) -> Iterator[str]:
     """What an elastic job has lost without a restart, and which nodes it avoids for that."""
     world = status.get("elastic") or {}
     if world.get("lostWorkers"):
@@ -202,7 +205,7 @@ def _losses(status: Json) -> Iterator[str]:
         yield f"{avoided_because(losses, node)}; new pods avoid it"
 
 
-def _beside(status: Json) -> Iterator[str]:
+def _causes_beside(status: Json) -> Iterator[str]:
     """What ranks wait for their data workers, what became of the last of these, and how the evaluator fares."""
     data, evaluator = status.get("dataWorkers") or {}, status.get("evaluator") or {}
     waited = data.get("waitFraction")
@@ -220,7 +223,7 @@ def _beside(status: Json) -> Iterator[str]:
         yield f"the evaluator failed {counted(evaluator['failures'], 'time')}, which fails nothing else"
 
 
-def _warnings(events: list[Json]) -> Iterator[str]:
+def _warning_causes(events: list[Json]) -> Iterator[str]:
     warnings = [e for e in events if e.get("type") == "Warning"]
     warnings.sort(key=lambda e: e.get("lastTimestamp") or e.get("eventTime") or "")
     for event in warnings[-EVENTS_SHOWN:]:

@@ -9,7 +9,7 @@ from contextlib import aclosing, suppress
 from typing import Literal
 
 from ..cluster.api.errors import Forbidden, NotFound, ServerError, TooManyRequests, Unreachable
-from ..cluster.api.execute import execute
+from ..cluster.api.execute import execute_in_pod
 from ..cluster.api.resources import JOBS, PODS
 from ..errors import Invalid, OperatorError
 from ..observe.pods import main_container
@@ -45,7 +45,7 @@ async def read_attempts(session: ClusterAccess, wanted: WantedLauncherOutput) ->
     while True:
         attempt = await _check_rank(session, wanted)
         try:
-            async with aclosing(await _find(session, wanted)) as chunks:
+            async with aclosing(await _find_launcher_output(session, wanted)) as chunks:
                 async for chunk in chunks:
                     yield chunk
         except LogsIncomplete as exc:
@@ -81,7 +81,9 @@ async def _check_rank(session: ClusterAccess, wanted: WantedLauncherOutput) -> i
     return int(status.get("attempt") or 0)
 
 
-async def _find(session: ClusterAccess, wanted: WantedLauncherOutput) -> AsyncGenerator[bytes, None]:
+async def _find_launcher_output(
+    session: ClusterAccess, wanted: WantedLauncherOutput
+) -> AsyncGenerator[bytes, None]:
     """Chunks of the log, from wherever it is. Raises LogsElsewhere, and LogsIncomplete after what there is."""
     job = await session.api.get(JOBS, session.namespace, wanted.name)
     pod: Json | None = None
@@ -91,11 +93,11 @@ async def _find(session: ClusterAccess, wanted: WantedLauncherOutput) -> AsyncGe
     if pod is None or not is_running(pod) or not (own or is_kept(job)):
         return read_ended(session, wanted, job, pod, PrintedLauncherOutput())
     if own and wanted.rank is None:
-        return _live(session, wanted, pod, job, PrintedLauncherOutput())
-    return _from_store(session, wanted, job, pod)
+        return _live_launcher_output(session, wanted, pod, job, PrintedLauncherOutput())
+    return _output_from_log_store(session, wanted, job, pod)
 
 
-async def _live(
+async def _live_launcher_output(
     session: ClusterAccess, wanted: WantedLauncherOutput, pod: Json, job: Json, printed: PrintedLauncherOutput
 ) -> AsyncGenerator[bytes, None]:
     """The output of a launcher that runs. When it has ended meanwhile, what its node had dropped is told.
@@ -112,7 +114,7 @@ async def _live(
                     ends_within_s = _FIRST_WAIT_S
                     yield line
         except OutputChanged as exc:
-            if await _fate(session, pod, outage, 0.0) == "gone":  # it is the next attempt's
+            if await _launcher_pod_fate(session, pod, outage, 0.0) == "gone":  # it is the next attempt's
                 return
             session.tell(f"{exc}: lines may be missing here, or come twice")
             printed = PrintedLauncherOutput()
@@ -126,10 +128,12 @@ async def _live(
         if isinstance(lost, Unreachable | ServerError):
             await outage.wait(lost)
         has_ended = fate == "ended"
-        fate = await _fate(session, pod, outage, ends_within_s if wanted.tail is None else _ENDS_WITHIN_S)
+        fate = await _launcher_pod_fate(
+            session, pod, outage, ends_within_s if wanted.tail is None else _ENDS_WITHIN_S
+        )
         if fate == "gone" or isinstance(lost, NotFound) or wanted.tail is not None:
             break
-        if fate == "ended" and (has_ended or not await _missing(session, wanted, shown)):
+        if fate == "ended" and (has_ended or not await _missing_launcher_lines(session, wanted, shown)):
             break
         ends_within_s = min(2 * ends_within_s, _ENDS_WITHIN_S)
         if shown.last:
@@ -138,11 +142,15 @@ async def _live(
         raise lost or Unreachable(f"{wanted.pod} runs still, and the connection to its output was lost")
     if fate == "gone" and lost is not None:
         session.tell(f"{wanted.pod} went while its output was read; {where_kept(job, attempt_of(pod))}")
-    if fate == "ended" and wanted.tail is None and (missing := await _missing(session, wanted, shown)):
+    if (
+        fate == "ended"
+        and wanted.tail is None
+        and (missing := await _missing_launcher_lines(session, wanted, shown))
+    ):
         raise LogsIncomplete(f"{missing}; {where_kept(job, attempt_of(pod))}")
 
 
-async def _missing(
+async def _missing_launcher_lines(
     session: ClusterAccess, wanted: WantedLauncherOutput, shown: ShownLauncherOutput
 ) -> MissingLauncherOutput:
     """What the launcher, which has ended, wrote beyond what was shown."""
@@ -153,14 +161,14 @@ async def _missing(
     return missing_lines(pod, attempt_of(pod), wanted, shown)
 
 
-async def _fate(
+async def _launcher_pod_fate(
     session: ClusterAccess, pod: Json, outage: ClientApiOutage, within_s: float
 ) -> Literal["ended", "gone", "runs"]:
     """What has become of a pod, after some seconds if it runs; an API server may be away meanwhile."""
     name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
     while True:
         try:
-            ended = await _ends(session, name, within_s)
+            ended = await _launcher_output_ends(session, name, within_s)
             found = await session.api.get(PODS, session.namespace, name)
         except NotFound:
             return "gone"
@@ -172,7 +180,7 @@ async def _fate(
         return "ended" if ended else "runs"
 
 
-async def _from_store(
+async def _output_from_log_store(
     session: ClusterAccess, wanted: WantedLauncherOutput, job: Json, pod: Json
 ) -> AsyncGenerator[bytes, None]:
     """The store's own file. When the launcher ends meanwhile, the rest comes from where it then is."""
@@ -181,7 +189,7 @@ async def _from_store(
     command = wanted.command(program, wanted.attempt or found, follow=wanted.follow)
     own = wanted.rank is not None and wanted.attempt in (None, found)
     try:
-        stream = execute(session.api.connection, session.namespace, wanted.pod, container, command)
+        stream = execute_in_pod(session.api.connection, session.namespace, wanted.pod, container, command)
         async with aclosing(stream) as chunks:
             async for chunk in chunks:
                 printed.feed(chunk)
@@ -196,19 +204,19 @@ async def _from_store(
             raise
     except (ServerError, NotFound):
         # So a kubelet answers when the container has ended; the pod says that it has a moment later.
-        if not own or not await _ends(session, wanted.pod):
+        if not own or not await _launcher_output_ends(session, wanted.pod):
             raise
     pod = await session.api.get(PODS, session.namespace, wanted.pod)
     if attempt_of(pod) == found and not is_running(pod):
         rest = read_ended(session, wanted, job, pod, printed)
     else:
-        rest = _live(session, wanted, pod, job, printed)
+        rest = _live_launcher_output(session, wanted, pod, job, printed)
     async with aclosing(rest) as chunks:
         async for chunk in chunks:
             yield chunk
 
 
-async def _ends(session: ClusterAccess, name: str, within_s: float = _ENDS_WITHIN_S) -> bool:
+async def _launcher_output_ends(session: ClusterAccess, name: str, within_s: float = _ENDS_WITHIN_S) -> bool:
     """Whether the pod has ended, or does within a few seconds."""
     give_up_at = time.monotonic() + within_s
     while True:
@@ -243,7 +251,7 @@ async def read_reports(session: ClusterAccess, name: str, attempt: int | None) -
         found = attempt_of(pod)
         main = main_container(pod)
         command = wanted.command(main["command"][0], attempt or found, follow=attempt in (None, found))
-        chunks = execute(session.api.connection, session.namespace, wanted.pod, main["name"], command)
+        chunks = execute_in_pod(session.api.connection, session.namespace, wanted.pod, main["name"], command)
     elif is_kept(job) and present:
         chunks = from_claim(session, wanted, job, attempt or present, PrintedLauncherOutput())
     else:

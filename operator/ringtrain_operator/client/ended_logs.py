@@ -10,7 +10,7 @@ from typing import IO
 from .. import contract
 from ..build.log_reader import CONTAINER
 from ..cluster.api.errors import ApiError, Forbidden, Unprocessable
-from ..cluster.api.execute import execute
+from ..cluster.api.execute import execute_in_pod
 from ..cluster.api.resources import PODS
 from ..errors import OperatorError
 from ..spec.parse import parse_job
@@ -57,13 +57,13 @@ async def read_ended(
 
     Raises LogsIncomplete after what there is, or LogsElsewhere when there is nothing.
     """
-    attempt = wanted.attempt or (attempt_of(pod) if pod else _present(job))
+    attempt = wanted.attempt or (attempt_of(pod) if pod else _present_attempt(job))
     own = pod if pod and attempt_of(pod) == attempt else None
     with tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY) as kept:
         missing, why_not = None, ""
         if own:
             missing, why_not = await _keep_output(session, wanted, own, kept, printed)
-        if _is_short(missing) and is_kept(job) and (own or _is_over(job, attempt)):
+        if _is_output_short(missing) and is_kept(job) and (own or _is_over(job, attempt)):
             begun = False
             try:
                 async with aclosing(from_claim(session, wanted, job, attempt, printed)) as chunks:
@@ -81,8 +81,10 @@ async def read_ended(
         if not pod and _has_not_begun(job, attempt):
             text = f"attempt {max(1, attempt)} of {wanted.name} has not begun, and has no logs"
             raise LogsElsewhere(f"{text}; dtj why {wanted.name} says what it waits for")
-        if attempt > _present(job):
-            raise LogsElsewhere(f"--attempt {attempt}: {wanted.name} has had {counted(_present(job), 'attempt')}")
+        if attempt > _present_attempt(job):
+            raise LogsElsewhere(
+                f"--attempt {attempt}: {wanted.name} has had {counted(_present_attempt(job), 'attempt')}"
+            )
         if own:
             found = f"nothing can be read of the output of {wanted.pod}"
         elif pod:
@@ -97,7 +99,7 @@ async def read_ended(
         session.tell(text + why_not)
 
 
-def _is_short(missing: MissingLauncherOutput | None) -> bool:
+def _is_output_short(missing: MissingLauncherOutput | None) -> bool:
     """Whether lines are not in the launcher's output, or that can't be known, or there is none."""
     return missing is None or bool(missing) or missing.is_guess
 
@@ -137,9 +139,9 @@ async def from_claim(
 ) -> AsyncGenerator[bytes, None]:
     """What the store has on the job's claim, without what was printed."""
     skip = printed.size
-    async with log_reader(session, parse_job(job, templates=False), _present(job)) as (reader, program):
+    async with log_reader(session, parse_job(job, templates=False), _present_attempt(job)) as (reader, program):
         command = wanted.command(program, attempt, follow=False)
-        stream = execute(session.api.connection, session.namespace, reader, CONTAINER, command)
+        stream = execute_in_pod(session.api.connection, session.namespace, reader, CONTAINER, command)
         async with aclosing(stream) as chunks:
             async for chunk in chunks:
                 rest, skip = chunk[skip:], max(0, skip - len(chunk))
@@ -147,18 +149,20 @@ async def from_claim(
                     yield rest
 
 
-def _present(job: Json) -> int:
+def _present_attempt(job: Json) -> int:
     return int((job.get("status") or {}).get("attempt") or 0)
 
 
 def _has_not_begun(job: Json, attempt: int) -> bool:
     """Whether the present attempt, which has no launcher, has never had one: it is numbered before it has pods."""
-    return attempt == _present(job) and (not attempt or state_of(job) in ("Pending", "Queued", "Restarting"))
+    return attempt == _present_attempt(job) and (
+        not attempt or state_of(job) in ("Pending", "Queued", "Restarting")
+    )
 
 
 def _is_over(job: Json, attempt: int) -> bool:
     """Whether that attempt writes no more."""
-    return 0 < attempt < _present(job) or (attempt > 0 and state_of(job) in (*ENDED, "Suspended"))
+    return 0 < attempt < _present_attempt(job) or (attempt > 0 and state_of(job) in (*ENDED, "Suspended"))
 
 
 def claim_of(job: Json) -> str:

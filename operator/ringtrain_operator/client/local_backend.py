@@ -24,12 +24,12 @@ from ..local.run import new_directory
 from ..local.templates import LocalTemplates
 from ..spec.parse import parse_job, update_problems
 from ..status.situation import counted
-from .causes import explain
+from .causes import explain_job
 from .cluster_logs import NoSuchRank
 from .errors import DriverLost
 from .following import ENDED, state_of
 from .launcher_output import WantedLauncherOutput
-from .manifest import literal, merged
+from .manifest import merged_spec_maps, yaml_literal
 from .script import Script
 from .session import Json
 
@@ -107,7 +107,7 @@ class LocalBackend:
             job = json.loads(path.read_text(encoding="utf-8"))
         except OSError as exc:
             raise OperatorError(f"{name} was started by dtj local: change the manifest that it was given") from exc
-        changed = {**job, "spec": merged(job["spec"], spec)}
+        changed = {**job, "spec": merged_spec_maps(job["spec"], spec)}
         problems = update_problems(parse_job(changed).spec, parse_job(job).spec, run.job.get("status"))
         if problems:
             raise Invalid(problems)
@@ -141,13 +141,13 @@ class LocalBackend:
         run = self._run(wanted.name)
         if wanted.follow:
             _check_rank(run.job, wanted)  # else what there is is told
-        attempt, offset, tail = wanted.attempt or _attempt(run.job), 0, wanted.tail
+        attempt, offset, tail = wanted.attempt or _local_attempt(run.job), 0, wanted.tail
         while True:
             going_on, present = self._goes_on(run.directory)
-            log = _open(run, wanted, attempt, must=not wanted.follow)
+            log = _open_local_log(run, wanted, attempt, must=not wanted.follow)
             if log is not None:
                 with log:
-                    for chunk in _chunks(log, offset, tail):
+                    for chunk in _local_log_chunks(log, offset, tail):
                         yield chunk
                     offset, tail = log.tell(), None
             if present > attempt and wanted.follow and wanted.attempt is None:
@@ -159,7 +159,7 @@ class LocalBackend:
 
     async def causes(self, name: str) -> list[str]:
         """What the job itself says."""
-        return list(explain(self._run(name).job, [], []))
+        return list(explain_job(self._run(name).job, [], []))
 
     async def close(self) -> None:
         """End the jobs that were started here and still run."""
@@ -182,7 +182,7 @@ class LocalBackend:
             job = json.loads((directory / JOB_FILE).read_text(encoding="utf-8"))
         except OSError:
             return False, 0
-        return driver is not None and state_of(job) not in ENDED, _attempt(job)
+        return driver is not None and state_of(job) not in ENDED, _local_attempt(job)
 
     async def _end(self, directory: Path) -> None:
         """End the run's driver, which ends its pods."""
@@ -205,7 +205,7 @@ def _with_script(job: Json, script: Script, directory: Path) -> Json:
     file = directory / "script" / script.name
     file.parent.mkdir()
     file.write_text(script.text, encoding="utf-8")
-    command = ["python", literal(str(file.resolve()))]
+    command = ["python", yaml_literal(str(file.resolve()))]
     container = job["spec"]["worker"]["template"]["spec"]["containers"][0]
     rest = container["command"][len(command) :]
     made: Json = json.loads(json.dumps(job))
@@ -213,7 +213,7 @@ def _with_script(job: Json, script: Script, directory: Path) -> Json:
     return made
 
 
-def _attempt(job: Json) -> int:
+def _local_attempt(job: Json) -> int:
     return int((job.get("status") or {}).get("attempt") or 1)
 
 
@@ -225,7 +225,9 @@ def _check_rank(job: Json, wanted: WantedLauncherOutput) -> None:
         raise NoSuchRank(f"--rank {wanted.rank}: {wanted.name} has {counted(size, 'rank')}, 0 to {size - 1}")
 
 
-def _open(run: PastLocalRun, wanted: WantedLauncherOutput, attempt: int, *, must: bool) -> BinaryIO | None:
+def _open_local_log(
+    run: PastLocalRun, wanted: WantedLauncherOutput, attempt: int, *, must: bool
+) -> BinaryIO | None:
     """The log, None while there is none yet. One that `must` be there raises NotFound."""
     try:
         return run.log(wanted.rank, attempt).open("rb")
@@ -235,7 +237,7 @@ def _open(run: PastLocalRun, wanted: WantedLauncherOutput, attempt: int, *, must
         return None
 
 
-def _chunks(log: BinaryIO, offset: int, tail: int | None) -> Iterator[bytes]:
+def _local_log_chunks(log: BinaryIO, offset: int, tail: int | None) -> Iterator[bytes]:
     """What the log has behind `offset`, or the last `tail` lines of that."""
     log.seek(offset)
     if tail is not None:

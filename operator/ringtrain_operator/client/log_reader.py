@@ -44,10 +44,10 @@ async def log_reader(session: ClusterAccess, job: Job, attempt: int) -> AsyncIte
     name = pod["metadata"]["name"]
     try:
         await create_admitted(partial(session.api.create, PODS, job.namespace), pod)
-        await _until_running(session, job.namespace, name)
+        await _until_log_reader_runs(session, job.namespace, name)
         yield name, PROGRAM if agent_image else "ringtrain"
     finally:
-        await _delete(session, job.namespace, name)
+        await _delete_log_reader(session, job.namespace, name)
 
 
 async def _agent_image(session: ClusterAccess, job: Job) -> str:
@@ -59,7 +59,7 @@ async def _agent_image(session: ClusterAccess, job: Job) -> str:
     return str((service["metadata"].get("annotations") or {}).get(ANNOTATION_IMAGE) or "")
 
 
-async def _delete(session: ClusterAccess, namespace: str, name: str) -> None:
+async def _delete_log_reader(session: ClusterAccess, namespace: str, name: str) -> None:
     """Delete the pod, which may not be there: its creation may have been refused."""
     try:
         await session.api.delete(PODS, namespace, name)
@@ -77,14 +77,14 @@ async def _delete_ended(session: ClusterAccess, job: Job) -> None:
                 await session.api.delete(PODS, job.namespace, pod["metadata"]["name"])
 
 
-async def _until_running(session: ClusterAccess, namespace: str, name: str) -> None:
+async def _until_log_reader_runs(session: ClusterAccess, namespace: str, name: str) -> None:
     began, reported = time.monotonic(), ""
     while True:
         try:
             pod = view_pod(await session.api.get(PODS, namespace, name))
         except NotFound as exc:
             raise ReaderNotStarted(f"pod {name}, which was to read the log store, was deleted") from exc
-        waited_s, why = time.monotonic() - began, _why(pod)
+        waited_s, why = time.monotonic() - began, _why_log_reader_waits(pod)
         if pod.phase == "Running" and pod.ready:
             return
         if pod.phase in ("Succeeded", "Failed") or waited_s > _STARTS_WITHIN_S:
@@ -96,7 +96,7 @@ async def _until_running(session: ClusterAccess, namespace: str, name: str) -> N
         await asyncio.sleep(_LOOKS_EVERY_S)
 
 
-def _why(pod: PodView) -> str:
+def _why_log_reader_waits(pod: PodView) -> str:
     reason = pod.waiting or pod.reason or pod.exit_reason
     message = pod.waiting_message or pod.message or pod.termination_message
     return ": ".join(filter(None, (reason, message))) or f"it is {pod.phase}, without a word why"

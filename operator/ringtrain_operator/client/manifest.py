@@ -41,7 +41,7 @@ def fresh_name(stem: str) -> str:
     return f"{letters if letters[:1].isalpha() else f'train-{letters}'.strip('-')}-{secrets.token_hex(3)}"
 
 
-def literal(value: Any) -> Any:
+def yaml_literal(value: Any) -> Any:
     """A text for a command or a variable which a container then gets as `value` is; anything else as it is."""
     return value.replace("$", "$$") if isinstance(value, str) else value
 
@@ -52,7 +52,9 @@ def manifest_of(training: Training, name: str) -> Json:
     container |= {"image": training.image} if training.image else {}
     container["command"] = list(training.command)
     if training.env:
-        container["env"] = [{"name": key, "value": _text(key, value)} for key, value in training.env.items()]
+        container["env"] = [
+            {"name": key, "value": _manifest_text(key, value)} for key, value in training.env.items()
+        ]
     if training.resources:
         container["resources"] = copy.deepcopy(dict(training.resources))
     worker: Json = {"replicas": training.workers, "template": {"spec": {"containers": [container]}}}
@@ -65,22 +67,27 @@ def manifest_of(training: Training, name: str) -> Json:
     if training.slots is not None:
         spec["slotsPerWorker"] = training.slots
     metadata: Json = {"name": name, **({"labels": dict(training.labels)} if training.labels else {})}
-    return {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": merged(spec, training.spec)}
+    return {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "metadata": metadata,
+        "spec": merged_spec_maps(spec, training.spec),
+    }
 
 
-def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> Json:
+def merged_spec_maps(below: Mapping[str, Any], above: Mapping[str, Any]) -> Json:
     """`below` with `above` laid over it: mappings are merged, anything else is replaced."""
     found: Json = copy.deepcopy(dict(below))
     for key, value in above.items():
         inner = found.get(key)
         if isinstance(inner, dict) and isinstance(value, Mapping):
-            found[key] = merged(inner, value)
+            found[key] = merged_spec_maps(inner, value)
         else:
             found[key] = copy.deepcopy(value)
     return found
 
 
-def _text(name: str, value: object) -> str:
+def _manifest_text(name: str, value: object) -> str:
     if not isinstance(value, str):
         raise Invalid([Problem(f"env[{name}]", f"is {shown(value)}, expected a text")])
     return value

@@ -67,7 +67,7 @@ class _ClientPageForward:
             )
         except ApiError as exc:
             if not ends.answered:
-                await ends.write(_not_there(self.name, exc).encode())
+                await ends.write(_page_not_there(self.name, exc).encode())
 
     async def launcher(self) -> tuple[int, bytes]:
         """The port of the present launcher, and its page's token. Raises NotFound where no launcher runs."""
@@ -79,7 +79,7 @@ class _ClientPageForward:
         return port, page_token(status_token(pod)).encode()
 
 
-def _not_there(name: str, why: ApiError) -> str:
+def _page_not_there(name: str, why: ApiError) -> str:
     # Looked for again by itself: a launcher starts, or the next attempt's does.
     text = f"the launcher of {name} cannot be reached: {why}; this page tries again\n"
     head = (

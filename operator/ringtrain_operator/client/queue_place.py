@@ -29,13 +29,13 @@ async def place_in_queue(session: ClusterAccess, job: Json) -> str:
     for version in VERSIONS:
         path = f"/apis/{GROUP}/{version}/namespaces/{session.namespace}/localqueues/{queue}/pendingworkloads"
         try:
-            return await _found(session, path, name, queue)
+            return await _found_in_queue(session, path, name, queue)
         except ApiError:
             continue  # not served in this version, or this user may not ask: the rest is told all the same
     return ""
 
 
-async def _found(session: ClusterAccess, path: str, name: str, queue: str) -> str:
+async def _found_in_queue(session: ClusterAccess, path: str, name: str, queue: str) -> str:
     for page in range(MOST_PAGES):
         answer = await session.api.raw_get(f"{path}?offset={page * PAGE}&limit={PAGE}")
         items = answer.get("items") or []

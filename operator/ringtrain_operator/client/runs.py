@@ -20,7 +20,7 @@ from .errors import JobEnded, JobFailed, ScriptUnusable, Timeout
 from .following import ENDED, state_of
 from .launcher_output import WantedLauncherOutput
 from .local_backend import LocalBackend
-from .manifest import Training, fresh_name, literal, manifest_of
+from .manifest import Training, fresh_name, manifest_of, yaml_literal
 from .script import Script, function_script, read_script
 from .session import Json
 from .views import Snapshot, Why, display_here, snapshot_of
@@ -224,13 +224,13 @@ class AsyncClient:
             image = NO_IMAGE
         script, command = self._command(code, options)
         training = Training(
-            command=[literal(word) for word in command],
+            command=[yaml_literal(word) for word in command],
             image=image,
             template=template,
             workers=options.get("workers", 1),
             devices=options.get("devices") or {},
             slots=options.get("slots"),
-            env={key: literal(value) for key, value in (options.get("env") or {}).items()},
+            env={key: yaml_literal(value) for key, value in (options.get("env") or {}).items()},
             resources=options.get("resources") or {},
             spec=options.get("spec") or {},
         )

@@ -46,7 +46,7 @@ def read_script(path: str | Path) -> Script:
         reason = exc.strerror if isinstance(exc, OSError) else str(exc)
         hint = "a script that the image has is named with in_image=True"
         raise ScriptUnusable(f"{file}: {reason}; {hint}") from exc
-    return _checked(Script(file.name, text, file.resolve()))
+    return _checked_script(Script(file.name, text, file.resolve()))
 
 
 def function_script(func: Callable[..., object], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Script:
@@ -54,21 +54,21 @@ def function_script(func: Callable[..., object], args: Sequence[Any], kwargs: Ma
 
     The function must stand by itself: it imports what it uses, within. Arguments are JSON values.
     """
-    definition, source = _definition(func)
+    definition, source = _script_definition(func)
     _check_names(definition, source, func.__globals__)
     given = (
-        f"*__import__('json').loads({_json('args', list(args))!r}), "
-        f"**__import__('json').loads({_json('kwargs', dict(kwargs))!r})"
+        f"*__import__('json').loads({_script_json('args', list(args))!r}), "
+        f"**__import__('json').loads({_script_json('kwargs', dict(kwargs))!r})"
     )
     text = (
         f'from __future__ import annotations\n\n{source}\n\nif __name__ == "__main__":\n'
         f"    {definition.name}({given})\n"
     )
     # Not the function's own name: where a script is called random.py, `import random` finds the script.
-    return _checked(Script(re.sub(r"[^a-zA-Z0-9_]", "_", definition.name) + "_.py", text))
+    return _checked_script(Script(re.sub(r"[^a-zA-Z0-9_]", "_", definition.name) + "_.py", text))
 
 
-def _definition(func: Callable[..., object]) -> tuple[ast.FunctionDef, str]:
+def _script_definition(func: Callable[..., object]) -> tuple[ast.FunctionDef, str]:
     """The function's `def`, and statements that define it."""
     name = getattr(func, "__name__", type(func).__name__)
     if not inspect.isfunction(func):
@@ -120,21 +120,21 @@ def _is_source_of(code: CodeType, source: str) -> bool:
     if any(name.startswith("@py") for name in code.co_names + code.co_varnames):
         # pytest has rewritten its assertions: what is in the source is there still, and more.
         return set(found.co_names) <= set(code.co_names)
-    return _same(found, code)
+    return _same_code(found, code)
 
 
-def _same(one: object, other: object) -> bool:
+def _same_code(one: object, other: object) -> bool:
     if not isinstance(one, CodeType) or not isinstance(other, CodeType):
         return type(one) is type(other) and repr(one) == repr(other)
     if (one.co_names, one.co_varnames) != (other.co_names, other.co_varnames):
         return False
-    if _operations(one) != _operations(other):
+    if _code_operations(one) != _code_operations(other):
         return False
     pairs = zip(one.co_consts, other.co_consts, strict=False)
-    return len(one.co_consts) == len(other.co_consts) and all(_same(a, b) for a, b in pairs)
+    return len(one.co_consts) == len(other.co_consts) and all(_same_code(a, b) for a, b in pairs)
 
 
-def _operations(code: CodeType) -> list[tuple[str, str]]:
+def _code_operations(code: CodeType) -> list[tuple[str, str]]:
     """What is calculated. The rest of the bytecode depends on the module around, such as on what it imports."""
     kinds = ("BINARY", "COMPARE", "CONTAINS", "IS", "UNARY")
     found = [(step.opname, step.argrepr) for step in dis.get_instructions(code)]
@@ -166,7 +166,7 @@ def _globals(table: symtable.SymbolTable) -> set[str]:
     return {s.get_name() for s in table.get_symbols() if s.is_referenced() and (top or s.is_global())}
 
 
-def _json(what: str, value: Any) -> str:
+def _script_json(what: str, value: Any) -> str:
     """`value` as JSON that reads back the same."""
     try:
         text = json.dumps(value)
@@ -177,7 +177,7 @@ def _json(what: str, value: Any) -> str:
     return text
 
 
-def _checked(script: Script) -> Script:
+def _checked_script(script: Script) -> Script:
     size = len(script.text.encode())
     if size > MAX_BYTES:
         message = f"{script.name} has {size} bytes, and a script may have {MAX_BYTES}"

@@ -67,7 +67,7 @@ class Snapshot:
         return f"<{self}>"
 
     def _repr_html_(self) -> str:
-        return table([self])
+        return snapshot_table([self])
 
 
 def snapshot_of(job: Json) -> Snapshot:
@@ -76,13 +76,13 @@ def snapshot_of(job: Json) -> Snapshot:
     return Snapshot(meta["name"], meta.get("namespace") or "default", parse_status(job.get("status")))
 
 
-def table(snapshots: Iterable[Snapshot]) -> str:
+def snapshot_table(snapshots: Iterable[Snapshot]) -> str:
     """An HTML table, a row a job."""
     head = "".join(f"<th>{name}</th>" for name in ("name", "state", "workers", "restarts", "progress", "reported"))
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(map(_row, snapshots))}</tbody></table>"
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(map(_snapshot_row, snapshots))}</tbody></table>"
 
 
-def _row(snapshot: Snapshot) -> str:
+def _snapshot_row(snapshot: Snapshot) -> str:
     name, state, workers, restarts, summary, told = map(html.escape, snapshot.cells())
     colour = _COLOURS.get(snapshot.state, "inherit")
     progress = snapshot.status.progress
@@ -141,7 +141,7 @@ def display_here() -> StatusDisplay:
     return NotebookDisplay(display)
 
 
-def text_table(rows: Sequence[Snapshot]) -> str:
+def snapshot_text_table(rows: Sequence[Snapshot]) -> str:
     """The same for a terminal."""
     head = ("NAME", "STATE", "WORKERS", "RESTARTS", "PROGRESS", "REPORTED")
     lines = [head, *(row.cells() for row in rows)]

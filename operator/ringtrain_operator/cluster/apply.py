@@ -56,9 +56,9 @@ async def apply_plan(
         versions.known_pods.forget(JobKey(work.namespace, job["metadata"]["name"]))
     pods = [obj for obj in plan.create if obj["kind"] in LAST_KINDS]
     others = [obj for obj in plan.create if obj["kind"] not in LAST_KINDS]
-    outcomes = await _together(
-        *(_delete(work, deletion) for deletion in plan.delete),
-        *(_create(work, obj) for obj in others),
+    outcomes = await _apply_together(
+        *(_delete_object(work, deletion) for deletion in plan.delete),
+        *(_create_object(work, obj) for obj in others),
     )
     # Admission refuses a pod whose ServiceAccount is not there yet, so pods come second; and none comes where
     # another's object is in the way, or without its Secret.
@@ -66,8 +66,8 @@ async def apply_plan(
         if any(obj["kind"] != "PodTemplate" for obj in others) and not memory.is_outdated:
             memory.looked_at = time.monotonic()  # what was just made need not be read
         # One finds out for all whether they are refused as they are.
-        outcomes += await _together(*(_create(work, obj) for obj in pods[:1]))
-        outcomes += await _together(*(_create(work, obj) for obj in pods[1:]))
+        outcomes += await _apply_together(*(_create_object(work, obj) for obj in pods[:1]))
+        outcomes += await _apply_together(*(_create_object(work, obj) for obj in pods[1:]))
     refusals = tuple(o for o in outcomes if isinstance(o, Refusal))
     surprised = any(isinstance(o, Foreign) for o in outcomes) or refusals != memory.refusals
     if refusals:
@@ -76,7 +76,7 @@ async def apply_plan(
     return surprised
 
 
-async def _together(*requests: Coroutine[Any, Any, Outcome]) -> list[Outcome]:
+async def _apply_together(*requests: Coroutine[Any, Any, Outcome]) -> list[Outcome]:
     """What became of each request; when one failed, its error, after all others have ended."""
     answers = await asyncio.gather(*requests, return_exceptions=True)
     for answer in answers:
@@ -85,12 +85,12 @@ async def _together(*requests: Coroutine[Any, Any, Outcome]) -> list[Outcome]:
     return [answer for answer in answers if not isinstance(answer, BaseException)]
 
 
-async def _create(work: _ReconciledJob, obj: Mapping[str, Any]) -> Outcome:
+async def _create_object(work: _ReconciledJob, obj: Mapping[str, Any]) -> Outcome:
     resource, ref = resource_of(obj["kind"], obj["apiVersion"]), ObjectRef(obj["kind"], obj["metadata"]["name"])
     if resource is SERVICE_ACCOUNTS:
         obj = await _pulling_as_default(work, obj)
     try:
-        version = await _stored(work, resource, obj)
+        version = await _stored_object(work, resource, obj)
     except AlreadyExists:
         return await _explain_taken(work, resource, ref)
     except (Forbidden, Unprocessable, NotFound, ServerError) as refused:
@@ -111,7 +111,7 @@ async def _create(work: _ReconciledJob, obj: Mapping[str, Any]) -> Outcome:
     return None
 
 
-async def _stored(work: _ReconciledJob, resource: ApiResource, obj: Mapping[str, Any]) -> str:
+async def _stored_object(work: _ReconciledJob, resource: ApiResource, obj: Mapping[str, Any]) -> str:
     """The version of the created object. Raises ApiError."""
 
     async def create(given: Mapping[str, Any]) -> str:
@@ -168,7 +168,7 @@ async def _explain_taken(work: _ReconciledJob, resource: ApiResource, ref: Objec
     return None
 
 
-async def _delete(work: _ReconciledJob, deletion: PlannedDeletion) -> None:
+async def _delete_object(work: _ReconciledJob, deletion: PlannedDeletion) -> None:
     ref = deletion.ref
     work.memory.outdate(ref.kind)
     try:

@@ -25,17 +25,17 @@ async def send_events(api: ApiClient, job: Mapping[str, Any], events: Iterable[P
     """
     for event in events:
         try:
-            await _send(api, job, event)
+            await _send_event(api, job, event)
         except NotLeader:
             raise
         except ApiError as exc:
             log.warning("event %s on %s was not written: %s", event.reason, job["metadata"]["name"], exc)
 
 
-async def _send(api: ApiClient, job: Mapping[str, Any], event: PlannedEvent) -> None:
+async def _send_event(api: ApiClient, job: Mapping[str, Any], event: PlannedEvent) -> None:
     meta = job["metadata"]
     namespace, now = meta["namespace"], format_time(datetime.now(UTC))
-    body = _build(job, event, now)
+    body = _build_event(job, event, now)
     try:
         await api.create(EVENTS, namespace, body)
     except AlreadyExists:
@@ -45,7 +45,7 @@ async def _send(api: ApiClient, job: Mapping[str, Any], event: PlannedEvent) -> 
         await api.patch(EVENTS, namespace, name, {"count": count, "lastTimestamp": now})
 
 
-def _build(job: Mapping[str, Any], event: PlannedEvent, now: str) -> dict[str, Any]:
+def _build_event(job: Mapping[str, Any], event: PlannedEvent, now: str) -> dict[str, Any]:
     meta = job["metadata"]
     identity = "\n".join((meta["uid"], event.type, event.reason, event.message))
     digest = hashlib.sha256(identity.encode()).hexdigest()[:16]

@@ -40,8 +40,8 @@ async def health_server(
         return web.Response(body=metrics.text(), headers=headers)
 
     app = web.Application()
-    app.router.add_get("/healthz", _probe(why_not_alive))
-    app.router.add_get("/readyz", _probe(why_not_ready))
+    app.router.add_get("/healthz", _health_probe(why_not_alive))
+    app.router.add_get("/readyz", _health_probe(why_not_ready))
     app.router.add_get("/metrics", expose)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
     await runner.setup()
@@ -52,7 +52,7 @@ async def health_server(
         await runner.cleanup()
 
 
-def _probe(problem: Problem) -> Callable[[web.Request], Awaitable[web.Response]]:
+def _health_probe(problem: Problem) -> Callable[[web.Request], Awaitable[web.Response]]:
     async def answer(_request: web.Request) -> web.Response:
         wrong = problem()
         return web.Response(text=wrong or "ok", status=503 if wrong else 200)

@@ -44,7 +44,7 @@ class ClusterWaitingLine:
         """
         is_here = "deletionTimestamp" not in job["metadata"] and is_ours(job["spec"].get("managedBy"))
         ledger = ((job.get("status") or {}).get("ledger") or {}) if is_here else {}
-        now = _contender(key, job, ledger)
+        now = _line_contender(key, job, ledger)
         if (now is not None or ledger.get("tooLarge")) and not ledger.get("queuedSince"):
             self._with_pods.add(key)
         else:
@@ -64,7 +64,7 @@ class ClusterWaitingLine:
         self, key: JobKey, now: PlacementContender | None, held: dict[str, Counter[str]]
     ) -> tuple[JobKey, ...]:
         before, freed = self._places.get(key), self._hold(key, held)
-        if _same(before, now) and not freed:
+        if _same_line(before, now) and not freed:
             return ()
         if before is not None:
             self._order.remove(before)
@@ -105,7 +105,7 @@ class ClusterWaitingLine:
         return used
 
 
-def _contender(key: JobKey, job: Mapping[str, Any], ledger: Mapping[str, Any]) -> PlacementContender | None:
+def _line_contender(key: JobKey, job: Mapping[str, Any], ledger: Mapping[str, Any]) -> PlacementContender | None:
     since: datetime | None = parse_time(ledger.get("lineSince"))
     if since is None:
         return None
@@ -120,7 +120,7 @@ def _contender(key: JobKey, job: Mapping[str, Any], ledger: Mapping[str, Any]) -
     )
 
 
-def _same(before: PlacementContender | None, now: PlacementContender | None) -> bool:
+def _same_line(before: PlacementContender | None, now: PlacementContender | None) -> bool:
     """In every field, those that give no place among them."""
     return (vars(before) if before else None) == (vars(now) if now else None)
 

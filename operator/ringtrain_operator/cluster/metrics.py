@@ -92,11 +92,11 @@ class OperatorMetrics:
             (self.formations, "formation"),
         ):
             counter.inc(max(0, int(now.get(field) or 0) - int(was.get(field) or 0)))
-        known = {note["uid"] for note in _ended(before)}
-        new = [note for note in _ended(after) if note["uid"] not in known and not note.get("done")]
+        known = {note["uid"] for note in _ended_metric_state(before)}
+        new = [note for note in _ended_metric_state(after) if note["uid"] not in known and not note.get("done")]
         self.evaluator_failures.inc(sum(bool(note.get("evaluator")) for note in new))
         self.data_workers_lost.inc(sum(not note.get("evaluator") for note in new))
-        self.input_stalls.inc(_stalled(after) and not _stalled(before))
+        self.input_stalls.inc(_stalled_metric_state(after) and not _stalled_metric_state(before))
         failure = after.get("failure")
         if failure and failure != before.get("failure"):
             self.failures.labels(str(failure.get("reason"))).inc()
@@ -121,11 +121,11 @@ class OperatorMetrics:
         return generate_latest(self.registry)
 
 
-def _ended(status: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def _ended_metric_state(status: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return list((status.get("ledger") or {}).get("endedPods") or ())
 
 
-def _stalled(status: Mapping[str, Any]) -> bool:
+def _stalled_metric_state(status: Mapping[str, Any]) -> bool:
     """Whether data workers were there and are no more; a mere start is no stall."""
     return any(
         one["type"] == "InputStalled" and one["status"] == "True" and one["reason"] != "DataWorkersStarting"

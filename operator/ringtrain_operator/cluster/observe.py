@@ -58,7 +58,7 @@ async def read_surroundings(
     pods = await versions.pods_of(key, quorum=began and not memory.listed)
     memory.listed = True
     ours, others = split_owned(pods, meta["uid"])
-    if not any(_is_of(p, status.get("attempt")) for p in ours):
+    if not any(_is_pod_of_attempt(p, status.get("attempt")) for p in ours):
         memory.forget_objects(
             int(status.get("attempt") or 0)
         )  # the pods that are made next must find all that they mount and run as
@@ -100,7 +100,7 @@ def split_owned(pods: Sequence[Json], uid: str) -> tuple[list[Json], list[Foreig
     return ours, others
 
 
-def _is_of(pod: Json, attempt: object) -> bool:
+def _is_pod_of_attempt(pod: Json, attempt: object) -> bool:
     return (pod["metadata"].get("labels") or {}).get(contract.LABEL_ATTEMPT) == str(attempt)
 
 
@@ -171,7 +171,7 @@ def _devices_of(node: Mapping[str, Any]) -> dict[str, int]:
 
 async def _readiness_of_suspects(api: ApiClient, pods: list[Json], now: datetime) -> dict[str, bool]:
     """Readiness of the nodes whose pods should be gone by now; empty where nodes may not be read."""
-    suspects = {p["spec"].get("nodeName") for p in pods if _overdue(p, now)} - {None}
+    suspects = {p["spec"].get("nodeName") for p in pods if _overdue_pod(p, now)} - {None}
     return {str(name): ready for name in suspects if (ready := await _node_is_ready(api, str(name))) is not None}
 
 
@@ -184,7 +184,7 @@ async def _readiness_since_silent(api: ApiClient, status: Mapping[str, Any]) -> 
     return {} if ready is None else {lost["node"]: ready}
 
 
-def _overdue(pod: Json, now: datetime) -> bool:
+def _overdue_pod(pod: Json, now: datetime) -> bool:
     due = parse_time(pod["metadata"].get("deletionTimestamp"))
     return due is not None and due < now
 

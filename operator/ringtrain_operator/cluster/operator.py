@@ -137,7 +137,7 @@ class Operator:
             self._stop.wait(),
         ]
         if lease is not None:
-            parts.append(_lost(lease))
+            parts.append(_lost_lease(lease))
         workers = [asyncio.create_task(self._reconcile_forever()) for _ in range(self.config.workers)]
         try:
             await _first_of(*parts)
@@ -286,7 +286,7 @@ class Operator:
         return f"not watching yet; {silent}" if self._reach.failed and silent else "not watching yet"
 
 
-async def _lost(lease: LeaderLease) -> None:
+async def _lost_lease(lease: LeaderLease) -> None:
     await lease.keep()
     raise LeaseLost(f"{lease.identity} no longer holds the lease")
 
@@ -308,13 +308,13 @@ def run_until_signalled(config: OperatorConfig, connection: ApiConnection) -> Ex
     """Run until SIGTERM or SIGINT; returns what made it end otherwise."""
     gc.freeze()  # what was imported stays: the collector need not look at it again and again
     try:
-        asyncio.run(_run(config, connection))
+        asyncio.run(_run_operator(config, connection))
     except (LeaseLost, ApiError) as exc:
         return exc
     return None
 
 
-async def _run(config: OperatorConfig, connection: ApiConnection) -> None:
+async def _run_operator(config: OperatorConfig, connection: ApiConnection) -> None:
     operator = Operator(config, connection)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -31,7 +31,7 @@ async def with_warnings(
     silent = (pod for pod in pods if pod.speaks_by is not None and pod.speaks_by <= now)
     for pod in sorted(silent, key=lambda pod: pod.index):
         first.setdefault(pod.role, pod)
-    said = await asyncio.gather(*(_newest(api, namespace, pod) for pod in first.values()))
+    said = await asyncio.gather(*(_newest_pod_event(api, namespace, pod) for pod in first.values()))
     told = {
         pod.uid: replace(pod, waiting=str(event.get("reason")), waiting_message=str(event.get("message") or ""))
         for pod, event in zip(first.values(), said, strict=True)
@@ -52,17 +52,17 @@ async def with_pull(
         return pods
     if last.uid not in known:
         known.clear()
-        known[last.uid] = pull_of(await _about(api, namespace, last), last.container)
+        known[last.uid] = pull_of(await _events_about_pod(api, namespace, last), last.container)
     pulling, pulled = known[last.uid]
     told = replace(last, pulling_at=pulling, pulled_at=pulled)
     return tuple(told if pod is last else pod for pod in pods)
 
 
-async def _newest(api: ApiClient, namespace: str, pod: PodView) -> Json:
-    return max(await _about(api, namespace, pod), key=_told_at, default={})
+async def _newest_pod_event(api: ApiClient, namespace: str, pod: PodView) -> Json:
+    return max(await _events_about_pod(api, namespace, pod), key=_told_at, default={})
 
 
-async def _about(api: ApiClient, namespace: str, pod: PodView) -> list[Json]:
+async def _events_about_pod(api: ApiClient, namespace: str, pod: PodView) -> list[Json]:
     try:
         return await api.select(EVENTS, namespace, fields=f"involvedObject.uid={pod.uid}")
     except ApiError as exc:  # it waits without words, as before
@@ -72,9 +72,9 @@ async def _about(api: ApiClient, namespace: str, pod: PodView) -> list[Json]:
 
 def _told_at(event: Json) -> str:
     series: Json = event.get("series") or {}
-    return _latest(series.get("lastObservedTime"), event.get("lastTimestamp"), event.get("eventTime"))
+    return _latest_pod_event(series.get("lastObservedTime"), event.get("lastTimestamp"), event.get("eventTime"))
 
 
-def _latest(*times: object) -> str:
+def _latest_pod_event(*times: object) -> str:
     """The times have the same form up to whole seconds."""
     return max(str(time or "") for time in times)

@@ -14,7 +14,7 @@ _INDEX, _GROUP = "/openapi/v3", "api/v1"
 
 async def read_pod_schema(api: ApiClient) -> PodSchema:
     """The server's own schema. Raises ApiError, also for an answer that is no such document."""
-    return await _read(api, f"{_INDEX}/{_GROUP}")
+    return await _read_served_schema(api, f"{_INDEX}/{_GROUP}")
 
 
 class ServedPodSchema:
@@ -32,13 +32,13 @@ class ServedPodSchema:
             # the address holds a hash of the document
             address = str(index["paths"][_GROUP]["serverRelativeURL"])
             if address != self._address:
-                self.current = await _read(self._api, address)
+                self.current = await _read_served_schema(self._api, address)
                 self._address = address
         except (ApiError, KeyError, TypeError) as exc:
             log.warning("pod templates are checked by Kubernetes %s: %s", self.current.version, exc)
 
 
-async def _read(api: ApiClient, path: str) -> PodSchema:
+async def _read_served_schema(api: ApiClient, path: str) -> PodSchema:
     document = await api.raw_get(path)
     version = await api.raw_get("/version")
     try:

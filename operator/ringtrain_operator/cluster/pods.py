@@ -81,45 +81,45 @@ class KnownPods:
         if known is None or self._clock() > known.fresh_until:
             return None
         told, known.told = known.told, []
-        if all(_is_told(change, known.pods) for change in told):
+        if all(_is_pod_told(change, known.pods) for change in told):
             return list(known.pods.values())
         self.forget(key)
         return None
 
 
-def _is_told(change: PodChange, pods: dict[str, Json]) -> bool:
+def _is_pod_told(change: PodChange, pods: dict[str, Json]) -> bool:
     """Whether `pods`, after this, have all that there is to know of `change`."""
     before = pods.get(change.name)
     if change.event is None:
         return False  # what was deleted before the watches began anew has no event
     if before is None:
         return change.event == "DELETED"
-    if not _is_newer(change.version, str(before["metadata"].get("resourceVersion"))):
+    if not _is_newer_pod(change.version, str(before["metadata"].get("resourceVersion"))):
         return True
-    if change.event != "MODIFIED" or change.pod is None or not _goes_on(change.pod):
+    if change.event != "MODIFIED" or change.pod is None or not _pod_goes_on(change.pod):
         return False
     pods[change.name] = change.pod
     return True
 
 
-def _is_newer(version: str, known: str) -> bool:
+def _is_newer_pod(version: str, known: str) -> bool:
     if version.isdecimal() and known.isdecimal():
         return int(version) > int(known)
     return version != known
 
 
-def _goes_on(pod: Json) -> bool:
+def _pod_goes_on(pod: Json) -> bool:
     """Whether nothing of the pod has ended or is about to; an init container ends well in every start."""
     status = pod.get("status") or {}
-    ended = any(True for _ in _ends(status.get("containerStatuses") or ()))
-    failed = any(end.get("exitCode") for end in _ends(status.get("initContainerStatuses") or ()))
+    ended = any(True for _ in _container_ends(status.get("containerStatuses") or ()))
+    failed = any(end.get("exitCode") for end in _container_ends(status.get("initContainerStatuses") or ()))
     if ended or failed or "deletionTimestamp" in pod["metadata"]:
         return False
     disrupted = any(condition.get("type") == "DisruptionTarget" for condition in status.get("conditions") or ())
     return not disrupted and status.get("phase") in ("Pending", "Running")
 
 
-def _ends(containers: Iterable[Json]) -> Iterator[Json]:
+def _container_ends(containers: Iterable[Json]) -> Iterator[Json]:
     """How containers ended, now or the last time."""
     for container in containers:
         for which in ("state", "lastState"):

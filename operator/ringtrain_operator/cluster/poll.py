@@ -112,7 +112,7 @@ Document = Mapping[str, object]
 Told = Mapping[str, Document]
 
 
-def _short(document: Document) -> str:
+def _short_status(document: Document) -> str:
     workers = document.get("workers")
     if workers is not None:
         return f"that {workers} workers are wanted"
@@ -222,7 +222,7 @@ class LauncherPoller:
                 continue
             refused = why if has_answered else refused
             url = endpoint.url_of(path)
-            log.warning("%s was not told %s; it %s", url, _short(document), why, extra={"job": str(key)})
+            log.warning("%s was not told %s; it %s", url, _short_status(document), why, extra={"job": str(key)})
         return refused
 
     async def _put(self, endpoint: LauncherPollEndpoint, path: str, document: Document) -> tuple[str, bool]:

@@ -161,7 +161,7 @@ class Reconciler:
         self, key: JobKey, job: Json, reading: ClusterReading, plan: Plan, memory: ReconcileMemory
     ) -> None:
         endpoint = launcher_endpoint(reading)
-        if endpoint is not None and not _finished(job):
+        if endpoint is not None and not _finished_job(job):
             workers = wanted_workers(job)
             wish = LauncherPollWish(workers, dict(memory.gone)) if workers is not None else None
             status = parse_status(job.get("status"))
@@ -193,7 +193,7 @@ class Reconciler:
         if self._uids.get(key) != uid:
             self._forget(key)
             self._uids[key] = uid
-        if _finished(job):
+        if _finished_job(job):
             self._memories.pop(uid, None)
             return ReconcileMemory()
         return self._memories.setdefault(uid, ReconcileMemory())
@@ -254,5 +254,5 @@ def _status_port(pod: Json) -> str:
     return next((e["value"] for e in env if e["name"] == contract.ENV_STATUS_PORT), str(contract.PORT_STATUS))
 
 
-def _finished(job: Json) -> bool:
+def _finished_job(job: Json) -> bool:
     return (job.get("status") or {}).get("state") in ("Succeeded", "Failed")

@@ -25,7 +25,7 @@ from ..build.names import ObjectRef
 from ..observe.pod_shape import PodEvent
 from .api.client import METADATA_ONLY, ApiClient
 from .api.connection import ApiConnection
-from .api.decode import decode
+from .api.decode import decode_api_answer
 from .api.errors import ApiError, Forbidden, ServerError
 from .api.resources import COMPANIONS, JOBS, PODS, ApiResource
 from .api.transport import lines_of
@@ -104,13 +104,13 @@ async def _watch_until(scope: WatchScope, host: asyncio.AbstractEventLoop, stop:
     async with aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, ssl=connection.tls or True),
         middlewares=(_WatchMiddleware(connection, (JOBS, PODS, *COMPANIONS, *scope.extras)),),
-        response_class=_readable(read),
+        response_class=_readable_watch(read),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=10.0),
         headers={"User-Agent": "ringtrain-operator-watch"},
     ) as session:
         await kopf.operator(
-            registry=_handlers(scope, host, session, read),
-            settings=_settings(scope),
+            registry=_watch_handlers(scope, host, session, read),
+            settings=_watch_settings(scope),
             clusterwide=not scope.namespaces,
             namespaces=scope.namespaces,
             standalone=True,
@@ -137,7 +137,7 @@ async def until_served(api: ApiClient, namespaces: tuple[str, ...]) -> None:
             await asyncio.sleep(2.0 * random.uniform(0.8, 1.2))
 
 
-def _handlers(
+def _watch_handlers(
     scope: WatchScope, host: asyncio.AbstractEventLoop, session: aiohttp.ClientSession, read: Pods
 ) -> kopf.OperatorRegistry:
     """`read`: pods that watches have brought."""
@@ -188,7 +188,7 @@ def _group_version(resource: ApiResource) -> tuple[str, str]:
     return group, version
 
 
-def _settings(scope: WatchScope) -> kopf.OperatorSettings:
+def _watch_settings(scope: WatchScope) -> kopf.OperatorSettings:
     settings = kopf.OperatorSettings()
     settings.posting.enabled = False
     settings.persistence.diffbase_storage = _WatchNoDiff()
@@ -229,7 +229,7 @@ class _WatchNoDiff(kopf.DiffBaseStorage):
         pass
 
 
-def _readable(read: Pods) -> type[aiohttp.ClientResponse]:
+def _readable_watch(read: Pods) -> type[aiohttp.ClientResponse]:
     """Answers as kopf can take them, whatever is in the cluster. `read` gets the pods that watches bring.
 
     An empty list of metadata has `items: null`, which kopf does not expect; and `managedFields` repeat a spec's
@@ -245,9 +245,9 @@ def _readable(read: Pods) -> type[aiohttp.ClientResponse]:
             return self
 
         async def json(self, **_options: Any) -> Any:
-            decoded = _decoded(await self.read())
+            decoded = _decoded_watch(await self.read())
             if isinstance(decoded, dict) and "items" in decoded:
-                decoded["items"] = [_flat(item) for item in decoded["items"] or ()]
+                decoded["items"] = [_flat_event(item) for item in decoded["items"] or ()]
             return decoded
 
     return ReadableWatch
@@ -266,14 +266,14 @@ class _WatchEvents:
     async def iter_chunked(self, _size: int) -> AsyncIterator[bytes]:
         async for line in lines_of(self._content):
             event = self._event_of(line)
-            yield json.dumps({**event, "object": _flat(event["object"])}).encode() + b"\n"
+            yield json.dumps({**event, "object": _flat_event(event["object"])}).encode() + b"\n"
 
     def _event_of(self, line: bytes) -> Any:
         if self._read is None:
-            return _decoded(line)
-        event = _decoded(line, PodEvent)
+            return _decoded_watch(line)
+        event = _decoded_watch(line, PodEvent)
         if event["type"] not in ("ADDED", "MODIFIED", "DELETED"):
-            return _decoded(line)
+            return _decoded_watch(line)
         pod = event["object"]
         self._read[pod["metadata"]["uid"]] = pod
         return {
@@ -282,14 +282,14 @@ class _WatchEvents:
         }
 
 
-def _decoded(raw: bytes, shape: Any = None) -> Any:
+def _decoded_watch(raw: bytes, shape: Any = None) -> Any:
     try:
-        return decode(raw, shape)
+        return decode_api_answer(raw, shape)
     except ServerError as exc:
         raise aiohttp.ClientPayloadError(str(exc)) from exc  # kopf lists and watches again
 
 
-def _flat(obj: dict[str, Any]) -> dict[str, Any]:
+def _flat_event(obj: dict[str, Any]) -> dict[str, Any]:
     """`obj`, which is all metadata, without the part that has levels."""
     metadata = {name: value for name, value in obj["metadata"].items() if name != "managedFields"}
     return {**obj, "metadata": metadata}

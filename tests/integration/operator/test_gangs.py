@@ -13,7 +13,7 @@ from support.gangschedulers import groups_of
 from support.rounds import NAMESPACE, Arena, open_arena, scheduling_plane
 from support.scenario import Scenario
 
-from ringtrain_operator.client.causes import explain
+from ringtrain_operator.client.causes import explain_job
 from ringtrain_operator.cluster.api.resources import COMPANIONS, JOBS, PODS, SECRETS
 from ringtrain_operator.plan.objects import LAUNCHER_ENDS_S
 
@@ -84,7 +84,7 @@ async def test_a_gang_that_waits_says_why_and_holds_nothing(
         waits = await second.until_condition("Running", "False", words[gang])
         assert waits["reason"] == "Unschedulable"
         assert f"({gang})" in waits["message"]
-        assert waits["message"] in "\n".join(explain(await second.until_state("Queued"), [], []))
+        assert waits["message"] in "\n".join(explain_job(await second.until_state("Queued"), [], []))
         assert not [pod for pod in await second.pods() if pod["spec"].get("nodeName")]
         first.succeed(workers=3)
         await second.until_running(workers=3)

@@ -15,7 +15,7 @@ from support.kubelet import Kubelet, ScriptedRuntime
 from support.operating import running_operator
 from support.scenario import Clock, Scenario
 
-from ringtrain_operator.client.causes import explain
+from ringtrain_operator.client.causes import explain_job
 from ringtrain_operator.cluster.api.resources import JOBS
 
 GPU = "nvidia.com/gpu"
@@ -62,7 +62,7 @@ async def test_a_job_that_no_node_takes_keeps_no_gang_waiting(open_cluster: Open
         ahead = f"directly ahead of it in the line: {s.namespace}/second"
         waits = await third.until_condition("Running", "False", ahead)
         assert waits["reason"] == "Queued"
-        assert waits["message"] in "\n".join(explain(await third.job(), [], []))
+        assert waits["message"] in "\n".join(explain_job(await third.job(), [], []))
         first.succeed(workers=4)
         await second.until_running(workers=4)
         second.succeed(workers=4)

@@ -11,7 +11,7 @@ from support.jobs import condition, python_job, state
 from support.kubelet import Kubelet, ProcessRuntime
 from support.operating import running_operator
 
-from ringtrain_operator.client.causes import explain
+from ringtrain_operator.client.causes import explain_job
 from ringtrain_operator.cluster.api.resources import JOBS
 
 pytestmark = pytest.mark.apiserver
@@ -38,5 +38,5 @@ async def test_a_job_fails_by_its_loss(control_plane: ControlPlane, tmp_path: Pa
             failed = await c.until(JOBS, ns, "diverges", lambda j: state(j) in ("Succeeded", "Failed"))
     assert condition(failed, "Failed")["reason"] == "NotFinite"
     assert (failed["status"]["restarts"], failed["status"]["attempt"]) == (0, 1)
-    told = "\n".join(explain(failed, [], []))
+    told = "\n".join(explain_job(failed, [], []))
     assert "the loss that rank 1 reported is Infinity since step 7 (failOnNaN)" in told

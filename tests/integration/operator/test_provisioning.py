@@ -18,7 +18,7 @@ from support.rendering import render
 from support.sampling import Sample
 from support.scenario import Clock, Scenario
 
-from ringtrain_operator.client.causes import explain
+from ringtrain_operator.client.causes import explain_job
 from ringtrain_operator.cluster.api.client import ApiClient
 from ringtrain_operator.cluster.api.resources import JOBS, POD_TEMPLATES, PODS
 from ringtrain_operator.placement.provisioning import ASK_AGAIN_S
@@ -105,7 +105,7 @@ async def test_pods_wait_for_nodes_and_what_failed_is_asked_again(server: Any, t
         await say(s.cluster.api, first, "Failed", "CapacityIsNotFound", "no nodes of that kind")
         told = await s.until_condition("Running", "False", "no nodes of that kind")
         assert told["reason"] == "NoCapacity"
-        assert told["message"] in "\n".join(explain(await s.until_state("Queued"), [], []))
+        assert told["message"] in "\n".join(explain_job(await s.until_state("Queued"), [], []))
         assert await s.pods() == []
         s.skip(ASK_AGAIN_S + 1)
         async with asyncio.timeout(WAIT_S):

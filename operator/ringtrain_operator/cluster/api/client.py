@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from .connection import ApiConnection
-from .decode import decode
+from .decode import decode_api_answer
 from .errors import NotFound, error_of
 from .resources import PODS, ApiResource
 from .transport import ApiLimits, ApiRequest, ApiTransport, lines_of
@@ -165,7 +165,7 @@ class ApiClient:
         query.update({"resourceVersion": since} if since else {})
         async with aclosing(self._lines(ApiRequest("GET", resource.path(namespace), query))) as lines:
             async for line in lines:
-                event: Json = decode(line)
+                event: Json = decode_api_answer(line)
                 if event["type"] == "ERROR":
                     raise error_of(int(event["object"].get("code", 500)), event["object"], None)
                 yield event

@@ -43,7 +43,7 @@ class ApiConnection:
     def of_service_account(cls, folder: Path, host: str, port: str) -> "ApiConnection":
         """The connection of a pod: the token file in `folder` is read again as it is rotated."""
         try:
-            tls = _trusting(str(folder / "ca.crt"))
+            tls = _tls_trusting(str(folder / "ca.crt"))
             namespace = (folder / "namespace").read_text().strip()
         except OSError as exc:
             raise ApiError(
@@ -96,7 +96,7 @@ class _ApiTokenFile:
         return self._header
 
 
-def _trusting(ca_file: str) -> ssl.SSLContext:
+def _tls_trusting(ca_file: str) -> ssl.SSLContext:
     """A context that trusts the cluster's own CA, and nobody else, for the name of the server.
 
     Without VERIFY_X509_STRICT, which Python sets from 3.13 on: CAs of many clusters (MicroK8s, older EKS) lack the
@@ -111,7 +111,7 @@ def _tls_of(settings: Any) -> ssl.SSLContext | None:
     """TLS as a `kubernetes.client.Configuration` wants it."""
     if not settings.host.startswith("https"):
         return None
-    tls = _trusting(settings.ssl_ca_cert) if settings.ssl_ca_cert else ssl.create_default_context()
+    tls = _tls_trusting(settings.ssl_ca_cert) if settings.ssl_ca_cert else ssl.create_default_context()
     if settings.cert_file:
         tls.load_cert_chain(settings.cert_file, settings.key_file)
     if not settings.verify_ssl:

@@ -20,7 +20,7 @@ DEPTH_MAX = 200
 _STRING_OR_BRACKET = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[][{}]', re.DOTALL)
 
 
-def decode(raw: bytes, shape: Any = None) -> Any:
+def decode_api_answer(raw: bytes, shape: Any = None) -> Any:
     """The value of a JSON document; where it is too deep for Python's decoder, null below level `DEPTH_MAX`.
 
     `shape`: a TypedDict whose names are all that is wanted; the value may have more where it has not this shape.
@@ -28,22 +28,22 @@ def decode(raw: bytes, shape: Any = None) -> Any:
     """
     if shape is not None:
         with suppress(msgspec.MsgspecError, RecursionError, UnicodeError):
-            return _decoder(shape).decode(raw)
+            return _answer_decoder(shape).decode(raw)
     try:
         try:
             return json.loads(raw)
         except RecursionError:
-            return json.loads(b"".join(_pruned(raw)))
+            return json.loads(b"".join(_pruned_answer(raw)))
     except ValueError as exc:
         raise ServerError(f"the API server's answer is no JSON: {exc}") from exc
 
 
 @functools.cache
-def _decoder(shape: Any) -> msgspec.json.Decoder[Any]:
+def _answer_decoder(shape: Any) -> msgspec.json.Decoder[Any]:
     return msgspec.json.Decoder(shape)
 
 
-def _pruned(raw: bytes) -> Iterator[bytes]:
+def _pruned_answer(raw: bytes) -> Iterator[bytes]:
     """The document's parts that are not too deep, with null for each value that is."""
     depth, kept_to = 0, 0
     for token in _STRING_OR_BRACKET.finditer(raw):

@@ -49,7 +49,7 @@ async def pod_stream(
         raise Unreachable(f"{what}: {str(exc) or type(exc).__name__}") from exc
 
 
-async def execute(
+async def execute_in_pod(
     connection: ApiConnection, namespace: str, pod: str, container: str, command: Sequence[str]
 ) -> AsyncGenerator[bytes, None]:
     """The command's stdout as it comes.
@@ -70,12 +70,12 @@ async def execute(
             elif channel == _STDERR:
                 stderr += data
             elif channel == _STATUS and data:
-                _check(pod, json.loads(data), stderr)
+                _check_pod_command(pod, json.loads(data), stderr)
                 return
     raise Unreachable(f"exec in pod {pod}: the stream ended before the command")
 
 
-def _check(pod: str, status: dict[str, Any], stderr: bytes) -> None:
+def _check_pod_command(pod: str, status: dict[str, Any], stderr: bytes) -> None:
     causes = (status.get("details") or {}).get("causes") or []
     if any(cause.get("reason") == "ExitCode" and cause.get("message") == _KILLED for cause in causes):
         raise Unreachable(f"exec in pod {pod}: the command was killed; has its container ended?")

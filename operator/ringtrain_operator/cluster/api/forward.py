@@ -25,9 +25,9 @@ async def port_forward(
     path, what = PODS.path(namespace, pod, "portforward"), f"a forward to port {port} of pod {pod}"
     async with pod_stream(connection, path, [("ports", str(port))], what) as socket:
         await socket.send_bytes(bytes([_DATA]) + first)
-        sending = asyncio.create_task(_send(socket, ends))
+        sending = asyncio.create_task(_send_forwarded(socket, ends))
         try:
-            await _receive(socket, ends, f"port {port} of pod {pod}")
+            await _receive_forwarded(socket, ends, f"port {port} of pod {pod}")
         finally:
             sending.cancel()
             await asyncio.gather(sending, return_exceptions=True)
@@ -52,7 +52,7 @@ class ApiForwardEnds:
         await self._writer.drain()
 
 
-async def _send(socket: aiohttp.ClientWebSocketResponse, ends: ApiForwardEnds) -> None:
+async def _send_forwarded(socket: aiohttp.ClientWebSocketResponse, ends: ApiForwardEnds) -> None:
     try:
         while data := await ends.read():
             await socket.send_bytes(bytes([_DATA]) + data)
@@ -60,7 +60,7 @@ async def _send(socket: aiohttp.ClientWebSocketResponse, ends: ApiForwardEnds) -
         await socket.close()  # ends the other direction, too: whoever asked is gone
 
 
-async def _receive(socket: aiohttp.ClientWebSocketResponse, ends: ApiForwardEnds, what: str) -> None:
+async def _receive_forwarded(socket: aiohttp.ClientWebSocketResponse, ends: ApiForwardEnds, what: str) -> None:
     begun: set[int] = set()
     async for message in socket:
         if message.type is not aiohttp.WSMsgType.BINARY or not message.data:

@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 
 from .connection import ApiConnection
-from .decode import decode
+from .decode import decode_api_answer
 from .errors import ApiError, NotLeader, ServerError, TooManyRequests, Unreachable, VersionAhead, error_of
 
 log = logging.getLogger(__name__)
@@ -101,7 +101,7 @@ class ApiTransport:
         lane = self._creations if request.method == "POST" else nullcontext()
         async with lane, self._slots, self._answer(session, request, self._limits.timeout_s) as response:
             raw = await response.read()
-            return decode(raw, request.shape) if want_body else None
+            return decode_api_answer(raw, request.shape) if want_body else None
 
     @asynccontextmanager
     async def stream(self, request: ApiRequest) -> AsyncIterator[aiohttp.StreamReader]:
@@ -129,7 +129,7 @@ class ApiTransport:
                 timeout=timeout,
             ) as response:
                 if response.status >= 400:
-                    raise await _refusal(response)
+                    raise await _api_refusal(response)
                 yield response
         except (aiohttp.ClientError, TimeoutError, ConnectionError) as exc:
             why = str(exc) or type(exc).__name__
@@ -147,10 +147,10 @@ async def lines_of(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
         yield rest
 
 
-async def _refusal(response: aiohttp.ClientResponse) -> ApiError:
+async def _api_refusal(response: aiohttp.ClientResponse) -> ApiError:
     raw = await response.read()
     try:
-        status = decode(raw)
+        status = decode_api_answer(raw)
     except ServerError:
         status = {"message": raw.decode(errors="replace")[:500]}
     try:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from ringtrain_operator.client.causes import explain
+from ringtrain_operator.client.causes import explain_job
 from ringtrain_operator.client.queue_place import PAGE, place_in_queue
 from ringtrain_operator.client.session import ClusterAccess
 from ringtrain_operator.cluster.api.client import ApiClient
@@ -92,6 +92,6 @@ def test_nobody_asks_for_a_job_that_does_not_wait() -> None:
 
 def test_why_tells_the_place_below_what_the_job_waits_for() -> None:
     """A line of its own."""
-    assert list(explain(waiting(), [], [], place="place 2 in LocalQueue research"))[1] == (
+    assert list(explain_job(waiting(), [], [], place="place 2 in LocalQueue research"))[1] == (
         "    place 2 in LocalQueue research"
     )

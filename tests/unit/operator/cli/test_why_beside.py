@@ -11,7 +11,7 @@ from support.jobs import job
 from support.planworld import World
 
 from ringtrain_operator.cli.main import main
-from ringtrain_operator.client.causes import explain
+from ringtrain_operator.client.causes import explain_job
 from ringtrain_operator.cluster.metrics import OperatorMetrics
 from ringtrain_operator.cluster.queue import JobKey
 from ringtrain_operator.local.past_runs import write_job
@@ -36,7 +36,7 @@ def waits(w: World, fraction: float | None) -> None:
 
 def why(w: World) -> str:
     """What `dtj why` prints."""
-    return "\n".join(explain(json.loads(json.dumps(w.job)), [], []))
+    return "\n".join(explain_job(json.loads(json.dumps(w.job)), [], []))
 
 
 def test_why_names_some_pods_of_many_and_first_those_that_say_more() -> None:
@@ -45,7 +45,7 @@ def test_why_names_some_pods_of_many_and_first_those_that_say_more() -> None:
     pods = [{"metadata": meta, "spec": {}, "status": {"phase": "Pending"}} for meta in named]
     waiting = {"reason": "ImagePullBackOff", "message": "no such tag"}
     pods[700]["status"] |= {"containerStatuses": [{"name": "train", "state": {"waiting": waiting}}]}
-    told = [line.strip() for line in explain(json.loads(json.dumps(served().job)), pods, []) if "pod" in line]
+    told = [line.strip() for line in explain_job(json.loads(json.dumps(served().job)), pods, []) if "pod" in line]
     assert told[0] == "pod digits-worker-700: ImagePullBackOff: no such tag"
     assert told[1] == "pod digits-worker-0 is Pending, not scheduled yet"
     assert told[10:] == ["and 990 more pods like these"]

@@ -6,7 +6,7 @@ import json
 
 from support.planworld import elastic
 
-from ringtrain_operator.client.causes import explain
+from ringtrain_operator.client.causes import explain_job
 from ringtrain_operator.cluster.metrics import OperatorMetrics
 from ringtrain_operator.cluster.poll import LauncherPollEndpoint
 from ringtrain_operator.cluster.reconcile import wanted_workers
@@ -21,7 +21,7 @@ def test_why_tells_the_losses() -> None:
     w.settle()
     w.world_is(2, 2, lostSteps=1, recoveries=1, lastRecoverySeconds=1.5)
     w.settle()
-    told = "\n".join(explain(json.loads(json.dumps(w.job)), [], []))
+    told = "\n".join(explain_job(json.loads(json.dumps(w.job)), [], []))
     assert "Degraded=True" in told
     assert "2 of 3 ranks train: digits-worker-1" in told
     assert "1 worker lost so far, 1 step done again; went on 1 time, the last within 1.5 s" in told
@@ -46,7 +46,7 @@ def test_a_lost_state_is_told_in_the_status() -> None:
     assert (failure.reason, failure.rank, failure.pod, failure.attempt) == ("StateLost", 2, VICTIM, 1)
     assert (w.status.state, w.status.attempt, w.status.restarts) == ("Running", 1, 0)
     assert w.reasons().count("StateLost") == 1
-    told = "\n".join(explain(json.loads(json.dumps(w.job)), [], []))
+    told = "\n".join(explain_job(json.loads(json.dumps(w.job)), [], []))
     assert f"last failure (attempt 1): StateLost: {message} in {VICTIM}" in told
     assert "| StateLost: ranks [2]" in told
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from ringtrain_operator.cluster.api.decode import DEPTH_MAX, decode
+from ringtrain_operator.cluster.api.decode import DEPTH_MAX, decode_api_answer
 from ringtrain_operator.cluster.api.errors import ServerError
 
 LEVELS = 9_900  # what the API server stores at most is 10,000
@@ -34,7 +34,9 @@ def depth(value: Any) -> int:
 )
 def test_what_is_too_deep_becomes_null(deep: str) -> None:
     """What stands beside it is whole."""
-    found = decode(f'{{"items":[{{"name":"a"}},{{"spec":{deep}}},{{"name":"b","spec":{deep}}}]}}'.encode())
+    found = decode_api_answer(
+        f'{{"items":[{{"name":"a"}},{{"spec":{deep}}},{{"name":"b","spec":{deep}}}]}}'.encode()
+    )
     assert found["items"][0] == {"name": "a"}
     assert found["items"][2]["name"] == "b"
     assert depth(found) == DEPTH_MAX
@@ -43,11 +45,11 @@ def test_what_is_too_deep_becomes_null(deep: str) -> None:
 def test_what_is_not_too_deep_is_decoded_as_it_is() -> None:
     """Also where it is deeper than what is kept of a document that is."""
     document = json.loads("[" * (DEPTH_MAX + 50) + "]" * (DEPTH_MAX + 50))
-    assert decode(json.dumps(document).encode()) == document
+    assert decode_api_answer(json.dumps(document).encode()) == document
 
 
 @pytest.mark.parametrize("raw", [b"", b"<html>", b'{"items":', b"\xff", nested("[", "").encode()])
 def test_what_is_no_json_is_an_api_error(raw: bytes) -> None:
     """A proxy's page, an answer that was cut off."""
     with pytest.raises(ServerError, match="no JSON"):
-        decode(raw)
+        decode_api_answer(raw)

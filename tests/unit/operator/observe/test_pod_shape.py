@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any, get_args, get_type_hints, is_typeddict
 
 from ringtrain_operator import contract
-from ringtrain_operator.cluster.api.decode import decode
+from ringtrain_operator.cluster.api.decode import decode_api_answer
 from ringtrain_operator.cluster.observe import ClusterReading, split_owned
 from ringtrain_operator.cluster.reconcile import launcher_endpoint
 from ringtrain_operator.observe.model import Observed
@@ -119,7 +119,7 @@ def test_what_is_read_is_what_is_decoded() -> None:
 def test_readers_see_no_difference() -> None:
     """Between pods that are decoded whole, and what is decoded of a list."""
     raw = json.dumps({"metadata": {"resourceVersion": "9", "continue": ""}, "items": PODS}).encode()
-    listed = decode(raw, PodList)
+    listed = decode_api_answer(raw, PodList)
     assert "managedFields" not in listed["items"][0]["metadata"]
     assert looked_at(listed["items"]) == looked_at(PODS)
     assert listed["items"][0]["metadata"]["resourceVersion"] == "7"
@@ -129,4 +129,4 @@ def test_readers_see_no_difference() -> None:
 def test_an_answer_of_another_shape_is_decoded_whole() -> None:
     """An API server that says null, or has a number where a name was, is read as before."""
     odd = {"metadata": {"resourceVersion": 9}, "items": None}
-    assert decode(json.dumps(odd).encode(), PodList) == odd
+    assert decode_api_answer(json.dumps(odd).encode(), PodList) == odd

@@ -10,7 +10,7 @@ from support.jobs import job
 from support.planworld import World
 
 from ringtrain_operator.build.names import ObjectRef
-from ringtrain_operator.client.causes import explain
+from ringtrain_operator.client.causes import explain_job
 from ringtrain_operator.contract import CHECKPOINT_DIR
 from ringtrain_operator.observe.model import Refusal
 
@@ -95,7 +95,7 @@ def test_a_refusal_of_its_pod_is_said() -> None:
     del w.pods[NAME]
     w.settle()
     assert w.status.evaluator.message == f"the API refused {refused.ref} (Forbidden): {refused.message}"
-    why = [line for line in explain(w.job, [], []) if "evaluator" in line]
+    why = [line for line in explain_job(w.job, [], []) if "evaluator" in line]
     assert why == [f"  the evaluator is {state(w)}: {w.status.evaluator.message}"]
     w.refusals = ()
     w.settle()

@@ -8,7 +8,7 @@ from support.jobs import job
 from support.planworld import World, condition
 from support.playedkueue import PlayedKueue
 
-from ringtrain_operator.client.causes import explain
+from ringtrain_operator.client.causes import explain_job
 
 QUEUE = {"queue": "research"}
 
@@ -346,7 +346,7 @@ def test_a_job_for_another_cluster_that_gets_no_workload_says_why(problem: str) 
     why = "PriorityClass 'high' does not exist" if problem == "refused" else "are not served here"
     assert (w.status.state, w.status.reason) == ("Pending", "NoWorkload")
     assert why in condition(w, "Running")[2]
-    assert any(why in line for line in explain(w.job, [], []))
+    assert any(why in line for line in explain_job(w.job, [], []))
 
 
 def test_a_workload_that_was_made_for_the_job_becomes_its_own() -> None:

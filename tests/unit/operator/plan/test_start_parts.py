@@ -9,7 +9,7 @@ from datetime import timedelta
 from support.jobs import job
 from support.planworld import World, elastic, format_time
 
-from ringtrain_operator.client.causes import explain
+from ringtrain_operator.client.causes import explain_job
 from ringtrain_operator.observe.pods import view_pod
 from ringtrain_operator.status.progress import MOST_EVENTS, parts_of, start_of, told_of_pods
 
@@ -55,7 +55,7 @@ def test_a_start_is_written_once_its_ranks_run() -> None:
     w.settle()
     assert w.status.start is not None
     assert parts_of(w.status.start)[-2:] == [("formed", 2.0), ("first step", 5.0)]
-    told = "\n".join(explain(json.loads(json.dumps(w.job)), [], []))
+    told = "\n".join(explain_job(json.loads(json.dumps(w.job)), [], []))
     assert "start: queued 3 s, scheduled 2 s, started 7 s, formed 2 s, first step 5 s (the last pod" in told
 
 
@@ -63,7 +63,7 @@ def test_a_start_that_is_under_way_is_explained() -> None:
     """As far as pods and Events tell; of a pull that goes on its beginning."""
     w = begun()
     w.pods["digits-worker-1"]["status"].pop("containerStatuses")
-    told = "\n".join(explain(w.job, list(w.pods.values()), []))
+    told = "\n".join(explain_job(w.job, list(w.pods.values()), []))
     assert "start so far: queued 3 s, scheduled 2 s\n" in told + "\n"
     stamp(w, "digits-worker-1", 2, 9)
     uid = w.pods["digits-worker-1"]["metadata"]["uid"]
@@ -72,7 +72,7 @@ def test_a_start_that_is_under_way_is_explained() -> None:
         {"involvedObject": about, "reason": reason, "lastTimestamp": format_time(w.now + timedelta(seconds=at))}
         for reason, at in (("Pulling", 3), ("Pulled", 8))
     ]
-    told = "\n".join(explain(w.job, list(w.pods.values()), pulls))
+    told = "\n".join(explain_job(w.job, list(w.pods.values()), pulls))
     assert "start so far: queued 3 s, scheduled 2 s, prepared 1 s, pulled 5 s, started 1 s (the last" in told
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from support.jobs import job
 from support.planworld import World
 
-from ringtrain_operator.client.causes import explain
+from ringtrain_operator.client.causes import explain_job
 
 TOLD = "step 140 of /checkpoints/a-uid/attempt-0001/ckpt-0000000140.npz"
 
@@ -25,4 +25,4 @@ def test_it_is_an_event_and_in_why() -> None:
     w.settle()
     assert [e.message for e in w.events if e.reason == "StartedFrom"] == [f"attempt 1 went on from {TOLD}"]
     assert w.status.progress.started_from == TOLD
-    assert any(TOLD in line for line in explain(w.job, [], []))
+    assert any(TOLD in line for line in explain_job(w.job, [], []))

@@ -10,7 +10,7 @@ from support.jobs import job
 from support.planworld import World, condition, running, world
 
 from ringtrain_operator.build.names import ObjectRef
-from ringtrain_operator.client.causes import explain
+from ringtrain_operator.client.causes import explain_job
 from ringtrain_operator.cluster.poll import PollTimes
 from ringtrain_operator.observe.model import Refusal
 from ringtrain_operator.plan.objects import companion_refs
@@ -383,7 +383,7 @@ def test_a_side_container_that_fails_while_training_goes_on() -> None:
     now = w.status.condition("Running")
     assert now.last_transition_time == since.last_transition_time
     assert [event.type for event in w.events if event.reason == "SideContainerFailed"] == ["Warning"]
-    causes = "\n".join(explain(w.job, list(w.pods.values()), []))
+    causes = "\n".join(explain_job(w.job, list(w.pods.values()), []))
     assert f"SideContainerFailed: {text}" in causes
     assert "digits-worker-1: side container proxy exited with 1" in causes.replace(
         " on node-of-digits-worker-1", ""
