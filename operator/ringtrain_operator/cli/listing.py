@@ -10,7 +10,7 @@ import click
 import yaml
 from rich.console import Console
 
-from ..local.wording import wrapped
+from ..local.wording import wrapped_display_text
 from .session import ClusterOptions, Json, job_argument, local_or_cluster_options, with_client
 
 
@@ -112,4 +112,4 @@ def why(name: str, output: str, cluster: ClusterOptions | None) -> None:
         return
     console = Console()
     for line in found:
-        click.echo(wrapped(line, console, " " * (len(line) - len(line.lstrip()) + 2)))
+        click.echo(wrapped_display_text(line, console, " " * (len(line) - len(line.lstrip()) + 2)))

@@ -10,7 +10,7 @@ import click
 from ..client.launcher_output import WantedLauncherOutput
 from ..client.pod_logs import WantedPod, read_pod
 from ..client.runs import AsyncClient
-from ..local.past_runs import pod_lines
+from ..local.past_runs import past_run_pod_lines
 from .session import (
     RUNS,
     ClusterAccess,
@@ -82,7 +82,7 @@ def _print_pod_logs(wanted: WantedPod, cluster: ClusterOptions | None) -> None:
     if cluster is None:
         _refuse_follow(wanted.follow)
         with errors_reported():
-            sys.stdout.buffer.writelines(pod_lines(RUNS, wanted.name, wanted.pod, wanted.tail))
+            sys.stdout.buffer.writelines(past_run_pod_lines(RUNS, wanted.name, wanted.pod, wanted.tail))
             sys.stdout.buffer.flush()
         return
 

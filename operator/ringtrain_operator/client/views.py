@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from ..local.wording import numbers
+from ..local.wording import local_progress_numbers
 from ..status.model import Failure, JobStatus, parse_status
 from .session import Json
 
@@ -45,7 +45,7 @@ class Snapshot:
     def cells(self) -> tuple[str, ...]:
         """Name, state, workers, restarts, progress, and what training reports."""
         progress = self.status.progress
-        told = numbers(progress.model_dump(by_alias=True)) if progress is not None else []
+        told = local_progress_numbers(progress.model_dump(by_alias=True)) if progress is not None else []
         return (
             self.name,
             self.state,

@@ -45,7 +45,7 @@ class Converted:
     notes: tuple[str, ...]
 
 
-def converted(spec: dict[str, Any], *metadata: Mapping[str, Any], notes: list[str]) -> Converted:
+def converted_manifest(spec: dict[str, Any], *metadata: Mapping[str, Any], notes: list[str]) -> Converted:
     """The job with this `spec`, and of `metadata` what `_carried_metadata` takes. Raises Invalid."""
     carried = _carried_metadata(*metadata, notes=notes)
     _leave_suspension_to_queue(spec, carried, notes)
@@ -67,7 +67,7 @@ def _carried_metadata(*metadata: Mapping[str, Any], notes: list[str]) -> dict[st
     """
     made = {key: metadata[0][key] for key in ("name", "generateName", "namespace") if metadata[0].get(key)}
     for kind in _KINDS:
-        if found := _carried(kind, metadata, _OWNERS, "metadata", notes):
+        if found := _carried_fields(kind, metadata, _OWNERS, "metadata", notes):
             made[kind] = found
     return made
 
@@ -80,7 +80,7 @@ def carried_template(
     made: dict[str, Any] = copy.deepcopy(dict(template))
     own = made.get("metadata") or {}
     for kind in _KINDS:
-        found = _carried(kind, (own, *outer), LABELS, f"{path}.metadata", notes)
+        found = _carried_fields(kind, (own, *outer), LABELS, f"{path}.metadata", notes)
         if found or own.get(kind):
             made["metadata"] = {**(made.get("metadata") or {}), kind: found}
     made["spec"].pop("restartPolicy", None)
@@ -97,7 +97,7 @@ def _leave_suspension_to_queue(spec: dict[str, Any], metadata: Mapping[str, Any]
         )
 
 
-def _carried(
+def _carried_fields(
     kind: str, metadata: tuple[Mapping[str, Any], ...], taken: frozenset[str], path: str, notes: list[str]
 ) -> dict[str, Any]:
     found: dict[str, Any] = {}

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..errors import Invalid, Problem, shown
 from ..spec.template import shape_problems, template_devices
-from .metadata import Converted, carried_template, converted, unknown_fields
+from .metadata import Converted, carried_template, converted_manifest, unknown_fields
 
 _API_GROUP = "kubeflow.org/"
 _VERSIONS = (f"{_API_GROUP}v1", f"{_API_GROUP}v2beta1")
@@ -102,16 +102,16 @@ def convert_mpijob(obj: Mapping[str, Any]) -> Converted:
     if problems := shape_problems(obj, "", _SHAPE):
         raise Invalid(problems)
     notes = ["the image stays as it is: the operator brings the agent, and neither sshd nor keys are needed"]
-    worker, launcher = _replica(spec, "Worker"), _replica(spec, "Launcher")
+    worker, launcher = _mpijob_replica(spec, "Worker"), _mpijob_replica(spec, "Launcher")
     all_workers = bool(spec.get("runLauncherAsWorker") and template_devices(launcher["template"]))
     made = {
         "backend": "mpi",
         "agent": "Inject",
         "slotsPerWorker": _whole_or_1(spec, "slotsPerWorker", "spec"),
-        "mpi": _mpi(spec, launcher_as_worker=not all_workers),
-        "worker": _worker(worker, spec, notes, more=int(all_workers)),
+        "mpi": _converted_mpi(spec, launcher_as_worker=not all_workers),
+        "worker": _converted_mpijob_worker(worker, spec, notes, more=int(all_workers)),
         "launcher": {"template": _launcher_template(launcher, spec, notes)},
-        "runPolicy": run_policy(spec, BACKOFF_LIMIT, notes),
+        "runPolicy": converted_run_policy(spec, BACKOFF_LIMIT, notes),
     }
     if all_workers:
         notes.append(
@@ -126,18 +126,18 @@ def convert_mpijob(obj: Mapping[str, Any]) -> Converted:
                 f"spec.mpiReplicaSpecs.{role}.restartPolicy is left out: a failed pod restarts the whole gang, "
                 "runPolicy.backoffLimit times"
             )
-    notes += _unknown(obj)
-    return converted(made, obj.get("metadata") or {}, notes=notes)
+    notes += _unknown_mpijob_fields(obj)
+    return converted_manifest(made, obj.get("metadata") or {}, notes=notes)
 
 
-def _unknown(obj: Mapping[str, Any]) -> Iterator[str]:
+def _unknown_mpijob_fields(obj: Mapping[str, Any]) -> Iterator[str]:
     """A note for each field that no MPIJob has."""
     for path, known in _KNOWN.items():
         section: Any = functools.reduce(lambda inner, name: inner.get(name) or {}, path.split("."), obj)
         yield from unknown_fields(path, section, known, "of an MPIJob")
 
 
-def _replica(spec: Mapping[str, Any], role: str) -> dict[str, Any]:
+def _mpijob_replica(spec: Mapping[str, Any], role: str) -> dict[str, Any]:
     replica = (spec.get("mpiReplicaSpecs") or {}).get(role)
     path = f"spec.mpiReplicaSpecs.{role}"
     if replica is None:
@@ -151,7 +151,7 @@ def _replica(spec: Mapping[str, Any], role: str) -> dict[str, Any]:
     return dict(replica)
 
 
-def whole(value: object, path: str) -> int:
+def whole_field(value: object, path: str) -> int:
     """`value` as a number; YAML and the API both let it be quoted."""
     if isinstance(value, bool) or not str(value).isdecimal() or len(str(value)) > _DIGITS:
         raise Invalid([Problem(path, f"is {shown(value)}, expected a whole number")])
@@ -161,10 +161,10 @@ def whole(value: object, path: str) -> int:
 def _whole_or_1(section: Mapping[str, Any], name: str, path: str) -> int:
     """The number, 1 where there is none. 0 is none that a job can have."""
     value = section.get(name)
-    return 1 if value is None else whole(value, f"{path}.{name}")
+    return 1 if value is None else whole_field(value, f"{path}.{name}")
 
 
-def _mpi(spec: Mapping[str, Any], launcher_as_worker: bool) -> dict[str, Any]:
+def _converted_mpi(spec: Mapping[str, Any], launcher_as_worker: bool) -> dict[str, Any]:
     implementation = spec.get("mpiImplementation") or "OpenMPI"
     if implementation not in _IMPLEMENTATIONS:
         message = f"is {shown(implementation)}, allowed: {', '.join(_IMPLEMENTATIONS)}"
@@ -173,8 +173,10 @@ def _mpi(spec: Mapping[str, Any], launcher_as_worker: bool) -> dict[str, Any]:
     return {"implementation": implementation, **as_worker}
 
 
-def _worker(replica: Mapping[str, Any], spec: Mapping[str, Any], notes: list[str], more: int) -> dict[str, Any]:
-    template = _template("Worker", replica, spec, notes)
+def _converted_mpijob_worker(
+    replica: Mapping[str, Any], spec: Mapping[str, Any], notes: list[str], more: int
+) -> dict[str, Any]:
+    template = _converted_mpijob_template("Worker", replica, spec, notes)
     main = template["spec"]["containers"][0]
     for field in ("command", "args"):
         if field in main:
@@ -187,7 +189,7 @@ def _worker(replica: Mapping[str, Any], spec: Mapping[str, Any], notes: list[str
 
 
 def _launcher_template(replica: Mapping[str, Any], spec: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
-    template = _template("Launcher", replica, spec, notes)
+    template = _converted_mpijob_template("Launcher", replica, spec, notes)
     main = template["spec"]["containers"][0]
     if devices := take_devices(main):
         notes.append(f"the launcher's devices {devices} are left out: a launcher never gets devices")
@@ -232,19 +234,21 @@ def _size_notes(made: Mapping[str, Any]) -> list[str]:
     return []
 
 
-def _template(role: str, replica: Mapping[str, Any], spec: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
+def _converted_mpijob_template(
+    role: str, replica: Mapping[str, Any], spec: Mapping[str, Any], notes: list[str]
+) -> dict[str, Any]:
     """The pod template with the main container in front, and without what the operator decides."""
     template = carried_template(replica["template"], path=f"spec.mpiReplicaSpecs.{role}.template", notes=notes)
     pod = template["spec"]
     name, first = spec.get("mainContainer"), pod["containers"][0]
-    pod["containers"].sort(key=lambda one: one.get("name") != name if name else not _starts(role, one))
+    pod["containers"].sort(key=lambda one: one.get("name") != name if name else not _mpijob_starts(role, one))
     if not name and (main := pod["containers"][0]) is not first:
-        starts = _starts(role, main)
+        starts = _mpijob_starts(role, main)
         notes.append(f"the {role.lower()}'s main container is {main.get('name')}, which starts {starts}")
     return template
 
 
-def _starts(role: str, container: Mapping[str, Any]) -> str:
+def _mpijob_starts(role: str, container: Mapping[str, Any]) -> str:
     """What the container starts that makes it the main one of this role; empty: nothing."""
     found = _STARTS[role].search(" ".join([*(container.get("command") or []), *(container.get("args") or [])]))
     return found[0] if found else ""
@@ -257,7 +261,7 @@ def take_devices(container: dict[str, Any]) -> dict[str, int]:
     for field in ("requests", "limits"):
         amounts = resources.get(field) or {}
         for name in [name for name in amounts if "/" in name and not name.startswith("hugepages-")]:
-            if amount := whole(amounts.pop(name), f"resources.{field}[{name}]"):
+            if amount := whole_field(amounts.pop(name), f"resources.{field}[{name}]"):
                 devices[name] = amount
         if not amounts:
             resources.pop(field, None)
@@ -266,7 +270,7 @@ def take_devices(container: dict[str, Any]) -> dict[str, int]:
     return devices
 
 
-def run_policy(spec: Mapping[str, Any], backoff_limit: int, notes: list[str]) -> dict[str, Any]:
+def converted_run_policy(spec: Mapping[str, Any], backoff_limit: int, notes: list[str]) -> dict[str, Any]:
     """Ours for that of kubeflow's `spec`, with `backoff_limit` where it has none."""
     given = spec.get("runPolicy") or {}
     # v1 had this one beside the policy, too.

@@ -34,7 +34,7 @@ def apply_patches(job: Json, runtime: Json) -> Iterator[str]:
     template = runtime.setdefault("template", {})
     for number, entry in enumerate(job.pop("runtimePatches", None) or ()):
         patch = (entry.get("trainingRuntimeSpec") or {}).get("template") or {}
-        template.update(_merged(template, {"metadata": patch.get("metadata") or {}}))
+        template.update(_merged_runtime_patch(template, {"metadata": patch.get("metadata") or {}}))
         for one in (patch.get("spec") or {}).get("replicatedJobs") or ():
             where = f"spec.runtimePatches[{number}]"
             yield from _patch_job(template, str(one.get("name")), one.get("template") or {}, where)
@@ -50,10 +50,10 @@ def _patch_job(template: Json, name: str, patch: Mapping[str, Any], where: str) 
     if not jobs:
         yield f"{where} is left out: the runtime has no replicated job {name!r}"
     for one in jobs:
-        one["template"] = _merged(one.get("template") or {}, patch)
+        one["template"] = _merged_runtime_patch(one.get("template") or {}, patch)
 
 
-def _merged(value: Mapping[str, Any], patch: Mapping[str, Any]) -> Json:
+def _merged_runtime_patch(value: Mapping[str, Any], patch: Mapping[str, Any]) -> Json:
     """`value` with what `patch` has in its place; null takes a field out."""
     made = dict(value)
     for name, new in patch.items():
@@ -61,7 +61,7 @@ def _merged(value: Mapping[str, Any], patch: Mapping[str, Any]) -> Json:
         if new is None:
             made.pop(name, None)
         elif isinstance(new, Mapping) and isinstance(old, Mapping):
-            made[name] = _merged(old, new)
+            made[name] = _merged_runtime_patch(old, new)
         elif name in _KEYS and _are_mappings(old) and _are_mappings(new):
             made[name] = _merged_lists(old or [], new, _KEYS[name])
         else:
@@ -78,7 +78,7 @@ def _merged_lists(old: list[Any], new: list[Any], key: str) -> list[Any]:
     for item in new:
         same = [index for index, one in enumerate(made) if one.get(key) == item.get(key)]
         if same:
-            made[same[0]] = _merged(made[same[0]], item)
+            made[same[0]] = _merged_runtime_patch(made[same[0]], item)
         else:
             made.append(copy.deepcopy(item))
     return made

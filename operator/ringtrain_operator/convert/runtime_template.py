@@ -24,7 +24,7 @@ _BY_NAME = ("env", "volumes", "volumeMounts")
 
 def convert_runtime(runtime: Mapping[str, Any]) -> Converted:
     """The template that says what the runtime does. Raises Invalid, with paths of the runtime."""
-    made, trainer = _of_a_job(runtime)
+    made, trainer = _template_of_runtime_job(runtime)
     spec, meta = made.manifest["spec"], runtime.get("metadata") or {}
     del spec["worker"]["replicas"]
     if "numProcPerNode" in trainer:
@@ -42,7 +42,7 @@ def convert_runtime(runtime: Mapping[str, Any]) -> Converted:
     return Converted(manifest, made.notes)
 
 
-def _of_a_job(runtime: Mapping[str, Any]) -> tuple[Converted, Json]:
+def _template_of_runtime_job(runtime: Mapping[str, Any]) -> tuple[Converted, Json]:
     """What a TrainJob comes to that says nothing but its runtime; and what it has to say of its trainer."""
     reference = {"kind": runtime["kind"], "name": (runtime.get("metadata") or {}).get("name")}
     trainer: Json = {}
@@ -69,15 +69,15 @@ def beyond_template(manifest: Json, template: Template) -> Json | None:
     """The job of `manifest` as one that names the template and says the rest; None where the rules of the merge
     cannot come to the same."""
     spec = {
-        **_beyond(template.spec, manifest["spec"]),
+        **_beyond_runtime_template(template.spec, manifest["spec"]),
         "templateRef": {"kind": template.kind, "name": template.name},
     }
     merged = merged_spec(spec, template.spec)
-    same = _in_order(merged_spec(merged, {})) == _in_order(merged_spec(manifest["spec"], {}))
+    same = _fields_in_order(merged_spec(merged, {})) == _fields_in_order(merged_spec(manifest["spec"], {}))
     return {**manifest, "spec": spec} if same else None
 
 
-def _beyond(below: Mapping[str, Any], whole: Mapping[str, Any]) -> Json:
+def _beyond_runtime_template(below: Mapping[str, Any], whole: Mapping[str, Any]) -> Json:
     """What to lay over `below` so that it becomes `whole`."""
     found: Json = {key: None for key in below if key not in whole}
     for key, value in whole.items():
@@ -85,7 +85,7 @@ def _beyond(below: Mapping[str, Any], whole: Mapping[str, Any]) -> Json:
         if value == under:
             continue
         if isinstance(value, Mapping) and isinstance(under, Mapping):
-            found[key] = _beyond(under, value)
+            found[key] = _beyond_runtime_template(under, value)
         elif key in _CONTAINERS and isinstance(under, list):
             found[key] = _containers_beyond(under, value)
         elif key in _BY_NAME and isinstance(under, list):
@@ -97,16 +97,18 @@ def _beyond(below: Mapping[str, Any], whole: Mapping[str, Any]) -> Json:
 
 def _containers_beyond(below: list[Json], whole: list[Json]) -> list[Json]:
     under = {container.get("name"): container for container in below}
-    more = ({"name": one.get("name"), **_beyond(under.get(one.get("name"), {}), one)} for one in whole)
+    more = (
+        {"name": one.get("name"), **_beyond_runtime_template(under.get(one.get("name"), {}), one)} for one in whole
+    )
     return [one for one in more if len(one) > 1]
 
 
-def _in_order(value: Any) -> Any:
+def _fields_in_order(value: Any) -> Any:
     """`value` with entries that have names in the order of these."""
     if isinstance(value, Mapping):
-        return {key: _in_order(inner) for key, inner in value.items()}
+        return {key: _fields_in_order(inner) for key, inner in value.items()}
     if not isinstance(value, list):
         return value
-    entries = [_in_order(one) for one in value]
+    entries = [_fields_in_order(one) for one in value]
     named = all(isinstance(one, Mapping) and isinstance(one.get("name"), str) for one in entries)
     return sorted(entries, key=lambda one: str(one["name"])) if named else entries

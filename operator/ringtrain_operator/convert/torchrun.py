@@ -55,16 +55,16 @@ def read_torchrun(command: Sequence[str]) -> Torchrun | None:
     words, masked = list(command), [""] * len(command)
     if len(words) == 3 and PurePosixPath(words[0]).name in _SHELLS and words[1] == "-c":
         words, masked = _single_command(words[2])
-    begun = _starter(words)
+    begun = _torchrun_starter(words)
     if not begun:
         return None
-    used, program, per_node = _options(words, begun)
+    used, program, per_node = _torchrun_options(words, begun)
     if any(_EXPANDED.search(word) for word in masked[used:]):
         return None
     return Torchrun((*program, *words[used:]), per_node, tuple(words[:used]))
 
 
-def _starter(words: Sequence[str]) -> int:
+def _torchrun_starter(words: Sequence[str]) -> int:
     """How many words call torchrun; 0: they call something else."""
     if not words:
         return 0
@@ -77,7 +77,7 @@ def _starter(words: Sequence[str]) -> int:
     return module + 1 if _PYTHON.fullmatch(name) and options and is_module else 0
 
 
-def _options(words: Sequence[str], begun: int) -> tuple[int, list[str], str]:
+def _torchrun_options(words: Sequence[str], begun: int) -> tuple[int, list[str], str]:
     """How many words are torchrun's own, what stands before the program, and --nproc-per-node."""
     used, program, per_node = begun, ["python", "-u"], ""
     while used < len(words) and words[used].startswith("-"):
@@ -105,7 +105,10 @@ def _single_command(text: str) -> tuple[list[str], list[str]]:
     if "\n" in text.strip():
         return [], []
     try:
-        words, masked = _split(text), _split(_QUOTED.sub(lambda found: found[1] or "''", text))
+        words, masked = (
+            _split_torchrun_command(text),
+            _split_torchrun_command(_QUOTED.sub(lambda found: found[1] or "''", text)),
+        )
     except ValueError:  # a quote without its end
         return [], []
     if any(word and set(word) <= set("();<>|&") for word in masked) or len(words) != len(masked):
@@ -115,7 +118,7 @@ def _single_command(text: str) -> tuple[list[str], list[str]]:
     return words, masked
 
 
-def _split(text: str) -> list[str]:
+def _split_torchrun_command(text: str) -> list[str]:
     found = shlex.shlex(text, posix=True, punctuation_chars=True)
     found.whitespace_split = True
     found.commenters = ""
@@ -138,18 +141,22 @@ def torch_ranks(
     ]
     if found:
         notes.append(f"{' '.join(found.own)} is left out, and PET_* are not set: the agent starts every rank")
-        return list(found.program), _ranks(found.per_node or wanted, devices)
-    given = {**TORCHRUN, "PET_NPROC_PER_NODE": quoted(wanted)}
+        return list(found.program), _torchrun_ranks(found.per_node or wanted, devices)
+    given = {**TORCHRUN, "PET_NPROC_PER_NODE": quoted_command_word(wanted)}
     if wanted.isdecimal() and int(wanted) > 1:
         given["WORLD_SIZE"] = f"$((WORLD_SIZE * {wanted}))"
     if elastic:
-        given |= {"PET_RDZV_BACKEND": quoted(elastic.get("rdzvBackend") or "c10d")}
+        given |= {"PET_RDZV_BACKEND": quoted_command_word(elastic.get("rdzvBackend") or "c10d")}
         given |= {"PET_RDZV_ENDPOINT": "$MASTER_ADDR:$MASTER_PORT"}
-        given |= {name: quoted(elastic[key]) for key, name in _ELASTIC.items() if elastic.get(key) is not None}
-    return give(command, given, notes), 1
+        given |= {
+            name: quoted_command_word(elastic[key])
+            for key, name in _ELASTIC.items()
+            if elastic.get(key) is not None
+        }
+    return give_torchrun_variables(command, given, notes), 1
 
 
-def _ranks(wanted: str, devices: Mapping[str, int]) -> int:
+def _torchrun_ranks(wanted: str, devices: Mapping[str, int]) -> int:
     if wanted.isdecimal():
         return int(wanted[:19])
     if devices and wanted in ("auto", "gpu"):
@@ -158,7 +165,7 @@ def _ranks(wanted: str, devices: Mapping[str, int]) -> int:
     raise Invalid([Problem("spec.nprocPerNode", f"is {shown(wanted)}: {why}; write the number")])
 
 
-def give(command: Sequence[str], variables: Mapping[str, str], notes: list[str]) -> list[str]:
+def give_torchrun_variables(command: Sequence[str], variables: Mapping[str, str], notes: list[str]) -> list[str]:
     """The command, started with `variables`, whose values a shell expands from those of the agent."""
     if not variables:
         return list(command)
@@ -167,7 +174,7 @@ def give(command: Sequence[str], variables: Mapping[str, str], notes: list[str])
     return ["sh", "-c", f'export {text}; exec "$@"', "sh", *command]
 
 
-def quoted(value: object) -> str:
+def quoted_command_word(value: object) -> str:
     """`value` as a shell has it between double quotes."""
     return re.sub(r'([\\"$`])', r"\\\1", str(value))
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import Invalid, Problem, shown
-from .torchrun import TORCHRUN, expanded_by_kubernetes, give, read_torchrun
+from .torchrun import TORCHRUN, expanded_by_kubernetes, give_torchrun_variables, read_torchrun
 
 SOURCES = ("torch", "jax", "xgboost")
 _JAX = {
@@ -41,7 +41,7 @@ class TrainJobNode:
     resources: Mapping[str, Any] | None
 
 
-def source_of(policy: Mapping[str, Any]) -> str:
+def trainer_process_source_of(policy: Mapping[str, Any]) -> str:
     """The source of an mlPolicy without MPI; empty: plain. Raises Invalid for one that is not known here."""
     found = [name for name, value in policy.items() if isinstance(value, Mapping)]
     for name in found:
@@ -53,7 +53,7 @@ def source_of(policy: Mapping[str, Any]) -> str:
     return found[0] if found else ""
 
 
-def processes(source: str, node: TrainJobNode, notes: list[str]) -> tuple[list[str], int]:
+def trainer_process_count(source: str, node: TrainJobNode, notes: list[str]) -> tuple[list[str], int]:
     """The command of a rank, and how many ranks a node has: as many processes as Trainer starts there, or as its
     torchrun does. Raises Invalid for what can't be had here."""
     if list(node.command[:2]) == ["tune", "run"] and source == "torch":
@@ -61,13 +61,13 @@ def processes(source: str, node: TrainJobNode, notes: list[str]) -> tuple[list[s
         raise Invalid([Problem("spec.trainer.command", message)])
     if source == "torch" and (found := read_torchrun(node.command)):
         notes.append(f"{' '.join(found.own)} is left out: the agent starts every rank")
-        return list(found.program), _ranks(found.per_node or node.wanted or "auto", node)
+        return list(found.program), _trainer_ranks(found.per_node or node.wanted or "auto", node)
     devices = max(node.devices.values(), default=1)
     given = {"jax": _JAX, "xgboost": _XGBOOST}.get(source, {})
     if source == "xgboost" and devices > 1:
         given = {**given, "DMLC_NUM_WORKER": f"$((WORLD_SIZE * {devices}))"}
     if source == "torch":
-        given = {**TORCHRUN, "PET_NPROC_PER_NODE": str(_ranks(node.wanted or "auto", node))}
+        given = {**TORCHRUN, "PET_NPROC_PER_NODE": str(_trainer_ranks(node.wanted or "auto", node))}
     if devices > 1:
         notes.append(
             f"one process runs on each node, as there, and has its {devices} devices: slotsPerWorker is 1"
@@ -75,10 +75,10 @@ def processes(source: str, node: TrainJobNode, notes: list[str]) -> tuple[list[s
     if given and (name := expanded_by_kubernetes({"command": list(node.command)}, list(given))):
         message = f"has {name}, which Kubernetes expands before ranks are known: read it in the program"
         raise Invalid([Problem("spec.trainer.command", message)])
-    return give(node.command, given, notes), 1
+    return give_torchrun_variables(node.command, given, notes), 1
 
 
-def _ranks(wanted: object, node: TrainJobNode) -> int:
+def _trainer_ranks(wanted: object, node: TrainJobNode) -> int:
     """What `numProcPerNode`, or torchrun's own word, comes to."""
     word = str(wanted)
     if word.isdecimal():

@@ -12,9 +12,9 @@ from typing import Any
 
 from ..errors import Invalid, Problem
 from ..spec.template import shape_problems
-from .metadata import Converted, carried_template, converted, unknown_fields
-from .mpijob import BACKOFF_LIMIT, POLICY, REPLICA, run_policy, take_devices, whole
-from .torchrun import TORCHRUN, expanded_by_kubernetes, give, torch_ranks
+from .metadata import Converted, carried_template, converted_manifest, unknown_fields
+from .mpijob import BACKOFF_LIMIT, POLICY, REPLICA, converted_run_policy, take_devices, whole_field
+from .torchrun import TORCHRUN, expanded_by_kubernetes, give_torchrun_variables, torch_ranks
 
 _VERSION = "kubeflow.org/v1"
 _RETRIES_ITSELF = ("OnFailure", "Always", "ExitCode")
@@ -83,9 +83,9 @@ def convert_trainingjob(obj: Mapping[str, Any]) -> Converted:
     if obj.get("apiVersion") != _VERSION:
         raise Invalid([Problem("apiVersion", f"is {obj.get('apiVersion')}, expected {_VERSION}")])
     notes = ["the image stays as it is: the operator brings the agent", *kind.notes]
-    replicas = _replicas(obj, kind)
+    replicas = _trainingjob_replicas(obj, kind)
     assert isinstance(spec, Mapping)
-    workers, template = _gang(kind, replicas, notes)
+    workers, template = _trainingjob_gang(kind, replicas, notes)
     main = template["spec"]["containers"][0]
     devices = take_devices(main)
     command = [*(main.get("command") or []), *(main.pop("args", None) or [])]
@@ -96,7 +96,7 @@ def convert_trainingjob(obj: Mapping[str, Any]) -> Converted:
     slots = 1
     if obj["kind"] == "PyTorchJob":
         command, slots = torch_ranks(command, spec, devices, notes)
-    main["command"] = give(command, kind.given, notes)
+    main["command"] = give_torchrun_variables(command, kind.given, notes)
     if found := expanded_by_kubernetes(main, [*_INJECTED, *TORCHRUN, *kind.given]):
         message = f"has {found}, which Kubernetes expands before ranks are known: read it in the program"
         raise Invalid([Problem(path, message)])
@@ -105,14 +105,14 @@ def convert_trainingjob(obj: Mapping[str, Any]) -> Converted:
         "agent": "Inject",
         "slotsPerWorker": slots,
         "worker": {"replicas": workers, **({"devices": devices} if devices else {}), "template": template},
-        **_evaluator(replicas, kind, notes),
-        "runPolicy": _run_policy(spec, replicas, kind, notes),
+        **_trainingjob_evaluator(replicas, kind, notes),
+        "runPolicy": _trainingjob_run_policy(spec, replicas, kind, notes),
     }
-    notes += [*_tensorflow_notes(spec, workers), *_unknown(spec, kind)]
-    return converted(made, obj.get("metadata") or {}, notes=notes)
+    notes += [*_tensorflow_notes(spec, workers), *_unknown_trainingjob_fields(spec, kind)]
+    return converted_manifest(made, obj.get("metadata") or {}, notes=notes)
 
 
-def _replicas(obj: Mapping[str, Any], kind: _TrainingJobKind) -> dict[str, dict[str, Any]]:
+def _trainingjob_replicas(obj: Mapping[str, Any], kind: _TrainingJobKind) -> dict[str, dict[str, Any]]:
     """The replicas by role, in the order of ranks, of which there are some. Roles may be written in any case."""
     replica = {"replicas": object, "template": {}}
     shape = {
@@ -135,7 +135,7 @@ def _replicas(obj: Mapping[str, Any], kind: _TrainingJobKind) -> dict[str, dict[
             problems += shape_problems(value.get("template") or {}, f"{path}.template")
         if problems:
             break
-        count = 1 if value.get("replicas") is None else whole(value["replicas"], f"{path}.replicas")
+        count = 1 if value.get("replicas") is None else whole_field(value["replicas"], f"{path}.replicas")
         if count and not ((value.get("template") or {}).get("spec") or {}).get("containers"):
             problems.append(Problem(f"{path}.template.spec.containers", "is empty"))
         if count and role == "PS":
@@ -150,13 +150,15 @@ def _replicas(obj: Mapping[str, Any], kind: _TrainingJobKind) -> dict[str, dict[
     return {role: found[role] for role in (*kind.roles, "Evaluator") if role in found}
 
 
-def _gang(kind: _TrainingJobKind, replicas: Mapping[str, Any], notes: list[str]) -> tuple[int, dict[str, Any]]:
+def _trainingjob_gang(
+    kind: _TrainingJobKind, replicas: Mapping[str, Any], notes: list[str]
+) -> tuple[int, dict[str, Any]]:
     """How many pods train, and the template of all of them. Raises Invalid where roles' differ."""
     roles = [role for role in kind.roles if role in replicas]
-    templates = {role: _template(kind, role, replicas[role], notes) for role in roles}
+    templates = {role: _trainingjob_template(kind, role, replicas[role], notes) for role in roles}
     first = templates[roles[0]]
     for role in roles[1:]:
-        differing = list(_differences(first["spec"], templates[role]["spec"], "template.spec"))
+        differing = list(_template_differences(first["spec"], templates[role]["spec"], "template.spec"))
         if differing:
             message = (
                 f"differs from {roles[0]}'s: {', '.join(differing)}; workers have one template here: make them "
@@ -170,7 +172,9 @@ def _gang(kind: _TrainingJobKind, replicas: Mapping[str, Any], notes: list[str])
     return sum(replicas[role]["replicas"] for role in roles), first
 
 
-def _template(kind: _TrainingJobKind, role: str, replica: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
+def _trainingjob_template(
+    kind: _TrainingJobKind, role: str, replica: Mapping[str, Any], notes: list[str]
+) -> dict[str, Any]:
     path = f"spec.{kind.replicas}.{role}.template"
     template = carried_template(replica["template"], path=path, notes=notes)
     pod = template["spec"]
@@ -181,13 +185,13 @@ def _template(kind: _TrainingJobKind, role: str, replica: Mapping[str, Any], not
     return template
 
 
-def _differences(one: Any, other: Any, path: str) -> Iterator[str]:
+def _template_differences(one: Any, other: Any, path: str) -> Iterator[str]:
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         for key in sorted({*one, *other}):
-            yield from _differences(one.get(key), other.get(key), f"{path}.{key}")
+            yield from _template_differences(one.get(key), other.get(key), f"{path}.{key}")
     elif isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
         for index, pair in enumerate(zip(one, other, strict=True)):
-            yield from _differences(*pair, f"{path}[{index}]")
+            yield from _template_differences(*pair, f"{path}[{index}]")
     elif (one or None) != (other or None):
         yield path
 
@@ -201,25 +205,27 @@ def _names_of_services(obj: Mapping[str, Any], main: Mapping[str, Any]) -> Itera
             yield f"{service}… in the command or env is a name that no pod has here: use MASTER_ADDR"
 
 
-def _evaluator(replicas: Mapping[str, Any], kind: _TrainingJobKind, notes: list[str]) -> dict[str, Any]:
+def _trainingjob_evaluator(
+    replicas: Mapping[str, Any], kind: _TrainingJobKind, notes: list[str]
+) -> dict[str, Any]:
     replica = replicas.get("Evaluator")
     if replica is None:
         return {}
     if replica["replicas"] != 1:
         path = f"spec.{kind.replicas}.Evaluator.replicas"
         raise Invalid([Problem(path, f"is {replica['replicas']}, expected 1: a job has one evaluator")])
-    template = _template(kind, "Evaluator", replica, notes)
+    template = _trainingjob_template(kind, "Evaluator", replica, notes)
     devices = take_devices(template["spec"]["containers"][0])
     return {"evaluator": {**({"devices": devices} if devices else {}), "template": template}}
 
 
-def _run_policy(
+def _trainingjob_run_policy(
     spec: Mapping[str, Any], replicas: Mapping[str, Any], kind: _TrainingJobKind, notes: list[str]
 ) -> dict[str, Any]:
     """Restarts in place become attempts of the gang; where no role restarts, neither does the gang."""
     policies = {role: replica.get("restartPolicy") or kind.restart for role, replica in replicas.items()}
     restarts = any(policy in _RETRIES_ITSELF for policy in policies.values())
-    made = run_policy(spec, BACKOFF_LIMIT if restarts else 0, notes)
+    made = converted_run_policy(spec, BACKOFF_LIMIT if restarts else 0, notes)
     if not restarts:
         if made["backoffLimit"]:
             notes.append("spec.runPolicy.backoffLimit is left out beside restartPolicy Never: a failure is final")
@@ -240,7 +246,7 @@ def _tensorflow_notes(spec: Mapping[str, Any], workers: int) -> Iterator[str]:
         yield "spec.enableDynamicWorker is left out: TF_CONFIG has the whole cluster, and no sparseCluster"
 
 
-def _unknown(spec: Mapping[str, Any], kind: _TrainingJobKind) -> Iterator[str]:
+def _unknown_trainingjob_fields(spec: Mapping[str, Any], kind: _TrainingJobKind) -> Iterator[str]:
     """A note for each field that the kind does not have."""
     known = {"spec": {"runPolicy", kind.replicas, *kind.fields}, "spec.runPolicy": POLICY}
     sections = {"spec": spec, "spec.runPolicy": spec.get("runPolicy") or {}}

@@ -12,10 +12,10 @@ from typing import Any
 
 from ..errors import Invalid, Problem, shown
 from ..spec.template import shape_problems
-from .metadata import Converted, carried_template, converted
-from .mpijob import command_notes, take_devices, whole
+from .metadata import Converted, carried_template, converted_manifest
+from .mpijob import command_notes, take_devices, whole_field
 from .runtime_patches import SHAPE, apply_patches
-from .trainer_processes import TrainJobNode, processes, source_of
+from .trainer_processes import TrainJobNode, trainer_process_count, trainer_process_source_of
 
 GROUP = "trainer.kubeflow.org"
 VERSION = "v1alpha1"
@@ -98,7 +98,7 @@ class _TrainJobReader:
     def leftovers(self) -> Iterator[str]:
         """A note for each field that nobody took."""
         for root, value in (("spec", self.job), ("runtime.spec", self.runtime)):
-            for path in _paths(value, root):
+            for path in _trainjob_paths(value, root):
                 why = next((text for start, text in _WHY.items() if path.startswith(start)), "")
                 yield f"{path} is left out" + (f": {why}" if why else "")
 
@@ -115,22 +115,24 @@ def convert_trainjob(obj: Mapping[str, Any], runtime: Mapping[str, Any]) -> Conv
     reader = _TrainJobReader(copy.deepcopy(dict(obj["spec"])), copy.deepcopy(dict(runtime.get("spec") or {})))
     reader.job.pop("runtimeRef")
     reader.notes += apply_patches(reader.job, reader.runtime)
-    made = _spec(reader)
+    made = _trainjob_spec(reader)
     job_set = (reader.runtime.get("template") or {}).pop("metadata", None) or {}
     of_spec = {kind: reader.job.pop(kind, None) or {} for kind in ("labels", "annotations")}
-    found = converted(made, obj.get("metadata") or {}, of_spec, job_set, notes=reader.notes)
+    found = converted_manifest(made, obj.get("metadata") or {}, of_spec, job_set, notes=reader.notes)
     return replace(found, notes=(*found.notes, *reader.leftovers()))
 
 
-def _spec(reader: _TrainJobReader) -> dict[str, Any]:
+def _trainjob_spec(reader: _TrainJobReader) -> dict[str, Any]:
     trainer, policy = reader.job.pop("trainer", None) or {}, reader.runtime.pop("mlPolicy", None) or {}
-    jobs = _jobs(reader)
+    jobs = _trainjob_runtime_jobs(reader)
     mpi = policy.pop("mpi", None) if "mpi" in policy else None
-    workers = whole(trainer.pop("numNodes", None) or policy.pop("numNodes", None) or 1, "spec.trainer.numNodes")
+    workers = whole_field(
+        trainer.pop("numNodes", None) or policy.pop("numNodes", None) or 1, "spec.trainer.numNodes"
+    )
     of_policy = ((policy.get("torch") or {}) if mpi is None else mpi).pop("numProcPerNode", None)
     slots = trainer.pop("numProcPerNode", None) or of_policy
     policy.pop("numNodes", None)
-    node = _template(jobs, _NODE, reader)
+    node = _trainjob_template(jobs, _NODE, reader)
     resources = trainer.pop("resourcesPerNode", None)
     if resources is not None:
         node["spec"]["containers"][0]["resources"] = copy.deepcopy(resources)
@@ -145,8 +147,8 @@ def _spec(reader: _TrainJobReader) -> dict[str, Any]:
                 why = "a launcher never gets devices" if devices else "a gang has a worker"
                 reader.notes.append(f"runLauncherAsNode is left out: {why}, so all nodes are workers")
             _add_variables(node["spec"]["containers"][0], trainer.get("env") or [])
-        launcher = _template(jobs, _LAUNCHER, reader)
-        _lay_over(launcher["spec"]["containers"][0], trainer)
+        launcher = _trainjob_template(jobs, _LAUNCHER, reader)
+        _lay_over_trainer(launcher["spec"]["containers"][0], trainer)
         take_devices(launcher["spec"]["containers"][0])
         main = launcher["spec"]["containers"][0]
         if command := [*(main.get("command") or []), *(main.get("args") or [])]:
@@ -156,48 +158,48 @@ def _spec(reader: _TrainJobReader) -> dict[str, Any]:
         made["launcher"] = {"template": launcher}
     else:
         main = node["spec"]["containers"][0]
-        _lay_over(main, trainer)
+        _lay_over_trainer(main, trainer)
         command = [*(main.get("command") or []), *(main.pop("args", None) or [])]
         if not command:
             message = "is missing, as in the runtime; the image's entrypoint cannot be seen here"
             raise Invalid([Problem("spec.trainer.command", message)])
-        source = source_of(policy)
+        source = trainer_process_source_of(policy)
         nodes = TrainJobNode(command, slots, devices, resources)
-        main["command"], slots = processes(source, nodes, reader.notes)
+        main["command"], slots = trainer_process_count(source, nodes, reader.notes)
     made["worker"] = {"replicas": workers, **({"devices": devices} if devices else {}), "template": node}
-    made |= _slots(slots, devices, reader)
-    made |= _scheduling(reader)
-    made["runPolicy"] = _run_policy(reader)
+    made |= _trainjob_slots(slots, devices, reader)
+    made |= _trainjob_scheduling(reader)
+    made["runPolicy"] = _trainjob_run_policy(reader)
     kept = {"trainer": trainer}
     reader.job |= {name: value for name, value in kept.items() if value}
     left = {**policy, **({"mpi": mpi} if mpi else {})}
-    reader.runtime |= {"mlPolicy": left} if any(_paths(left, "")) else {}
+    reader.runtime |= {"mlPolicy": left} if any(_trainjob_paths(left, "")) else {}
     image = "the image stays as it is: the operator brings the agent"
     reader.notes.insert(0, image + (", and neither sshd nor keys are needed" if mpi is not None else ""))
     return made
 
 
-def _jobs(reader: _TrainJobReader) -> list[dict[str, Any]]:
+def _trainjob_runtime_jobs(reader: _TrainJobReader) -> list[dict[str, Any]]:
     """The runtime's replicated jobs; those that run neither nodes nor mpirun are named as left out."""
     job_set = (reader.runtime.get("template") or {}).get("spec") or {}
     jobs = job_set.pop("replicatedJobs", None) or []
     for job in jobs:
-        if _role(job) not in (_NODE, _LAUNCHER):
+        if _trainjob_role(job) not in (_NODE, _LAUNCHER):
             path = f"runtime.spec.template.spec.replicatedJobs[{job.get('name')}]"
             reader.notes.append(f"{path} is left out: {_WHY['spec.initializer']}")
     return list(jobs)
 
 
-def _role(job: Mapping[str, Any]) -> str:
+def _trainjob_role(job: Mapping[str, Any]) -> str:
     labels = ((job.get("template") or {}).get("metadata") or {}).get("labels") or {}
     name = str(job.get("name"))
     return name if name in (_NODE, _LAUNCHER) else _NODE if labels.get(_STEP) == "trainer" else name
 
 
-def _template(jobs: Iterable[dict[str, Any]], role: str, reader: _TrainJobReader) -> dict[str, Any]:
+def _trainjob_template(jobs: Iterable[dict[str, Any]], role: str, reader: _TrainJobReader) -> dict[str, Any]:
     """The pod template of the job with this role, its training container in front."""
     path = "runtime.spec.template.spec.replicatedJobs"
-    job = next((job for job in jobs if _role(job) == role), None)
+    job = next((job for job in jobs if _trainjob_role(job) == role), None)
     if job is None:
         raise Invalid([Problem(path, f"has no job {role!r}, whose pods would be the {role}'s")])
     of_job = job["template"].get("metadata") or {}
@@ -218,7 +220,7 @@ def _template(jobs: Iterable[dict[str, Any]], role: str, reader: _TrainJobReader
     return template
 
 
-def _lay_over(container: dict[str, Any], trainer: dict[str, Any]) -> None:
+def _lay_over_trainer(container: dict[str, Any], trainer: dict[str, Any]) -> None:
     """What the TrainJob sets for the training container; variables are merged by name."""
     for name in ("image", "command", "args"):
         if trainer.get(name) is not None:
@@ -233,11 +235,11 @@ def _add_variables(container: dict[str, Any], added: list[dict[str, Any]]) -> No
         container["env"] = [v for v in container.get("env") or [] if v["name"] not in names] + copy.deepcopy(added)
 
 
-def _slots(wanted: object, devices: Mapping[str, int], reader: _TrainJobReader) -> dict[str, Any]:
+def _trainjob_slots(wanted: object, devices: Mapping[str, int], reader: _TrainJobReader) -> dict[str, Any]:
     if wanted is None:
         return {} if len(devices) < 2 else {"slotsPerWorker": max(devices.values())}
     if str(wanted).isdecimal():
-        return {"slotsPerWorker": whole(wanted, "spec.trainer.numProcPerNode")}
+        return {"slotsPerWorker": whole_field(wanted, "spec.trainer.numProcPerNode")}
     ranks = "one for each device" if devices else "one"
     reader.notes.append(
         f"numProcPerNode: {wanted} is left out: a worker has as many ranks as devices, here {ranks}"
@@ -245,7 +247,7 @@ def _slots(wanted: object, devices: Mapping[str, int], reader: _TrainJobReader) 
     return {}
 
 
-def _scheduling(reader: _TrainJobReader) -> dict[str, Any]:
+def _trainjob_scheduling(reader: _TrainJobReader) -> dict[str, Any]:
     policy = reader.runtime.get("podGroupPolicy") or {}
     for theirs, ours in (("coscheduling", "Coscheduling"), ("volcano", "Volcano")):
         if theirs in policy:
@@ -255,7 +257,7 @@ def _scheduling(reader: _TrainJobReader) -> dict[str, Any]:
     return {}
 
 
-def _run_policy(reader: _TrainJobReader) -> dict[str, Any]:
+def _trainjob_run_policy(reader: _TrainJobReader) -> dict[str, Any]:
     made: dict[str, Any] = {"cleanPodPolicy": "None"}
     for name in ("suspend", "activeDeadlineSeconds"):
         if (value := reader.job.pop(name, None)) is not None:
@@ -268,11 +270,11 @@ def _run_policy(reader: _TrainJobReader) -> dict[str, Any]:
     return made
 
 
-def _paths(value: Mapping[str, Any], root: str) -> Iterator[str]:
+def _trainjob_paths(value: Mapping[str, Any], root: str) -> Iterator[str]:
     """Paths of what is set: mappings are followed, other values and lists are named as they are."""
     for key, inner in value.items():
         path = f"{root}.{key}"
         if isinstance(inner, Mapping):
-            yield from _paths(inner, path)
+            yield from _trainjob_paths(inner, path)
         elif inner not in (None, [], ""):
             yield path

@@ -39,10 +39,10 @@ def build_crd() -> dict[str, Any]:
         "shortNames": [contract.SHORT_NAME],
         "categories": ["all"],
     }
-    return _crd(names, "Namespaced", _version())
+    return _generated_crd(names, "Namespaced", _crd_version())
 
 
-def _crd(names: dict[str, Any], scope: str, version: dict[str, Any]) -> dict[str, Any]:
+def _generated_crd(names: dict[str, Any], scope: str, version: dict[str, Any]) -> dict[str, Any]:
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
@@ -83,12 +83,12 @@ def _template_crd(kind: TemplateKind) -> dict[str, Any]:
         "schema": {"openAPIV3Schema": schema},
     }
     names = {"kind": kind, "listKind": f"{kind}List", "plural": plural, "singular": kind.lower()}
-    return _crd(names, "Cluster" if kind == CLUSTER else "Namespaced", version)
+    return _generated_crd(names, "Cluster" if kind == CLUSTER else "Namespaced", version)
 
 
 def _part_of_a_job() -> dict[str, Any]:
     """The schema of a job's spec, of which everything may be left out, and nothing is filled in."""
-    job: dict[str, Any] = _optional(object_schema(JobSpec))
+    job: dict[str, Any] = _optional_schema(object_schema(JobSpec))
     job["description"] = "A part of a DistributedTrainingJob's spec: what jobs need not say."
     for *sections, field in OWN:
         inner = job
@@ -98,19 +98,19 @@ def _part_of_a_job() -> dict[str, Any]:
     return job
 
 
-def _optional(schema: Any) -> Any:
+def _optional_schema(schema: Any) -> Any:
     """`schema` without what makes a document whole: rules, defaults, required fields."""
     if isinstance(schema, list):
-        return [_optional(one) for one in schema]
+        return [_optional_schema(one) for one in schema]
     if not isinstance(schema, dict):
         return schema
-    made = {key: _optional(value) for key, value in schema.items() if key not in _OF_WHOLE_JOBS}
+    made = {key: _optional_schema(value) for key, value in schema.items() if key not in _OF_WHOLE_JOBS}
     if isinstance(properties := schema.get("properties"), dict):
-        made["properties"] = {name: _optional(value) for name, value in properties.items()}
+        made["properties"] = {name: _optional_schema(value) for name, value in properties.items()}
     return made
 
 
-def _version() -> dict[str, Any]:
+def _crd_version() -> dict[str, Any]:
     columns = [
         {"name": name, "type": kind, "jsonPath": path, "description": description}
         | ({"priority": 1} if name in WIDE_COLUMNS else {})  # shown by kubectl get -o wide
@@ -127,7 +127,7 @@ def _version() -> dict[str, Any]:
         "storage": True,
         "additionalPrinterColumns": columns,
         "subresources": {"status": {}, "scale": scale},
-        "schema": {"openAPIV3Schema": _resource()},
+        "schema": {"openAPIV3Schema": _crd_resource()},
     }
 
 
@@ -137,7 +137,7 @@ def _once_fixed(rule: Rule) -> dict[str, Any]:
     return {"rule": f"{MAY_CHANGE} || {of_spec}", "message": rule.message, "fieldPath": f".spec.{rule.path}"}
 
 
-def _spec() -> dict[str, Any]:
+def _crd_spec() -> dict[str, Any]:
     """The schema of a job's spec. Of a job with a template only what both make together has to be valid, which the
     operator finds out: here nothing is required, and no rule holds of one section beside another."""
     spec = object_schema(JobSpec)
@@ -159,7 +159,7 @@ def _schema_of(annotated: Any) -> dict[str, Any]:
     return dict(openapi)
 
 
-def _resource() -> dict[str, Any]:
+def _crd_resource() -> dict[str, Any]:
     return {
         "type": "object",
         "description": "A data-parallel training job: a launcher and workers that train one model together.",
@@ -168,7 +168,7 @@ def _resource() -> dict[str, Any]:
             "apiVersion": {"type": "string"},
             "kind": {"type": "string"},
             "metadata": {"type": "object"},
-            "spec": _spec(),
+            "spec": _crd_spec(),
             "status": object_schema(JobStatus),
         },
         "x-kubernetes-validations": [

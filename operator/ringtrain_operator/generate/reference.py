@@ -26,28 +26,29 @@ def reference_page() -> str:
     spec, status = object_schema(JobSpec), object_schema(JobStatus)
     of_changes = [{"message": rule.message} for rule in JobSpec.RULES if rule.once_fixed]
     spec["x-kubernetes-validations"] += of_changes
-    parts = [_INTRODUCTION, *_section("spec", spec), *_section("status", status)]
+    parts = [_INTRODUCTION, *_reference_section("spec", spec), *_reference_section("status", status)]
     return "".join(parts).rstrip() + "\n"
 
 
-def _section(path: str, schema: dict[str, Any]) -> Iterator[str]:
+def _reference_section(path: str, schema: dict[str, Any]) -> Iterator[str]:
     """A heading, a table of the object's fields, its rules, then its inner objects."""
-    yield f"## `{path}`\n\n{_filled(schema['description'])}\n\n"
+    yield f"## `{path}`\n\n{_filled_page(schema['description'])}\n\n"
     yield "| field | type | default | |\n| --- | --- | --- | --- |\n"
     required = schema.get("required", ())
     for name, field in schema["properties"].items():
-        yield f"| `{name}` | {_type(field)} | {_default(field, name in required)} | {field['description']} |\n"
+        kind, default = _field_type_text(field), _field_default_text(field, name in required)
+        yield f"| `{name}` | {kind} | {default} | {field['description']} |\n"
     yield "\n"
     rules = [rule["message"] for rule in schema.get("x-kubernetes-validations", ())]
     if rules:
-        yield "Rules:\n\n" + "".join(f"{_filled(rule, '* ')}\n" for rule in rules) + "\n"
+        yield "Rules:\n\n" + "".join(f"{_filled_page(rule, '* ')}\n" for rule in rules) + "\n"
     for name, field in schema["properties"].items():
         inner, suffix = (field["items"], "[]") if field["type"] == "array" else (field, "")
         if "properties" in inner and "x-kubernetes-preserve-unknown-fields" not in inner:
-            yield from _section(f"{path}.{name}{suffix}", inner)
+            yield from _reference_section(f"{path}.{name}{suffix}", inner)
 
 
-def _filled(text: str, mark: str = "") -> str:
+def _filled_page(text: str, mark: str = "") -> str:
     """`text` in lines as pages have them, as an item of a list where `mark` is one's."""
     return textwrap.fill(
         text,
@@ -59,22 +60,22 @@ def _filled(text: str, mark: str = "") -> str:
     )
 
 
-def _type(field: dict[str, Any]) -> str:
+def _field_type_text(field: dict[str, Any]) -> str:
     kind = field["type"]
     if "enum" in field:
         return " \\| ".join(f"`{value}`" for value in field["enum"])
     if kind == "array":
-        return f"list of {_type(field['items'])}{_bounds(field)}"
+        return f"list of {_field_type_text(field['items'])}{_field_bounds_text(field)}"
     if kind == "object" and "additionalProperties" in field:
-        return f"map of {_type(field['additionalProperties'])}"
+        return f"map of {_field_type_text(field['additionalProperties'])}"
     if field.get("format") == "date-time":
         return "time"
     if field.get("x-kubernetes-preserve-unknown-fields"):
         return "Kubernetes' own object"
-    return f"{kind}{_bounds(field)}"
+    return f"{kind}{_field_bounds_text(field)}"
 
 
-def _bounds(field: dict[str, Any]) -> str:
+def _field_bounds_text(field: dict[str, Any]) -> str:
     low, high = field.get("minimum"), field.get("maximum")
     if low is not None and high is not None:
         return f", {low} to {high}" if high < 2**31 - 1 else f", at least {low}"
@@ -83,7 +84,7 @@ def _bounds(field: dict[str, Any]) -> str:
     return ""
 
 
-def _default(field: dict[str, Any], required: bool) -> str:
+def _field_default_text(field: dict[str, Any], required: bool) -> str:
     if required:
         return "required"
     default = field.get("default")

@@ -60,7 +60,7 @@ def field_schema(info: FieldInfo, where: str) -> OpenAPI:
     if not info.description:
         raise SchemaUnsupported(f"{where}: has no description")
     annotation, optional = _without_none(info.annotation, where)
-    typed = _typed(annotation, info.metadata, where)
+    typed = _typed_schema(annotation, info.metadata, where)
     typed.pop("description", None)  # what the type is; the field's says what this one is for
     schema = {"description": info.description, **typed}
     default = info.get_default(call_default_factory=True, validated_data={})
@@ -70,11 +70,11 @@ def field_schema(info: FieldInfo, where: str) -> OpenAPI:
         if not optional:
             raise SchemaUnsupported(f"{where}: default None for a type that is never None")
         return schema
-    schema["default"] = _json(default, where)
+    schema["default"] = _schema_default(default, where)
     return schema
 
 
-def _typed(annotation: Any, metadata: Iterable[Any], where: str) -> OpenAPI:
+def _typed_schema(annotation: Any, metadata: Iterable[Any], where: str) -> OpenAPI:
     """The schema of a type with its constraints."""
     constraints = list(metadata)
     while get_origin(annotation) is Annotated:
@@ -84,13 +84,13 @@ def _typed(annotation: Any, metadata: Iterable[Any], where: str) -> OpenAPI:
     for item in constraints:
         if isinstance(item, Schema):
             return dict(item.openapi)
-    schema = _bare(annotation, where)
+    schema = _bare_schema(annotation, where)
     for item in constraints:
-        schema.update(_constraint(item, schema["type"], where))
+        schema.update(_constraint_schema(item, schema["type"], where))
     return schema
 
 
-def _bare(annotation: Any, where: str) -> OpenAPI:
+def _bare_schema(annotation: Any, where: str) -> OpenAPI:
     """The schema of a type without constraints."""
     if annotation in _SCALARS:
         return dict(_SCALARS[annotation])
@@ -102,14 +102,14 @@ def _bare(annotation: Any, where: str) -> OpenAPI:
     if origin is Literal and all(isinstance(value, str) for value in arguments):
         return {"type": "string", "enum": list(arguments)}
     if origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis:
-        items = _typed(arguments[0], (), f"{where}[]")
+        items = _typed_schema(arguments[0], (), f"{where}[]")
         return {"type": "array", "items": items, "x-kubernetes-list-type": "atomic"}
     if origin is dict and arguments[0] is str:
-        return {"type": "object", "additionalProperties": _typed(arguments[1], (), f"{where}{{}}")}
+        return {"type": "object", "additionalProperties": _typed_schema(arguments[1], (), f"{where}{{}}")}
     raise SchemaUnsupported(f"{where}: no schema for {annotation!r}")
 
 
-def _constraint(item: Any, kind: str, where: str) -> OpenAPI:
+def _constraint_schema(item: Any, kind: str, where: str) -> OpenAPI:
     """One constraint in OpenAPI's words, which depend on what it constrains."""
     suffix = {"string": "Length", "array": "Items", "object": "Properties"}.get(kind)
     pattern = getattr(item, "pattern", None)
@@ -140,7 +140,7 @@ def _without_none(annotation: Any, where: str) -> tuple[Any, bool]:
     return others[0], True
 
 
-def _json(default: Any, where: str) -> Any:
+def _schema_default(default: Any, where: str) -> Any:
     """A default as the API server fills it in; a model that is all defaults is {} and fills itself."""
     if isinstance(default, BaseModel):
         if default.model_dump(exclude_defaults=True):

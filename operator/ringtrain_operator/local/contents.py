@@ -25,11 +25,11 @@ def contents_beside(documents: Sequence[Any], namespace: str) -> dict[tuple[str,
             continue
         metadata = document.get("metadata") or {}
         if (metadata.get("namespace") or namespace) == namespace:
-            found[document["kind"], str(metadata.get("name"))] = dict(_data(document))
+            found[document["kind"], str(metadata.get("name"))] = dict(_local_contents_data(document))
     return found
 
 
-def _data(document: Mapping[str, Any]) -> Iterator[tuple[str, bytes]]:
+def _local_contents_data(document: Mapping[str, Any]) -> Iterator[tuple[str, bytes]]:
     """As the API server stores them: `stringData` counts more than `data`."""
     what = f"{document['kind']} {(document.get('metadata') or {}).get('name')!r}"
     plain = ("data",) if document["kind"] == "ConfigMap" else ("stringData",)
@@ -65,7 +65,7 @@ def value_of(kind: str, reference: Mapping[str, Any], contents: Contents) -> str
     if key not in found:
         if reference.get("optional"):
             return None
-        raise LocalUnsupported(f"{kind} {reference.get('name')!r} has no key {key!r}; it has {_keys(found)}")
+        raise LocalUnsupported(f"{kind} {reference.get('name')!r} has no key {key!r}; it has {_found_keys(found)}")
     return found[key].decode(errors="replace")
 
 
@@ -97,9 +97,9 @@ def files_of(kind: str, source: Mapping[str, Any], contents: Contents) -> dict[s
             files[item.get("path")] = found[item["key"]]
         elif not source.get("optional"):
             name = source.get("name", source.get("secretName"))
-            raise LocalUnsupported(f"{kind} {name!r} has no key {item.get('key')!r}; it has {_keys(found)}")
+            raise LocalUnsupported(f"{kind} {name!r} has no key {item.get('key')!r}; it has {_found_keys(found)}")
     return files
 
 
-def _keys(found: Mapping[str, bytes]) -> str:
+def _found_keys(found: Mapping[str, bytes]) -> str:
     return ", ".join(sorted(found)) or "none"

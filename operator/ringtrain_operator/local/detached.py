@@ -64,7 +64,7 @@ def driver_of(run_dir: Path) -> int | None:
 
 
 @contextlib.contextmanager
-def driving(run_dir: Path) -> Iterator[None]:
+def driving_local_run(run_dir: Path) -> Iterator[None]:
     """Hold the run's lock while this process drives it itself, in the foreground."""
     with (run_dir / LOCK_FILE).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -78,7 +78,7 @@ def write_manifest(run_dir: Path, job: dict[str, Any]) -> None:
     write_job(run_dir, job, MANIFEST_FILE)
 
 
-def drive(run_dir: Path, claims_dir: Path) -> None:
+def drive_local_run(run_dir: Path, claims_dir: Path) -> None:
     """Drive the run to its end. Leaves no process behind."""
     file = LocalManifestFile(run_dir / MANIFEST_FILE)
     file.seen = ()  # it may have been changed since the job was written
@@ -91,12 +91,12 @@ def drive(run_dir: Path, claims_dir: Path) -> None:
         runner.close()
 
 
-def _stop(number: int, frame: FrameType | None) -> None:
+def _stop_local_driver(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, _stop)
+    signal.signal(signal.SIGTERM, _stop_local_driver)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a notebook is for the notebook
     with contextlib.suppress(KeyboardInterrupt):
-        drive(Path(sys.argv[1]), Path(sys.argv[2]))
+        drive_local_run(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -47,14 +47,16 @@ def read_documents(path: Path) -> list[Any]:
     if len(content) > MAX_BYTES:
         raise ManifestUnreadable(f"{path}: has more than {MAX_BYTES >> 20} MiB; no manifest is so large")
     try:
-        return [one for document in yaml.load_all(content, Loader=_ManifestLoader) for one in _items(document)]
+        return [
+            one for document in yaml.load_all(content, Loader=_ManifestLoader) for one in _document_items(document)
+        ]
     except _NotJson as exc:
         raise ManifestUnreadable(f"{path}: {exc}") from exc
     except (yaml.YAMLError, UnicodeDecodeError) as exc:
         raise ManifestUnreadable(f"{path}: not YAML: {exc}") from exc
 
 
-def _items(document: Any) -> list[Any]:
+def _document_items(document: Any) -> list[Any]:
     if isinstance(document, dict) and document.get("kind") == "List" and isinstance(document.get("items"), list):
         items: list[Any] = document["items"]
         return items
@@ -94,27 +96,29 @@ class _ManifestLoader(yaml.SafeLoader):
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         """The value of `node`, of a type of JSON."""
         if node.tag not in _JSON_TAGS:
-            raise _wrong(node, f"has the tag {node.tag}, for which JSON has no value")
+            raise _wrong_document(node, f"has the tag {node.tag}, for which JSON has no value")
         try:
             made = super().construct_object(node, deep)
         except (ValueError, KeyError) as exc:
-            raise _wrong(node, f"is {_short(node)}, which is no {node.tag.rpartition(':')[2]}") from exc
-        return _checked(node, made)
+            raise _wrong_document(
+                node, f"is {_short_node(node)}, which is no {node.tag.rpartition(':')[2]}"
+            ) from exc
+        return _checked_node(node, made)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         """A mapping with strings as keys, each given once; `<<` adds what the mapping does not say itself."""
         if not isinstance(node, yaml.MappingNode):
-            raise _wrong(node, "has the tag of a mapping and is none")
+            raise _wrong_document(node, "has the tag of a mapping and is none")
         seen: set[str] = set()
         for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode):
-                raise _wrong(key, "is a key of a mapping and no text")
+                raise _wrong_document(key, "is a key of a mapping and no text")
             if key.value in seen:
-                raise _wrong(key, f"{_short(key)} is given twice in one mapping")
+                raise _wrong_document(key, f"{_short_node(key)} is given twice in one mapping")
             seen.add(key.value)
         self.flatten_mapping(node)
         # A key that YAML takes for a number or a boolean (1, on) is its text to JSON.
-        return {_checked(key, key.value): self.construct_object(value, deep) for key, value in node.value}
+        return {_checked_node(key, key.value): self.construct_object(value, deep) for key, value in node.value}
 
 
 def _resolvers() -> dict[str, list[tuple[str, re.Pattern[str]]]]:
@@ -135,7 +139,9 @@ def _construct_integer(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
     text = loader.construct_scalar(node).replace("_", "")
     sign, digits = (-1 if text.startswith("-") else 1), text.lstrip("+-")
     if len(digits) > 80:  # before int() works on it; 64 binary digits fit
-        raise _wrong(node, f"is a number of {len(digits)} digits; JSON's whole numbers have at most 64 bits")
+        raise _wrong_document(
+            node, f"is a number of {len(digits)} digits; JSON's whole numbers have at most 64 bits"
+        )
     if digits.startswith("0") and digits.isdigit():
         digits = f"0o{digits}"
     return sign * int(digits, 0)
@@ -145,14 +151,16 @@ _ManifestLoader.yaml_implicit_resolvers = _resolvers()
 _ManifestLoader.add_constructor(_INT_TAG, _construct_integer)
 
 
-def _checked(node: yaml.Node, made: Any) -> Any:
+def _checked_node(node: yaml.Node, made: Any) -> Any:
     """`made`, unless JSON or a process cannot hold it."""
     if isinstance(made, str) and (found := _NOT_TEXT.search(made)):
-        raise _wrong(node, f"holds the character {found.group(0)!r}, which no text in a manifest can have")
+        raise _wrong_document(
+            node, f"holds the character {found.group(0)!r}, which no text in a manifest can have"
+        )
     if isinstance(made, float) and not math.isfinite(made):
-        raise _wrong(node, f"is {_short(node)}, which JSON has no number for")
+        raise _wrong_document(node, f"is {_short_node(node)}, which JSON has no number for")
     if isinstance(made, int) and made not in _INT64:
-        raise _wrong(node, f"is {_short(node)}; JSON's whole numbers have at most 64 bits")
+        raise _wrong_document(node, f"is {_short_node(node)}; JSON's whole numbers have at most 64 bits")
     return made
 
 
@@ -163,30 +171,32 @@ def _check_size(root: yaml.Node) -> None:
     def size(node: yaml.Node, depth: int) -> int:
         if id(node) in sizes:
             if sizes[id(node)] == 0:
-                raise _wrong(node, "contains itself by its own anchor")
+                raise _wrong_document(node, "contains itself by its own anchor")
             return sizes[id(node)]
         if depth > MAX_DEPTH:
-            raise _wrong(node, f"is nested more than {MAX_DEPTH} levels deep with its anchors written out")
+            raise _wrong_document(
+                node, f"is nested more than {MAX_DEPTH} levels deep with its anchors written out"
+            )
         sizes[id(node)] = 0
-        total = 1 + sum(size(inner, depth + 1) for inner in _inner(node))
+        total = 1 + sum(size(inner, depth + 1) for inner in _inner_nodes(node))
         if total > MAX_VALUES:
-            raise _wrong(node, f"has more than {MAX_VALUES:,} values with its anchors written out")
+            raise _wrong_document(node, f"has more than {MAX_VALUES:,} values with its anchors written out")
         sizes[id(node)] = total
         return total
 
     size(root, 0)
 
 
-def _inner(node: yaml.Node) -> list[yaml.Node]:
+def _inner_nodes(node: yaml.Node) -> list[yaml.Node]:
     if isinstance(node, yaml.MappingNode):
         return [inner for pair in node.value for inner in pair]
     return list(node.value) if isinstance(node, yaml.SequenceNode) else []
 
 
-def _wrong(node: yaml.Node, problem: str) -> _NotJson:
+def _wrong_document(node: yaml.Node, problem: str) -> _NotJson:
     return _NotJson(node.start_mark, problem)
 
 
-def _short(node: yaml.Node) -> str:
+def _short_node(node: yaml.Node) -> str:
     text = str(node.value)
     return repr(text if len(text) <= 40 else f"{text[:37]}…")

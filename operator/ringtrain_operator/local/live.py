@@ -17,7 +17,15 @@ from rich.text import Text
 
 from .driver import JobView
 from .past_runs import PastLocalRunTail
-from .wording import STATE_STYLES, duration, job_name, numbers, progress_of, ranks_of, why
+from .wording import (
+    STATE_STYLES,
+    duration,
+    job_name,
+    local_progress_numbers,
+    local_state_reason,
+    progress_of,
+    ranks_of,
+)
 
 # More ranks than fit on a screen are counted by state instead.
 RANKS_SHOWN = 32
@@ -40,7 +48,7 @@ class LiveLocalDisplay:
             self._live.console.print(Text(line), soft_wrap=True)
         # Not to the last column: the ^C echoed there would wrap, and the panel be cleared a line off.
         now = datetime.now(UTC)
-        panel = render(view, now, self._pace.seconds_left(view, now))
+        panel = render_live_display(view, now, self._pace.seconds_left(view, now))
         self._live.update(Constrain(panel, self._live.console.width - len("^C")))
 
 
@@ -67,9 +75,14 @@ class LocalStepPace:
         return float((total - newest) * (at - began).total_seconds() / (newest - first))
 
 
-def render(view: JobView, now: datetime, seconds_left: float | None = None) -> RenderableType:
+def render_live_display(view: JobView, now: datetime, seconds_left: float | None = None) -> RenderableType:
     """The panel. `seconds_left`: until the last step, where that is known."""
-    parts = (_message(view), _bar(view, seconds_left), _numbers(view), _ranks(view))
+    parts = (
+        _live_message(view),
+        _live_progress_bar(view, seconds_left),
+        _live_progress_numbers(view),
+        _live_ranks(view),
+    )
     body = [part for part in parts if part is not None]
     state = str(view.status.state)
     title = Text.assemble((job_name(view), "bold"), "  ", (state, f"bold {STATE_STYLES.get(state, 'white')}"))
@@ -77,19 +90,19 @@ def render(view: JobView, now: datetime, seconds_left: float | None = None) -> R
         Group(*body),
         title=title,
         title_align="left",
-        subtitle=_counts(view, now),
+        subtitle=_live_pod_counts(view, now),
         subtitle_align="left",
         padding=(0, 1),
     )
 
 
-def _message(view: JobView) -> RenderableType | None:
+def _live_message(view: JobView) -> RenderableType | None:
     if view.status.state in ("Running", "Succeeded"):
         return None
-    return Text(why(view.status), style="dim", overflow="fold")
+    return Text(local_state_reason(view.status), style="dim", overflow="fold")
 
 
-def _counts(view: JobView, now: datetime) -> Text:
+def _live_pod_counts(view: JobView, now: datetime) -> Text:
     status = view.status
     started = status.start_time
     parts = [f"attempt {status.attempt}", f"restarts {status.restarts}", f"workers {status.workers}"]
@@ -98,7 +111,7 @@ def _counts(view: JobView, now: datetime) -> Text:
     return Text(" · ".join(parts), style="dim")
 
 
-def _bar(view: JobView, seconds_left: float | None) -> RenderableType | None:
+def _live_progress_bar(view: JobView, seconds_left: float | None) -> RenderableType | None:
     progress = progress_of(view)
     if not progress or progress.get("step") is None:
         return None
@@ -115,19 +128,19 @@ def _bar(view: JobView, seconds_left: float | None) -> RenderableType | None:
     return grid
 
 
-def _numbers(view: JobView) -> RenderableType | None:
-    found = numbers(progress_of(view))
+def _live_progress_numbers(view: JobView) -> RenderableType | None:
+    found = local_progress_numbers(progress_of(view))
     if not found:
         return None
     return Text("   ").join(Text.assemble((f"{label} ", "dim"), (text, "bold")) for label, text in found)
 
 
-def _ranks(view: JobView) -> RenderableType | None:
+def _live_ranks(view: JobView) -> RenderableType | None:
     ranks = ranks_of(view)
     if not ranks:
         return None
     if len(ranks) <= RANKS_SHOWN:
-        return _by_worker(view, ranks)
+        return _live_ranks_by_worker(view, ranks)
     states = [str(rank.get("state")) for rank in ranks]
     return Text("   ").join(
         Text.assemble((f"{states.count(state)} ", "bold"), (state, STATE_STYLES.get(state, "white")))
@@ -135,7 +148,7 @@ def _ranks(view: JobView) -> RenderableType | None:
     )
 
 
-def _by_worker(view: JobView, ranks: Sequence[Mapping[str, Any]]) -> RenderableType:
+def _live_ranks_by_worker(view: JobView, ranks: Sequence[Mapping[str, Any]]) -> RenderableType:
     """A line for each worker with its ranks."""
     report = view.observed.launcher
     agents = len(report.workers) if report is not None else 0
@@ -143,12 +156,12 @@ def _by_worker(view: JobView, ranks: Sequence[Mapping[str, Any]]) -> RenderableT
     grid = Table.grid(padding=(0, 3))
     for first in range(0, len(ranks), slots):
         name = f"{view.job['metadata']['name']}-worker-{first // slots}"
-        shown = Columns([_rank(rank) for rank in ranks[first : first + slots]], padding=(0, 3))
+        shown = Columns([_live_rank(rank) for rank in ranks[first : first + slots]], padding=(0, 3))
         grid.add_row(Text(name, style="dim", no_wrap=True), shown)
     return grid
 
 
-def _rank(rank: Mapping[str, Any]) -> Text:
+def _live_rank(rank: Mapping[str, Any]) -> Text:
     state = str(rank.get("state"))
     detail = f" step {rank['step']}" if rank.get("step") is not None and state == "Running" else ""
     code = f" exit {rank['exitCode']}" if rank.get("exitCode") else ""

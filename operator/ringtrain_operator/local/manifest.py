@@ -31,7 +31,7 @@ def jobs_among(documents: list[Any], path: Path) -> list[dict[str, Any]]:
     """The jobs of a file. Raises ManifestUnreadable where there is none."""
     jobs = [doc for doc in documents if is_job(doc)]
     if not jobs:
-        raise ManifestUnreadable(f"{path}: holds no {KIND}, but {_held(documents)}")
+        raise ManifestUnreadable(f"{path}: holds no {KIND}, but {_held_documents(documents)}")
     return jobs
 
 
@@ -44,7 +44,7 @@ def _name_of(document: dict[str, Any]) -> str:
     return str(metadata.get("name") or "") if isinstance(metadata, dict) else ""
 
 
-def _held(documents: list[Any]) -> str:
+def _held_documents(documents: list[Any]) -> str:
     """What documents are, for a message."""
     objects = [doc for doc in documents if isinstance(doc, dict) and doc.get("kind")]
     if not objects:
@@ -102,14 +102,14 @@ class LocalManifestFile:
     _unreadable: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        self.seen = _version(self.path)
+        self.seen = _manifest_file_version(self.path)
 
     def refresh(self, job: dict[str, Any]) -> dict[str, Any]:
         """`job`, with the file's spec if the file was saved since.
 
         A change that admission would refuse, such as one of an immutable field, leaves what runs as it is.
         """
-        now = _version(self.path)
+        now = _manifest_file_version(self.path)
         if now == self.seen:
             return job
         try:
@@ -128,7 +128,7 @@ class LocalManifestFile:
         return {**job, "spec": new["spec"], "metadata": {**job["metadata"], "generation": generation}}
 
 
-def _version(path: Path) -> tuple[int, ...]:
+def _manifest_file_version(path: Path) -> tuple[int, ...]:
     """Differs after every save: times alone are too coarse for two saves at once."""
     try:
         found = path.stat()

@@ -40,7 +40,8 @@ class LocalOrphanWatcher:
     _VARIABLE = "RINGTRAIN_LOCAL_RUN"
     # Isolated: neither the user's directory nor variables of Python's change what it loads.
     _PROGRAM = (
-        "import sys; sys.path.insert(0, {packages!r}); from {module} import watch; watch({marker!r}, {folder!r})"
+        "import sys; sys.path.insert(0, {packages!r}); "
+        "from {module} import watch_local_driver; watch_local_driver({marker!r}, {folder!r})"
     )
 
     def __init__(self, folder: Path) -> None:
@@ -72,14 +73,16 @@ class LocalOrphanWatcher:
         self._process.wait()
 
 
-def watch(marker: str, folder: str) -> None:
+def watch_local_driver(marker: str, folder: str) -> None:
     """Wait until stdin says that all was ended, or ends itself, as the process did that held its other end."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     if sys.stdin.buffer.read(1):
         return
     # Repeated: a process may have forked between the look and the signal.
-    while pids := [int(path.name) for path in Path("/proc").glob("[0-9]*") if _carries(int(path.name), marker)]:
+    while pids := [
+        int(path.name) for path in Path("/proc").glob("[0-9]*") if _carries_run_marker(int(path.name), marker)
+    ]:
         for pid in pids:
             try:
                 os.kill(pid, signal.SIGKILL)
@@ -91,14 +94,14 @@ def watch(marker: str, folder: str) -> None:
 def end_orphans(marker: str) -> None:
     """Kill and reap every child of this process that carries `marker` (NAME=value) in its environment."""
     while True:
-        orphans = [pid for pid in _children() if _carries(pid, marker)]
+        orphans = [pid for pid in _orphan_children() if _carries_run_marker(pid, marker)]
         if not orphans:
             return
         for pid in orphans:
             _kill_and_reap(pid)
 
 
-def _children() -> list[int]:
+def _orphan_children() -> list[int]:
     """Children of this process, whichever of its threads they hang on."""
     found: list[int] = []
     for children in Path("/proc/self/task").glob("*/children"):
@@ -109,7 +112,7 @@ def _children() -> list[int]:
     return found
 
 
-def _carries(pid: int, marker: str) -> bool:
+def _carries_run_marker(pid: int, marker: str) -> bool:
     try:
         return marker.encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:

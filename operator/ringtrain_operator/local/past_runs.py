@@ -87,14 +87,14 @@ def newest_run(runs: Path, name: str) -> PastLocalRun:
     raise NoSuchRun(f"{runs.resolve()} has no run of {name}; jobs that `dtj local` has run there: {names}")
 
 
-def pod_lines(runs: Path, name: str, pod: str, tail: int | None) -> Iterator[bytes]:
+def past_run_pod_lines(runs: Path, name: str, pod: str, tail: int | None) -> Iterator[bytes]:
     """The lines that a pod of the newest run of `name` wrote, byte for byte, of all processes that it was, or the
     last `tail` of them. Raises NoSuchRun.
     """
-    yield from _lines(newest_run(runs, name).pod_log(pod), tail)
+    yield from _past_run_lines(newest_run(runs, name).pod_log(pod), tail)
 
 
-def _lines(path: Path, tail: int | None) -> Iterator[bytes]:
+def _past_run_lines(path: Path, tail: int | None) -> Iterator[bytes]:
     try:
         with path.open("rb") as file:
             yield from file if tail is None else deque(file, tail)

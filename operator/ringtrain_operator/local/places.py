@@ -36,12 +36,12 @@ class LocalPorts:
     @property
     def control(self) -> int:
         """That of the control service."""
-        return _number(self.held[0])
+        return _held_local_port_number(self.held[0])
 
     @property
     def status(self) -> int:
         """That of `/status`."""
-        return _number(self.held[1])
+        return _held_local_port_number(self.held[1])
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class LocalPlaces:
     def ports(self) -> LocalPorts:
         """The launcher's ports, chosen free: the same in every attempt, as its name is on a cluster. Data workers
         that outlive one find the next one's launcher there."""
-        return LocalPorts((_held_port(), _held_port()))
+        return LocalPorts((_held_local_port(), _held_local_port()))
 
     def close(self) -> None:
         """Give the ports up."""
@@ -86,7 +86,7 @@ def volume_directory(volume: dict[str, Any], places: LocalPlaces, pod_dir: Path,
         return Path(str((volume["hostPath"] or {}).get("path") or "/"))
     elif kinds := [kind for kind in _FILES if kind in volume]:
         directory = pod_dir / "volumes" / _directory_name(name, "the volume's name")
-        return _written(directory, files_of(_FILES[kinds[0]], volume[kinds[0]] or {}, contents))
+        return _written_volume(directory, files_of(_FILES[kinds[0]], volume[kinds[0]] or {}, contents))
     else:
         source = {kind: given for kind, given in volume.items() if kind != "name"}
         raise LocalUnsupported(f"volume {name!r}: {shown(source)} cannot be had without a cluster")
@@ -94,7 +94,7 @@ def volume_directory(volume: dict[str, Any], places: LocalPlaces, pod_dir: Path,
     return directory.resolve()
 
 
-def _written(directory: Path, files: Mapping[str, bytes]) -> Path:
+def _written_volume(directory: Path, files: Mapping[str, bytes]) -> Path:
     """Files that only this user reads."""
     directory.mkdir(parents=True, mode=0o700, exist_ok=True)
     for path, content in files.items():
@@ -113,7 +113,7 @@ def _directory_name(value: object, what: str) -> str:
     return value
 
 
-def _held_port() -> socket.socket:
+def _held_local_port() -> socket.socket:
     """A socket bound to a port that only a process that asks for SO_REUSEPORT can take beside it: the launcher.
 
     The port is below those that kernels give to connections.
@@ -130,5 +130,5 @@ def _held_port() -> socket.socket:
     raise LocalUnsupported(f"no free port was found in {_PORTS[0]}..{_PORTS[1] - 1}")
 
 
-def _number(held: socket.socket) -> int:
+def _held_local_port_number(held: socket.socket) -> int:
     return int(held.getsockname()[1])

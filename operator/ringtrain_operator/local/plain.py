@@ -7,7 +7,7 @@ from typing import TextIO
 
 from .driver import JobView
 from .past_runs import PastLocalRunTail
-from .wording import job_name, numbers, progress_of, why
+from .wording import job_name, local_progress_numbers, local_state_reason, progress_of
 
 # Between two lines about progress alone.
 PROGRESS_INTERVAL_S = 5.0
@@ -28,7 +28,7 @@ class PlainLocalDisplay:
         for event in view.events:
             if event.reason == "ChangeRefused":  # of all others the state tells
                 self._line(f"{event.reason}: {event.message}")
-        now = (str(view.status.state), why(view.status))
+        now = (str(view.status.state), local_state_reason(view.status))
         if now != self._said and not view.status.finished:  # the summary tells the end
             self._said = now
             attempt = "" if now[1].startswith("attempt ") else f" (attempt {view.status.attempt})"
@@ -45,7 +45,7 @@ class PlainLocalDisplay:
         self._next_progress = time.monotonic() + PROGRESS_INTERVAL_S
         total = progress.get("totalSteps")
         steps = f"step {self._step}/{total}" if total else f"step {self._step}"
-        self._line(", ".join([steps, *(f"{label} {text}" for label, text in numbers(progress))]))
+        self._line(", ".join([steps, *(f"{label} {text}" for label, text in local_progress_numbers(progress))]))
 
     def _line(self, text: str) -> None:
         self._out.write(text + "\n")

@@ -89,9 +89,11 @@ class LocalProcessRunner:
             attempt = pod["metadata"]["labels"].get(contract.LABEL_ATTEMPT)
             if attempt == "1" and isinstance(exc, LocalUnsupported):
                 raise
-            local.status = _status(pod, "Failed", _terminated(128, "StartError", str(exc)))
+            local.status = _local_pod_status(pod, "Failed", _local_terminated_state(128, "StartError", str(exc)))
             return
-        local.status = _status(pod, "Running", {"running": {"startedAt": format_time(datetime.now(UTC))}})
+        local.status = _local_pod_status(
+            pod, "Running", {"running": {"startedAt": format_time(datetime.now(UTC))}}
+        )
 
     def pods(self) -> list[Pod]:
         """Every pod with its status as of now; deleted ones that have ended are gone."""
@@ -160,11 +162,13 @@ class LocalProcessRunner:
         reason = "Completed" if code == 0 else "Error"
         if local.starts_again(code):
             local.restart_at = time.monotonic() + min(2.0**local.restarts, LONGEST_PAUSE_S)
-            local.ended = _terminated(code, reason, message)
+            local.ended = _local_terminated_state(code, reason, message)
             waiting = {"waiting": {"reason": "CrashLoopBackOff"}}
-            local.status = _status(local.pod, "Running", waiting, local.restarts, local.ended)
+            local.status = _local_pod_status(local.pod, "Running", waiting, local.restarts, local.ended)
             return
-        local.status = _status(local.pod, "Failed" if code else "Succeeded", _terminated(code, reason, message))
+        local.status = _local_pod_status(
+            local.pod, "Failed" if code else "Succeeded", _local_terminated_state(code, reason, message)
+        )
         shutil.rmtree(local.directory, ignore_errors=True)
 
     def _start_again(self, local: _LocalPod) -> None:
@@ -176,7 +180,7 @@ class LocalProcessRunner:
         local.command.termination_path.unlink(missing_ok=True)
         local.process = self._spawn(local.command, local.pod["metadata"]["uid"])
         running = {"running": {"startedAt": format_time(datetime.now(UTC))}}
-        local.status = _status(local.pod, "Running", running, local.restarts, local.ended)
+        local.status = _local_pod_status(local.pod, "Running", running, local.restarts, local.ended)
 
     def _spawn(self, command: LocalPodCommand, uid: str) -> subprocess.Popen[bytes]:
         command.log_path.parent.mkdir(parents=True, exist_ok=True)
@@ -193,7 +197,7 @@ class LocalProcessRunner:
             )
 
 
-def _status(
+def _local_pod_status(
     pod: Pod, phase: str, state: dict[str, Any], restarts: int = 0, last: dict[str, Any] | None = None
 ) -> dict[str, Any]:
     container = {
@@ -206,7 +210,7 @@ def _status(
     return {"phase": phase, "podIP": "127.0.0.1", "hostIP": "127.0.0.1", "containerStatuses": [container]}
 
 
-def _terminated(code: int, reason: str, message: str) -> dict[str, Any]:
+def _local_terminated_state(code: int, reason: str, message: str) -> dict[str, Any]:
     finished = format_time(datetime.now(UTC))
     return {"terminated": {"exitCode": code, "reason": reason, "message": message, "finishedAt": finished}}
 

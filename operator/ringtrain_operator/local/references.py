@@ -28,7 +28,7 @@ def reference_problems(job: Job, documents: Sequence[Any]) -> Iterator[tuple[boo
         for doc in documents
         if isinstance(doc, Mapping) and doc.get("kind") in KINDS and (metadata := doc.get("metadata") or {})
     }
-    for kind, name, keys in _named(job):
+    for kind, name, keys in _named_references(job):
         if (kind, name) in here:
             missing = sorted(keys - set(here[kind, name]))
             has = ", ".join(sorted(here[kind, name])) or "none"
@@ -40,26 +40,26 @@ def reference_problems(job: Job, documents: Sequence[Any]) -> Iterator[tuple[boo
             yield False, f"{kind} {name} is not in this file; {hint}"
 
 
-def _named(job: Job) -> Iterator[tuple[str, str, set[str]]]:
+def _named_references(job: Job) -> Iterator[tuple[str, str, set[str]]]:
     """Kind, name and keys of what the templates name and need."""
     for template in templates_of(job.spec).values():
         for volume in (template.get("spec") or {}).get("volumes") or ():
             for field, kind, by in _SOURCES:
-                if source := _needed(volume.get(field)):
+                if source := _needed_references(volume.get(field)):
                     yield kind, str(source.get(by)), {str(item.get("key")) for item in source.get("items") or ()}
         for container in (*containers_of(template, "initContainers"), *containers_of(template)):
-            yield from _of_variables(container)
+            yield from _references_of_variables(container)
 
 
-def _of_variables(container: Mapping[str, Any]) -> Iterator[tuple[str, str, set[str]]]:
+def _references_of_variables(container: Mapping[str, Any]) -> Iterator[tuple[str, str, set[str]]]:
     for field, kind in _REFERENCES:
         for variable in container.get("env") or ():
-            if source := _needed((variable.get("valueFrom") or {}).get(f"{field}KeyRef")):
+            if source := _needed_references((variable.get("valueFrom") or {}).get(f"{field}KeyRef")):
                 yield kind, str(source.get("name")), {str(source.get("key"))}
         for given in container.get("envFrom") or ():
-            if source := _needed(given.get(f"{field}Ref")):
+            if source := _needed_references(given.get(f"{field}Ref")):
                 yield kind, str(source.get("name")), set()
 
 
-def _needed(source: Any) -> Mapping[str, Any] | None:
+def _needed_references(source: Any) -> Mapping[str, Any] | None:
     return source if isinstance(source, Mapping) and not source.get("optional") else None

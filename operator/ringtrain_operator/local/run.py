@@ -19,7 +19,7 @@ from ..status.model import JobStatus
 from ..status.situation import counted
 from .cluster import LocalCluster
 from .contents import contents_beside
-from .detached import driving
+from .detached import driving_local_run
 from .documents import read_documents
 from .driver import LocalDisplay, LocalDriver
 from .live import LiveLocalDisplay
@@ -29,7 +29,7 @@ from .plain import PlainLocalDisplay
 from .process import CLOSING_GRACE_S, LocalProcessRunner
 from .summary import LocalRunResults, read_results
 from .templates import LocalTemplates
-from .wording import wrapped
+from .wording import wrapped_display_text
 
 
 def run_local(
@@ -54,7 +54,9 @@ def run_local(
     run_dir = new_directory(runs, name)
     spec = parse_job(job).spec
     world = f"{counted(spec.worker.replicas, 'worker')} x {counted(spec.slots, 'rank')}"
-    print(wrapped(f"{name}: {world} on this machine, logs in {run_dir / 'logs'}", Console()), flush=True)
+    print(
+        wrapped_display_text(f"{name}: {world} on this machine, logs in {run_dir / 'logs'}", Console()), flush=True
+    )
     tail = PastLocalRunTail(run_dir / "logs" / namespace / name) if output else None
     runner = LocalProcessRunner(run_dir, claims_dir=runs / "claims")
     page_secret = secrets.token_hex(32) if ui else ""
@@ -63,11 +65,11 @@ def run_local(
         print(f"page: {address}?token={page_token(page_secret)}", flush=True)
     cluster = LocalCluster(job, runner, keep=partial(write_job, run_dir), page_secret=page_secret, beside=beside)
     try:
-        with driving(run_dir), _display(plain, tail) as display:
+        with driving_local_run(run_dir), _local_display(plain, tail) as display:
             status = LocalDriver(cluster, display, file).run()
     except KeyboardInterrupt:
         stopping = f"stopping: waiting for the ranks to end, for at most {CLOSING_GRACE_S:g} s; once more: at once"
-        print(wrapped(stopping, Console()), flush=True)
+        print(wrapped_display_text(stopping, Console()), flush=True)
         raise
     finally:
         runner.close()
@@ -75,7 +77,7 @@ def run_local(
 
 
 @contextlib.contextmanager
-def _display(plain: bool, tail: PastLocalRunTail | None) -> Iterator[LocalDisplay]:
+def _local_display(plain: bool, tail: PastLocalRunTail | None) -> Iterator[LocalDisplay]:
     console = Console()
     if plain or not console.is_terminal:
         yield PlainLocalDisplay(sys.stdout, tail)

@@ -42,19 +42,19 @@ def command_of(pod: Pod, places: LocalPlaces, pod_dir: Path, contents: Contents)
     spec, metadata = pod["spec"], pod["metadata"]
     main = spec["containers"][0]
     termination = pod_dir / "termination-log"
-    paths = _mounts(spec, main, places, pod_dir, contents)
+    paths = _local_mounts(spec, main, places, pod_dir, contents)
     paths[main["terminationMessagePath"]] = termination
-    declared = _declared(pod, main, contents)
-    declared.update(_ports(declared, places))
-    declared.update(_temporary(declared, pod_dir))
-    env = {name: _mapped(value, paths) for name, value in declared.items()}
-    argv = [_mapped(expand(part, env), paths) for part in [*main["command"], *main.get("args", [])]]
+    declared = _declared_local_variables(pod, main, contents)
+    declared.update(_local_declared_ports(declared, places))
+    declared.update(_local_temporary_folders(declared, pod_dir))
+    env = {name: _mapped_local_paths(value, paths) for name, value in declared.items()}
+    argv = [_mapped_local_paths(expand(part, env), paths) for part in [*main["command"], *main.get("args", [])]]
     attempt = metadata["labels"].get(contract.LABEL_ATTEMPT, "")
     # Also where the template has a PATH of its own, as that of its image.
     env["PATH"] = _own_programs_first(env.get("PATH", os.environ.get("PATH", os.defpath)))
     return LocalPodCommand(
         argv=tuple(argv),
-        env={**_inherited(), **env},
+        env={**_inherited_local_variables(), **env},
         cwd=_working_directory(main),
         termination_path=termination,
         log_path=places.pod_log(metadata["name"], attempt),
@@ -72,12 +72,16 @@ def expand(text: str, env: Mapping[str, str]) -> str:
     return _REFERENCE.sub(replacement, text)
 
 
-def _declared(pod: Pod, main: Mapping[str, Any], contents: Contents) -> dict[str, str]:
+def _declared_local_variables(pod: Pod, main: Mapping[str, Any], contents: Contents) -> dict[str, str]:
     """The container's `envFrom` and `env`, in its order, each value seeing those before it."""
     env = variables_from(main.get("envFrom") or (), contents)
     for variable in main.get("env") or ():
         name, source = _env_name(variable), variable.get("valueFrom")
-        value = _sourced(pod, name, source, contents) if source else expand(str(variable.get("value") or ""), env)
+        value = (
+            _sourced_local_variable(pod, name, source, contents)
+            if source
+            else expand(str(variable.get("value") or ""), env)
+        )
         if value is not None:
             env[name] = value
     return env
@@ -90,14 +94,14 @@ def _env_name(variable: Mapping[str, Any]) -> str:
     return str(name)
 
 
-def _sourced(pod: Pod, name: str, source: Mapping[str, Any], contents: Contents) -> str | None:
+def _sourced_local_variable(pod: Pod, name: str, source: Mapping[str, Any], contents: Contents) -> str | None:
     for field, kind in (("configMapKeyRef", "ConfigMap"), ("secretKeyRef", "Secret")):
         if field in source:
             return value_of(kind, source[field] or {}, contents)
-    return _field(pod, name, source)
+    return _local_field_value(pod, name, source)
 
 
-def _field(pod: Pod, name: str, source: Mapping[str, Any]) -> str:
+def _local_field_value(pod: Pod, name: str, source: Mapping[str, Any]) -> str:
     """A value of the downward API."""
     path = str((source.get("fieldRef") or {}).get("fieldPath"))
     metadata = pod["metadata"]
@@ -117,7 +121,7 @@ def _field(pod: Pod, name: str, source: Mapping[str, Any]) -> str:
     return str(known[path])
 
 
-def _ports(declared: Mapping[str, str], places: LocalPlaces) -> dict[str, str]:
+def _local_declared_ports(declared: Mapping[str, str], places: LocalPlaces) -> dict[str, str]:
     """The contract's port variables, rewritten so that jobs on one machine never meet."""
     ports = places.ports
     local = {
@@ -136,7 +140,7 @@ def _ports(declared: Mapping[str, str], places: LocalPlaces) -> dict[str, str]:
     return {**rewritten, contract.ENV_PORTS_HELD: "1"} if contract.ENV_LAUNCHER_PORT in declared else rewritten
 
 
-def _temporary(declared: Mapping[str, str], pod_dir: Path) -> dict[str, str]:
+def _local_temporary_folders(declared: Mapping[str, str], pod_dir: Path) -> dict[str, str]:
     """A directory for temporary files that goes with the pod, as a container's: pods of an elastic job, and those
     that outlive attempts, are killed while the job runs on, and leave what they had there."""
     lasting = contract.ENV_ATTEMPT not in declared
@@ -147,7 +151,7 @@ def _temporary(declared: Mapping[str, str], pod_dir: Path) -> dict[str, str]:
     return {"TMPDIR": str(directory)}
 
 
-def _mounts(
+def _local_mounts(
     spec: Mapping[str, Any], main: Mapping[str, Any], places: LocalPlaces, pod_dir: Path, contents: Contents
 ) -> dict[str, Path]:
     """Directories of this machine by their path in the container. /dev/shm is this machine's own."""
@@ -175,7 +179,7 @@ def _sub_path(mount: Mapping[str, Any]) -> Path:
     return path
 
 
-def _mapped(text: str, paths: Mapping[str, Path]) -> str:
+def _mapped_local_paths(text: str, paths: Mapping[str, Path]) -> str:
     """`text`, a word or a script, with every path of the container in it replaced by this machine's, longest
     first."""
     for path in sorted(paths, key=len, reverse=True):
@@ -184,7 +188,7 @@ def _mapped(text: str, paths: Mapping[str, Path]) -> str:
     return text
 
 
-def _inherited() -> dict[str, str]:
+def _inherited_local_variables() -> dict[str, str]:
     """This process' environment without traces of other jobs."""
     return {name: value for name, value in os.environ.items() if not _FOREIGN.match(name)}
 

@@ -16,7 +16,7 @@ from rich.text import Text
 from ..plan.failure_rules import describe
 from ..status.model import Failure, JobStatus
 from ..status.situation import counted
-from .wording import STATE_STYLES, duration, numbers, wrapped
+from .wording import STATE_STYLES, duration, local_progress_numbers, wrapped_display_text
 
 LOG_LINES_SHOWN = 20
 _TAIL_BYTES = 4096
@@ -37,7 +37,7 @@ def read_results(logs_root: Path, namespace: str, job: str, attempt: int) -> Loc
     if not directory.is_dir():
         return LocalRunResults(None, {})
     metrics: dict[str, float] = {}
-    for row in _rows(directory / "metrics.jsonl"):
+    for row in _local_summary_rows(directory / "metrics.jsonl"):
         found = row.get("metrics")
         if isinstance(found, dict):
             metrics.update({str(k): v for k, v in found.items() if isinstance(v, int | float)})
@@ -49,7 +49,7 @@ def print_summary(console: Console, status: JobStatus, results: LocalRunResults)
     rows = list(_rows_of(status, results))
     width = max(len(label) for label, _, _ in rows) + 2
     for label, text, style in rows:
-        shown = (wrapped(text, console, " " * width), style)
+        shown = (wrapped_display_text(text, console, " " * width), style)
         console.print(Text.assemble((label.ljust(width), "dim"), shown), soft_wrap=True)
     if status.state == "Failed" and status.failure is not None:
         _print_failure(console, status.failure)
@@ -66,9 +66,9 @@ def _rows_of(status: JobStatus, results: LocalRunResults) -> Iterator[tuple[str,
             if message := condition.message.removeprefix(failed).removeprefix("; "):
                 yield "", message, ""
     for name, value in results.metrics.items():
-        yield name.replace("_", " "), _metric(name, value), "bold"
+        yield name.replace("_", " "), _local_summary_metric(name, value), "bold"
     if status.progress is not None:
-        shown = numbers(status.progress.model_dump(by_alias=True, exclude={"metrics", "epoch"}))
+        shown = local_progress_numbers(status.progress.model_dump(by_alias=True, exclude={"metrics", "epoch"}))
         yield "steps", ", ".join([status.progress_summary, *(f"{label} {text}" for label, text in shown)]), ""
     if status.start_time is not None and status.completion_time is not None:
         took = duration((status.completion_time - status.start_time).total_seconds())
@@ -83,18 +83,18 @@ def _print_failure(console: Console, failure: Failure) -> None:
     who = f"rank {failure.rank} ({failure.pod})" if failure.rank is not None else str(failure.pod or "the gang")
     code = f", exit code {failure.exit_code}" if failure.exit_code is not None else ""
     title = f"\nFirst failure of attempt {failure.attempt}: {who}, {failure.reason}{code}"
-    console.print(Text(wrapped(title, console), style="bold red"), soft_wrap=True)
+    console.print(Text(wrapped_display_text(title, console), style="bold red"), soft_wrap=True)
     if failure.message != f"rank {failure.rank} exited with {failure.exit_code}":
-        console.print(Text(wrapped(failure.message, console)), soft_wrap=True)
+        console.print(Text(wrapped_display_text(failure.message, console)), soft_wrap=True)
     for line in failure.log_tail[-LOG_LINES_SHOWN:]:
-        console.print(Text("  │ " + wrapped(line, console, "  │ "), style="dim"), soft_wrap=True)
+        console.print(Text("  │ " + wrapped_display_text(line, console, "  │ "), style="dim"), soft_wrap=True)
 
 
-def _metric(name: str, value: float) -> str:
+def _local_summary_metric(name: str, value: float) -> str:
     return f"{100 * value:.2f} %" if "accuracy" in name and 0 <= value <= 1 else f"{value:.6g}"
 
 
-def _rows(path: Path) -> Iterator[dict[str, Any]]:
+def _local_summary_rows(path: Path) -> Iterator[dict[str, Any]]:
     """Rows of a JSON Lines file, without a last one that was cut short."""
     if not path.is_file():
         return

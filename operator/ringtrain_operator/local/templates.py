@@ -32,7 +32,7 @@ class LocalTemplates:
 
     def take(self, documents: Iterable[Any]) -> list[Template]:
         """Add those among the documents, which are returned. Raises Invalid, which names the template."""
-        found = [_read(document) for document in documents if is_template(document)]
+        found = [_read_local_template(document) for document in documents if is_template(document)]
         for template in found:
             if self.known.setdefault(template.key, template).spec != template.spec:
                 raise Invalid([Problem(str(template), "is given twice, and not as the same; keep one")])
@@ -51,7 +51,7 @@ class LocalTemplates:
         return resolved(job, self.known[named])
 
 
-def _read(document: Json) -> Template:
+def _read_local_template(document: Json) -> Template:
     try:
         return read_template(document)
     except Invalid as exc:

@@ -33,7 +33,7 @@ def job_name(view: JobView) -> str:
     return f"{metadata['namespace']}/{metadata['name']}"
 
 
-def why(status: JobStatus) -> str:
+def local_state_reason(status: JobStatus) -> str:
     """Why the job is where it is, in a sentence."""
     for kind in ("Failed", "Succeeded", "Suspended", "Restarting", "Running", "Accepted"):
         condition = status.condition(kind)
@@ -42,7 +42,7 @@ def why(status: JobStatus) -> str:
     return ""
 
 
-def numbers(progress: Mapping[str, Any] | None) -> list[tuple[str, str]]:
+def local_progress_numbers(progress: Mapping[str, Any] | None) -> list[tuple[str, str]]:
     """Loss, rate and metrics of a progress report as label and text."""
     if not progress:
         return []
@@ -77,7 +77,7 @@ def ranks_of(view: JobView) -> tuple[Mapping[str, Any], ...]:
     return ()
 
 
-def wrapped(text: str, console: Console, indent: str = "") -> str:
+def wrapped_display_text(text: str, console: Console, indent: str = "") -> str:
     """`text` as lines that fit a terminal, behind `indent` from the second on; words, and so paths, stay whole.
 
     A pipe gets every line as it is.

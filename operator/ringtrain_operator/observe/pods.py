@@ -32,12 +32,17 @@ _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 def owned_by(obj: Mapping[str, Any], uid: str) -> bool:
     """Whether the object's controller is the one with this uid."""
-    return any(ref.get("controller") and ref.get("uid") == uid for ref in _meta(obj).get("ownerReferences") or ())
+    return any(
+        ref.get("controller") and ref.get("uid") == uid
+        for ref in _pod_metadata_of(obj).get("ownerReferences") or ()
+    )
 
 
 def owner_name(obj: Mapping[str, Any]) -> str:
     """The object's controller as `Kind name`, empty when it has none."""
-    owner = next((ref for ref in _meta(obj).get("ownerReferences") or () if ref.get("controller")), None)
+    owner = next(
+        (ref for ref in _pod_metadata_of(obj).get("ownerReferences") or () if ref.get("controller")), None
+    )
     return f"{owner.get('kind')} {owner.get('name')}" if owner else ""
 
 
@@ -50,27 +55,27 @@ def main_container(pod: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def view_pod(pod: Mapping[str, Any], nodes: Mapping[str, bool] | None = None) -> PodView:
     """What `plan` needs of one pod of ours. `nodes`: readiness by name, as far as it is known."""
-    meta, status, spec = _meta(pod), pod.get("status") or {}, pod.get("spec") or {}
+    meta, status, spec = _pod_metadata_of(pod), pod.get("status") or {}, pod.get("spec") or {}
     labels = meta.get("labels") or {}
     node = str(spec.get("nodeName") or "")
     name = str(main_container(pod).get("name") or "")
-    main = _container(status.get("containerStatuses"), name)
-    beside = {} if _ended(main) else _first_failed(status)
-    ended = _ended(main) or _last_word(main) or _ended(beside)
+    main = _pod_container_status(status.get("containerStatuses"), name)
+    beside = {} if _ended_container(main) else _first_failed(status)
+    ended = _ended_container(main) or _last_termination_message(main) or _ended_container(beside)
     role = _ROLES.get(labels.get(contract.LABEL_ROLE), "worker")
-    waiting_reason, waiting_message = _waiting(status)
+    waiting_reason, waiting_message = _waiting_container(status)
     placing: Mapping[str, Any] = next(
         (c for c in status.get("conditions") or () if c.get("type") == "PodScheduled"), {}
     )
-    disrupted = _disruption(status)
+    disrupted = _pod_disruption(status)
     unschedulable = placing.get("status") == "False" and placing.get("reason") == "Unschedulable"
     return PodView(
         name=str(meta.get("name")),
         uid=str(meta.get("uid") or ""),
         role=role,
-        attempt=_integer(labels.get(contract.LABEL_ATTEMPT)),
-        index=_integer(labels.get(contract.LABEL_WORKER_INDEX) or labels.get(contract.LABEL_DATA_INDEX)),
-        incarnation=_integer(labels.get(contract.LABEL_INCARNATION)),
+        attempt=_report_integer(labels.get(contract.LABEL_ATTEMPT)),
+        index=_report_integer(labels.get(contract.LABEL_WORKER_INDEX) or labels.get(contract.LABEL_DATA_INDEX)),
+        incarnation=_report_integer(labels.get(contract.LABEL_INCARNATION)),
         phase=status.get("phase") or "Pending",
         ready=bool(main.get("ready")) or "running" in (main.get("state") or {}),
         node=node,
@@ -90,12 +95,12 @@ def view_pod(pod: Mapping[str, Any], nodes: Mapping[str, bool] | None = None) ->
         unschedulable_since=parse_time(placing.get("lastTransitionTime")) if unschedulable else None,
         scheduled_at=parse_time(placing.get("lastTransitionTime")) if placing.get("status") == "True" else None,
         created_at=parse_time(meta.get("creationTimestamp")),
-        started_at=parse_time(_begun(main).get("startedAt")),
+        started_at=parse_time(_container_began(main).get("startedAt")),
         disrupted_at=parse_time(disrupted.get("lastTransitionTime")),
         image=str(main.get("image") or ""),
         image_id=str(main.get("imageID") or ""),
         container=name,
-        secret=_secret(spec),
+        secret=_page_secret_of(spec),
     )
 
 
@@ -152,8 +157,8 @@ def read_report(raw: Mapping[str, Any]) -> LauncherReport:
     Raises OtherStatusVersion when another version of the contract is spoken, ValueError when none is.
     """
     try:
-        _check_version(raw["version"])
-        return _report(storable(raw))
+        _check_status_version(raw["version"])
+        return _view_launcher_report(storable(raw))
     except (KeyError, TypeError, OverflowError, OSError, RecursionError) as exc:
         raise ValueError(f"launcher /status: {exc!r}") from exc
 
@@ -181,7 +186,7 @@ class OtherStatusVersion(ValueError):
     """A launcher whose /status this operator can't read, as long as that launcher runs."""
 
 
-def _check_version(version: object) -> None:
+def _check_status_version(version: object) -> None:
     if version == contract.STATUS_VERSION and version is not True:
         return
     if not isinstance(version, int) or isinstance(version, bool):
@@ -194,7 +199,7 @@ def _check_version(version: object) -> None:
     )
 
 
-def _report(raw: Mapping[str, Any]) -> LauncherReport:
+def _view_launcher_report(raw: Mapping[str, Any]) -> LauncherReport:
     if raw["phase"] not in ("Waiting", "Running", "Succeeded", "Failed"):
         raise ValueError(f"launcher /status: phase is {raw['phase']!r}")
     return LauncherReport(
@@ -202,50 +207,52 @@ def _report(raw: Mapping[str, Any]) -> LauncherReport:
         phase=raw["phase"],
         world_size=int(raw["worldSize"]),
         progress=progress if isinstance(progress := raw.get("progress"), dict) else None,
-        last_progress_time=_epoch(raw.get("lastProgressTime")),
-        running_since=_epoch(raw.get("runningSince")),
+        last_progress_time=_report_time(raw.get("lastProgressTime")),
+        running_since=_report_time(raw.get("runningSince")),
         slowest=dict(raw["slowest"]) if raw.get("slowest") else None,
         workers=tuple(dict(worker) for worker in raw.get("workers") or ()),
         ranks=tuple(dict(rank) for rank in raw.get("ranks") or ()),
         logs=dict(raw.get("logs") or {}),
         elastic=elastic if isinstance(elastic := raw.get("elastic"), dict) else None,
         data=data if isinstance(data := raw.get("data"), dict) else None,
-        start_time=_epoch(raw.get("startTime")),
-        first_step_time=_epoch(raw.get("firstStepTime")),
+        start_time=_report_time(raw.get("startTime")),
+        first_step_time=_report_time(raw.get("firstStepTime")),
     )
 
 
-def _secret(spec: Mapping[str, Any]) -> str:
+def _page_secret_of(spec: Mapping[str, Any]) -> str:
     """Name of the job's Secret that a pod mounts; empty if it mounts none."""
     volume: Mapping[str, Any] = next((v for v in spec.get("volumes") or () if v.get("name") == VOLUME_SECRET), {})
     return str((volume.get("secret") or {}).get("secretName") or "")
 
 
-def _meta(obj: Mapping[str, Any]) -> Mapping[str, Any]:
+def _pod_metadata_of(obj: Mapping[str, Any]) -> Mapping[str, Any]:
     found = obj.get("metadata")
     return found if isinstance(found, Mapping) else {}
 
 
-def _container(statuses: Iterable[Mapping[str, Any]] | None, name: str) -> Mapping[str, Any]:
+def _pod_container_status(statuses: Iterable[Mapping[str, Any]] | None, name: str) -> Mapping[str, Any]:
     return next((s for s in statuses or () if s.get("name") == name), {})
 
 
-def _ended(container: Mapping[str, Any], state: Literal["state", "lastState"] = "state") -> Mapping[str, Any]:
+def _ended_container(
+    container: Mapping[str, Any], state: Literal["state", "lastState"] = "state"
+) -> Mapping[str, Any]:
     """How a container ended; `lastState`: the last time that one did which is started again and again."""
     found = (container.get(state) or {}).get("terminated")
     return found if isinstance(found, Mapping) else {}
 
 
-def _begun(container: Mapping[str, Any]) -> Mapping[str, Any]:
+def _container_began(container: Mapping[str, Any]) -> Mapping[str, Any]:
     """The state of a container that runs or has ended; empty for one that waits."""
     state = container.get("state") or {}
     found = state.get("running") or state.get("terminated")
     return found if isinstance(found, Mapping) else {}
 
 
-def _last_word(main: Mapping[str, Any]) -> Mapping[str, Any]:
+def _last_termination_message(main: Mapping[str, Any]) -> Mapping[str, Any]:
     """How a container ended that said how, and was started again for its exit code; empty for any other."""
-    ended = _ended(main, "lastState")
+    ended = _ended_container(main, "lastState")
     try:
         message = json.loads(str(ended.get("message") or ""))
     except (ValueError, RecursionError):
@@ -258,7 +265,7 @@ def _first_failed(status: Mapping[str, Any]) -> Mapping[str, Any]:
     if status.get("phase") != "Failed":
         return {}
     every = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
-    return next((container for container in every if _ended(container).get("exitCode")), {})
+    return next((container for container in every if _ended_container(container).get("exitCode")), {})
 
 
 def _name_beside(status: Mapping[str, Any], container: Mapping[str, Any]) -> str:
@@ -272,18 +279,18 @@ def _name_beside(status: Mapping[str, Any], container: Mapping[str, Any]) -> str
 def _side_failure(status: Mapping[str, Any], main: str) -> str:
     """What a side container ended with while the main one runs; empty if all is well."""
     every = [*(status.get("containerStatuses") or ()), *(status.get("initContainerStatuses") or ())]
-    if "running" not in (_container(every, main).get("state") or {}):
+    if "running" not in (_pod_container_status(every, main).get("state") or {}):
         return ""
     for container in every:
         runs = "running" in (container.get("state") or {})
-        ended = _ended(container) or ({} if runs else _ended(container, "lastState"))
+        ended = _ended_container(container) or ({} if runs else _ended_container(container, "lastState"))
         if container.get("name") != main and ended.get("exitCode"):
             why = f" ({ended['reason']})" if ended.get("reason") not in (None, "", "Error") else ""
             return f"side container {container.get('name')} exited with {ended['exitCode']}{why}"
     return ""
 
 
-def _waiting(status: Mapping[str, Any]) -> tuple[str, str]:
+def _waiting_container(status: Mapping[str, Any]) -> tuple[str, str]:
     """Why the pod does not run yet, in the kubelet's or the scheduler's words; empty while nothing is amiss."""
     for condition in status.get("conditions") or ():
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
@@ -307,7 +314,7 @@ def _way_out(message: str, role: Role) -> str:
     )
 
 
-def _disruption(status: Mapping[str, Any]) -> Mapping[str, Any]:
+def _pod_disruption(status: Mapping[str, Any]) -> Mapping[str, Any]:
     """What Kubernetes says took the pod away (the condition DisruptionTarget), or empty."""
     for condition in status.get("conditions") or ():
         if condition.get("type") == "DisruptionTarget" and condition.get("status") == "True":
@@ -316,14 +323,14 @@ def _disruption(status: Mapping[str, Any]) -> Mapping[str, Any]:
     return {}
 
 
-def _integer(text: object) -> int:
+def _report_integer(text: object) -> int:
     try:
         return int(str(text))
     except ValueError:
         return 0
 
 
-def _epoch(seconds: object) -> datetime | None:
+def _report_time(seconds: object) -> datetime | None:
     is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
     return datetime.fromtimestamp(float(seconds), UTC) if is_number else None  # type: ignore[arg-type]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from .base import GangScheduler, Json, PlacedGang
 
 
-def _spec(gang: PlacedGang) -> Json:
+def _kubernetes_group_spec(gang: PlacedGang) -> Json:
     """An API server without the gates of topology and of preemption of whole groups drops these two fields."""
     spec: Json = {"schedulingPolicy": {"gang": {"minCount": gang.min_pods}}}
     if gang.topology is not None and gang.topology.required:
@@ -15,10 +15,15 @@ def _spec(gang: PlacedGang) -> Json:
     return spec
 
 
-def _join(pod: Json, group: str) -> None:
+def _join_kubernetes_group(pod: Json, group: str) -> None:
     pod["spec"]["schedulingGroup"] = {"podGroupName": group}
 
 
 KUBERNETES = GangScheduler(
-    "scheduling.k8s.io", ("v1beta1", "v1alpha2"), "", _spec, _join, ("PodGroupScheduled", "False")
+    "scheduling.k8s.io",
+    ("v1beta1", "v1alpha2"),
+    "",
+    _kubernetes_group_spec,
+    _join_kubernetes_group,
+    ("PodGroupScheduled", "False"),
 )

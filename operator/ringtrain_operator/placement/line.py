@@ -83,7 +83,7 @@ class PlacementContention:
         return frozenset(one.uid for one in self.order if one.tries_at is None and self.ahead_of(one))
 
 
-def lacking(words: str, devices: Iterable[str]) -> frozenset[str]:
+def lacking_devices(words: str, devices: Iterable[str]) -> frozenset[str]:
     """What a pod lacks that others have, as the scheduler says it: names of devices, and ROOM.
 
     Empty: no other pod's end would help it, as where no node has its labels. Where another scheduler says it in

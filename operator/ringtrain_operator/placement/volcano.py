@@ -7,7 +7,7 @@ from .base import GangScheduler, Json, PlacedGang
 GROUP_ANNOTATION = "scheduling.k8s.io/group-name"
 
 
-def _spec(gang: PlacedGang) -> Json:
+def _volcano_group_spec(gang: PlacedGang) -> Json:
     spec: Json = {"minMember": gang.min_pods}
     if gang.queue:
         spec["queue"] = gang.queue
@@ -19,8 +19,15 @@ def _spec(gang: PlacedGang) -> Json:
     return spec
 
 
-def _join(pod: Json, group: str) -> None:
+def _join_volcano_group(pod: Json, group: str) -> None:
     pod["metadata"].setdefault("annotations", {})[GROUP_ANNOTATION] = group
 
 
-VOLCANO = GangScheduler("scheduling.volcano.sh", ("v1beta1",), "volcano", _spec, _join, ("Unschedulable", "True"))
+VOLCANO = GangScheduler(
+    "scheduling.volcano.sh",
+    ("v1beta1",),
+    "volcano",
+    _volcano_group_spec,
+    _join_volcano_group,
+    ("Unschedulable", "True"),
+)

@@ -16,7 +16,7 @@ import zlib
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from ..placement.line import ROOM, PlacementContender, lacking
+from ..placement.line import ROOM, PlacementContender, lacking_devices
 from ..status.decision import (
     NO_DECISION,
     Begin,
@@ -99,7 +99,7 @@ def contender(s: Situation) -> PlacementContender:
     wants, devices = dict(s.status.ledger.line_wants), s.job.worker_devices
     # Of a thousand pods most have the same words.
     if words := {pod.waiting_message for pod in s.pods if pod.unschedulable_since is not None}:
-        lacks = [lacking(said, devices) for said in words]
+        lacks = [lacking_devices(said, devices) for said in words]
         wants = dict.fromkeys(frozenset().union(*lacks), 0) | devices if all(lacks) else {}
     since = s.status.ledger.line_since or s.job.created
     return PlacementContender(since, s.job.uid, f"{s.job.namespace}/{s.job.name}", wants, s.workers_needed)

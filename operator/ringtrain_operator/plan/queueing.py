@@ -140,7 +140,7 @@ def _queued(s: Situation, view: WorkloadView | None, settings: BuildSettings) ->
     if view is None:
         return _made(s, settings)
     if not view.has_owner:
-        return _patched(view, patches.owned(view, s.job), "")
+        return _patched(view, patches.owned_workload(view, s.job), "")
     if view.evicted is not None and view.reserved:
         return _patched(view, patches.quota_returned(view, s.now))
     if view.finished or (view.reserved and not fits(s, view)):
@@ -148,7 +148,7 @@ def _queued(s: Situation, view: WorkloadView | None, settings: BuildSettings) ->
     wants = {name: count for name, count in workload.pod_counts(s.job).items() if name in view.counts}
     asks = {name: view.counts[name] for name in wants}
     if not view.reserved and (view.queue, asks) != (s.job.queue, wants):
-        return _patched(view, patches.resized(view, s.job), "")
+        return _patched(view, patches.resized_workload(view, s.job), "")
     return None
 
 
@@ -160,7 +160,7 @@ def _running(s: Situation, view: WorkloadView) -> WorkloadChange | None:
     spare = view.counts.get("workers", 0) - s.status.ledger.attempt_workers
     granted = view.grants["workers"].count if "workers" in view.grants else 0
     if s.status.ledger.attempt_workers < granted and spare > view.reclaimed.get("workers", 0):
-        return _patched(view, patches.reclaimed(view, {**view.reclaimed, "workers": spare}))
+        return _patched(view, patches.reclaimed_workload_pods(view, {**view.reclaimed, "workers": spare}))
     return None
 
 

@@ -29,7 +29,7 @@ def quota_returned(view: WorkloadView, now: datetime) -> Patch:
     evicted = view.evicted or {}
     reason, message = str(evicted.get("reason") or "Pending"), str(evicted.get("message") or "")
     again = "True" if reason in ("Preempted", "NodeFailures") else "False"
-    conditions = _with(
+    conditions = _with_workload_conditions(
         view,
         now,
         _condition("Requeued", again, reason, message),
@@ -47,19 +47,19 @@ def conditions_set(view: WorkloadView, now: datetime, *changes: ConditionFields)
     new = [_condition(*change) for change in changes if known.get(change[0]) != (change[1], change[2])]
     if not new:
         return []
-    conditions = _with(view, now, *new)
+    conditions = _with_workload_conditions(view, now, *new)
     if not view.conditions:  # nobody has written a status yet, and a patch can't reach into what is not there
         return [*_unchanged_since(view), {"op": "add", "path": "/status", "value": {"conditions": conditions}}]
     return [*_unchanged_since(view), _conditions(conditions)]
 
 
-def reclaimed(view: WorkloadView, counts: Mapping[str, int]) -> Patch:
+def reclaimed_workload_pods(view: WorkloadView, counts: Mapping[str, int]) -> Patch:
     """To a Workload's status: of each pod set so many pods are not needed any more."""
     pods = [{"name": name, "count": count} for name, count in sorted(counts.items()) if count]
     return [*_unchanged_since(view), {"op": "add", "path": "/status/reclaimablePods", "value": pods}]
 
 
-def resized(view: WorkloadView, job: Job) -> Patch:
+def resized_workload(view: WorkloadView, job: Job) -> Patch:
     """To a waiting Workload: the queue and the numbers of pods that the job wants by now."""
     places = {name: place for place, name in enumerate(view.counts)}
     return [
@@ -73,7 +73,7 @@ def resized(view: WorkloadView, job: Job) -> Patch:
     ]
 
 
-def owned(view: WorkloadView, job: Job) -> Patch:
+def owned_workload(view: WorkloadView, job: Job) -> Patch:
     """To a Workload that was made for the job without being its own."""
     owners = owner_references(job)
     return [*_unchanged_since(view), {"op": "add", "path": "/metadata/ownerReferences", "value": owners}]
@@ -92,7 +92,7 @@ def _condition(kind: str, status: str, reason: str, message: str) -> Json:
     return {"type": kind, "status": status, "reason": reason, "message": message[:_LONGEST_MESSAGE]}
 
 
-def _with(view: WorkloadView, now: datetime, *changes: Json) -> list[Mapping[str, Any]]:
+def _with_workload_conditions(view: WorkloadView, now: datetime, *changes: Json) -> list[Mapping[str, Any]]:
     """The Workload's conditions with these in place of their like; a time moves only when a status does."""
     before = {c["type"]: c for c in view.conditions}
     stamp = format_time(now)

@@ -15,13 +15,13 @@ from support.planworld import World
 from ringtrain_operator.errors import Invalid
 from ringtrain_operator.local.cluster import LocalCluster
 from ringtrain_operator.local.driver import JobView, LocalDriver
-from ringtrain_operator.local.live import LocalStepPace, render
+from ringtrain_operator.local.live import LocalStepPace, render_live_display
 from ringtrain_operator.local.manifest import LocalManifestFile, ManifestUnreadable, load_job
 from ringtrain_operator.local.past_runs import PastLocalRunTail
 from ringtrain_operator.local.plain import PlainLocalDisplay
 from ringtrain_operator.local.process import LocalProcessRunner
 from ringtrain_operator.local.summary import LocalRunResults, print_summary, read_results
-from ringtrain_operator.local.wording import numbers
+from ringtrain_operator.local.wording import local_progress_numbers
 
 
 def view(w: World) -> JobView:
@@ -40,7 +40,7 @@ def running(step: int) -> World:
 def on_screen(w: World) -> str:
     """The panel as text."""
     console = Console(width=90, file=io.StringIO(), force_terminal=False)
-    console.print(render(view(w), datetime(2026, 1, 1, 0, 1, tzinfo=UTC)))
+    console.print(render_live_display(view(w), datetime(2026, 1, 1, 0, 1, tzinfo=UTC)))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
@@ -59,7 +59,7 @@ def test_the_panel_says_how_long_it_takes_from_here() -> None:
     left = [pace.seconds_left(view(running(step)), began + timedelta(seconds=s)) for s, step in LOOKS]
     assert left == [None, None, 50.0, 50.0, 15.0, None, None, 29.0]
     console = Console(width=90, file=io.StringIO(), force_terminal=False)
-    console.print(render(view(running(40)), began, 75.4))
+    console.print(render_live_display(view(running(40)), began, 75.4))
     assert "40/100   40%  1 min 15 s left" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
@@ -104,9 +104,12 @@ def test_lines_say_what_changed() -> None:
 def test_small_and_large_numbers_are_told() -> None:
     """A slow model's rate and a small loss are not 0, and a loss that has left all bounds is no 300 digits."""
     told = [("loss", "0.0004123"), ("samples/s", "0.42"), ("lr", "1e-05")]
-    assert numbers({"loss": 0.0004123, "samplesPerSecond": 0.42, "metrics": {"lr": 1e-5}}) == told
-    assert numbers({"loss": 1e300, "samplesPerSecond": 12345.6}) == [("loss", "1e+300"), ("samples/s", "12,346")]
-    assert numbers({"loss": 0.0}) == [("loss", "0.0000")]
+    assert local_progress_numbers({"loss": 0.0004123, "samplesPerSecond": 0.42, "metrics": {"lr": 1e-5}}) == told
+    assert local_progress_numbers({"loss": 1e300, "samplesPerSecond": 12345.6}) == [
+        ("loss", "1e+300"),
+        ("samples/s", "12,346"),
+    ]
+    assert local_progress_numbers({"loss": 0.0}) == [("loss", "0.0000")]
 
 
 def test_the_summary_of_a_failure() -> None:

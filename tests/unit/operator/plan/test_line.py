@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 from support.planworld import START
 
-from ringtrain_operator.placement.line import ROOM, PlacementContender, lacking
+from ringtrain_operator.placement.line import ROOM, PlacementContender, lacking_devices
 
 GPU = "nvidia.com/gpu"
 # Messages as kube-scheduler writes them, of several versions.
@@ -50,7 +50,7 @@ NO_VICTIMS = (
 )
 def test_what_a_pod_lacks_is_in_the_schedulers_words(words: str, lacks: set[str]) -> None:
     """Names of devices, and one for all else that other pods use up; nothing where their end would not help."""
-    assert lacking(words, [GPU]) == lacks
+    assert lacking_devices(words, [GPU]) == lacks
 
 
 def test_jobs_compete_where_one_may_have_what_the_other_lacks() -> None:
