@@ -14,7 +14,7 @@ from ..cluster.api.execute import execute_in_pod
 from ..cluster.api.resources import PODS
 from ..errors import OperatorError
 from ..spec.parse import parse_job
-from ..spec.training_template import resolved
+from ..spec.training_template import resolved_job_spec
 from ..status.situation import counted
 from .following import ENDED, state_of
 from .launcher_output import (
@@ -167,13 +167,13 @@ def _is_over(job: Json, attempt: int) -> bool:
 
 def claim_of(job: Json) -> str:
     """The claim that keeps the job's logs; empty if none does."""
-    claim = (resolved(job)["spec"].get("logs") or {}).get("persistentVolumeClaim") or {}
+    claim = (resolved_job_spec(job)["spec"].get("logs") or {}).get("persistentVolumeClaim") or {}
     return str(claim.get("claimName") or "")
 
 
 def uri_of(job: Json) -> str:
     """The place in an object store to which the job's logs are copied; empty if there is none."""
-    return str((resolved(job)["spec"].get("logs") or {}).get("uri") or "")
+    return str((resolved_job_spec(job)["spec"].get("logs") or {}).get("uri") or "")
 
 
 def is_kept(job: Json) -> bool:

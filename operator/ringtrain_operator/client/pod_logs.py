@@ -11,7 +11,7 @@ from ..cluster.api.errors import NotFound
 from ..cluster.api.resources import JOBS, PODS
 from ..errors import OperatorError
 from ..observe.pods import main_container
-from ..spec.training_template import resolved
+from ..spec.training_template import resolved_job_spec
 from .session import ClusterAccess
 
 
@@ -50,7 +50,7 @@ async def read_pod(session: ClusterAccess, wanted: WantedPod) -> AsyncGenerator[
 
 
 async def _what_there_is(session: ClusterAccess, wanted: WantedPod) -> str:
-    job = resolved(await session.api.get(JOBS, session.namespace, wanted.name))
+    job = resolved_job_spec(await session.api.get(JOBS, session.namespace, wanted.name))
     section = "evaluator" if wanted.index is None else "dataWorkers"
     if section not in job["spec"]:
         return f"{wanted.pod} is not there: {wanted.name} has no spec.{section}"

@@ -11,7 +11,7 @@ from ..spec.training_template import (
     last_template,
     named_template,
     read_template,
-    resolved,
+    resolved_job_spec,
 )
 from .api.client import ApiClient
 from .api.errors import Forbidden, NotFound
@@ -36,11 +36,11 @@ async def whole_job(api: ApiClient, job: Json) -> Whole:
         if named is None:
             return Whole(job)
         template = kept_template(job) or await read_named(api, job["metadata"].get("namespace") or "", *named)
-        return Whole(resolved(job, template), template)
+        return Whole(resolved_job_spec(job, template), template)
     except Invalid as exc:
         last = last_template(job) if (job["spec"].get("runPolicy") or {}).get("suspend") else None
         if last is not None:  # its pods may have to go still; the other template has time until it is resumed
-            return Whole(resolved(job, last), last)
+            return Whole(resolved_job_spec(job, last), last)
         return Whole(job, problem=exc)
 
 

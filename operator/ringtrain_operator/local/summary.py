@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from ..plan.failure_rules import describe
+from ..plan.failure_rules import describe_failure
 from ..status.model import Failure, JobStatus
 from ..status.situation import counted
 from .wording import STATE_STYLES, duration, local_progress_numbers, wrapped_display_text
@@ -62,7 +62,7 @@ def _rows_of(status: JobStatus, results: LocalRunResults) -> Iterator[tuple[str,
     for condition in status.conditions:
         if condition.type in ("Succeeded", "Failed") and condition.status == "True":
             # What failed is told below, with the rank's last lines.
-            failed = describe(status.failure) if status.failure is not None else ""
+            failed = describe_failure(status.failure) if status.failure is not None else ""
             if message := condition.message.removeprefix(failed).removeprefix("; "):
                 yield "", message, ""
     for name, value in results.metrics.items():

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import Invalid, ManifestUnreadable, Problem
-from ..spec.training_template import Template, is_template, named_template, read_template, resolved
+from ..spec.training_template import Template, is_template, named_template, read_template, resolved_job_spec
 from .documents import read_documents
 
 Json = dict[str, Any]
@@ -48,7 +48,7 @@ class LocalTemplates:
         if named not in self.known:
             message = f"{' '.join(named)} is in none of the files; put it beside the job, name its file with "
             raise Invalid([Problem("spec.templateRef.name", f"{message}--templates, or ask a cluster: --server")])
-        return resolved(job, self.known[named])
+        return resolved_job_spec(job, self.known[named])
 
 
 def _read_local_template(document: Json) -> Template:

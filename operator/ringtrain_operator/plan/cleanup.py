@@ -20,7 +20,7 @@ DRAIN_S = 60
 FORCE_AFTER_S = 60
 
 
-def expiry(s: Situation) -> datetime | None:
+def job_expiry(s: Situation) -> datetime | None:
     """When a finished job is to be deleted, with all it owns (ttlSecondsAfterFinished); None: never.
 
     Not before its evaluator has had its time.
@@ -43,7 +43,7 @@ def force_time(pod: PodView) -> datetime | None:
     return pod.deletion_time + timedelta(seconds=FORCE_AFTER_S)
 
 
-def deletion(pod: PodView, now: datetime) -> PlannedDeletion | None:
+def pod_deletion(pod: PodView, now: datetime) -> PlannedDeletion | None:
     """How to get rid of `pod`: ask, force, or (None) wait."""
     if pod.deletion_time is None:
         return PlannedDeletion(pod.ref, pod.uid)

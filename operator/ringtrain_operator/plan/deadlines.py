@@ -14,7 +14,7 @@ from ..observe.model import PodView
 from ..status.decision import NO_DECISION, Finish, GiveWay, Policy, PolicyResult
 from ..status.model import Failure
 from ..status.situation import Situation
-from .failure_rules import judge
+from .failure_rules import judge_failure
 from .outcome import failure_of_slowest, failure_with
 
 DEADLINE_EXCEEDED = "DeadlineExceeded"
@@ -74,7 +74,7 @@ def progress_deadline(s: Situation) -> PolicyResult:
         return PolicyResult(requeue_at=s.now + timedelta(seconds=1))
     step = (report.progress or {}).get("step")
     message = f"no step was reported for {limit} s; last step: {'none' if step is None else step}"
-    return PolicyResult(judge(s, failure_of_slowest(s, PROGRESS_EXCEEDED, message)))
+    return PolicyResult(judge_failure(s, failure_of_slowest(s, PROGRESS_EXCEEDED, message)))
 
 
 def unstartable(s: Situation) -> PolicyResult:
@@ -84,18 +84,18 @@ def unstartable(s: Situation) -> PolicyResult:
     """
     if s.attempt == 0 or s.gang_began or s.is_without_pods:
         return NO_DECISION
-    refused = [pod for pod in s.pods if not pod.finished and (pod.waiting in _NEVER or _may_come(pod))]
+    refused = [pod for pod in s.pods if not pod.finished and (pod.waiting in _NEVER or _may_pod_start(pod))]
     if not refused:
-        return _not_pulled(s) or PolicyResult(requeue_at=_look_again(s))
-    pod = min(refused, key=lambda pod: (pod.waiting not in _NEVER, _since(s, pod)))
+        return _not_pulled(s) or PolicyResult(requeue_at=_look_again_at_deadline(s))
+    pod = min(refused, key=lambda pod: (pod.waiting not in _NEVER, _unstartable_since(s, pod)))
     if pod.waiting in _NEVER:
-        return PolicyResult(judge(s, _failure(s, pod, "can't start")))
+        return PolicyResult(judge_failure(s, _deadline_failure(s, pod, "can't start")))
     limit_s = s.job.spec.networking.start_timeout_seconds
-    due = _since(s, pod) + timedelta(seconds=limit_s)
+    due = _unstartable_since(s, pod) + timedelta(seconds=limit_s)
     if s.now < due and not (s.launcher is not None and s.launcher.finished):
         return PolicyResult(requeue_at=due)
     what = f"could not start within {limit_s} s (networking.startTimeoutSeconds)"
-    return PolicyResult(judge(s, _failure(s, pod, what)))
+    return PolicyResult(judge_failure(s, _deadline_failure(s, pod, what)))
 
 
 def _not_pulled(s: Situation) -> PolicyResult | None:
@@ -106,9 +106,9 @@ def _not_pulled(s: Situation) -> PolicyResult | None:
     waiting = [pod for pod in s.pods if pod.waiting in _NOT_PULLED and pod.node and not pod.finished]
     if not waiting or (s.launcher is not None and s.launcher.phase == "Running"):
         return None
-    pod = min(waiting, key=lambda pod: _since(s, pod))
+    pod = min(waiting, key=lambda pod: _unstartable_since(s, pod))
     limit_s = s.job.spec.networking.start_timeout_seconds
-    due = _since(s, pod) + timedelta(seconds=limit_s)
+    due = _unstartable_since(s, pod) + timedelta(seconds=limit_s)
     if s.now < due:
         return PolicyResult(requeue_at=due)
     detail = f": {pod.waiting_message}" if pod.waiting_message else ""
@@ -116,22 +116,22 @@ def _not_pulled(s: Situation) -> PolicyResult | None:
     return PolicyResult(GiveWay(None, refused=f"{pod.name} {what}: {pod.waiting}{detail}"))
 
 
-def _may_come(pod: PodView) -> bool:
+def _may_pod_start(pod: PodView) -> bool:
     """Whether the pod lacks something that somebody may still make."""
     return pod.waiting in _NOT_YET or (pod.waiting in _MISSES and _MISSING.search(pod.waiting_message) is not None)
 
 
-def _since(s: Situation, pod: PodView) -> datetime:
+def _unstartable_since(s: Situation, pod: PodView) -> datetime:
     return pod.scheduled_at or pod.unschedulable_since or s.now
 
 
-def _look_again(s: Situation) -> datetime | None:
+def _look_again_at_deadline(s: Situation) -> datetime | None:
     """When to read what is said of a pod that has a node and says nothing."""
     due = min((due for pod in s.pods if (due := pod.speaks_by) is not None), default=None)
     return max(due, s.now + timedelta(seconds=LOOK_AGAIN_S)) if due is not None and due <= s.now else due
 
 
-def _failure(s: Situation, pod: PodView, what: str) -> Failure:
+def _deadline_failure(s: Situation, pod: PodView, what: str) -> Failure:
     detail = f": {pod.waiting_message}" if pod.waiting_message else ""
     return failure_with(pod, s, REASON, f"{pod.name} {what}: {pod.waiting}{detail}")
 

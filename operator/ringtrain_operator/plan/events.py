@@ -31,21 +31,21 @@ def events_between(before: JobStatus, after: JobStatus) -> tuple[PlannedEvent, .
     """What a person watching the job is told about the step from `before` to `after`."""
     restarting = after.condition("Restarting")
     changes = (
-        _event(before.condition(condition.type), condition)
+        _planned_event(before.condition(condition.type), condition)
         for condition in after.conditions
         # Running=False right after a decision to restart repeats what Restarting=True says.
         if not (condition.type == "Running" and restarting and condition.message == restarting.message)
     )
     return (
-        *_started(before, after),
+        *_start_events(before, after),
         *_world_changed(before, after),
-        *_goes_on(before, after),
+        *_resume_events(before, after),
         *_ended_beside(before, after),
         *(event for event in changes if event is not None),
     )
 
 
-def _started(before: JobStatus, after: JobStatus) -> tuple[PlannedEvent, ...]:
+def _start_events(before: JobStatus, after: JobStatus) -> tuple[PlannedEvent, ...]:
     if not _has_pods(after) or (_has_pods(before) and before.attempt == after.attempt):
         return ()
     text = f"attempt {after.attempt} with {counted(after.ledger.attempt_workers, 'worker')}"
@@ -80,7 +80,7 @@ def _world_changed(before: JobStatus, after: JobStatus) -> Iterator[PlannedEvent
         yield PlannedEvent("Normal", "FormationChanged", text)
 
 
-def _goes_on(before: JobStatus, after: JobStatus) -> tuple[PlannedEvent, ...]:
+def _resume_events(before: JobStatus, after: JobStatus) -> tuple[PlannedEvent, ...]:
     """What checkpoint an attempt went on from, once it is known."""
     was = before.progress.started_from if before.progress else None
     now = after.progress.started_from if after.progress else None
@@ -117,7 +117,7 @@ def _has_pods(status: JobStatus) -> bool:
     return any(pods.active or pods.succeeded or pods.failed for pods in by_role)
 
 
-def _event(before: Condition | None, after: Condition) -> PlannedEvent | None:
+def _planned_event(before: Condition | None, after: Condition) -> PlannedEvent | None:
     changed = before is None or (before.status, before.reason) != (after.status, after.reason)
     # Restarted twice for the same reason without running in between is still twice.
     again = after.type == "Restarting" and before is not None and before.message != after.message

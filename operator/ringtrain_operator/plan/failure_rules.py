@@ -22,7 +22,7 @@ _HOPELESS_REASONS = frozenset(
 _AT_LIMIT = re.compile(r"\(OOMKilled\); its container may have (\S+),")
 
 
-def judge(
+def judge_failure(
     s: Situation, failure: Failure, *, disrupted: bool = False, lost: LostPod | None = None
 ) -> Restart | Finish:
     """Restart, counted or not, or the job's end. The first rule that matches decides; then the hopeless fail.
@@ -31,13 +31,13 @@ def judge(
     known later.
     """
     policy = s.job.spec.run_policy
-    what = describe(failure)
+    what = describe_failure(failure)
     rule = next((r for r in policy.failure_rules if r.matches(failure.exit_code, failure.reason)), None)
     if rule is not None and rule.action == "FailJob":
         return Finish("Failed", "FailureRule", f"{what}; a failure rule says FailJob", failure)
     if rule is not None and rule.action == "Ignore":
         return Restart("IgnoredFailure", f"{what}; a failure rule says Ignore", failure=failure)
-    if rule is None and _hopeless(failure):
+    if rule is None and _is_hopeless_failure(failure):
         return Finish("Failed", failure.reason, f"{what}; a restart would not help", failure)
     if rule is None and disrupted:
         return Restart("Disrupted", what, failure=failure)
@@ -54,11 +54,11 @@ def judge(
 def limit_reached(s: Situation, failure: Failure) -> Finish:
     """The job's end: another restart would be one too many."""
     limit = s.job.spec.run_policy.backoff_limit
-    message = f"{describe(failure)}; restarted {s.status.restarts} of at most {limit} times (backoffLimit)"
+    message = f"{describe_failure(failure)}; restarted {s.status.restarts} of at most {limit} times (backoffLimit)"
     return Finish("Failed", "BackoffLimitExceeded", message, failure)
 
 
-def describe(failure: Failure) -> str:
+def describe_failure(failure: Failure) -> str:
     """One line about a failure: what happened, pod and exit code unless that says them already, the error."""
     what = failure.message or failure.reason
     pod = failure.pod if failure.pod and failure.pod not in what else ""
@@ -78,6 +78,6 @@ def _starves_again(before: Failure | None, failure: Failure) -> bool:
     return all(limits) and len({found[1] for found in limits if found}) == 1
 
 
-def _hopeless(failure: Failure) -> bool:
+def _is_hopeless_failure(failure: Failure) -> bool:
     unattested = failure.reason == "WorldIncomplete" and failure.exit_code == 0
     return unattested or failure.exit_code == EXIT_BAD_CONFIGURATION or failure.reason in _HOPELESS_REASONS

@@ -44,26 +44,26 @@ GROWTH_S = 60
 SOONEST_TRY_S, LATEST_TRY_S = 10, 300
 
 
-def incomplete(s: Situation) -> PolicyResult:
+def incomplete_gang(s: Situation) -> PolicyResult:
     """A gang that is not placed whole gives its places back when others come first, or when it never fits."""
     if s.attempt == 0:
         return NO_DECISION
     if s.status.ledger.queued_since is not None:
-        return NO_DECISION if s.status.ledger.refused else _queued(s)
+        return NO_DECISION if s.status.ledger.refused else _queued_gang(s)
     if s.status.ledger.gang_scheduler is not None or not is_stuck(s):
         return NO_DECISION
-    since, me, line = _stuck_since(s), contender(s), s.observed.contention
+    since, me, line = _stuck_since(s), planned_contender(s), s.observed.contention
     grace, patience = timedelta(seconds=GRACE_S + jitter_s(s)), s.job.spec.scheduling.timeout_seconds
     if _too_large(s):
         due = since + (grace if line.rivals(me) else timedelta(seconds=patience))
-        return _after(s, due, GiveWay(None, too_large=True))
+        return _requeue_after(s, due, GiveWay(None, too_large=True))
     if not me.wants:
-        last = gives_way(s)
+        last = gang_gives_way(s)
         is_wanted = any(pod.node for pod in s.pods) and last.place is not None and line.rivals(last.place)
-        return _after(s, since + grace, last) if is_wanted else NO_DECISION
+        return _requeue_after(s, since + grace, last) if is_wanted else NO_DECISION
     if line.ahead_of(me):
-        return _after(s, since + grace, GiveWay(me))
-    return _first(s, me)
+        return _requeue_after(s, since + grace, GiveWay(me))
+    return _first_in_line(s, me)
 
 
 def note_line(s: Situation, decision: Decision | None) -> JobStatus:
@@ -73,12 +73,12 @@ def note_line(s: Situation, decision: Decision | None) -> JobStatus:
     if over or s.attempt == 0 or ledger.queued_since is not None:
         return s.status
     if isinstance(decision, Begin) and decision.reason in ("Started", "Resumed", "Changed") and _is_reserved(s):
-        return s.status.noted(queued_since=s.now, **placed_at(s, _begun(s)))
+        return s.status.noted(queued_since=s.now, **placed_at(s, _gang_has_begun(s)))
     if s.placed or s.gang_began or ledger.gang_scheduler is not None:
         return s.status.noted(**OUT_OF_LINE)
     if not is_stuck(s):
         return s.status.noted(line_since=None) if s.gang_refusals else s.status
-    too_large, me = _too_large(s), contender(s)
+    too_large, me = _too_large(s), planned_contender(s)
     if too_large or not me.wants:
         return s.status.noted(line_since=None, line_reserves=False, too_large=too_large)
     return s.status.noted(**{**placed_at(s, me), "line_reserves": _reserves(s, me)}, too_large=False)
@@ -94,7 +94,7 @@ def is_stuck(s: Situation) -> bool:
     )
 
 
-def contender(s: Situation) -> PlacementContender:
+def planned_contender(s: Situation) -> PlacementContender:
     """The job in the line. It wants nothing there if the end of other pods would not help one of its own."""
     wants, devices = dict(s.status.ledger.line_wants), s.job.worker_devices
     # Of a thousand pods most have the same words.
@@ -105,9 +105,9 @@ def contender(s: Situation) -> PlacementContender:
     return PlacementContender(since, s.job.uid, f"{s.job.namespace}/{s.job.name}", wants, s.workers_needed)
 
 
-def gives_way(s: Situation) -> GiveWay:
+def gang_gives_way(s: Situation) -> GiveWay:
     """Whatever it waits for, others may have what it holds. One that no other's end would help goes last."""
-    me = contender(s)
+    me = planned_contender(s)
     everything = {ROOM: 0} | s.job.worker_devices
     return GiveWay(me if me.wants else replace(me, wants=everything, since=s.now))
 
@@ -120,9 +120,9 @@ def tries_at(queued_since: datetime | None, waits_since: datetime | None) -> dat
     return queued_since + min(max(waited, timedelta(seconds=SOONEST_TRY_S)), timedelta(seconds=LATEST_TRY_S))
 
 
-def _first(s: Situation, me: PlacementContender) -> PolicyResult:
+def _first_in_line(s: Situation, me: PlacementContender) -> PolicyResult:
     """The first in line keeps what it has while its turn lasts, and longer where nobody waits for it."""
-    start, length = _turn(s)
+    start, length = _gang_turn(s)
     if s.observed.contention.rivals(me) and start + length <= s.now:
         return PolicyResult(GiveWay(replace(me, since=s.now)))
     start, length = _present_turn(s)
@@ -130,8 +130,8 @@ def _first(s: Situation, me: PlacementContender) -> PolicyResult:
     return PolicyResult(requeue_at=middle if s.now < middle else start + length)
 
 
-def _queued(s: Situation) -> PolicyResult:
-    me, line, nodes = contender(s), s.observed.contention, s.observed.nodes
+def _queued_gang(s: Situation) -> PolicyResult:
+    me, line, nodes = planned_contender(s), s.observed.contention, s.observed.nodes
     look_again = PolicyResult(requeue_at=s.now + timedelta(seconds=GROWTH_S + jitter_s(s)))
     if s.status.ledger.too_large:
         return look_again if _too_large(s) else PolicyResult(Place(me.since))
@@ -154,14 +154,14 @@ def _may_try_at(s: Situation, own: datetime) -> datetime:
     return own if freed is None else max(own, freed + timedelta(seconds=GRACE_S))
 
 
-def _begun(s: Situation) -> PlacementContender:
+def _gang_has_begun(s: Situation) -> PlacementContender:
     """The job as it begins, before it has pods."""
-    return replace(contender(s), wants=s.job.worker_devices)
+    return replace(planned_contender(s), wants=s.job.worker_devices)
 
 
 def _is_reserved(s: Situation) -> bool:
     """Whether a job in the line has waited for so long that none may begin on what it waits for."""
-    me = _begun(s)
+    me = _gang_has_begun(s)
     return any(one.reserves for one in s.observed.contention.ahead_of(me))
 
 
@@ -171,25 +171,25 @@ def _reserves(s: Situation, me: PlacementContender) -> bool:
     return not s.observed.contention.ahead_of(me) and s.now >= start + length / 2
 
 
-def _turn(s: Situation) -> tuple[datetime, timedelta]:
+def _gang_turn(s: Situation) -> tuple[datetime, timedelta]:
     """Since when the first in line keeps what it has, and for how long although others wait.
 
     For no less than it had waited by then: once a turn is as long as the longest run of those that it waits for.
     """
     start = max((pod.scheduled_at for pod in s.pods if pod.scheduled_at is not None), default=_stuck_since(s))
-    return start, _length(s, start)
+    return start, _gang_turn_length(s, start)
 
 
 def _present_turn(s: Situation) -> tuple[datetime, timedelta]:
     """The same of the present turn of a job that nobody who waits wants to follow."""
-    start, length = _turn(s)
+    start, length = _gang_turn(s)
     while start + length <= s.now:
         start += length
-        length = _length(s, start)
+        length = _gang_turn_length(s, start)
     return start, length
 
 
-def _length(s: Situation, start: datetime) -> timedelta:
+def _gang_turn_length(s: Situation, start: datetime) -> timedelta:
     return max(
         timedelta(seconds=s.job.spec.scheduling.timeout_seconds), start - (s.status.ledger.waits_since or start)
     )
@@ -201,10 +201,10 @@ def _stuck_since(s: Situation) -> datetime:
 
 def _too_large(s: Situation) -> bool:
     """Whether the empty cluster would not have the devices that the gang needs, as far as nodes are known."""
-    return not replace(contender(s), wants=s.job.worker_devices).fits(s.observed.nodes, {})
+    return not replace(planned_contender(s), wants=s.job.worker_devices).fits(s.observed.nodes, {})
 
 
-def _after(s: Situation, due: datetime, decision: GiveWay) -> PolicyResult:
+def _requeue_after(s: Situation, due: datetime, decision: GiveWay) -> PolicyResult:
     return PolicyResult(decision) if s.now >= due else PolicyResult(requeue_at=due)
 
 
@@ -213,7 +213,7 @@ def jitter_s(s: Situation) -> int:
     return zlib.crc32(f"{s.job.uid}/{s.attempt}".encode()) % (JITTER_S + 1)
 
 
-def refused(s: Situation) -> PolicyResult:
+def refused_gang(s: Situation) -> PolicyResult:
     """A gang that is not admitted whole gives its pods back, and waits without any."""
     ledger = s.status.ledger
     if ledger.queued_since is not None and ledger.refused:
@@ -241,5 +241,5 @@ def is_admitted_in_part(s: Situation) -> bool:
     return not whole and any(refusal.ref.kind == "Pod" for refusal in s.gang_refusals)
 
 
-INCOMPLETE = Policy(incomplete, note_line)
-REFUSED = Policy(refused, note_refused)
+INCOMPLETE = Policy(incomplete_gang, note_line)
+REFUSED = Policy(refused_gang, note_refused)

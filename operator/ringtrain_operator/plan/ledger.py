@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
 from ..placement.line import PlacementContender
-from ..spec.job import comparable
+from ..spec.job import comparable_spec
 from ..status.decision import Begin, Decision, Enqueue, Finish, GiveWay, Halt, Place, Policy, Resize, Restart
 from ..status.model import EndedPod, JobStatus, Loss
 from ..status.situation import Situation
@@ -31,17 +31,17 @@ LONGEST_DELAY_S = 300
 STEADY_S = 600
 
 
-def enter(s: Situation, decision: Decision | None) -> JobStatus:
+def enter_decision_in_ledger(s: Situation, decision: Decision | None) -> JobStatus:
     """The status with the decision's bookkeeping in it; conditions and counts are written later."""
     match decision:
         case Begin():
-            return _begin(s, decision)
+            return _begin_attempt(s, decision)
         case Halt():
-            return _halt(s)
+            return _halt_attempt(s)
         case Enqueue():
-            return _enqueue(s, decision)
+            return _enqueue_job(s, decision)
         case Restart():
-            return _restart(s, decision)
+            return _restart_attempt(s, decision)
         case Resize():
             return s.status.noted(attempt_workers=decision.workers)
         case GiveWay():
@@ -51,7 +51,7 @@ def enter(s: Situation, decision: Decision | None) -> JobStatus:
                 queued_since=s.now,
                 too_large=decision.too_large,
                 refused=decision.refused,
-                **_place_of(s, decision),
+                **_placement_of_decision(s, decision),
             )
         case Place():
             placing = {"queued_since": None, "too_large": False, "refused": ""}
@@ -64,7 +64,7 @@ def enter(s: Situation, decision: Decision | None) -> JobStatus:
             return _as_this_version_notes(s)
 
 
-def _place_of(s: Situation, decision: GiveWay) -> dict[str, Any]:
+def _placement_of_decision(s: Situation, decision: GiveWay) -> dict[str, Any]:
     if decision.place is not None:
         return placed_at(s, decision.place)
     return {"line_since": None, "line_reserves": False, "waits_since": s.status.ledger.waits_since or s.now}
@@ -84,7 +84,7 @@ def placed_at(s: Situation, place: PlacementContender) -> dict[str, Any]:
 def _as_this_version_notes(s: Situation) -> JobStatus:
     """The status; what an operator of another version has noted of the spec that the job began with anew."""
     noted, fixed = s.status.ledger.begun_with, s.job.spec.fixed
-    if noted in (None, fixed) or comparable(fixed, noted):
+    if noted in (None, fixed) or comparable_spec(fixed, noted):
         return s.status
     return s.status.noted(begun_with=fixed)
 
@@ -126,16 +126,19 @@ def not_ahead(status: JobStatus, now: datetime) -> JobStatus:
     if notes is not None:
         lost = notes.launcher_lost
         notes = notes.model_copy(
-            update={"losses": _passed(notes.losses, now), "launcher_lost": min(lost, now) if lost else None}
+            update={
+                "losses": _passed_ledger_notes(notes.losses, now),
+                "launcher_lost": min(lost, now) if lost else None,
+            }
         )
     return status.noted(
         restart_not_before=min(start, now + delay) if start else None,
-        ended_pods=_passed(ledger.ended_pods, now),
+        ended_pods=_passed_ledger_notes(ledger.ended_pods, now),
         incarnations=notes,
     )
 
 
-def _begin(s: Situation, decision: Begin) -> JobStatus:
+def _begin_attempt(s: Situation, decision: Begin) -> JobStatus:
     # The deadline counts from the job's creation, not from when an operator first looked.
     fresh = decision.reason == "Started" and s.status.condition("Suspended") is None
     since = min(s.job.created, s.now) if fresh else s.now
@@ -154,7 +157,7 @@ def _begin(s: Situation, decision: Begin) -> JobStatus:
     )
 
 
-def _halt(s: Situation) -> JobStatus:
+def _halt_attempt(s: Situation) -> JobStatus:
     """Without pods; those that outlive attempts begin anew, too."""
     since = s.status.ledger.active_since
     active = int((s.now - since).total_seconds()) if since is not None else 0
@@ -163,13 +166,13 @@ def _halt(s: Situation) -> JobStatus:
     return halted.noted(ended_pods=(), data_scale=None)
 
 
-def _enqueue(s: Situation, decision: Enqueue) -> JobStatus:
+def _enqueue_job(s: Situation, decision: Enqueue) -> JobStatus:
     disrupted = 1 if decision.disrupted and s.attempt > 0 else 0
     counted = s.status.model_copy(update={"disruptions": s.status.disruptions + disrupted})
-    return _halt(replace(s, status=counted)).noted(queued_as="Workload", begun_with=s.job.spec.fixed)
+    return _halt_attempt(replace(s, status=counted)).noted(queued_as="Workload", begun_with=s.job.spec.fixed)
 
 
-def _restart(s: Situation, decision: Restart) -> JobStatus:
+def _restart_attempt(s: Situation, decision: Restart) -> JobStatus:
     delay = _delay_s(s) if decision.delayed else 0
     disrupted = decision.delayed and not decision.counted and decision.lost is None
     restarted = s.status.model_copy(
@@ -211,7 +214,7 @@ def _delay_s(s: Situation) -> int:
     return FIRST_DELAY_S if steady or previous == 0 else min(previous * 2, LONGEST_DELAY_S)
 
 
-def _passed(notes: Iterable[Note], now: datetime) -> tuple[Note, ...]:
+def _passed_ledger_notes(notes: Iterable[Note], now: datetime) -> tuple[Note, ...]:
     return tuple(note if note.time <= now else note.model_copy(update={"time": now}) for note in notes)
 
 

@@ -14,10 +14,10 @@ from ..contract import KIND
 from ..observe.model import PodView
 from ..spec.job import Job
 from ..status.situation import Situation
-from ..workers.gang import missing_pods, one_of_each
+from ..workers.gang import missing_pods, one_pod_of_each
 from ..workers.lasting import missing_lasting, unwanted_lasting
 from ..workers.replacing import missing_elastic_pods, unwanted_elastic_pods
-from .cleanup import deletion, expiry, force_time, unwanted_pods
+from .cleanup import force_time, job_expiry, pod_deletion, unwanted_pods
 from .result import PlannedDeletion
 
 # A suspended job's launcher ends as soon as it has taken note of the workers' end. One that hangs is deleted after
@@ -34,52 +34,54 @@ class PlannedChanges:
     requeue_at: datetime | None = None
 
 
-def changes(s: Situation, settings: BuildSettings) -> PlannedChanges:
+def plan_changes(s: Situation, settings: BuildSettings) -> PlannedChanges:
     """What separates what exists from what the status says should."""
-    found = _changes(s, settings)
+    found = _planned_changes(s, settings)
     unwanted = (PlannedDeletion(ref, uid) for placement in s.placements for ref, uid in placement.unwanted())
     return replace(found, delete=(*found.delete, *unwanted))
 
 
-def _changes(s: Situation, settings: BuildSettings) -> PlannedChanges:
+def _planned_changes(s: Situation, settings: BuildSettings) -> PlannedChanges:
     if s.finished:
-        return _finished(s)
+        return _changes_when_finished(s)
     if s.is_without_pods:
-        return _suspended(s)
+        return _changes_when_suspended(s)
     if s.stale_pods:
-        return _delete(s, (*s.stale_pods, *unwanted_lasting(s)), None)
+        return _planned_deletions(s, (*s.stale_pods, *unwanted_lasting(s)), None)
     if s.status.ledger.queued_since is not None:  # without any pods
-        return _delete(s, s.lasting_pods, None)
+        return _planned_deletions(s, s.lasting_pods, None)
     stray = unwanted_lasting(s)
-    kept = _delete(s, stray, None)
+    kept = _planned_deletions(s, stray, None)
     if s.observed.foreign or s.queue.holds or s.gang.holds:
         return kept
     start = s.status.ledger.restart_not_before
     if start is not None and s.now < start:
-        return replace(kept, requeue_at=_earliest(kept.requeue_at, start))
+        return replace(kept, requeue_at=_earliest_requeue(kept.requeue_at, start))
     if s.provisioning.holds:
-        return replace(kept, create=s.provisioning.missing(one_of_each(s, settings)))
+        return replace(kept, create=s.provisioning.missing(one_pod_of_each(s, settings)))
     beside = tuple(missing_lasting(s, settings))
     elastic = s.job.spec.elastic is not None
     missing = missing_elastic_pods(s, settings) if elastic else missing_pods(s, settings)
     gang = (s.provisioning.marked(s.gang.marked(s.queue.marked(pod))) for pod in missing)
     queued = (s.queue.marked(pod) for pod in beside)
-    made = (*_companions(s, settings), *s.gang.missing(), *gang, *queued)
-    return replace(_delete(s, (*(unwanted_elastic_pods(s) if elastic else ()), *stray), None), create=made)
+    made = (*_companion_objects(s, settings), *s.gang.missing(), *gang, *queued)
+    return replace(
+        _planned_deletions(s, (*(unwanted_elastic_pods(s) if elastic else ()), *stray), None), create=made
+    )
 
 
-def _suspended(s: Situation) -> PlannedChanges:
+def _changes_when_suspended(s: Situation) -> PlannedChanges:
     """No pods, while suspended and in a queue. A launcher that runs is left to end by itself for a while: it
     gathers the ranks' last lines, and if the job has ended meanwhile, which nobody may have seen yet, its end
     counts, and its logs stay."""
     launcher = s.launcher
     condition = s.status.condition("Suspended" if s.is_suspended else "Queued")
     if condition is None or launcher is None or launcher.finished or launcher.phase != "Running":
-        return _delete(s, s.observed.pods, None)
+        return _planned_deletions(s, s.observed.pods, None)
     due = condition.last_transition_time + timedelta(seconds=max(LAUNCHER_ENDS_S, s.job.spec.worker.grace_s))
     if s.now >= due:
-        return _delete(s, s.observed.pods, None)
-    return _delete(s, tuple(pod for pod in s.observed.pods if pod is not launcher), due)
+        return _planned_deletions(s, s.observed.pods, None)
+    return _planned_deletions(s, tuple(pod for pod in s.observed.pods if pod is not launcher), due)
 
 
 def companion_refs(job: Job) -> tuple[ObjectRef, ...]:
@@ -87,23 +89,23 @@ def companion_refs(job: Job) -> tuple[ObjectRef, ...]:
     return tuple(ObjectRef(kind, job.name) for kind in ("Service", "ServiceAccount", "NetworkPolicy"))
 
 
-def _finished(s: Situation) -> PlannedChanges:
-    expires = expiry(s)
+def _changes_when_finished(s: Situation) -> PlannedChanges:
+    expires = job_expiry(s)
     if expires is not None and s.now >= expires:
         return PlannedChanges(delete=(PlannedDeletion(ObjectRef(KIND, s.job.name), s.job.uid),))
     pods, requeue_at = unwanted_pods(s)
-    return _delete(s, pods, _earliest(expires, requeue_at))
+    return _planned_deletions(s, pods, _earliest_requeue(expires, requeue_at))
 
 
-def _delete(s: Situation, pods: tuple[PodView, ...], requeue_at: datetime | None) -> PlannedChanges:
-    deletions = tuple(d for d in (deletion(pod, s.now) for pod in pods) if d is not None)
+def _planned_deletions(s: Situation, pods: tuple[PodView, ...], requeue_at: datetime | None) -> PlannedChanges:
+    deletions = tuple(d for d in (pod_deletion(pod, s.now) for pod in pods) if d is not None)
     forced = (force_time(pod) for pod in pods)
     return PlannedChanges(
-        delete=deletions, requeue_at=_earliest(requeue_at, *(t for t in forced if t and t > s.now))
+        delete=deletions, requeue_at=_earliest_requeue(requeue_at, *(t for t in forced if t and t > s.now))
     )
 
 
-def _companions(s: Situation, settings: BuildSettings) -> tuple[dict[str, Any], ...]:
+def _companion_objects(s: Situation, settings: BuildSettings) -> tuple[dict[str, Any], ...]:
     job = s.job
     builders: dict[str, Callable[[], dict[str, Any]]] = {
         "Service": lambda: build.build_service(job, settings),
@@ -117,5 +119,5 @@ def _companions(s: Situation, settings: BuildSettings) -> tuple[dict[str, Any], 
     return (build.build_secret(job, settings.issue(job, s.now), s.status.ledger.credentials), *made)
 
 
-def _earliest(*moments: datetime | None) -> datetime | None:
+def _earliest_requeue(*moments: datetime | None) -> datetime | None:
     return min((moment for moment in moments if moment is not None), default=None)

@@ -18,9 +18,9 @@ from ..status.model import Failure, JobStatus, LostPod
 from ..status.progress import is_whole
 from ..status.situation import Situation
 from ..workers.gang import LAUNCHER_REPORT_S, node_is_suspect, pod_disruption
-from ..workers.replacing import comes_back_by, incarnations_of, launcher_loss
-from .failure_rules import judge, limit_reached
-from .incomplete import gives_way
+from ..workers.replacing import incarnations_of, launcher_back_by, launcher_loss
+from .failure_rules import judge_failure, limit_reached
+from .incomplete import gang_gives_way
 from .queueing import missed_suspension
 
 # How long a launcher's "agent lost" waits for the API to say what became of that agent's pod.
@@ -37,7 +37,7 @@ def success(s: Situation) -> PolicyResult:
     if launcher is None or launcher.exit_code != 0 or missed_suspension(s):
         return NO_DECISION
     termination = termination_of(launcher, s.attempt)
-    sizes, every = _declared_world(s, _whole(termination.get("worldSize")))
+    sizes, every = _declared_world(s, _whole_exit_code(termination.get("worldSize")))
     attested = (
         termination.get("outcome") == "Succeeded"
         and termination.get("worldSize") == termination.get("ranksSucceeded")
@@ -53,7 +53,7 @@ def success(s: Situation) -> PolicyResult:
         else "it left no termination message; is its command ringtrain launcher?"
     )
     message = f"the launcher exited 0 without attesting {every}: {claim}"
-    return PolicyResult(judge(s, failure_with(launcher, s, "WorldIncomplete", message)))
+    return PolicyResult(judge_failure(s, failure_with(launcher, s, "WorldIncomplete", message)))
 
 
 def _declared_world(s: Situation, told: int | None) -> tuple[range, str]:
@@ -71,7 +71,7 @@ def _declared_world(s: Situation, told: int | None) -> tuple[range, str]:
 def attempt_failure(s: Situation) -> PolicyResult:
     """A launcher that failed ends the attempt; so does a worker that failed and of which no launcher speaks."""
     if s.launcher is not None and s.launcher.finished:
-        back_by = comes_back_by(s, s.launcher)
+        back_by = launcher_back_by(s, s.launcher)
         if back_by or launcher_loss(s):  # it is made anew, see workers/replacing.py
             return PolicyResult(requeue_at=back_by)
         return _launcher_failed(s, s.launcher)
@@ -89,24 +89,24 @@ def attempt_failure(s: Situation) -> PolicyResult:
         return PolicyResult(requeue_at=due)
     failure = failure_of(first, s)
     if failure.reason == "LauncherFailed" and s.launcher is not None:  # its agents have not heard of it
-        return PolicyResult(judge(s, failure, lost=went_silent(s, s.launcher)))
-    return PolicyResult(_judge(s, failure))
+        return PolicyResult(judge_failure(s, failure, lost=went_silent(s, s.launcher)))
+    return PolicyResult(_judge_outcome(s, failure))
 
 
 def _launcher_failed(s: Situation, launcher: PodView) -> PolicyResult:
     failure = failure_of(launcher, s)
     if failure.reason == "AgentLost" and s.job.spec.elastic is not None:
-        return PolicyResult(judge(s, failure, disrupted=not _failed_by_itself(s, failure.pod)))
+        return PolicyResult(judge_failure(s, failure, disrupted=not _failed_by_itself(s, failure.pod)))
     if failure.reason == "AgentLost":
         lost = next((pod for pod in s.workers if pod.name == failure.pod), None)
         if lost is not None and lost.finished and lost.exit_code not in (None, 0, EXIT_GANG_STOPPED):
-            return PolicyResult(_judge(s, failure_of(lost, s)))
+            return PolicyResult(_judge_outcome(s, failure_of(lost, s)))
         due = (launcher.exit_time or s.now) + timedelta(seconds=POD_FATE_S)
         if lost is not None and not lost.finished:
             if lost.node_ready is not False and s.now < due:
                 return PolicyResult(requeue_at=due)
-            return PolicyResult(judge(s, failure, lost=went_silent(s, lost)))
-    return PolicyResult(_judge(s, failure))
+            return PolicyResult(judge_failure(s, failure, lost=went_silent(s, lost)))
+    return PolicyResult(_judge_outcome(s, failure))
 
 
 def _failed_by_itself(s: Situation, pod: str | None) -> bool:
@@ -115,19 +115,19 @@ def _failed_by_itself(s: Situation, pod: str | None) -> bool:
     return bool(losses) and losses[-1].failed
 
 
-def _judge(s: Situation, failure: Failure) -> Restart | GiveWay | Finish:
+def _judge_outcome(s: Situation, failure: Failure) -> Restart | GiveWay | Finish:
     """As failureRules and backoffLimit say, except that a gang some of whose pods never ran is only waiting still.
 
     Giving its pods back for a while also resolves two gangs that each hold half of what both need.
     """
     if failure.reason != "NotAssembled":
-        return judge(s, failure)
+        return judge_failure(s, failure)
     absent = [*s.missing_names, *(pod.name for pod in s.pods if pod.phase == "Pending")]
     if not absent:
-        return judge(s, failure)
+        return judge_failure(s, failure)
     placed_together = s.status.ledger.gang_scheduler is not None
     if not placed_together and any(pod.unschedulable_since is not None for pod in s.pods):
-        return gives_way(s)
+        return gang_gives_way(s)
     message = f"attempt {s.attempt}: {', '.join(absent[:3])} did not run in time (networking.startTimeoutSeconds)"
     return Restart("NotAssembled", message, failure=failure)
 
@@ -143,14 +143,16 @@ def failure_of(pod: PodView, s: Situation) -> Failure:
     killed = f"; {_out_of_memory(named, s)}" if named.exit_reason == "OOMKilled" else ""
     return Failure(
         attempt=s.attempt,
-        rank=_whole(reported.get("rank")),
+        rank=_whole_exit_code(reported.get("rank")),
         pod=str(reported.get("pod") or pod.name),
         node=str(reported.get("node") or named.node) or None,
-        exit_code=_whole(reported.get("exitCode")) if reported.get("exitCode") is not None else pod.exit_code,
+        exit_code=_whole_exit_code(reported.get("exitCode"))
+        if reported.get("exitCode") is not None
+        else pod.exit_code,
         signal=str(reported["signal"]) if reported.get("signal") else None,
         reason=str(reported.get("reason") or "RankFailed"),
         message=f"{reported.get('message') or ''}{killed}",
-        log_tail=_lines(reported.get("logTail")),
+        log_tail=_failure_lines(reported.get("logTail")),
         time=s.now,
     )
 
@@ -210,28 +212,28 @@ def failure_of_slowest(s: Situation, reason: str, message: str) -> Failure:
             "pod": pod or None,
             "node": node or None,
             "message": f"{message}; the slowest is rank {reported['rank']}{f' {where}' if where else ''}, {at}",
-            "log_tail": _lines(reported.get("logTail")),
+            "log_tail": _failure_lines(reported.get("logTail")),
         }
     )
 
 
-def _whole(value: object) -> int | None:
+def _whole_exit_code(value: object) -> int | None:
     return value if isinstance(value, int) and is_whole(value) else None
 
 
-def _lines(value: object) -> tuple[str, ...]:
+def _failure_lines(value: object) -> tuple[str, ...]:
     return tuple(str(line) for line in value) if isinstance(value, list) else ()
 
 
 def lost_pod(s: Situation) -> PolicyResult:
     """A job ends when a pod was lost by its own doing, and no restart is left; until that is known it waits."""
-    lost, fate = s.status.ledger.lost_pod, _fate(s)
+    lost, fate = s.status.ledger.lost_pod, _lost_pod_fate(s)
     if lost is None or fate == "node":
         return NO_DECISION
     if fate == "job":
         failure = s.status.failure if _is_over(s) else None
         return PolicyResult(limit_reached(s, failure)) if failure is not None else NO_DECISION
-    pod = _pod(s, lost)
+    pod = _pod_of_lost(s, lost)
     due = pod.deletion_time if pod is not None and pod.deletion_time is not None else s.now
     return PolicyResult(requeue_at=max(due, s.now) + timedelta(seconds=ANSWERS_WITHIN_S))
 
@@ -242,7 +244,7 @@ def note_lost_pod(s: Situation, decision: Decision | None) -> JobStatus:
         return s.status.noted(lost_pod=decision.lost)
     if s.finished or isinstance(decision, Finish):
         return s.status.noted(lost_pod=None)
-    fate = _fate(s)
+    fate = _lost_pod_fate(s)
     if fate is None or (fate == "job" and _is_over(s)):
         return s.status
     count = {"disruptions": s.status.disruptions + 1} if fate == "node" else {"restarts": s.status.restarts + 1}
@@ -255,7 +257,7 @@ def went_silent(s: Situation, pod: PodView) -> LostPod:
     return LostPod(uid=pod.uid, pod=pod.name, node=pod.node or None, since=s.now - silent)
 
 
-def _fate(s: Situation) -> Literal["node", "job"] | None:
+def _lost_pod_fate(s: Situation) -> Literal["node", "job"] | None:
     """Who took the pod; None: that is not known yet, or there is none.
 
     A kubelet that lives ends the pod in its time and says so; a node that was not ready meanwhile has lost it.
@@ -263,7 +265,7 @@ def _fate(s: Situation) -> Literal["node", "job"] | None:
     lost = s.status.ledger.lost_pod
     if lost is None:
         return None
-    pod, ready = _pod(s, lost), s.observed.nodes_ready.get(lost.node or "")
+    pod, ready = _pod_of_lost(s, lost), s.observed.nodes_ready.get(lost.node or "")
     if ready is False or (pod is not None and node_is_suspect(pod)):
         return "node"
     if pod is None:
@@ -272,7 +274,7 @@ def _fate(s: Situation) -> Literal["node", "job"] | None:
     return "node" if overdue and ready is None else None
 
 
-def _pod(s: Situation, lost: LostPod) -> PodView | None:
+def _pod_of_lost(s: Situation, lost: LostPod) -> PodView | None:
     return next((pod for pod in s.observed.pods if pod.uid == lost.uid), None)
 
 

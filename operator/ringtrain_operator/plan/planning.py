@@ -29,14 +29,14 @@ from ..status.progress import logs_not_shipped, progress_fields, start_fields
 from ..status.situation import Situation
 from ..status.waiting import kept_here, queued_because, running_or_why_not
 from ..workers.data_workers import data_workers_status, input_bound, input_stalled
-from ..workers.elastic_status import degraded, elastic_fields
-from ..workers.gang import counts
+from ..workers.elastic_status import degraded_elastic_world, elastic_fields
+from ..workers.gang import worker_counts
 from ..workers.lasting import evaluator_status
 from .decide import POLICIES
 from .events import events_between
-from .ledger import enter, not_ahead
-from .objects import changes
-from .queueing import MULTIKUEUE, elsewhere, workload_change
+from .ledger import enter_decision_in_ledger, not_ahead
+from .objects import plan_changes
+from .queueing import MULTIKUEUE, queued_elsewhere, workload_change
 from .result import Plan
 
 # A template that is missing, or does not make a valid job, may be another by then.
@@ -70,16 +70,16 @@ def plan_object(
             return Plan()
         generation = int((obj.get("metadata") or {}).get("generation") or 1)
         again = Plan(requeue_after_s=TEMPLATE_AGAIN_S if _is_read_again(observed, status) else None)
-        return _answer(again, status, rejected(status, exc, observed.template, generation, now))
+        return _plan_answer(again, status, rejected(status, exc, observed.template, generation, now))
     return plan(job, observed, status, now, settings)
 
 
 def _is_read_again(observed: Observed, status: JobStatus) -> bool:
     """Whether the job can't be accepted with the template that it names, as that is now."""
-    return observed.template_problem is not None or _kept(observed) != status.template
+    return observed.template_problem is not None or _kept_plan(observed) != status.template
 
 
-def _kept(observed: Observed) -> TemplateStatus | None:
+def _kept_plan(observed: Observed) -> TemplateStatus | None:
     found = observed.template
     if found is None:
         return None
@@ -115,20 +115,20 @@ def plan(job: Job, observed: Observed, previous: JobStatus, now: datetime, setti
     anything happening, in an empty plan.
     """
     now = now.replace(microsecond=0)
-    kept = previous.model_copy(update={"template": _kept(observed)})
+    kept = previous.model_copy(update={"template": _kept_plan(observed)})
     s = Situation(job, observed, not_ahead(kept, now), now)
     if not job.deleting and job.spec.managed_by == MULTIKUEUE:
-        return _answer(Plan(workload=elsewhere(s, settings)), previous, kept_here(s))
+        return _plan_answer(Plan(workload=queued_elsewhere(s, settings)), previous, kept_here(s))
     if job.deleting or not is_ours(job.spec.managed_by):
         return Plan()
     policies = [policy for policy in POLICIES if job.spec.elastic is not None or not policy.elastic]
-    decision, timers = _decide(s, policies)
-    decided = _noted(s, decision, policies)
-    new = compose(decided, condition_of(decision) if decision else None, s)
+    decision, timers = _decide_policy(s, policies)
+    decided = _noted_decision(s, decision, policies)
+    new = compose_status(decided, condition_of(decision) if decision else None, s)
     if new.is_true("Succeeded") or s.gang_may_have_begun or replace(s, status=new).gang_may_have_begun:
         new = new.noted(has_run=True)
     settled = decided if new == decided.status else replace(s, status=new)
-    todo = changes(settled, settings)
+    todo = plan_changes(settled, settings)
     timers += [moment for policy in policies if policy.wakes for moment in policy.wakes(settled)]
     timers += [todo.requeue_at] if todo.requeue_at else []
     answer = Plan(
@@ -137,10 +137,10 @@ def plan(job: Job, observed: Observed, previous: JobStatus, now: datetime, setti
         workload=workload_change(settled, settings),
         requeue_after_s=max((min(timers) - now).total_seconds(), 0.0) if timers else None,
     )
-    return _answer(answer, previous, new)
+    return _plan_answer(answer, previous, new)
 
 
-def _decide(s: Situation, policies: Sequence[Policy]) -> tuple[Decision | None, list[datetime]]:
+def _decide_policy(s: Situation, policies: Sequence[Policy]) -> tuple[Decision | None, list[datetime]]:
     """The first decision of any policy, and when to ask again if nothing happens."""
     timers: list[datetime] = []
     for policy in policies if not s.finished else ():
@@ -154,12 +154,12 @@ def _decide(s: Situation, policies: Sequence[Policy]) -> tuple[Decision | None, 
     return None, timers
 
 
-def _noted(s: Situation, decision: Decision | None, policies: Sequence[Policy]) -> Situation:
+def _noted_decision(s: Situation, decision: Decision | None, policies: Sequence[Policy]) -> Situation:
     """The situation with the decision in its status, and what each policy has to remember.
 
     It stays the same, with all that it has worked out, until something changes.
     """
-    notes = (enter, *(policy.note for policy in policies if policy.note))
+    notes = (enter_decision_in_ledger, *(policy.note for policy in policies if policy.note))
     for note in notes:
         status = note(s, decision)
         if status != s.status:
@@ -167,14 +167,14 @@ def _noted(s: Situation, decision: Decision | None, policies: Sequence[Policy]) 
     return s
 
 
-def _answer(answer: Plan, previous: JobStatus, new: JobStatus) -> Plan:
+def _plan_answer(answer: Plan, previous: JobStatus, new: JobStatus) -> Plan:
     """`answer` with the new status and its events, if it is new at all."""
     if new == previous or (said := dump_status(new)) == dump_status(previous):
         return answer
     return replace(answer, status=said, events=events_between(previous, new))
 
 
-def compose(s: Situation, decided: ConditionChange | None, seen: Situation) -> JobStatus:
+def compose_status(s: Situation, decided: ConditionChange | None, seen: Situation) -> JobStatus:
     """The whole new status. `s.status` has the decision's bookkeeping already, `decided` is its condition.
 
     `seen`: the same before the decision, which may have begun another attempt.
@@ -187,15 +187,15 @@ def compose(s: Situation, decided: ConditionChange | None, seen: Situation) -> J
         shipped = logs_not_shipped(seen)
         consequences = (*_consequences(s, status, decided), *([shipped] if shipped else []))
         status = with_conditions(status, consequences, s.job.generation, s.now)
-        foremost = _foremost(status)
+        foremost = _foremost_condition(status)
         state: State = foremost.type if foremost is not None else "Pending"  # type: ignore[assignment]
         if _waits_its_turn(s, status):
             state = "Queued"
         status = status.model_copy(update={"observed_generation": s.job.generation, "state": state})
     in_line = status.state == "Queued" and not status.is_true("Queued")
-    why = status.condition("Running") if in_line else _foremost(status) or status.condition("Running")
+    why = status.condition("Running") if in_line else _foremost_condition(status) or status.condition("Running")
     spec = s.job.spec
-    fields = {"reason": why.reason if why is not None else "", **counts(s, status.finished)}
+    fields = {"reason": why.reason if why is not None else "", **worker_counts(s, status.finished)}
     if spec.elastic is not None and not s.finished:
         fields.update(elastic_fields(s, seen))
     if spec.data_workers is not None:
@@ -238,25 +238,29 @@ def _consequences(s: Situation, status: JobStatus, decided: ConditionChange | No
     """What the other conditions become when the decided one, or what was seen, is as it is."""
     if status.finished:
         # A job that ended in the second in which it was suspended has ended.
-        return _over(status, "Finished", "the job has ended", "Restarting", "Suspended", "Queued", *_OF_A_WORLD)
+        return _planned_job_over(
+            status, "Finished", "the job has ended", "Restarting", "Suspended", "Queued", *_OF_A_WORLD
+        )
     suspends = decided is not None and decided.type == "Suspended"
     if (queued := status.condition("Queued")) is not None and status.is_true("Queued") and not suspends:
         waiting = ConditionChange("Queued", "True", queued.reason, queued_because(s))
         return (
             waiting,
-            *_over(status, "WaitingForQueue", waiting.message, "Restarting", "Suspended", *_OF_A_WORLD),
+            *_planned_job_over(
+                status, "WaitingForQueue", waiting.message, "Restarting", "Suspended", *_OF_A_WORLD
+            ),
         )
     if (suspended := status.condition("Suspended")) is not None and status.is_true("Suspended"):
         is_changed = suspended.reason == "Changed"
         why = suspended.message if is_changed else "the job is suspended (runPolicy.suspend)"
-        return _over(status, "Suspended", why, "Restarting", "Queued", *_OF_A_WORLD)
+        return _planned_job_over(status, "Suspended", why, "Restarting", "Queued", *_OF_A_WORLD)
     if decided is not None and decided.type == "Restarting":
         restarting = ConditionChange("Running", "False", decided.reason, decided.message)
         return (restarting, *_no_world(status, decided.reason))
     running = running_or_why_not(s)
     if running.status != "True":
         return (running, *_no_world(status, running.reason))
-    world = degraded(s) if s.job.spec.elastic is not None else None
+    world = degraded_elastic_world(s) if s.job.spec.elastic is not None else None
     data = input_stalled(s) if s.job.spec.data_workers is not None else None
     said = (running, *filter(None, (world, data)))
     if status.is_true("Restarting"):
@@ -270,13 +274,15 @@ def _no_world(status: JobStatus, reason: str) -> tuple[ConditionChange, ...]:
     return tuple(ConditionChange(kind, "False", reason) for kind in passed if status.condition(kind) is not None)
 
 
-def _over(status: JobStatus, reason: str, message: str, *passed: ConditionType) -> tuple[ConditionChange, ...]:
+def _planned_job_over(
+    status: JobStatus, reason: str, message: str, *passed: ConditionType
+) -> tuple[ConditionChange, ...]:
     """Nothing runs, and of the `passed` conditions none that there is holds any more."""
     said = (ConditionChange(c.type, "False", reason) for c in status.conditions if c.type in passed)
     return (ConditionChange("Running", "False", reason, message), *said)
 
 
-def _foremost(status: JobStatus) -> Condition | None:
+def _foremost_condition(status: JobStatus) -> Condition | None:
     """The condition that holds and says most about the job."""
     held = {condition.type: condition for condition in status.conditions if condition.status == "True"}
     kinds: tuple[ConditionType, ...] = ("Succeeded", "Failed", "Suspended", "Queued", "Running", "Restarting")

@@ -12,7 +12,7 @@ from ..build import BuildSettings
 from ..build.names import ObjectRef
 from ..placement.kueue import patches, workload
 from ..placement.kueue.view import WorkloadView
-from ..spec.job import comparable
+from ..spec.job import comparable_spec
 from ..status.decision import NO_DECISION, Begin, Enqueue, Halt, Policy, PolicyResult
 from ..status.situation import Situation
 from .result import PlannedDeletion, WorkloadChange
@@ -31,7 +31,7 @@ def suspension(s: Situation) -> PolicyResult:
     if s.job.spec.run_policy.suspend or missed_suspension(s):
         if not suspended and is_corrected(s):
             return PolicyResult(Begin(s.attempt + 1, "Changed"))
-        return NO_DECISION if suspended else PolicyResult(_halt(s))
+        return NO_DECISION if suspended else PolicyResult(_halt_queued_job(s))
     if queued or (not suspended and s.attempt > 0):
         return NO_DECISION
     if s.job.queue and s.observed.kueue is not None:
@@ -41,7 +41,7 @@ def suspension(s: Situation) -> PolicyResult:
     return PolicyResult(Begin(max(s.attempt, newest) + 1, "Resumed" if suspended else "Started"))
 
 
-def _halt(s: Situation) -> Halt:
+def _halt_queued_job(s: Situation) -> Halt:
     """The end of the attempt, by the user's word or for a change; a queue is asked again for what the job is."""
     if s.job.spec.run_policy.suspend:
         return Halt()
@@ -68,13 +68,13 @@ def missed_suspension(s: Situation) -> bool:
     Its pods are those of another spec, and what they attest is not what this one asks for.
     """
     begun_with, fixed = s.status.ledger.begun_with or "", s.job.spec.fixed
-    return begun_with != fixed and comparable(fixed, begun_with)
+    return begun_with != fixed and comparable_spec(fixed, begun_with)
 
 
 def queueing(s: Situation) -> PolicyResult:
     """A job waits without pods until its Workload is admitted, and waits again when its quota is asked back."""
     if s.is_queued:
-        return replace(_waiting(s), is_last=True)
+        return replace(_waiting_workload(s), is_last=True)
     if s.is_suspended:
         return PolicyResult(is_last=True)
     if not s.has_workload or s.attempt == 0 or s.observed.kueue is None:
@@ -87,13 +87,13 @@ def queueing(s: Situation) -> PolicyResult:
         return PolicyResult(Enqueue(reason, message, disrupted=True))
     if not view.may_run:
         return PolicyResult(Enqueue("NotAdmitted", view.words, disrupted=True))
-    if not fits(s, view):
+    if not fits_admission(s, view):
         message = f"worker.replicas changed from {s.status.ledger.attempt_workers} to {s.job.num_workers}"
         return PolicyResult(Enqueue("Scaled", message))
     return NO_DECISION
 
 
-def fits(s: Situation, view: WorkloadView) -> bool:
+def fits_admission(s: Situation, view: WorkloadView) -> bool:
     """Whether the Workload asks for as many workers as the job wants; an elastic job may want fewer by now."""
     workers = view.counts.get("workers", 0) - view.reclaimed.get("workers", 0)
     if s.job.spec.elastic is not None:
@@ -107,60 +107,60 @@ def workload_change(s: Situation, settings: BuildSettings) -> WorkloadChange | N
     if kueue is None or not s.has_workload or (view is not None and (view.ending or view.foreign)):
         return None
     if s.finished:
-        return _finished(s, view)
+        return _finished_workload(s, view)
     if s.is_suspended or not s.job.queue:
-        return None if s.observed.pods else _deleted(s, view)
+        return None if s.observed.pods else _deleted_workload(s, view)
     if s.is_queued:
-        return None if s.observed.pods else _queued(s, view, settings)
-    return _running(s, view) if view is not None and view.may_run else None
+        return None if s.observed.pods else _queued_workload(s, view, settings)
+    return _running_workload(s, view) if view is not None and view.may_run else None
 
 
-def elsewhere(s: Situation, settings: BuildSettings) -> WorkloadChange | None:
+def queued_elsewhere(s: Situation, settings: BuildSettings) -> WorkloadChange | None:
     """The Workload of a job that MultiKueue runs on another cluster; the rest is Kueue's."""
     kueue, view = s.observed.kueue, s.workload
     if kueue is None or not s.job.queue or s.finished:
         return None
     if s.job.spec.run_policy.suspend:
-        return _deleted(s, view)
-    return _made(s, settings) if view is None else None
+        return _deleted_workload(s, view)
+    return _made_workload(s, settings) if view is None else None
 
 
-def _waiting(s: Situation) -> PolicyResult:
+def _waiting_workload(s: Situation) -> PolicyResult:
     view, newest = s.workload, max((pod.attempt for pod in s.observed.pods), default=0)
     attempt = max(s.attempt, newest) + 1
     if not s.job.queue:
         return NO_DECISION if view is not None else PolicyResult(Begin(attempt, "Dequeued"))
-    if view is None or not view.may_run or s.observed.pods or not fits(s, view):
+    if view is None or not view.may_run or s.observed.pods or not fits_admission(s, view):
         return NO_DECISION
     return PolicyResult(Begin(attempt, "Admitted"))
 
 
-def _queued(s: Situation, view: WorkloadView | None, settings: BuildSettings) -> WorkloadChange | None:
+def _queued_workload(s: Situation, view: WorkloadView | None, settings: BuildSettings) -> WorkloadChange | None:
     """A Workload that waits for what the job wants."""
     if view is None:
-        return _made(s, settings)
+        return _made_workload(s, settings)
     if not view.has_owner:
-        return _patched(view, patches.owned_workload(view, s.job), "")
+        return _patched_workload(view, patches.owned_workload(view, s.job), "")
     if view.evicted is not None and view.reserved:
-        return _patched(view, patches.quota_returned(view, s.now))
-    if view.finished or (view.reserved and not fits(s, view)):
-        return _deleted(s, view)
+        return _patched_workload(view, patches.quota_returned(view, s.now))
+    if view.finished or (view.reserved and not fits_admission(s, view)):
+        return _deleted_workload(s, view)
     wants = {name: count for name, count in workload.pod_counts(s.job).items() if name in view.counts}
     asks = {name: view.counts[name] for name in wants}
     if not view.reserved and (view.queue, asks) != (s.job.queue, wants):
-        return _patched(view, patches.resized_workload(view, s.job), "")
+        return _patched_workload(view, patches.resized_workload(view, s.job), "")
     return None
 
 
-def _running(s: Situation, view: WorkloadView) -> WorkloadChange | None:
+def _running_workload(s: Situation, view: WorkloadView) -> WorkloadChange | None:
     """Whether all pods run, and which are not needed any more."""
     ready = _pods_ready(s, view)
     if ready and (patch := patches.conditions_set(view, s.now, ready)):
-        return _patched(view, patch)
+        return _patched_workload(view, patch)
     spare = view.counts.get("workers", 0) - s.status.ledger.attempt_workers
     granted = view.grants["workers"].count if "workers" in view.grants else 0
     if s.status.ledger.attempt_workers < granted and spare > view.reclaimed.get("workers", 0):
-        return _patched(view, patches.reclaimed_workload_pods(view, {**view.reclaimed, "workers": spare}))
+        return _patched_workload(view, patches.reclaimed_workload_pods(view, {**view.reclaimed, "workers": spare}))
     return None
 
 
@@ -176,7 +176,7 @@ def _pods_ready(s: Situation, view: WorkloadView) -> patches.ConditionFields | N
     return ("PodsReady", "False", "WaitForStart", "Not all pods are ready or succeeded")
 
 
-def _finished(s: Situation, view: WorkloadView | None) -> WorkloadChange | None:
+def _finished_workload(s: Situation, view: WorkloadView | None) -> WorkloadChange | None:
     """Finished, once no pod uses the quota any more."""
     cleaned = s.job.spec.run_policy.clean_pod_policy != "None"
     if view is None or view.finished or (cleaned and any(not pod.finished for pod in s.observed.pods)):
@@ -184,23 +184,23 @@ def _finished(s: Situation, view: WorkloadView | None) -> WorkloadChange | None:
     ended = s.status.condition("Succeeded") if s.status.is_true("Succeeded") else s.status.condition("Failed")
     message = ended.message if ended is not None else ""
     reason = "Succeeded" if s.status.is_true("Succeeded") else "Failed"
-    return _patched(view, patches.conditions_set(view, s.now, ("Finished", "True", reason, message)))
+    return _patched_workload(view, patches.conditions_set(view, s.now, ("Finished", "True", reason, message)))
 
 
-def _made(s: Situation, settings: BuildSettings) -> WorkloadChange | None:
+def _made_workload(s: Situation, settings: BuildSettings) -> WorkloadChange | None:
     kueue = s.observed.kueue
     if kueue is None or kueue.problem or workload.is_prebuilt(s.job):
         return None
     return WorkloadChange("create", workload.build_workload(s.job, kueue.version, kueue.priority, settings))
 
 
-def _deleted(s: Situation, view: WorkloadView | None) -> WorkloadChange | None:
+def _deleted_workload(s: Situation, view: WorkloadView | None) -> WorkloadChange | None:
     if view is None or workload.is_prebuilt(s.job):
         return None
     return WorkloadChange("delete", deletion=PlannedDeletion(ObjectRef("Workload", view.name), view.uid))
 
 
-def _patched(view: WorkloadView, patch: patches.Patch, subresource: str = "status") -> WorkloadChange:
+def _patched_workload(view: WorkloadView, patch: patches.Patch, subresource: str = "status") -> WorkloadChange:
     return WorkloadChange("patch", {"name": view.name, "patch": patch, "subresource": subresource})
 
 

@@ -20,7 +20,7 @@ from .policy import Elastic, RunPolicy
 from .scheduling import Scheduling, TopologyKey
 from .storage import Checkpoint, Logs
 from .template import PartialTemplate, WorkerTemplate, device_count, template_devices, worker_devices
-from .updates import frozen, same_data_workers, unchanged
+from .updates import frozen_field, same_data_workers, unchanged_field
 
 # Kueue's own way to name a queue; where spec.scheduling.queue is set, that counts.
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
@@ -139,14 +139,14 @@ class Networking(SpecModel):
         return self.encryption or ("sites" if self.sites else "none")
 
 
-def _digest(value: Any) -> str:
+def _spec_digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
 
 @functools.cache
-def _models() -> str:
+def _spec_models() -> str:
     """A digest of the models themselves: another version may write the same spec otherwise."""
-    return _digest(JobSpec.model_json_schema())[:8]
+    return _spec_digest(JobSpec.model_json_schema())[:8]
 
 
 _CONTAINERS = "self.worker.template.spec.containers"
@@ -329,14 +329,14 @@ class JobSpec(SpecModel):
                 s.scheduling.provisioning is None or s.scheduling.queue is None or s.scheduling.gang == VOLCANO
             ),
         ),
-        frozen("backend"),
-        frozen("slotsPerWorker", optional=True),
-        frozen("worker.devices", optional=True, name="devices"),
-        frozen("templateRef", optional=True),
-        frozen("worker.template", optional=True, name="a pod template"),
-        frozen("launcher.template", name="a pod template"),
+        frozen_field("backend"),
+        frozen_field("slotsPerWorker", optional=True),
+        frozen_field("worker.devices", optional=True, name="devices"),
+        frozen_field("templateRef", optional=True),
+        frozen_field("worker.template", optional=True, name="a pod template"),
+        frozen_field("launcher.template", name="a pod template"),
         *(
-            frozen(section, optional=True)
+            frozen_field(section, optional=True)
             for section in (
                 "agent",
                 "checkpoint",
@@ -358,7 +358,7 @@ class JobSpec(SpecModel):
             path="worker.replicas",
         ),
         Rule(
-            cel=unchanged("managedBy", optional=True),
+            cel=unchanged_field("managedBy", optional=True),
             message="managedBy cannot change; delete the job and create it anew",
             path="managedBy",
             holds_update=lambda new, old: new.managed_by == old.managed_by,
@@ -369,7 +369,7 @@ class JobSpec(SpecModel):
     def fixed(self) -> str:
         """A digest of all that can change only while the job is suspended. A default counts as left out.
 
-        In front of a colon stands what the digest depends on besides, see `comparable`.
+        In front of a colon stands what the digest depends on besides, see `comparable_spec`.
         """
         follows: dict[str, Any] = {
             "worker": {"replicas"},
@@ -378,7 +378,7 @@ class JobSpec(SpecModel):
             "managed_by": True,
         }
         fixed = self.model_dump(mode="json", by_alias=True, exclude_defaults=True, exclude=follows)
-        return f"{_models()}:{_digest(fixed)}"
+        return f"{_spec_models()}:{_spec_digest(fixed)}"
 
     @property
     def slots(self) -> int:
@@ -389,7 +389,7 @@ class JobSpec(SpecModel):
         return device_count(next(iter(amounts.values()), 1)) or 1
 
 
-def comparable(fixed: str, noted: str) -> bool:
+def comparable_spec(fixed: str, noted: str) -> bool:
     """Whether both digests are of the same version's models: what another version noted can't be compared."""
     return fixed.partition(":")[0] == noted.partition(":")[0]
 

@@ -17,9 +17,9 @@ from .job import KUEUE_PROVISIONS, QUEUE_LABEL, Job, JobSpec
 from .launcher_words import MPI, launcher_in
 from .metrics_rule import rule_problem
 from .pod_schema import PodSchema, packaged_schema
-from .reserved import clashes, dangling
+from .reserved import dangling_volumes, reserved_clashes
 from .template import containers_of, partial_template_problems, shape_problems, worker_template_problems
-from .training_template import resolved
+from .training_template import resolved_job_spec
 from .updates import is_fixed
 
 # A pod's name is its host name, which ends at 63 characters: room for "-worker-1023".
@@ -53,7 +53,7 @@ def parse_job(obj: Mapping[str, Any], *, schema: PodSchema | None = None, templa
     if not isinstance(metadata, Mapping):
         raise Invalid([Problem("metadata", f"must be a mapping with a name, is {shown(metadata)}")])
     if isinstance(spec := obj.get("spec"), Mapping) and spec.get("templateRef") is not None:
-        obj = resolved(obj)
+        obj = resolved_job_spec(obj)
     problems = list(_identity_problems(obj, metadata))
     spec = obj.get("spec")
     if not isinstance(spec, Mapping):
@@ -69,14 +69,14 @@ def parse_job(obj: Mapping[str, Any], *, schema: PodSchema | None = None, templa
         problems.append(Problem("spec.templateRef", message))
     if problems or parsed is None:
         raise Invalid(problems)
-    job = _job(metadata, parsed)
+    job = _parsed_job(metadata, parsed)
     # A label may come at any time; a job that runs waits in no queue for it.
     if templates and parsed.scheduling.provisioning is not None and job.queue:
         raise Invalid([Problem(f"metadata.labels[{QUEUE_LABEL}]", KUEUE_PROVISIONS)])
     return job
 
 
-def _job(metadata: Mapping[str, Any], parsed: JobSpec) -> Job:
+def _parsed_job(metadata: Mapping[str, Any], parsed: JobSpec) -> Job:
     return Job(
         name=name_of(metadata),
         namespace=metadata.get("namespace") or "default",
@@ -139,7 +139,7 @@ def _parse_spec(raw: Mapping[str, Any], schema: PodSchema | None) -> tuple[JobSp
         # By way of JSON: strict types, and lists may become tuples.
         spec = JobSpec.model_validate_json(json.dumps(pruned, default=str))
     except ValidationError as exc:
-        problems = [_problem(error) for error in exc.errors(include_url=False)]
+        problems = [_spec_problem(error) for error in exc.errors(include_url=False)]
         return None, [*problems, *_template_problems(pruned, {p.path for p in problems}, schema)]
     problems = [Problem(f"{path}.{rule.path}", rule.message) for path, rule in _broken_rules(spec, "spec")]
     if spec.logs.metrics and (problem := rule_problem(spec.logs.metrics)):
@@ -148,7 +148,7 @@ def _parse_spec(raw: Mapping[str, Any], schema: PodSchema | None) -> tuple[JobSp
     if schema is not None and not problems:
         problems += _launcher_problems(spec)
     # In this order: a mount of the operator's own path is told as that, whatever volume it names.
-    return spec, problems or list(clashes(spec)) or (dangling(spec) if schema is not None else [])
+    return spec, problems or list(reserved_clashes(spec)) or (dangling_volumes(spec) if schema is not None else [])
 
 
 def part_problems(spec: Mapping[str, Any], schema: PodSchema | None = None) -> list[Problem]:
@@ -157,7 +157,7 @@ def part_problems(spec: Mapping[str, Any], schema: PodSchema | None = None) -> l
     try:
         JobSpec.model_validate_json(json.dumps(spec))
     except ValidationError as exc:
-        found = [_problem(error) for error in exc.errors(include_url=False)]
+        found = [_spec_problem(error) for error in exc.errors(include_url=False)]
     found += _template_problems(spec, {p.path for p in found}, schema or packaged_schema())
     return [problem for problem in found if not problem.message.startswith(("is missing", "is empty"))]
 
@@ -210,7 +210,7 @@ def _broken_rules(model: BaseModel, path: str) -> Iterator[tuple[str, Rule]]:
                     yield from _broken_rules(item, f"{where}[{index}]")
 
 
-def _problem(error: Any) -> Problem:
+def _spec_problem(error: Any) -> Problem:
     """One pydantic error in the words of this page."""
     location = tuple(error["loc"])
     path = "spec" + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)

@@ -46,7 +46,7 @@ class PodSchema:
         """The part that pods need of the document which a server has at /openapi/v3/api/v1. Raises ValueError."""
         try:
             schemas = document["components"]["schemas"]
-            return cls(version, dict(_reachable(schemas, _ROOT)))
+            return cls(version, dict(_reachable_schemas(schemas, _ROOT)))
         except (KeyError, TypeError, AttributeError) as exc:
             raise ValueError(f"no OpenAPI document with pod templates: {exc!r}") from exc
 
@@ -57,7 +57,7 @@ class PodSchema:
     def _check(self, value: object, schema: Json, path: str) -> Iterator[Problem]:
         schema = self.definitions[schema["ref"]] if "ref" in schema else schema
         kinds = schema.get("oneOf") or [schema["type"]] if "oneOf" in schema or "type" in schema else []
-        if kinds and not any(_is(value, kind) for kind in kinds):
+        if kinds and not any(_is_of_schema_kind(value, kind) for kind in kinds):
             yield Problem(path, _wrong_type(value, kinds))
         elif schema.get("quantity") and not _QUANTITY.fullmatch(str(value)):
             yield Problem(path, f"is {value!r}; expected a quantity, for example 500m, 2 or 4Gi")
@@ -88,7 +88,7 @@ class PodSchema:
                 yield Problem(f"{path}.{key}", "is missing")
 
     def _unknown(self, key: str, known: Mapping[str, Any]) -> str:
-        hint = did_you_mean(key, known) or f"allowed: {_some(sorted(known))}"
+        hint = did_you_mean(key, known) or f"allowed: {_some_field_names(sorted(known))}"
         return f"is not a field here in Kubernetes {self.version}; {hint}{self.way_out}"
 
 
@@ -105,54 +105,54 @@ def dump_schema(schema: PodSchema) -> str:
     return json.dumps(content, indent=1, sort_keys=True) + "\n"
 
 
-def _reachable(schemas: Mapping[str, Any], root: str) -> Iterator[tuple[str, Json]]:
+def _reachable_schemas(schemas: Mapping[str, Any], root: str) -> Iterator[tuple[str, Json]]:
     seen, todo = set(), [root]
     while todo:
         name = todo.pop()
         if name in seen:
             continue
         seen.add(name)
-        schema = _reduced(schemas[name])
-        if _short(name) == "Quantity":
+        schema = _reduced_schema(schemas[name])
+        if _short_schema_name(name) == "Quantity":
             schema["quantity"] = True
-        todo += sorted(_references(schemas[name]))
-        yield _short(name), schema
+        todo += sorted(_schema_references(schemas[name]))
+        yield _short_schema_name(name), schema
 
 
-def _reduced(schema: Mapping[str, Any]) -> Json:
+def _reduced_schema(schema: Mapping[str, Any]) -> Json:
     """What is checked of an OpenAPI schema: no descriptions, defaults or hints for patches."""
     (wrapped,) = schema.get("allOf") or [schema]
     if "$ref" in wrapped:
-        return {"ref": _short(wrapped["$ref"])}
+        return {"ref": _short_schema_name(wrapped["$ref"])}
     found: Json = {key: schema[key] for key in _KEPT if key in schema}
     if "oneOf" in schema:
         found["oneOf"] = [one["type"] for one in schema["oneOf"]]
     if "properties" in schema:
-        found["properties"] = {key: _reduced(inner) for key, inner in schema["properties"].items()}
+        found["properties"] = {key: _reduced_schema(inner) for key, inner in schema["properties"].items()}
     if "items" in schema:
-        found["items"] = _reduced(schema["items"])
+        found["items"] = _reduced_schema(schema["items"])
     if isinstance(schema.get("additionalProperties"), Mapping):
-        found["values"] = _reduced(schema["additionalProperties"])
+        found["values"] = _reduced_schema(schema["additionalProperties"])
     return found
 
 
-def _references(schema: object) -> Iterator[str]:
+def _schema_references(schema: object) -> Iterator[str]:
     if isinstance(schema, Mapping):
         for key, inner in schema.items():
             if key == "$ref" and isinstance(inner, str):
                 yield inner.rpartition("/")[2]
             else:
-                yield from _references(inner)
+                yield from _schema_references(inner)
     elif isinstance(schema, list):
         for inner in schema:
-            yield from _references(inner)
+            yield from _schema_references(inner)
 
 
-def _short(name: str) -> str:
+def _short_schema_name(name: str) -> str:
     return name.rpartition(".")[2]
 
 
-def _is(value: object, kind: str) -> bool:
+def _is_of_schema_kind(value: object, kind: str) -> bool:
     if isinstance(value, bool):
         return kind == "boolean"
     return isinstance(value, _TYPES.get(kind, (object,)))
@@ -164,5 +164,5 @@ def _wrong_type(value: object, kinds: list[str]) -> str:
     return f"is {shown(value)}; must be {expected}{quotes}"
 
 
-def _some(names: list[str]) -> str:
+def _some_field_names(names: list[str]) -> str:
     return ", ".join(names[:12]) + (", …" if len(names) > 12 else "")

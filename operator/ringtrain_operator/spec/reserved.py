@@ -38,7 +38,7 @@ POD_FIELDS = {
 }
 
 
-def clashes(spec: JobSpec) -> Iterator[Problem]:
+def reserved_clashes(spec: JobSpec) -> Iterator[Problem]:
     """Everything in the templates that the operator sets itself, each with the way out."""
     reserved = {
         "launcher": {ENV_NVIDIA_VISIBLE_DEVICES},
@@ -51,7 +51,7 @@ def clashes(spec: JobSpec) -> Iterator[Problem]:
         for main in containers_of(template)[:1]:
             where = f"{path}.spec.containers[0]"
             yield from _environment_clashes(main, where, ENVIRONMENT | reserved.get(section, set()))
-            yield from _mount_clashes(main, where, _mounts(spec, logs=section == "launcher"))
+            yield from _mount_clashes(main, where, _reserved_mounts(spec, logs=section == "launcher"))
     yield from _unclear_ranks(spec)
     yield from _too_many_ranks(spec)
     yield from _device_clashes(spec)
@@ -102,7 +102,7 @@ def _evaluator_clashes(spec: JobSpec) -> Iterator[Problem]:
     if not any(main.get("command") for main in mains):
         yield Problem(f"{path}[0].command", "is missing, and the worker's template has none either")
     for main in containers_of(template)[:1]:
-        for name, value in _resources(main):
+        for name, value in _container_resources(main):
             if name in evaluator.devices and str(value) != str(evaluator.devices[name]):
                 said = evaluator.devices[name]
                 message = f"is {value!r} and spec.evaluator.devices says {said}; keep the latter"
@@ -111,12 +111,12 @@ def _evaluator_clashes(spec: JobSpec) -> Iterator[Problem]:
 
 def _devices_of_none(template: Mapping[str, Any], path: str, why: str) -> Iterator[Problem]:
     for index, container in enumerate(containers_of(template)):
-        for name, value in _resources(container):
+        for name, value in _container_resources(container):
             if "/" in name and str(value) != "0":
                 yield Problem(f"{path}[{index}].resources[{name}]", f"is {value!r}; {why}; remove it")
 
 
-def _mounts(spec: JobSpec, logs: bool) -> dict[str, str]:
+def _reserved_mounts(spec: JobSpec, logs: bool) -> dict[str, str]:
     """Paths in the main container that we mount, with what for."""
     mounts = {contract.SECRET_DIR: "the job's credentials", contract.AGENT_DIR: "the agent (spec.agent)"}
     if logs:
@@ -161,7 +161,7 @@ def _mount_clashes(main: Mapping[str, Any], path: str, ours: Mapping[str, str]) 
 def _device_clashes(spec: JobSpec) -> Iterator[Problem]:
     devices = spec.worker.devices
     for main in containers_of(spec.worker.template)[:1]:
-        for name, value in _resources(main):
+        for name, value in _container_resources(main):
             if name in devices and str(value) != str(devices[name]):
                 message = f"is {value!r} and spec.worker.devices says {devices[name]}; keep the latter"
                 yield Problem(f"spec.worker.template.spec.containers[0].resources[{name}]", message)
@@ -198,13 +198,13 @@ def _too_many_ranks(spec: JobSpec) -> Iterator[Problem]:
         yield Problem(field, f"{message}; expected at most {MOST_RANKS:,}: fewer workers or slotsPerWorker")
 
 
-def _resources(container: Mapping[str, Any]) -> list[tuple[str, Any]]:
+def _container_resources(container: Mapping[str, Any]) -> list[tuple[str, Any]]:
     resources = container.get("resources") or {}
     found = {**(resources.get("requests") or {}), **(resources.get("limits") or {})}
     return [(str(name), value) for name, value in found.items()]
 
 
-def dangling(spec: JobSpec) -> list[Problem]:
+def dangling_volumes(spec: JobSpec) -> list[Problem]:
     """Mounts of volumes that are not there, and names that are given twice, in all templates."""
     mounted = spec.checkpoint is not None and spec.checkpoint.persistent_volume_claim is not None
     checkpoint = {VOLUME_CHECKPOINT} if mounted else set()
@@ -224,28 +224,30 @@ def dangling(spec: JobSpec) -> list[Problem]:
 def _dangling_in(template: Mapping[str, Any], path: str, ours: set[str]) -> Iterator[Problem]:
     pod = template.get("spec") or {}
     volumes = pod.get("volumes") or ()
-    yield from _twice(((f"{path}.volumes[{i}].name", volume.get("name")) for i, volume in enumerate(volumes)))
+    yield from _named_twice(
+        ((f"{path}.volumes[{i}].name", volume.get("name")) for i, volume in enumerate(volumes))
+    )
     containers = [
         (f"{path}.{field}[{index}]", container)
         for field in ("initContainers", "containers")
         for index, container in enumerate(containers_of(template, field))
     ]
-    yield from _twice((f"{where}.name", container.get("name")) for where, container in containers)
+    yield from _named_twice((f"{where}.name", container.get("name")) for where, container in containers)
     names = {str(volume.get("name")) for volume in volumes} | ours
     for where, container in containers:
-        yield from _container(container, where, names)
+        yield from _dangling_in_container(container, where, names)
 
 
-def _container(container: Mapping[str, Any], path: str, volumes: set[str]) -> Iterator[Problem]:
+def _dangling_in_container(container: Mapping[str, Any], path: str, volumes: set[str]) -> Iterator[Problem]:
     for field, key in (("volumeMounts", "mountPath"), ("volumeDevices", "devicePath")):
         given = container.get(field) or ()
         for index, mount in enumerate(given):
             name = mount.get("name")
             if name not in volumes:
                 yield Problem(f"{path}.{field}[{index}].name", _no_volume(str(name), volumes))
-        yield from _twice((f"{path}.{field}[{i}].{key}", mount.get(key)) for i, mount in enumerate(given))
+        yield from _named_twice((f"{path}.{field}[{i}].{key}", mount.get(key)) for i, mount in enumerate(given))
     ports = container.get("ports") or ()
-    yield from _twice((f"{path}.ports[{index}].name", port.get("name")) for index, port in enumerate(ports))
+    yield from _named_twice((f"{path}.ports[{index}].name", port.get("name")) for index, port in enumerate(ports))
 
 
 def _no_volume(name: str, volumes: set[str]) -> str:
@@ -254,7 +256,7 @@ def _no_volume(name: str, volumes: set[str]) -> str:
     return f"is {name!r}, and the pod has no such volume; {hint}"
 
 
-def _twice(named: Iterator[tuple[str, object]]) -> Iterator[Problem]:
+def _named_twice(named: Iterator[tuple[str, object]]) -> Iterator[Problem]:
     """A problem for each name that another had before; a name that is absent is none."""
     first: dict[object, str] = {}
     for path, name in named:

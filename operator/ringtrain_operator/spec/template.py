@@ -121,7 +121,7 @@ def worker_template_problems(
             "is missing; the agent starts it once per rank and cannot see the image's entrypoint: "
             "write it out, for example [python, train.py]",
         )
-    yield from _missing(containers, path, 0)
+    yield from _missing_template_field(containers, path, 0)
 
 
 def partial_template_problems(template: Mapping[str, Any], path: str) -> Iterator[Problem]:
@@ -129,10 +129,10 @@ def partial_template_problems(template: Mapping[str, Any], path: str) -> Iterato
     containers = containers_of(template)
     if containers and containers[0].get("args") and not containers[0].get("command"):
         yield Problem(f"{path}.spec.containers[0].command", "is missing, and args without it say nothing")
-    yield from _missing(containers, path, 1)
+    yield from _missing_template_field(containers, path, 1)
 
 
-def _missing(containers: Sequence[Mapping[str, Any]], path: str, first: int) -> Iterator[Problem]:
+def _missing_template_field(containers: Sequence[Mapping[str, Any]], path: str, first: int) -> Iterator[Problem]:
     for index, container in list(enumerate(containers))[first:]:
         for key in ("name", "image"):
             if not container.get(key):
@@ -141,10 +141,10 @@ def _missing(containers: Sequence[Mapping[str, Any]], path: str, first: int) -> 
 
 def shape_problems(value: object, path: str, shape: _Shape | None = None) -> list[Problem]:
     """Where `value` is not of the shape that we read. To the API a null field is an absent one; here too."""
-    return list(_misshapen(value, path, _TEMPLATE if shape is None else shape))
+    return list(_misshapen_template_field(value, path, _TEMPLATE if shape is None else shape))
 
 
-def _misshapen(value: object, path: str, shape: _Shape) -> Iterator[Problem]:
+def _misshapen_template_field(value: object, path: str, shape: _Shape) -> Iterator[Problem]:
     if value is None:
         return
     if isinstance(shape, list):
@@ -153,13 +153,13 @@ def _misshapen(value: object, path: str, shape: _Shape) -> Iterator[Problem]:
             return
         yield from (Problem(f"{path}[{index}]", "is null") for index, item in enumerate(value) if item is None)
         for index, item in enumerate(value):
-            yield from _misshapen(item, f"{path}[{index}]", shape[0])
+            yield from _misshapen_template_field(item, f"{path}[{index}]", shape[0])
     elif isinstance(shape, dict):
         if not isinstance(value, Mapping):
             yield Problem(path, f"must be a mapping, is {shown(value)}")
             return
         for key, known in shape.items():
-            yield from _misshapen(value.get(key), f"{path}.{key}" if path else key, known)
+            yield from _misshapen_template_field(value.get(key), f"{path}.{key}" if path else key, known)
     elif not isinstance(value, shape):
         yield Problem(path, f"must be a string, is {shown(value)}; put it in quotes")
     elif "\0" in str(value):

@@ -70,7 +70,7 @@ def read_template(obj: Mapping[str, Any]) -> Template:
     elif depth_of(job) > MAX_DEPTH:
         problems.append(Problem("spec.job", f"is nested more than {MAX_DEPTH} levels deep"))
     else:
-        problems += _unfit(job)
+        problems += _unfit_template(job)
     if unknown := sorted(said.keys() - {"job", "description"}):
         problems.append(Problem(f"spec.{unknown[0]}", "is not a field here; allowed: description, job"))
     if problems:
@@ -78,7 +78,7 @@ def read_template(obj: Mapping[str, Any]) -> Template:
     return Template(str(obj.get("kind")), str(name), without_nulls(job), str(description))
 
 
-def _unfit(job: Mapping[str, Any]) -> list[Problem]:
+def _unfit_template(job: Mapping[str, Any]) -> list[Problem]:
     """What a template can't have, or has too much of."""
     found = []
     for path in OWN:
@@ -123,7 +123,7 @@ def last_template(obj: Mapping[str, Any]) -> Template | None:
     return Template(str(kept.get("kind")), str(kept.get("name")), kept.get("spec") or {})
 
 
-def resolved(obj: Mapping[str, Any], template: Template | None = None) -> Json:
+def resolved_job_spec(obj: Mapping[str, Any], template: Template | None = None) -> Json:
     """The job with its template (None: the one that it keeps) in its spec, and templateRef no more.
 
     A job that names no template, or keeps none, comes back as it is. Raises Invalid.
@@ -142,12 +142,12 @@ def merged_spec(spec: Mapping[str, Any], template: Mapping[str, Any]) -> Json:
     """
     if depth_of(spec) > MAX_DEPTH:
         raise Invalid([Problem("spec", f"is nested more than {MAX_DEPTH} levels deep; no field of a job is")])
-    found: Json = _laid_over(template, _said(spec, JobSpec))
+    found: Json = _spec_laid_over(template, _said_spec_fields(spec, JobSpec))
     found.pop("templateRef", None)
     return found
 
 
-def _said(value: Any, model: type[BaseModel]) -> Any:
+def _said_spec_fields(value: Any, model: type[BaseModel]) -> Any:
     """`value` without the fields of `model` that are null or at their defaults."""
     if not isinstance(value, Mapping):
         return value
@@ -156,8 +156,10 @@ def _said(value: Any, model: type[BaseModel]) -> Any:
     for key, said in value.items():
         info = known.get(key)
         inner = _model_of(info.annotation) if info is not None else None
-        said = _said(said, inner) if inner is not None else said
-        if said is not None and (info is None or said != _default(info.get_default(call_default_factory=True))):
+        said = _said_spec_fields(said, inner) if inner is not None else said
+        if said is not None and (
+            info is None or said != _spec_field_default(info.get_default(call_default_factory=True))
+        ):
             found[key] = said
     return found
 
@@ -168,7 +170,7 @@ def _model_of(annotation: Any) -> type[BaseModel] | None:
     return next((part for part in found if issubclass(part, BaseModel)), None)
 
 
-def _default(value: Any) -> Any:
+def _spec_field_default(value: Any) -> Any:
     """A default as the API server writes it; None where it writes nothing."""
     if isinstance(value, BaseModel):
         return {}
@@ -177,14 +179,14 @@ def _default(value: Any) -> Any:
     return None if value is PydanticUndefined else value
 
 
-def _laid_over(below: Any, above: Any, key: str = "") -> Any:
+def _spec_laid_over(below: Any, above: Any, key: str = "") -> Any:
     if isinstance(above, Mapping):
         found = dict(below) if isinstance(below, Mapping) else {}
         for name, value in above.items():
             if value is None:
                 found.pop(name, None)
             else:
-                found[name] = _laid_over(found.get(name), value, name)
+                found[name] = _spec_laid_over(found.get(name), value, name)
         return found
     if _has_mappings(below) and _has_mappings(above):
         if key in _CONTAINERS:
@@ -205,9 +207,9 @@ def _containers(below: Sequence[Mapping[str, Any]], above: Sequence[Mapping[str,
         names = [one.get("name") for one in found]
         name = container.get("name") or (names or [None])[0]
         if name in names:
-            found[names.index(name)] = _laid_over(found[names.index(name)], container)
+            found[names.index(name)] = _spec_laid_over(found[names.index(name)], container)
         else:
-            found.append(_laid_over({}, container))
+            found.append(_spec_laid_over({}, container))
     return found
 
 

@@ -26,17 +26,17 @@ def is_fixed(status: Mapping[str, Any] | None) -> bool:
     return bool((found.get("ledger") or {}).get("hasRun")) or found.get("state") in ("Succeeded", "Failed")
 
 
-def unchanged(field: str, optional: bool) -> str:
+def unchanged_field(field: str, optional: bool) -> str:
     """CEL: `field` of the spec is as it was; an `optional` one may be absent, before as after."""
     same = f"self.{field} == oldSelf.{field}"
     return f"(has(self.{field}) == has(oldSelf.{field}) && (!has(self.{field}) || {same}))" if optional else same
 
 
-def frozen(field: str, *, optional: bool = False, name: str = "") -> Rule:
+def frozen_field(field: str, *, optional: bool = False, name: str = "") -> Rule:
     """A field (`name`: in the message) that, once the job has run, can change only while the job is suspended."""
     of = attrgetter(".".join(map(to_snake, field.split("."))))
     return Rule(
-        cel=unchanged(field, optional),
+        cel=unchanged_field(field, optional),
         message=f"{name or field} can change only while the job is suspended, or before it has run; set "
         "runPolicy.suspend: true first",
         path=field,
@@ -53,7 +53,7 @@ def same_data_workers() -> Rule:
     """Of data workers only the number changes while the job runs, and whether there are any does not."""
     both = "has(self.dataWorkers) && has(oldSelf.dataWorkers)"
     same = (
-        unchanged(f"dataWorkers.{info.alias}", optional=info.default is None)
+        unchanged_field(f"dataWorkers.{info.alias}", optional=info.default is None)
         for name, info in DataWorkers.model_fields.items()
         if name not in _SCALED
     )

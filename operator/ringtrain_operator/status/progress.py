@@ -41,14 +41,14 @@ def progress_fields(s: Situation, succeeded: bool, input_bound: str) -> dict[str
     if new is None and succeeded and s.launcher is not None and termination_of(s.launcher, s.attempt):
         return {"progress": None, "progress_summary": ""}
     if new is None and s.report is not None:
-        new = _read(s.report.progress, s.report.last_progress_time)
+        new = _read_progress(s.report.progress, s.report.last_progress_time)
     if new is None:
         return {}
-    parts = [summary(new), input_bound if s.report is not None else ""]
+    parts = [progress_summary(new), input_bound if s.report is not None else ""]
     return {"progress": new, "progress_summary": ", ".join(filter(None, parts))}
 
 
-def summary(progress: Progress) -> str:
+def progress_summary(progress: Progress) -> str:
     """`120/300 (40%)`, or the step alone when the total is not known."""
     if not progress.total_steps:
         return f"step {progress.step}"
@@ -60,32 +60,32 @@ def _final_progress(s: Situation) -> Progress | None:
     if s.launcher is None or not s.launcher.finished:
         return None
     before = s.status.progress
-    return _read(
+    return _read_progress(
         termination_of(s.launcher, s.attempt).get("progress"), before.last_progress_time if before else None
     )
 
 
-def _read(raw: object, last: datetime | None) -> Progress | None:
+def _read_progress(raw: object, last: datetime | None) -> Progress | None:
     """Progress as the contract words it; None for anything else."""
     if not isinstance(raw, dict) or not is_whole(raw.get("step")):
         return None
     metrics = raw.get("metrics")
     return Progress(
         step=raw["step"],
-        total_steps=_of(raw, "totalSteps", int),
-        epoch=_of(raw, "epoch", int),
-        samples_per_second=_of(raw, "samplesPerSecond", float),
-        unit=_of(raw, "unit", str),
-        loss=_of(raw, "loss", float),
+        total_steps=_progress_field(raw, "totalSteps", int),
+        epoch=_progress_field(raw, "epoch", int),
+        samples_per_second=_progress_field(raw, "samplesPerSecond", float),
+        unit=_progress_field(raw, "unit", str),
+        loss=_progress_field(raw, "loss", float),
         metrics={str(k): float(v) for k, v in metrics.items() if _is_number(v)}
         if isinstance(metrics, dict)
         else {},
-        started_from=_of(raw, "startedFrom", str),
+        started_from=_progress_field(raw, "startedFrom", str),
         last_progress_time=last.replace(microsecond=0) if last is not None else None,
     )
 
 
-def _of(raw: dict[str, Any], key: str, kind: type) -> Any:
+def _progress_field(raw: dict[str, Any], key: str, kind: type) -> Any:
     """`raw[key]` if it is what the contract says; a launcher of another version must not break the status."""
     value = raw.get(key)
     if kind is float:
@@ -143,13 +143,13 @@ def start_of(status: JobStatus, pods: Iterable[PodView], *, has_begun: bool = Fa
     """
     gang = [pod for pod in pods if pod.attempt == status.attempt and not pod.outlives_attempts]
     whole = len(gang) if has_begun else status.ledger.attempt_workers + 1
-    started = _last([pod.started_at for pod in gang], whole)
+    started = _last_start_time([pod.started_at for pod in gang], whole)
     ended = last_started(gang) if started is not None else None
     return StartStatus(
         attempt=status.attempt,
         queued=_asked_for(status),
-        created=_last([pod.created_at for pod in gang], whole),
-        scheduled=_last([pod.scheduled_at for pod in gang], whole),
+        created=_last_start_time([pod.created_at for pod in gang], whole),
+        scheduled=_last_start_time([pod.scheduled_at for pod in gang], whole),
         pulling=ended.pulling_at if ended else None,
         pulled=ended.pulled_at if ended else None,
         started=started,
@@ -164,7 +164,7 @@ def last_started(pods: Iterable[PodView]) -> PodView | None:
     return max(begun, key=lambda one: one[:2])[2] if begun else None
 
 
-def _last(times: Sequence[datetime | None], whole: int) -> datetime | None:
+def _last_start_time(times: Sequence[datetime | None], whole: int) -> datetime | None:
     """The last of `whole` times; None while one of them is not known."""
     known = [time for time in times if time is not None]
     return max(known) if known and len(known) >= whole else None
@@ -199,13 +199,13 @@ def start_fields(s: Situation) -> dict[str, Any]:
         if not (has_ended or is_start_over(s.status, report)):
             return {}
         found = start_of(s.status, s.pods, has_begun=True)
-        found = found.model_copy(update={"formed": _whole(report.running_since if report else None)})
+        found = found.model_copy(update={"formed": _whole_start_time(report.running_since if report else None)})
     if found.first_step is None and report is not None and report.first_step_time is not None:
-        found = found.model_copy(update={"first_step": _whole(report.first_step_time)})
+        found = found.model_copy(update={"first_step": _whole_start_time(report.first_step_time)})
     return {"start": found} if found != s.status.start else {}
 
 
-def _whole(time: datetime | None) -> datetime | None:
+def _whole_start_time(time: datetime | None) -> datetime | None:
     return None if time is None else time.replace(microsecond=0)
 
 
@@ -234,7 +234,7 @@ def told_of_pods(
     if known is None or known.attempt != status.attempt:
         known = start_of(status, pods)
     gang = [pod for pod in pods if pod.attempt == status.attempt and not pod.outlives_attempts]
-    events = [*_of_start(known), *(event for pod in gang for event in _of_pod(pod, known))]
+    events = [*_parts_of_start_status(known), *(event for pod in gang for event in _start_of_pod(pod, known))]
     events.sort(key=lambda event: event[0])
     now = [
         {"time": time.timestamp(), "kind": kind, "text": text[:LONGEST_TEXT]}
@@ -242,13 +242,13 @@ def told_of_pods(
     ]
     past = [dict(event) for event in before if event not in now][-MOST_EVENTS:]
     told = sorted([*past, *now], key=lambda event: event["time"])
-    return {"events": told, **_images([pod for pod in gang if pod.role == "worker"])}
+    return {"events": told, **_worker_images([pod for pod in gang if pod.role == "worker"])}
 
 
 Event = tuple[datetime, str, str]
 
 
-def _of_start(start: StartStatus) -> Iterator[Event]:
+def _parts_of_start_status(start: StartStatus) -> Iterator[Event]:
     where = f"{start.pod}" + (f" on {start.node}" if start.node else "")
     said = (
         ("Queued", start.queued, "the attempt was asked for"),
@@ -261,7 +261,7 @@ def _of_start(start: StartStatus) -> Iterator[Event]:
     yield from ((time, kind, text) for kind, time, text in said if time is not None)
 
 
-def _of_pod(pod: PodView, start: StartStatus) -> Iterator[Event]:
+def _start_of_pod(pod: PodView, start: StartStatus) -> Iterator[Event]:
     """What became of one pod: of those that came after the start its own, too."""
     where = f"{pod.name}" + (f" on {pod.node}" if pod.node else "")
     if start.started is not None and pod.created_at is not None and pod.created_at > start.started:
@@ -281,7 +281,7 @@ def _of_pod(pod: PodView, start: StartStatus) -> Iterator[Event]:
         yield pod.exit_time, "Exited", f"{where}: exit code {pod.exit_code} {pod.exit_reason}".rstrip()
 
 
-def _images(workers: Sequence[PodView]) -> dict[str, str]:
+def _worker_images(workers: Sequence[PodView]) -> dict[str, str]:
     """The workers' image, and the kubelets' words for what it is; of several, for a tag moved, each with a pod."""
     found: dict[str, PodView] = {}
     for pod in sorted(workers, key=lambda pod: pod.index):

@@ -21,35 +21,36 @@ NAMES_SHOWN = 3
 def running_or_why_not(s: Situation) -> ConditionChange:
     """The Running condition of a job that is neither finished nor suspended."""
     if s.status.ledger.queued_since is not None:
-        return _queued(s)
+        return _queued_reason(s)
     if s.stale_pods:
-        return _not(
+        return _not_running_condition(
             "WaitingForOldPods",
-            f"pods of an earlier attempt are still ending: {_counted([pod.name for pod in s.stale_pods])}",
+            "pods of an earlier attempt are still ending: "
+            f"{_counted_pod_names([pod.name for pod in s.stale_pods])}",
         )
     # An elastic job goes on without a worker: what is missing is said in the Degraded condition.
-    absent = [] if s.job.spec.elastic is not None and s.gang_began else _absent(s)
-    gang = _gang(s)
+    absent = [] if s.job.spec.elastic is not None and s.gang_began else _absent_pods(s)
+    gang = _gang_reason(s)
     if not absent and gang.status == "True":
         return gang
     if s.observed.foreign:
-        return _foreign(s)
+        return _foreign_object_reason(s)
     if absent and s.queue.holds:
-        return _not("WaitingForQueue", queued_because(s))
+        return _not_running_condition("WaitingForQueue", queued_because(s))
     if s.gang.problem:
-        return _not("GangUnavailable", s.gang.problem)
+        return _not_running_condition("GangUnavailable", s.gang.problem)
     if s.gang_refusals:
         return refused_because(s.gang_refusals)
     start = s.status.ledger.restart_not_before
     if start is not None and s.now < start and not s.pods:
-        return _not("BackOff", f"attempt {s.attempt} starts at {format_time(start)}")
-    return _not_placed(s) or _stuck_pod(s) or _pending_pods(s, absent) or gang
+        return _not_running_condition("BackOff", f"attempt {s.attempt} starts at {format_time(start)}")
+    return _not_placed_reason(s) or _stuck_pod(s) or _pending_pods(s, absent) or gang
 
 
-def _queued(s: Situation) -> ConditionChange:
+def _queued_reason(s: Situation) -> ConditionChange:
     """Why a job waits without pods. No numbers: what changes would have to be written again and again."""
     if s.status.ledger.too_large:
-        return _not(
+        return _not_running_condition(
             "TooLarge",
             f"{counted(s.workers_needed, 'worker')} with {devices_text(s.job)} each are more than all nodes of "
             "the cluster have room for; the job waits without pods until there are more nodes, or until it "
@@ -57,13 +58,13 @@ def _queued(s: Situation) -> ConditionChange:
         )
     if s.status.ledger.refused:
         return _not_made(f"{s.status.ledger.refused}; it has given back what it had, and tries again in some time")
-    ahead = [one.job for one in s.observed.contention.ahead_of(_in_line(s))][-NAMES_SHOWN:]
+    ahead = [one.job for one in s.observed.contention.ahead_of(_in_line_reason(s))][-NAMES_SHOWN:]
     what = " and ".join(sorted(s.status.ledger.line_wants.keys() - {ROOM})) or "room on nodes"
     place = f"; directly ahead of it in the line: {', '.join(reversed(ahead))}" if ahead else ", and is next"
-    return _not("Queued", f"it waits without pods for {what}{place}")
+    return _not_running_condition("Queued", f"it waits without pods for {what}{place}")
 
 
-def _in_line(s: Situation) -> PlacementContender:
+def _in_line_reason(s: Situation) -> PlacementContender:
     ledger = s.status.ledger
     return PlacementContender(ledger.line_since or s.job.created, s.job.uid, wants=ledger.line_wants)
 
@@ -76,13 +77,13 @@ def devices_text(job: Job) -> str:
 def queued_because(s: Situation) -> str:
     """What a job in a queue waits for, in Kueue's words where it has any."""
     if s.observed.pods:
-        return f"its pods are still ending: {_counted([pod.name for pod in s.observed.pods])}"
+        return f"its pods are still ending: {_counted_pod_names([pod.name for pod in s.observed.pods])}"
     return s.queue.waits_for().message
 
 
-def _not_placed(s: Situation) -> ConditionChange | None:
+def _not_placed_reason(s: Situation) -> ConditionChange | None:
     waits = (placement.waits_for() for placement in s.placements)
-    return next((_not(wait.reason, wait.message) for wait in waits if wait is not None), None)
+    return next((_not_running_condition(wait.reason, wait.message) for wait in waits if wait is not None), None)
 
 
 def _stuck_pod(s: Situation) -> ConditionChange | None:
@@ -91,10 +92,10 @@ def _stuck_pod(s: Situation) -> ConditionChange | None:
         return None
     first = stuck[0]
     others = f" ({counted(len(stuck) - 1, 'more pod')} waiting)" if len(stuck) > 1 else ""
-    return _not(first.waiting, f"{first.name}: {first.waiting_message or first.waiting}{others}")
+    return _not_running_condition(first.waiting, f"{first.name}: {first.waiting_message or first.waiting}{others}")
 
 
-def _absent(s: Situation) -> list[str]:
+def _absent_pods(s: Situation) -> list[str]:
     """Pods that do not run, or do not exist."""
     return [*s.missing_names, *(pod.name for pod in s.pods if pod.phase in ("Pending", "Unknown"))]
 
@@ -103,10 +104,10 @@ def _pending_pods(s: Situation, absent: Sequence[str]) -> ConditionChange | None
     if not absent:
         return None
     count = f"{len(absent)} of {counted(len(s.wanted_names), 'pod')} not running yet"
-    return _not("WaitingForPods", f"{count}: {_first(absent)}")
+    return _not_running_condition("WaitingForPods", f"{count}: {_first_pod_names(absent)}")
 
 
-def _gang(s: Situation) -> ConditionChange:
+def _gang_reason(s: Situation) -> ConditionChange:
     """All pods run; whether the gang does is for its launcher to say."""
     if s.report is not None and s.report.phase == "Waiting" and not s.has_world:
         # An elastic job's launcher tells of as many as there may ever be.
@@ -114,20 +115,22 @@ def _gang(s: Situation) -> ConditionChange:
         absent = [worker_name(s.job, index) for index, worker in workers.items() if not worker.get("registered")]
         registered = len(workers) - len(absent)
         count = f"{registered} of {counted(s.status.ledger.attempt_workers, 'worker')} registered"
-        return _not("WaitingForAgents", count + (f"; not yet: {_first(absent)}" if absent else ""))
+        return _not_running_condition(
+            "WaitingForAgents", count + (f"; not yet: {_first_pod_names(absent)}" if absent else "")
+        )
     if s.report is not None or s.status.is_true("Running"):
-        return _runs(s)
+        return _running_reason(s)
     if s.observed.launcher_unreadable:
-        return _not("LauncherUnreadable", s.observed.launcher_error)
+        return _not_running_condition("LauncherUnreadable", s.observed.launcher_error)
     cause = f": {s.observed.launcher_error}" if s.observed.launcher_error else ""
-    return _not("WaitingForLauncher", f"all pods run; the launcher does not answer yet{cause}")
+    return _not_running_condition("WaitingForLauncher", f"all pods run; the launcher does not answer yet{cause}")
 
 
-def _runs(s: Situation) -> ConditionChange:
+def _running_reason(s: Situation) -> ConditionChange:
     """The gang runs, perhaps without what a side container did for it."""
     unreadable = s.observed.launcher_error if s.observed.launcher_unreadable else ""
     unknown = f"; its progress is not known: {unreadable}" if unreadable else ""
-    text = f"attempt {s.attempt} runs with {_world(s)}{unknown}"
+    text = f"attempt {s.attempt} runs with {_world_reason(s)}{unknown}"
     failed = [pod for pod in s.pods if pod.side_failure]
     if not failed:
         return ConditionChange("Running", "True", "GangRunning", text)
@@ -136,7 +139,7 @@ def _runs(s: Situation) -> ConditionChange:
     return ConditionChange("Running", "True", "SideContainerFailed", text)
 
 
-def _world(s: Situation) -> str:
+def _world_reason(s: Situation) -> str:
     """How large the world is, and which one it is."""
     said = (s.report.elastic if s.report is not None else None) or {}
     formation, ranks = said.get("formation"), said.get("ranks")
@@ -154,35 +157,41 @@ def refused_because(refusals: Sequence[Refusal]) -> ConditionChange:
 
 def _not_made(words: str) -> ConditionChange:
     known = {"exceeded quota": "QuotaExceeded", "ImagePull": "ImagePullBackOff"}
-    return _not(next((reason for said, reason in known.items() if said in words), "CreationRefused"), words)
+    return _not_running_condition(
+        next((reason for said, reason in known.items() if said in words), "CreationRefused"), words
+    )
 
 
-def _foreign(s: Situation) -> ConditionChange:
+def _foreign_object_reason(s: Situation) -> ConditionChange:
     """Objects of our names that are another's; those of a deleted job of this name go by themselves."""
     foreign = s.observed.foreign
     earlier = f"{KIND} {s.job.name}"
     if any(other.owner != earlier for other in foreign):
-        return _not("NameTaken", _taken([other for other in foreign if other.owner != earlier]))
-    names = _counted([str(other.ref) for other in foreign])
-    return _not("WaitingForOldPods", f"an earlier job of this name was deleted and is still ending: {names}")
+        return _not_running_condition(
+            "NameTaken", _taken_name_reason([other for other in foreign if other.owner != earlier])
+        )
+    names = _counted_pod_names([str(other.ref) for other in foreign])
+    return _not_running_condition(
+        "WaitingForOldPods", f"an earlier job of this name was deleted and is still ending: {names}"
+    )
 
 
-def _taken(foreign: Sequence[Foreign]) -> str:
+def _taken_name_reason(foreign: Sequence[Foreign]) -> str:
     first = foreign[0]
     owner = f"{first.owner}" if first.owner else "somebody else"
     return f"{first.ref} exists and belongs to {owner}; it is left alone: remove it or give the job another name"
 
 
-def _first(names: Sequence[str]) -> str:
+def _first_pod_names(names: Sequence[str]) -> str:
     return ", ".join(names[:NAMES_SHOWN]) + (", …" if len(names) > NAMES_SHOWN else "")
 
 
-def _counted(names: Sequence[str]) -> str:
+def _counted_pod_names(names: Sequence[str]) -> str:
     more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
     return ", ".join(names[:NAMES_SHOWN]) + more
 
 
-def _not(reason: str, message: str) -> ConditionChange:
+def _not_running_condition(reason: str, message: str) -> ConditionChange:
     return ConditionChange("Running", "False", reason, message)
 
 

@@ -19,7 +19,7 @@ from ..spec.data_workers import Autoscale, DataWorkers
 from ..status.decision import Decision, Enqueue, Finish, Halt, Policy
 from ..status.model import ConditionChange, DataScale, DataWorkersStatus, EndedPod, JobStatus
 from ..status.situation import Situation, counted
-from .lasting import refused_of, runs
+from .lasting import lasting_pod_runs, refused_of
 
 # Less than this is said nowhere but in figures: it costs nothing that a person would look for.
 INPUT_BOUND = 0.05
@@ -76,9 +76,9 @@ def next_scale(bounds: Autoscale, scale: DataScale, seen: MeasuredDataWorkers, n
         return scale.model_copy(update={"replicas": within, **_NO_TENDENCY})
     waited = seen.wait_fraction
     if waited is not None and waited > bounds.target_wait_fraction and seen.complete:
-        return _too_slow(bounds, scale, waited, now)
+        return _are_data_workers_too_slow(bounds, scale, waited, now)
     if waited is not None and waited < bounds.target_wait_fraction / 2:
-        return _fast_enough(bounds, scale, now)
+        return _are_data_workers_fast_enough(bounds, scale, now)
     return scale.model_copy(update=_NO_TENDENCY)
 
 
@@ -86,7 +86,7 @@ def wakes_at(bounds: Autoscale, scale: DataScale) -> datetime | None:
     """When the number may change if what is measured stays as it is."""
     if scale.above_since is not None and scale.replicas < bounds.max_replicas:
         return scale.above_since + timedelta(seconds=MORE_AFTER_S)
-    if scale.below_since is not None and _fewest(bounds, scale) < scale.replicas:
+    if scale.below_since is not None and _fewest_data_workers(bounds, scale) < scale.replicas:
         return scale.below_since + timedelta(seconds=FEWER_AFTER_S)
     return None
 
@@ -94,7 +94,7 @@ def wakes_at(bounds: Autoscale, scale: DataScale) -> datetime | None:
 _NO_TENDENCY = {"above_since": None, "below_since": None}
 
 
-def _too_slow(bounds: Autoscale, scale: DataScale, waited: float, now: datetime) -> DataScale:
+def _are_data_workers_too_slow(bounds: Autoscale, scale: DataScale, waited: float, now: datetime) -> DataScale:
     since = scale.above_since or now
     if now - since < timedelta(seconds=MORE_AFTER_S) or scale.replicas >= bounds.max_replicas:
         return scale.model_copy(update={"above_since": since, "below_since": None})
@@ -105,16 +105,16 @@ def _too_slow(bounds: Autoscale, scale: DataScale, waited: float, now: datetime)
     return scale.model_copy(update=changed)
 
 
-def _fast_enough(bounds: Autoscale, scale: DataScale, now: datetime) -> DataScale:
+def _are_data_workers_fast_enough(bounds: Autoscale, scale: DataScale, now: datetime) -> DataScale:
     since = scale.below_since or now
-    fewest = _fewest(bounds, scale)
+    fewest = _fewest_data_workers(bounds, scale)
     if now - since < timedelta(seconds=FEWER_AFTER_S) or scale.replicas <= fewest:
         return scale.model_copy(update={"above_since": None, "below_since": since})
     fewer = max(fewest, scale.replicas - max(1, scale.replicas // 4))
     return scale.model_copy(update={"replicas": fewer, **_NO_TENDENCY})
 
 
-def _fewest(bounds: Autoscale, scale: DataScale) -> int:
+def _fewest_data_workers(bounds: Autoscale, scale: DataScale) -> int:
     return max(bounds.min_replicas, scale.too_few + 1)
 
 
@@ -143,7 +143,9 @@ def ready_data_workers(s: Situation) -> int:
     """Data workers that run and, as far as the launcher tells, have registered."""
     said = s.report.data.get("workers") if s.report is not None and s.report.data is not None else None
     wanted = set(s.lasting_names)
-    running = [pod for pod in s.lasting_pods if pod.role == "data" and pod.name in wanted and runs(pod)]
+    running = [
+        pod for pod in s.lasting_pods if pod.role == "data" and pod.name in wanted and lasting_pod_runs(pod)
+    ]
     if not isinstance(said, list):
         return len(running)
     workers = by_index(said, s.wanted_data_workers)
@@ -162,11 +164,11 @@ def input_stalled(s: Situation) -> ConditionChange:
     if ready:
         text = f"{ready} of {counted(s.wanted_data_workers, 'data worker')} ready"
         return ConditionChange("InputStalled", "False", "DataWorkersReady", text)
-    reason, why = _why_none(s)
+    reason, why = _why_no_data_workers(s)
     return ConditionChange("InputStalled", "True", reason, f"no data worker is ready, ranks wait for input: {why}")
 
 
-def _why_none(s: Situation) -> tuple[str, str]:
+def _why_no_data_workers(s: Situation) -> tuple[str, str]:
     """What keeps data workers away, in one word and in a sentence."""
     names = [name for name in s.lasting_names if name != evaluator_name(s.job)]
     if refused := refused_of(s, names):
@@ -175,7 +177,7 @@ def _why_none(s: Situation) -> tuple[str, str]:
     for pod in pods:
         if pod.waiting:
             return pod.waiting, f"{pod.name}: {pod.waiting_message or pod.waiting}"
-    running = [pod.name for pod in pods if runs(pod)]
+    running = [pod.name for pod in pods if lasting_pod_runs(pod)]
     if running and _were_ready(s):
         return (
             "DataWorkersSilent",
@@ -186,7 +188,7 @@ def _why_none(s: Situation) -> tuple[str, str]:
     ended = [note for note in s.status.ledger.ended_pods if note.pod in names]
     if ended:
         last = max(ended, key=lambda note: note.time)
-        return "DataWorkersLost", f"{last.pod} {last.cause}; {_next_one(s, last)}"
+        return "DataWorkersLost", f"{last.pod} {last.cause}; {_next_data_worker(s, last)}"
     return ("DataWorkersLost", "all are gone") if _were_ready(s) else ("DataWorkersStarting", "none runs yet")
 
 
@@ -196,7 +198,7 @@ def _were_ready(s: Situation) -> bool:
     return before is not None and before.reason in ("DataWorkersReady", "DataWorkersSilent", "DataWorkersLost")
 
 
-def _next_one(s: Situation, ended: EndedPod) -> str:
+def _next_data_worker(s: Situation, ended: EndedPod) -> str:
     due = ended.next_at
     return f"a new one is made at {format_time(due)}" if due and s.now < due else "a new one is on its way"
 

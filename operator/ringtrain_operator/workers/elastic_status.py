@@ -15,7 +15,7 @@ from ..status.model import (
 )
 from ..status.progress import is_whole
 from ..status.situation import Situation, counted
-from .replacing import incarnations_of, is_present, made_after, new_losses
+from .replacing import incarnations_of, is_worker_present, new_losses, worker_made_after
 
 
 def elastic_fields(s: Situation, seen: Situation) -> dict[str, Any]:
@@ -26,15 +26,15 @@ def elastic_fields(s: Situation, seen: Situation) -> dict[str, Any]:
     lost = sum(loss.worker is not None for loss in new_losses(seen.status, s.status))
     before, notes = s.status.elastic or ElasticStatus(), incarnations_of(s.status)
     said = (s.report.elastic if s.report is not None else None) or {}
-    formation = _whole(said, "formation")
+    formation = _whole_report_field(said, "formation")
     new = ElasticStatus(
         formation=max(before.formation, formation),
-        ranks=_whole(said, "ranks") if formation and formation >= before.formation else before.ranks,
+        ranks=_whole_report_field(said, "ranks") if formation and formation >= before.formation else before.ranks,
         workers=sum(pod.phase == "Running" and pod.ready and not pod.finished for pod in s.workers),
         lost_workers=before.lost_workers + lost,
-        lost_steps=max(before.lost_steps, notes.lost_steps + _whole(said, "lostSteps")),
-        recoveries=max(before.recoveries, notes.recoveries + _whole(said, "recoveries")),
-        last_recovery_seconds=_seconds(said.get("lastRecoverySeconds"), before.last_recovery_seconds),
+        lost_steps=max(before.lost_steps, notes.lost_steps + _whole_report_field(said, "lostSteps")),
+        recoveries=max(before.recoveries, notes.recoveries + _whole_report_field(said, "recoveries")),
+        last_recovery_seconds=_elastic_seconds(said.get("lastRecoverySeconds"), before.last_recovery_seconds),
     )
     return {"elastic": new, **_state_lost(s, said.get("stateLost"))}
 
@@ -49,10 +49,10 @@ def _state_lost(s: Situation, said: object) -> dict[str, Failure]:
     tail = said.get("logTail")
     failure = Failure(
         attempt=s.attempt,
-        rank=_whole(said, "rank") if is_whole(said.get("rank")) else None,
+        rank=_whole_report_field(said, "rank") if is_whole(said.get("rank")) else None,
         pod=str(said.get("pod") or "") or None,
         node=str(said.get("node") or "") or None,
-        exit_code=_whole(said, "exitCode") if is_whole(said.get("exitCode")) else None,
+        exit_code=_whole_report_field(said, "exitCode") if is_whole(said.get("exitCode")) else None,
         reason="StateLost",
         message=message,
         log_tail=tuple(map(str, tail)) if isinstance(tail, list) else (),
@@ -61,7 +61,7 @@ def _state_lost(s: Situation, said: object) -> dict[str, Failure]:
     return {"failure": failure}
 
 
-def degraded(s: Situation) -> ConditionChange | None:
+def degraded_elastic_world(s: Situation) -> ConditionChange | None:
     """The Degraded condition of an elastic job that runs; None: nobody knows better than what it says already."""
     since = incarnations_of(s.status).launcher_lost
     if since is not None:
@@ -74,7 +74,7 @@ def degraded(s: Situation) -> ConditionChange | None:
         why = f"the launcher was told that {workers} are wanted, and {s.observed.launcher_refused}"
         return ConditionChange("Degraded", "True", "ScaleRefused", why)
     wanted = s.status.ledger.attempt_workers * s.job.spec.slots
-    ranks = _whole(said, "ranks")
+    ranks = _whole_report_field(said, "ranks")
     if ranks >= wanted and said.get("degraded") is not True:
         verb = "trains" if ranks == 1 else "train"
         return ConditionChange("Degraded", "False", "Complete", f"{counted(ranks, 'rank')} {verb}")
@@ -90,27 +90,27 @@ def _why_fewer(s: Situation) -> tuple[str, str]:
     absent = [
         worker
         for worker in range(s.status.ledger.attempt_workers)
-        if worker not in pods or pods[worker].phase != "Running" or not is_present(s.status, worker)
+        if worker not in pods or pods[worker].phase != "Running" or not is_worker_present(s.status, worker)
     ]
     if not absent:
         return "WorkersJoining", "all workers run, and some have not joined yet"
     first = absent[0]
     others = f"; {counted(len(absent) - 1, 'more worker')} missing" if len(absent) > 1 else ""
     pod = pods.get(first)
-    if pod is not None and pod.waiting and is_present(s.status, first):
+    if pod is not None and pod.waiting and is_worker_present(s.status, first):
         return pod.waiting, f"{pod.name}: {pod.waiting_message or pod.waiting}{others}"
     name, loss = build.worker_name(s.job, first), _last_loss(s, first)
     if loss is None:
         return "WorkersJoining", f"{name} does not run yet{others}"
-    due = made_after(s.status, first)
-    if not is_present(s.status, first) and due is not None and s.now < due:
+    due = worker_made_after(s.status, first)
+    if not is_worker_present(s.status, first) and due is not None and s.now < due:
         return "BackOff", f"{name} {loss}; a new one is made at {format_time(due)}{others}"
     return "WorkerLost", f"{name} {loss}; a new one is on its way{others}"
 
 
 def _without_launcher(s: Situation, since: datetime) -> str:
     """What became of the launcher's pod, what keeps the next one, and until when ranks have patience."""
-    name, due = build.launcher_name(s.job), made_after(s.status, None)
+    name, due = build.launcher_name(s.job), worker_made_after(s.status, None)
     until = since + timedelta(seconds=s.job.spec.networking.start_timeout_seconds)
     next_one = "a new one is on its way"
     if s.launcher is None and due is not None and s.now < due:
@@ -135,12 +135,12 @@ def _last_loss(s: Situation, worker: int | None) -> str | None:
     return f"{node}{found[-1].cause}"
 
 
-def _whole(said: dict[str, Any], field: str) -> int:
+def _whole_report_field(said: dict[str, Any], field: str) -> int:
     value = said.get(field)
     return value if isinstance(value, int) and is_whole(value) else 0
 
 
-def _seconds(value: object, before: float | None) -> float | None:
+def _elastic_seconds(value: object, before: float | None) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not is_finite(value):
         return before
     return round(float(value), 3)

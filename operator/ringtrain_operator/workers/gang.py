@@ -63,10 +63,10 @@ def disruption_cause(s: Situation) -> str | None:
     # A launcher whose ranks have started refuses a pod that is made anew, but for an elastic job's.
     if missing and (s.gang_began if elastic else s.gang_may_have_begun):
         return f"{', '.join(missing[:3])} no longer exists"
-    return None if elastic else _replaced(s)
+    return None if elastic else _replaced_workers(s)
 
 
-def _replaced(s: Situation) -> str | None:
+def _replaced_workers(s: Situation) -> str | None:
     """What became of the pod in which the launcher's first failure was, if another one has its name: its ranks had
     started before all pods were seen to run."""
     failure = failure_in(s.launcher, s.attempt) if s.launcher is not None and s.launcher.finished else {}
@@ -99,7 +99,7 @@ def pod_disruption(pod: PodView) -> str:
     return ""
 
 
-def scale(s: Situation) -> PolicyResult:
+def scale_workers(s: Situation) -> PolicyResult:
     """The present attempt was made for another number of workers than the spec now asks for.
 
     The gang restarts with the new world, which does not count as a failure. In an elastic job workers join and
@@ -126,7 +126,7 @@ def missing_pods(s: Situation, settings: BuildSettings) -> tuple[dict[str, Any],
     return (build.build_launcher_pod(s.job, s.attempt, secret, settings), *workers)
 
 
-def one_of_each(s: Situation, settings: BuildSettings) -> dict[str, dict[str, Any]]:
+def one_pod_of_each(s: Situation, settings: BuildSettings) -> dict[str, dict[str, Any]]:
     """The launcher's pod and a worker's, for an autoscaler to weigh."""
     secret = s.secret.name
     return {
@@ -135,7 +135,7 @@ def one_of_each(s: Situation, settings: BuildSettings) -> dict[str, dict[str, An
     }
 
 
-def counts(s: Situation, ended: bool) -> dict[str, Any]:
+def worker_counts(s: Situation, ended: bool) -> dict[str, Any]:
     """Fields of the status that count pods. What a finished job's deleted pods had become stays counted.
 
     `ended`: whether the job has ended by now; it wants no workers then, and "0/2" would look like trouble.
@@ -164,4 +164,4 @@ def _replica_status(pods: Sequence[PodView], before: ReplicaStatus) -> ReplicaSt
 
 
 DISRUPTION = Policy(disruption)
-SCALE = Policy(scale)
+SCALE = Policy(scale_workers)

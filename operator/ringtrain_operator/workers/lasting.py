@@ -37,13 +37,13 @@ def note_ended(s: Situation, decision: Decision | None) -> JobStatus:
         if pod.name not in s.lasting_names or not (matters and pod.finished and not pod_disruption(pod)):
             continue
         if before is None or before.uid != pod.uid:
-            notes[pod.name] = _ended(s, pod, before)
+            notes[pod.name] = _lasting_pod_ended(s, pod, before)
     return s.status.noted(ended_pods=tuple(notes.values()))
 
 
 def unwanted_lasting(s: Situation) -> tuple[PodView, ...]:
     """Pods beside the gang whose names are needed, or that are too many, or strangers to the gang by now."""
-    return tuple(pod for pod in s.lasting_pods if _is_unwanted(s, pod))
+    return tuple(pod for pod in s.lasting_pods if _is_unwanted_lasting_pod(s, pod))
 
 
 def due_lasting(s: Situation) -> tuple[str, ...]:
@@ -52,7 +52,9 @@ def due_lasting(s: Situation) -> tuple[str, ...]:
     return tuple(
         name
         for name in s.lasting_names
-        if name not in taken and not _is_done(s, name) and ((due := _made_after(s, name)) is None or s.now >= due)
+        if name not in taken
+        and not _is_lasting_pod_done(s, name)
+        and ((due := _lasting_pod_made_after(s, name)) is None or s.now >= due)
     )
 
 
@@ -60,29 +62,29 @@ def lasting_wakes_at(s: Situation) -> tuple[datetime, ...]:
     """When to look at them again if nothing happens."""
     if s.finished or s.is_without_pods:
         return ()
-    pauses = (_made_after(s, name) for name in s.lasting_names if not _is_done(s, name))
+    pauses = (_lasting_pod_made_after(s, name) for name in s.lasting_names if not _is_lasting_pod_done(s, name))
     return tuple(moment for moment in pauses if moment is not None and moment > s.now)
 
 
-def _is_unwanted(s: Situation, pod: PodView) -> bool:
+def _is_unwanted_lasting_pod(s: Situation, pod: PodView) -> bool:
     if pod.name not in s.lasting_names or pod.deletion_time is not None:
         return True
     if pod.role == "data" and pod.secret != s.secret.name:
         return True  # the gang has other certificates than this pod
-    return pod.finished and not _is_done(s, pod.name)
+    return pod.finished and not _is_lasting_pod_done(s, pod.name)
 
 
-def _is_done(s: Situation, name: str) -> bool:
+def _is_lasting_pod_done(s: Situation, name: str) -> bool:
     """Whether the evaluator has ended well: it has evaluated all that it wanted to."""
     return any(note.pod == name and note.done for note in s.status.ledger.ended_pods)
 
 
-def _made_after(s: Situation, name: str) -> datetime | None:
+def _lasting_pod_made_after(s: Situation, name: str) -> datetime | None:
     note = next((note for note in s.status.ledger.ended_pods if note.pod == name), None)
     return note.next_at if note is not None else None
 
 
-def _ended(s: Situation, pod: PodView, before: EndedPod | None) -> EndedPod:
+def _lasting_pod_ended(s: Situation, pod: PodView, before: EndedPod | None) -> EndedPod:
     recent = before is not None and s.now - before.time <= timedelta(seconds=REMEMBERED_S)
     failures = before.failures if before is not None and recent else 0
     done = pod.role == "evaluator" and pod.phase == "Succeeded"
@@ -90,7 +92,7 @@ def _ended(s: Situation, pod: PodView, before: EndedPod | None) -> EndedPod:
         pod=pod.name,
         uid=pod.uid,
         node=pod.node or None,
-        cause=_cause(pod),
+        cause=_lasting_pod_end_cause(pod),
         failures=failures + (0 if done else 1),
         evaluator=pod.role == "evaluator",
         done=done,
@@ -98,7 +100,7 @@ def _ended(s: Situation, pod: PodView, before: EndedPod | None) -> EndedPod:
     )
 
 
-def _cause(pod: PodView) -> str:
+def _lasting_pod_end_cause(pod: PodView) -> str:
     """How it ended, with the last line that it wrote."""
     if pod.exit_code is None:
         return f"ended ({pod.reason or pod.phase})"
@@ -127,7 +129,7 @@ def refused_of(s: Situation, names: Container[str]) -> str:
     return next(said, "")
 
 
-def runs(pod: PodView) -> bool:
+def lasting_pod_runs(pod: PodView) -> bool:
     """Whether the pod serves."""
     return pod.phase == "Running" and pod.ready and not pod.finished and pod.deletion_time is None
 
@@ -153,17 +155,17 @@ def evaluator_status(s: Situation, seen: Situation) -> EvaluatorStatus:
     if note is not None and not note.done:
         last = f"{note.pod} {note.cause}"
     return EvaluatorStatus(
-        state=_state(s, note),
+        state=_lasting_pod_state(s, note),
         failures=before.failures + (1 if new else 0),
         message=refused_of(s, (name,)) or last,
     )
 
 
-def _state(s: Situation, note: EndedPod | None) -> State:
+def _lasting_pod_state(s: Situation, note: EndedPod | None) -> State:
     pod = s.evaluator
     if pod is not None and pod.finished:
         return "Succeeded" if pod.phase == "Succeeded" else "Failed"
-    if pod is not None and runs(pod):
+    if pod is not None and lasting_pod_runs(pod):
         return "Running"
     if note is not None and note.done:
         return "Succeeded"

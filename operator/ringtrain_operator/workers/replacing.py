@@ -61,7 +61,9 @@ class _SeenWorkers:
 
     @classmethod
     def of(cls, s: Situation) -> _SeenWorkers:
-        own = (pod for pod in reversed(s.workers) if pod.incarnation == number_of(s.status, pod.index))
+        own = (
+            pod for pod in reversed(s.workers) if pod.incarnation == worker_incarnation_number(s.status, pod.index)
+        )
         said = by_index(s.report.workers if s.report else (), s.status.ledger.attempt_workers)
         refused = [refusal.ref for refusal in s.observed.refusals]
         return cls(
@@ -86,17 +88,17 @@ def note_workers(s: Situation, decision: Decision | None) -> JobStatus:
     present, joined = [False] * size, [False] * size
     for worker in range(s.status.ledger.attempt_workers):
         pod = seen.pods.get(worker)
-        loss = _loss(s, worker, pod, silent=worker in seen.silent)
-        if loss is not None and is_present(s.status, worker):
+        loss = _worker_loss(s, worker, pod, silent=worker in seen.silent)
+        if loss is not None and is_worker_present(s.status, worker):
             losses.append(loss)
-        present[worker] = loss is None and pod is not None and not _was_lost(s, worker)
-        joined[worker] = present[worker] and (has_joined(s.status, worker) or _registered(pod, seen))
-    noted = _noted(s, present=tuple(present), joined=tuple(joined), losses=tuple(losses[-LOSSES_KEPT:]))
+        present[worker] = loss is None and pod is not None and not _was_worker_lost(s, worker)
+        joined[worker] = present[worker] and (has_joined(s.status, worker) or _registered_worker_pod(pod, seen))
+    noted = _noted_workers(s, present=tuple(present), joined=tuple(joined), losses=tuple(losses[-LOSSES_KEPT:]))
     due = due_workers(replace(s, status=noted))
-    numbers = [number_of(s.status, worker) for worker in range(size)]
+    numbers = [worker_incarnation_number(s.status, worker) for worker in range(size)]
     for worker in due:
         numbers[worker] += 0 if _was_refused(s, worker, seen) else 1
-    return _noted(replace(s, status=noted), numbers=tuple(numbers))
+    return _noted_workers(replace(s, status=noted), numbers=tuple(numbers))
 
 
 def notes_end(s: Situation, decision: Decision | None) -> bool:
@@ -112,13 +114,13 @@ def due_workers(s: Situation) -> tuple[int, ...]:
         return ()
     taken = {pod.name for pod in s.observed.pods}
     absent = (w for w in range(s.status.ledger.attempt_workers) if build.worker_name(s.job, w) not in taken)
-    return tuple(w for w in absent if (due := made_after(s.status, w)) is None or s.now >= due)
+    return tuple(w for w in absent if (due := worker_made_after(s.status, w)) is None or s.now >= due)
 
 
 def unwanted_elastic_pods(s: Situation) -> tuple[PodView, ...]:
     """Pods of the present attempt to delete: lost ones, whose names are needed, and workers that are too many."""
     launchers = tuple(pod for pod in s.pods if _is_unwanted_launcher(s, pod))
-    return (*launchers, *(pod for pod in s.workers if _is_unwanted(s, pod)))
+    return (*launchers, *(pod for pod in s.workers if _is_unwanted_worker(s, pod)))
 
 
 def workers_wake_at(s: Situation) -> tuple[datetime, ...]:
@@ -126,27 +128,29 @@ def workers_wake_at(s: Situation) -> tuple[datetime, ...]:
     if s.finished or s.is_without_pods:
         return ()
     pauses = (
-        made_after(s.status, worker)
+        worker_made_after(s.status, worker)
         for worker in range(s.status.ledger.attempt_workers)
-        if not is_present(s.status, worker)
+        if not is_worker_present(s.status, worker)
     )
-    verdicts = (_counts_at(s, pod) for pod in s.workers if is_present(s.status, pod.index))
+    verdicts = (_counts_at(s, pod) for pod in s.workers if is_worker_present(s.status, pod.index))
     return tuple(moment for moment in (*pauses, *verdicts) if moment is not None and moment > s.now)
 
 
-def _is_unwanted(s: Situation, pod: PodView) -> bool:
-    if pod.index >= s.status.ledger.attempt_workers or pod.incarnation != number_of(s.status, pod.index):
+def _is_unwanted_worker(s: Situation, pod: PodView) -> bool:
+    if pod.index >= s.status.ledger.attempt_workers or pod.incarnation != worker_incarnation_number(
+        s.status, pod.index
+    ):
         return True
-    return not is_present(s.status, pod.index)
+    return not is_worker_present(s.status, pod.index)
 
 
-def _was_lost(s: Situation, worker: int) -> bool:
+def _was_worker_lost(s: Situation, worker: int) -> bool:
     """Whether the worker's last pod is noted as lost: its name is needed, even if it should answer again."""
-    number = number_of(s.status, worker)
+    number = worker_incarnation_number(s.status, worker)
     return any((loss.worker, loss.incarnation) == (worker, number) for loss in incarnations_of(s.status).losses)
 
 
-def _loss(s: Situation, worker: int, pod: PodView | None, *, silent: bool) -> Loss | None:
+def _worker_loss(s: Situation, worker: int, pod: PodView | None, *, silent: bool) -> Loss | None:
     """Why the worker's last pod is, or is to be, no more; None while it lives, and while that is not known."""
     if pod is None:
         return _as_loss(s, worker, None, "no longer exists")
@@ -193,12 +197,12 @@ def may_create(s: Situation) -> bool:
 
 def _was_refused(s: Situation, worker: int, seen: _SeenWorkers) -> bool:
     """Whether the API refused the pod for which the present number was written: that was never made."""
-    if number_of(s.status, worker) == 0 or is_present(s.status, worker):
+    if worker_incarnation_number(s.status, worker) == 0 or is_worker_present(s.status, worker):
         return False
     return seen.refused or build.worker_name(s.job, worker) in seen.refused_pods
 
 
-def _registered(pod: PodView | None, seen: _SeenWorkers) -> bool:
+def _registered_worker_pod(pod: PodView | None, seen: _SeenWorkers) -> bool:
     """Whether the launcher says that this pod's agent is there, and not that of the one before."""
     if pod is None:
         return False
@@ -207,7 +211,7 @@ def _registered(pod: PodView | None, seen: _SeenWorkers) -> bool:
     return said.get("registered") is True and said.get("lost") is not True and is_its
 
 
-def _noted(s: Situation, **changes: Any) -> JobStatus:
+def _noted_workers(s: Situation, **changes: Any) -> JobStatus:
     notes: Incarnations = incarnations_of(s.status).model_copy(update=changes)
     return s.status.noted(incarnations=notes)
 
@@ -222,7 +226,7 @@ def missing_elastic_pods(s: Situation, settings: BuildSettings) -> tuple[dict[st
             s.attempt,
             index,
             secret,
-            build.PodIncarnation(number_of(s.status, index), avoided),
+            build.PodIncarnation(worker_incarnation_number(s.status, index), avoided),
             settings=settings,
         )
         for index in due_workers(s)
@@ -246,7 +250,9 @@ def _as_loss(
     return Loss(
         worker=worker,
         pod=build.launcher_name(s.job) if worker is None else build.worker_name(s.job, worker),
-        incarnation=incarnations_of(s.status).launcher if worker is None else number_of(s.status, worker),
+        incarnation=incarnations_of(s.status).launcher
+        if worker is None
+        else worker_incarnation_number(s.status, worker),
         attempt=s.attempt,
         node=(pod.node or None) if pod is not None else None,
         cause=cause,
@@ -262,7 +268,7 @@ def launcher_away(s: Situation) -> PolicyResult:
     if since is None:
         return NO_DECISION
     name = build.launcher_name(s.job)
-    if not any(_lives(s, pod) for pod in s.workers):
+    if not any(_worker_pod_lives(s, pod) for pod in s.workers):
         message = f"attempt {s.attempt}: {name} was lost, and no worker is left that knows the world"
         return PolicyResult(Restart("Disrupted", message))
     limit_s = s.job.spec.networking.start_timeout_seconds
@@ -306,7 +312,7 @@ def launcher_due(s: Situation, status: JobStatus | None = None) -> bool:
     """Whether the launcher's pod is made now; `status`: instead of that of `s`."""
     if not may_create(s) or build.launcher_name(s.job) in {pod.name for pod in s.observed.pods}:
         return False
-    due = made_after(status or s.status, None)
+    due = worker_made_after(status or s.status, None)
     return due is None or s.now >= due
 
 
@@ -321,7 +327,7 @@ def _is_unwanted_launcher(s: Situation, pod: PodView) -> bool:
 
 def launcher_wakes_at(s: Situation) -> tuple[datetime, ...]:
     """When to look at the launcher again if nothing happens."""
-    due = made_after(s.status, None)
+    due = worker_made_after(s.status, None)
     away = s.launcher is None and not s.finished and not s.is_without_pods
     return (due,) if away and due is not None and due > s.now else ()
 
@@ -337,7 +343,7 @@ def _away_since(s: Situation) -> datetime | None:
     return None if knows else since
 
 
-def _lives(s: Situation, pod: PodView) -> bool:
+def _worker_pod_lives(s: Situation, pod: PodView) -> bool:
     """Whether a worker runs that has been in the attempt's world, or may have been."""
     return has_joined(s.status, pod.index) and not pod.finished and pod.deletion_time is None
 
@@ -361,7 +367,7 @@ def _launcher_was_refused(s: Situation, notes: Incarnations) -> bool:
     return any(refusal.ref == pod or refusal.ref.kind != "Pod" for refusal in s.observed.refusals)
 
 
-def comes_back_by(s: Situation, launcher: PodView) -> datetime | None:
+def launcher_back_by(s: Situation, launcher: PodView) -> datetime | None:
     """Until when an elastic job's launcher that was killed may be started again in its pod; None: it is not.
 
     It learns the world from the agents then. A pod whose other containers run keeps its phase also where the
@@ -385,7 +391,7 @@ def launcher_loss(s: Situation) -> str:
     if pod is None:
         return "no longer exists" if notes.launcher_present else ""
     outcome = termination_of(pod, s.attempt).get("outcome")
-    if outcome in ("Succeeded", "Failed") or comes_back_by(s, pod) is not None:
+    if outcome in ("Succeeded", "Failed") or launcher_back_by(s, pod) is not None:
         return ""
     taken = pod_disruption(pod)
     if taken or not pod.finished:
@@ -401,13 +407,13 @@ def incarnations_of(status: JobStatus) -> Incarnations:
     return status.ledger.incarnations or Incarnations()
 
 
-def number_of(status: JobStatus, worker: int) -> int:
+def worker_incarnation_number(status: JobStatus, worker: int) -> int:
     """Number of the worker's last pod; 0: none was ever made."""
     numbers = incarnations_of(status).numbers
     return numbers[worker] if worker < len(numbers) else 0
 
 
-def is_present(status: JobStatus, worker: int) -> bool:
+def is_worker_present(status: JobStatus, worker: int) -> bool:
     """Whether that pod was seen alive, and not noted as lost since."""
     present = incarnations_of(status).present
     return worker < len(present) and present[worker]
@@ -416,10 +422,10 @@ def is_present(status: JobStatus, worker: int) -> bool:
 def has_joined(status: JobStatus, worker: int) -> bool:
     """Whether that pod's agent has registered with the launcher."""
     joined = incarnations_of(status).joined
-    return is_present(status, worker) and worker < len(joined) and joined[worker]
+    return is_worker_present(status, worker) and worker < len(joined) and joined[worker]
 
 
-def made_after(status: JobStatus, worker: int | None) -> datetime | None:
+def worker_made_after(status: JobStatus, worker: int | None) -> datetime | None:
     """When the next pod of `worker` may be made: after its second loss in an hour, later and later; None: at once.
 
     `worker` None: the launcher.

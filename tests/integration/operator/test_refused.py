@@ -32,7 +32,7 @@ from ringtrain_operator.contract import KIND
 from ringtrain_operator.local.documents import read_documents
 from ringtrain_operator.spec.parse import parse_job
 from ringtrain_operator.spec.reserved import VOLUME_AGENT
-from ringtrain_operator.spec.training_template import is_template, named_template, read_template, resolved
+from ringtrain_operator.spec.training_template import is_template, named_template, read_template, resolved_job_spec
 
 pytestmark = pytest.mark.apiserver
 QUOTAS = ApiResource("v1", "ResourceQuota", "resourcequotas")
@@ -261,7 +261,7 @@ async def test_the_strictest_namespace_takes_every_sample(control_plane: Control
             await c.api.create(SERVICE_ACCOUNTS, namespace, {"metadata": {"name": manifest["metadata"]["name"]}})
             made = await c.api.create(JOBS, namespace, manifest)
             named = named_template(made)
-            parsed = parse_job(resolved(made, templates[named[1]] if named else None))
+            parsed = parse_job(resolved_job_spec(made, templates[named[1]] if named else None))
             for pod in (obj for obj in rendered(parsed) if obj["kind"] == "Pod"):
                 await c.api.create(PODS, namespace, never_as_root(pod))
     assert len(jobs) > 15

@@ -12,7 +12,7 @@ from support.jobs import job
 from support.rendering import CHART, HELM, HelmFailed, render
 
 from ringtrain_operator.spec.parse import parse_job
-from ringtrain_operator.spec.training_template import read_template, resolved
+from ringtrain_operator.spec.training_template import read_template, resolved_job_spec
 
 ROOT = CHART.parents[1]
 Json = dict[str, Any]
@@ -301,7 +301,9 @@ def test_the_charts_templates_need_only_a_command() -> None:
     by_template = {sample["spec"]["templateRef"]["name"]: sample for sample in samples}
     assert len(samples) == len(made)
     for obj in made:
-        whole = parse_job(resolved({**job(), "spec": by_template[name_of(obj)]["spec"]}, read_template(obj)))
+        whole = parse_job(
+            resolved_job_spec({**job(), "spec": by_template[name_of(obj)]["spec"]}, read_template(obj))
+        )
         script = whole.spec.worker.template["spec"]["containers"][0]["command"][1]
         assert (ROOT / script).is_file()
         image = str(whole.spec.worker.template["spec"]["containers"][0]["image"])

@@ -13,7 +13,7 @@ from support.planworld import World
 
 from ringtrain_operator import contract
 from ringtrain_operator.placement.gangs import GangsView
-from ringtrain_operator.workers.replacing import incarnations_of, number_of
+from ringtrain_operator.workers.replacing import incarnations_of, worker_incarnation_number
 
 pytestmark = pytest.mark.slow
 
@@ -271,5 +271,5 @@ def test_an_elastic_job_left_to_itself_is_complete(history: list[tuple[str, int]
     wanted = range(w.status.ledger.attempt_workers)
     assert numbers == {
         w.name("launcher"): incarnations_of(w.status).launcher,
-        **{w.name(f"worker-{i}"): number_of(w.status, i) for i in wanted},
+        **{w.name(f"worker-{i}"): worker_incarnation_number(w.status, i) for i in wanted},
     }

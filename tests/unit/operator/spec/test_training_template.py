@@ -13,7 +13,7 @@ from ringtrain_operator.spec.training_template import (
     merged_spec,
     named_template,
     read_template,
-    resolved,
+    resolved_job_spec,
 )
 
 Json = dict[str, Any]
@@ -126,11 +126,11 @@ def template(job: Any, **more: Any) -> Json:
 def test_a_job_and_its_template_are_one() -> None:
     """What is missing in both, or does not fit together, is told as of any job."""
     known = read_template(template({**train(image="i", command=["python"]), "elastic": {"maxReplicas": 2}}))
-    assert parse_job(resolved(job(worker={"replicas": 2}), known)).spec.worker.replicas == 2
+    assert parse_job(resolved_job_spec(job(worker={"replicas": 2}), known)).spec.worker.replicas == 2
     with pytest.raises(Invalid, match=r"spec.worker.replicas: .* greater than elastic.maxReplicas"):
-        parse_job(resolved(job(worker={"replicas": 3}), known))
+        parse_job(resolved_job_spec(job(worker={"replicas": 3}), known))
     with pytest.raises(Invalid, match=r"containers\[0\].image: is missing"):
-        parse_job(resolved(job(worker={"replicas": 3}), read_template(template(train(command=["a"])))))
+        parse_job(resolved_job_spec(job(worker={"replicas": 3}), read_template(template(train(command=["a"])))))
     with pytest.raises(Invalid, match=r"spec.templateRef: ClusterTrainingTemplate t is not known here"):
         parse_job(job(**train(image="i", command=["python"])))
 
@@ -140,12 +140,12 @@ def test_the_template_that_a_job_keeps() -> None:
     known = read_template(template({"backend": "mpi"}, description="for all"))
     assert known.hash == read_template(template({"backend": "mpi"})).hash != Template("", "", {}).hash
     status = {"template": {"kind": known.kind, "name": known.name, "hash": known.hash, "spec": known.spec}}
-    assert resolved({**job(), "status": status})["spec"] == {"backend": "mpi"}
+    assert resolved_job_spec({**job(), "status": status})["spec"] == {"backend": "mpi"}
     whole = {"template": {**status["template"], "spec": train(image="i", command=["python"])}}
     assert parse_job({**job(), "status": whole}).spec.worker.template["spec"]["containers"][0]["image"] == "i"
     other = {**job(templateRef={"name": "other"}), "status": status}
     assert kept_template(other) is None
-    assert resolved(other) == other
+    assert resolved_job_spec(other) == other
 
 
 @pytest.mark.parametrize(
