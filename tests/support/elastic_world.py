@@ -87,6 +87,7 @@ class World:
         self.launcher_since = 0
         self.registered: dict[int, str] = {}
         self._ghosts: dict[str, Agent] = {}
+        self.ended: set[str] = set()  # instances of agents whose pods the operator knows to have ended
         self._last_order: Prepare | Formed | None = None
         self._forgot = False
 
@@ -171,8 +172,9 @@ class World:
                 known.told.get(slot, RankState(slot, RankPhase.WAITING)),
                 known.told_order,
                 silent=quiet >= 2,
-                lost=quiet >= LOST_AFTER,
+                lost=quiet >= LOST_AFTER or instance in self.ended,
                 leaving=known.leaving,
+                pod_ended=instance in self.ended,
             )
         return WorldView(slots, self.asked)
 
@@ -209,11 +211,11 @@ class World:
             if not rank.formation and not rank.parked and not self.rules.restarts:
                 rank.parked = True  # has started
             elif rank.formation and not rank.parked and not self.rules.restarts:
-                self._train(rank, isinstance(order, Prepare) and order.formation > rank.formation)
+                self._train(rank, isinstance(order, Prepare) and order.formation > rank.formation, urgent)
             elif rank.parked and order and slot not in order.slots and _may_go(order, rank):
                 rank.end(RankPhase.STOPPED, 0)
 
-    def _train(self, rank: Rank, told: bool) -> None:
+    def _train(self, rank: Rank, told: bool, urgent: bool) -> None:
         """In its formation: meet the others, or leave when told or when one of them is not there."""
         mates = [mate for agent in self.agents.values() for mate in agent.ranks.values()]
         here = sum(mate.formation == rank.formation and mate.phase is RankPhase.RUNNING for mate in mates)
@@ -222,7 +224,7 @@ class World:
         size = next((len(formed.members) for formed in self.formed if formed.formation == rank.formation), 0)
         complete = here + ended == size
         if told or left or (not complete and (rank.joined or self.now > rank.due + 10)):
-            rank.unshared = not (told and complete)
+            rank.unshared = urgent or not (told and complete)
             rank.parked, rank.asked_at, rank.due = True, None, self.now + self.random.randint(0, 2)
         elif complete:
             rank.joined = True

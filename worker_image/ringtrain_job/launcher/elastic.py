@@ -145,7 +145,12 @@ class LauncherElasticWorld:
         if decided.order is not None:
             self._seen = -1  # what follows may be due at once
             self._say(before, decided.state, view, gang)
+        if decided.order is not None or decided.state.held != before.held:
             self._journal.write(decided.state, self._asked)
+        if decided.state.stateless_at is not None and before.stateless_at is None:
+            limit = self._settings.rules.replace_timeout_s
+            lacking = "no rank with the state of formation %d is heard of; waiting for one, at most %g s"
+            log.warning(lacking, before.formed, limit)
         with self._lock:
             self._state = decided.state
         if isinstance(decided.order, Prepare):
@@ -385,5 +390,5 @@ class FormationJournal:
             log.error("%s cannot be read, the world is made anew: %s", self._path, exc)
             return None
         # Times were those of a clock that has ended with its process.
-        state = replace(state, newcomer_at=None, parked_at=None, bereft_at=None, lost_at=None)
-        return replace(state, given=False, began=0.0, away_at=0.0), asked
+        state = replace(state, newcomer_at=None, parked_at=None, bereft_at=None, stateless_at=None)
+        return replace(state, given=False, began=0.0, away_at=0.0, lost_at=None), asked

@@ -5,10 +5,11 @@ Formations only grow. A formation is made only when no process can still be in a
 has an end.
 """
 
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from ringtrain_job.control.model import ENDED, Prepare, RankPhase
+from ringtrain_job.control.model import Prepare, RankPhase
 from ringtrain_job.launcher.elastic_end import (
     AttemptEnd,
     OwnFailures,
@@ -24,6 +25,8 @@ from ringtrain_job.launcher.members import (
     WorldView,
     choose_members,
     fenced_members,
+    is_newest,
+    may_return,
     member_candidates,
     member_keepers,
     member_standing,
@@ -70,9 +73,11 @@ class FormationState:
     that the last order named. `given`: this launcher process has given an order. Times are on its clock;
     `lost_at`: when the loss was seen that the formation makes good. `progress`: the highest step that was seen;
     `step`: the one that was seen last, which is lower after a training began anew; `advances`: how often it grew.
-    `committed`: the highest step that was committed, `training`: of the training that goes on now. `fruitless`:
+    `committed`: the highest step that was committed, `training`: of the training that goes on now; `held`: the
+    last formation in which a step was, or which ranks left by plan: all its members had the state. `fruitless`:
     formations, since the last step, in which a process ended by an error of its own. `bereft_at`: since when all
-    members are known to have finished or are lost; `away_at`: when an agent with a process was seen as lost last.
+    members are known to have finished or are lost; `stateless_at`: since when a formation could be made, but only
+    of others than those that have the state; `away_at`: when an agent with a process was seen as lost last.
     """
 
     phase: FormationPhase = FormationPhase.ASSEMBLING
@@ -89,6 +94,7 @@ class FormationState:
     newcomer_at: float | None = None
     parked_at: float | None = None
     bereft_at: float | None = None
+    stateless_at: float | None = None
     away_at: float = 0.0
     failures: tuple[OwnFailures, ...] = ()
     progress: int = 0
@@ -96,6 +102,7 @@ class FormationState:
     advances: int = 0
     committed: int = 0
     training: int = 0
+    held: int = 0
     fruitless: tuple[int, ...] = ()
     lost_steps: int = 0
     recoveries: int = 0
@@ -128,7 +135,7 @@ def advance_formation(
     """The state after `view` was seen at `now`, and what is due."""
     state = _note_formation_view(state, rules, view, now)
     end = find_elastic_attempt_end(standing_in_formation(state, view), state, view, restarts=rules.restarts)
-    if end is not None and end.ruin is Ruin.NO_SURVIVOR and _is_silent(state, view):
+    if end is not None and end.ruin is Ruin.NO_SURVIVOR and _others_may_return((), state, view):
         # This launcher may have been cut off from all: they come back one after the other.
         since = now if state.bereft_at is None else state.bereft_at
         if now - since < rules.timeout_s:
@@ -155,22 +162,38 @@ def joined_formation(state: FormationState, rules: FormationRules, view: WorldVi
     """Whether all members have met in the formation that runs."""
     if state.phase is not FormationPhase.RUNNING:
         return False
-    return all(_note_process_met(process, state, rules, view.slots[process.slot]) for process in state.members)
+    return all(_has_met(process, state, rules, view.slots[process.slot]) for process in state.members)
 
 
-def _is_silent(state: FormationState, view: WorldView) -> bool:
-    """Whether a member is lost of which nobody knows that it has ended."""
-    return any(
-        _is_newest(process, view)
-        and view.slots[process.slot].lost
-        and view.slots[process.slot].state.phase not in ENDED
-        for process in state.members
-    )
+def _others_may_return(slots: Collection[int], state: FormationState, view: WorldView) -> bool:
+    """Whether there is a member outside `slots` of which nobody knows that it has ended."""
+    return any(process.slot not in slots and may_return(process, view) for process in state.members)
 
 
-def _note_process_met(
-    process: MemberProcess, state: FormationState, rules: FormationRules, slot: SlotView
-) -> bool:
+def _holders(state: FormationState) -> list[MemberProcess]:
+    """The members of the last formation that are known to have had the state: they were in one whose members all
+    had it. Who has joined since may have got it or not."""
+    return [process for process in state.members if process.joined <= state.held]
+
+
+def _have_state(slots: Collection[int], state: FormationState, view: WorldView) -> bool:
+    """Whether the process in one of `slots` is known to have the state."""
+    return any(process.slot in slots and is_newest(process, view) for process in _holders(state))
+
+
+def _has_shared(process: MemberProcess, formation: int, view: WorldView) -> bool:
+    """Whether `process` has left `formation` with all others at a commit, not because of a loss."""
+    rank = view.slots[process.slot].state
+    return is_newest(process, view) and rank.formation == formation and rank.parked and not rank.unshared
+
+
+def _committed(members: Iterable[MemberProcess], view: WorldView) -> int:
+    """The highest step that one of `members` has committed."""
+    done = (view.slots[process.slot].state.committed for process in members if is_newest(process, view))
+    return max(done, default=0)
+
+
+def _has_met(process: MemberProcess, state: FormationState, rules: FormationRules, slot: SlotView) -> bool:
     if slot.state.life != process.life:
         return False
     met = slot.runs if rules.restarts else slot.state.joined and slot.state.formation == state.number
@@ -197,17 +220,13 @@ def _note_formation_view(
     if failures != state.failures and state.formed and state.formed not in fruitless:
         fruitless = (*fruitless, state.formed)
     state = replace(state, progress=highest, step=step, advances=advances, failures=failures, fruitless=fruitless)
-    done = [view.slots[process.slot].state for process in state.members if _is_newest(process, view)]
-    training = max([state.training, *(rank.committed for rank in done)])
-    state = replace(state, training=training, committed=max(state.committed, training))
+    if (committed := _committed(_holders(state) or state.members, view)) > state.training:
+        state = replace(state, training=committed, held=state.formed, committed=max(state.committed, committed))
+    elif any(_has_shared(process, state.formed, view) for process in state.members):
+        state = replace(state, held=state.formed)
     if state.lost_at is not None and joined_formation(state, rules, view):
         state = replace(state, lost_at=None, last_recovery_s=now - state.lost_at, recoveries=state.recoveries + 1)
     return state
-
-
-def _is_newest(process: MemberProcess, view: WorldView) -> bool:
-    slot = view.slots[process.slot]
-    return (slot.instance, slot.state.life) == (process.instance, process.life)
 
 
 def _alive_members(state: FormationState, view: WorldView) -> dict[int, MemberProcess]:
@@ -281,6 +300,7 @@ def _prepare_formation(
         began=now,
         newcomer_at=None,
         parked_at=None,
+        stateless_at=None,
     )
     return _tell_formation(state, rules, view)
 
@@ -347,13 +367,18 @@ def _still_in_formation(
 
 def _form_world(state: FormationState, rules: FormationRules, view: WorldView, now: float) -> FormationDecision:
     """Make the formation if those that it waits for are there, or have had their time."""
-    before = state
     named, staying = _named_formation(state, rules, view), _staying_members(state, rules, view)
     ready = member_candidates(named, view, state.prepared, stopped=rules.restarts, staying=staying)
     finished = Standing.FINISHED in standing_in_formation(state, view).values() and not rules.restarts
     waited = now - state.began
     if len(ready) < (1 if finished else rules.min_ranks):
-        return _too_few_members(state, rules, waited)
+        return _too_few_members(replace(state, stateless_at=None), rules, waited)
+    is_stateless = not rules.restarts and _lacks_state({slot.slot for slot in ready}, state, view)
+    # Not since the loss: a launcher that was cut off from all hears of one after the other.
+    since = (now if state.stateless_at is None else state.stateless_at) if is_stateless else None
+    state = replace(state, stateless_at=since)
+    if since is not None and now - since < rules.replace_timeout_s:
+        return FormationDecision(state)
     missing = _awaited_slots(state, rules, view, named) - {slot.slot for slot in ready}
     # Who is about to be ended may hold what no one else does: it hands that over in the next formation.
     leaving = any(slot.leaving for slot in ready)
@@ -362,9 +387,10 @@ def _form_world(state: FormationState, rules: FormationRules, view: WorldView, n
     most = rules.max_ranks + len(staying - wanted_slots(view, again=rules.restarts))
     members = choose_members(ready, state.members, state.number, most, stopped=rules.restarts)
     lost = max((slot.state.lost_steps for slot in ready if slot.state.formation), default=0)
-    if state.formed and not set(members) & set(state.members):  # nobody has what was committed
-        state = replace(state, training=0)
-        lost = before.training
+    if not _have_state({process.slot for process in members}, state, view):
+        goes_on_from = _committed(members, view)
+        lost = max(lost, state.training - goes_on_from)
+        state = replace(state, training=goes_on_from)
     state = replace(
         state,
         phase=FormationPhase.RUNNING,
@@ -373,8 +399,15 @@ def _form_world(state: FormationState, rules: FormationRules, view: WorldView, n
         lost_steps=state.lost_steps + (0 if rules.restarts else lost),
         began=now,
         newcomer_at=None,
+        stateless_at=None,
     )
     return _form_again(state, wanted_slots(view, again=True) | staying)
+
+
+def _lacks_state(ready: Collection[int], state: FormationState, view: WorldView) -> bool:
+    """Whether none of `ready` is known to have the state, and somebody may come back who has it."""
+    is_lacking = state.training > 0 and not _have_state(ready, state, view)
+    return is_lacking and _others_may_return(ready, state, view)
 
 
 def _awaited_slots(

@@ -323,13 +323,14 @@ class LauncherGang:
         if agent is None:
             lost = now - self._expected_since >= self._config.lost_after_s
             return {slot: SlotView(slot, worker, lost=lost) for slot in slots}
-        lost = self._is_quiet(agent, now) or self._is_gone(agent.registration)
-        seen_by = (lost or not agent.streams, lost, bool(agent.leaving), agent.order)
+        ended = self._is_gone(agent.registration)
+        lost = ended or self._is_quiet(agent, now)
+        seen_by = (lost or not agent.streams, lost, ended, bool(agent.leaving), agent.order)
         if agent.slots_seen is None or agent.slots_seen[0] != seen_by or self._config.mpi is not None:
-            agent.slots_seen = seen_by, {slot: self._slot_view(slot, agent, lost) for slot in slots}
+            agent.slots_seen = seen_by, {slot: self._slot_view(slot, agent, lost, ended) for slot in slots}
         return agent.slots_seen[1]
 
-    def _slot_view(self, slot: int, agent: RegisteredAgent, lost: bool) -> SlotView:
+    def _slot_view(self, slot: int, agent: RegisteredAgent, lost: bool, ended: bool) -> SlotView:
         return SlotView(
             slot=slot,
             worker=agent.registration.worker_index,
@@ -339,6 +340,7 @@ class LauncherGang:
             silent=lost or not agent.streams,
             lost=lost,
             leaving=bool(agent.leaving),
+            pod_ended=ended,
         )
 
     def _state_of(self, slot: int, agent: RegisteredAgent) -> RankState:

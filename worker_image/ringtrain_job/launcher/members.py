@@ -31,7 +31,8 @@ class SlotView:
 
     `instance`: the agent that has the slot, empty before one registered. `order`: number of the newest order that
     the agent had when it sent `state`. `silent`: the agent is not heard of now; `lost`: it has not been for so
-    long that it counts as gone. `leaving`: its pod was asked to stop.
+    long that it counts as gone. `leaving`: its pod was asked to stop. `pod_ended`: it is lost, and the operator
+    knows that nothing runs in its pod any more.
     """
 
     slot: int
@@ -42,6 +43,7 @@ class SlotView:
     silent: bool = True
     lost: bool = False
     leaving: bool = False
+    pod_ended: bool = False
 
     @property
     def runs(self) -> bool:
@@ -96,6 +98,20 @@ def member_standing(process: MemberProcess, formation: int, view: WorldView) -> 
     if not state.parked:
         return Standing.IN
     return Standing.LEFT if state.formation >= formation else Standing.STARTING
+
+
+def is_newest(process: MemberProcess, view: WorldView) -> bool:
+    """Whether `process` is the newest one of its slot that is known."""
+    slot = view.slots[process.slot]
+    return (slot.instance, slot.state.life) == (process.instance, process.life)
+
+
+def may_return(process: MemberProcess, view: WorldView) -> bool:
+    """Whether `process` may be heard of again: nobody knows that it has ended."""
+    slot = view.slots[process.slot]
+    if not slot.instance:  # its agent has not come to this launcher process
+        return True
+    return is_newest(process, view) and slot.state.phase not in ENDED and not slot.pod_ended
 
 
 def wanted_slots(view: WorldView, *, again: bool) -> frozenset[int]:

@@ -364,3 +364,39 @@ def test_only_a_recovery_is_timed(tmp_path: Path, caplog: Any) -> None:
     job.order()
     assert caplog.text.endswith("formation 3 runs, ranks: 6\n")
     job.close()
+
+
+def test_who_has_the_state_is_written_down(tmp_path: Path, caplog: Any) -> None:
+    """Another launcher process, to which none of them has come, waits for them before others make a world."""
+    settings = {"RINGTRAIN_ELASTIC": "Shrink", "RINGTRAIN_ELASTIC_START_RANKS": "4"}
+    job = Job(tmp_path, **settings)
+    form = job.form(0, 1)
+    job.order()
+    for index in (0, 1):
+        job.say(index, form.number, formation=1, joined=True, committed=7)
+    job.clock.now += 1  # no agent has said anything for which a launcher looks at once
+    job.order()
+    job.close()
+    again = Job(tmp_path, **settings)
+    again.world.ask(3)
+    for _ in range(2):
+        again.say(2, 0, parked=True)
+        again.clock.now += 0.6 * again.config.lost_after_s
+    prepare = again.order()
+    assert isinstance(prepare, Prepare)
+    again.say(2, prepare.number, parked=True)
+    assert isinstance(again.order(), Prepare)
+    assert "no rank with the state of formation 1 is heard of" in caplog.text
+    again.clock.now += again.config.elastic.rules.replace_timeout_s
+    again.say(2, prepare.number, parked=True)
+    assert isinstance(again.order(), Form)
+    again.close()
+
+
+def test_what_the_operator_knows_of_a_silent_pod(job: Job) -> None:
+    """It has ended, and is not only out of reach."""
+    job.gang.register(replace(worker(0), incarnation=1))
+    job.clock.now += 2 * job.config.lost_after_s
+    assert [(slot.lost, slot.pod_ended) for slot in job.gang.slots().values()][:2] == [(True, False)] * 2
+    job.gang.note_gone({0: 1})
+    assert [(slot.lost, slot.pod_ended) for slot in job.gang.slots().values()][:2] == [(True, True)] * 2

@@ -1,5 +1,6 @@
 """When the world of an elastic job changes, one case at a time."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -452,3 +453,207 @@ def test_a_formation_is_told_again_when_other_slots_are_asked_for() -> None:
     last = world.given[-1]
     assert isinstance(last, Formed)
     assert (last.formation, last.slots) == (1, frozenset(range(4)))
+
+
+def _cut(world: World, *workers: int) -> None:
+    """These are not heard of, and count as lost."""
+    for worker in workers:
+        world.agents[worker].cut = True
+    world.until(lambda: all(world.view().slots[worker * world.slots].lost for worker in workers))
+
+
+def _cut_off_and_back(rules: FormationRules) -> World:
+    """Worker 2 was cut off, and 0 and 1 trained on; then these were cut off, and 2 is back."""
+    world = running(rules)
+    world.until(lambda: _all_committed(world, 1))
+    _cut(world, 2)
+    world.until(lambda: world.state.number == 2 and world.state.phase is FormationPhase.RUNNING)
+    assert slots_of(world) == [0, 1, 2, 3]
+    world.until(lambda: _all_committed(world, 2))
+    _cut(world, 0, 1)
+    for _ in range(2 * int(RULES.replace_timeout_s)):  # the launcher may be what is cut off
+        world.step()
+    world.agents[2].cut = False
+    return world
+
+
+BOTH = pytest.mark.parametrize("way", [RULES, SHRINKS], ids=["replace", "shrink"])
+
+
+@BOTH
+def test_members_of_the_last_world_are_waited_for(way: FormationRules) -> None:
+    """Who was not in it has not what it committed: nothing is lost if one that has it comes back in time."""
+    world = _cut_off_and_back(way)
+    for _ in range(int(RULES.replace_timeout_s) - 5):
+        world.step()
+    assert [formed.formation for formed in world.formed] == [1, 2]
+    assert world.state.stateless_at is not None
+    world.agents[1].cut = False
+    world.until(lambda: len(world.formed) == 3)
+    assert slots_of(world)[:2] == [2, 3]
+    assert world.state.lost_steps == 0
+
+
+@BOTH
+def test_members_of_the_last_world_are_not_waited_for_for_ever(way: FormationRules) -> None:
+    """After `replace_timeout_s` the others begin at their checkpoint, and wait for nobody of before any more."""
+    world = _cut_off_and_back(way)
+    began = world.now
+    world.until(lambda: len(world.formed) == 3)
+    assert world.now - began >= RULES.replace_timeout_s
+    assert slots_of(world) == [4, 5]
+    assert world.state.lost_steps == 1
+    world.until(lambda: bool((rank := world.rank(5)) and rank.joined))
+    world.kill(5)
+    began = world.now
+    world.until(lambda: len(world.formed) == 4)
+    assert 4 in slots_of(world)
+    assert way.shrinks <= (world.now - began < RULES.replace_timeout_s)
+
+
+def _new_pods(world: World) -> None:
+    before = {agent.instance for agent in world.agents.values()}
+    for worker in range(3):
+        world.lose(worker)
+        world.start(worker)
+    world.until(lambda: before.isdisjoint(world.registered.values()))
+    for worker in (1, 2):  # before their processes wait for a world
+        world.agents[worker].cut = True
+
+
+def _killed(world: World) -> None:
+    for slot in range(6):
+        world.kill(slot)
+    world.step()
+    _another_pod(world, 0, 1, 2)
+
+
+def _said_by_operator(world: World) -> None:
+    world.ended |= {agent.instance for agent in world.agents.values()}
+    _another_pod(world, 0, 1, 2)
+
+
+def _another_pod(world: World, *cut: int) -> None:
+    """A fourth one, and these are cut off."""
+    world.asked = frozenset(range(8))
+    _cut(world, *cut)
+    world.start(3)
+
+
+@pytest.mark.parametrize("end", [_new_pods, _killed, _said_by_operator], ids=["new-pods", "killed", "operator"])
+def test_members_that_are_known_to_have_ended_are_not_waited_for(end: Callable[[World], None]) -> None:
+    """Nobody can come back who has the state."""
+    world = running(SHRINKS)
+    world.until(lambda: _all_committed(world, 7))
+    end(world)
+    began = world.now
+    world.until(lambda: len(world.formed) == 2)
+    assert world.now - began < RULES.replace_timeout_s
+    assert world.state.lost_steps == 7
+
+
+def test_members_of_a_world_that_has_committed_nothing_are_not_waited_for() -> None:
+    """Nobody has anything yet, so newcomers begin as they would have."""
+    world = running(SHRINKS)
+    _another_pod(world, 0, 1, 2)
+    began = world.now
+    world.until(lambda: len(world.formed) == 2)
+    assert slots_of(world) == [6, 7]
+    assert world.now - began < RULES.replace_timeout_s
+
+
+def test_programs_that_are_started_anew_wait_for_nobody() -> None:
+    """With Restart no process has a state that outlives its world: pods are waited for, as ever."""
+    world = running(replace(RESTARTS, shrinks=True))
+    world.until(lambda: _all_committed(world, 7))
+    _another_pod(world, 0, 1, 2)
+    began = world.now
+    world.until(lambda: len(world.formed) == 2)
+    assert slots_of(world) == [6, 7]
+    assert world.now - began < RULES.replace_timeout_s
+
+
+def _joined_by_one(rules: FormationRules) -> World:
+    """Worker 0 has trained alone; 1 has joined it, and nothing was committed since."""
+    world = running(rules, workers=1)
+    world.until(lambda: _all_committed(world, 9))
+    world.start(1)
+    world.asked = frozenset(range(4))
+    world.until(lambda: len(world.formed) == 2 and met(world))
+    return world
+
+
+def test_a_newcomer_has_the_state_when_its_world_has_committed() -> None:
+    """Before, it may have been cut off amid the transfer: the one that it joined is waited for."""
+    world = _joined_by_one(SHRINKS)
+    _cut(world, 0)
+    for _ in range(int(RULES.replace_timeout_s) - 5):
+        world.step()
+    assert len(world.formed) == 2
+    world.agents[0].cut = False
+    world.until(lambda: len(world.formed) == 3)
+    assert slots_of(world) == [0, 1, 2, 3]
+    world.until(lambda: met(world) and _all_committed(world, 10))
+    _cut(world, 0)
+    began = world.now
+    world.until(lambda: len(world.formed) == 4)
+    assert slots_of(world) == [2, 3]
+    assert world.now - began < RULES.replace_timeout_s
+
+
+def test_a_newcomer_does_not_wait_for_members_that_have_ended() -> None:
+    """It is a member, and may come back, but it is here."""
+    world = _joined_by_one(SHRINKS)
+    for slot in (0, 1):
+        world.kill(slot)
+    began = world.now
+    world.until(lambda: len(world.formed) == 3)
+    assert world.now - began < RULES.replace_timeout_s
+
+
+def test_a_planned_change_waits_for_the_member_that_stays() -> None:
+    """It is not heard of when all have left their world, and has what the leavers have handed over."""
+    world = running(SHRINKS)
+    world.until(lambda: _all_committed(world, 5))
+    world.asked = frozenset({0, 1, 6, 7})
+    world.start(3)
+    world.until(lambda: world.state.phase is FormationPhase.PREPARING and not world.state.urgent)
+    world.step()
+    world.hold(5)
+    world.until(lambda: all(world.view().slots[slot].state.parked for slot in (0, 1, 2, 3, 4, 6, 7)))
+    world.agents[0].cut = True
+    world.until(lambda: world.view().slots[0].silent)
+    world.process(5).held = False
+    world.until(lambda: len(world.formed) == 2)
+    assert {2, 3, 4, 5} <= set(slots_of(world)), "all that live and have the state"
+    world.until(lambda: len(world.formed) == 3, seconds=20)
+    assert slots_of(world) == [6, 7], "they have got it from those that were to leave"
+
+
+def test_another_launcher_process_knows_who_has_the_state() -> None:
+    """Also of members whose agents it has never heard of."""
+    world = _cut_off_and_back(SHRINKS)
+    world.agents[2].cut = True
+    world.restart_launcher()
+    for _ in range(LOST_AFTER):
+        world.step()
+    world.agents[2].cut = False
+    for _ in range(int(RULES.replace_timeout_s) - 5):
+        world.step()
+    assert len(world.formed) == 2
+    world.agents[0].cut = False
+    world.until(lambda: len(world.formed) == 3)
+    assert {0, 1} <= set(slots_of(world))
+
+
+def test_who_comes_back_too_late_has_a_state_of_the_past() -> None:
+    """It has come further than the training that has begun anew, of which it is a newcomer all the same."""
+    world = _cut_off_and_back(SHRINKS)
+    world.process(0).committed, world.process(0).parked = 9, True
+    world.until(lambda: len(world.formed) == 3)
+    world.until(lambda: _all_committed(world, 2))
+    world.agents[0].cut = False
+    world.until(lambda: len(world.formed) == 4)
+    world.step()
+    assert [process.life for process in world.state.members if process.slot == 0] == [1]
+    assert (world.state.training, world.state.held) == (2, 3)
