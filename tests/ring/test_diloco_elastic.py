@@ -8,23 +8,20 @@ import functools
 import logging
 import os
 import signal
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 from support.elastic_agent import await_go_on, started_slots
 from support.ranks import tell
 
 import ringtrain as rt
+from ring.mortal_weights import SHAPES, Array, MortalWeights, Point
 from ringtrain import elastic
 from ringtrain.optim import SGD, DiLoCo, Nesterov
 
-Array = NDArray[Any]
-SHAPES = {"a": (40, 13), "b": (300,), "c": (7, 31)}
 SIZE, LOST, STEPS, SYNC_EVERY = 3, 1, 14, 6
 LR, MOMENTUM = 0.5, 0.5
 FRAGMENTS = {1: ["abc"], 2: ["a", "bc"], 3: ["a", "b", "c"]}
@@ -57,7 +54,6 @@ POINTS = [
     *(("write", number, 0.0) for number in range(4, 18, 2)),
     *(("read", number, delay_ms) for number in (3, 5, 7, 9) for delay_ms in (0.3, 1, 3)),
 ]
-Point = tuple[str, int, float]
 
 
 def _change(slot: int, step: int, name: str) -> Array:
@@ -65,40 +61,13 @@ def _change(slot: int, step: int, name: str) -> Array:
     return random.integers(-4, 5, SHAPES[name]).astype(np.float64)
 
 
-class _Weights:
-    """Arrays, and a process that kills itself when it comes to a point."""
-
-    def __init__(self, point: Point | None) -> None:
-        self.arrays = {name: np.zeros(shape) for name, shape in SHAPES.items()}
-        self.point, self._counts = point, {"read": 0, "write": 0}
-
-    def read(self, names: Sequence[str]) -> Sequence[Array]:
-        self._count("read")
-        return [self.arrays[name] for name in names]
-
-    def write(self, name: str, values: Array) -> None:
-        self._count("write")
-        self.arrays[name][...] = values
-
-    def _count(self, what: str) -> None:
-        self._counts[what] += 1
-        self.come_to(what, self._counts[what])
-
-    def come_to(self, what: str, number: int) -> None:
-        if self.point is not None and self.point[:2] == (what, number):
-            if delay_ms := self.point[2]:
-                threading.Timer(delay_ms / 1e3, os.kill, (os.getpid(), signal.SIGKILL)).start()
-            else:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _made(case: Case, local: _Weights) -> DiLoCo:
+def _made(case: Case, local: MortalWeights) -> DiLoCo:
     options: dict[str, Any] = {key: value for key, value in vars(case).items() if key != "is_replaced"}
     options |= {"initial": dict(local.arrays), "sync_every": SYNC_EVERY, "redundancy": 2, "elastic": True}
     return DiLoCo(local, outer=Nesterov(lr=LR, momentum=MOMENTUM), **options)
 
 
-def _result(diloco: DiLoCo, local: _Weights, entered: list[int]) -> dict[str, Any]:
+def _result(diloco: DiLoCo, local: MortalWeights, entered: list[int]) -> dict[str, Any]:
     outer = {name: array.copy() for name, array in diloco.outer_weights.items()}
     return {"entered": entered, "local": local.arrays, "outer": outer, "steps": diloco.steps}
 
@@ -106,7 +75,7 @@ def _result(diloco: DiLoCo, local: _Weights, entered: list[int]) -> dict[str, An
 def _train(case: Case, point: Point) -> dict[str, Any]:
     rt.init()
     slot = rt.rank()
-    local = _Weights(point if slot == LOST and os.environ["RINGTRAIN_FORMATION"] == "1" else None)
+    local = MortalWeights(point if slot == LOST and os.environ["RINGTRAIN_FORMATION"] == "1" else None)
     diloco = _made(case, local)
     state: Any = elastic.State(diloco=diloco, step=0)
     if os.environ["RINGTRAIN_FORMATION"] != "1":
@@ -237,7 +206,7 @@ def test_a_rank_that_is_lost_anywhere_costs_its_own_inner_steps(case: Case, poin
     )
 
 
-class _Telling(_Weights):
+class _Telling(MortalWeights):
     """Tells when a commit reads the weights, once `tells` is set."""
 
     tells = False

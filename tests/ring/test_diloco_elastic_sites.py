@@ -11,19 +11,19 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 from support.elastic_agent import await_go_on, started_slots
 from support.memory_transport import MemoryNetwork
 from support.ranks import tell
 
 import ringtrain as rt
+from ring.mortal_weights import SHAPES, Array, MortalWeights, Point
 from ring.reference import bits
 from ring.worlds import made_transport
 from ringtrain import elastic
@@ -34,15 +34,10 @@ from ringtrain.elastic.interrupt import IntervalEnded
 from ringtrain.errors import RingtrainError
 from ringtrain.optim import SGD, DiLoCo, Nesterov
 
-Array = NDArray[Any]
-SHAPES = {"a": (40, 13), "b": (300,), "c": (7, 31)}
 SITES, STEPS, SYNC_EVERY = ("far", "far", "near", "near"), 14, 6
 LR, MOMENTUM, INNER = 0.5, 0.5, 0.5
 FRAGMENTS = {1: ["abc"], 2: ["a", "bc"]}
 COMMITS = {count: {*range(0, STEPS, SYNC_EVERY // count), STEPS} for count in FRAGMENTS}
-
-
-Point = tuple[str, int, float]
 
 
 @dataclass(frozen=True)
@@ -99,36 +94,6 @@ def _gradient(slot: int, step: int, name: str) -> Array:
     return 12 * random.integers(-2, 3, SHAPES[name]).astype(np.float64)
 
 
-class _Weights:
-    """Arrays, and a process that kills itself when it comes to a point."""
-
-    def __init__(self, point: Point | None) -> None:
-        self.arrays = {name: np.zeros(shape) for name, shape in SHAPES.items()}
-        self.point, self._counts = point, {"read": 0, "write": 0}
-
-    def read(self, names: Sequence[str]) -> Sequence[Array]:
-        self._count("read")
-        return [self.arrays[name] for name in names]
-
-    def write(self, name: str, values: Array) -> None:
-        self._count("write")
-        self.arrays[name][...] = values
-
-    def forget_counts(self) -> None:
-        self._counts = dict.fromkeys(self._counts, 0)
-
-    def _count(self, what: str) -> None:
-        self._counts[what] += 1
-        self.come_to(what, self._counts[what])
-
-    def come_to(self, what: str, number: int) -> None:
-        if self.point is not None and self.point[:2] == (what, number):
-            if delay_ms := self.point[2]:
-                threading.Timer(delay_ms / 1e3, os.kill, (os.getpid(), signal.SIGKILL)).start()
-            else:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-
 class _Momentum:
     """An inner optimizer with a state, as `Inner`."""
 
@@ -150,7 +115,7 @@ class _Momentum:
 class _Trainer:
     """The training of one rank."""
 
-    def __init__(self, case: Case, slot: int, local: _Weights) -> None:
+    def __init__(self, case: Case, slot: int, local: MortalWeights) -> None:
         self.slot, self._local, self._inner = slot, local, _Momentum()
         self._diloco = DiLoCo(
             local,
@@ -204,7 +169,7 @@ class _Trainer:
 def _train(case: Case, point: Point) -> dict[str, Any]:
     rt.init()
     slot, is_first = int(os.environ["SLOT"]), os.environ["RINGTRAIN_FORMATION"] == "1"
-    trainer = _Trainer(case, slot, _Weights(point if slot == case.lost[0] and is_first else None))
+    trainer = _Trainer(case, slot, MortalWeights(point if slot == case.lost[0] and is_first else None))
     elastic.run(trainer.train)(trainer.state)
     return trainer.result()
 
@@ -233,7 +198,7 @@ class _Progress:
             self._changed.wait_for(lambda: min(self._steps[other] for other in others) >= wanted, _AHEAD_S)
 
 
-class _MortalWeights(_Weights):
+class _ThreadWeights(MortalWeights):
     """Arrays of a thread that ends at a point, and calls `before_end` first, or ends once `ends` is set."""
 
     def __init__(
@@ -309,14 +274,14 @@ class _World:
         """Whether the slot is lost in the second world alone."""
         return self.case.again is not None and slot != self.case.lost[0]
 
-    def _weights(self, slot: int) -> _MortalWeights:
+    def _weights(self, slot: int) -> _ThreadWeights:
         made = functools.partial(self._progress.made, slot)
         if self.number > 1 or slot not in self.case.lost:
-            return _MortalWeights(None, made=made)
+            return _ThreadWeights(None, made=made)
         if slot != self.case.lost[0]:
-            return _MortalWeights(None, None if self._comes_again(slot) else self.has_ended, made)
+            return _ThreadWeights(None, None if self._comes_again(slot) else self.has_ended, made)
         wait = functools.partial(self._progress.await_others, slot, self.case.ahead)
-        return _MortalWeights(self.point, made=made, before_end=wait if self.case.ahead else lambda: None)
+        return _ThreadWeights(self.point, made=made, before_end=wait if self.case.ahead else lambda: None)
 
 
 def _played_in_memory(case: Case, point: Point) -> tuple[bool, dict[int, dict[str, Any]]]:
