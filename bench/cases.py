@@ -51,9 +51,7 @@ class Case:
         questions = [what for what in self.questions if word in self.title(what)]
         needed = [what for what, _ in work] + questions
         contenders = {
-            name: env
-            for name, env in self.contenders.items()
-            if any(self.takes_part(name, what) for what in needed)
+            name: env for name, env in self.contenders.items() if any(self.takes_part(name, what) for what in needed)
         }
         return replace(self, work=work, questions=questions, contenders=contenders)
 
@@ -121,9 +119,7 @@ def _jax() -> Case:
     """Both ways in, beside JAX's own collectives."""
     single = {"XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false", **MALLOC}
     contenders = {"ringtrain-shm": single, "ringtrain-grpc": GRPC | single, "jax": single}
-    work: list[tuple[What, Rounds]] = [
-        ({"kind": "jax", "api": api}, Rounds(12, 3, 2, 4)) for api in ("grad", "host")
-    ]
+    work: list[tuple[What, Rounds]] = [({"kind": "jax", "api": api}, Rounds(12, 3, 2, 4)) for api in ("grad", "host")]
     return Case("JAX", 2, lambda: nullcontext(Loopback(2)), contenders, work)
 
 

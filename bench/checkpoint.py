@@ -97,9 +97,7 @@ def main() -> None:
     for kind in ("blocked", "whole"):
         results[f"torch / ours, {kind}"] = results["torch"][kind] / results["ours"][kind]
     print(json.dumps(results, indent=1))
-    Path(__file__).with_name("results").joinpath("checkpoint.json").write_text(
-        json.dumps(results, indent=1) + "\n"
-    )
+    Path(__file__).with_name("results").joinpath("checkpoint.json").write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -60,9 +60,7 @@ def _sweeps() -> list[Sweep]:
     flat = "hierarchical:_FLAT_BYTES", (16 * KIB, 64 * KIB, 256 * KIB)
     hosts = lambda: namespaces(4, "1gbit")  # noqa: E731
     lengths = _lengths(32 * KIB, 64 * KIB, 128 * KIB)
-    found.append(
-        Sweep("everyone sends to everyone at 1 Gbit/s, bytes to all up to", *direct, 4, hosts, GRPC, lengths)
-    )
+    found.append(Sweep("everyone sends to everyone at 1 Gbit/s, bytes to all up to", *direct, 4, hosts, GRPC, lengths))
     pods = lambda: namespaces(2, "1gbit", ranks_each=2)  # noqa: E731
     between = _lengths(8 * KIB, 32 * KIB, 128 * KIB)
     return [*found, Sweep("a flat exchange between pods up to", *flat, 4, pods, SHM, between)]

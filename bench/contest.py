@@ -65,9 +65,7 @@ class Gang:
         self._log = open(Path(self._directory.name) / "log", "w+")  # noqa: SIM115
         worker = [sys.executable, "-m", "bench.worker", contender, path]
         self._processes = [
-            subprocess.Popen(
-                command, env=os.environ | env | more, cwd=REPOSITORY, stdout=self._log, stderr=self._log
-            )
+            subprocess.Popen(command, env=os.environ | env | more, cwd=REPOSITORY, stdout=self._log, stderr=self._log)
             for command, more in hosts.commands(contender, worker)
         ]
         self._streams = self._accept()

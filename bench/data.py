@@ -139,9 +139,7 @@ def tf_service(steps: int, processes: int) -> Iterator[Any]:
             for _ in range(REPEATS):
                 pixels = tf.matmul(tf.matmul(cosines, blocks * quantum, transpose_a=True), cosines)
             side = PIXELS // 8
-            whole = tf.reshape(
-                tf.transpose(tf.reshape(pixels, (side, side, 8, 8)), (0, 2, 1, 3)), (PIXELS, PIXELS)
-            )
+            whole = tf.reshape(tf.transpose(tf.reshape(pixels, (side, side, 8, 8)), (0, 2, 1, 3)), (PIXELS, PIXELS))
             return tf.cast(tf.clip_by_value(whole + 128, 0, 255), tf.uint8)
 
         images = tf.data.Dataset.from_tensor_slices(IMAGES).repeat().take(steps * BATCH).map(decoded).batch(BATCH)

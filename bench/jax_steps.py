@@ -89,9 +89,7 @@ def own_step() -> Work:
         updates, state = optimizer.update(grads, state, params)
         return optax.apply_updates(params, updates), state
 
-    over_all = jax.shard_map(
-        step, mesh=mesh, in_specs=(alike, alike, apart), out_specs=(alike, alike), check_vma=False
-    )
+    over_all = jax.shard_map(step, mesh=mesh, in_specs=(alike, alike, apart), out_specs=(alike, alike), check_vma=False)
 
     def whole(tree: Any) -> Any:
         sharding = NamedSharding(mesh, alike)

@@ -50,9 +50,7 @@ def ring_all_reduce(network: ExchangeCommunicator, buffer: Any) -> None:
         call.offer_changed()
         return index + 1
 
-    call = network.steps.call_among(
-        tuple({before, after}), WireSignature("neighbour ring"), frames_for, buffer.nbytes
-    )
+    call = network.steps.call_among(tuple({before, after}), WireSignature("neighbour ring"), frames_for, buffer.nbytes)
     part = np.empty(step_elements, buffer.dtype)
     with call:
         sent = received = 0

@@ -36,9 +36,7 @@ Event = dict[str, Any]
 def record_and_draw(path: Path) -> None:
     """Run both kinds of step and draw them to `path`; where namespaces can't be made, say so and draw nothing."""
     try:
-        traces = {
-            title: last_step(record(overlap)) for title, overlap in (("overlap", True), ("no overlap", False))
-        }
+        traces = {title: last_step(record(overlap)) for title, overlap in (("overlap", True), ("no overlap", False))}
     except (OSError, subprocess.CalledProcessError, RuntimeError) as error:
         print(f"the picture of overlap is left out: {error}", file=sys.stderr)
         return

@@ -201,9 +201,7 @@ async def measure(kind: str, ranks: int, seconds: int, folder: Path) -> dict[str
             await feeding
             took = time.monotonic() - begun
             looked = time.monotonic()
-            query = (
-                "fetch('page/log?rank=7&text=nowhere').then(answer => answer.json()).then(found => found.before)"
-            )
+            query = "fetch('page/log?rank=7&text=nowhere').then(answer => answer.json()).then(found => found.before)"
             await tab.value(query)
             searched = time.monotonic() - looked
             live_complaints = list(tab.complaints)

@@ -109,9 +109,7 @@ def measure(plan: Plan) -> dict[str, list[tuple[float, float]]]:
     while rt.broadcast_object(time.monotonic() - began < plan.seconds):
         for way in plan.ways:
             rt.barrier()
-            took, processor = zip(
-                *rt.allgather_object(_step(variants[way], gradients, plan.backward_s)), strict=True
-            )
+            took, processor = zip(*rt.allgather_object(_step(variants[way], gradients, plan.backward_s)), strict=True)
             times[way].append((max(took), sum(processor)))
     rt.shutdown()
     return times

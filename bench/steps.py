@@ -31,9 +31,7 @@ def _gradients() -> list[Any]:
     return [random.standard_normal(shape, dtype=np.float32) for shape in resnet50_shapes()]
 
 
-def ringtrain_step(
-    backward_s: float, compression: str | None, overlap: bool = True, in_place: bool = False
-) -> Work:
+def ringtrain_step(backward_s: float, compression: str | None, overlap: bool = True, in_place: bool = False) -> Work:
     """A step of HostOptimizer. The backward pass takes `backward_s` and no processor, as on a device, and hands
     out gradients layer by layer; without `overlap` all at its end. `in_place`: gradients are in the optimizer's
     memory, as those of a backward pass that makes them there.

@@ -84,9 +84,7 @@ class HandOver(keras.layers.Layer):
         self._backward_s = backward_s
         random = np.random.default_rng(0)
         # Tensors and not arrays, which every copy of a graph would hold.
-        self._gradients = [
-            tf.constant(random.standard_normal(shape, dtype=np.float32)) for shape in resnet50_shapes()
-        ]
+        self._gradients = [tf.constant(random.standard_normal(shape, dtype=np.float32)) for shape in resnet50_shapes()]
         for index, gradient in enumerate(self._gradients):
             self.add_weight(f"p{index}", gradient.shape, initializer="ones")
 
@@ -181,9 +179,7 @@ def _session_step(backward_s: float, alone: bool) -> Work:
     with graph.as_default(), strategy.scope():
         random = np.random.default_rng(0)
         shapes = resnet50_shapes()
-        weights = [
-            v1.get_variable(f"p{i}", shape, initializer=v1.ones_initializer()) for i, shape in enumerate(shapes)
-        ]
+        weights = [v1.get_variable(f"p{i}", shape, initializer=v1.ones_initializer()) for i, shape in enumerate(shapes)]
         made = [
             v1.get_variable(f"g{i}", initializer=random.standard_normal(shape, dtype=np.float32), trainable=False)
             for i, shape in enumerate(shapes)

@@ -187,9 +187,7 @@ def _steps(look: _Lookup) -> list[Row]:
     longer = "step, backward and wire equally long, over the longer"
     rows.append(Row(longer, _ratio(paced, backward_s), 1.15, 1.05, False))
     ahead = look.faster(GIGABIT, 2, "ringtrain-grpc", "gloo", **FRONT)
-    rows.append(
-        Row("four steps at 1 Gbit/s, backward 0.4 s and forward 0.2 s, 2 hosts, over DDP", ahead, None, 1.1)
-    )
+    rows.append(Row("four steps at 1 Gbit/s, backward 0.4 s and forward 0.2 s, 2 hosts, over DDP", ahead, None, 1.1))
     return rows
 
 
@@ -198,15 +196,11 @@ def _rest(look: _Lookup) -> list[Row]:
     for ranks in (2, 4):
         answers = look.point(ONE_MACHINE, ranks, kind="state").get("answers", {}).get("ringtrain-shm")
         share = max(a["held"] / a["whole"] * ranks for a in answers) if answers else None
-        rows.append(
-            Row(f"optimizer state of the fullest of {ranks} ranks, over 1/{ranks}", share, 1.02, None, False)
-        )
+        rows.append(Row(f"optimizer state of the fullest of {ranks} ranks, over 1/{ranks}", share, 1.02, None, False))
     for ranks in (2, 4):
         found = look.summary(ONE_MACHINE, ranks, "ringtrain-grpc", **BIG)
         sent = None if found is None else found["wire_bytes"] / (2 * (ranks - 1) * 64 * MIB)
-        rows.append(
-            Row(f"bytes on the wire over 2(N - 1)/N of the tensor, {ranks} ranks", sent, 1.01, None, False)
-        )
+        rows.append(Row(f"bytes on the wire over 2(N - 1)/N of the tensor, {ranks} ranks", sent, 1.01, None, False))
     for ranks in (2, 4):
         plain = look.time(GIGABIT, ranks, "ringtrain-grpc", **BIG)
         half = look.time(GIGABIT, ranks, "ringtrain-grpc", kind="compressed", nbytes=64 * MIB, compression="bf16")

@@ -163,9 +163,7 @@ ONE_JOB = Dashboard(
             f"/ max(deriv(ringtrain_step{{{JOB}}}{RATE}))",
             "s",
         ),
-        stat(
-            "Running since", f"max(ringtrain_running_since_timestamp_seconds{{{JOB}}}) * 1000", "dateTimeFromNow"
-        ),
+        stat("Running since", f"max(ringtrain_running_since_timestamp_seconds{{{JOB}}}) * 1000", "dateTimeFromNow"),
         Panel("Loss", [(f"max(ringtrain_loss{{{JOB}}})", "loss")]),
         Panel(
             "Samples per second",
@@ -174,9 +172,7 @@ ONE_JOB = Dashboard(
                 (f"max(ringtrain_samples_per_second{{{JOB}}})", "mean of the attempt"),
             ],
         ),
-        Panel(
-            "What training code reports", [(f"max by (metric) (ringtrain_reported_value{{{JOB}}})", "{{metric}}")]
-        ),
+        Panel("What training code reports", [(f"max by (metric) (ringtrain_reported_value{{{JOB}}})", "{{metric}}")]),
         Panel("Steps per second", [(f"max(deriv(ringtrain_step{{{JOB}}}{RATE}))", "steps")]),
         Panel("Ranks by state", [(f"max by (state) (ringtrain_ranks{{{JOB}}})", "{{state}}")]),
         Panel(

@@ -59,6 +59,4 @@ def _comments(text: str) -> dict[tuple[str, ...], str]:
 
 def _described(path: tuple[str, ...], comments: dict[tuple[str, ...], str]) -> str:
     """The value's own comment, and those of the groups that it is the first of."""
-    return " ".join(
-        comments.pop(path[: length + 1]) for length in range(len(path)) if path[: length + 1] in comments
-    )
+    return " ".join(comments.pop(path[: length + 1]) for length in range(len(path)) if path[: length + 1] in comments)

@@ -154,9 +154,7 @@ def main() -> None:
             found = measure(library, options.ranks, options.rounds, Path(directory))
         for way, seconds in found.items():
             spread = [round(value, 4) for value in statistics.quantiles(seconds, n=4)]
-            rows.append(
-                {"mpi": name, "way": way, "ranks": options.ranks, "seconds": spread, "rounds": len(seconds)}
-            )
+            rows.append({"mpi": name, "way": way, "ranks": options.ranks, "seconds": spread, "rounds": len(seconds)})
             low, median, high = spread
             print(f"{name:>9} {way:>10}  median {median:.3f} s  quartiles {low:.3f}–{high:.3f}")
     options.json.parent.mkdir(parents=True, exist_ok=True)

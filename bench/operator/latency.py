@@ -57,9 +57,7 @@ async def change_and_wait(api: ApiClient, ns: str, watch: ReadyWatch, change: tu
     """Make worker 0 of a job ready, or not; seconds until the job's status says so."""
     name, ready = change
     container = {"name": "train", "image": "train:1", "imageID": "", "ready": ready, "restartCount": 0}
-    container["state"] = (
-        {"running": {"startedAt": None}} if ready else {"waiting": {"reason": "ContainerCreating"}}
-    )
+    container["state"] = {"running": {"startedAt": None}} if ready else {"waiting": {"reason": "ContainerCreating"}}
     status = {"status": {"phase": "Running", "containerStatuses": [container]}}
     await api.patch(PODS, ns, f"{name}-worker-0", status, subresource="status")
     at = time.perf_counter()

@@ -53,9 +53,7 @@ async def make_run(api: ApiClient, ns: str, launchers: Launchers, workers: int) 
     """Say that every pod runs, as kubelets would; return when every job does."""
     launchers.world = workers
     pods = await api.select(PODS, ns)
-    await asyncio.gather(
-        *(api.patch(PODS, ns, p["metadata"]["name"], runs(p), subresource="status") for p in pods)
-    )
+    await asyncio.gather(*(api.patch(PODS, ns, p["metadata"]["name"], runs(p), subresource="status") for p in pods))
     while any((j.get("status") or {}).get("state") != "Running" for j in await api.select(JOBS, ns)):
         await asyncio.sleep(0.5)
 
@@ -65,6 +63,4 @@ def runs(pod: dict[str, Any]) -> dict[str, Any]:
     name = pod["spec"]["containers"][0]["name"]
     state = {"running": {"startedAt": None}}
     main = {"name": name, "image": "train:1", "imageID": "", "ready": True, "restartCount": 0, "state": state}
-    return {
-        "status": {"phase": "Running", "podIP": ADDRESS, "podIPs": [{"ip": ADDRESS}], "containerStatuses": [main]}
-    }
+    return {"status": {"phase": "Running", "podIP": ADDRESS, "podIPs": [{"ip": ADDRESS}], "containerStatuses": [main]}}

@@ -59,9 +59,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1000)
     parser.add_argument("--alone", type=int, default=30, help="jobs that get quota one after the other")
     parser.add_argument("--at-once", type=int, nargs="*", default=[5, 20, 100], help="jobs that get it together")
-    parser.add_argument(
-        "--rates", type=float, nargs="*", default=[0.5, 1, 2, 4], help="jobs that get it each second"
-    )
+    parser.add_argument("--rates", type=float, nargs="*", default=[0.5, 1, 2, 4], help="jobs that get it each second")
     parser.add_argument("--rate-jobs", type=int, default=40, help="jobs at each rate")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--output", type=Path, default=RESULTS)
@@ -137,9 +135,7 @@ async def _queue_and_admit(plane: ControlPlane, process: psutil.Process, options
     }
 
 
-async def _spending(
-    plane: ControlPlane, process: psutil.Process, gate: Gate, count: int, every_s: float = 0.0
-) -> Json:
+async def _spending(plane: ControlPlane, process: psutil.Process, gate: Gate, count: int, every_s: float = 0.0) -> Json:
     """What the admission of so many jobs takes, at once or one every so often; whose CPU seconds, and requests."""
     spent, began, before = Spending(plane, process), time.perf_counter(), requests_so_far(plane)
     waits = await gate.admit(count, every_s)
@@ -174,9 +170,7 @@ class Gate:
         return list(waits.values())
 
 
-async def _admit(
-    api: ApiClient, count: int, workers: int, before: set[str], every_s: float = 0.0
-) -> dict[str, float]:
+async def _admit(api: ApiClient, count: int, workers: int, before: set[str], every_s: float = 0.0) -> dict[str, float]:
     """Quota for so many jobs besides those `before`: by job, seconds from its admission to its last pod."""
     admitted: dict[str, float] = {}
     pods: dict[str, dict[str, float]] = {}

@@ -58,9 +58,7 @@ async def ceiling(s: Setting) -> Json:
 
         async def create(name: str) -> None:
             async with slots:
-                await s.api.create_unread(
-                    PODS, ns, {"metadata": {"name": name}, "spec": {"containers": containers}}
-                )
+                await s.api.create_unread(PODS, ns, {"metadata": {"name": name}, "spec": {"containers": containers}})
 
         began = time.perf_counter()
         await asyncio.gather(*(create(f"p{at_once}-{i}") for i in range(count)))

@@ -69,9 +69,7 @@ class Tally:
     @staticmethod
     def read(found: dict[str, Any]) -> Tally:
         """What `dataclasses.asdict` has made of one."""
-        return Tally(
-            **{name: Seen(**value) if isinstance(value, dict) else value for name, value in found.items()}
-        )
+        return Tally(**{name: Seen(**value) if isinstance(value, dict) else value for name, value in found.items()})
 
     @staticmethod
     def sum(parts: Sequence[Tally]) -> Tally:
@@ -126,9 +124,7 @@ class SimulatedAgent:
         local = 0
         while time.monotonic() < until:
             chunk = pb.Chunk(rank=first + local, first=sent[local] + 1, lines=lines, data=data)
-            reply = await self._call(
-                "Append", pb.AppendRequest(attempt=1, worker_index=self._index, chunks=[chunk])
-            )
+            reply = await self._call("Append", pb.AppendRequest(attempt=1, worker_index=self._index, chunks=[chunk]))
             if reply is None or not reply.durable:
                 await asyncio.sleep(_RETRY_S)
                 continue

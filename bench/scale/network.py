@@ -211,9 +211,7 @@ class SimulatedTransport:
     def pull(self, peer: int, request: bytes, timeout_s: float) -> _Stream:
         return _Stream(self._network, self._rank, peer, request)
 
-    def ask(
-        self, peer: int, method: str, request: bytes, timeout_s: float, patient: bool = False
-    ) -> "Future[bytes]":
+    def ask(self, peer: int, method: str, request: bytes, timeout_s: float, patient: bool = False) -> "Future[bytes]":
         answer: Future[bytes] = Future()
         network = self._network
         network.requests += 1

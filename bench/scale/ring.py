@@ -115,9 +115,7 @@ class _Member:
 class SimulatedWorld:
     """`size` ranks, `ranks_each` a host of `cores`, which have not met."""
 
-    def __init__(
-        self, size: int, link: Link, *, ranks_each: int = 1, cores: int = 8, costs: Costs = COSTS
-    ) -> None:
+    def __init__(self, size: int, link: Link, *, ranks_each: int = 1, cores: int = 8, costs: Costs = COSTS) -> None:
         self.clock = Clock()
         for module in _WORLD:
             for name in ("threading", "time", "queue"):
@@ -317,8 +315,7 @@ def crossover(most: int, hosts: bool) -> None:
     for number in (4, 6, 8, 9, 12, 13, 16, 24, 32, 33, 48, 64, 65, 96, 127, 128, 256, 512, 1024):
         if number <= most:
             cells = (
-                f"{one * 1e3:.3g}, {tree * 1e3:.3g}"
-                for one, tree in (_two_ways(number, n, hosts) for n in lengths)
+                f"{one * 1e3:.3g}, {tree * 1e3:.3g}" for one, tree in (_two_ways(number, n, hosts) for n in lengths)
             )
             print(f"| {number} | " + " | ".join(cells) + " |", flush=True)
 

@@ -62,9 +62,7 @@ def _run(folder: Path, *words: str) -> tuple[subprocess.Popen[bytes], str]:
     return process, found[1]
 
 
-async def _picture(
-    folder: Path, name: str, until: str, *words: str, width: int = 1000, dark: bool = False
-) -> None:
+async def _picture(folder: Path, name: str, until: str, *words: str, width: int = 1000, dark: bool = False) -> None:
     process, link = await asyncio.to_thread(_run, Path(tempfile.gettempdir()) / "training", *words)
     async with open_browser(folder / f"{name}-browser") as tab:
         await tab.visit(link, width, dark=dark, ends_at=link.partition("?")[0])

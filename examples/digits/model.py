@@ -52,9 +52,7 @@ def loss(trace: Trace, labels: NDArray[np.intp]) -> float:
     return float(-np.log(np.maximum(chosen, 1e-12)).mean())
 
 
-def backward(
-    weights: Mapping[str, Floats], trace: Trace, labels: NDArray[np.intp]
-) -> Iterator[tuple[str, Floats]]:
+def backward(weights: Mapping[str, Floats], trace: Trace, labels: NDArray[np.intp]) -> Iterator[tuple[str, Floats]]:
     """Yield (name, gradient) of the mean loss, from the last layer to the first.
 
     A layer's gradients are yielded after the last use of its weights: whoever takes a gradient may update the

@@ -38,9 +38,7 @@ def main() -> None:
     data = load_digits()
     model = DistributedDataParallel(nn.Sequential(nn.Flatten(), nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
-    dataset = torch.utils.data.TensorDataset(
-        torch.from_numpy(data.train_images), torch.from_numpy(data.train_labels)
-    )
+    dataset = torch.utils.data.TensorDataset(torch.from_numpy(data.train_images), torch.from_numpy(data.train_labels))
     sampler = torch.utils.data.DistributedSampler(dataset, size, rank)
     loader = torch.utils.data.DataLoader(dataset, options.batch_size, sampler=sampler)
     checkpoint = Checkpoint("torch-ddp.pt")

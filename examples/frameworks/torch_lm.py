@@ -95,9 +95,7 @@ def main() -> None:
         loss = functional.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
         loss.backward()
         optimizer.step()
-        rt.report(
-            step=step + 1, total_steps=options.steps, samples=len(inputs), loss=loss.item(), unit="sequences"
-        )
+        rt.report(step=step + 1, total_steps=options.steps, samples=len(inputs), loss=loss.item(), unit="sequences")
         if (step + 1) % options.every == 0 or step + 1 == options.steps:
             mean, score = float(hvd.allreduce(loss.detach())), perplexity(model, unseen)
             if hvd.rank() == 0:

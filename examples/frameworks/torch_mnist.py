@@ -55,9 +55,7 @@ def accuracy(model: nn.Module, data: Digits) -> float:
     model.eval()
     mine = slice(hvd.rank(), None, hvd.size())
     with torch.no_grad():
-        right = model(torch.from_numpy(data.test_images[mine])).argmax(1) == torch.from_numpy(
-            data.test_labels[mine]
-        )
+        right = model(torch.from_numpy(data.test_images[mine])).argmax(1) == torch.from_numpy(data.test_labels[mine])
     counts = hvd.allreduce(torch.tensor([float(right.sum()), float(right.numel())]), op=hvd.Sum)
     return float(counts[0] / counts[1])
 

@@ -137,9 +137,7 @@ def job_of(app: AppDef) -> Json:
     if len(app.roles) != 1:
         raise Invalid([Problem("roles", f"has {len(app.roles)}, expected one: its replicas are the workers")])
     name = fresh_name(app.name)
-    values = macros.Values(
-        img_root="", app_id=name, replica_id="$(RINGTRAIN_WORKER_INDEX)", rank0_env="MASTER_ADDR"
-    )
+    values = macros.Values(img_root="", app_id=name, replica_id="$(RINGTRAIN_WORKER_INDEX)", rank0_env="MASTER_ADDR")
     role: Role = values.apply(app.roles[0])
     started = read_torchrun([role.entrypoint, *role.args])
     slots = int(started.per_node) if started is not None and started.per_node.isdecimal() else None

@@ -89,9 +89,7 @@ _DATA_WORKERS = {
     "slotsPerWorker": 2,
     "kind": "ringtrain",
     "autoscale": {"minReplicas": 2, "maxReplicas": 16, "targetWaitFraction": 0.1},
-    "template": {
-        "spec": {"containers": [{"resources": {"requests": {"cpu": "4"}}}], "nodeSelector": {"disk": "ssd"}}
-    },
+    "template": {"spec": {"containers": [{"resources": {"requests": {"cpu": "4"}}}], "nodeSelector": {"disk": "ssd"}}},
 }
 _TENSORFLOW = {"replicas": 4, "kind": "tensorflow", "dispatchers": 2, "dispatcherSide": "Compute"}
 
@@ -189,9 +187,7 @@ ACCEPTED = [
 REJECTED = [
     refused("no-worker", "spec.worker", "missing", worker=None),
     refused("no-template", "spec.worker.template", "missing", worker={"replicas": 1}),
-    refused(
-        "no-containers", "spec.worker.template.spec.containers", worker={"template": {"spec": {"containers": []}}}
-    ),
+    refused("no-containers", "spec.worker.template.spec.containers", worker={"template": {"spec": {"containers": []}}}),
     refused("no-command", "spec.worker.template.spec.containers", "missing", worker=worker({"command": None})),
     refused("no-image", "spec.worker.template.spec.containers", "missing", worker=worker({"image": None})),
     refused("command-is-a-string", "containers[0].command", "list", worker=worker({"command": "python"})),
@@ -212,9 +208,7 @@ REJECTED = [
     ),
     refused("encryption-unknown", "spec.networking.encryption", "tensors", networking={"encryption": "all"}),
     refused("sites-of-no-label", "spec.networking.sites", "pattern", networking={"sites": "a b"}),
-    refused(
-        "sites-under-mpi", "spec.networking.sites", "backend ring", backend="mpi", networking={"sites": "zone"}
-    ),
+    refused("sites-under-mpi", "spec.networking.sites", "backend ring", backend="mpi", networking={"sites": "zone"}),
     refused(
         "encryption-under-mpi",
         "spec.networking.encryption",
@@ -588,9 +582,7 @@ TEMPLATES = [
         "two-mounts-at-one-path",
         f"{_MAIN}.volumeMounts[1].mountPath",
         "as is",
-        worker=worker(
-            {"volumeMounts": [{"name": name, "mountPath": "/d"} for name in ("data", "more")]}, _TWO_VOLUMES
-        ),
+        worker=worker({"volumeMounts": [{"name": name, "mountPath": "/d"} for name in ("data", "more")]}, _TWO_VOLUMES),
     ),
     refused(
         "two-containers-of-a-name",

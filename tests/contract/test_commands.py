@@ -26,9 +26,7 @@ from ringtrain_operator.client.launcher_output import WantedLauncherOutput
         ),
     ],
 )
-def test_logs_are_asked_for_as_they_are_answered(
-    wanted: WantedLauncherOutput, understood: dict[str, object]
-) -> None:
+def test_logs_are_asked_for_as_they_are_answered(wanted: WantedLauncherOutput, understood: dict[str, object]) -> None:
     """`ringtrain logs` takes every option that `dtj logs` passes on."""
     program, command, *options = wanted.command("ringtrain", attempt=2, follow=wanted.follow)
     assert program == "ringtrain"

@@ -171,9 +171,7 @@ def test_encryption_without_certificates_is_refused(tmp_path: Path) -> None:
     found = environment(build.build_worker_pod(parsed(networking={"encryption": "tensors"}), 1, 0), tmp_path)
     for name in ("ca.crt", "tls.crt", "tls.key"):
         (tmp_path / name).unlink()
-    with pytest.raises(
-        ConfigurationError, match=r"RINGTRAIN_ENCRYPT=tensors needs ca\.crt, tls\.crt and tls\.key"
-    ):
+    with pytest.raises(ConfigurationError, match=r"RINGTRAIN_ENCRYPT=tensors needs ca\.crt, tls\.crt and tls\.key"):
         AgentConfig.from_env(found)
 
 

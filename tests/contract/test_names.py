@@ -80,9 +80,7 @@ def borrowed(tree: ast.Module) -> Iterator[tuple[int, str]]:
     own = defined_in(tree) | FOREIGN
     for node in ast.walk(tree):
         match node:
-            case ast.Attribute(value=value, attr=name) if (
-                is_private(name) and not is_own(value) and name not in own
-            ):
+            case ast.Attribute(value=value, attr=name) if is_private(name) and not is_own(value) and name not in own:
                 yield node.lineno, name
             case ast.ImportFrom(module=module, names=names):
                 parts = [*(module or "").split("."), *(alias.name for alias in names)]

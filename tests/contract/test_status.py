@@ -91,9 +91,7 @@ def test_workers_that_are_alike_are_one_entry(is_elastic: bool, tmp_path: Path) 
         gang.register(registration(index, incarnation=(2 if index == 3 else 1) if is_elastic else 0))
     store = LogStore(AttemptFiles.of(tmp_path, "default", "digits", 1), "uid-1", 1)
     whole, brief = answers(LauncherStatusSnapshot(config, gang, store, LauncherReports(config.world_size)))
-    there, lost, absent = (
-        {"registered": r, "lost": gone} for r, gone in ((True, False), (True, True), (False, False))
-    )
+    there, lost, absent = ({"registered": r, "lost": gone} for r, gone in ((True, False), (True, True), (False, False)))
     if is_elastic:
         assert brief["workers"] == [
             {"index": 0, "incarnation": 1, **lost},

@@ -80,9 +80,7 @@ def reads(path: str, reuse: bool) -> list[int]:
     import ringtrain.tensorflow as hvd
 
     config = begun(path)
-    dataset = tf.data.Dataset.range(COUNT).send_to_data_service(
-        config, hvd.rank(), hvd.size(), reuse_dataset=reuse
-    )
+    dataset = tf.data.Dataset.range(COUNT).send_to_data_service(config, hvd.rank(), hvd.size(), reuse_dataset=reuse)
     read = [int(number) for number in dataset]
     ended(config)
     return read
@@ -390,9 +388,7 @@ def files_of_a_config() -> None:
         folder, path = Path(name), Path(name) / "compute.json"
         with pytest.raises(DataError, match="there is no config file"):
             TfDataServiceConfig.read(path)
-        with pytest.raises(
-            DataError, match=r"no compute job has written its config within 0\.3 s: there is no file"
-        ):
+        with pytest.raises(DataError, match=r"no compute job has written its config within 0\.3 s: there is no file"):
             TfDataServiceConfig.read(path, wait_for_file_creation=True, timeout_s=0.3)
 
         config = made_config(folder, dispatchers=1, addresses=directory.addresses())

@@ -109,9 +109,7 @@ def trains(kind: str, told: tuple[int, ...]) -> dict[str, Any]:
                 keep = jax.random.bernoulli(own, 0.8) & jax.random.bernoulli(other, 0.9)
                 rows = X[batch.indices], Y[batch.indices]
                 params, opt_state, loss = step(params, opt_state, keep, *rows, batch.weight)
-                new = dataclasses.replace(
-                    state.trained, params=None if host else params, step=state.trained.step + 1
-                )
+                new = dataclasses.replace(state.trained, params=None if host else params, step=state.trained.step + 1)
                 state.trained, state.opt_state = new, opt_state
                 half = (state.average.half + params["layers"][0]["w"].astype("bfloat16")) / 2
                 state.average = Average(half, (state.average.seen[0] + 1, None))

@@ -46,9 +46,7 @@ def linear(features: Any, labels: Any, mode: str, params: Any) -> Any:
     def update(gradient: Any) -> Any:
         return v1.train.GradientDescentOptimizer(0.1).apply_gradients([(gradient, weights)])
 
-    return distribute.EstimatorSpec(
-        mode, loss=loss, host_call=(update, gradients), training_hooks=params.get("hooks")
-    )
+    return distribute.EstimatorSpec(mode, loss=loss, host_call=(update, gradients), training_hooks=params.get("hooks"))
 
 
 def endless() -> Any:
@@ -246,9 +244,7 @@ def _trained_as_asked() -> None:
         assert made.get_variable_value("global_step") == 5
         assert (given.runs, of_spec.runs) == (3, 5)
         assert made.get_variable_names() == ["global_step", "w"]
-        older = next(
-            path for path in tf.train.get_checkpoint_state(folder).all_model_checkpoint_paths if "-2" in path
-        )
+        older = next(path for path in tf.train.get_checkpoint_state(folder).all_model_checkpoint_paths if "-2" in path)
         found = made.evaluate(endless, 2, [given.hook], older, "old")
         assert (found["global_step"], given.runs, of_spec.runs) == (2, 5, 7)
         assert made.evaluate(endless, steps=1)["loss"] < found["loss"]

@@ -71,8 +71,7 @@ def trains(kind: str) -> dict[str, Any]:
     train(state)
     left = hvd.to_state_dict(state.trained)
     return {
-        name: repr(value) if isinstance(value, dict) else np.asarray(value).tolist()
-        for name, value in left.items()
+        name: repr(value) if isinstance(value, dict) else np.asarray(value).tolist() for name, value in left.items()
     }
 
 

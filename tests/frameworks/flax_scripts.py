@@ -73,9 +73,7 @@ def script_linen_rnn(r: Run):
 def script_linen_train_state(r: Run):
     @jax.jit
     def step(state, x, y):
-        value, grads = r.value_and_grad(lambda params: jnp.mean((state.apply_fn(params, x) - y) ** 2))(
-            state.params
-        )
+        value, grads = r.value_and_grad(lambda params: jnp.mean((state.apply_fn(params, x) - y) ** 2))(state.params)
         return state.apply_gradients(grads=grads), r.mean(value)
 
     model = Mlp()
@@ -148,9 +146,7 @@ def script_nnx_split(r: Run):
 def script_linen_frozen_and_masked(r: Run):
     """The first layer keeps what it had, found by its path."""
     model = Mlp()
-    labels = jax.tree.map_with_path(
-        lambda path, _: "frozen" if path[1].key == "Dense_0" else "trained", begun(model)
-    )
+    labels = jax.tree.map_with_path(lambda path, _: "frozen" if path[1].key == "Dense_0" else "trained", begun(model))
     tx = optax.multi_transform({"trained": optax.adam(1e-2), "frozen": optax.set_to_zero()}, labels)
     state = TrainState.create(apply_fn=model.apply, params=begun(model), tx=tx)
 

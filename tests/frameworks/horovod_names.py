@@ -51,9 +51,7 @@ def _of_arguments(name: str, arguments: str, function: Any) -> list[str]:
     assert isinstance(parsed, ast.FunctionDef)
     theirs = [argument.arg for argument in parsed.args.args]
     defaults = dict(zip(reversed(theirs), map(ast.unparse, reversed(parsed.args.defaults)), strict=False))
-    own = {
-        key: p for key, p in inspect.signature(function).parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD
-    }
+    own = {key: p for key, p in inspect.signature(function).parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD}
     own.pop("self", None)
     if list(own)[: len(theirs)] != theirs:
         return [f"{name} takes {list(own)} and the original {theirs}"]
@@ -63,9 +61,7 @@ def _of_arguments(name: str, arguments: str, function: Any) -> list[str]:
         if _shown(own[key].default) != default
     ]
     # What only ours has must not be asked for.
-    found += [
-        f"{name} needs {key}" for key in list(own)[len(theirs) :] if own[key].default is inspect.Parameter.empty
-    ]
+    found += [f"{name} needs {key}" for key in list(own)[len(theirs) :] if own[key].default is inspect.Parameter.empty]
     return found
 
 

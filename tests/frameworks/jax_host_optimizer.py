@@ -136,9 +136,7 @@ def check_what_a_program_makes_of_parameters_counts():
         return run
 
     for dtype, rounding in (("float32", 2e-5), ("bfloat16", 0.05)):
-        expected = trained(
-            jax.jit(halving(stepped(PLAIN_ADAM, jax.value_and_grad))), (X, Y), model(dtype), PLAIN_ADAM
-        )
+        expected = trained(jax.jit(halving(stepped(PLAIN_ADAM, jax.value_and_grad))), (X, Y), model(dtype), PLAIN_ADAM)
         for streams in (True, False):
             optimizer = hvd.HostOptimizer(Adam(lr=1e-2))
             found = trained(jax.jit(halving(host_step(optimizer, streams))), rows(), model(dtype), optimizer)

@@ -82,9 +82,7 @@ def script_eagerly(r: Run):
 def script_x64(r: Run):
     jax.config.update("jax_enable_x64", True)
     try:
-        return r.fit(
-            squares, mlp(dtype="float64"), batches=((x.astype(float), y.astype(float)) for x, y in numbers())
-        )
+        return r.fit(squares, mlp(dtype="float64"), batches=((x.astype(float), y.astype(float)) for x, y in numbers()))
     finally:
         jax.config.update("jax_enable_x64", False)
 
@@ -140,9 +138,7 @@ def script_a_schedule_and_clipping(r: Run):
 
 def script_layers_that_are_frozen(r: Run):
     labels = [{"w": "frozen", "b": "frozen"}, {"w": "trained", "b": "trained"}]
-    return with_optax(
-        r, optax.multi_transform({"trained": optax.adam(1e-2), "frozen": optax.set_to_zero()}, labels)
-    )
+    return with_optax(r, optax.multi_transform({"trained": optax.adam(1e-2), "frozen": optax.set_to_zero()}, labels))
 
 
 def script_two_optimizers_by_label(r: Run):

@@ -127,9 +127,7 @@ def check_a_loop_in_one_compiled_function():
         return jax.lax.scan(lambda carry, batch: (step(*carry, *batch)[:2], None), (params, state), (x, y))[0]
 
     expected = trained(jax.jit(stepped(optimizer, jax.value_and_grad)), (X, Y), model(), optimizer)
-    agree(
-        looped(model(), optimizer.init(model()), jnp.asarray(x, "float32"), jnp.asarray(y, "float32"))[0], expected
-    )
+    agree(looped(model(), optimizer.init(model()), jnp.asarray(x, "float32"), jnp.asarray(y, "float32"))[0], expected)
 
 
 def check_batches_of_other_lengths_compile_anew():

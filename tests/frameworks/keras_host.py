@@ -313,9 +313,7 @@ def check_model_that_is_saved_says_what_is_missing():
         hvd.load_model(file)
     second = compiled(adam())
     second.save(file.with_name("new.keras"))
-    assert (
-        int(np.asarray(hvd.load_model(file.with_name("new.keras")).optimizer.iterations)) == 0
-    )  # nothing is lost
+    assert int(np.asarray(hvd.load_model(file.with_name("new.keras")).optimizer.iterations)) == 0  # nothing is lost
     second = keras.models.load_model(file, compile=False)
     second.compile(hvd.HostOptimizer(adam()), loss="mse")
     second.optimizer.build(second.trainable_variables)

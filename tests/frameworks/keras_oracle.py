@@ -435,9 +435,7 @@ def check_restart_in_the_middle():
     if RANK:
         second.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(0.5)), loss="mse")
     again = [hvd.callbacks.BroadcastGlobalVariablesCallback(0)]
-    second.fit(
-        *everyone[RANK], batch_size=ROWS, initial_epoch=2, epochs=4, shuffle=False, verbose=0, callbacks=again
-    )
+    second.fit(*everyone[RANK], batch_size=ROWS, initial_epoch=2, epochs=4, shuffle=False, verbose=0, callbacks=again)
     agree(second, reference, 1e-4)
 
 

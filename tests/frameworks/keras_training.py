@@ -134,9 +134,7 @@ def check_batches_in_the_timeline():
 def check_several_backward_passes_a_step():
     """Two passes of the same rank and their mean are one pass over both batches."""
     model, other = network(), network()
-    optimizer = hvd.DistributedOptimizer(
-        RULES["sgd"](), backward_passes_per_step=2, average_aggregated_gradients=True
-    )
+    optimizer = hvd.DistributedOptimizer(RULES["sgd"](), backward_passes_per_step=2, average_aggregated_gradients=True)
     fit(model, optimizer, 10)
     train_on_pairs(other, RULES["sgd"](), pooled)
     agree(model, other)
@@ -386,9 +384,7 @@ def check_values():
     assert hvd.reducescatter(np.ones(SIZE), op=hvd.Sum).numpy().tolist() == [float(SIZE)]
     with tf.Graph().as_default(), tf.compat.v1.Session():
         assert hvd.allgather([RANK]).tolist() == list(range(SIZE))
-    by_place = hvd.DistributedOptimizer(
-        RULES["sgd"](), None, "", "", hvd.Compression.none, False, 1.0, hvd.Sum, 0, 3
-    )
+    by_place = hvd.DistributedOptimizer(RULES["sgd"](), None, "", "", hvd.Compression.none, False, 1.0, hvd.Sum, 0, 3)
     assert by_place._reducer.options.groups == 3
     by_place = hvd_in_tensorflow.DistributedOptimizer(
         RULES["sgd"](), None, "", "", hvd.Compression.none, False, 1.0, hvd.Sum, 3

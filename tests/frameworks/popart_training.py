@@ -35,9 +35,7 @@ def check_a_script_of_the_extension_trains_like_one_device():
 def check_a_device_session_takes_the_place_of_popart():
     device = SimulatedSession(Program(PROGRAM.widths, seed=RANK))
     hvd.broadcast_weights(device, root_rank=SIZE - 1)
-    np.testing.assert_array_equal(
-        weights(device), weights(SimulatedSession(Program(PROGRAM.widths, seed=SIZE - 1)))
-    )
+    np.testing.assert_array_equal(weights(device), weights(SimulatedSession(Program(PROGRAM.widths, seed=SIZE - 1))))
     hvd.DistributedOptimizer(None, device).insert_host_allreduce()
     device.run(*batch(RANK, 0))
     device.settle()

@@ -46,9 +46,7 @@ def check_unnamed_allreduces_in_a_session():
             given = one_after_the_other([tf.fill([2], 10.0**i * (RANK + 1)) for i in range(COUNT)])
             sums = [hvd.allreduce(x, op=hvd.Sum) for x in given]
             for _ in range(3):
-                np.testing.assert_allclose(
-                    running.run(sums), [[10.0**i * TOTAL] * 2 for i in range(COUNT)], rtol=1e-6
-                )
+                np.testing.assert_allclose(running.run(sums), [[10.0**i * TOTAL] * 2 for i in range(COUNT)], rtol=1e-6)
 
 
 def check_unnamed_slices_in_a_session():
@@ -119,9 +117,7 @@ def check_names_given_twice_in_a_graph():
 def check_branches_and_loops_of_a_session():
     with tf.Graph().as_default(), session(1) as running:
         given = one_after_the_other([tf.constant(10.0**i) for i in range(3)])
-        sums = [
-            tf.cond(x > 0, lambda x=x: hvd.allreduce(x, op=hvd.Sum), lambda x=x: -hvd.allreduce(x)) for x in given
-        ]
+        sums = [tf.cond(x > 0, lambda x=x: hvd.allreduce(x, op=hvd.Sum), lambda x=x: -hvd.allreduce(x)) for x in given]
         sums.append(tf.while_loop(lambda y: y < 2.0, lambda y: [hvd.allreduce(y + 1.0)], [tf.constant(0.0)])[0])
         np.testing.assert_allclose(running.run(sums), [SIZE, 10.0 * SIZE, 100.0 * SIZE, 2.0])
 

@@ -266,9 +266,7 @@ def _step_after_one_that_failed() -> str:
 
     @tf.custom_gradient
     def failing(x: Any) -> Any:
-        return tf.identity(x), lambda upstream: tf.ensure_shape(
-            tf.py_function(fail, [upstream], tf.float32), x.shape
-        )
+        return tf.identity(x), lambda upstream: tf.ensure_shape(tf.py_function(fail, [upstream], tf.float32), x.shape)
 
     @tf.function
     def step(x: Any) -> Any:

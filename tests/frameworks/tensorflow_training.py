@@ -273,9 +273,7 @@ def check_sync_batch_normalization():
         y, expected = ours(x, training=True), plain(every, training=True)
         loss, pooled_loss = tf.reduce_sum(y * (x + 1)), tf.reduce_sum(expected * (every + 1))
     np.testing.assert_allclose(y, expected[mine], rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(
-        tape.gradient(loss, x), tape.gradient(pooled_loss, every)[mine], rtol=1e-3, atol=1e-3
-    )
+    np.testing.assert_allclose(tape.gradient(loss, x), tape.gradient(pooled_loss, every)[mine], rtol=1e-3, atol=1e-3)
     for own, other in zip(ours.non_trainable_variables, plain.non_trainable_variables, strict=True):
         np.testing.assert_allclose(own, other, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(ours(x, training=False), plain(x, training=False), rtol=1e-4, atol=1e-4)

@@ -84,8 +84,6 @@ def test_other_shapes_get_other_memory() -> None:
     assert (grads[0].tolist(), grads[1].tolist()) == ([8, 8, 8], [4, 4])
 
 
-@pytest.mark.parametrize(
-    "grad", [torch.ones(2, 3).t(), torch.ones(1, 3, 2, 2).to(memory_format=torch.channels_last)]
-)
+@pytest.mark.parametrize("grad", [torch.ones(2, 3).t(), torch.ones(1, 3, 2, 2).to(memory_format=torch.channels_last)])
 def test_gradients_that_are_not_flat_have_no_place(grad: torch.Tensor) -> None:
     assert TorchBucketMemory().place([torch.ones(2), grad], untouched=False) is None

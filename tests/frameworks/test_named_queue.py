@@ -77,9 +77,7 @@ def test_known_requests_run_beside_one_that_waits_for_a_rank():
     orders = (["a", "b"], ["a", "b"]), (["a", "c"], ["b", "a"]), (["b"], ["c"]), (["a"], ["a"])
     agreed = []
     for order in orders:
-        said = [
-            rank.next_round([allreduce(name) for name in mine]) for rank, mine in zip(ranks, order, strict=True)
-        ]
+        said = [rank.next_round([allreduce(name) for name in mine]) for rank, mine in zip(ranks, order, strict=True)]
         agreed.append([entry.name for entry in exchange(ranks, said).agreed])
     assert agreed == [["a", "b"], ["a"], ["c", "b"], ["a"]]
 
@@ -182,9 +180,7 @@ def test_a_rank_that_differs_after_steps_that_were_alike_is_named_and_the_next_s
     usual = [allreduce(f"t{i}") for i in range(3)]
 
     def step(queue: NamedQueue, requests: list[NamedRequest]) -> list:
-        return [
-            queue.submit(r, lambda r=r: [np.full(r.shapes[0], 1.0 + queue.rank, np.float32)]) for r in requests
-        ]
+        return [queue.submit(r, lambda r=r: [np.full(r.shapes[0], 1.0 + queue.rank, np.float32)]) for r in requests]
 
     def steps(queue: NamedQueue) -> tuple[str, list[float]]:
         for _ in range(4):

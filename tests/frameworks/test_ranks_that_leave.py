@@ -130,9 +130,7 @@ def test_all_that_need_a_rank_that_leaves_are_told_for_what(
     )
     for message in told[:leaver] + told[leaver + 1 :]:
         needed = r"(allreduce|agreement) #\d+ on ('first' and 1 more|'second'|join\(\))"
-        assert re.match(f"rank {leaver + beside} has shut down, and rank [0-4] needs it for {needed}", message), (
-            told
-        )
+        assert re.match(f"rank {leaver + beside} has shut down, and rank [0-4] needs it for {needed}", message), told
     assert told[leaver] == "leaves" or "shut down" in told[leaver], told
 
 
@@ -343,9 +341,7 @@ def follow(script: Script, queue: NamedQueue) -> dict[tuple[int, str], str]:
     return {key: _outcome(script, queue, one) for key, one in begun.items()}
 
 
-def _go_through(
-    script: Script, queue: NamedQueue, phase: int, begun: dict[tuple[int, str], NamedSubmission]
-) -> bool:
+def _go_through(script: Script, queue: NamedQueue, phase: int, begun: dict[tuple[int, str], NamedSubmission]) -> bool:
     """Whether this rank goes on to the next phase. After the last one it joins."""
     rank = queue.rank
     if phase == len(script.submitted):

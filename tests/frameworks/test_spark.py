@@ -143,9 +143,7 @@ def test_a_number_of_ranks_that_is_none(spark: SparkSession, number: Any) -> Non
 def test_ranks_of_a_host_follow_each_other() -> None:
     """Whichever tasks Spark has put there; partition 0 is rank 0."""
     hosts = ["a", "b", "a", "b", "a"]
-    found = task_places(
-        [Task(partition, host, "10.0.0.1") for partition, host in reversed(list(enumerate(hosts)))]
-    )
+    found = task_places([Task(partition, host, "10.0.0.1") for partition, host in reversed(list(enumerate(hosts)))])
     assert found == {
         0: RankPlace(0, 5, 0, 3, 0, 2),
         2: RankPlace(1, 5, 1, 3, 0, 2),

@@ -34,9 +34,7 @@ def check_an_optimizer_trains_as_one_process_on_all_data():
     with torch.no_grad():
         net.weight.fill_(1.0)
         net.bias.fill_(0.0)
-    optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD(net.parameters(), lr=1.0), net.named_parameters(), op=hvd.Sum
-    )
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=1.0), net.named_parameters(), op=hvd.Sum)
     for _ in range(12):
         optimizer.zero_grad()
         net(torch.full((1, 2), float(RANK + 1))).sum().backward()

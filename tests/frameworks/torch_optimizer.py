@@ -34,9 +34,7 @@ from ringtrain.step_time import measured
 
 def in_buckets(net, **options):
     """An optimizer of which each layer's gradients leave during the backward pass, after two steps."""
-    return distributed(
-        net, groups=[list(layer.parameters()) for layer in net if list(layer.parameters())], **options
-    )
+    return distributed(net, groups=[list(layer.parameters()) for layer in net if list(layer.parameters())], **options)
 
 
 def check_more_backward_passes_than_announced():
@@ -205,9 +203,7 @@ def check_gradients_that_change_while_they_are_reduced():
             x, y = batches(RANK, 1)[0]
             nn.functional.mse_loss(net(x), y).backward()
             change(net)
-            with pytest.raises(
-                ValueError, match=r"gradient\.0\.weight.*optimizer\.synchronize\(\); change"
-            ) as caught:
+            with pytest.raises(ValueError, match=r"gradient\.0\.weight.*optimizer\.synchronize\(\); change") as caught:
                 optimizer.step()
             assert f"rank {RANK}" in str(caught.value), case
             agree(net, model(), 0)

@@ -199,6 +199,4 @@ def _compare(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor], sc
 
 
 def _digest(found: dict[str, torch.Tensor]) -> list[bytes]:
-    return [
-        tensor.to_dense().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() for tensor in found.values()
-    ]
+    return [tensor.to_dense().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() for tensor in found.values()]

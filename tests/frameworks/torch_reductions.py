@@ -26,9 +26,7 @@ import ringtrain.torch as hvd
 
 
 def check_allreduce_forward():
-    handles = {
-        case: hvd.allreduce_async(value(RANK, case[1], case[0]), op=getattr(hvd, case[2])) for case in cases()
-    }
+    handles = {case: hvd.allreduce_async(value(RANK, case[1], case[0]), op=getattr(hvd, case[2])) for case in cases()}
     for case, handle in handles.items():
         result = hvd.synchronize(handle)
         assert hvd.poll(handle)
@@ -371,9 +369,7 @@ def check_sparse_allreduce():
     for dtype in FLOATS:
         for dim in DIMS:
             # One sparse dimension before dense ones.
-            rows = torch.sparse_coo_tensor(
-                [[0, RANK + 1]], value(RANK, dim, dtype, 2), (SIZE + 1, *(3,) * (dim - 1))
-            )
+            rows = torch.sparse_coo_tensor([[0, RANK + 1]], value(RANK, dim, dtype, 2), (SIZE + 1, *(3,) * (dim - 1)))
             dense = np.zeros((SIZE + 1, *(3,) * (dim - 1)))
             for rank in RANKS:
                 dense[[0, rank + 1]] += numbers(value(rank, dim, dtype, 2))
@@ -410,9 +406,7 @@ def check_averages_of_integers_never_wrap():
     for dtype in (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64):
         info = torch.iinfo(dtype)
         for low, high in ((info.max, info.max), (info.min, info.min), (info.max, info.min), (info.min + 3, 7)):
-            numbers = [
-                [low, high, 5, -7 if info.min else 3][(index + rank) % 4] for rank in RANKS for index in (0,)
-            ]
+            numbers = [[low, high, 5, -7 if info.min else 3][(index + rank) % 4] for rank in RANKS for index in (0,)]
             own = torch.tensor([numbers[RANK]] * 3, dtype=dtype)
             total = sum(numbers)
             mean = abs(total) // SIZE * (1 if total >= 0 else -1)

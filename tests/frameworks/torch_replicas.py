@@ -42,9 +42,7 @@ def check_one_flipped_bit_is_found():
         train(net, optimizer, DATA[:3])
         if RANK == ODD:
             net[layer].weight.data.view(-1).view(torch.int32)[3] ^= 1
-        names_the_odd_rank(
-            lambda net=net, optimizer=optimizer: train(net, optimizer, DATA[3:]), "the weights on ranks"
-        )
+        names_the_odd_rank(lambda net=net, optimizer=optimizer: train(net, optimizer, DATA[3:]), "the weights on ranks")
 
 
 def check_a_wrong_load_is_found():

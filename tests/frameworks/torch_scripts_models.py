@@ -409,9 +409,7 @@ def script_lstm(r: Run):
 
 
 def script_transformer(r: Run):
-    model = nn.Sequential(
-        nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True), nn.Flatten(), nn.Linear(40, 2)
-    )
+    model = nn.Sequential(nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True), nn.Flatten(), nn.Linear(40, 2))
     optimizer = r.wrap(torch.optim.SGD(model.parameters(), lr=0.05), model)
     return train(r, model, optimizer, 3, features=(5, 8))
 

@@ -322,9 +322,7 @@ def check_sync_batch_norm():
         (y * (inputs[RANK] + 1)).sum().backward()
         (expected * (torch.cat(inputs) + 1)).sum().backward()
         torch.testing.assert_close(x.grad, every.grad[mine], rtol=1e-4, atol=1e-4)
-        torch.testing.assert_close(
-            hvd.allreduce(ours.weight.grad, op=hvd.Sum), plain.weight.grad, rtol=1e-4, atol=1e-4
-        )
+        torch.testing.assert_close(hvd.allreduce(ours.weight.grad, op=hvd.Sum), plain.weight.grad, rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(ours.running_mean, plain.running_mean)
         torch.testing.assert_close(ours.running_var, plain.running_var)
         assert int(ours.num_batches_tracked) == 2

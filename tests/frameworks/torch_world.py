@@ -227,9 +227,7 @@ def check_steps_of_a_distributed_optimizer_in_the_timeline():
             optimizer.step()
         hvd.stop_timeline()
         path = Path(folder) / ("trace.json" if RANK == 0 else f"trace-rank{RANK}.json")
-        spans = [
-            event["name"] for event in json.loads(path.read_text()) if event.get("cat") in ("backward", "step")
-        ]
+        spans = [event["name"] for event in json.loads(path.read_text()) if event.get("cat") in ("backward", "step")]
         assert spans == ["backward", "step 1", "backward", "step 2"] if SIZE > 1 else ["step 1", "step 2"]
 
 

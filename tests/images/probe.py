@@ -60,12 +60,7 @@ def main():
             seen["owned"].append(path)
         if os.path.basename(path) in (".cache", "pip") and "/site-packages/" not in path:
             seen["caches"].append(path)
-        if (
-            path.startswith(("/opt/", "/python/"))
-            and path.endswith(".py")
-            and "/tests/" not in path
-            and is_stale(path)
-        ):
+        if path.startswith(("/opt/", "/python/")) and path.endswith(".py") and "/tests/" not in path and is_stale(path):
             seen["uncompiled"].append(path)
     lists = "/var/lib/apt/lists"
     seen["lists"] = os.listdir(lists) if os.path.exists(lists) else []

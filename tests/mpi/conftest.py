@@ -25,9 +25,7 @@ def local_gang(short_path: Path) -> Iterator[Callable[..., MpiGang]]:
     """`local_gang(workers, slots, implementation, user=None, **settings)`: all on loopback."""
     with ExitStack() as stack:
 
-        def make(
-            workers: int, slots: int, implementation: str, user: int | None = None, **settings: str
-        ) -> MpiGang:
+        def make(workers: int, slots: int, implementation: str, user: int | None = None, **settings: str) -> MpiGang:
             made = MpiGang(short_path, loopback(workers + 1, user), slots, implementation, **settings)
             stack.callback(made.close)
             return made
@@ -43,9 +41,7 @@ def gang(short_path: Path) -> Iterator[Callable[..., MpiGang]]:
     with ExitStack() as stack:
 
         def make(workers: int, slots: int, implementation: str, **settings: str) -> MpiGang:
-            made = MpiGang(
-                short_path, stack.enter_context(network(workers + 1)), slots, implementation, **settings
-            )
+            made = MpiGang(short_path, stack.enter_context(network(workers + 1)), slots, implementation, **settings)
             stack.callback(made.close)
             return made
 

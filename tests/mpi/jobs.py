@@ -45,9 +45,7 @@ def write_secrets(directory: Path, uid: str = "uid-1", *, launcher_as_worker: bo
 class MpiGang:
     """Launcher on the network's host 0, worker i on host i + 1."""
 
-    def __init__(
-        self, directory: Path, network: Network, slots: int, implementation: str, **settings: str
-    ) -> None:
+    def __init__(self, directory: Path, network: Network, slots: int, implementation: str, **settings: str) -> None:
         self.directory = directory
         self.network = network
         self.workers = len(network.hosts) - 1

@@ -192,9 +192,9 @@ def test_a_field_that_makes_no_sense_is_named(role: str, field: str, value: obje
     """The field, what it is, and what is expected."""
     obj = changed()
     replica = obj["spec"]["mpiReplicaSpecs"].get(role, obj["spec"])
-    (replica if field in ("slotsPerWorker", "replicas") else replica["template"]["spec"]["containers"][0])[
-        field
-    ] = value
+    (replica if field in ("slotsPerWorker", "replicas") else replica["template"]["spec"]["containers"][0])[field] = (
+        value
+    )
     with pytest.raises(Invalid) as refused:
         convert_mpijob(obj)
     assert problem in str(refused.value)

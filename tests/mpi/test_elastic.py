@@ -35,9 +35,7 @@ def until_formed(job: MpiGang, launcher: PodProcess, formation: int, slots: list
 
     def formed() -> bool:
         newest = [worlds(job, slot)[-1:] for slot in slots]
-        return [one[0][:3] for one in newest if one] == [
-            (formation, rank, len(slots)) for rank in range(len(slots))
-        ]
+        return [one[0][:3] for one in newest if one] == [(formation, rank, len(slots)) for rank in range(len(slots))]
 
     try:
         until(f"formation {formation} of {slots}", formed)

@@ -60,9 +60,7 @@ def test_the_launcher_runs_ranks_too(library: Library, gang: Callable[..., MpiGa
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("library", ALL)
-def test_workers_that_share_one_address(
-    library: Library, local_gang: Callable[..., MpiGang], short_path: Path
-) -> None:
+def test_workers_that_share_one_address(library: Library, local_gang: Callable[..., MpiGang], short_path: Path) -> None:
     """As under hostNetwork on one node, or `dtj local`: every rank still runs in its own worker. Ranks of Open MPI
     hear that collectives are none by node."""
     job = local_gang(2, 2, library.implementation, **library.need_mpi4py(short_path))
@@ -116,9 +114,7 @@ def test_options_of_the_spec_reach_mpirun(
 
 @pytest.mark.sampled(1, of="library", can_run=Library.is_there)
 @pytest.mark.parametrize("library", ALL)
-def test_a_script_calls_mpirun_twice(
-    library: Library, local_gang: Callable[..., MpiGang], short_path: Path
-) -> None:
+def test_a_script_calls_mpirun_twice(library: Library, local_gang: Callable[..., MpiGang], short_path: Path) -> None:
     """A launcher's script finds an mpirun that knows the job; each rank's log has what both runs wrote."""
     variables = library.need_mpi4py(short_path)
     job = local_gang(2, 1, library.implementation, **variables)

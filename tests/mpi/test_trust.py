@@ -36,9 +36,7 @@ class Spawned:
 
     commands: list[str] = field(default_factory=list)
 
-    def spawn(
-        self, command: Sequence[str], environment: Mapping[str, str], streams: ChildStreams
-    ) -> MpiDaemonChild:
+    def spawn(self, command: Sequence[str], environment: Mapping[str, str], streams: ChildStreams) -> MpiDaemonChild:
         self.commands.append(command[-1])
         files = {"stdin": streams.stdin, "stdout": streams.stdout, "stderr": streams.stderr}
         process = subprocess.Popen(command, env=dict(environment), start_new_session=True, **files)  # type: ignore[call-overload]

@@ -104,9 +104,7 @@ def their_server(service: Any) -> Iterator[int]:
 @contextlib.contextmanager
 def our_client(port: int, window: int = MAX_WINDOW) -> Iterator[Callable[..., SocketFrameStream]]:
     """Opens calls on one connection, one after the other."""
-    connection = Http2Connection(
-        SocketChannel(socket.create_connection(("127.0.0.1", port)), DEADLINE_S), True, window
-    )
+    connection = Http2Connection(SocketChannel(socket.create_connection(("127.0.0.1", port)), DEADLINE_S), True, window)
 
     def pull(request: bytes, timeout_s: float = DEADLINE_S) -> SocketFrameStream:
         stream = SocketFrameStream(connection, lambda _: None)

@@ -192,9 +192,7 @@ def test_process_sets_run_among_themselves(transport: str) -> None:
                 values.append(float(rt.allreduce(float(rank), rt.Sum, process_set=odd)))
                 values.append(rt.broadcast(np.array([rank]), 3, process_set=odd).tolist())
             if ends.included():
-                values.append(
-                    (ends.rank(), ends.size(), rt.allgather(np.array([rank]), process_set=ends).tolist())
-                )
+                values.append((ends.rank(), ends.size(), rt.allgather(np.array([rank]), process_set=ends).tolist()))
             assert rt.remove_process_set(odd)
             assert not rt.remove_process_set(odd)
             values.append(float(rt.allreduce(1.0, rt.Sum, process_set=rt.global_process_set)))

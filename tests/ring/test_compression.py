@@ -130,9 +130,7 @@ def test_a_state_of_something_else_is_refused(state: dict[str, Any], message: st
 
 def test_ranks_that_compress_differently_are_told() -> None:
     with world_of(2) as world:
-        errors = world.errors(
-            lambda rank: Compressor(["bf16", "int8"][rank]).allreduce_(np.ones(4, "f4"), name="w")
-        )
+        errors = world.errors(lambda rank: Compressor(["bf16", "int8"][rank]).allreduce_(np.ones(4, "f4"), name="w"))
     assert all(isinstance(error, MismatchError) for error in errors)
 
 
@@ -147,9 +145,7 @@ def test_arguments_are_checked() -> None:
         run_threads(lambda group: HostOptimizer({"w": np.ones(3)}, SGD(0.1), compression="int7", group=group), 1)
     with pytest.raises(ConfigurationError, match="sharded=False"):
         run_threads(
-            lambda group: HostOptimizer(
-                {"w": np.ones(3)}, SGD(0.1), compression="bf16", sharded=False, group=group
-            ),
+            lambda group: HostOptimizer({"w": np.ones(3)}, SGD(0.1), compression="bf16", sharded=False, group=group),
             1,
         )
 
@@ -285,9 +281,7 @@ def test_training_with_int8_gets_as_far() -> None:
     assert abs(squeezed[0] - plain[0]) <= 0.01
 
 
-def compressed_training(
-    compression: str, group: CollectiveGroup, steps: range, state: Any = None
-) -> HostOptimizer:
+def compressed_training(compression: str, group: CollectiveGroup, steps: range, state: Any = None) -> HostOptimizer:
     """Train on gradients that depend on the rank and the step alone, from `state` if it is given."""
     params = {"w": np.zeros((40, 7), np.float32), "b": np.zeros(13, np.float32)}
     options: dict[str, Any] = {"compression": compression, "bucket_bytes": 64, "group": group}
@@ -340,9 +334,7 @@ def test_what_is_owed_keeps_its_mean_in_a_world_of_another_size(size: int) -> No
             continue
         for name in ("w", "b"):
             assert again["lost"][name].shape == (size, *owed["lost_change"][name].shape)
-            np.testing.assert_allclose(
-                again["lost"][name].mean(0), owed["lost"][name].mean(0), rtol=1e-5, atol=1e-9
-            )
+            np.testing.assert_allclose(again["lost"][name].mean(0), owed["lost"][name].mean(0), rtol=1e-5, atol=1e-9)
             assert_same_bits(again["lost_change"][name], owed["lost_change"][name])
 
 

@@ -196,9 +196,7 @@ def test_calls_of_grpc_at_the_same_time_take_turns() -> None:
     ids=["another-length", "too-few", "too-many"],
 )
 @OUR_SERVER
-def test_another_frame_than_expected_is_a_defect(
-    serving: Callable[[Any], Any], sizes: list[int], message: str
-) -> None:
+def test_another_frame_than_expected_is_a_defect(serving: Callable[[Any], Any], sizes: list[int], message: str) -> None:
     """What is not the frame that the reader waits for is never stored as if it were."""
     with (
         serving(Sizes()) as port,
@@ -220,9 +218,7 @@ ANSWER = [
 
 
 @pytest.mark.parametrize("piece", [1 << 20, 1500, 13], ids=lambda piece: f"pieces-of-{piece}")
-@pytest.mark.parametrize(
-    "other", ["nothing", "pings", "indexed-headers", "trailers-with-more", "split-data", "padded"]
-)
+@pytest.mark.parametrize("other", ["nothing", "pings", "indexed-headers", "trailers-with-more", "split-data", "padded"])
 def test_an_answer_is_read_however_it_is_framed(other: str, piece: int) -> None:
     """As peers of ours frame it, and otherwise: with questions between all frames, headers that use the table,
     another trailer, a message in two frames, padding; and in whatever pieces it comes. Twice on one connection.
@@ -245,9 +241,7 @@ def _framed(other: str, stream: int, encoder: Encoder) -> Iterator[bytes]:
         if other == "pings":
             yield _frame(Http2FrameType.PING, 0, 0, b"12345678")
         if other == "indexed-headers" and place == 0:
-            data = encoder.encode(
-                [(":status", "200"), ("content-type", "application/grpc"), ("server", "another")]
-            )
+            data = encoder.encode([(":status", "200"), ("content-type", "application/grpc"), ("server", "another")])
         if other == "trailers-with-more" and place == 3:
             data = trailer_block(0, "said", only=False)
         if other == "split-data" and place == 1:
@@ -416,9 +410,7 @@ def test_ranks_whose_data_ports_are_out_of_reach_use_the_ring_s(caplog: pytest.L
         for _ in range(2):
             for got in world.run(lambda rank: rt.allreduce(x, rt.Sum)):
                 assert np.array_equal(got, 3 * x)
-    lines = [
-        record.getMessage() for record in caplog.records if "can't reach the data port" in record.getMessage()
-    ]
+    lines = [record.getMessage() for record in caplog.records if "can't reach the data port" in record.getMessage()]
     assert sorted(line.split(" can't")[0] for line in lines) == ["rank 0", "rank 1", "rank 2"]
 
 

@@ -83,9 +83,7 @@ def test_two_terminals_with_tf_config_train_together() -> None:
             "4",
             "--optimizer",
             "lamb",
-            TF_CONFIG=json.dumps(
-                {"cluster": {"worker": list(workers)}, "task": {"type": "worker", "index": index}}
-            ),
+            TF_CONFIG=json.dumps({"cluster": {"worker": list(workers)}, "task": {"type": "worker", "index": index}}),
         )
         for index in range(2)
     ]

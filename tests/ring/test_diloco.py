@@ -463,9 +463,7 @@ def _asked_to_change(options: dict[str, Any], steps: int) -> list[float]:
 
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("steps", [1, 2, 3, 4])
-@pytest.mark.parametrize(
-    "options", [{}, {"fragments": 2}, {"fragments": 2, "overlap_steps": 1, "mix": 1.0}], ids=str
-)
+@pytest.mark.parametrize("options", [{}, {"fragments": 2}, {"fragments": 2, "overlap_steps": 1, "mix": 1.0}], ids=str)
 def test_a_planned_change_loses_no_inner_step(options: dict[str, Any], steps: int) -> None:
     """Those who leave have their part in the mean of all fragments, at a commit of one of them, and between two,
     where check_host_updates() has told them to."""

@@ -127,9 +127,7 @@ def _reference(run: Run) -> list[list[dict[str, Array]]]:
     def synchronize(names: str) -> None:
         for name in names:
             samples = [site.samples[name] for site in sites]
-            apart = [
-                count * (outer[name] - site.weights[name]) for count, site in zip(samples, sites, strict=True)
-            ]
+            apart = [count * (outer[name] - site.weights[name]) for count, site in zip(samples, sites, strict=True)]
             mean = sum(apart) / sum(samples)
             velocity[name] = momentum * velocity[name] + mean
             outer[name] = outer[name] - lr * (mean + momentum * velocity[name])
@@ -312,9 +310,7 @@ def _alone_in_a_site() -> None:
 def test_a_rank_with_other_weights_than_its_site_is_named() -> None:
     """On all ranks: its gradients were not averaged with those of the site."""
     for outcome in ranks_ended(_alone_in_a_site, 4):
-        assert "MismatchError: DiLoCo: rank 3 has other weights than rank 2 of the same site" in (
-            outcome.error or ""
-        )
+        assert "MismatchError: DiLoCo: rank 3 has other weights than rank 2 of the same site" in (outcome.error or "")
         assert "average()" in (outcome.error or "")
 
 

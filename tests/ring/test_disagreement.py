@@ -58,9 +58,7 @@ def _trains(spoil: Spoil, rank: int, **options: Any) -> int:
 def test_a_rank_whose_weights_are_others_is_named(spoil: Spoil, sharded: bool, transport: str) -> None:
     """Of three ranks the one, though its own optimizer is as content as the others'."""
     with world_of(3, transport) as world:
-        errors = world.errors(
-            lambda rank: _trains(spoil, rank, rule=SGD(0.01), sharded=sharded, bucket_bytes=4000)
-        )
+        errors = world.errors(lambda rank: _trains(spoil, rank, rule=SGD(0.01), sharded=sharded, bucket_bytes=4000))
     for error in errors:
         assert isinstance(error, StateCorrupt), error
         assert error.ranks == (ODD,)

@@ -271,9 +271,7 @@ def test_different_states_are_a_mismatch() -> None:
         slots.form()
         for slot in range(2):
             error = slots.ended(slot).error
-            assert error.startswith(
-                "MismatchError: the elastic state is made of {'step': 'value'} on rank 0 and of"
-            )
+            assert error.startswith("MismatchError: the elastic state is made of {'step': 'value'} on rank 0 and of")
 
 
 def _counts_updates(lost_at: str, steps: int) -> list[float]:

@@ -108,9 +108,7 @@ class FaultyTransport:
     def serve(self, service: TransportService) -> None:
         self._transport.serve(_FaultyService(service, self._before_frame))
 
-    def ask(
-        self, peer: int, method: str, request: bytes, timeout_s: float, patient: bool = False
-    ) -> "Future[bytes]":
+    def ask(self, peer: int, method: str, request: bytes, timeout_s: float, patient: bool = False) -> "Future[bytes]":
         return self._transport.ask(peer, method, request, timeout_s, patient)
 
     def pull(self, peer: int, request: bytes, timeout_s: float) -> FrameStream:

@@ -198,9 +198,7 @@ def test_two_installed_versions_are_refused(file: str, here: str, other: str, sa
 class Overtaken(MemoryTransport):
     """Its rank has left before its watches arrive anywhere: the questions that it would keep open."""
 
-    def ask(
-        self, peer: int, method: str, request: bytes, timeout_s: float, patient: bool = False
-    ) -> "Future[bytes]":
+    def ask(self, peer: int, method: str, request: bytes, timeout_s: float, patient: bool = False) -> "Future[bytes]":
         if method == WATCH and decode_message(request)["hold"]:
             return Future()
         return super().ask(peer, method, request, timeout_s, patient)
@@ -281,9 +279,7 @@ class _Answering:
 
 
 def _hello(**other: object) -> bytes:
-    return encode_message(
-        {**HelloMessage(PROTOCOL_VERSION, 1, 2, 1, "x:1", "stranger", "nonce").__dict__, **other}
-    )
+    return encode_message({**HelloMessage(PROTOCOL_VERSION, 1, 2, 1, "x:1", "stranger", "nonce").__dict__, **other})
 
 
 STRANGERS = {
@@ -344,9 +340,7 @@ def test_another_rank_at_an_address_is_named() -> None:
     first, second, third = world(3, timeout_s=5.0)
     swapped = (second.addresses[0], third.addresses[2], third.addresses[1])
     errors = meet([first, changed(second, addresses=swapped), changed(third, addresses=swapped)], "grpc")
-    assert_all_refuse(
-        errors[:1], r"127\.0\.0\.1:\d+ should be rank [12], but rank [12] answers there|two processes"
-    )
+    assert_all_refuse(errors[:1], r"127\.0\.0\.1:\d+ should be rank [12], but rank [12] answers there|two processes")
 
 
 def test_a_port_in_use_is_named() -> None:
@@ -357,8 +351,7 @@ def test_a_port_in_use_is_named() -> None:
         (error,) = meet([config], "grpc")
     assert isinstance(error, ConfigurationError)
     assert str(error) == (
-        f"rank 0 can't listen on {config.addresses[0]}: "
-        f"another process, or a second task with index 0, listens there"
+        f"rank 0 can't listen on {config.addresses[0]}: another process, or a second task with index 0, listens there"
     )
 
 

@@ -92,9 +92,7 @@ def waiting_offers(others: tuple[int, ...] = (0, 2, 3)) -> WorldOfferTable:
     offers = WorldOfferTable(1, WorldFailureState())
     offers.begin((0, 6), WireSignature("barrier"), others)
     offers.end((0, 6))
-    offers.begin(
-        (0, 7), WireSignature("allreduce", (WireTensorSignature("conv1.weight", "float32", (3,)),)), others
-    )
+    offers.begin((0, 7), WireSignature("allreduce", (WireTensorSignature("conv1.weight", "float32", (3,)),)), others)
     return offers
 
 
@@ -128,9 +126,7 @@ def _of(answers: dict[int, object], peers: Sequence[int]) -> dict[int, object]:
 
 @pytest.mark.parametrize("size", [17, 64, 1000])
 @pytest.mark.parametrize("seed", range(3))
-def test_of_a_large_set_that_waits_somebody_says_it(
-    size: int, seed: int, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_of_a_large_set_that_waits_somebody_says_it(size: int, seed: int, caplog: pytest.LogCaptureFixture) -> None:
     """Whoever is late, alone or with many: at least one rank says it, and of one late rank no more than one."""
     random = Random(f"{size} {seed}")
     for late in (random.sample(range(size), 1), random.sample(range(size), size // 3), range(1, size)):
@@ -139,9 +135,7 @@ def test_of_a_large_set_that_waits_somebody_says_it(
         with caplog.at_level(logging.WARNING, "ringtrain"):
             for rank in set(range(size)).difference(late):
                 offers = WorldOfferTable(rank, WorldFailureState())
-                lateness = WorldLateness(
-                    RingConfig(rank, size, ()), offers, partial(_of, answers), lambda key: None
-                )
+                lateness = WorldLateness(RingConfig(rank, size, ()), offers, partial(_of, answers), lambda key: None)
                 others = tuple(peer for peer in range(size) if peer != rank)
                 lateness._warn((0, 7), BegunCollective(7, WireSignature("barrier"), others, 0.0, None), 31.0)
         assert 1 <= len(caplog.messages) <= len(late)

@@ -205,9 +205,7 @@ def test_shutdown_ends_what_is_under_way(transport: str) -> None:
             with offers._changed:
                 assert offers._changed.wait_for(lambda: offers._offers, 60)  # the first one is under way
             world.contexts[0].close()
-            return [
-                f"{type(error).__name__}: {error}" for error in map(error_of, [h.synchronize for h in handles])
-            ]
+            return [f"{type(error).__name__}: {error}" for error in map(error_of, [h.synchronize for h in handles])]
 
         assert world.run(leave)[0] == [
             'NotInitializedError: ringtrain was shut down during allreduce #1 "loss"',
@@ -230,9 +228,7 @@ def _init_again_after_a_fault() -> list[object]:
 
 def test_a_failed_world_is_replaced_by_a_new_one() -> None:
     """After a fault every collective raises until shutdown and init; then the world is whole again."""
-    assert (
-        run_ranks(_init_again_after_a_fault, 2, env=GRPC) == [["MismatchError", "MismatchError", [2, 2], []]] * 2
-    )
+    assert run_ranks(_init_again_after_a_fault, 2, env=GRPC) == [["MismatchError", "MismatchError", [2, 2], []]] * 2
 
 
 def _exit_at_once(last: bool) -> list[float]:

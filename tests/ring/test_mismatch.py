@@ -305,9 +305,7 @@ def test_state_dict_of_ranks_at_different_updates_is_an_error() -> None:
 
 @pytest.mark.parametrize("transport", ["memory", "shm"])
 @pytest.mark.parametrize("roots", [(0, 0), (None, 1), (0, 1)])
-def test_state_dict_with_other_arguments_leaves_nothing_behind(
-    transport: str, roots: tuple[int | None, int]
-) -> None:
+def test_state_dict_with_other_arguments_leaves_nothing_behind(transport: str, roots: tuple[int | None, int]) -> None:
     """Also where one rank keeps the state and the other does not: nobody waits for arrays that the other one does
     not send, and the call that is right goes on."""
 
@@ -351,9 +349,7 @@ def test_what_ranks_tell_each_other_is_never_taken_for_something_else(transport:
 
     def work(rank: int) -> None:
         group = group_of()
-        said = (
-            group.allgather_object(False, "StopRequest") if rank else group.allgather_object(7, "checkpoint saved")
-        )
+        said = group.allgather_object(False, "StopRequest") if rank else group.allgather_object(7, "checkpoint saved")
         raise AssertionError(said)
 
     with world_of(2, transport) as world:

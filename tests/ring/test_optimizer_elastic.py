@@ -161,9 +161,7 @@ def _fail_at(world: World, case: Case, victim: int, fails_at: int) -> tuple[list
     return [opt for opt in made if opt is not None], done, count[0] <= 0
 
 
-def _all_go_on(
-    opts: list[HostOptimizer], case: Case, updates: int, transport: str
-) -> list[list[dict[str, bytes]]]:
+def _all_go_on(opts: list[HostOptimizer], case: Case, updates: int, transport: str) -> list[list[dict[str, bytes]]]:
     """In another world of the same ranks: state after `updates`, and at the end."""
     with world_of(len(opts), transport) as world:
 
@@ -452,9 +450,7 @@ def test_both_homes_lost_is_said_on_every_rank() -> None:
         for error in world.errors(lambda rank: _goes_on(case, opts, [0, None], rank)):
             assert isinstance(error, StateLost)
             assert error.ranks == (1,)
-            assert "ranks [1, 2] of the former world are lost: nobody else had a copy of the state of [1]" in str(
-                error
-            )
+            assert "ranks [1, 2] of the former world are lost: nobody else had a copy of the state of [1]" in str(error)
 
 
 def test_a_loaded_state_has_a_second_home() -> None:
@@ -672,9 +668,7 @@ def test_copies_are_alike_after_many_updates() -> None:
     """Whatever the rule and the way of the gradients."""
     for name in ("lamb-half-clip", "int8-clip"):
         with world_of(2) as world:
-            world.run(
-                lambda rank, name=name: _train(_made(CASES[name], group_of()), CASES[name], PARTS + EVERY + 1)
-            )
+            world.run(lambda rank, name=name: _train(_made(CASES[name], group_of()), CASES[name], PARTS + EVERY + 1))
 
 
 class _Opened:
@@ -710,9 +704,7 @@ def test_a_rank_that_was_lost_to_the_last_exchange_goes_on_with_what_others_adop
     def join(rank: int) -> tuple[int, list[float]]:
         current().former = FormerFormation(1, (0, None))
         handler = (
-            survivor
-            if rank == 0
-            else ElasticOptimizerHandler(HostOptimizer({"w": [0.0] * 4}, SGD(1.0), elastic=True))
+            survivor if rank == 0 else ElasticOptimizerHandler(HostOptimizer({"w": [0.0] * 4}, SGD(1.0), elastic=True))
         )
         handler.go_back(current(), 1)
         assert handler.prepare(current())

@@ -65,9 +65,7 @@ class Counting(MemoryTransport):
 
     asked: set[tuple[str, int, int]] = set()
 
-    def ask(
-        self, peer: int, method: str, request: bytes, timeout_s: float, patient: bool = False
-    ) -> "Future[bytes]":
+    def ask(self, peer: int, method: str, request: bytes, timeout_s: float, patient: bool = False) -> "Future[bytes]":
         self.asked.add((method, self._rank, peer))
         return super().ask(peer, method, request, timeout_s, patient)
 
@@ -90,9 +88,7 @@ class Overtaken(MemoryTransport):
         super().__init__(network, rank)
         self._left = threading.Event()
 
-    def ask(
-        self, peer: int, method: str, request: bytes, timeout_s: float, patient: bool = False
-    ) -> "Future[bytes]":
+    def ask(self, peer: int, method: str, request: bytes, timeout_s: float, patient: bool = False) -> "Future[bytes]":
         if method != WATCH or not decode_message_fields(request, hold=bool)["hold"]:
             return super().ask(peer, method, request, timeout_s, patient)
         answer: Future[bytes] = Future()
@@ -157,9 +153,7 @@ DIFFERENT = {
 
 
 @pytest.mark.parametrize(("settings", "message"), DIFFERENT.values(), ids=DIFFERENT)
-def test_another_configuration_far_away_is_told_to_all(
-    settings: dict[str, Any], message: str, tmp_path: Path
-) -> None:
+def test_another_configuration_far_away_is_told_to_all(settings: dict[str, Any], message: str, tmp_path: Path) -> None:
     """Its partners find it, and pass it on."""
     (tmp_path / "token").write_text("a secret")
     (tmp_path / "other").write_text("another secret")
@@ -177,9 +171,7 @@ def test_another_configuration_far_away_is_told_to_all(
 class Dying(MemoryTransport):
     """Rank `FAR` is gone as soon as it has met its partners."""
 
-    def ask(
-        self, peer: int, method: str, request: bytes, timeout_s: float, patient: bool = False
-    ) -> "Future[bytes]":
+    def ask(self, peer: int, method: str, request: bytes, timeout_s: float, patient: bool = False) -> "Future[bytes]":
         if method == ROSTER and self._rank == FAR:
             self.close(0.0)
             raise NotInitializedError("killed")

@@ -141,9 +141,7 @@ def test_a_run_in_a_jobs_script_is_on_the_jobs_nodes(slurm: Cluster, script: str
     """`sbatch` with `ringtrain run` and no -np: as many ranks as tasks, by srun, with one merged log."""
     batch = tmp_path / "job.sh"
     run = f"ringtrain run -q --log-dir {tmp_path}/runs"
-    batch.write_text(
-        f"#!/bin/sh\n{run} python3 {script}\n{run} -np 2 python3 {script}\n{run} -np 8 python3 {script}\n"
-    )
+    batch.write_text(f"#!/bin/sh\n{run} python3 {script}\n{run} -np 2 python3 {script}\n{run} -np 8 python3 {script}\n")
     out = tmp_path / "out"
     options = ["-N2", "-n4", "--ntasks-per-node=2", "-D", str(tmp_path), "-o", str(out)]
     done = slurm.run("sbatch", "-W", *options, str(batch), SSH_CONNECTION="192.0.2.1 50000 192.0.2.2 22")
@@ -162,9 +160,7 @@ def test_a_run_that_srun_starts_twice_says_so(slurm: Cluster, tmp_path: Path) ->
     run = ["ringtrain", "run", "-np", "1", "--log-dir", str(tmp_path / "runs"), "true"]
     done = slurm.run("srun", "-n2", "-N1", *run)
     assert done.returncode == 0, done.stderr
-    assert (done.stdout + done.stderr).count(
-        "srun has started this command 2 times, and each is a run of its own"
-    ) == 2
+    assert (done.stdout + done.stderr).count("srun has started this command 2 times, and each is a run of its own") == 2
 
 
 def test_a_task_that_never_comes_is_named(slurm: Cluster) -> None:

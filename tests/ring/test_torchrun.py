@@ -183,9 +183,7 @@ def test_another_token_is_named() -> None:
         first = pool.submit(_gather, 0, port, b"a secret", 2.0)
         with pytest.raises(ConfigurationError, match="rank 1 does not have the token of rank 0"):
             _gather(1, port, b"another")
-        with pytest.raises(
-            ConfigurationError, match=re.escape("rank(s) 1, 2 of 3 have not called ringtrain.init()")
-        ):
+        with pytest.raises(ConfigurationError, match=re.escape("rank(s) 1, 2 of 3 have not called ringtrain.init()")):
             first.result(DEADLINE_S)
 
 

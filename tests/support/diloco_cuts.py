@@ -171,9 +171,7 @@ class _Playing:
             COPIES=str(history.pods * history.slots - 1),
             OPTIONS=json.dumps(history.options),
             MORE="10000",
-            PYTHONPATH=os.pathsep.join(
-                filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")])
-            ),
+            PYTHONPATH=os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")])),
             OPENBLAS_NUM_THREADS="1",
             RINGTRAIN_TRANSPORT=history.transport,
             RINGTRAIN_TIMEOUT=str(TIMEOUT_S),

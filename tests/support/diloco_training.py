@@ -233,9 +233,7 @@ def wrong_in(folder: Path, code: int) -> str:
 
 def _are_halves(shares: list[float]) -> bool:
     """Whether some have half the share of the others, and all together everything."""
-    return {round(share / max(shares, default=1), 6) for share in shares} <= {0.5, 1.0} and abs(
-        sum(shares) - 1
-    ) < 1e-6
+    return {round(share / max(shares, default=1), 6) for share in shares} <= {0.5, 1.0} and abs(sum(shares) - 1) < 1e-6
 
 
 def _site(events: list[dict[str, Any]], begun: int) -> str:

@@ -122,9 +122,7 @@ def judge(seeds: Sequence[int]) -> Verdict:
     found = {}
     for seed, plan, texts in zip(seeds, plans, wrong(shape, plans, played), strict=False):
         if texts:
-            again = (
-                f"again: make elastic-chaos SEED={seed}, and as it was: make elastic-chaos SEEDS={_span(seeds)}"
-            )
+            again = f"again: make elastic-chaos SEED={seed}, and as it was: make elastic-chaos SEEDS={_span(seeds)}"
             found[seed] = "\n".join([f"{shape}", *map(str, plan), *texts, again, played.log])
     return Verdict(found, sum(map(len, plans)), played.missed)
 

@@ -125,9 +125,7 @@ class _Playing:
             WINDOWS=str(len(plans)),
             SHARDED=str(int(shape.sharded)),
             COPIES=str(shape.copies),
-            PYTHONPATH=os.pathsep.join(
-                filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")])
-            ),
+            PYTHONPATH=os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")])),
             OPENBLAS_NUM_THREADS="1",
             RINGTRAIN_TRANSPORT=shape.transport,
             RINGTRAIN_TIMEOUT=str(shape.timeout_s),
@@ -279,9 +277,7 @@ def _written(plans: Sequence[Sequence[Fault]]) -> list[dict[str, Any]]:
         first = len(found)
         for fault in plan:
             one = {**vars(fault), "index": len(found), "window": window}
-            one["number"] = (
-                window * elastic_training.WINDOW + fault.number if fault.on in ("step", "commit") else 0
-            )
+            one["number"] = window * elastic_training.WINDOW + fault.number if fault.on in ("step", "commit") else 0
             if fault.follows:
                 one["after"] = first
             found.append(one)

@@ -276,9 +276,7 @@ class World:
             known = rank is not None and agent.told.get(slot) is not None and agent.told[slot].life == rank.life
             restarts = (isinstance(order, Prepare) and order.restart) or self.rules.restarts
             dead = rank is None or (
-                rank.phase in (RankPhase.FAILED, RankPhase.STOPPED)
-                and known
-                and agent.told[slot].phase is rank.phase
+                rank.phase in (RankPhase.FAILED, RankPhase.STOPPED) and known and agent.told[slot].phase is rank.phase
             )
             if dead and not restarts and not agent.leaving:
                 self._new_life(agent, slot)

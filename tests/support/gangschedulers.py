@@ -184,9 +184,7 @@ async def _refuse(api: ApiClient, name: str, group: Json, pods: Iterable[Json], 
     if name == "Volcano":
         told = {"type": "Unschedulable", "status": "True", "reason": "NotEnoughResources", "message": words}
         if (group.get("status") or {}).get("conditions") != [told]:
-            await api.patch(
-                groups_of(name), namespace, group["metadata"]["name"], {"status": {"conditions": [told]}}
-            )
+            await api.patch(groups_of(name), namespace, group["metadata"]["name"], {"status": {"conditions": [told]}})
         return
     for pod in pods:
         await _say_unschedulable(api, pod, words)

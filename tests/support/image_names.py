@@ -11,9 +11,7 @@ def targets() -> list[str]:
     """The images that the Dockerfile makes, or those of them that RINGTRAIN_IMAGES lists."""
     stages = re.findall(r"^FROM \S+ AS (\S+)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
     made = [
-        stage
-        for stage in stages
-        if stage.startswith(("worker", "operator", "agent")) and not stage.endswith("-build")
+        stage for stage in stages if stage.startswith(("worker", "operator", "agent")) and not stage.endswith("-build")
     ]
     wanted = os.environ.get("RINGTRAIN_IMAGES", "all")
     return made if wanted == "all" else [stage for stage in made if stage in wanted.split()]

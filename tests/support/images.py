@@ -37,9 +37,7 @@ class Engine:
         """What the engine knows of an image. Raises LookupError if it is not there."""
         done = completed([self.program, "image", "inspect", image])
         if done.returncode:
-            raise LookupError(
-                f"{self.program} has no image {image}: `make images` builds it ({done.stderr.strip()})"
-            )
+            raise LookupError(f"{self.program} has no image {image}: `make images` builds it ({done.stderr.strip()})")
         return json.loads(done.stdout)[0]
 
     def command(

@@ -44,12 +44,8 @@ def nested(depth: int) -> str:
 def report_lines() -> st.SearchStrategy[bytes]:
     """Lines that are nearly report lines: the contract's fields with any values, some twice, some raw."""
     sane = {"step": st.integers(0, 5), "time": st.floats(0, 2e9), "unit": TEXTS}
-    value = st.one_of(
-        JSON_VALUES.map(json.dumps), st.sampled_from([nested(500), nested(50_000), "1e999", "9" * 5000])
-    )
-    pairs = [
-        st.tuples(st.just(name), sane.get(name, JSON_VALUES).map(json.dumps) | value) for name in ("step", "time")
-    ]
+    value = st.one_of(JSON_VALUES.map(json.dumps), st.sampled_from([nested(500), nested(50_000), "1e999", "9" * 5000]))
+    pairs = [st.tuples(st.just(name), sane.get(name, JSON_VALUES).map(json.dumps) | value) for name in ("step", "time")]
     more = st.lists(st.tuples(st.sampled_from(_FIELDS) | TEXTS, value), max_size=5)
     return st.tuples(*pairs, more).map(lambda parts: _line([parts[0], parts[1], *parts[2]]))
 

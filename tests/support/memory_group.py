@@ -77,9 +77,7 @@ class MemoryGroup:
     def all_reduce(self, buffer: Flat, op: ReduceOp = ReduceOp.Sum) -> PendingCollective:
         return self._join("all_reduce", buffer, None, op)
 
-    def reduce_scatter(
-        self, buffer: Flat, bounds: Sequence[int], op: ReduceOp = ReduceOp.Sum
-    ) -> PendingCollective:
+    def reduce_scatter(self, buffer: Flat, bounds: Sequence[int], op: ReduceOp = ReduceOp.Sum) -> PendingCollective:
         return self._join("reduce_scatter", buffer, tuple(bounds), op)
 
     def all_gather(self, buffer: Flat, bounds: Sequence[int]) -> PendingCollective:

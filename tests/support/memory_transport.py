@@ -67,9 +67,7 @@ class MemoryNetwork:
     def find(self, rank: int, caller: MemoryCaller, patient: bool) -> TransportService:
         with self._changed:
             if patient:
-                self._changed.wait_for(
-                    lambda: rank in self._services or not caller.is_active(), caller.remaining_s()
-                )
+                self._changed.wait_for(lambda: rank in self._services or not caller.is_active(), caller.remaining_s())
             if rank not in self._services:
                 raise StreamBroken(StreamEnd.TIMEOUT, "no such rank") if patient else PeerUnreached("no such rank")
             self._callers.setdefault(rank, set()).add(caller)
@@ -152,9 +150,7 @@ class MemoryTransport:
     def serve(self, service: TransportService) -> None:
         self._network.join(self._rank, service)
 
-    def ask(
-        self, peer: int, method: str, request: bytes, timeout_s: float, patient: bool = False
-    ) -> "Future[bytes]":
+    def ask(self, peer: int, method: str, request: bytes, timeout_s: float, patient: bool = False) -> "Future[bytes]":
         answer: Future[bytes] = Future()
         caller = MemoryCaller(timeout_s)
         self._asking.add(caller)

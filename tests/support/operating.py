@@ -52,9 +52,7 @@ async def stop_operator(operator: Operator, running: "asyncio.Task[None]") -> No
 
 
 @asynccontextmanager
-async def running_operator(
-    connection: ApiConnection, clock: Clock = utc_now, **config: Any
-) -> AsyncIterator[Operator]:
+async def running_operator(connection: ApiConnection, clock: Clock = utc_now, **config: Any) -> AsyncIterator[Operator]:
     """An operator that watches; what breaks it breaks the test."""
     operator, running = await start_operator(connection, clock, **config)
     try:

@@ -78,9 +78,7 @@ def history_of(seed: int, kind: str | None = None) -> History:
     transport = chance.choice(["auto", "grpc", "auto", "shm"]) if slots > 1 else chance.choice(["auto", "grpc"])
     transport = "auto" if transport == "shm" else transport
     drawn = chance.choice(_KINDS)
-    return History(
-        kind or drawn, pods, slots, first, transport, chance.choice(["Replace", "Shrink"]), tuple(changes)
-    )
+    return History(kind or drawn, pods, slots, first, transport, chance.choice(["Replace", "Shrink"]), tuple(changes))
 
 
 @functools.cache
@@ -139,9 +137,7 @@ class _Playing:
             history.slots,
             DIRECTORY=str(directory),
             KIND=history.kind,
-            PYTHONPATH=os.pathsep.join(
-                filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")])
-            ),
+            PYTHONPATH=os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")])),
             OPENBLAS_NUM_THREADS="1",
             TF_CPP_MIN_LOG_LEVEL="3",
             RINGTRAIN_TRANSPORT=history.transport,

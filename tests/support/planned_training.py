@@ -153,8 +153,7 @@ class InTorch:
         factor = float(rt.size()) if self._host else 1.0  # one averages, the other adds up
         state.optimizer.zero_grad()
         parts = [
-            (value * torch.from_numpy(gradients[name])).sum() * factor
-            for name, value in self.model.named_parameters()
+            (value * torch.from_numpy(gradients[name])).sum() * factor for name, value in self.model.named_parameters()
         ]
         torch.stack(parts).sum().backward()
         state.optimizer.step()
@@ -215,9 +214,7 @@ def _state_of(kept: Any, shard: Any) -> tuple[Any, Any]:
     if KIND == "keras":
         import ringtrain.keras as keras_hvd
 
-        return keras_hvd.elastic.KerasState(
-            kept.model, optimizer=kept.model.optimizer, **more
-        ), keras_hvd.elastic.run
+        return keras_hvd.elastic.KerasState(kept.model, optimizer=kept.model.optimizer, **more), keras_hvd.elastic.run
     return rt.elastic.State(**kept.values, **more), rt.elastic.run
 
 
@@ -250,9 +247,7 @@ def train(state: Any, kept: Any, reached: dict[str, int]) -> None:
     while state.step < STEPS:
         for batch in state.shard:
             reached["step"] = state.step + 1
-            is_due = kept.update(
-                {name: gradient(kept.weights(state)[name], batch) for name in ("two", "one")}, state
-            )
+            is_due = kept.update({name: gradient(kept.weights(state)[name], batch) for name in ("two", "one")}, state)
             used = rt.allgather_object(batch.indices[batch.mask].tolist())
             text = ",".join(str(index) for index in sorted(index for part in used for index in part))
             state.step += 1

@@ -67,9 +67,7 @@ def described(resource: ApiResource, name: str, **fields: Any) -> Json:
     }
 
 
-async def open_queue(
-    s: Scenario, gpus: int, *, flavor: Json | None = None, device: str = GPU, **spec: Any
-) -> None:
+async def open_queue(s: Scenario, gpus: int, *, flavor: Json | None = None, device: str = GPU, **spec: Any) -> None:
     """LocalQueue `research` of the scenario's namespace, with a ClusterQueue and a ResourceFlavor of its own."""
     await s.cluster.api.create(FLAVORS, None, described(FLAVORS, s.namespace, spec=flavor or {}))
     await open_cluster_queue(s, s.namespace, gpus, QUEUE, device=device, **spec)
@@ -89,9 +87,7 @@ async def open_cluster_queue(
         await api.create(LOCAL_QUEUES, s.namespace, local)
 
 
-def gpu_job(
-    name: str, workers: int, labels: dict[str, str] | None = None, queue: str = QUEUE, **spec: Any
-) -> Json:
+def gpu_job(name: str, workers: int, labels: dict[str, str] | None = None, queue: str = QUEUE, **spec: Any) -> Json:
     """A job whose workers have a device each, in the queue."""
     made = job(name, workers=workers, **{"scheduling": {"queue": queue}, **spec})
     made["spec"]["worker"]["devices"] = {GPU: 1}

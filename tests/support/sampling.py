@@ -88,9 +88,7 @@ class Sample:
         of, can_run = mark.kwargs.get("of"), mark.kwargs.get("can_run")
         values = [item.callspec.params[of] if of else item.callspec.id for item in functions]
         every = list(dict.fromkeys(values))
-        taken = self.of(
-            [value for value in every if can_run is None or can_run(value)] or every, mark.args[0], name
-        )
+        taken = self.of([value for value in every if can_run is None or can_run(value)] or every, mark.args[0], name)
         return [item for item, value in zip(functions, values, strict=True) if value not in taken]
 
 

@@ -88,16 +88,12 @@ class Cluster:
 
     def _daemon(self, stack: ExitStack, node: HostNet, *words: str) -> None:
         with (self.folder / f"{words[0]}-{node.name}.out").open("w") as out:
-            daemon = subprocess.Popen(
-                [*self._enter(node), *words], env=self._environment(), stdout=out, stderr=out
-            )
+            daemon = subprocess.Popen([*self._enter(node), *words], env=self._environment(), stdout=out, stderr=out)
         stack.callback(daemon.wait, 30)
         stack.callback(daemon.terminate)
 
     def _environment(self) -> dict[str, str]:
-        clean = {
-            name: value for name, value in os.environ.items() if not name.startswith(("RINGTRAIN_", "SLURM_"))
-        }
+        clean = {name: value for name, value in os.environ.items() if not name.startswith(("RINGTRAIN_", "SLURM_"))}
         return clean | {"SLURM_CONF": f"{self.folder}/slurm.conf"}
 
     def _enter(self, node: HostNet) -> list[str]:

@@ -23,9 +23,7 @@ STATUS: dict[str, Any] = {
     "worldSize": 1,
     "attempt": 1,
     "workers": [{"registered": True}],
-    "ranks": [
-        {"rank": 0, "state": "Running", "step": 1, "lag": 0.0, "inputWait": 0.0, "stepTime": {"compute": 0.1}}
-    ],
+    "ranks": [{"rank": 0, "state": "Running", "step": 1, "lag": 0.0, "inputWait": 0.0, "stepTime": {"compute": 0.1}}],
     "stepTime": {"compute": 0.1},
     "longestWork": {"rank": 0, "seconds": 0.0, "part": 0.0},
     "progress": {"metrics": {"accuracy": 0.5}},

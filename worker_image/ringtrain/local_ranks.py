@@ -151,9 +151,7 @@ def _local_rank_environments(size: int, directory: Path, env: Mapping[str, str])
     ]
 
 
-def _local_rank_main(
-    parent: int, pipe: Connection, env: Mapping[str, str], work: bytes, output: Path | None
-) -> None:
+def _local_rank_main(parent: int, pipe: Connection, env: Mapping[str, str], work: bytes, output: Path | None) -> None:
     """In a rank: do the work and tell how it went. `output`: the folder of its stdout and stderr, if asked for."""
     from ringtrain.shared.processes import die_with_parent
 

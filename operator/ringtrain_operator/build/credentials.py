@@ -83,9 +83,7 @@ def _job_leaf_certificate(
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_key_usage(ca=False), critical=True)
         .add_extension(usages, critical=False)
-        .add_extension(
-            x509.SubjectAlternativeName([x509.DNSName(name) for name in (host, *others)]), critical=False
-        )
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(name) for name in (host, *others)]), critical=False)
         .add_extension(identifier, critical=False)
         .sign(ca_key, hashes.SHA256())
     )

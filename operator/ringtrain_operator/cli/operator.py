@@ -80,13 +80,9 @@ def _pod_group_option(value: str) -> int | None:
     return int(value)
 
 
-@click.command(
-    hidden=True, context_settings={"auto_envvar_prefix": ENV_PREFIX, "help_option_names": ["-h", "--help"]}
-)
+@click.command(hidden=True, context_settings={"auto_envvar_prefix": ENV_PREFIX, "help_option_names": ["-h", "--help"]})
 @click.option("--namespace", "namespaces", multiple=True, help="Serve this namespace; again for more. None: all.")
-@click.option(
-    "--workers", type=click.IntRange(1), default=16, show_default=True, help="Jobs looked at in parallel."
-)
+@click.option("--workers", type=click.IntRange(1), default=16, show_default=True, help="Jobs looked at in parallel.")
 @click.option(
     "--connections",
     type=click.IntRange(1),
@@ -103,9 +99,7 @@ def _pod_group_option(value: str) -> int | None:
     help="Seconds between looks at every job.",
 )
 @click.option("--listen", default=":8080", show_default=True, help="host:port of /healthz, /readyz, /metrics.")
-@click.option(
-    "--leader-election/--no-leader-election", default=True, show_default=True, help="One of many writes."
-)
+@click.option("--leader-election/--no-leader-election", default=True, show_default=True, help="One of many writes.")
 @click.option("--lease-namespace", default="", help="Where the Lease lies; default: the pod's own namespace.")
 @click.option("--lease-name", default="ringtrain-operator", show_default=True, help="Name of the Lease.")
 @click.option("--log-format", type=click.Choice(["json", "text"]), default="json", show_default=True)
@@ -218,9 +212,7 @@ def _take_settings(options: dict[str, Any]) -> BuildSettings:
 
     take = options.pop
     return BuildSettings(
-        launcher_resources=_resource_option(
-            take("launcher_resources"), "--launcher-resources", LAUNCHER_RESOURCES
-        ),
+        launcher_resources=_resource_option(take("launcher_resources"), "--launcher-resources", LAUNCHER_RESOURCES),
         metrics_from=take("metrics_from"),
         template_ports_from=take("template_ports_from"),
         agent=AgentSource(

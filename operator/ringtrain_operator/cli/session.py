@@ -83,9 +83,7 @@ def with_session(options: ClusterOptions, work: Callable[[ClusterAccess], Awaita
         connection = ApiConnection.from_env(os.environ, options.kubeconfig or None, options.context or None)
         async with ApiClient(connection, user_agent="dtj") as api:
             return await work(
-                ClusterAccess(
-                    api, options.namespace or connection.namespace, functools.partial(click.echo, err=True)
-                )
+                ClusterAccess(api, options.namespace or connection.namespace, functools.partial(click.echo, err=True))
             )
 
     with errors_reported():

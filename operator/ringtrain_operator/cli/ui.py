@@ -24,9 +24,7 @@ from .session import (
 
 @click.command()
 @optional_job_argument
-@click.option(
-    "--port", type=click.IntRange(0, 65535), default=0, help="Port of this machine [default: a free one]."
-)
+@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port of this machine [default: a free one].")
 @click.option("--open", "opens", is_flag=True, help="Open the link in a browser, too.")
 @local_or_cluster_options
 def ui(name: str | None, port: int, opens: bool, cluster: ClusterOptions | None) -> None:

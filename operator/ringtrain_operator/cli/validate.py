@@ -33,9 +33,7 @@ WAY_OUT = "; if your cluster has it, ask the cluster: --server"
 )
 @template_files
 @cluster_options
-def validate(
-    files: tuple[Path, ...], server: bool, of_templates: tuple[Path, ...], cluster: ClusterOptions
-) -> None:
+def validate(files: tuple[Path, ...], server: bool, of_templates: tuple[Path, ...], cluster: ClusterOptions) -> None:
     """Check every job and template in FILES and name each problem with its field. Exit code 1 if there is one.
 
     ConfigMaps and Secrets of a file are held against the jobs that name them.

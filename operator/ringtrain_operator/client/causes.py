@@ -52,9 +52,7 @@ async def _of_template(session: ClusterAccess, job: Json) -> list[str]:
         change = "" if isinstance(exc.__cause__, Forbidden) else "is gone, or none any more"
     if not change:
         return []
-    stays = (
-        f"the job stays with what it was accepted with ({kept['hash']}); create it anew to have what there is now"
-    )
+    stays = f"the job stays with what it was accepted with ({kept['hash']}); create it anew to have what there is now"
     return [f"  {kept['kind']} {kept['name']} {change} since: {stays}"]
 
 
@@ -105,8 +103,7 @@ def explain_job(
     if started := (status.get("progress") or {}).get("startedFrom"):
         yield f"  training last went on from {started}"
     yield from (
-        f"  {line}"
-        for line in (*_start_causes(status, pods, events), *_loss_causes(status), *_causes_beside(status))
+        f"  {line}" for line in (*_start_causes(status, pods, events), *_loss_causes(status), *_causes_beside(status))
     )
     yield from _failure_cause(status, "".join(conditions))
     yield from (f"  {line}" for line in _warning_causes(events))

@@ -81,9 +81,7 @@ async def _check_rank(session: ClusterAccess, wanted: WantedLauncherOutput) -> i
     return int(status.get("attempt") or 0)
 
 
-async def _find_launcher_output(
-    session: ClusterAccess, wanted: WantedLauncherOutput
-) -> AsyncGenerator[bytes, None]:
+async def _find_launcher_output(session: ClusterAccess, wanted: WantedLauncherOutput) -> AsyncGenerator[bytes, None]:
     """Chunks of the log, from wherever it is. Raises LogsElsewhere, and LogsIncomplete after what there is."""
     job = await session.api.get(JOBS, session.namespace, wanted.name)
     pod: Json | None = None
@@ -128,9 +126,7 @@ async def _live_launcher_output(
         if isinstance(lost, Unreachable | ServerError):
             await outage.wait(lost)
         has_ended = fate == "ended"
-        fate = await _launcher_pod_fate(
-            session, pod, outage, ends_within_s if wanted.tail is None else _ENDS_WITHIN_S
-        )
+        fate = await _launcher_pod_fate(session, pod, outage, ends_within_s if wanted.tail is None else _ENDS_WITHIN_S)
         if fate == "gone" or isinstance(lost, NotFound) or wanted.tail is not None:
             break
         if fate == "ended" and (has_ended or not await _missing_launcher_lines(session, wanted, shown)):
@@ -142,11 +138,7 @@ async def _live_launcher_output(
         raise lost or Unreachable(f"{wanted.pod} runs still, and the connection to its output was lost")
     if fate == "gone" and lost is not None:
         session.tell(f"{wanted.pod} went while its output was read; {where_kept(job, attempt_of(pod))}")
-    if (
-        fate == "ended"
-        and wanted.tail is None
-        and (missing := await _missing_launcher_lines(session, wanted, shown))
-    ):
+    if fate == "ended" and wanted.tail is None and (missing := await _missing_launcher_lines(session, wanted, shown)):
         raise LogsIncomplete(f"{missing}; {where_kept(job, attempt_of(pod))}")
 
 

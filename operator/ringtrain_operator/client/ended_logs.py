@@ -155,9 +155,7 @@ def _present_attempt(job: Json) -> int:
 
 def _has_not_begun(job: Json, attempt: int) -> bool:
     """Whether the present attempt, which has no launcher, has never had one: it is numbered before it has pods."""
-    return attempt == _present_attempt(job) and (
-        not attempt or state_of(job) in ("Pending", "Queued", "Restarting")
-    )
+    return attempt == _present_attempt(job) and (not attempt or state_of(job) in ("Pending", "Queued", "Restarting"))
 
 
 def _is_over(job: Json, attempt: int) -> bool:

@@ -225,9 +225,7 @@ def _check_rank(job: Json, wanted: WantedLauncherOutput) -> None:
         raise NoSuchRank(f"--rank {wanted.rank}: {wanted.name} has {counted(size, 'rank')}, 0 to {size - 1}")
 
 
-def _open_local_log(
-    run: PastLocalRun, wanted: WantedLauncherOutput, attempt: int, *, must: bool
-) -> BinaryIO | None:
+def _open_local_log(run: PastLocalRun, wanted: WantedLauncherOutput, attempt: int, *, must: bool) -> BinaryIO | None:
     """The log, None while there is none yet. One that `must` be there raises NotFound."""
     try:
         return run.log(wanted.rank, attempt).open("rb")

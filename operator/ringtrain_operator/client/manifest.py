@@ -52,9 +52,7 @@ def manifest_of(training: Training, name: str) -> Json:
     container |= {"image": training.image} if training.image else {}
     container["command"] = list(training.command)
     if training.env:
-        container["env"] = [
-            {"name": key, "value": _manifest_text(key, value)} for key, value in training.env.items()
-        ]
+        container["env"] = [{"name": key, "value": _manifest_text(key, value)} for key, value in training.env.items()]
     if training.resources:
         container["resources"] = copy.deepcopy(dict(training.resources))
     worker: Json = {"replicas": training.workers, "template": {"spec": {"containers": [container]}}}

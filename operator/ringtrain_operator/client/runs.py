@@ -166,9 +166,7 @@ class AsyncRun:
 
         `follow`: until the job ends, over restarts. `attempt`: of that one. `tail`: begin with the last lines.
         """
-        async with aclosing(
-            self.log_chunks(WantedLauncherOutput(self.name, rank, attempt, follow, tail))
-        ) as chunks:
+        async with aclosing(self.log_chunks(WantedLauncherOutput(self.name, rank, attempt, follow, tail))) as chunks:
             rest = b""
             async for chunk in chunks:
                 *lines, rest = (rest + chunk).split(b"\n")
@@ -213,9 +211,7 @@ class AsyncClient:
         """
         if unknown := sorted(options.keys() - Options.__annotations__.keys()):
             hint = did_you_mean(unknown[0], Options.__annotations__)
-            raise TypeError(
-                f"train() has no argument {unknown[0]!r}; {hint or 'anything of the spec goes into spec='}"
-            )
+            raise TypeError(f"train() has no argument {unknown[0]!r}; {hint or 'anything of the spec goes into spec='}")
         template, image = options.get("template") or "", options.get("image") or ""
         if not image and not template:
             if not isinstance(self.backend, LocalBackend):

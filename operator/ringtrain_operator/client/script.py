@@ -76,13 +76,9 @@ def _script_definition(func: Callable[..., object]) -> tuple[ast.FunctionDef, st
     if name == "<lambda>":
         raise ScriptUnusable("a lambda has no name to call it by; give a function made by def")
     if inspect.iscoroutinefunction(func) or inspect.isgeneratorfunction(func):
-        raise ScriptUnusable(
-            f"{name} is a coroutine or a generator; give a function that trains when it is called"
-        )
+        raise ScriptUnusable(f"{name} is a coroutine or a generator; give a function that trains when it is called")
     if hasattr(func, "__wrapped__"):
-        raise ScriptUnusable(
-            f"{name} is decorated, and its decorator is not in its source; give the bare function"
-        )
+        raise ScriptUnusable(f"{name} is decorated, and its decorator is not in its source; give the bare function")
     if func.__closure__:
         held = ", ".join(func.__code__.co_freevars)
         raise ScriptUnusable(f"{name} uses {held} of the function around it; pass them with args or kwargs")
@@ -99,9 +95,7 @@ def _script_definition(func: Callable[..., object]) -> tuple[ast.FunctionDef, st
     if not isinstance(node, ast.FunctionDef):
         raise ScriptUnusable(f"{name} does not stand in a def of its own; give a function made by def")
     if node.decorator_list:
-        raise ScriptUnusable(
-            f"{name} is decorated with {ast.unparse(node.decorator_list[0])}; give the bare function"
-        )
+        raise ScriptUnusable(f"{name} is decorated with {ast.unparse(node.decorator_list[0])}; give the bare function")
     if not _is_source_of(func.__code__, source):
         file = func.__code__.co_filename
         message = f"the source of {name} in {file} is not what was imported from there: it has changed since"

@@ -43,9 +43,7 @@ class _ReconciledJob:
         return str(self.job["metadata"]["namespace"])
 
 
-async def apply_plan(
-    versions: ResourceVersions, job: Mapping[str, Any], plan: Plan, memory: ReconcileMemory
-) -> bool:
+async def apply_plan(versions: ResourceVersions, job: Mapping[str, Any], plan: Plan, memory: ReconcileMemory) -> bool:
     """Do what `plan` says besides the status; returns whether another look is due at once.
 
     What the API refuses for a reason (quota, admission, a template that breaks a rule) is kept in `memory` for the
@@ -96,9 +94,7 @@ async def _create_object(work: _ReconciledJob, obj: Mapping[str, Any]) -> Outcom
     except (Forbidden, Unprocessable, NotFound, ServerError) as refused:
         if isinstance(refused, ServerError) and _WEBHOOK_FAILED not in refused.message:
             raise
-        log.info(
-            "%s was refused: %s", ref, refused, extra={"job": f"{work.namespace}/{work.job['metadata']['name']}"}
-        )
+        log.info("%s was refused: %s", ref, refused, extra={"job": f"{work.namespace}/{work.job['metadata']['name']}"})
         return Refusal(ref, refused.code, refused.reason, refused.message)
     if resource is PODS:
         work.versions.saw_pod(version)

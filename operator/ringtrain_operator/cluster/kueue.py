@@ -103,9 +103,7 @@ class ClusterKueue:
             return None
 
     async def _flavor(self, name: str) -> Json:
-        resource = ApiResource(
-            f"{KUEUE_GROUP}/{self.version}", "ResourceFlavor", "resourceflavors", namespaced=False
-        )
+        resource = ApiResource(f"{KUEUE_GROUP}/{self.version}", "ResourceFlavor", "resourceflavors", namespaced=False)
         return dict((await self._known(resource, name)).get("spec") or {})
 
     async def _priority(self, job: Mapping[str, Any]) -> tuple[Json, str]:

@@ -60,9 +60,7 @@ class ClusterWaitingLine:
         """Who waits, and what is in use meanwhile."""
         return PlacementContention(tuple(self._order), self._used() if self._order else {}, self._freed_at)
 
-    def _moved(
-        self, key: JobKey, now: PlacementContender | None, held: dict[str, Counter[str]]
-    ) -> tuple[JobKey, ...]:
+    def _moved(self, key: JobKey, now: PlacementContender | None, held: dict[str, Counter[str]]) -> tuple[JobKey, ...]:
         before, freed = self._places.get(key), self._hold(key, held)
         if _same_line(before, now) and not freed:
             return ()

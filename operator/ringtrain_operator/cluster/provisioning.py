@@ -59,8 +59,5 @@ class ClusterAutoscaler:
             self._allowed,
             self.version,
             tuple(view_request(one, self.version) for one in requests),
-            {
-                ObjectRef("PodTemplate", t["metadata"]["name"]): str(t["metadata"].get("uid") or "")
-                for t in templates
-            },
+            {ObjectRef("PodTemplate", t["metadata"]["name"]): str(t["metadata"].get("uid") or "") for t in templates},
         )

@@ -153,9 +153,7 @@ def _watch_handlers(
         host.call_soon_threadsafe(scope.job_changed, JobKey(namespace or "", name), version)
 
     @kopf.on.event("", "v1", "pods", registry=registry)
-    async def pod_changed(
-        type: str | None, namespace: str | None, name: str, labels: Any, meta: Any, **_: Any
-    ) -> None:
+    async def pod_changed(type: str | None, namespace: str | None, name: str, labels: Any, meta: Any, **_: Any) -> None:
         job, pod = labels.get(contract.LABEL_JOB), read.pop(str(meta.get("uid")), None)
         if job:
             change = PodChange(name, str(meta.get("resourceVersion") or ""), type, pod)

@@ -180,9 +180,7 @@ def _converted_mpijob_worker(
     main = template["spec"]["containers"][0]
     for field in ("command", "args"):
         if field in main:
-            notes.append(
-                f"the worker's {field} {main.pop(field)} is left out: the worker runs the agent, and no sshd"
-            )
+            notes.append(f"the worker's {field} {main.pop(field)} is left out: the worker runs the agent, and no sshd")
     devices = take_devices(main)
     replicas = more + _whole_or_1(replica, "replicas", "spec.mpiReplicaSpecs.Worker")
     return {"replicas": replicas, **({"devices": devices} if devices else {}), "template": template}

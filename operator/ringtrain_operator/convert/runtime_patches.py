@@ -19,9 +19,7 @@ SHAPE: dict[str, Any] = {
 }
 # By what items of two lists are the same; any other list is replaced whole.
 _KEYS = {
-    **dict.fromkeys(
-        ("containers", "initContainers", "volumes", "env", "imagePullSecrets", "schedulingGates"), "name"
-    ),
+    **dict.fromkeys(("containers", "initContainers", "volumes", "env", "imagePullSecrets", "schedulingGates"), "name"),
     "volumeMounts": "mountPath",
 }
 

@@ -97,9 +97,7 @@ def _beyond_runtime_template(below: Mapping[str, Any], whole: Mapping[str, Any])
 
 def _containers_beyond(below: list[Json], whole: list[Json]) -> list[Json]:
     under = {container.get("name"): container for container in below}
-    more = (
-        {"name": one.get("name"), **_beyond_runtime_template(under.get(one.get("name"), {}), one)} for one in whole
-    )
+    more = ({"name": one.get("name"), **_beyond_runtime_template(under.get(one.get("name"), {}), one)} for one in whole)
     return [one for one in more if len(one) > 1]
 
 

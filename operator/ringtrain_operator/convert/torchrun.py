@@ -149,9 +149,7 @@ def torch_ranks(
         given |= {"PET_RDZV_BACKEND": quoted_command_word(elastic.get("rdzvBackend") or "c10d")}
         given |= {"PET_RDZV_ENDPOINT": "$MASTER_ADDR:$MASTER_PORT"}
         given |= {
-            name: quoted_command_word(elastic[key])
-            for key, name in _ELASTIC.items()
-            if elastic.get(key) is not None
+            name: quoted_command_word(elastic[key]) for key, name in _ELASTIC.items() if elastic.get(key) is not None
         }
     return give_torchrun_variables(command, given, notes), 1
 

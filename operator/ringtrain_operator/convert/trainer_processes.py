@@ -46,9 +46,7 @@ def trainer_process_source_of(policy: Mapping[str, Any]) -> str:
     found = [name for name, value in policy.items() if isinstance(value, Mapping)]
     for name in found:
         if name not in SOURCES:
-            message = (
-                f"is not known here, expected one of {', '.join(SOURCES)}, mpi; or none, with a plain command"
-            )
+            message = f"is not known here, expected one of {', '.join(SOURCES)}, mpi; or none, with a plain command"
             raise Invalid([Problem(f"runtime.spec.mlPolicy.{name}", message)])
     return found[0] if found else ""
 
@@ -69,9 +67,7 @@ def trainer_process_count(source: str, node: TrainJobNode, notes: list[str]) -> 
     if source == "torch":
         given = {**TORCHRUN, "PET_NPROC_PER_NODE": str(_trainer_ranks(node.wanted or "auto", node))}
     if devices > 1:
-        notes.append(
-            f"one process runs on each node, as there, and has its {devices} devices: slotsPerWorker is 1"
-        )
+        notes.append(f"one process runs on each node, as there, and has its {devices} devices: slotsPerWorker is 1")
     if given and (name := expanded_by_kubernetes({"command": list(node.command)}, list(given))):
         message = f"has {name}, which Kubernetes expands before ranks are known: read it in the program"
         raise Invalid([Problem("spec.trainer.command", message)])

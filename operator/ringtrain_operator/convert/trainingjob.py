@@ -205,9 +205,7 @@ def _names_of_services(obj: Mapping[str, Any], main: Mapping[str, Any]) -> Itera
             yield f"{service}… in the command or env is a name that no pod has here: use MASTER_ADDR"
 
 
-def _trainingjob_evaluator(
-    replicas: Mapping[str, Any], kind: _TrainingJobKind, notes: list[str]
-) -> dict[str, Any]:
+def _trainingjob_evaluator(replicas: Mapping[str, Any], kind: _TrainingJobKind, notes: list[str]) -> dict[str, Any]:
     replica = replicas.get("Evaluator")
     if replica is None:
         return {}

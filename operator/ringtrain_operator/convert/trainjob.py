@@ -126,9 +126,7 @@ def _trainjob_spec(reader: _TrainJobReader) -> dict[str, Any]:
     trainer, policy = reader.job.pop("trainer", None) or {}, reader.runtime.pop("mlPolicy", None) or {}
     jobs = _trainjob_runtime_jobs(reader)
     mpi = policy.pop("mpi", None) if "mpi" in policy else None
-    workers = whole_field(
-        trainer.pop("numNodes", None) or policy.pop("numNodes", None) or 1, "spec.trainer.numNodes"
-    )
+    workers = whole_field(trainer.pop("numNodes", None) or policy.pop("numNodes", None) or 1, "spec.trainer.numNodes")
     of_policy = ((policy.get("torch") or {}) if mpi is None else mpi).pop("numProcPerNode", None)
     slots = trainer.pop("numProcPerNode", None) or of_policy
     policy.pop("numNodes", None)
@@ -214,9 +212,7 @@ def _trainjob_template(jobs: Iterable[dict[str, Any]], role: str, reader: _Train
     template = carried_template(template, of_job, path=where, notes=reader.notes)
     template["spec"]["containers"].sort(key=lambda container: container.get("name") != _NODE)
     for name in sorted({*inner, *(key for key in job if key not in ("name", "template"))}):
-        reader.notes.append(
-            f"{path}[{job['name']}] has {name}, which is left out: the gang starts and ends as one"
-        )
+        reader.notes.append(f"{path}[{job['name']}] has {name}, which is left out: the gang starts and ends as one")
     return template
 
 
@@ -241,9 +237,7 @@ def _trainjob_slots(wanted: object, devices: Mapping[str, int], reader: _TrainJo
     if str(wanted).isdecimal():
         return {"slotsPerWorker": whole_field(wanted, "spec.trainer.numProcPerNode")}
     ranks = "one for each device" if devices else "one"
-    reader.notes.append(
-        f"numProcPerNode: {wanted} is left out: a worker has as many ranks as devices, here {ranks}"
-    )
+    reader.notes.append(f"numProcPerNode: {wanted} is left out: a worker has as many ranks as devices, here {ranks}")
     return {}
 
 

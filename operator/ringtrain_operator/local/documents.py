@@ -24,9 +24,7 @@ MAX_VALUES = 100_000
 _INT64 = range(-(1 << 63), 1 << 63)
 _INT_TAG = "tag:yaml.org,2002:int"
 _TIMESTAMP_TAG = "tag:yaml.org,2002:timestamp"
-_JSON_TAGS = frozenset(
-    f"tag:yaml.org,2002:{name}" for name in ("null", "bool", "int", "float", "str", "seq", "map")
-)
+_JSON_TAGS = frozenset(f"tag:yaml.org,2002:{name}" for name in ("null", "bool", "int", "float", "str", "seq", "map"))
 _NOT_TEXT = re.compile("[\x00\ud800-\udfff]")
 
 
@@ -47,9 +45,7 @@ def read_documents(path: Path) -> list[Any]:
     if len(content) > MAX_BYTES:
         raise ManifestUnreadable(f"{path}: has more than {MAX_BYTES >> 20} MiB; no manifest is so large")
     try:
-        return [
-            one for document in yaml.load_all(content, Loader=_ManifestLoader) for one in _document_items(document)
-        ]
+        return [one for document in yaml.load_all(content, Loader=_ManifestLoader) for one in _document_items(document)]
     except _NotJson as exc:
         raise ManifestUnreadable(f"{path}: {exc}") from exc
     except (yaml.YAMLError, UnicodeDecodeError) as exc:
@@ -100,9 +96,7 @@ class _ManifestLoader(yaml.SafeLoader):
         try:
             made = super().construct_object(node, deep)
         except (ValueError, KeyError) as exc:
-            raise _wrong_document(
-                node, f"is {_short_node(node)}, which is no {node.tag.rpartition(':')[2]}"
-            ) from exc
+            raise _wrong_document(node, f"is {_short_node(node)}, which is no {node.tag.rpartition(':')[2]}") from exc
         return _checked_node(node, made)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
@@ -139,9 +133,7 @@ def _construct_integer(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
     text = loader.construct_scalar(node).replace("_", "")
     sign, digits = (-1 if text.startswith("-") else 1), text.lstrip("+-")
     if len(digits) > 80:  # before int() works on it; 64 binary digits fit
-        raise _wrong_document(
-            node, f"is a number of {len(digits)} digits; JSON's whole numbers have at most 64 bits"
-        )
+        raise _wrong_document(node, f"is a number of {len(digits)} digits; JSON's whole numbers have at most 64 bits")
     if digits.startswith("0") and digits.isdigit():
         digits = f"0o{digits}"
     return sign * int(digits, 0)
@@ -154,9 +146,7 @@ _ManifestLoader.add_constructor(_INT_TAG, _construct_integer)
 def _checked_node(node: yaml.Node, made: Any) -> Any:
     """`made`, unless JSON or a process cannot hold it."""
     if isinstance(made, str) and (found := _NOT_TEXT.search(made)):
-        raise _wrong_document(
-            node, f"holds the character {found.group(0)!r}, which no text in a manifest can have"
-        )
+        raise _wrong_document(node, f"holds the character {found.group(0)!r}, which no text in a manifest can have")
     if isinstance(made, float) and not math.isfinite(made):
         raise _wrong_document(node, f"is {_short_node(node)}, which JSON has no number for")
     if isinstance(made, int) and made not in _INT64:
@@ -174,9 +164,7 @@ def _check_size(root: yaml.Node) -> None:
                 raise _wrong_document(node, "contains itself by its own anchor")
             return sizes[id(node)]
         if depth > MAX_DEPTH:
-            raise _wrong_document(
-                node, f"is nested more than {MAX_DEPTH} levels deep with its anchors written out"
-            )
+            raise _wrong_document(node, f"is nested more than {MAX_DEPTH} levels deep with its anchors written out")
         sizes[id(node)] = 0
         total = 1 + sum(size(inner, depth + 1) for inner in _inner_nodes(node))
         if total > MAX_VALUES:

@@ -91,9 +91,7 @@ class LocalProcessRunner:
                 raise
             local.status = _local_pod_status(pod, "Failed", _local_terminated_state(128, "StartError", str(exc)))
             return
-        local.status = _local_pod_status(
-            pod, "Running", {"running": {"startedAt": format_time(datetime.now(UTC))}}
-        )
+        local.status = _local_pod_status(pod, "Running", {"running": {"startedAt": format_time(datetime.now(UTC))}})
 
     def pods(self) -> list[Pod]:
         """Every pod with its status as of now; deleted ones that have ended are gone."""

@@ -54,9 +54,7 @@ def run_local(
     run_dir = new_directory(runs, name)
     spec = parse_job(job).spec
     world = f"{counted(spec.worker.replicas, 'worker')} x {counted(spec.slots, 'rank')}"
-    print(
-        wrapped_display_text(f"{name}: {world} on this machine, logs in {run_dir / 'logs'}", Console()), flush=True
-    )
+    print(wrapped_display_text(f"{name}: {world} on this machine, logs in {run_dir / 'logs'}", Console()), flush=True)
     tail = PastLocalRunTail(run_dir / "logs" / namespace / name) if output else None
     runner = LocalProcessRunner(run_dir, claims_dir=runs / "claims")
     page_secret = secrets.token_hex(32) if ui else ""

@@ -18,9 +18,7 @@ from .places import LocalPlaces, Pod, volume_directory
 
 _LOOPBACK = "127.0.0.1"
 # Variables of the caller's own world, not of the pod's: a rank must not find itself in another job.
-_FOREIGN = re.compile(
-    r"^(RINGTRAIN_|OMPI_|PMI|PMIX_|SLURM_|TF_CONFIG$|RANK$|WORLD_SIZE$|LOCAL_|MASTER_|GROUP_RANK$)"
-)
+_FOREIGN = re.compile(r"^(RINGTRAIN_|OMPI_|PMI|PMIX_|SLURM_|TF_CONFIG$|RANK$|WORLD_SIZE$|LOCAL_|MASTER_|GROUP_RANK$)")
 # What may stand before and after a path in a word or in a script: `$HOME/data` and `/data-2` are no `/data`.
 _BEFORE, _AFTER = r"(^|[\s=:,;&|<>(\"'`\[])", r"(?=$|[^\w.-])"
 _REFERENCE = re.compile(r"\$(\$|\(([A-Za-z_][A-Za-z0-9_.-]*)\))")

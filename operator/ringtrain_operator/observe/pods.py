@@ -33,16 +33,13 @@ _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 def owned_by(obj: Mapping[str, Any], uid: str) -> bool:
     """Whether the object's controller is the one with this uid."""
     return any(
-        ref.get("controller") and ref.get("uid") == uid
-        for ref in _pod_metadata_of(obj).get("ownerReferences") or ()
+        ref.get("controller") and ref.get("uid") == uid for ref in _pod_metadata_of(obj).get("ownerReferences") or ()
     )
 
 
 def owner_name(obj: Mapping[str, Any]) -> str:
     """The object's controller as `Kind name`, empty when it has none."""
-    owner = next(
-        (ref for ref in _pod_metadata_of(obj).get("ownerReferences") or () if ref.get("controller")), None
-    )
+    owner = next((ref for ref in _pod_metadata_of(obj).get("ownerReferences") or () if ref.get("controller")), None)
     return f"{owner.get('kind')} {owner.get('name')}" if owner else ""
 
 
@@ -235,9 +232,7 @@ def _pod_container_status(statuses: Iterable[Mapping[str, Any]] | None, name: st
     return next((s for s in statuses or () if s.get("name") == name), {})
 
 
-def _ended_container(
-    container: Mapping[str, Any], state: Literal["state", "lastState"] = "state"
-) -> Mapping[str, Any]:
+def _ended_container(container: Mapping[str, Any], state: Literal["state", "lastState"] = "state") -> Mapping[str, Any]:
     """How a container ended; `lastState`: the last time that one did which is started again and again."""
     found = (container.get(state) or {}).get("terminated")
     return found if isinstance(found, Mapping) else {}

@@ -76,9 +76,7 @@ class GangPlacement:
             return GangChoice() if job.queue else GangChoice(_first_served(job, view))
         if wanted not in view.allowed:
             way_out = f"set gangs.{wanted.lower()} in the operator's chart, or choose Auto"
-            return GangChoice(
-                problem=f"scheduling.gang is {wanted}, which this installation does not allow: {way_out}"
-            )
+            return GangChoice(problem=f"scheduling.gang is {wanted}, which this installation does not allow: {way_out}")
         if wanted not in view.served:
             api = SCHEDULERS[wanted]
             kinds = f"PodGroups of {api.api_group} ({' or '.join(api.versions)})"

@@ -58,9 +58,7 @@ def _world_changed(before: JobStatus, after: JobStatus) -> Iterator[PlannedEvent
         return
     was, now = before.ledger.attempt_workers, after.ledger.attempt_workers
     if before.attempt == after.attempt and was != now:
-        yield PlannedEvent(
-            "Normal", "Scaled", f"worker.replicas changed from {was} to {now}; workers join and leave"
-        )
+        yield PlannedEvent("Normal", "Scaled", f"worker.replicas changed from {was} to {now}; workers join and leave")
     for loss in new_losses(before, after):
         node = f" on node {loss.node}" if loss.node else ""
         text = f"{loss.pod}{node} {loss.cause}; it is made anew"
@@ -106,9 +104,7 @@ def _ended_beside(before: JobStatus, after: JobStatus) -> Iterator[PlannedEvent]
     if was is not None and now is not None and was.replicas != now.replicas:
         fraction = before.data_workers.wait_fraction if before.data_workers is not None else None
         why = "" if fraction is None else f"; ranks wait for input {round(100 * fraction)} % of their time"
-        yield PlannedEvent(
-            "Normal", "DataWorkersScaled", f"from {was.replicas} to {now.replicas} data workers{why}"
-        )
+        yield PlannedEvent("Normal", "DataWorkersScaled", f"from {was.replicas} to {now.replicas} data workers{why}")
 
 
 def _has_pods(status: JobStatus) -> bool:

@@ -190,9 +190,7 @@ def _present_turn(s: Situation) -> tuple[datetime, timedelta]:
 
 
 def _gang_turn_length(s: Situation, start: datetime) -> timedelta:
-    return max(
-        timedelta(seconds=s.job.spec.scheduling.timeout_seconds), start - (s.status.ledger.waits_since or start)
-    )
+    return max(timedelta(seconds=s.job.spec.scheduling.timeout_seconds), start - (s.status.ledger.waits_since or start))
 
 
 def _stuck_since(s: Situation) -> datetime:

@@ -65,9 +65,7 @@ def _planned_changes(s: Situation, settings: BuildSettings) -> PlannedChanges:
     gang = (s.provisioning.marked(s.gang.marked(s.queue.marked(pod))) for pod in missing)
     queued = (s.queue.marked(pod) for pod in beside)
     made = (*_companion_objects(s, settings), *s.gang.missing(), *gang, *queued)
-    return replace(
-        _planned_deletions(s, (*(unwanted_elastic_pods(s) if elastic else ()), *stray), None), create=made
-    )
+    return replace(_planned_deletions(s, (*(unwanted_elastic_pods(s) if elastic else ()), *stray), None), create=made)
 
 
 def _changes_when_suspended(s: Situation) -> PlannedChanges:

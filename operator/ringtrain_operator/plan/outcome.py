@@ -77,9 +77,7 @@ def attempt_failure(s: Situation) -> PolicyResult:
         return _launcher_failed(s, s.launcher)
     if s.job.spec.elastic is not None and s.gang_began:
         return NO_DECISION  # a worker that is lost is made anew, see workers/replacing.py
-    failed = [
-        pod for pod in s.workers if pod.ended_badly and (s.job.spec.elastic is None or not pod_disruption(pod))
-    ]
+    failed = [pod for pod in s.workers if pod.ended_badly and (s.job.spec.elastic is None or not pod_disruption(pod))]
     if not failed:
         return NO_DECISION
     launcher_may_tell = s.launcher is not None and (s.report is None or s.report.phase != "Waiting")
@@ -146,9 +144,7 @@ def failure_of(pod: PodView, s: Situation) -> Failure:
         rank=_whole_exit_code(reported.get("rank")),
         pod=str(reported.get("pod") or pod.name),
         node=str(reported.get("node") or named.node) or None,
-        exit_code=_whole_exit_code(reported.get("exitCode"))
-        if reported.get("exitCode") is not None
-        else pod.exit_code,
+        exit_code=_whole_exit_code(reported.get("exitCode")) if reported.get("exitCode") is not None else pod.exit_code,
         signal=str(reported["signal"]) if reported.get("signal") else None,
         reason=str(reported.get("reason") or "RankFailed"),
         message=f"{reported.get('message') or ''}{killed}",

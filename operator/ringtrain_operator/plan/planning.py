@@ -229,9 +229,7 @@ def rejected(
     message = f"{error}" if template is None else f"{error} (the job laid over {template}, {template.hash})"
     said = (ConditionChange("Accepted", "False", "InvalidSpec", message),)
     status = with_conditions(previous, said, generation, now)
-    return status.model_copy(
-        update={"observed_generation": generation, "state": "Rejected", "reason": "InvalidSpec"}
-    )
+    return status.model_copy(update={"observed_generation": generation, "state": "Rejected", "reason": "InvalidSpec"})
 
 
 def _consequences(s: Situation, status: JobStatus, decided: ConditionChange | None) -> tuple[ConditionChange, ...]:
@@ -246,9 +244,7 @@ def _consequences(s: Situation, status: JobStatus, decided: ConditionChange | No
         waiting = ConditionChange("Queued", "True", queued.reason, queued_because(s))
         return (
             waiting,
-            *_planned_job_over(
-                status, "WaitingForQueue", waiting.message, "Restarting", "Suspended", *_OF_A_WORLD
-            ),
+            *_planned_job_over(status, "WaitingForQueue", waiting.message, "Restarting", "Suspended", *_OF_A_WORLD),
         )
     if (suspended := status.condition("Suspended")) is not None and status.is_true("Suspended"):
         is_changed = suspended.reason == "Changed"

@@ -80,9 +80,7 @@ class Schema:
 class SpecModel(BaseModel):
     """Base of the models of `spec`: strict types, unknown fields refused."""
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, alias_generator=to_camel, populate_by_name=True
-    )
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, alias_generator=to_camel, populate_by_name=True)
 
     RULES: ClassVar[tuple[Rule, ...]] = ()
 

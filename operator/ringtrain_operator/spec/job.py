@@ -186,9 +186,7 @@ class JobSpec(SpecModel):
         "image's own ringtrain, which must be in PATH. Unset: as the operator's installation says; by default "
         "Inject, except in an image that says that it has ringtrain (RINGTRAIN_IMAGE_VERSION). Maturity: Beta.",
     )
-    mpi: Mpi | None = Field(
-        default=None, description="How ranks are started under the mpi backend. Maturity: Beta."
-    )
+    mpi: Mpi | None = Field(default=None, description="How ranks are started under the mpi backend. Maturity: Beta.")
     data_workers: DataWorkers | None = Field(
         default=None,
         description="Pods that prepare input for the ranks. They are replaced one by one and outlive attempts. "
@@ -255,8 +253,7 @@ class JobSpec(SpecModel):
             holds=lambda s: s.mpi is None or s.backend == "mpi",
         ),
         Rule(
-            cel="self.backend != 'mpi' || !has(self.networking.encryption) || "
-            "self.networking.encryption == 'none'",
+            cel="self.backend != 'mpi' || !has(self.networking.encryption) || self.networking.encryption == 'none'",
             message="networking.encryption: tensors is only for backend ring; MPI's own traffic is not encrypted",
             path="networking.encryption",
             holds=lambda s: s.backend != "mpi" or s.networking.encryption in (None, "none"),
@@ -287,8 +284,7 @@ class JobSpec(SpecModel):
         ),
         Rule(
             cel="!has(self.elastic) || self.backend != 'mpi' || self.elastic.onLoss == 'Restart'",
-            message="under backend mpi a world cannot change while its processes live; set "
-            "elastic.onLoss: Restart",
+            message="under backend mpi a world cannot change while its processes live; set elastic.onLoss: Restart",
             path="elastic.onLoss",
             holds=lambda s: s.elastic is None or s.backend != "mpi" or s.elastic.on_loss == "Restart",
         ),

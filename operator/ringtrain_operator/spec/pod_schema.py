@@ -68,9 +68,7 @@ class PodSchema:
         elif isinstance(value, list) and "items" in schema:
             for index, item in enumerate(value):
                 where = f"{path}[{index}]"
-                yield from (
-                    [Problem(where, "is null")] if item is None else self._check(item, schema["items"], where)
-                )
+                yield from ([Problem(where, "is null")] if item is None else self._check(item, schema["items"], where))
 
     def _check_mapping(self, value: Mapping[Any, Any], schema: Json, path: str) -> Iterator[Problem]:
         known = schema.get("properties")

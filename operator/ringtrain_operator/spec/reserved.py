@@ -224,9 +224,7 @@ def dangling_volumes(spec: JobSpec) -> list[Problem]:
 def _dangling_in(template: Mapping[str, Any], path: str, ours: set[str]) -> Iterator[Problem]:
     pod = template.get("spec") or {}
     volumes = pod.get("volumes") or ()
-    yield from _named_twice(
-        ((f"{path}.volumes[{i}].name", volume.get("name")) for i, volume in enumerate(volumes))
-    )
+    yield from _named_twice(((f"{path}.volumes[{i}].name", volume.get("name")) for i, volume in enumerate(volumes)))
     containers = [
         (f"{path}.{field}[{index}]", container)
         for field in ("initContainers", "containers")

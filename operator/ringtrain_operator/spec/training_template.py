@@ -62,9 +62,7 @@ def read_template(obj: Mapping[str, Any]) -> Template:
     name = metadata.get("name") if isinstance(metadata, Mapping) else None
     said = spec if isinstance(spec, Mapping) else {}
     job, description = said.get("job"), said.get("description") or ""
-    problems = (
-        [Problem("metadata.name", f"is {shown(name)}, expected a name")] if not isinstance(name, str) else []
-    )
+    problems = [Problem("metadata.name", f"is {shown(name)}, expected a name")] if not isinstance(name, str) else []
     if not isinstance(job, Mapping):
         problems.append(Problem("spec.job", f"is {shown(job)}, expected a part of a job's spec"))
     elif depth_of(job) > MAX_DEPTH:

@@ -201,9 +201,7 @@ class EndedPod(StatusModel):
     uid: str = Field(description="Its uid: the next one of the name is another.")
     node: str | None = Field(default=None, description="Its node.")
     cause: str = Field(description="How it ended, for people.")
-    failures: int = Field(
-        default=0, description="How many of its name ended badly, each within an hour of another."
-    )
+    failures: int = Field(default=0, description="How many of its name ended badly, each within an hour of another.")
     evaluator: bool = Field(default=False, description="Whether it was the evaluator.")
     done: bool = Field(default=False, description="Whether it was an evaluator that ended well.")
     time: Time = Field(description="When the operator learned of it.")
@@ -276,9 +274,7 @@ class Ledger(StatusModel):
     line_since: Time | None = Field(
         default=None, description="Place among the jobs that wait to be placed whole; the earliest comes first."
     )
-    waits_since: Time | None = Field(
-        default=None, description="Since when it waits; its place may be a later one."
-    )
+    waits_since: Time | None = Field(default=None, description="Since when it waits; its place may be a later one.")
     line_wants: dict[str, int] = Field(
         default={}, description="What it competes for there: each worker's devices by name, and room."
     )
@@ -303,8 +299,8 @@ class TemplateStatus(StatusModel):
     kind: str = Field(description="ClusterTrainingTemplate or TrainingTemplate.")
     name: str = Field(description="Its name.")
     hash: str = Field(description="Of what it said.")
-    spec: Annotated[dict[str, Any], Schema({"type": "object", "x-kubernetes-preserve-unknown-fields": True})] = (
-        Field(description="What it said: a part of a job's spec.")
+    spec: Annotated[dict[str, Any], Schema({"type": "object", "x-kubernetes-preserve-unknown-fields": True})] = Field(
+        description="What it said: a part of a job's spec."
     )
 
 
@@ -323,9 +319,7 @@ class JobStatus(StatusModel):
     replicas: int = Field(default=0, description="Worker pods that exist (scale subresource).")
     selector: str = Field(default="", description="Labels of the worker pods (scale subresource).")
     workers: str = Field(default="", description="Workers ready of workers wanted; - when the job has ended.")
-    replica_statuses: ReplicaStatuses = Field(
-        default=ReplicaStatuses(), description="Pods of the present attempt."
-    )
+    replica_statuses: ReplicaStatuses = Field(default=ReplicaStatuses(), description="Pods of the present attempt.")
     elastic: ElasticStatus | None = Field(
         default=None, description="The world of an elastic job. Sums are over all attempts."
     )
@@ -342,9 +336,7 @@ class JobStatus(StatusModel):
         default=None, description="First failure of the last attempt that failed. It outlives its pod."
     )
 
-    template: TemplateStatus | None = Field(
-        default=None, description="The template that the job was accepted with."
-    )
+    template: TemplateStatus | None = Field(default=None, description="The template that the job was accepted with.")
     ledger: Ledger = Field(
         default=Ledger(), description="The operator's own notes on a job's past; of no interest to users."
     )

@@ -77,9 +77,7 @@ def _read_progress(raw: object, last: datetime | None) -> Progress | None:
         samples_per_second=_progress_field(raw, "samplesPerSecond", float),
         unit=_progress_field(raw, "unit", str),
         loss=_progress_field(raw, "loss", float),
-        metrics={str(k): float(v) for k, v in metrics.items() if _is_number(v)}
-        if isinstance(metrics, dict)
-        else {},
+        metrics={str(k): float(v) for k, v in metrics.items() if _is_number(v)} if isinstance(metrics, dict) else {},
         started_from=_progress_field(raw, "startedFrom", str),
         last_progress_time=last.replace(microsecond=0) if last is not None else None,
     )

@@ -25,8 +25,7 @@ def running_or_why_not(s: Situation) -> ConditionChange:
     if s.stale_pods:
         return _not_running_condition(
             "WaitingForOldPods",
-            "pods of an earlier attempt are still ending: "
-            f"{_counted_pod_names([pod.name for pod in s.stale_pods])}",
+            f"pods of an earlier attempt are still ending: {_counted_pod_names([pod.name for pod in s.stale_pods])}",
         )
     # An elastic job goes on without a worker: what is missing is said in the Degraded condition.
     absent = [] if s.job.spec.elastic is not None and s.gang_began else _absent_pods(s)
@@ -207,9 +206,7 @@ def kept_here(s: Situation) -> JobStatus:
         if s.workload is not None or s.status.state is None:
             return s.status
         said = ConditionChange("Running", "False", "WaitingForMultiKueue", "it is to run on another cluster")
-    status = with_conditions(
-        s.status, (ConditionChange("Accepted", "True", "Valid"), said), s.job.generation, s.now
-    )
+    status = with_conditions(s.status, (ConditionChange("Accepted", "True", "Valid"), said), s.job.generation, s.now)
     new = {"observed_generation": s.job.generation, "state": "Pending", "reason": said.reason}
     return status.model_copy(update=new)
 

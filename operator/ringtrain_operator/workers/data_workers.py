@@ -143,9 +143,7 @@ def ready_data_workers(s: Situation) -> int:
     """Data workers that run and, as far as the launcher tells, have registered."""
     said = s.report.data.get("workers") if s.report is not None and s.report.data is not None else None
     wanted = set(s.lasting_names)
-    running = [
-        pod for pod in s.lasting_pods if pod.role == "data" and pod.name in wanted and lasting_pod_runs(pod)
-    ]
+    running = [pod for pod in s.lasting_pods if pod.role == "data" and pod.name in wanted and lasting_pod_runs(pod)]
     if not isinstance(said, list):
         return len(running)
     workers = by_index(said, s.wanted_data_workers)

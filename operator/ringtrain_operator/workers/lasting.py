@@ -122,9 +122,7 @@ def missing_lasting(s: Situation, settings: BuildSettings) -> Iterator[dict[str,
 def refused_of(s: Situation, names: Container[str]) -> str:
     """Why the API does not take a pod of these names; empty: it does."""
     said = (
-        f"{REFUSED} {one.ref} ({one.reason}): {one.message}"
-        for one in s.observed.refusals
-        if one.ref.name in names
+        f"{REFUSED} {one.ref} ({one.reason}): {one.message}" for one in s.observed.refusals if one.ref.name in names
     )
     return next(said, "")
 

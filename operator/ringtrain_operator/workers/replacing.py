@@ -61,9 +61,7 @@ class _SeenWorkers:
 
     @classmethod
     def of(cls, s: Situation) -> _SeenWorkers:
-        own = (
-            pod for pod in reversed(s.workers) if pod.incarnation == worker_incarnation_number(s.status, pod.index)
-        )
+        own = (pod for pod in reversed(s.workers) if pod.incarnation == worker_incarnation_number(s.status, pod.index))
         said = by_index(s.report.workers if s.report else (), s.status.ledger.attempt_workers)
         refused = [refusal.ref for refusal in s.observed.refusals]
         return cls(
@@ -160,9 +158,7 @@ def _worker_loss(s: Situation, worker: int, pod: PodView | None, *, silent: bool
     due = _counts_at(s, pod)
     if due is not None and s.now >= due:
         why = f" ({pod.exit_reason})" if pod.exit_reason not in ("", "Error") else ""
-        code = (
-            f"with exit code {pod.exit_code}{why}" if pod.exit_code is not None else f"({pod.reason or 'Failed'})"
-        )
+        code = f"with exit code {pod.exit_code}{why}" if pod.exit_code is not None else f"({pod.reason or 'Failed'})"
         return _as_loss(s, worker, pod, f"ended {code}", failed=True, suspect=True)
     if silent and has_joined(s.status, worker) and not pod.finished:
         return _as_loss(s, worker, pod, "was silent, and is deleted", failed=True, suspect=True)

@@ -47,9 +47,7 @@ def train_training_side(config, reuse_dataset, round_robin):
 
 def fit(dataset):
     layers = tf.keras.layers
-    model = tf.keras.Sequential(
-        [layers.Input((28, 28, 1)), layers.Flatten(), layers.Dense(10, activation="softmax")]
-    )
+    model = tf.keras.Sequential([layers.Input((28, 28, 1)), layers.Flatten(), layers.Dense(10, activation="softmax")])
     optimizer = hvd.DistributedOptimizer(
         tf.optimizers.Adam(0.001 * hvd.size()), backward_passes_per_step=1, average_aggregated_gradients=True
     )

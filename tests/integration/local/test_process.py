@@ -50,9 +50,7 @@ def started(pids: Path) -> list[int]:
     return [int(line) for line in pids.read_text().splitlines()] if pids.exists() else []
 
 
-def test_a_killed_launcher_of_an_elastic_job_comes_back_in_its_pod(
-    runner: LocalProcessRunner, tmp_path: Path
-) -> None:
+def test_a_killed_launcher_of_an_elastic_job_comes_back_in_its_pod(runner: LocalProcessRunner, tmp_path: Path) -> None:
     """Its pod has not ended, and is the same. It tells how the process before ended, as a kubelet's does."""
     pids = tmp_path / "pids"
     runner.start(launcher(pids, elastic={"maxReplicas": 4}), {})

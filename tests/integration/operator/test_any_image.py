@@ -94,9 +94,7 @@ async def test_a_program_runs_in_an_image_without_python(
     open_cluster: OpenCluster, agent: Image, shell: Image, tmp_path: Path, volume: AgentVolume
 ) -> None:
     """Its ranks have the image's environment and their place in the world, and nothing of the agent's Python."""
-    script = (
-        "echo rank $RANK of $WORLD_SIZE, user $(id -u); env | sort; touch /new || echo read-only; echo >/tmp/new"
-    )
+    script = "echo rank $RANK of $WORLD_SIZE, user $(id -u); env | sort; touch /new || echo read-only; echo >/tmp/new"
     manifest = shell_job("shell", script)
     done, log = await run(open_cluster, manifest, {AGENT: agent, "shell:1": shell}, tmp_path, volume)
     assert state(done) == "Succeeded", f"{done['status']}\n{log}"
@@ -221,9 +219,7 @@ def with_open_mpi(root: Path) -> Path:
     program.parent.mkdir(parents=True)
     subprocess.run(["mpicc.openmpi", "-O2", "-o", str(program), str(PI), "-lm"], check=True)
     programs = [Path("/usr/bin") / name for name in ("mpirun.openmpi", "orterun", "orted", "mpirun")]
-    add_with_libraries(
-        root, [*programs, program, *LIBRARIES.glob("openmpi/**/*.so"), *LIBRARIES.glob("pmix*/**/*.so")]
-    )
+    add_with_libraries(root, [*programs, program, *LIBRARIES.glob("openmpi/**/*.so"), *LIBRARIES.glob("pmix*/**/*.so")])
     for folder in ("/usr/share/openmpi", "/etc/openmpi"):
         shutil.copytree(folder, root / folder.lstrip("/"), dirs_exist_ok=True)
     assert not list(root.rglob("*python*"))
@@ -292,9 +288,7 @@ def test_what_an_image_preloads_is_for_its_own_programs(agent: Image) -> None:
     image = {"LD_PRELOAD": "/image/own.so", "LD_LIBRARY_PATH": "/image", "PYTHONHOME": "/image", "LC_CTYPE": "C"}
     code = "import os, ringtrain; print(sorted(os.environ.items()))"
     for env in (image, {}):
-        done = subprocess.run(
-            [program, "-c", code], env=env, capture_output=True, text=True, check=True, timeout=60
-        )
+        done = subprocess.run([program, "-c", code], env=env, capture_output=True, text=True, check=True, timeout=60)
         assert (done.stdout.strip(), done.stderr) == (str(sorted(env.items())), "")
 
 

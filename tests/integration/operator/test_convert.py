@@ -33,9 +33,7 @@ def definition(kind: str) -> Json:
             "group": GROUP,
             "scope": "Namespaced" if kind == "TrainingRuntime" else "Cluster",
             "names": {"kind": kind, "plural": plural, "singular": kind.lower(), "listKind": f"{kind}List"},
-            "versions": [
-                {"name": VERSION, "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
-            ],
+            "versions": [{"name": VERSION, "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}],
         },
     }
 

@@ -26,9 +26,7 @@ async def until_runs(s: Scenario, name: str, other_than: str = "") -> None:
 
 async def test_they_live_beside_the_gang(open_cluster: OpenCluster, tmp_path: Path) -> None:
     """One that ends is made anew; the gang restarts without them and keeps its Secret; the job's end is theirs."""
-    async with running_job(
-        open_cluster, tmp_path, dataWorkers={"replicas": 2}, evaluator={"timeoutSeconds": 0}
-    ) as s:
+    async with running_job(open_cluster, tmp_path, dataWorkers={"replicas": 2}, evaluator={"timeoutSeconds": 0}) as s:
         for name in (*DATA, "digits-evaluator"):
             await until_runs(s, name)
         first = await s.uids()

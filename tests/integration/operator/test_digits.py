@@ -29,9 +29,7 @@ async def test_the_digits_job_trains(open_cluster: OpenCluster, tmp_path: Path, 
             running_operator(c.operator_connection, namespaces=(ns,)),
         ):
             await c.api.create(JOBS, ns, sample)
-            done = await c.until(
-                JOBS, ns, "digits", lambda j: state(j) in ("Succeeded", "Failed"), TRAINED_WITHIN_S
-            )
+            done = await c.until(JOBS, ns, "digits", lambda j: state(j) in ("Succeeded", "Failed"), TRAINED_WITHIN_S)
             log = b"".join([line async for line in c.api.pod_log(ns, "digits-launcher")]).decode()
             assert state(done) == "Succeeded", f"{done['status']}\n{log}"
             assert done["status"]["restarts"] == 0

@@ -41,9 +41,7 @@ async def until_incarnation(s: Scenario, name: str, number: int) -> None:
 
 
 @pytest.mark.parametrize("how", ["evicted", "node-under-pressure", "drained", "deleted"])
-async def test_a_worker_that_is_taken_away_is_made_anew(
-    open_cluster: OpenCluster, tmp_path: Path, how: str
-) -> None:
+async def test_a_worker_that_is_taken_away_is_made_anew(open_cluster: OpenCluster, tmp_path: Path, how: str) -> None:
     """Within the attempt, and no other pod is touched; the job ends well."""
     nodes = ("node-a", "node-b", "node-c")  # the launcher is on another than the victim
     async with open_scenario(open_cluster, tmp_path, nodes=nodes) as s:

@@ -160,9 +160,7 @@ async def test_a_wrong_clock_does_no_harm(tmp_path: Path, skew_s: int) -> None:
     ("code", "message"),
     [
         pytest.param(403, "exceeded quota: few, requested: pods=1, used: pods=1, limited: pods=1", id="quota"),
-        pytest.param(
-            422, 'Pod "digits-launcher" is invalid: spec.containers[0].image: Invalid value', id="invalid"
-        ),
+        pytest.param(422, 'Pod "digits-launcher" is invalid: spec.containers[0].image: Invalid value', id="invalid"),
     ],
 )
 async def test_a_refusal_is_said_in_the_apis_own_words(tmp_path: Path, code: int, message: str) -> None:

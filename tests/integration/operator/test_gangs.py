@@ -61,9 +61,7 @@ async def test_a_deadlock_of_jobs_that_are_placed_pod_by_pod_ends_by_itself(
 
 
 @pytest.mark.parametrize("gang", GANGS)
-async def test_of_two_gangs_that_do_not_fit_together_one_runs(
-    plane: ControlPlane, tmp_path: Path, gang: str
-) -> None:
+async def test_of_two_gangs_that_do_not_fit_together_one_runs(plane: ControlPlane, tmp_path: Path, gang: str) -> None:
     """Each needs 60 % of the devices: both run, one after the other, and nothing is counted or left behind."""
     async with open_arena(plane, tmp_path, devices=5, gang=gang) as arena:
         for _ in range(ROUNDS):
@@ -72,9 +70,7 @@ async def test_of_two_gangs_that_do_not_fit_together_one_runs(
 
 
 @pytest.mark.parametrize("gang", GANGS)
-async def test_a_gang_that_waits_says_why_and_holds_nothing(
-    plane: ControlPlane, tmp_path: Path, gang: str
-) -> None:
+async def test_a_gang_that_waits_says_why_and_holds_nothing(plane: ControlPlane, tmp_path: Path, gang: str) -> None:
     """Condition and `dtj why` have the scheduler's words; no pod has a node; it runs when the other has ended."""
     words = {"Kubernetes": "nodes are available", "Coscheduling": "find room", "Volcano": "find room"}
     async with open_arena(plane, tmp_path, devices=5, gang=gang) as arena:

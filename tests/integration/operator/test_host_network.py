@@ -49,8 +49,7 @@ async def test_two_jobs_share_a_node(open_cluster: OpenCluster, tmp_path: Path, 
             for name in ("one", "two"):
                 await c.api.create(JOBS, ns, on_its_node(name, meeting))
             done = [
-                await c.until(JOBS, ns, name, lambda j: state(j) in ("Succeeded", "Failed"))
-                for name in ("one", "two")
+                await c.until(JOBS, ns, name, lambda j: state(j) in ("Succeeded", "Failed")) for name in ("one", "two")
             ]
             assert [state(job) for job in done] == ["Succeeded"] * 2, done
             found = await asyncio.gather(*(c.api.get(PODS, ns, f"{name}-launcher") for name in ("one", "two")))

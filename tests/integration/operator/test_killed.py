@@ -243,16 +243,12 @@ def _attempt_and_name(metadata: dict[str, Any]) -> tuple[str, str]:
 async def restart_when_killed(scenario: Scenario, killer: Killer) -> None:
     """Run an operator; when it is killed, run another."""
     connection = scenario.cluster.operator_connection
-    operator, running = await start_operator(
-        connection, scenario.clock, kueue=True, gangs=GANGS, provisioning=True
-    )
+    operator, running = await start_operator(connection, scenario.clock, kueue=True, gangs=GANGS, provisioning=True)
     try:
         await killer.struck.wait()
         await cut_off(operator, running)
         killer.dead = False
-        operator, running = await start_operator(
-            connection, scenario.clock, kueue=True, gangs=GANGS, provisioning=True
-        )
+        operator, running = await start_operator(connection, scenario.clock, kueue=True, gangs=GANGS, provisioning=True)
         await running
     finally:
         await cut_off(operator, running)

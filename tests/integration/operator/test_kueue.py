@@ -143,9 +143,7 @@ async def test_a_job_that_waits_can_be_corrected(setting: Setting, tmp_path: Pat
         wrong = gpu_job("first", 2, queue="reserch") if what == "queue" else gpu_job("first", 4)
         first = await submit(s, wrong)
         await first.until_condition("Queued", "True", "reserch" if what == "queue" else "insufficient quota")
-        await first.change(
-            {"scheduling": {"queue": "research"}} if what == "queue" else {"worker": {"replicas": 2}}
-        )
+        await first.change({"scheduling": {"queue": "research"}} if what == "queue" else {"worker": {"replicas": 2}})
         await first.until_running()
         assert (await first.job())["status"]["attempt"] == 1
 

@@ -167,9 +167,7 @@ async def test_a_preempted_training_ends_with_the_weights_of_one_that_was_not(
         await slow.until_condition("Queued", "True", "Preempted")
         await until_succeeded(urgent)
         done = await until_succeeded(slow)
-        log = b"".join(
-            [line async for line in s.cluster.api.pod_log(s.namespace, "digits-queued-launcher")]
-        ).decode()
+        log = b"".join([line async for line in s.cluster.api.pod_log(s.namespace, "digits-queued-launcher")]).decode()
     assert done["restarts"] == before["restarts"], "a preemption was counted"
     assert [done[n] - before[n] for n in ("attempt", "disruptions")] == [1, 1]
     (epochs,) = RESUMED.findall(log)

@@ -107,9 +107,7 @@ async def test_a_failed_gang_restarts_within_its_limit(open_cluster: OpenCluster
 
 async def test_a_gang_that_makes_no_step_is_restarted(open_cluster: OpenCluster, tmp_path: Path) -> None:
     """progressDeadlineSeconds counts from the last step that the launcher told of, and the restart counts."""
-    async with running_job(
-        open_cluster, tmp_path, runPolicy={"progressDeadlineSeconds": 60, "backoffLimit": 1}
-    ) as s:
+    async with running_job(open_cluster, tmp_path, runPolicy={"progressDeadlineSeconds": 60, "backoffLimit": 1}) as s:
         async with s.launcher_says(progress={"step": 3, "totalSteps": 9}, lastProgressTime=time.time()):
             running = await s.until_state("Running")
             assert running["status"]["progress"]["step"] == 3

@@ -71,9 +71,7 @@ async def test_a_job_that_no_node_takes_keeps_no_gang_waiting(open_cluster: Open
 
 
 @pytest.mark.sampled(one_in=3)
-async def test_what_the_first_can_not_use_goes_to_a_gang_behind_it(
-    open_cluster: OpenCluster, tmp_path: Path
-) -> None:
+async def test_what_the_first_can_not_use_goes_to_a_gang_behind_it(open_cluster: OpenCluster, tmp_path: Path) -> None:
     """The first wants a whole node, and none is free: two gangs that want one device of each node take turns."""
     async with open_arena(open_cluster, tmp_path) as s:
         long = await submit(s, "long", 2, 3)

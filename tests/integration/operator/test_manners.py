@@ -137,9 +137,7 @@ async def test_it_ends_when_it_is_asked_to(open_cluster: OpenCluster, tmp_path: 
             "--listen=127.0.0.1:0",
             stderr=asyncio.subprocess.PIPE,
         )
-        await c.until(
-            LEASES, ns, "ringtrain-operator", lambda found: found and found["spec"].get("holderIdentity")
-        )
+        await c.until(LEASES, ns, "ringtrain-operator", lambda found: found and found["spec"].get("holderIdentity"))
         process.send_signal(signal.SIGTERM)
         _, log = await process.communicate()
         assert process.returncode == 0, log.decode()

@@ -66,9 +66,7 @@ async def test_the_standby_takes_over_from_a_leader_that_died() -> None:
         ns = await c.new_namespace()
         election = {"leader_election": True, "lease_namespace": ns}
         leader, leading = await start_operator(c.connection, identity="a", lease_times=QUICK, **election)
-        standby, waiting = await start_operator(
-            c.connection, identity="b", lease_times=QUICK, wait=False, **election
-        )
+        standby, waiting = await start_operator(c.connection, identity="b", lease_times=QUICK, wait=False, **election)
         await c.api.create(JOBS, ns, job("one"))
         await c.until_exists(PODS, ns, "one-launcher")
         assert not standby.watching.is_set()

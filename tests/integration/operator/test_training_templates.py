@@ -97,9 +97,7 @@ async def test_a_template_that_makes_no_valid_job_is_said(open_cluster: OpenClus
     whatever it names."""
     async with open_cluster() as c:
         ns = await c.new_namespace()
-        await c.api.create(
-            OF_NAMESPACE, ns, template("small", backend="mpi", networking={"encryption": "tensors"})
-        )
+        await c.api.create(OF_NAMESPACE, ns, template("small", backend="mpi", networking={"encryption": "tensors"}))
         await c.api.create(OF_NAMESPACE, ns, template("other", "train:3"))
         await c.api.create(JOBS, ns, naming("small"))
         async with running_operator(c.operator_connection, namespaces=(ns,)):

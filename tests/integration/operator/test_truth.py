@@ -57,9 +57,7 @@ async def test_an_image_whose_name_is_none_ends_the_job(open_cluster: OpenCluste
 
 
 @pytest.mark.parametrize("comes", [True, False], ids=["comes", "never-comes"])
-async def test_a_volume_whose_config_map_is_not_there(
-    open_cluster: OpenCluster, tmp_path: Path, comes: bool
-) -> None:
+async def test_a_volume_whose_config_map_is_not_there(open_cluster: OpenCluster, tmp_path: Path, comes: bool) -> None:
     """The kubelet says it in an event alone: the job says it, too, goes on when the ConfigMap comes, and ends
     after startTimeoutSeconds where it does not."""
     container = {"name": "train", "image": "train:1", "command": ["train"]}

@@ -20,9 +20,7 @@ SAMPLES, EPOCHS, STEP_S = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
 
 def main() -> None:
     rt.init()
-    state = elastic.State(
-        shard=elastic.shard(SAMPLES, elastic.FixedGlobal(12), seed=5), step=0, ledger=[], sizes=[]
-    )
+    state = elastic.State(shard=elastic.shard(SAMPLES, elastic.FixedGlobal(12), seed=5), step=0, ledger=[], sizes=[])
 
     @elastic.run
     def train(state: Any) -> None:

@@ -173,9 +173,9 @@ def test_a_launcher_that_is_killed_learns_again_who_is_there(
     assert 0.0 <= pods.status()["data"]["waitFraction"] <= 1.0
     assert (launcher.wait(), agent.wait()) == (0, 0)
     ledger = json.loads((tmp_path / "end-0.json").read_text())["ledger"]
-    assert [
-        sample for epoch in range(6) for sample in sorted(s for e, part in ledger if e == epoch for s in part)
-    ] == [*range(240)] * 6
+    assert [sample for epoch in range(6) for sample in sorted(s for e, part in ledger if e == epoch for s in part)] == [
+        *range(240)
+    ] * 6
 
 
 def test_several_hosts_have_no_data_workers(tmp_path: Path, made: list[Run]) -> None:

@@ -97,9 +97,7 @@ def test_an_epoch_goes_on_behind_what_was_consumed(service: DataWorkers) -> None
         left = distribute("support.loaders:squares", own, epoch=0, consumed=first[-1].consumed)
         rest += [index for batch in left for index in batch.indices[batch.mask]]
     begun = shard(90, 5, rank=1, size=2, seed=1).epoch(0)
-    used = [i for b in first for i in b.indices] + [
-        i for _, b in zip(first, begun, strict=False) for i in b.indices
-    ]
+    used = [i for b in first for i in b.indices] + [i for _, b in zip(first, begun, strict=False) for i in b.indices]
     assert sorted([*used, *rest]) == list(range(90))
 
 
@@ -108,9 +106,7 @@ def test_micro_batches_have_their_part_of_each_array(service: DataWorkers) -> No
     from ringtrain.data.service.batches import loaded
     from ringtrain.data.shard import Batch
 
-    batch = loaded(
-        Batch(np.arange(3), np.array([True, False, True]), 1.0, 3, passes=3), {"x": np.array([10, 11, 12])}
-    )
+    batch = loaded(Batch(np.arange(3), np.array([True, False, True]), 1.0, 3, passes=3), {"x": np.array([10, 11, 12])})
     assert [(part["x"].tolist(), part.weight) for part in batch.micro_batches] == [
         ([10], 1.5),
         ([12], 1.5),
@@ -232,12 +228,8 @@ def test_all_lost(
     workers.kill(0)
     with caplog.at_level(logging.WARNING), pytest.raises(DataError) as error:
         next(stream)
-    assert re.search(
-        r"rank 0: no input for 3 s \(indices .*\): 0 of 1 data workers can be reached", str(error.value)
-    )
-    assert re.search(
-        r"rank 0 has waited [12] s for input: 0 of 1 data workers can be reached \(last: ", caplog.text
-    )
+    assert re.search(r"rank 0: no input for 3 s \(indices .*\): 0 of 1 data workers can be reached", str(error.value))
+    assert re.search(r"rank 0 has waited [12] s for input: 0 of 1 data workers can be reached \(last: ", caplog.text)
     monkeypatch.setenv("RINGTRAIN_STALL_TIMEOUT", "60")
     workers.replace(0)
     assert len(list(distribute("support.loaders:squares", one_rank(), epoch=0))) == 25
@@ -271,9 +263,7 @@ def test_prefetch_bounds_memory(own_service: Callable[..., DataWorkers]) -> None
     assert peak < 32 * 4 + 150
 
 
-def test_a_rank_that_does_not_read_is_given_no_more(
-    own_service: Callable[..., DataWorkers], tmp_path: Path
-) -> None:
+def test_a_rank_that_does_not_read_is_given_no_more(own_service: Callable[..., DataWorkers], tmp_path: Path) -> None:
     """A stopped rank costs a data worker two batches for each slot, and no other rank its turn."""
     workers = own_service(1, slots=1)
     script = (
@@ -315,9 +305,7 @@ def test_splits_are_read_item_by_item(service: DataWorkers, tmp_path: Path) -> N
         expected |= set(text)
         (tmp_path / f"{number}.txt").write_text("".join(f"{line}\n" for line in text))
     uris = [str(path) for path in sorted(tmp_path.glob("*.txt"))]
-    streams = [
-        distribute_splits(uris, "support.loaders:lines", rank=rank, size=2, prefetch=2) for rank in range(2)
-    ]
+    streams = [distribute_splits(uris, "support.loaders:lines", rank=rank, size=2, prefetch=2) for rank in range(2)]
     found, positions = [], {}
     for stream in streams:
         items = iter(stream)

@@ -201,9 +201,7 @@ def test_a_history_of_hosts(run: HostRun, seed: int) -> None:
         listed = chance.sample(names, chance.randint(1, 4))
         worlds[step] = {host: chance.randint(1, 2) for host in listed}
     worlds[1].setdefault("node-a", 1)  # the first answer names another host
-    run.hold(
-        {step: [host for host, slots in world.items() for _ in range(slots)] for step, world in worlds.items()}
-    )
+    run.hold({step: [host for host, slots in world.items() for _ in range(slots)] for step, world in worlds.items()})
     struck: set[str] = set()
     for step, world in worlds.items():
         run.listed(*(f"{host}:{slots}" for host, slots in world.items()))

@@ -59,9 +59,7 @@ class ElasticJob:
         try:
             until(f"formation {formation} of {slots}", formed)
         except AssertionError as exc:
-            raise AssertionError(
-                f"{exc}; {self.launcher.err()}; {[self.worlds(slot) for slot in slots]}"
-            ) from None
+            raise AssertionError(f"{exc}; {self.launcher.err()}; {[self.worlds(slot) for slot in slots]}") from None
         return {slot: self.worlds(slot)[-1][3] for slot in slots}
 
     def pid(self, slot: int) -> int:
@@ -82,9 +80,7 @@ class ElasticJob:
     def put(self, path: str, body: bytes) -> tuple[int, str]:
         url = f"http://127.0.0.1:{self.job.status_port}{path}"
         try:
-            with urllib.request.urlopen(
-                urllib.request.Request(url, data=body, method="PUT"), timeout=30
-            ) as answer:
+            with urllib.request.urlopen(urllib.request.Request(url, data=body, method="PUT"), timeout=30) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()

@@ -181,9 +181,7 @@ async def test_a_killed_rank_shows(tmp_path: Path) -> None:
             await _see(tab, run)
             os.kill(int((run.directory / "pid-1").read_text()), signal.SIGKILL)
             await tab.until("document.getElementById('state').innerText === '✗ Failed'")
-            assert "rank 1 was killed by SIGKILL" in await tab.value(
-                "document.getElementById('failure').innerText"
-            )
+            assert "rank 1 was killed by SIGKILL" in await tab.value("document.getElementById('failure').innerText")
             failed = "[...document.querySelectorAll('.ranks .Failed')].map(e => e.dataset.rank)"
             assert await tab.value(failed) == ["1"]
             await tab.until("document.getElementById('link').innerText.includes('this is the last state')")
@@ -236,9 +234,7 @@ def test_the_token_in_the_link_becomes_a_cookie(waiting: GangProcesses, tmp_path
     code, headers, body = _ask(f"{base}?token={token}")
     assert (code, body) == (303, "")
     assert "Location: /\n" in headers
-    (cookie,) = re.findall(
-        r"Set-Cookie: (ringtrain-[0-9a-f]{8}=[0-9a-f]{64}); HttpOnly; SameSite=Lax; Path=/", headers
-    )
+    (cookie,) = re.findall(r"Set-Cookie: (ringtrain-[0-9a-f]{8}=[0-9a-f]{64}); HttpOnly; SameSite=Lax; Path=/", headers)
     code, headers, body = _ask(base, Cookie=cookie)
     assert code == 200
     assert token not in body
@@ -255,9 +251,7 @@ def test_the_token_in_the_link_becomes_a_cookie(waiting: GangProcesses, tmp_path
 @pytest.fixture
 def waiting(tmp_path: Path) -> Iterator[GangProcesses]:
     """A launcher that waits for its workers."""
-    job = GangProcesses(
-        tmp_path, 1, 2, RINGTRAIN_STATUS_TOKEN=TOKEN, RINGTRAIN_TIMELINE=str(tmp_path / "trace.json")
-    )
+    job = GangProcesses(tmp_path, 1, 2, RINGTRAIN_STATUS_TOKEN=TOKEN, RINGTRAIN_TIMELINE=str(tmp_path / "trace.json"))
     try:
         launcher = job.launcher()
         until("it listens", lambda: "status on port" in launcher.err())

@@ -21,9 +21,7 @@ def test_launcher_killed_half_way(gang: Callable[..., GangProcesses]) -> None:
     job = gang(2, 2, RINGTRAIN_TIMEOUT="40")
     first = job.launcher()
     agents = job.agents(*job.python(FAST))
-    until(
-        "lines stored", lambda: (job.logs / "job.log").exists() and (job.logs / "job.log").stat().st_size > 500_000
-    )
+    until("lines stored", lambda: (job.logs / "job.log").exists() and (job.logs / "job.log").stat().st_size > 500_000)
     first.kill()
     written = len(job.job_log())
     assert 0 < written < 4 * LINES
@@ -70,9 +68,7 @@ def test_odd_bytes(gang: Callable[..., GangProcesses]) -> None:
     launcher, agent = job.launcher(), job.agent(0, *job.python(ODD))
     assert [launcher.wait(), agent.wait()] == [0, 0]
     assert job.rank_log(0) == (
-        b"plain\n\x00\xff binary \xfe\n50%\r100%\rdone\nwindows\r\n\n"
-        + b"x" * 200_000
-        + b"\nno newline at the end"
+        b"plain\n\x00\xff binary \xfe\n50%\r100%\rdone\nwindows\r\n\n" + b"x" * 200_000 + b"\nno newline at the end"
     )
     lines = (job.logs / "job.log").read_bytes().split(b"\n")
     assert lines[:7] == [

@@ -113,9 +113,7 @@ async def test_a_page_shows_the_run(runs: Path, tmp_path: Path) -> None:
         assert "40 of 40" in await _text(tab, "#facts")
         start = await _text(tab, "#start")
         assert re.fullmatch(r"Start: joined [\d.]+ s, formed [\d.]+ s, first step [\d.]+ s", start), start
-        assert await tab.value(
-            "[...document.querySelectorAll('#curves figcaption strong')].map(e => e.innerText)"
-        ) == [
+        assert await tab.value("[...document.querySelectorAll('#curves figcaption strong')].map(e => e.innerText)") == [
             "loss",
             "tokens/s",
             "accuracy",
@@ -190,9 +188,7 @@ async def test_what_ran_and_what_it_used_of_its_machine(tmp_path: Path) -> None:
         await tab.open(_report(tmp_path, "eats"), width=390)
         assert await tab.value("document.querySelectorAll('#machine figure').length") >= 3
         assert re.search(r"[\d.]+ GiB of [\d.]+ GiB", await _text(tab, "#machine tbody"))
-        rows = await tab.value(
-            "[...document.querySelectorAll('#about tr')].map(row => row.innerText.split('\\t'))"
-        )
+        rows = await tab.value("[...document.querySelectorAll('#about tr')].map(row => row.innerText.split('\\t'))")
         assert rows[0] == ["command", f"{sys.executable} train.py --token '***'"]
         assert [row[0] for row in rows[1:3]] == ["directory", "versions"]
         assert f"python {platform.python_version()}, ringtrain {rt.__version__}, numpy " in rows[2][1]
@@ -263,9 +259,7 @@ def test_a_directory_whose_name_is_no_utf8(tmp_path: Path) -> None:
 
 
 @pytest.mark.sampled
-async def test_a_page_shows_where_the_time_goes_and_who_is_waited_for(
-    uneven: tuple[Path, str], tmp_path: Path
-) -> None:
+async def test_a_page_shows_where_the_time_goes_and_who_is_waited_for(uneven: tuple[Path, str], tmp_path: Path) -> None:
     """Ranks that train in step report together: the others' waits show which one computes longer. A bar for each
     rank, by keyboard, also on a narrow screen; the line of progress names the rank, too."""
     folder, printed = uneven

@@ -112,9 +112,7 @@ def test_ranks_that_say_so_have_met_whatever_the_kernel_has_seen(tmp_path: Path)
     """Connections that were reset leave nothing behind: the rank tells its agent, in a line that is no report."""
     line = f"{JOINED_LINE}\n".encode()
     script = f"import os; os.write(int(os.environ['RINGTRAIN_REPORT_FD']), {line!r})"
-    _, err = _start(tmp_path, "-np", "2", "--name", "met", sys.executable, "-c", script).communicate(
-        timeout=DEADLINE_S
-    )
+    _, err = _start(tmp_path, "-np", "2", "--name", "met", sys.executable, "-c", script).communicate(timeout=DEADLINE_S)
     assert "state  Succeeded" in err
     assert "in touch" not in err
     assert not (tmp_path / "runs/local/met/1/metrics.jsonl").exists()
@@ -209,9 +207,7 @@ def test_interrupted(settings: dict[str, str], most: int, tmp_path: Path, monkey
     assert not [process for process in processes if runs(process)]
 
 
-def test_a_launcher_that_ends_before_its_agent_has_reached_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_launcher_that_ends_before_its_agent_has_reached_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The run ends with it, and with its words: the agent neither waits for another one nor tells that it does."""
     monkeypatch.setenv("RINGTRAIN_OTEL", "metrics")
     run = _start(tmp_path, "-np", "2", "sh", "-c", "echo here; sleep 1000")
@@ -247,9 +243,7 @@ def test_the_bar_of_a_run_that_fails(tmp_path: Path) -> None:
         terminal.until(r"\nStep 1/12  8 %  \[#+-+\]  loss: 0.500$")
         for step in range(2, 8):
             (tmp_path / f"step-{step}").touch()
-            terminal.until(
-                rf"\nStep {step}/12  {100 * step // 12} %  \[#+-+\]  \d+ s left  \d+.\d samples/sec  loss:"
-            )
+            terminal.until(rf"\nStep {step}/12  {100 * step // 12} %  \[#+-+\]  \d+ s left  \d+.\d samples/sec  loss:")
             assert sum(line.startswith("Step ") for line in terminal.lines()) == 1
         lines = terminal.lines()[1:-1]
         assert "".join(lines) == "".join(f"[0] at {step} {'.' * 90}" for step in range(1, 8))
@@ -347,9 +341,7 @@ def test_what_the_launcher_refuses_is_said_before_anything_starts(tmp_path: Path
 def test_a_terminal_that_is_closed(tmp_path: Path) -> None:
     """Asks the ranks to end, as Ctrl-C does: they can still save. No secret is left."""
     ranks = "trap 'touch saved.$RANK; exit 0' TERM; echo here; while :; do sleep 0.1; done"
-    terminal = Terminal(
-        [sys.executable, "-m", "ringtrain", "run", "-np", "2", "sh", "-c", ranks], tmp_path, columns=80
-    )
+    terminal = Terminal([sys.executable, "-m", "ringtrain", "run", "-np", "2", "sh", "-c", ranks], tmp_path, columns=80)
     try:
         terminal.until(r"here\n.*here")
         assert terminal.hang_up() == 128 + signal.SIGHUP

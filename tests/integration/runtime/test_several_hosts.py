@@ -136,9 +136,7 @@ def test_sites_of_two_hosts_exchange_each_byte_once(hosts: SshHosts, tmp_path: P
     told = [line.rpartition(" ") for line in lines]
     sites = {"x": [0, 1, 2, 3], "y": [4, 5, 6, 7]}
     # Gradients of rank + step: their mean over all ranks in four steps is 3.5 * 4 + 6.
-    assert [line for line, *_ in told] == [
-        f"{rank} {'xy'[rank // 4]} {sites} -20.0 -20.0 sites" for rank in range(8)
-    ]
+    assert [line for line, *_ in told] == [f"{rank} {'xy'[rank // 4]} {sites} -20.0 -20.0 sites" for rank in range(8)]
     for *_, synchronizations in told:
         assert 2 <= float(synchronizations) < 2.2, "8 MB twice: half of the gradients and half of the weights each"
 
@@ -178,9 +176,7 @@ def test_lines_of_all_hosts_that_no_file_takes_are_counted(hosts: SshHosts, tmp_
     script = "for n in $(seq 20000); do echo $RANK $n; done"
     limited = ("prlimit", f"--fsize={64 << 10}")
     words = ["-np", "2", "-H", "localhost:1,node-b:1", "sh", "-c", script]
-    run = start(
-        hosts, tmp_path, *words, inside=limited, RINGTRAIN_TIMEOUT="5", RINGTRAIN_LOG_DIR=str(tmp_path / "r")
-    )
+    run = start(hosts, tmp_path, *words, inside=limited, RINGTRAIN_TIMEOUT="5", RINGTRAIN_LOG_DIR=str(tmp_path / "r"))
     out, err = run.communicate(timeout=DEADLINE_S)
     shown = f"{out}\n{err}".splitlines()
     for rank in range(2):

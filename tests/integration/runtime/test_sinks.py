@@ -304,9 +304,7 @@ print(json.dumps([(one.step, one.value) for one in seen.Scalars("loss")]))
 """
     for rank in (0, 1):
         folder = job.logs / "tensorboard" / f"rank-{rank:04d}"
-        done = subprocess.run(
-            [sys.executable, "-c", read, str(folder)], capture_output=True, text=True, timeout=120
-        )
+        done = subprocess.run([sys.executable, "-c", read, str(folder)], capture_output=True, text=True, timeout=120)
         assert json.loads(done.stdout.splitlines()[-1]) == [[s, s - 1 + 2.0 * rank] for s in range(1, 6)]
 
 

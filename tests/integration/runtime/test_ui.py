@@ -29,9 +29,7 @@ end = time.monotonic() + 120
 while sys.argv[1:] and not pathlib.Path(sys.argv[1]).exists() and time.monotonic() < end:
     time.sleep(0.02)
 """
-ROWS = (
-    "[...document.querySelectorAll('#runs tbody tr')].map(row => [...row.cells].slice(0, 5).map(c => c.innerText))"
-)
+ROWS = "[...document.querySelectorAll('#runs tbody tr')].map(row => [...row.cells].slice(0, 5).map(c => c.innerText))"
 
 
 def _command(*words: str) -> list[str]:

@@ -161,9 +161,7 @@ def _mark(store: Store, kind: Kind, obj: Json, grace: int) -> Json:
 
 def _finished_deleting(obj: Json) -> bool:
     meta = obj["metadata"]
-    return (
-        "deletionTimestamp" in meta and not meta.get("finalizers") and not meta.get("deletionGracePeriodSeconds")
-    )
+    return "deletionTimestamp" in meta and not meta.get("finalizers") and not meta.get("deletionGracePeriodSeconds")
 
 
 def remove(store: Store, kind: Kind, namespace: str | None, name: str) -> Json:

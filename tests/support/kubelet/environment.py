@@ -60,9 +60,7 @@ async def prepare(api: ApiClient, pod: Json, address: str, folder: Path) -> Sand
             paths[mount["mountPath"].rstrip("/")] = volumes[mount["name"]] / mount.get("subPath", "")
     env = {**_of_account(api, paths), **await _from_secrets(api, pod, container)}
     for entry in container.get("env") or []:
-        value = (
-            str(entry["value"]) if "value" in entry else _from_field(pod, entry.get("valueFrom") or {}, address)
-        )
+        value = str(entry["value"]) if "value" in entry else _from_field(pod, entry.get("valueFrom") or {}, address)
         env[entry["name"]] = _relocate(_expand(value, env), paths)
     words = [*(container.get("command") or []), *(container.get("args") or [])]
     command = tuple(_relocate(_expand(w, env), paths) for w in words)

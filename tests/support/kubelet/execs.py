@@ -30,9 +30,7 @@ async def serve_exec(request: web.Request, start: Start) -> web.StreamResponse:
     socket = web.WebSocketResponse(protocols=("v4.channel.k8s.io",))
     await socket.prepare(request)
     process = beside.process
-    pumps = [
-        asyncio.create_task(_pump(socket, c, s)) for c, s in ((STDOUT, process.stdout), (STDERR, process.stderr))
-    ]
+    pumps = [asyncio.create_task(_pump(socket, c, s)) for c, s in ((STDOUT, process.stdout), (STDERR, process.stderr))]
     ended = asyncio.create_task(process.wait())
     gone = [asyncio.create_task(beside.container_ended.wait()), asyncio.create_task(_hung_up(socket))]
     try:

@@ -146,9 +146,7 @@ class Kubelet:
 
     def pods_on(self, node: str) -> list[str]:
         """Names of the pods that were started on `node`."""
-        return [
-            x.pod["metadata"]["name"] for x, _ in self._lives.values() if x.pod["spec"].get("nodeName") == node
-        ]
+        return [x.pod["metadata"]["name"] for x, _ in self._lives.values() if x.pod["spec"].get("nodeName") == node]
 
     def _log_of(self, namespace: str, name: str) -> Any:
         life = self._lives.get(self._names.get((namespace, name), ""))

@@ -108,9 +108,7 @@ class PodLife:
             if how is not None and not self.lost:
                 await self._post_exit(how)
             await self._deleted.wait()
-            if (
-                how is None and not self.lost
-            ):  # since 1.27 a pod is in an end phase before it goes, also if none ran
+            if how is None and not self.lost:  # since 1.27 a pod is in an end phase before it goes, also if none ran
                 await self._write({"status": {"phase": "Failed"}})
             if not self.lost:
                 await self._confirm_deletion()
@@ -208,9 +206,7 @@ class PodLife:
                 return await self._with_ports(sandbox)
             except NotFound as missing:  # like a kubelet: a Secret that is not there yet is waited for
                 if not said:
-                    await self._post_event(
-                        "FailedMount", f"MountVolume.SetUp failed for volume: {missing.message}"
-                    )
+                    await self._post_event("FailedMount", f"MountVolume.SetUp failed for volume: {missing.message}")
                 said = True
                 with suppress(TimeoutError):
                     async with asyncio.timeout(0.1):
@@ -284,9 +280,7 @@ class PodLife:
         known = (self.pod.get("status") or {}).get("conditions") or []
         kept = [c for c in known if c["type"] not in ("Ready", "ContainersReady", "Initialized")]
         truth = "True" if ready else "False"
-        own = [
-            {"type": t, "status": truth, "lastTransitionTime": now_text()} for t in ("Ready", "ContainersReady")
-        ]
+        own = [{"type": t, "status": truth, "lastTransitionTime": now_text()} for t in ("Ready", "ContainersReady")]
         status = {
             "phase": phase,
             "podIP": self.address,

@@ -96,9 +96,7 @@ class RootRuntime:
         words = [nsenter, *inside, *user, "--", *command]
         return await asyncio.create_subprocess_exec(*words, env=env, stdout=pipe, stderr=pipe)
 
-    def _words(
-        self, sandbox: Sandbox, container: Json, command: Sequence[str], env: Mapping[str, str]
-    ) -> list[str]:
+    def _words(self, sandbox: Sandbox, container: Json, command: Sequence[str], env: Mapping[str, str]) -> list[str]:
         """What runs `command` as PID 1 of namespaces in which its image is the root."""
         image = self._images[container["image"]]
         root, lines = image.root, ["set -e", "mount --make-rprivate /"]

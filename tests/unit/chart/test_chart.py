@@ -183,9 +183,7 @@ def test_null_takes_a_default_away() -> None:
         pytest.param("operator.logLevel=loud", "logLevel", id="unknown-log-level"),
         pytest.param("namespaces={Team_A}", "namespaces", id="bad-namespace"),
         pytest.param("replica=2", "replica", id="misspelt-value"),
-        pytest.param(
-            "metrics.service=false,metrics.serviceMonitor.enabled=true", "serviceMonitor", id="monitor-alone"
-        ),
+        pytest.param("metrics.service=false,metrics.serviceMonitor.enabled=true", "serviceMonitor", id="monitor-alone"),
     ],
 )
 def test_wrong_values_are_refused_by_name(value: str, message: str) -> None:
@@ -301,9 +299,7 @@ def test_the_charts_templates_need_only_a_command() -> None:
     by_template = {sample["spec"]["templateRef"]["name"]: sample for sample in samples}
     assert len(samples) == len(made)
     for obj in made:
-        whole = parse_job(
-            resolved_job_spec({**job(), "spec": by_template[name_of(obj)]["spec"]}, read_template(obj))
-        )
+        whole = parse_job(resolved_job_spec({**job(), "spec": by_template[name_of(obj)]["spec"]}, read_template(obj)))
         script = whole.spec.worker.template["spec"]["containers"][0]["command"][1]
         assert (ROOT / script).is_file()
         image = str(whole.spec.worker.template["spec"]["containers"][0]["image"])

@@ -69,9 +69,7 @@ def test_the_rules_are_rendered_as_they_are() -> None:
     """Templates of alerts are Prometheus' own, and pass Helm unread."""
     (found,) = [o for o in render("metrics.rules.enabled=true") if o["kind"] == "PrometheusRule"]
     assert found["spec"] == yaml.safe_load(RULES.read_text())
-    (found,) = [
-        o for o in render("metrics.rules.enabled=true", "metrics.rules.labels.release=p") if o["kind"] in KINDS
-    ]
+    (found,) = [o for o in render("metrics.rules.enabled=true", "metrics.rules.labels.release=p") if o["kind"] in KINDS]
     assert found["metadata"]["labels"]["release"] == "p"
 
 
@@ -80,9 +78,7 @@ def test_alerts_link_to_docs_where_the_values_say_they_are(end: str) -> None:
     """Every alert has its section below that; nothing else of the rules changes."""
     where = "https://git.example.com/ml/ringtrain/blob/v1/docs"
     (found,) = [
-        o
-        for o in render("metrics.rules.enabled=true", f"metrics.rules.runbooks={where}{end}")
-        if o["kind"] in KINDS
+        o for o in render("metrics.rules.enabled=true", f"metrics.rules.runbooks={where}{end}") if o["kind"] in KINDS
     ]
     plain = RULES.read_text().replace("runbook: docs/", f"runbook_url: {where}/")
     assert found["spec"] == yaml.safe_load(plain)

@@ -151,8 +151,7 @@ class _CheckpointSplitter:
         if str(type(value)) in ("<class 'torch.dtype'>", "<class 'torch.device'>"):
             return {f"${type(value).__name__}": str(value).removeprefix("torch.")}
         raise ConfigurationError(
-            f"checkpoint: {'.'.join(path) or 'the state'} is {type(value).__name__} {value!r:.80}; expected "
-            f"{_EXPECTED}"
+            f"checkpoint: {'.'.join(path) or 'the state'} is {type(value).__name__} {value!r:.80}; expected {_EXPECTED}"
         )
 
     def _tensor(self, tensor: CheckpointTorchTensor, path: tuple[str, ...]) -> Any:

@@ -185,9 +185,7 @@ def _checkpoint_source(job_dir: Path, name: str) -> Path:
     if len(found) == 1:
         return found[0]
     way_out = (
-        "give one of them as checkpoint.restoreFrom"
-        if found
-        else f"there are {_folder_names(sorted(claim.iterdir()))}"
+        "give one of them as checkpoint.restoreFrom" if found else f"there are {_folder_names(sorted(claim.iterdir()))}"
     )
     raise CheckpointError(
         f"checkpoint.restoreFrom is {name!r}: {len(found)} jobs of this name have left checkpoints on the claim "

@@ -305,9 +305,7 @@ class ShardedCheckpoints:
         write_manifest(store, step, tree, described, self._group.size)
         newest = store.uri.removeprefix(f"{self._store.uri}/")
         try:
-            _remove_old_checkpoints(
-                self._store, object_location(self._store), self._keep, newest, self._deadline_s
-            )
+            _remove_old_checkpoints(self._store, object_location(self._store), self._keep, newest, self._deadline_s)
         except StorageError as error:  # the checkpoint is whole, and the next save tries again
             log.warning("old checkpoints below %s stay: %s", self.uri, error)
 

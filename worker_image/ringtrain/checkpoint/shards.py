@@ -260,8 +260,7 @@ def _safetensors_header(
     begin = 8 + len(text)
     offsets = (begin + told["data_offsets"][0] for told in header.values())
     placed = [
-        CheckpointPiece(piece.name, piece.start, piece.stop, file, at)
-        for piece, at in zip(group, offsets, strict=True)
+        CheckpointPiece(piece.name, piece.start, piece.stop, file, at) for piece, at in zip(group, offsets, strict=True)
     ]
     runs = [np.ascontiguousarray(run).view(np.uint8).data for run in values]
     return b"".join([len(text).to_bytes(8, "little"), text, *runs]), placed

@@ -91,9 +91,7 @@ def remove_old(folders: Sequence[Path], keep: int, newest: Path) -> None:
         kept = dict(list(found.items())[:keep])
         keep -= len(kept)
         stale = [path for step, path in found.items() if step not in kept and path != newest]
-        stale += [
-            path for step, path in checkpoints_by_step(folder, ASIDE).items() if not kept or step < min(kept)
-        ]
+        stale += [path for step, path in checkpoints_by_step(folder, ASIDE).items() if not kept or step < min(kept)]
         stale += list(folder.glob("ckpt-*.npz*.tmp"))
         for path in stale:
             path.unlink(missing_ok=True)
@@ -154,9 +152,7 @@ class Checkpoints:
         if keep < 1:
             raise ConfigurationError(f"keep is {keep}; expected at least 1 checkpoint to keep")
         if is_uri(directory):
-            raise ConfigurationError(
-                f"{directory} is a URI and Checkpoints has a directory; use ShardedCheckpoints"
-            )
+            raise ConfigurationError(f"{directory} is a URI and Checkpoints has a directory; use ShardedCheckpoints")
         self.directory = Path(directory)
         self._keep = keep
         self._group = group or group_of()

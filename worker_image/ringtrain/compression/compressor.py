@@ -49,9 +49,7 @@ class Compressor:
         self._lost: dict[str, Flat] = {}
         self._lost_results: dict[str, Flat] = {}
 
-    def allreduce_(
-        self, x: Flat, op: ReduceOp = Average, *, name: str, process_set: ProcessSet | None = None
-    ) -> Flat:
+    def allreduce_(self, x: Flat, op: ReduceOp = Average, *, name: str, process_set: ProcessSet | None = None) -> Flat:
         """Replace `x` (float32, contiguous) by the sum or average over all ranks, and return it.
 
         `name` tells tensors apart: the same tensor, the same name. Raises ConfigurationError and what
@@ -134,9 +132,7 @@ class Compressor:
         for cut, message in zip(cuts, communicator.all_gather_parts(what, encoded), strict=True):
             values[cut] = int8.decode(message, cut.stop - cut.start)
 
-    def _memory(
-        self, memories: dict[str, Flat], what: WireSignature, length: int, dtype: Any = np.float32
-    ) -> Flat:
+    def _memory(self, memories: dict[str, Flat], what: WireSignature, length: int, dtype: Any = np.float32) -> Flat:
         name = what.tensors[0].name or ""
         memory = memories.get(name)
         if memory is None or len(memory) != length:

@@ -29,9 +29,7 @@ def squeeze(values: Flat, lost: Flat, half: Flat) -> None:
     """
     library = native_library()
     if library is not None:
-        library.ringtrain_squeeze(
-            *_arguments(half), _pointer(values), _pointer(lost), ctypes.c_size_t(values.size)
-        )
+        library.ringtrain_squeeze(*_arguments(half), _pointer(values), _pointer(lost), ctypes.c_size_t(values.size))
         return
     with np.errstate(over="ignore", invalid="ignore"):
         np.add(values, lost, out=lost)

@@ -60,9 +60,7 @@ def _read_idx_array(file: BinaryIO, path: str | Path) -> NDArray[Any]:
             f"({', '.join(f'{known:02x}' for known in TYPES)}) and the number of dimensions: is it the right file?"
         )
     if dimensions > _MOST_DIMENSIONS:
-        raise DataError(
-            f"{path}: {dimensions} dimensions; an array has at most {_MOST_DIMENSIONS}: download it again"
-        )
+        raise DataError(f"{path}: {dimensions} dimensions; an array has at most {_MOST_DIMENSIONS}: download it again")
     begin = 4 + 4 * dimensions
     data += file.read(4 * dimensions)
     if len(data) < begin:
@@ -108,9 +106,7 @@ def _find_mnist_file(directory: Path, part: str, what: str, dimensions: int) -> 
     for name in names:
         if (directory / name).is_file():
             return directory / name
-    raise DataError(
-        f"{directory}: none of {', '.join(names)} is there; put MNIST's four files into this directory"
-    )
+    raise DataError(f"{directory}: none of {', '.join(names)} is there; put MNIST's four files into this directory")
 
 
 def _open_idx(path: Path) -> BinaryIO:

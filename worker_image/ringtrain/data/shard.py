@@ -213,7 +213,5 @@ def _shard_place(rank: int | None, size: int | None) -> tuple[int, int]:
         world = group_of()
         return world.rank, world.size
     if rank is None or size is None or not 0 <= rank < size:
-        raise ConfigurationError(
-            f"rank is {rank} and size is {size}; expected 0 <= rank < size, or neither of them"
-        )
+        raise ConfigurationError(f"rank is {rank} and size is {size}; expected 0 <= rank < size, or neither of them")
     return rank, size

@@ -158,9 +158,7 @@ def insert_host_allreduce(
     session.connect(HostCallbacks(out, back), Inbound.GRADIENTS)
 
 
-def broadcast_weights(
-    session: DeviceSession, root_rank: int = 0, process_set: ProcessSet = global_process_set
-) -> None:
+def broadcast_weights(session: DeviceSession, root_rank: int = 0, process_set: ProcessSet = global_process_set) -> None:
     """Overwrite the session's weights with those of `root_rank` (a rank of the world)."""
     begun = {
         name: arrays.begin_broadcast([session.read_weight(name)], root_rank, process_set, f"weights.{name}")

@@ -102,9 +102,7 @@ def _last_committed_step(heard: Sequence[ElasticStateSummary], ranks: Sequence[i
     return max(heard[rank].committed for rank in ranks)
 
 
-def _sites_that_go_on(
-    heard: Sequence[ElasticStateSummary], sites: Sequence[Sequence[int]], committed: int
-) -> bool:
+def _sites_that_go_on(heard: Sequence[ElasticStateSummary], sites: Sequence[Sequence[int]], committed: int) -> bool:
     """Whether sites go on between two commits: some have taken steps since the first of them, or are at the
     second, and none has to go back to the first."""
     ahead = [heard[ranks[0]].committed > committed for ranks in sites]

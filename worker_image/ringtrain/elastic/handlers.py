@@ -56,9 +56,7 @@ class StatefulObject(Protocol):
 class StatefulObjectHandler(StateHandler):
     """For objects with `state_dict()` and `load_state_dict()`: samplers, schedules, a shard's position."""
 
-    foreign: ForeignWireValues | None = (
-        None  # what the framework of a handler derived from this one adds to plain data
-    )
+    foreign: ForeignWireValues | None = None  # what the framework of a handler derived from this one adds to plain data
 
     def __init__(self, value: StatefulObject) -> None:
         super().__init__(value)

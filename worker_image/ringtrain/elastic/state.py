@@ -457,9 +457,7 @@ class State:
             super().__setattr__(name, copy.deepcopy(value))
 
     def _plain(self) -> list[tuple[str, Any]]:
-        return [
-            (name, one) for name, one in self._handlers.items() if not isinstance(one, ElasticOptimizerHandler)
-        ]
+        return [(name, one) for name, one in self._handlers.items() if not isinstance(one, ElasticOptimizerHandler)]
 
     def _positions(self) -> list[tuple[str, StatefulObjectHandler]]:
         return [(name, one) for name, one in self._plain() if isinstance(one, StatefulObjectHandler)]

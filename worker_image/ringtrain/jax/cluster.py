@@ -30,9 +30,7 @@ def add_to_clusters() -> None:
                 return all(name in os.environ for name in _VARIABLES)
 
             @classmethod
-            def get_coordinator_address(
-                cls, timeout_secs: int | None, override_coordinator_port: str | None
-            ) -> str:
+            def get_coordinator_address(cls, timeout_secs: int | None, override_coordinator_port: str | None) -> str:
                 return os.environ["JAX_COORDINATOR_ADDRESS"]
 
             @classmethod

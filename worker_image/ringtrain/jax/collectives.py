@@ -58,9 +58,7 @@ def allreduce(
         return _by_dtype(given[:count], name, reduced)
 
     def backward(saved: Sequence[Any], grads: Sequence[Any]) -> list[Any]:
-        return host_call(
-            "allreduce", run_backward, [*grads, *saved], lambda: _jax_shapes(grads), _jax_dtypes(grads)
-        )
+        return host_call("allreduce", run_backward, [*grads, *saved], lambda: _jax_shapes(grads), _jax_dtypes(grads))
 
     return _on_leaves(forward, backward, tree)
 
@@ -94,9 +92,7 @@ def allgather(tree: Any, name: str | None = None, process_set: ProcessSet = glob
     return _on_leaves(forward, backward, tree)
 
 
-def broadcast(
-    tree: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> Any:
+def broadcast(tree: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
     """Return the `tree` of `root_rank` (a rank of the world), to which the sum of all ranks' gradients flows back.
 
     `tree`: of the same structure, shapes and dtypes on all ranks.
@@ -157,9 +153,7 @@ def alltoall(
 
     def backward(saved: Sequence[Any], grads: Sequence[Any]) -> list[Any]:
         own = [*grads[: len(leaves)], *saved]
-        return host_call(
-            "alltoall", run_backward, own, lambda: _jax_shapes(leaves), _jax_dtypes(grads[: len(leaves)])
-        )
+        return host_call("alltoall", run_backward, own, lambda: _jax_shapes(leaves), _jax_dtypes(grads[: len(leaves)]))
 
     leaves, structure = _pytree_leaves(tree), jax.tree.structure(tree)
     results = differentiable(forward, backward, leaves) if leaves else []
@@ -184,9 +178,7 @@ def reducescatter(
         return arrays.reducescatter(given, how, name)
 
     def forward(given: Sequence[Any]) -> tuple[list[Any], Sequence[Any]]:
-        return host_call(
-            "reducescatter", run, given, lambda: _own_rows(process_set, given), _jax_dtypes(given)
-        ), ()
+        return host_call("reducescatter", run, given, lambda: _own_rows(process_set, given), _jax_dtypes(given)), ()
 
     def run_backward(*given: Array) -> list[Array]:
         factor = how.prescale * how.postscale / (members(process_set) if how.op == "Average" else 1)
@@ -209,9 +201,7 @@ def join() -> int:
 
 def _on_leaves(forward: Any, backward: Any, tree: Any) -> Any:
     leaves = _pytree_leaves(tree)
-    return jax.tree.unflatten(
-        jax.tree.structure(tree), differentiable(forward, backward, leaves) if leaves else []
-    )
+    return jax.tree.unflatten(jax.tree.structure(tree), differentiable(forward, backward, leaves) if leaves else [])
 
 
 def _pytree_leaves(tree: Any) -> list[Any]:
@@ -250,6 +240,4 @@ def _rows_times(size: int, given: Sequence[Any]) -> list[tuple[int, ...]]:
 
 def _own_rows(process_set: ProcessSet, given: Sequence[Any]) -> list[tuple[int, ...]]:
     size, rank = members(process_set), process_set.rank() or 0
-    return [
-        (shape[0] // size + (rank < shape[0] % size), *shape[1:]) if shape else () for shape in _jax_shapes(given)
-    ]
+    return [(shape[0] // size + (rank < shape[0] % size), *shape[1:]) if shape else () for shape in _jax_shapes(given)]

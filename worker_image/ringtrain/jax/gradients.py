@@ -157,9 +157,7 @@ def leaving(leaf: Any, number: Any, name: str, submit: Callable[[int, str, Array
     return passed(leaf, number)
 
 
-def _reduced_jax_gradients(
-    marks: Sequence[Any], names: Sequence[str], number: Any, how: NamedReduction
-) -> list[Any]:
+def _reduced_jax_gradients(marks: Sequence[Any], names: Sequence[str], number: Any, how: NamedReduction) -> list[Any]:
     """Wait for the gradients, of which `marks` have left; one without a mark is zeros."""
     shapes, dtypes = [mark.shape for mark in marks], [mark.dtype for mark in marks]
 

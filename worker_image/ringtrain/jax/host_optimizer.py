@@ -102,8 +102,7 @@ class HostOptimizer(OnHostOptimizer):
 
             def hooked(given: Sequence[Any]) -> Any:
                 passed = [
-                    leaving(leaf, number, name, self._submit)
-                    for leaf, name in zip(given, self._names, strict=True)
+                    leaving(leaf, number, name, self._submit) for leaf, name in zip(given, self._names, strict=True)
                 ]
                 return fun(jax.tree.unflatten(self._structure, passed), *args, **kwargs)
 

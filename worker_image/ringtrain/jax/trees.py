@@ -75,9 +75,7 @@ def _plain(name: str, leaf: Any) -> Any:
         return {"impl": str(jax.random.key_impl(leaf)), "data": np.array(jax.random.key_data(leaf))}
     if isinstance(leaf, jax.Array | np.ndarray | np.generic):
         return np.array(leaf)  # a copy: a buffer that is donated is another's then
-    raise ConfigurationError(
-        f"to_state_dict: {name or 'the leaf'} is {kind_of(leaf)}; expected an array or number"
-    )
+    raise ConfigurationError(f"to_state_dict: {name or 'the leaf'} is {kind_of(leaf)}; expected an array or number")
 
 
 def _is_saved_key(saved: Any) -> bool:

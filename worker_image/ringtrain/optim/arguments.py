@@ -105,9 +105,7 @@ def grouped_rules(
     for index, (own, members) in enumerate(groups, start=1):
         check_rule(own)
         if type(own) is not type(rule):
-            raise ConfigurationError(
-                f"groups[{index - 1}] has {own}, and rule is {rule}; expected rules of one kind"
-            )
+            raise ConfigurationError(f"groups[{index - 1}] has {own}, and rule is {rule}; expected rules of one kind")
         if unknown := sorted(set(members) - set(names)):
             raise ConfigurationError(
                 f"groups[{index - 1}] names {unknown}, which are not parameters; registered are {sorted(names)}"

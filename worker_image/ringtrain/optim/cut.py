@@ -160,9 +160,7 @@ def make_cut(model: OptimizedModel, group: CollectiveGroup, devices: DeviceReduc
     replicas = None
     if group.size > 1 and devices is None:
         replicas = WeightReplicaCheck(context, model.sharded or not any(map(rule_is_whole, model.rules)))
-    return OptimizerCut(
-        context, inbox, _fused_rules(context, model), _arena_views(layout, arenas), check, replicas
-    )
+    return OptimizerCut(context, inbox, _fused_rules(context, model), _arena_views(layout, arenas), check, replicas)
 
 
 def _fused_rules(context: UpdateContext, model: OptimizedModel) -> dict[int, NativeParameterSpans] | None:
@@ -208,9 +206,7 @@ def _shard_mirrors(
         context = current_or_none()
         pod = group.rank if context is None else context.config.pod
         copies = second_homes(group.allgather_object(pod, "optimizer pods"), model.redundancy)
-    return tuple(
-        OptimizerShardMirror(layout, homes, lane, tools, maps=copy == 0) for copy, homes in enumerate(copies)
-    )
+    return tuple(OptimizerShardMirror(layout, homes, lane, tools, maps=copy == 0) for copy, homes in enumerate(copies))
 
 
 def _optimizer_undo(layout: Layout, arenas: ParameterArenas, wire: OptimizerWire | None) -> OptimizerUndo:

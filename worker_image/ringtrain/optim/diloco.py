@@ -153,9 +153,7 @@ class DiLoCo(DiLoCoRecovery):
         self._group = group or first_group(elastic, self._open_group)
         specs = tuple(ParamSpec(name, array.shape, array.dtype) for name, array in initial.items())
         compared = vars(self._schedule) | {"outer": outer, "sync_every": sync_every, "sites": chosen.ranks}
-        check_same_model(
-            self._group, Layout(specs, ()), {name: described_arrays(v) for name, v in compared.items()}
-        )
+        check_same_model(self._group, Layout(specs, ()), {name: described_arrays(v) for name, v in compared.items()})
         has_sites = not isinstance(self._group, UnjoinedOptimizerGroup) if chosen.follows else not chosen.alone
         self._sites = DiLoCoSiteGroups(chosen) if has_sites else None
         self._fragments = []
@@ -234,9 +232,7 @@ class DiLoCo(DiLoCoRecovery):
         with REDUCTION:
             self._agree("finish()")
             unsent = [fragment.sent < self._steps for fragment in self._fragments]
-            everyone = self._group.allgather_object(
-                unsent, "DiLoCo's finish()"
-            )  # a site may be at a multiple of H
+            everyone = self._group.allgather_object(unsent, "DiLoCo's finish()")  # a site may be at a multiple of H
         for fragment, behind in zip(self._fragments, zip(*everyone, strict=True), strict=True):
             if any(behind):
                 self._begin(fragment, overlaps=False)

@@ -34,9 +34,7 @@ def can_fuse(context: UpdateContext, rules: Sequence[Rule]) -> bool:
     fusable = all(isinstance(rule, FusableUpdateRule) for rule in rules)
     if clips or alone or elsewhere or not context.sharded or not fusable:
         return False
-    arenas = [
-        (context.arenas.gradients(bucket), context.arenas.weights(bucket)) for bucket in shared_buckets(context)
-    ]
+    arenas = [(context.arenas.gradients(bucket), context.arenas.weights(bucket)) for bucket in shared_buckets(context)]
     updates = all(context.group.can_update(*arena) for arena in arenas)
     return updates and bool(arenas)
 

@@ -107,9 +107,7 @@ class HostOptimizer:
         check_arguments(arrays, local, bucket_bytes, settings)
         rules, group_of_name = grouped_rules(rule, groups, list(arrays))
         if compression is not None and not sharded:
-            raise ConfigurationError(
-                f'compression is "{compression}" with sharded=False; compression needs shards'
-            )
+            raise ConfigurationError(f'compression is "{compression}" with sharded=False; compression needs shards')
         check_redundancy(redundancy, elastic, sharded)
         specs = tuple(ParamSpec(name, array.shape, array.dtype, name in local) for name, array in arrays.items())
         self._model = OptimizedModel(
@@ -309,9 +307,7 @@ class HostOptimizer:
         self._raise_if_broken()
         self._end_update()
         if self._cut.context.devices is not None:
-            raise ConfigurationError(
-                "flush() was called, and gradients are reduced on the devices; end the update"
-            )
+            raise ConfigurationError("flush() was called, and gradients are reduced on the devices; end the update")
         if not self._cut.inbox.flush():
             return False
         self._start_update()

@@ -150,9 +150,7 @@ class OptimizerShardMirror:
     def room(self, bucket: Bucket, number: int) -> Flat | None:
         """Where the second home has the own shard's reduced gradient of update `number`, to be written when all
         ranks have reduced the bucket, and before its weights are gathered; None: only `exchange` gets it there."""
-        return (
-            None if self._gradients_there is None else self._gradients_there[number % _GENERATIONS][bucket.index]
-        )
+        return None if self._gradients_there is None else self._gradients_there[number % _GENERATIONS][bucket.index]
 
     def catch_up_until(self, is_complete: Callable[[int], bool], awaited: Bucket, number: int) -> None:
         """Use the time until the gradients of `awaited` are complete: catch up with one bucket after another."""

@@ -43,9 +43,7 @@ class GradientNorms:
     def gathered(self, own: Sequence[Sums], buckets: Sequence[Bucket]) -> list[Sums]:
         """Return the sums of all segments of `buckets[i]`, of which `own[i]` are this rank's. One collective."""
         size, rank = self._group.size, self._group.rank
-        counts = [
-            [bucket.segment_bounds[r + 1] - bucket.segment_bounds[r] for bucket in buckets] for r in range(size)
-        ]
+        counts = [[bucket.segment_bounds[r + 1] - bucket.segment_bounds[r] for bucket in buckets] for r in range(size)]
         bounds = [0, *accumulate(sum(row) for row in counts)]
         buffer = self._room[: bounds[-1]]
         np.concatenate(own, out=buffer[bounds[rank] : bounds[rank + 1]])

@@ -29,9 +29,7 @@ class BucketOrder:
     """`buckets`: in the order of the next update, the same on all ranks. `overlaps`: whether this rank's next
     forward pass begins before all weights are there."""
 
-    def __init__(
-        self, layout: Layout, group: CollectiveGroup, clock: Callable[[], float] = time.perf_counter
-    ) -> None:
+    def __init__(self, layout: Layout, group: CollectiveGroup, clock: Callable[[], float] = time.perf_counter) -> None:
         self.buckets = layout.buckets
         self.overlaps = False
         self._natural = layout.buckets

@@ -153,9 +153,7 @@ class DiLoCoRecovery(ABC):
         inner = self._inner_state() if self._follows_sites else None
         if self._kept and self._kept[-1].number == self._commits:
             self._kept.pop()
-        self._kept.append(
-            _DiLoCoCommit(self._commits, updates, sent, self._steps, samples, weights, self._own, inner)
-        )
+        self._kept.append(_DiLoCoCommit(self._commits, updates, sent, self._steps, samples, weights, self._own, inner))
         self._committed_at = time.monotonic()
 
     def rollback(self, to: int | None = None) -> int:
@@ -271,9 +269,7 @@ class DiLoCoRecovery(ABC):
             fragment.updates = fragment.host.updates
         self._synchronized = [fragment.updates for fragment in self._fragments]
         if self._group.rank == 0 and min(sent) < self._steps:
-            log.warning(
-                "inner steps %d to %d count without those of ranks that were lost", min(sent) + 1, self._steps
-            )
+            log.warning("inner steps %d to %d count without those of ranks that were lost", min(sent) + 1, self._steps)
 
     def discard(self) -> None:
         """Forget what `prepare` brought. Local."""

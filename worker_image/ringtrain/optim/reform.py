@@ -143,16 +143,12 @@ def _meet_shard_members(
         former = [0, *former[1:]]  # of nobody's world: rank 0's counts, as in the first world
     survivors = [rank for rank, before in enumerate(former) if before is not None]
     if not survivors:
-        raise ConfigurationError(
-            f"former is {list(former)}: nobody has a state; expected a rank that trained before"
-        )
+        raise ConfigurationError(f"former is {list(former)}: nobody has a state; expected a rank that trained before")
     first = survivors[0]
     for rank in survivors:
         _compare_optimizers(rank, reported[rank], first, reported[first], former)
     torn = tuple(frozenset(other["torn"]) for other in reported)
-    kept = tuple(
-        () if before is None else tuple(other["kept"]) for before, other in zip(former, reported, strict=True)
-    )
+    kept = tuple(() if before is None else tuple(other["kept"]) for before, other in zip(former, reported, strict=True))
     there = reported[first]
     return OptimizerShardMembers(
         tuple(former), there["size"], tuple(map(tuple, there["homes"])), kept, torn, there["updates"]
@@ -181,9 +177,7 @@ def _compare_optimizers(
                 "survivor must have been in the same world, and rollback() to the same update before"
             )
     if there["rank"] != former[rank]:
-        raise MismatchError(
-            f"reform: former[{rank}] is {former[rank]}, but that rank was {there['rank']} in its world"
-        )
+        raise MismatchError(f"reform: former[{rank}] is {former[rank]}, but that rank was {there['rank']} in its world")
 
 
 def _check_all_held(model: OptimizedModel, members: OptimizerShardMembers) -> None:
@@ -197,9 +191,7 @@ def _check_all_held(model: OptimizedModel, members: OptimizerShardMembers) -> No
         )
     kept = {rank for ranks in members.kept for rank in ranks}
     gone = [
-        rank
-        for rank in members.lost
-        if rank not in kept and all(copy[rank] in members.lost for copy in members.homes)
+        rank for rank in members.lost if rank not in kept and all(copy[rank] in members.lost for copy in members.homes)
     ]
     if gone and model.sharded:
         raise StateLost(
@@ -252,9 +244,7 @@ class _OptimizerStateTransfer:
         edges_of = list(pairwise(bounds))
         holders += [(rank, *edges_of[owner]) for rank, owners in enumerate(members.kept) for owner in owners]
         return [
-            HeldShardElements(rank, start, stop)
-            for rank, start, stop in holders
-            if rank is not None and start < stop
+            HeldShardElements(rank, start, stop) for rank, start, stop in holders if rank is not None and start < stop
         ]
 
     def _taken_by(self, rank: int, held: Sequence[HeldShardElements]) -> list[tuple[str, ShardMove]]:
@@ -262,10 +252,7 @@ class _OptimizerStateTransfer:
         slots = self.new.context.slots(self.bucket)
         wanted = [] if not self.members.updates else self._state_of(rank)
         taken = [
-            (slot, move)
-            for slot in slots
-            for start, stop in wanted
-            for move in route_shards(held, rank, start, stop)
+            (slot, move) for slot in slots for start, stop in wanted for move in route_shards(held, rank, start, stop)
         ]
         if self.members.lacks(rank, self.bucket):
             taken += [(WEIGHTS, move) for move in route_shards(held, rank, 0, self.bucket.size)]

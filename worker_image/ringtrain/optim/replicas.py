@@ -132,12 +132,8 @@ class OptimizerReplicas:
         for at in here:
             if table[at, _RATES] != table[here[0], _RATES]:
                 first, other = (table[one, _COLUMNS:].view(np.float64).tolist() for one in (here[0], at))
-                length = max(
-                    index + 1 for one in (first, other) for index, rate in enumerate(one) if rate or not index
-                )
-                raise other_learning_rates(
-                    self._updates, (ranks[here[0]], first[:length]), (ranks[at], other[:length])
-                )
+                length = max(index + 1 for one in (first, other) for index, rate in enumerate(one) if rate or not index)
+                raise other_learning_rates(self._updates, (ranks[here[0]], first[:length]), (ranks[at], other[:length]))
         for same in _replica_groups(table):
             if odd := odd_ranks(table[same, _WEIGHTS].tolist()):
                 when = f"before update {self._updates} of this world"

@@ -33,9 +33,7 @@ class DiLoCoSites:
     follows: bool = False
 
     @classmethod
-    def chosen(
-        cls, given: Sequence[Sequence[int]] | None, elastic: bool, group: CollectiveGroup | None
-    ) -> DiLoCoSites:
+    def chosen(cls, given: Sequence[Sequence[int]] | None, elastic: bool, group: CollectiveGroup | None) -> DiLoCoSites:
         """The sites `given`, else the world's own; each rank is one where there are none of several ranks.
 
         Raises ConfigurationError unless each rank is in one site, and where an elastic job is given sites.

@@ -166,8 +166,7 @@ class NativeParameterSpans:
         address = {key: terms.address for key, terms in made.items()}
         missed_of = missed.of
         self._array["terms"][: len(self._spans)] = [
-            address[group, missed_of(span.spec.name)]
-            for span, group in zip(self._spans, self._groups, strict=True)
+            address[group, missed_of(span.spec.name)] for span, group in zip(self._spans, self._groups, strict=True)
         ]
         self._array["fate"] = 0
         code = RULE_CODES[type(next(iter(made.values())).struct)] if made else 1

@@ -143,9 +143,7 @@ def restore_state(context: UpdateContext, rule: str, state: Mapping[str, Any]) -
     _restore_feedback(context, state.get(FEEDBACK, {}))
     for mirror in context.mirrors:
         _restore_mirror(context, mirror, state)
-    counted = {
-        name: int(array_elements(count, 0, 1)[0]) for name, count in state["arrays"].get(MISSED, {}).items()
-    }
+    counted = {name: int(array_elements(count, 0, 1)[0]) for name, count in state["arrays"].get(MISSED, {}).items()}
     return int(state["updates"]), {name: count for name, count in counted.items() if count}
 
 

@@ -6,9 +6,7 @@ Maturity: Experimental.
 from importlib.util import find_spec
 
 if find_spec("ray") is None:
-    raise ModuleNotFoundError(
-        "ringtrain.ray needs ray, which is not installed: pip install ringtrain[ray]", name="ray"
-    )
+    raise ModuleNotFoundError("ringtrain.ray needs ray, which is not installed: pip install ringtrain[ray]", name="ray")
 
 from ringtrain.ray.executor import RayExecutor
 from ringtrain.ray.runner import run

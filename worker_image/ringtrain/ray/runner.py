@@ -176,16 +176,12 @@ class _RankActors:
             described = _each_ray_future([actor.describe.remote() for actor in self.started])
             found = task_places([task for task, _ in described])
             devices = [_devices_of(task, described, found) for task, _ in described]
-            return _each_ray_future(
-                [actor.work.remote(found[i], devices[i]) for i, actor in enumerate(self.started)]
-            )
+            return _each_ray_future([actor.work.remote(found[i], devices[i]) for i, actor in enumerate(self.started)])
         finally:
             self.cancel()
 
     def _start(self, task_run: TaskRun, partition: int) -> Any:
-        place = PlacementGroupSchedulingStrategy(
-            self.group, placement_group_bundle_index=partition // self.per_bundle
-        )
+        place = PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=partition // self.per_bundle)
         actor = ray.remote(RankActor).options(
             num_cpus=self.resources.get("CPU", 0),
             num_gpus=self.resources.get("GPU", 0),

@@ -88,9 +88,7 @@ def listening_socket(host: str, port: int = 0, is_held: bool = False) -> socket.
         return socket.create_server((host, port), family=family, reuse_port=is_held)
     if socket.has_dualstack_ipv6():
         try:
-            return socket.create_server(
-                ("", port), family=socket.AF_INET6, dualstack_ipv6=True, reuse_port=is_held
-            )
+            return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, reuse_port=is_held)
         except OSError as error:  # a machine may have IPv6 switched off
             if error.errno == errno.EADDRINUSE:
                 raise

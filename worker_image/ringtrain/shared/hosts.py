@@ -77,9 +77,7 @@ def read_hostfile(option: str, path: str, ranks: int) -> list[Host]:
             raise ConfigurationError(f"{said}: {text!r} says twice how many slots there are")
         hosts.append(_parsed_host(said, name, count or found["slots"] or "", ranks, found["site"]))
     if not hosts:
-        raise ConfigurationError(
-            f"{option} {path}: there is no host in it; expected lines as localhost slots={ranks}"
-        )
+        raise ConfigurationError(f"{option} {path}: there is no host in it; expected lines as localhost slots={ranks}")
     return hosts
 
 

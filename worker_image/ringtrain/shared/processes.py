@@ -75,9 +75,7 @@ def die_with_parent(parent: int) -> Callable[[], None]:
     return arrange
 
 
-def start_child(
-    command: Sequence[str], environment: Mapping[str, str], **streams: Any
-) -> "subprocess.Popen[bytes]":
+def start_child(command: Sequence[str], environment: Mapping[str, str], **streams: Any) -> "subprocess.Popen[bytes]":
     """Start `command` as the leader of a session of its own that ends when this process does.
 
     `streams`: further arguments of Popen; stdin is empty by default. Call from a thread that lives as long as the

@@ -40,9 +40,7 @@ def _expanded_node_names(entry: str, variable: str, text: str) -> Iterator[str]:
         return
     for part in bracket[1].split(","):
         if not (found := _RANGE.fullmatch(part)):
-            raise ConfigurationError(
-                f'{variable} is "{shown(text)}", where "{shown(part)}" is no range of numbers'
-            )
+            raise ConfigurationError(f'{variable} is "{shown(text)}", where "{shown(part)}" is no range of numbers')
         first, last = found[1], found[2] or found[1]
         for number in range(int(first), int(last) + 1):
             rest = f"{entry[: bracket.start()]}{number:0{len(first)}d}{entry[bracket.end() :]}"

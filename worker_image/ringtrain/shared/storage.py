@@ -70,9 +70,7 @@ class ObjectStore:
     URI, the cause and the way out, for everything else.
     """
 
-    def __init__(
-        self, uri: str, deadline_s: float = DEADLINE_S, connection: StoreConnection | None = None
-    ) -> None:
+    def __init__(self, uri: str, deadline_s: float = DEADLINE_S, connection: StoreConnection | None = None) -> None:
         """`connection`: of another store of the same bucket, whose opener closes it."""
         check_uri(uri)
         self.uri = uri.rstrip("/")
@@ -181,9 +179,7 @@ class ObjectStore:
     def _relative(self, path: str) -> str:
         root = self._root()
         if not path.startswith(f"{root}/"):  # must not read as "nothing there"
-            raise StorageError(
-                f"{self.uri} cannot be listed: the store names {path!r}, which is not below {root!r}"
-            )
+            raise StorageError(f"{self.uri} cannot be listed: the store names {path!r}, which is not below {root!r}")
         return path[len(root) + 1 :]
 
 
@@ -259,9 +255,7 @@ def _write_file(fs: Any, path: str, data: bytes) -> None:
 def _is_storage_denied(error: BaseException) -> bool:
     names = {type(cause).__name__ for cause in _storage_error_causes(error)}
     told = isinstance(error, PermissionError) or names & {"NoCredentialsError", "PartialCredentialsError"}
-    return bool(
-        told or names & {"ClientAuthenticationError", "DefaultCredentialsError", "CredentialRetrievalError"}
-    )
+    return bool(told or names & {"ClientAuthenticationError", "DefaultCredentialsError", "CredentialRetrievalError"})
 
 
 def _may_storage_error_pass(error: BaseException) -> bool:

@@ -51,9 +51,7 @@ class TlsCertificates:
 
 def name_problem(names: Sequence[str], expected: str) -> str:
     """Why a certificate of the job's CA for `names` is not the `expected` one's; empty if it is."""
-    return (
-        "" if expected in names else f"the certificate is for {', '.join(names) or 'no name'}, expected {expected}"
-    )
+    return "" if expected in names else f"the certificate is for {', '.join(names) or 'no name'}, expected {expected}"
 
 
 def caller_problem(context: Any, expected: str) -> str:

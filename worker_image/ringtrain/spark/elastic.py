@@ -129,7 +129,6 @@ def _spark_world_numbers(begin: Any, least: Any, most: Any) -> tuple[int, int, i
         check_task_count("run_elastic", name, value)
     if not low <= begin <= high:
         raise ConfigurationError(
-            f"run_elastic: num_proc is {begin}; expected a number from min_num_proc, {low}, to max_num_proc, "
-            f"{high}"
+            f"run_elastic: num_proc is {begin}; expected a number from min_num_proc, {low}, to max_num_proc, {high}"
         )
     return low, begin, high

@@ -87,9 +87,7 @@ def run(
     check_slots(context, size, options.start_timeout_s, min(_SLOTS_S, options.start_timeout_s))
     stage = _SparkBarrierStage(context, size)
     work = pickled_by(PICKLER, fn, args, kwargs)
-    return run_in_tasks(
-        options, work, ScheduledTasks(stage.run, stage.cancel, _spark_partition_of, spark_error_text)
-    )
+    return run_in_tasks(options, work, ScheduledTasks(stage.run, stage.cancel, _spark_partition_of, spark_error_text))
 
 
 def check_slots(context: Any, size: int, limit_s: float, patience_s: float) -> None:

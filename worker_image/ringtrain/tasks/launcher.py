@@ -205,9 +205,7 @@ class _TaskRunLauncher:
             return json.loads(answer.read() or b"{}")
 
 
-def _launcher_variables(
-    run: TaskRunOptions, name: str, folder: Path, port: int, status_port: int
-) -> dict[str, str]:
+def _launcher_variables(run: TaskRunOptions, name: str, folder: Path, port: int, status_port: int) -> dict[str, str]:
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("RINGTRAIN_")}
     kept = {name: os.environ[name] for name in (contract.ENV_TIMEOUT,) if name in os.environ}
     return {
@@ -276,9 +274,7 @@ class _RunningScheduledTasks:
             self.thread.join(timeout_s)
 
 
-def _task_results(
-    launcher: _TaskRunLauncher, running: _RunningScheduledTasks, options: TaskRunOptions
-) -> list[Any]:
+def _task_results(launcher: _TaskRunLauncher, running: _RunningScheduledTasks, options: TaskRunOptions) -> list[Any]:
     """Wait for the launcher's verdict, or for the scheduler to say that a task died."""
     asked, look_at = options.bounds.begin if options.bounds else options.size, 0.0
     while launcher.process.poll() is None:
@@ -318,9 +314,7 @@ def _error_of_dead_task(launcher: _TaskRunLauncher, tasks: ScheduledTasks, error
     return RankFailed(rank, f"run: {who} died; logs: {launcher.files.directory}\n\n{text}")
 
 
-def _error_of_task_verdict(
-    launcher: _TaskRunLauncher, outcome: Any, error: BaseException | None
-) -> RingtrainError:
+def _error_of_task_verdict(launcher: _TaskRunLauncher, outcome: Any, error: BaseException | None) -> RingtrainError:
     failure = (outcome or {}).get("failure") or {}
     rank = failure.get("rank")
     said = "\n".join(failure.get("logTail") or ())

@@ -37,9 +37,7 @@ class TensorFlowState(VariablesState):
             )
         used = None if tf.executing_eagerly() else session or tf.compat.v1.get_default_session()
         if used is None and not tf.executing_eagerly():
-            raise ConfigurationError(
-                "TensorFlowState: there is no session; pass session=..., or make it within one"
-            )
+            raise ConfigurationError("TensorFlowState: there is no session; pass session=..., or make it within one")
 
         def keep(value: Any) -> VariablesHandler:
             return VariablesHandler(value) if used is None else SessionVariablesHandler(value, used)

@@ -58,9 +58,7 @@ class TensorFlowGradientOptions:
         if self.gradient_predivide_factor != 1.0 and op is not Average:
             raise ConfigurationError("gradient_predivide_factor needs op=Average")
         if not (self.groups is None or isinstance(self.groups, list) or self.groups >= 0):
-            raise ConfigurationError(
-                f"groups is {self.groups!r}; expected a number, 0 or more, or a list of lists"
-            )
+            raise ConfigurationError(f"groups is {self.groups!r}; expected a number, 0 or more, or a list of lists")
         return replace(self, op=op)
 
     @property
@@ -162,9 +160,7 @@ class TensorFlowGradientReducer:
             for i, index in enumerate(sparse):
                 values, indices = outputs[len(dense) + 2 * i : len(dense) + 2 * i + 2]
                 how_slices = NamedReduction("Sum" if options.op is Sum else "Average", process_set)
-                results[index] = tf.IndexedSlices(
-                    scaled_slices(values, how_slices), indices, slices[i].dense_shape
-                )
+                results[index] = tf.IndexedSlices(scaled_slices(values, how_slices), indices, slices[i].dense_shape)
 
     def _groups(self, indices: list[int], variables: Sequence[Any]) -> list[list[int]]:
         """Return which of the gradients at `indices` travel together, as positions in `indices`."""

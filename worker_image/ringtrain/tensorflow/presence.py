@@ -48,9 +48,7 @@ def completed_gradients(
         counts = _gradient_counts(name, kinds, process_set)
     else:
         counts = _gradient_counts_once(name, kinds, tuple(map(unique_name_of, variables)), process_set)
-    return [
-        _completed_gradient(index, grad, variables[index], counts[:, index]) for index, grad in enumerate(grads)
-    ]
+    return [_completed_gradient(index, grad, variables[index], counts[:, index]) for index, grad in enumerate(grads)]
 
 
 def _gradient_kind_of(grad: Any) -> str | None:

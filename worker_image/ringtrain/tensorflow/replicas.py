@@ -65,9 +65,7 @@ def _replicas_of(name: str, variables: Sequence[Any], process_set: ProcessSet) -
 
 
 def _replica_of(variables: Sequence[Any], rate: Any, part: int) -> OptimizerReplica:
-    sizes = [
-        (variable.shape[0] if variable.shape.rank else 1, _variable_octets(variable)) for variable in variables
-    ]
+    sizes = [(variable.shape[0] if variable.shape.rank else 1, _variable_octets(variable)) for variable in variables]
     cut = repr([(tuple(variable.shape), variable.dtype.name) for variable in variables])
     rows = [_variable_rows(variables[index], *bounds) for index, *bounds in rows_of_part(sizes, part)]
     rates = [] if rate is None else [float(np.asarray(rate.read_value()))]

@@ -78,9 +78,7 @@ def streamed_call(
     """
     if tf.executing_eagerly():
         flat = [tensor for part in parts for tensor in part]
-        return host_call(
-            functools.partial(_all_at_once, begin, around, [len(part) for part in parts]), flat, *outputs
-        )
+        return host_call(functools.partial(_all_at_once, begin, around, [len(part) for part in parts]), flat, *outputs)
     place, (dtypes, shapes) = _GraphPlace(name, begin, around), outputs
     # TensorFlow keeps reads of a variable behind the writes before them, and before the writes behind them.
     before = [_read_variable(variable) for variable in around.reads]
@@ -121,9 +119,7 @@ def _waits_for_graph_parts(parts: Sequence[Sequence[Any]]) -> list[range]:
     return waits or [range(0)]
 
 
-def _all_at_once(
-    begin: Begin, around: GraphPartSurroundings, lengths: Sequence[int], *arrays: Array
-) -> list[Array]:
+def _all_at_once(begin: Begin, around: GraphPartSurroundings, lengths: Sequence[int], *arrays: Array) -> list[Array]:
     given = iter(arrays)
     begun = [begin(index, [next(given) for _ in range(length)]) for index, length in enumerate(lengths)]
     with around.enter(around.look()):

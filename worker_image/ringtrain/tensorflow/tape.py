@@ -24,9 +24,7 @@ class DistributedTensorFlowTape(tf.GradientTape):
         """Leave the gradient of `source` (a variable) out of the reduction."""
         self._reducer.register_local(source)
 
-    def gradient(
-        self, target: Any, sources: Any, output_gradients: Any = None, use_generic_names: bool = False
-    ) -> Any:
+    def gradient(self, target: Any, sources: Any, output_gradients: Any = None, use_generic_names: bool = False) -> Any:
         """Return the reduced gradients of `target`, in the structure of `sources`."""
         flat = self._reduced(target, sources, output_gradients)
         return tf.nest.pack_sequence_as(sources, flat)

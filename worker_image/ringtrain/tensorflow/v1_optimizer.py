@@ -82,9 +82,7 @@ class AccumulatingV1Optimizer(DistributedV1Optimizer):
     def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
         """Return the sums so far; in every last of `passes` runs they are reduced over all ranks."""
         pairs = self._optimizer.compute_gradients(*args, **kwargs)
-        return _zipped_v1_gradients(
-            self._sums.compute_gradients([grad for grad, _ in pairs], _variables(pairs)), pairs
-        )
+        return _zipped_v1_gradients(self._sums.compute_gradients([grad for grad, _ in pairs], _variables(pairs)), pairs)
 
     def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: str | None = None) -> Any:
         """In every last of `passes` runs apply the gradients; in the others only count."""
@@ -186,9 +184,7 @@ class LocalGradientAggregationHelper:
             results[index] = total
         return results
 
-    def apply_gradients(
-        self, apply_grads_closure: Callable[[], Any], optimizer: Any, *args: Any, **kwargs: Any
-    ) -> Any:
+    def apply_gradients(self, apply_grads_closure: Callable[[], Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         """In every last run call `apply_grads_closure`; in the others only count, in `optimizer.iterations` and
         `global_step`.
         """

@@ -78,9 +78,7 @@ class TorchAdasumMixin:
     @contextlib.contextmanager
     def skip_synchronize(self) -> Iterator[None]:
         """Not possible here. Raises AssertionError."""
-        raise AssertionError(
-            "skip_synchronize() has no meaning with Adasum: step() itself combines the ranks' steps"
-        )
+        raise AssertionError("skip_synchronize() has no meaning with Adasum: step() itself combines the ranks' steps")
         yield
 
     def set_backward_passes_per_step(self, passes: int) -> None:

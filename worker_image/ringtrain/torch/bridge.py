@@ -35,9 +35,7 @@ def name_of(tensor: torch.Tensor) -> str:
     try:
         return NAMES[tensor.dtype]
     except KeyError:
-        raise ConfigurationError(
-            f"{tensor.dtype} can't travel; expected one of {', '.join(map(str, NAMES))}"
-        ) from None
+        raise ConfigurationError(f"{tensor.dtype} can't travel; expected one of {', '.join(map(str, NAMES))}") from None
 
 
 def to_arrays(tensors: Sequence[torch.Tensor]) -> Arrays:

@@ -93,9 +93,7 @@ def _all_gather(group: TorchDeviceGroup, tensor: torch.Tensor, rows: Sequence[in
     return torch.cat(parts).view(tensor.dtype).reshape(sum(rows), *tensor.shape[1:])
 
 
-def _all_to_all(
-    group: TorchDeviceGroup, tensor: torch.Tensor, splits: Sequence[Sequence[int]]
-) -> list[torch.Tensor]:
+def _all_to_all(group: TorchDeviceGroup, tensor: torch.Tensor, splits: Sequence[Sequence[int]]) -> list[torch.Tensor]:
     """`splits`: of each rank, the rows for each rank."""
     row_bytes = _row_bytes(tensor)
     rows = [own[group.position] for own in splits]

@@ -149,9 +149,7 @@ class TorchDeviceGroup:
         """Fill `gathered` with the `part`, as long on all ranks, of each position."""
         self._run("device_allgather", lambda group: group._allgather_base(gathered, part, AllgatherOptions()))
 
-    def all_to_all(
-        self, received: torch.Tensor, sent: torch.Tensor, incoming: list[int], outgoing: list[int]
-    ) -> None:
+    def all_to_all(self, received: torch.Tensor, sent: torch.Tensor, incoming: list[int], outgoing: list[int]) -> None:
         """Send `outgoing[p]` elements of `sent` to position p, and fill `received` with `incoming[p]` of each."""
         self._run(
             "device_alltoall",
@@ -268,9 +266,7 @@ def _process_group(
     return made
 
 
-def _torch_library_group(
-    backend: str, store: TorchRoundsStore, communicator: Communicator, timeout: timedelta
-) -> Any:
+def _torch_library_group(backend: str, store: TorchRoundsStore, communicator: Communicator, timeout: timedelta) -> Any:
     """NCCL's, XCCL's, or that of a plugin such as hccl, by its name."""
     place = store, communicator.position, len(communicator.ranks)
     if backend == "nccl" and dist.is_nccl_available():

@@ -68,9 +68,7 @@ class TorchRoundsStore(torch.distributed.Store):
             raise
         return reason
 
-    def _round(
-        self, communicator: Communicator, outcome: list[str], deadline: float, timeout_s: float
-    ) -> str | None:
+    def _round(self, communicator: Communicator, outcome: list[str], deadline: float, timeout_s: float) -> str | None:
         """Carry what is new; return None while some rank is not done, and in the end what `exchange` does."""
         with self._changed:
             new, self._new = self._new, {}
@@ -79,9 +77,7 @@ class TorchRoundsStore(torch.distributed.Store):
         parts = communicator.all_gather_parts(WireSignature("device group"), np.frombuffer(said, np.uint8))
         told = [decode_value(part.tobytes()) for part in parts]
         reasons = [
-            f"rank {r}: {t['outcome'][0]}"
-            for r, t in zip(communicator.ranks, told, strict=True)
-            if any(t["outcome"])
+            f"rank {r}: {t['outcome'][0]}" for r, t in zip(communicator.ranks, told, strict=True) if any(t["outcome"])
         ]
         with self._changed:
             for one in told:

@@ -44,9 +44,7 @@ class TorchFingerprint:
 
     def has_bits_of(self, tensor: torch.Tensor) -> bool:
         """Whether `tensor` is that tensor with the same bits, however often it or a view beside it was written."""
-        return (
-            tensor is self.tensor and self.bits is not None and torch.equal(bits_of(tensor, self.whole), self.bits)
-        )
+        return tensor is self.tensor and self.bits is not None and torch.equal(bits_of(tensor, self.whole), self.bits)
 
 
 def bits_of(tensor: torch.Tensor, whole: bool) -> torch.Tensor:

@@ -63,9 +63,7 @@ def broadcast_async(
 
     `tensor`: the same shape and dtype on all ranks; its values count on `root_rank` alone.
     """
-    return first_of_torch_handle(
-        _broadcast(tensor, root_rank, name_for("broadcast", name, process_set), process_set)
-    )
+    return first_of_torch_handle(_broadcast(tensor, root_rank, name_for("broadcast", name, process_set), process_set))
 
 
 def broadcast_async_(
@@ -75,9 +73,7 @@ def broadcast_async_(
 
     def finish(result: Any) -> torch.Tensor:
         with torch.no_grad():
-            return (
-                tensor.detach().copy_(to_tensor(result[0])) if queue_of(process_set).rank != root_rank else tensor
-            )
+            return tensor.detach().copy_(to_tensor(result[0])) if queue_of(process_set).rank != root_rank else tensor
 
     return _broadcast(tensor, root_rank, name_for("broadcast", name, process_set), process_set, finish)
 

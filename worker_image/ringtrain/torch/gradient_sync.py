@@ -110,9 +110,7 @@ class TorchGradientSync:
     together; the others are cut into buckets.
     """
 
-    def __init__(
-        self, names: dict[Param, str], groups: Sequence[Sequence[Param]], options: TorchSyncOptions
-    ) -> None:
+    def __init__(self, names: dict[Param, str], groups: Sequence[Sequence[Param]], options: TorchSyncOptions) -> None:
         self.options = options
         self._members = {param: _Member(param, name) for param, name in names.items()}
         in_groups = {param for group in groups for param in group}
@@ -227,9 +225,7 @@ class TorchGradientSync:
             check_who_drops(row[-1] / whole, dropping, f"rank {rank()}")
         if changed:
             raise ConfigurationError(
-                _changed_gradients_error(
-                    [member.name for member in self._members.values() if member.name in changed]
-                )
+                _changed_gradients_error([member.name for member in self._members.values() if member.name in changed])
             )
 
     def drop(self) -> None:
@@ -350,9 +346,7 @@ class TorchGradientSync:
         place = bucket.memory.place([*grads, small[-1][0]], untouched=whole) if as_they_are else None
         held = place.held[:-1] if place is not None else (False,) * len(members)
         given = tuple(
-            TorchFingerprint.of_version(member.param.grad)
-            if own
-            else TorchFingerprint.of(member.param.grad, whole)
+            TorchFingerprint.of_version(member.param.grad) if own else TorchFingerprint.of(member.param.grad, whole)
             for member, own in zip(members, held, strict=True)
         )
         names = [member.name for member in members]

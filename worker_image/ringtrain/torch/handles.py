@@ -48,9 +48,7 @@ def submit(
     return TorchHandle(queue_of(process_set).hand_in(submission))
 
 
-def submit_again(
-    asked: Hashable, tensor: torch.Tensor, process_set: ProcessSet, in_place: bool
-) -> TorchHandle | None:
+def submit_again(asked: Hashable, tensor: torch.Tensor, process_set: ProcessSet, in_place: bool) -> TorchHandle | None:
     """Submit plain `tensor` as what was `remembered_request` under `asked`; None if nothing was.
 
     `asked`: all that the request follows from. So a step like the one before checks and describes nothing anew.
@@ -163,6 +161,4 @@ def _device_error(tensors: Sequence[torch.Tensor]) -> str:
     kinds = sorted({str(tensor.device) for tensor in tensors})
     if len(kinds) > 1:
         return f"its tensors are on {' and '.join(kinds)}; expected one device"
-    return (
-        "its tensors are on the meta device, which holds no data; expected a real one" if kinds == ["meta"] else ""
-    )
+    return "its tensors are on the meta device, which holds no data; expected a real one" if kinds == ["meta"] else ""

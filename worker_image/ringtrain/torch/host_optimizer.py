@@ -324,9 +324,7 @@ class HostOptimizer(OnHostOptimizer, torch.optim.Optimizer):
             hook.remove()
 
     def __getstate__(self) -> NoReturn:
-        raise TypeError(
-            "a HostOptimizer can't be pickled or copied: its state is spread over ranks; save state_dict()"
-        )
+        raise TypeError("a HostOptimizer can't be pickled or copied: its state is spread over ranks; save state_dict()")
 
     def __deepcopy__(self, memo: Any) -> NoReturn:
         self.__getstate__()
@@ -349,9 +347,7 @@ class HostOptimizer(OnHostOptimizer, torch.optim.Optimizer):
             _broadcast_others(self._model, set(self._params), group)
         self._node_sum = self._open_node_sum(group, options)
         others = list(zip(rules, names, strict=True))[1:]
-        self._host = ArrayOptimizer(
-            arrays, rules[0], groups=others, group=group, devices=self._node_sum, **options
-        )
+        self._host = ArrayOptimizer(arrays, rules[0], groups=others, group=group, devices=self._node_sum, **options)
         stream = TorchStreamOptions(self._begin_update, self._inner is not None)
         self._gradients = TorchGradientStream(self._host, self._params, self._node_sum, stream)
         self._weights = TorchWeightStream(self._host, self._params, self._node_sum)

@@ -150,9 +150,7 @@ class TorchRule:
 
     def update(self, part: OwnedBucketPart, step: StepValues, kernels: OptimizerKernels) -> None:
         """Step torch's optimizer on one parameter's elements."""
-        self._made.update(
-            part, {**self._options, "lr": step.rate} if "lr" in self._options else self._options, step
-        )
+        self._made.update(part, {**self._options, "lr": step.rate} if "lr" in self._options else self._options, step)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, TorchRule) and other.name == self.name and other._options == self._options
@@ -207,9 +205,7 @@ class TorchRules(TorchGroupRules):
         param.grad = None
         self._keep(part, optimizer.state[param])
 
-    def _begin(
-        self, part: OwnedBucketPart, weights: torch.Tensor, options: Mapping[str, Any]
-    ) -> torch.optim.Optimizer:
+    def _begin(self, part: OwnedBucketPart, weights: torch.Tensor, options: Mapping[str, Any]) -> torch.optim.Optimizer:
         assert part.spec is not None
         param = torch.nn.Parameter(weights)
         optimizer = _optimizer_of_kind(self.kind, param, options)
@@ -287,9 +283,7 @@ def _slots_of(optimizer: torch.optim.Optimizer) -> tuple[str, ...]:
 def _optimizer_of_kind(kind: Any, param: torch.nn.Parameter, options: Mapping[str, Any]) -> torch.optim.Optimizer:
     """Return an optimizer of `param` alone. `options`: of a group, not all of which a class must take."""
     taken = inspect.signature(kind.__init__).parameters
-    made: torch.optim.Optimizer = kind(
-        [param], **{name: value for name, value in options.items() if name in taken}
-    )
+    made: torch.optim.Optimizer = kind([param], **{name: value for name, value in options.items() if name in taken})
     return made
 
 
@@ -301,6 +295,5 @@ def check_rule_kind(rule: Any) -> None:
     """Raise ConfigurationError for what is no rule."""
     if isinstance(rule, torch.optim.Optimizer):
         raise ConfigurationError(
-            f"HostOptimizer: the rule is {kind_of(rule)}; pass torch's optimizer first: HostOptimizer(optimizer, "
-            "model)"
+            f"HostOptimizer: the rule is {kind_of(rule)}; pass torch's optimizer first: HostOptimizer(optimizer, model)"
         )

@@ -99,9 +99,7 @@ class TorchHostState:
             slots, entries = self._rules.slots, state["entries"]
             self._rules.load(
                 {
-                    name: {
-                        key: _own_tensor_copy(value) for key, value in entry.items() if key not in (*slots, MASTER)
-                    }
+                    name: {key: _own_tensor_copy(value) for key, value in entry.items() if key not in (*slots, MASTER)}
                     for name, entry in entries.items()
                     if entry
                 }
@@ -124,9 +122,7 @@ class TorchHostState:
             return {}
         own = self._rules.state()
         if not self._rules.sharded:
-            return {
-                name: {key: _own_tensor_copy(value) for key, value in entry.items()} for name, entry in own.items()
-            }
+            return {name: {key: _own_tensor_copy(value) for key, value in entry.items()} for name, entry in own.items()}
         plain = {
             name: {key: float(value) for key, value in entry.items() if value is not None}
             for name, entry in own.items()

@@ -99,9 +99,7 @@ def open_node_sum(
     between = world.open_group(number, tuple(group.ranks[at] for at in equal)) if len(equal) > 1 else None
     made, reason = None, ""
     try:
-        made = near.call(
-            lambda communicator: TorchDeviceGroup(calls, communicator, tensors[0].device, backend, asked)
-        )
+        made = near.call(lambda communicator: TorchDeviceGroup(calls, communicator, tensors[0].device, backend, asked))
         world.run_with_set(number, made)
     except ConfigurationError as error:
         reason = str(error)

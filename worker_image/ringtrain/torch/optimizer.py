@@ -130,9 +130,7 @@ class DistributedTorchMixin:
         if loss is None or not isinstance(self, torch.optim.LBFGS) or self.sync.is_alone:
             return loss
         name = f"loss of {next(iter(self.sync.names.values()))}"
-        mean = allreduce(
-            torch.as_tensor(loss).detach().clone(), name=name, process_set=self.sync.options.process_set
-        )
+        mean = allreduce(torch.as_tensor(loss).detach().clone(), name=name, process_set=self.sync.options.process_set)
         return mean if isinstance(loss, torch.Tensor) else mean.item()
 
     def _wrapped(self) -> Any:

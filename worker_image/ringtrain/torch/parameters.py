@@ -54,9 +54,7 @@ def grouped(groups: Any, params: Sequence[Param]) -> list[list[Param]]:
         if len(set(flat)) != len(flat):
             raise ConfigurationError("groups: a parameter is in two groups; expected each in one at most")
         return [group for group in groups if group]
-    raise ConfigurationError(
-        f"groups is {groups!r}; expected a number, 0 or more, or a list of lists of parameters"
-    )
+    raise ConfigurationError(f"groups is {groups!r}; expected a number, 0 or more, or a list of lists of parameters")
 
 
 @contextlib.contextmanager

@@ -245,9 +245,7 @@ def _asked(
     return name, op, prescale, postscale, tensor.dtype, tensor.shape
 
 
-def _allreduce(
-    tensors: Sequence[torch.Tensor], how: NamedReduction, name: str, in_place: bool = False
-) -> TorchHandle:
+def _allreduce(tensors: Sequence[torch.Tensor], how: NamedReduction, name: str, in_place: bool = False) -> TorchHandle:
     def write(result: Sequence[Array]) -> list[torch.Tensor]:
         with torch.no_grad():
             for tensor, array in zip(tensors, result, strict=True):

@@ -19,9 +19,7 @@ class SparseTorchHandle:
 
     holders = 0  # how many ranks have a gradient, once `after` was called
 
-    def __init__(
-        self, tensor: torch.Tensor, name: str, average: bool, process_set: ProcessSet, is_here: bool
-    ) -> None:
+    def __init__(self, tensor: torch.Tensor, name: str, average: bool, process_set: ProcessSet, is_here: bool) -> None:
         coalesced = tensor.coalesce()
         self._shape, self._divisor = tensor.shape, members(process_set) if average else 1
         # No rows of the dense shape: ranks compare all of a shape but its rows, and of entries see no more.
@@ -60,6 +58,4 @@ def sparse_allreduce_async(
     False for a tensor without entries that stands for no tensor at all.
     """
     average = only_sums(chosen_op(op), "sparse_allreduce_async") is Average
-    return SparseTorchHandle(
-        tensor, name_for("grouped_allgather", name, process_set), average, process_set, is_here
-    )
+    return SparseTorchHandle(tensor, name_for("grouped_allgather", name, process_set), average, process_set, is_here)

@@ -65,8 +65,7 @@ def _named_tensors(params: Mapping[str, Any] | Iterable[Any]) -> Iterable[tuple[
     if isinstance(params, str | bytes) or not isinstance(params, Iterable):
         raise ConfigurationError(f"broadcast_parameters: params is {kind_of(params)}; expected a list or dict")
     return [
-        (entry[0], entry[1]) if isinstance(entry, tuple) else (str(index), entry)
-        for index, entry in enumerate(params)
+        (entry[0], entry[1]) if isinstance(entry, tuple) else (str(index), entry) for index, entry in enumerate(params)
     ]
 
 

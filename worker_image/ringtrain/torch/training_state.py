@@ -79,9 +79,7 @@ class TrainingState:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state that another one gave, with the same parts. Raises ConfigurationError for others."""
         if not isinstance(state, Mapping):
-            raise ConfigurationError(
-                f"TrainingState: the state is {kind_of(state)}; expected what state_dict() gave"
-            )
+            raise ConfigurationError(f"TrainingState: the state is {kind_of(state)}; expected what state_dict() gave")
         if state.keys() != set(self._names):
             missing, more = sorted(set(self._names) - state.keys()), sorted(state.keys() - set(self._names))
             raise ConfigurationError(

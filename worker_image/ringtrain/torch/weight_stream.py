@@ -97,9 +97,7 @@ class TorchWeightStream:
     def watch(self, model: Any) -> None:
         """Let each module of `model` wait for its own parameters before it runs."""
         for module in model.modules():
-            own = [
-                self._names[id(param)] for param in module.parameters(recurse=False) if id(param) in self._names
-            ]
+            own = [self._names[id(param)] for param in module.parameters(recurse=False) if id(param) in self._names]
             if own:
                 self._hooks.append(
                     module.register_forward_pre_hook(TorchGradientHook(partial(self._called, tuple(own))))

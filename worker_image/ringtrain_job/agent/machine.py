@@ -72,9 +72,7 @@ class _Counters:
 class AgentMachineSampler:
     """Looks at the processes below `ranks()`, pids by rank. Safe to call from many threads."""
 
-    def __init__(
-        self, worker: int, ranks: Callable[[], Mapping[int, int]], memory: MemoryCgroup | None = None
-    ) -> None:
+    def __init__(self, worker: int, ranks: Callable[[], Mapping[int, int]], memory: MemoryCgroup | None = None) -> None:
         self._worker = worker
         self._ranks = ranks
         self._memory = memory or MemoryCgroup()
@@ -131,9 +129,7 @@ class AgentMachineSampler:
             by = "; the kernel killed it for want of memory" if counted else ""
             return f"rank {rank} was killed by SIGKILL: memory {_share_of(used, limit)}{of_rank}{by}"
         how = f"was killed by signal {-code}" if code < 0 else f"exited with {code}"
-        return (
-            f"rank {rank} {how} after the kernel had killed a process for want of memory: {_share_of(used, limit)}"
-        )
+        return f"rank {rank} {how} after the kernel had killed a process for want of memory: {_share_of(used, limit)}"
 
     def _sample(
         self, before: _Counters, now: _Counters, trees: Mapping[int, dict[int, tuple[float, int]]]

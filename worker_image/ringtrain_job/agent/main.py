@@ -47,9 +47,7 @@ def run_agent(config: AgentConfig, command: Sequence[str], inherited: Mapping[st
         ending = AgentLifecycle(config, pod, events).run()
         lost = _print_unsent_lines(pod.unshipped())
         if lost:
-            log.error(
-                "%d log lines are in no file: the launcher could not write them. They stand here above", lost
-            )
+            log.error("%d log lines are in no file: the launcher could not write them. They stand here above", lost)
         message = termination_message(ending.verdict, config.job.attempt, config.world_size, lost_log_lines=lost)
         write_termination_message(config.termination, message)
     return ending.exit_code

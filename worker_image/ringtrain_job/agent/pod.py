@@ -76,12 +76,8 @@ class AgentPod:
         self._mpi = self._prepare_mpi(events, stack) if config.mpi else None
         self._contact: AgentWorldContact | None = None
         self._post = events.put
-        self._slots = (
-            ElasticSlots(config, program, self.ranks, self) if config.elastic and not config.mpi else None
-        )
-        self._formations = (
-            MpiAgentFormations(config, self.ranks, self._mpi) if config.elastic and self._mpi else None
-        )
+        self._slots = ElasticSlots(config, program, self.ranks, self) if config.elastic and not config.mpi else None
+        self._formations = MpiAgentFormations(config, self.ranks, self._mpi) if config.elastic and self._mpi else None
         if self._slots is not None:
             stack.callback(self._slots.close)
         self._held = HeldPorts()

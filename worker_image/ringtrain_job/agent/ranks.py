@@ -68,9 +68,7 @@ class AgentRanks:
         executed. `state` says which life it is and, where it has a world already, of which formation."""
         return self._start(replace(state, phase=RankPhase.RUNNING), command, environment)
 
-    def _start(
-        self, state: RankState, command: Sequence[str], environment: Mapping[str, str]
-    ) -> RankProcess | None:
+    def _start(self, state: RankState, command: Sequence[str], environment: Mapping[str, str]) -> RankProcess | None:
         try:
             process = start_rank(state.rank, command, environment)
         except OSError as exc:
@@ -222,9 +220,7 @@ class AgentRanks:
             failed = [life.state for life in self._lives.values() if life.state.phase is RankPhase.FAILED]
         return min(failed, key=lambda state: state.exit_order, default=None)
 
-    def states(
-        self, complete: Callable[[int], bool], tail: Callable[[int], tuple[str, ...]]
-    ) -> tuple[RankState, ...]:
+    def states(self, complete: Callable[[int], bool], tail: Callable[[int], tuple[str, ...]]) -> tuple[RankState, ...]:
         """All ranks. One that ended is still shown as running until its output is `complete`, so that its log's
         `tail` can go with its failure."""
         now = time.monotonic()

@@ -39,9 +39,7 @@ class AgentWorldFiles:
         if contract.ENV_RING_ADDRESSES in long:
             fitted[contract.ENV_RING_ADDRESSES] = ""
         if "TF_CONFIG" in long:
-            fitted["TF_CONFIG"] = unusable_tf_config(
-                len(world.tf_addresses), json.loads(fitted["TF_CONFIG"])["task"]
-            )
+            fitted["TF_CONFIG"] = unusable_tf_config(len(world.tf_addresses), json.loads(fitted["TF_CONFIG"])["task"])
         return fitted
 
     def _file(self, world: World) -> Path:

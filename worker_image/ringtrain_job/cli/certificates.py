@@ -73,9 +73,7 @@ def write_secrets(directory: Path, uid: str) -> None:
 
 def _certificate(work: Path, file: str, name: str, section: str, *signer: str) -> None:
     new_key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-keyout", f"{file}.key")
-    _run_openssl(
-        work, "req", "-new", "-config", "settings", *new_key, "-subj", f"/CN={name}", "-out", f"{file}.csr"
-    )
+    _run_openssl(work, "req", "-new", "-config", "settings", *new_key, "-subj", f"/CN={name}", "-out", f"{file}.csr")
     now = datetime.now(UTC)
     start, end = (f"{when:%Y%m%d%H%M%SZ}" for when in (now - _CLOCK_SKEW, now + _VALIDITY))
     times = ("-startdate", start, "-enddate", end)

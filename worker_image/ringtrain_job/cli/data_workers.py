@@ -22,9 +22,7 @@ _STOPPED_S: Final = 5.0
 log = logging.getLogger(__name__)
 
 
-def start_data_workers(
-    stack: ExitStack, environment: Mapping[str, str], command: Sequence[str], level: str
-) -> None:
+def start_data_workers(stack: ExitStack, environment: Mapping[str, str], command: Sequence[str], level: str) -> None:
     """Keep RINGTRAIN_DATA_WORKERS data workers running until `stack` is left; none where it is not set.
 
     They import what the script of `command` can: its own directory is in their path.

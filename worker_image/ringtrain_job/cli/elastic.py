@@ -77,9 +77,7 @@ class ElasticCommandRun:
                 )
             return replace(self, first=first, words=words)
         script = "printf '%s\\n' " + shlex.join(f"{host.name}:{host.slots}" for host in fixed)
-        if fixed and (total := sum(first.values())) < (
-            begin := int(self.variables[contract.ENV_ELASTIC_START_RANKS])
-        ):
+        if fixed and (total := sum(first.values())) < (begin := int(self.variables[contract.ENV_ELASTIC_START_RANKS])):
             raise click.UsageError(f"{', '.join(first)} have {total} slots for -np {begin} ranks")
         variables = {**self.variables, **({contract.ENV_HOST_DISCOVERY_SCRIPT: script} if fixed else {})}
         if sites and not os.environ.get(contract.ENV_ENCRYPT):
@@ -161,9 +159,7 @@ def elastic_options(command: F) -> F:
     return cast(F, gathered)
 
 
-def elastic_run(
-    ranks: int, hosts: str, options: ElasticCommandOptions, per_host: int = 1
-) -> ElasticCommandRun | None:
+def elastic_run(ranks: int, hosts: str, options: ElasticCommandOptions, per_host: int = 1) -> ElasticCommandRun | None:
     """What `options` make of a run of `ranks` ranks; None without any. Raises a usage error for what cannot be.
 
     `hosts`: the option that names them, with its value; empty without one. `per_host`: slots of a script's line

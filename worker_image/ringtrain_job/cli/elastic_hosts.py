@@ -99,9 +99,7 @@ class SshHostAgents:
         self._ssh = SshOptions(**plan["ssh"])
         self._folder = Path(environment[contract.ENV_RUN_FOLDER])
         port = int(environment[contract.ENV_LAUNCHER_PORT])
-        told = {
-            name: value for name, value in without_token(environment).items() if name != contract.ENV_PORTS_HELD
-        }
+        told = {name: value for name, value in without_token(environment).items() if name != contract.ENV_PORTS_HELD}
         self._orders = SshAgentOrders(
             told, self._folder, port, self._ssh.interfaces, plan["level"], tuple(plan["command"])
         )

@@ -29,9 +29,7 @@ def exit_code_of(body: Callable[[], int]) -> int:
         return _say_command_failure(contract.EXIT_NOT_ASSEMBLED, Reason.NOT_ASSEMBLED, str(exc))
     except Exception as exc:
         log.exception("a defect in ringtrain")
-        return _say_command_failure(
-            contract.EXIT_INTERNAL_ERROR, Reason.INTERNAL_ERROR, f"{type(exc).__name__}: {exc}"
-        )
+        return _say_command_failure(contract.EXIT_INTERNAL_ERROR, Reason.INTERNAL_ERROR, f"{type(exc).__name__}: {exc}")
 
 
 def _say_command_failure(code: int, reason: Reason, message: str) -> int:

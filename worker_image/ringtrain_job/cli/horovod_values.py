@@ -111,9 +111,7 @@ def read_config_file(path: str) -> dict[str, Any]:
     known = {option.config: option for option in OPTIONS if option.config}
     unknown = [key for key in given if key not in known and key not in _OTHERS]
     found = {
-        known[key].name: _converted_horovodrun_value(path, key, value)
-        for key, value in given.items()
-        if key in known
+        known[key].name: _converted_horovodrun_value(path, key, value) for key, value in given.items() if key in known
     }
     found |= _horovodrun_controller(path, given.get("controller"))
     if unknown:

@@ -36,9 +36,7 @@ def list_runs(directory: Path, output: str) -> None:
             click.echo(run.name)
         return
     head = ["name", *FACTS, "when"]
-    _runs_table(
-        [head, *([run.name, *(fact(run) for fact in FACTS.values()), _run_began_text(run)] for run in runs)]
-    )
+    _runs_table([head, *([run.name, *(fact(run) for fact in FACTS.values()), _run_began_text(run)] for run in runs)])
 
 
 @click.command("compare")

@@ -62,9 +62,7 @@ NAMESPACE = "local"
 )
 @horovod_options
 @elastic_options
-@click.option(
-    "--log-dir", type=click.Path(file_okay=False, path_type=Path), default=Path("runs"), show_default=True
-)
+@click.option("--log-dir", type=click.Path(file_okay=False, path_type=Path), default=Path("runs"), show_default=True)
 @click.option("--name", help="Directory of this run under the log directory [default: command and time].")
 @click.option(
     *("--data-workers", "data_workers"),

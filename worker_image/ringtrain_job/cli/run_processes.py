@@ -36,9 +36,7 @@ _OF_ANOTHER_RUN: Final = frozenset(
 )
 
 
-def prepare_run(
-    stack: ExitStack, settings: Mapping[str, str], write_secrets: Callable[[Path], Path]
-) -> dict[str, str]:
+def prepare_run(stack: ExitStack, settings: Mapping[str, str], write_secrets: Callable[[Path], Path]) -> dict[str, str]:
     """The environment of a run's launcher, whose folder and ports are held until `stack` ends.
 
     `write_secrets`: puts the run's secrets into that folder, and returns where the launcher's are. Raises
@@ -209,9 +207,7 @@ def page_settings(wanted: bool) -> dict[str, str]:
 def say_link(environment: Mapping[str, str]) -> None:
     """Say where the page of the launcher with this environment is, if it is wanted."""
     if token := environment.get(contract.ENV_STATUS_TOKEN):
-        say_ending_line(
-            f"page: http://127.0.0.1:{environment[contract.ENV_STATUS_PORT]}/?token={page_token(token)}"
-        )
+        say_ending_line(f"page: http://127.0.0.1:{environment[contract.ENV_STATUS_PORT]}/?token={page_token(token)}")
 
 
 def without_token(environment: Mapping[str, str]) -> dict[str, str]:

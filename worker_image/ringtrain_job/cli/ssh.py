@@ -129,9 +129,7 @@ class HostDeadlines:
 class SshRemoteAgent:
     """An agent on another host. `process` is its ssh or srun, whose exit status is the agent's."""
 
-    def __init__(
-        self, host: Host, options: SshOptions | SrunOptions | HereOptions, deadlines: HostDeadlines
-    ) -> None:
+    def __init__(self, host: Host, options: SshOptions | SrunOptions | HereOptions, deadlines: HostDeadlines) -> None:
         """Raises ConfigurationError if there is no ssh, or no srun."""
         self.host = host
         self.deadlines = deadlines
@@ -244,9 +242,7 @@ class SshRemoteAgent:
             return f"host {host} said nothing within {self.deadlines.start_s:g} s (--start-timeout)"
         said = " ".join(self._said)
         if code == _EXIT_SSH:
-            return (
-                f"host {host} cannot be reached over ssh: {self.last_words().rstrip('.')}{_ssh_hint(host, said)}"
-            )
+            return f"host {host} cannot be reached over ssh: {self.last_words().rstrip('.')}{_ssh_hint(host, said)}"
         if code in _EXITS_SHELL or "No module named ringtrain" in said:
             return (
                 f"host {host} has no ringtrain where this machine has it ({sys.executable}): {self.last_words()}; "

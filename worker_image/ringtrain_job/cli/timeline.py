@@ -136,8 +136,6 @@ def _intervals_length(intervals: Sequence[Interval]) -> float:
 def describe_timeline(found: TimelineShares) -> str:
     """One line for a person."""
     waits = {f"waiting for rank {late}": part for late, part in found.waits.items()}
-    shown = ", ".join(
-        f"{name} {100 * part / found.total:.0f} %" for name, part in {**found.parts, **waits}.items()
-    )
+    shown = ", ".join(f"{name} {100 * part / found.total:.0f} %" for name, part in {**found.parts, **waits}.items())
     steps = f"{found.steps} step{'s' * (found.steps != 1)}"
     return f"{steps} of {found.total / found.steps / 1000:.3g} ms: {shown}"

@@ -86,9 +86,7 @@ class HostDiscovery:
         if self._agents is None:
             check_only_here(hosts)
         if (count := sum(hosts.values())) < self._rules.min_ranks:
-            raise ConfigurationError(
-                f"it lists {count} slots; expected {self._rules.min_ranks} or more (--min-np)"
-            )
+            raise ConfigurationError(f"it lists {count} slots; expected {self._rules.min_ranks} or more (--min-np)")
         return hosts
 
     def _see(self, now: float) -> None:

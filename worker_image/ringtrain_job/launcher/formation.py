@@ -129,9 +129,7 @@ class FormationDecision:
     end: AttemptEnd | None = None
 
 
-def advance_formation(
-    state: FormationState, rules: FormationRules, view: WorldView, now: float
-) -> FormationDecision:
+def advance_formation(state: FormationState, rules: FormationRules, view: WorldView, now: float) -> FormationDecision:
     """The state after `view` was seen at `now`, and what is due."""
     state = _note_formation_view(state, rules, view, now)
     end = find_elastic_attempt_end(standing_in_formation(state, view), state, view, restarts=rules.restarts)
@@ -200,15 +198,11 @@ def _has_met(process: MemberProcess, state: FormationState, rules: FormationRule
     return met or slot.finished
 
 
-def _note_formation_view(
-    state: FormationState, rules: FormationRules, view: WorldView, now: float
-) -> FormationState:
+def _note_formation_view(state: FormationState, rules: FormationRules, view: WorldView, now: float) -> FormationState:
     """Count errors of programs, and measure a recovery that is complete."""
     step = view.progressed
     advances = state.advances + (step > state.step)
-    survivors = bool(
-        set(standing_in_formation(state, view).values()) & {Standing.IN, Standing.LEFT, Standing.STARTING}
-    )
+    survivors = bool(set(standing_in_formation(state, view).values()) & {Standing.IN, Standing.LEFT, Standing.STARTING})
     highest = max(state.progress, step)
     so_far = StepsSoFar(advances, highest)
     slots = list(view.slots.values())
@@ -249,9 +243,7 @@ def _staying_members(state: FormationState, rules: FormationRules, view: WorldVi
     return member_keepers(list(alive.values()), wanted_slots(view, again=False), view, rules.min_ranks)
 
 
-def _running_formation(
-    state: FormationState, rules: FormationRules, view: WorldView, now: float
-) -> FormationDecision:
+def _running_formation(state: FormationState, rules: FormationRules, view: WorldView, now: float) -> FormationDecision:
     members = standing_in_formation(state, view)
     standings = set(members.values())
     if Standing.UNKNOWN in standings:  # this launcher process has just begun: its agents come, or are lost
@@ -348,9 +340,7 @@ def _keeps_something(state: FormationState, view: WorldView) -> bool:
     return any(view.slots[slot].state.unshared for slot in leavers)
 
 
-def _still_in_formation(
-    state: FormationState, rules: FormationRules, view: WorldView, now: float
-) -> FormationDecision:
+def _still_in_formation(state: FormationState, rules: FormationRules, view: WorldView, now: float) -> FormationDecision:
     """Somebody has not left an earlier formation."""
     if state.formed and not state.urgent and not rules.restarts:
         # All leave at the same commit: who has not followed the others by now is held by something else.

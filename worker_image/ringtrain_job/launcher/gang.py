@@ -393,9 +393,7 @@ class LauncherGang:
             if theirs != ours:
                 return Refusal(f"{what} is {theirs} at the worker and {ours} at the launcher", misconfigured=True)
         if not 0 <= registration.worker_index < config.workers:
-            reason = (
-                f"worker index {registration.worker_index} is not one of the {config.workers} workers (from 0)"
-            )
+            reason = f"worker index {registration.worker_index} is not one of the {config.workers} workers (from 0)"
             return Refusal(reason, misconfigured=True)
         return None
 
@@ -446,9 +444,7 @@ def _rank_exit_of(state: RankState) -> tuple[RankPhase, int]:
 def _state_supersedes(state: RankState, known: RankState) -> bool:
     """Whether the exit `state` is another process's than `known`, and is to be shown in its place: a script may
     call mpirun again, but nothing makes up for a rank that has failed."""
-    return known.life != state.life or (
-        known.phase is not RankPhase.FAILED and known.exit_order != state.exit_order
-    )
+    return known.life != state.life or (known.phase is not RankPhase.FAILED and known.exit_order != state.exit_order)
 
 
 def waiting_for_rank(rank: int) -> RankState:

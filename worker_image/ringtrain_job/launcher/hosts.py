@@ -140,9 +140,7 @@ class HostTable:
             names[name] = min(listed[name], left, self._slots - sum(names.values()))
             left -= names[name]
         self._wanted = frozenset(
-            worker * self._slots + slot
-            for worker, names in given.items()
-            for slot in self._names[worker].assign(names)
+            worker * self._slots + slot for worker, names in given.items() for slot in self._names[worker].assign(names)
         )
         self._forget(now)
         return self._wanted

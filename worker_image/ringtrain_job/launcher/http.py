@@ -74,9 +74,7 @@ class LauncherHttpServer:
             listening = listening_socket("" if everywhere else "127.0.0.1", port, is_held)
         except OSError as exc:
             raise PortTaken(f"{self.called} {port} cannot be listened on: {exc}") from exc
-        self._server = _LimitedHttpServer(
-            listening, _launcher_http_handler(answer, put, page, is_local=not everywhere)
-        )
+        self._server = _LimitedHttpServer(listening, _launcher_http_handler(answer, put, page, is_local=not everywhere))
         self._page = page
         self.port: int = listening.getsockname()[1]
         self._thread = threading.Thread(
@@ -182,9 +180,7 @@ def _workers_in(body: bytes) -> tuple[int, dict[int, int]]:
 
 
 def _pods_in(body: bytes) -> tuple[list[dict[str, Any]], dict[str, str]]:
-    expected = (
-        'expected {"events": [{"time": seconds, "kind": word, "text": text}], "image": text, "imageID": text}'
-    )
+    expected = 'expected {"events": [{"time": seconds, "kind": word, "text": text}], "image": text, "imageID": text}'
     try:
         said = json.loads(body)
         events = [
@@ -195,9 +191,7 @@ def _pods_in(body: bytes) -> tuple[list[dict[str, Any]], dict[str, str]]:
     except (ValueError, TypeError, KeyError, AttributeError):
         raise ConfigurationError(f"{body[:200]!r} says nothing of pods; {expected}") from None
     texts = [event["kind"] for event in events] + [event["text"] for event in events] + list(about.values())
-    if not all(map(_is_status_time, (event["time"] for event in events))) or not all(
-        isinstance(t, str) for t in texts
-    ):
+    if not all(map(_is_status_time, (event["time"] for event in events))) or not all(isinstance(t, str) for t in texts):
         raise ConfigurationError(f"{body[:200]!r} has a time or a text that is none; {expected}")
     return events, about
 
@@ -209,11 +203,7 @@ def _sites_in(body: bytes) -> tuple[dict[int, str], dict[str, str]]:
         nodes = dict(document.get("nodes", {}))
     except (ValueError, TypeError, KeyError, AttributeError):
         sites, nodes = {}, {}
-    if (
-        not sites
-        or not all(map(_is_status_count, sites))
-        or not all(isinstance(site, str) for site in nodes.values())
-    ):
+    if not sites or not all(map(_is_status_count, sites)) or not all(isinstance(site, str) for site in nodes.values()):
         expected = '{"sites": {"name": [index]}, "nodes": {"node": "name"}}'
         raise ConfigurationError(f"{body[:200]!r} says no sites; expected {expected}")
     return sites, nodes
@@ -334,11 +324,7 @@ def _launcher_http_handler(
             if self._is_for_another():
                 return
             server = self.server
-            if (
-                page is not None
-                and page.serves(self.path.partition("?")[0])
-                and isinstance(server, _LimitedHttpServer)
-            ):
+            if page is not None and page.serves(self.path.partition("?")[0]) and isinstance(server, _LimitedHttpServer):
                 page.get(self, lambda: server.admit(self.request))
                 return
             self._send(*answer(self.path, self.headers.get("Authorization") or ""))

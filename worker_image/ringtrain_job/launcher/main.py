@@ -398,9 +398,7 @@ def _hand_over_logs(config: LauncherConfig, snapshot: LauncherStatusSnapshot, un
         config.start_timeout_s,
     )
     verdict = Verdict(Outcome.STOPPED, 128 + signal.SIGTERM)
-    write_termination_message(
-        config.termination, _launcher_termination_message(config, snapshot, verdict, unshipped)
-    )
+    write_termination_message(config.termination, _launcher_termination_message(config, snapshot, verdict, unshipped))
     return verdict.exit_code
 
 
@@ -416,9 +414,7 @@ def _open_store(config: LauncherConfig, files: AttemptFiles, logs_open: int) -> 
         ) from exc
 
 
-def _ship_logs(
-    config: LauncherConfig, store: LogStore, stop: LauncherStopFlag, stack: ExitStack
-) -> LogShipping | None:
+def _ship_logs(config: LauncherConfig, store: LogStore, stop: LauncherStopFlag, stack: ExitStack) -> LogShipping | None:
     """Begin to copy the log store to the job's place in an object store, if it has one; an error ends it, too."""
     if not config.log_uri:
         return None

@@ -122,8 +122,7 @@ def wanted_slots(view: WorldView, *, again: bool) -> frozenset[int]:
     return frozenset(
         index
         for index in view.asked
-        if not (view.slots[index].leaving and not view.slots[index].lost)
-        and (again or not view.slots[index].finished)
+        if not (view.slots[index].leaving and not view.slots[index].lost) and (again or not view.slots[index].finished)
     )
 
 

@@ -192,9 +192,7 @@ class GangThroughput:
         slowest = min(self._steps, key=lambda rank: (self._steps[rank], rank))
         report = self._latest[slowest]
         not_finite = self._not_finite.now()
-        losses = [
-            loss for entry in self._latest.values() if (loss := _reported_number(entry.get("loss"))) is not None
-        ]
+        losses = [loss for entry in self._latest.values() if (loss := _reported_number(entry.get("loss"))) is not None]
         return Progress(
             step=self._steps[slowest],
             total_steps=report.get("totalSteps"),

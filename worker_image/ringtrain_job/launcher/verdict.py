@@ -225,9 +225,7 @@ def _blamed_rank(view: GangView, failed: Sequence[RankExit], accused: Sequence[i
     worker = view.worker_of(rank)
     said = next(line for line in reversed(failed[0].state.log_tail) if _PEER_LOST.search(line)).strip()
     if view.ranks[rank].phase is RankPhase.SUCCEEDED:
-        message = (
-            f"rank {rank} was done, and rank(s) {in_ranges(witnesses)} still needed it{_AS_MANY_STEPS}: {said}"
-        )
+        message = f"rank {rank} was done, and rank(s) {in_ranges(witnesses)} still needed it{_AS_MANY_STEPS}: {said}"
         return replace(_rank_failure(view, failed[0]), message=message)
     return Failure(
         reason=Reason.RANK_FAILED,

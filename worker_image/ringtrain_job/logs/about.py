@@ -26,9 +26,7 @@ def read_about(value: object) -> Found | None:
         found["command"] = [_about_text(word) or "" for word in command[:_MOST_NAMES]]
     for name in ("versions", "config"):
         if isinstance(inner := value.get(name), dict):
-            known = {
-                str(key)[:_CHARACTERS]: _about_scalar(each) for key, each in list(inner.items())[:_MOST_NAMES]
-            }
+            known = {str(key)[:_CHARACTERS]: _about_scalar(each) for key, each in list(inner.items())[:_MOST_NAMES]}
             found[name] = known
     return found or None
 

@@ -79,9 +79,7 @@ class _PrintedLines:
         self._room -= 1
         skipped, self._skipped = self._skipped, 0.0
         finite = {name: value for name, value in found.values.items() if math.isfinite(value)}
-        words = {
-            name: _report_word_printed(value) for name, value in found.values.items() if not math.isfinite(value)
-        }
+        words = {name: _report_word_printed(value) for name, value in found.values.items() if not math.isfinite(value)}
         report = {
             "step": step,
             "totalSteps": found.total,
@@ -130,9 +128,7 @@ class PrintedReports:
     about different ranks.
     """
 
-    def __init__(
-        self, rule: str, ranks: int, *, elastic: bool = False, clock: Callable[[], float] = time.time
-    ) -> None:
+    def __init__(self, rule: str, ranks: int, *, elastic: bool = False, clock: Callable[[], float] = time.time) -> None:
         self._rule = rule
         self._ranks = ranks
         self._elastic = elastic

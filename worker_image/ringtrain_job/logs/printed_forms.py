@@ -91,9 +91,7 @@ class KerasLineForm:
     `fit` prints them; without an epoch before it such a line is of `evaluate` or `predict`."""
 
     _EPOCH = re.compile(r"Epoch (\d+)/(\d+)\s*")
-    _STEP = re.compile(
-        r"\s*(\d+)/(\d+|Unknown) (?:\S* )?\s*(?:- )?(?:ETA: )?[\d:hms]+ (?:- )?[\d.hmnuµs:]+/step(.*)"
-    )
+    _STEP = re.compile(r"\s*(\d+)/(\d+|Unknown) (?:\S* )?\s*(?:- )?(?:ETA: )?[\d:hms]+ (?:- )?[\d.hmnuµs:]+/step(.*)")
 
     def __init__(self) -> None:
         self._epoch = self._epochs = 0

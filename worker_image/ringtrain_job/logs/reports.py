@@ -39,9 +39,7 @@ def parse_report(line: bytes) -> dict[str, Any]:
         if not isinstance(report, dict):
             raise ValueError("no object")
         return {
-            name: _checked_report_field(name, report.get(name))
-            for name in _FIELDS
-            if name in {*_REQUIRED, *report}
+            name: _checked_report_field(name, report.get(name)) for name in _FIELDS if name in {*_REQUIRED, *report}
         }
     except BadReport:
         raise
@@ -103,9 +101,7 @@ def _report_path(value: object) -> str | None:
 
 
 def _report_numbers(value: object) -> dict[str, int | float | None] | None:
-    if not isinstance(value, dict) or not all(
-        inner is None or _is_report_number(inner) for inner in value.values()
-    ):
+    if not isinstance(value, dict) or not all(inner is None or _is_report_number(inner) for inner in value.values()):
         return None
     return {printable_report_text(name): _report_number(inner) for name, inner in value.items()}
 

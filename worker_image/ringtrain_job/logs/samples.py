@@ -71,9 +71,7 @@ def _read_sample_field(found: dict[str, Any]) -> MachineSample:
         int(rank): RankUse(_sample_number(use["cpu"]), _sample_number(use["rss"]))
         for rank, use in found["ranks"].items()
     }
-    gpus = tuple(
-        GpuUse(*(_sample_number(gpu[name]) for name in ("busy", "memory", "limit"))) for gpu in found["gpus"]
-    )
+    gpus = tuple(GpuUse(*(_sample_number(gpu[name]) for name in ("busy", "memory", "limit"))) for gpu in found["gpus"])
     wait = found["disk_wait"]
     return MachineSample(
         worker=int(found["worker"]),

@@ -62,9 +62,7 @@ class Unshipped:
 class LogShipping:
     """Copies the files of an attempt on a thread of its own. What it cannot copy it says, and tries again."""
 
-    def __init__(
-        self, uri: str, files: AttemptFiles, attempt: int, sizes: Callable[[], Mapping[Path, int]]
-    ) -> None:
+    def __init__(self, uri: str, files: AttemptFiles, attempt: int, sizes: Callable[[], Mapping[Path, int]]) -> None:
         """Begin, before anybody writes. `sizes`: how far the files are good now.
 
         Raises ConfigurationError for a URI that cannot be opened here.
@@ -153,9 +151,7 @@ class LogShipping:
             self._since = time.time()
         defect = not isinstance(error, StorageError | OSError)
         if not self.problem or type(error) is not self._kind:
-            log.error(
-                "logs are kept in %s and not shipped for now: %s", self._files.directory, error, exc_info=defect
-            )
+            log.error("logs are kept in %s and not shipped for now: %s", self._files.directory, error, exc_info=defect)
         self.problem, self._kind = str(error) or type(error).__name__, type(error)
 
     def _wait(self, seconds: float) -> None:
@@ -183,8 +179,7 @@ class LogShipping:
         if life is not None:
             found = _shipped_segments(self._store, life.folder)
             shipped = {
-                name: life.base.get(name, 0) + max(stop for _, stop, _ in segments)
-                for name, segments in found.items()
+                name: life.base.get(name, 0) + max(stop for _, stop, _ in segments) for name, segments in found.items()
             }
             if all(size <= self._found.get(name, 0) for name, size in shipped.items()):
                 self._shipped = shipped
@@ -216,9 +211,7 @@ class _ShippedLogFolder:
 def _read_folder(path: Path) -> _ShippedLogFolder | None:
     try:
         document = json.loads(path.read_text())
-        return _ShippedLogFolder(
-            str(document["folder"]), {str(name): int(at) for name, at in document["base"].items()}
-        )
+        return _ShippedLogFolder(str(document["folder"]), {str(name): int(at) for name, at in document["base"].items()})
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -138,9 +138,7 @@ class LogStore:
             return
         with self.files.metrics.open("rb") as rows:
             for row in rows:
-                with suppress(
-                    BadReport, KeyError, TypeError, ValueError
-                ):  # what a crash of the machine left of it
+                with suppress(BadReport, KeyError, TypeError, ValueError):  # what a crash of the machine left of it
                     report = parse_report(row)
                     yield int(json.loads(row)["rank"]), report
 

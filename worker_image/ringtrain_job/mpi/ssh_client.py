@@ -12,9 +12,7 @@ def main(arguments: list[str]) -> int:
     try:
         return run_rsh(arguments, is_daemon=False)
     except (Usage, NotStarted) as exc:
-        program = next(
-            (found for folder in os.get_exec_path() if _is_another_ssh(found := Path(folder, "ssh"))), None
-        )
+        program = next((found for folder in os.get_exec_path() if _is_another_ssh(found := Path(folder, "ssh"))), None)
         if program is None:
             print(f"ssh: {exc}; the image has no ssh for other hosts", file=sys.stderr)
             return FAILED

@@ -70,9 +70,7 @@ def log_window_before(path: Path, wanted: WantedPageLines, end: int | None = Non
                 if matches(line := lines[number].decode(errors="replace")):
                     found.appendleft(shown_log_line(line))
                     if len(found) == WINDOW_LINES:
-                        return PageLogWindow(
-                            tuple(found), begin + cut + sum(map(len, lines[:number])) + number, end
-                        )
+                        return PageLogWindow(tuple(found), begin + cut + sum(map(len, lines[:number])) + number, end)
     return PageLogWindow(tuple(found), begin + len(rest), end)
 
 

@@ -75,9 +75,7 @@ def find_runs(where: Path) -> list[PageRun]:
 
 def find_run(name: str, where: Path) -> PageRun:
     """The run of that name below `where`, or in the folder of that name. Raises LogMissing."""
-    if (
-        named := next((run for run in find_runs(where) if name in (run.name, Path(run.name).name)), None)
-    ) is not None:
+    if (named := next((run for run in find_runs(where) if name in (run.name, Path(run.name).name)), None)) is not None:
         return named
     if Path(name).is_dir():
         files = find_log_attempt(Path(name), None)

@@ -98,9 +98,7 @@ def _page_ranks(
 def other_attempts(files: AttemptFiles) -> list[dict[str, Any]]:
     """In short, the attempts of the same job before that of `files`, as far as they are kept beside it."""
     folders = (path for path in files.directory.parent.glob("*") if path.name.isdecimal())
-    found = sorted(
-        (path for path in folders if int(path.name) < int(files.directory.name)), key=lambda p: int(p.name)
-    )
+    found = sorted((path for path in folders if int(path.name) < int(files.directory.name)), key=lambda p: int(p.name))
     return [brief_attempt(AttemptFiles(path)) for path in found]
 
 

@@ -41,9 +41,7 @@ def sink_attempt_of(files: AttemptFiles, ranks: int = 0) -> SinkAttempt:
     own = (event["time"] for event in read_events(files) if event.get("source") != KUBERNETES)
     job = files.directory.parent
     known = ranks or int((read_outcome(files) or {}).get("worldSize") or 0)
-    return SinkAttempt(
-        job.parent.name, job.name, int(files.directory.name), files.directory, next(own, 0.0), known
-    )
+    return SinkAttempt(job.parent.name, job.name, int(files.directory.name), files.directory, next(own, 0.0), known)
 
 
 class SinkFeed:
@@ -127,7 +125,5 @@ class SinkProcesses:
         """Let them send the end, for at most some seconds; without an outcome another launcher's go on."""
         deadline = time.monotonic() + (END_S + _MARGIN_S if is_sink_attempt_ended(self._files) else 0.0)
         for name, process in self._processes.items():
-            if not end_child(process, max(0.0, deadline - time.monotonic())) and is_sink_attempt_ended(
-                self._files
-            ):
+            if not end_child(process, max(0.0, deadline - time.monotonic())) and is_sink_attempt_ended(self._files):
                 log.warning("%s did not take the end of the run in time", name)

@@ -97,9 +97,7 @@ class SinkStepMeans:
             entry = self._steps.pop(step)
             self._over = step
             if entry.sums:
-                yield MeansSinkPoint(
-                    step, entry.time, {name: total / n for name, (total, n) in entry.sums.items()}
-                )
+                yield MeansSinkPoint(step, entry.time, {name: total / n for name, (total, n) in entry.sums.items()})
 
 
 def plain_sink_metric_name(name: str) -> str:

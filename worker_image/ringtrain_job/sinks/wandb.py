@@ -57,7 +57,5 @@ class WandbSink(MeansSink):
         """Write the steps that are left, and how the attempt ended, and close the file."""
         self._points.extend(self._means.rest())
         self.flush({})
-        self._run.summary.update(
-            {"ringtrain.outcome": outcome, **({"ringtrain.failure": failure} if failure else {})}
-        )
+        self._run.summary.update({"ringtrain.outcome": outcome, **({"ringtrain.failure": failure} if failure else {})})
         self._run.finish(exit_code=0 if outcome == "Succeeded" else 1)

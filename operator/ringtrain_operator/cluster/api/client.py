@@ -59,9 +59,7 @@ class ApiClient:
         """All objects (of all namespaces, if None) that match the selectors `labels` and `fields`."""
         query = {"fieldSelector": fields} if fields else {}
         query |= {"labelSelector": labels} if labels else {}
-        found: list[Json] = (await self._transport.send(ApiRequest("GET", resource.path(namespace), query)))[
-            "items"
-        ]
+        found: list[Json] = (await self._transport.send(ApiRequest("GET", resource.path(namespace), query)))["items"]
         return found
 
     async def listing(
@@ -152,9 +150,7 @@ class ApiClient:
             options["preconditions"] = {"uid": uid}
         if grace_period_s is not None:
             options["gracePeriodSeconds"] = grace_period_s
-        await self._transport.send(
-            ApiRequest("DELETE", resource.path(namespace, name), body=options), want_body=False
-        )
+        await self._transport.send(ApiRequest("DELETE", resource.path(namespace, name), body=options), want_body=False)
 
     async def watch(
         self, resource: ApiResource, namespace: str | None = None, *, labels: str = "", since: str | None = None

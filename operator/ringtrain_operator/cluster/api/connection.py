@@ -46,9 +46,7 @@ class ApiConnection:
             tls = _tls_trusting(str(folder / "ca.crt"))
             namespace = (folder / "namespace").read_text().strip()
         except OSError as exc:
-            raise ApiError(
-                f"no usable ServiceAccount in {folder}: {exc}; is automountServiceAccountToken on?"
-            ) from exc
+            raise ApiError(f"no usable ServiceAccount in {folder}: {exc}; is automountServiceAccountToken on?") from exc
         bracketed = f"[{host}]" if ":" in host else host
         return cls(f"https://{bracketed}:{port}", namespace, tls, _ApiTokenFile(folder / "token"))
 

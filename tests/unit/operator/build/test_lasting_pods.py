@@ -96,9 +96,7 @@ def test_a_data_worker_is_told_nothing_of_an_attempt() -> None:
 
 def test_an_own_template_takes_from_the_worker_what_it_leaves_out() -> None:
     """Image and pull secrets, but not where the worker runs and what it mounts."""
-    template = {
-        "spec": {"containers": [{"resources": {"requests": {"cpu": "8"}}}], "tolerations": [{"key": "cpu"}]}
-    }
+    template = {"spec": {"containers": [{"resources": {"requests": {"cpu": "8"}}}], "tolerations": [{"key": "cpu"}]}}
     pod = build_data_worker_pod(parsed(dataWorkers={"template": template}), 0)
     assert (main(pod)["name"], main(pod)["image"]) == ("data", "train:1")
     assert main(pod)["resources"] == {"requests": {"cpu": "8"}}

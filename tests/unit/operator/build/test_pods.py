@@ -100,9 +100,7 @@ def test_nodes_are_avoided_beside_the_templates_affinity() -> None:
     """A wish among the user's own; the template is not changed."""
     theirs = {"weight": 1, "preference": {"matchExpressions": [{"key": "disk", "operator": "Exists"}]}}
     wishes = {"preferredDuringSchedulingIgnoredDuringExecution": [theirs]}
-    given_job = parsed(
-        pod={"affinity": {"nodeAffinity": wishes, "podAntiAffinity": {}}}, elastic={"maxReplicas": 4}
-    )
+    given_job = parsed(pod={"affinity": {"nodeAffinity": wishes, "podAntiAffinity": {}}}, elastic={"maxReplicas": 4})
     pod = build_worker_pod(given_job, 1, 0, incarnation=PodIncarnation(3, ("bad", "worse")))
     assert pod["metadata"]["labels"][contract.LABEL_INCARNATION] == "3"
     found = pod["spec"]["affinity"]
@@ -383,9 +381,7 @@ def test_the_launcher_of_an_mpi_job_runs_the_program() -> None:
 
 def test_the_users_environment_comes_after_ours() -> None:
     """So that it can refer to it."""
-    variables = main(build_worker_pod(parsed({"env": [{"name": "X", "value": "$(RINGTRAIN_ATTEMPT)"}]}), 1, 0))[
-        "env"
-    ]
+    variables = main(build_worker_pod(parsed({"env": [{"name": "X", "value": "$(RINGTRAIN_ATTEMPT)"}]}), 1, 0))["env"]
     names = [variable["name"] for variable in variables]
     assert names.index("RINGTRAIN_ATTEMPT") < names.index("X")
     assert len(names) == len(set(names))

@@ -183,9 +183,7 @@ WORDS = (
 
 
 @FEW
-@given(
-    content=st.lists(st.sampled_from(WORDS), max_size=30).map("".join).map(str.encode) | st.binary(max_size=200)
-)
+@given(content=st.lists(st.sampled_from(WORDS), max_size=30).map("".join).map(str.encode) | st.binary(max_size=200))
 def test_text_that_is_hardly_yaml(content: bytes, folder: Path) -> None:
     """Words of YAML in any order, and any bytes."""
     path = folder / "job.yaml"

@@ -99,9 +99,7 @@ def test_an_installations_settings_are_rendered(
         command.append(f"--installation={tmp_path / 'operator.yaml'}")
     result = CliRunner().invoke(main, command)
     assert result.exit_code == 0, result.output
-    launcher = next(
-        obj for obj in yaml.safe_load_all(result.stdout) if obj["metadata"]["name"] == "digits-launcher"
-    )
+    launcher = next(obj for obj in yaml.safe_load_all(result.stdout) if obj["metadata"]["name"] == "digits-launcher")
     first = (launcher["spec"].get("initContainers") or [{}])[0]
     assert first.get("image") == image
     assert (first.get("resources") or {"requests": {"cpu": None}})["requests"]["cpu"] == cpu
@@ -232,9 +230,7 @@ def test_what_can_be_converted_is() -> None:
             id="another-namespace",
         ),
         pytest.param({"name": "coed"}, "ConfigMap code is not in this file; did you mean coed?", id="misspelt"),
-        pytest.param(
-            {"name": "code", "key": "trian.py"}, "has no key train.py; it has trian.py", id="no-such-key"
-        ),
+        pytest.param({"name": "code", "key": "trian.py"}, "has no key train.py; it has trian.py", id="no-such-key"),
     ],
 )
 @pytest.mark.parametrize("way", ["volume", "variable"])
@@ -251,9 +247,7 @@ def test_objects_of_a_file_are_held_against_each_other(beside: dict[str, str], s
     made["metadata"]["namespace"] = "default"
     pod = made["spec"]["worker"]["template"]["spec"]
     if way == "volume":
-        pod["volumes"] = [
-            {"name": "c", "configMap": {"name": "code", "items": [{"key": "train.py", "path": "t"}]}}
-        ]
+        pod["volumes"] = [{"name": "c", "configMap": {"name": "code", "items": [{"key": "train.py", "path": "t"}]}}]
     else:
         reference = {"configMapKeyRef": {"name": "code", "key": "train.py"}}
         pod["containers"][0]["env"] = [{"name": "A", "valueFrom": reference}]

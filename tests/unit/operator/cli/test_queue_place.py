@@ -32,9 +32,7 @@ def asked(job: Json, names: list[str], version: str = "v1beta2", status: int = 2
     async def answer(request: web.Request) -> web.Response:
         requests.append(str(request.rel_url))
         if request.path != QUEUE.format(version=version) or status != 200:
-            return web.json_response(
-                {"kind": "Status", "code": 404, "reason": "NotFound"}, status=max(status, 404)
-            )
+            return web.json_response({"kind": "Status", "code": 404, "reason": "NotFound"}, status=max(status, 404))
         begin, limit = int(request.query["offset"]), int(request.query["limit"])
         items = [
             {"metadata": {"name": name}, "positionInLocalQueue": n, "positionInClusterQueue": 2 * n}

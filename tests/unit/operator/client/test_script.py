@@ -186,9 +186,7 @@ def test_a_function_without_source() -> None:
         function_script(names["typed"], [], {})
 
 
-@pytest.mark.parametrize(
-    "value", [object(), (1, 2), {1: 2}, math.nan], ids=["object", "tuple", "number-key", "nan"]
-)
+@pytest.mark.parametrize("value", [object(), (1, 2), {1: 2}, math.nan], ids=["object", "tuple", "number-key", "nan"])
 def test_arguments_are_json(value: object) -> None:
     """A value that would arrive as another one is refused."""
     with pytest.raises(ScriptUnusable, match="args"):

@@ -34,9 +34,7 @@ def depth(value: Any) -> int:
 )
 def test_what_is_too_deep_becomes_null(deep: str) -> None:
     """What stands beside it is whole."""
-    found = decode_api_answer(
-        f'{{"items":[{{"name":"a"}},{{"spec":{deep}}},{{"name":"b","spec":{deep}}}]}}'.encode()
-    )
+    found = decode_api_answer(f'{{"items":[{{"name":"a"}},{{"spec":{deep}}},{{"name":"b","spec":{deep}}}]}}'.encode())
     assert found["items"][0] == {"name": "a"}
     assert found["items"][2]["name"] == "b"
     assert depth(found) == DEPTH_MAX

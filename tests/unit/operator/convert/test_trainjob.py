@@ -137,9 +137,7 @@ def test_what_the_job_patches_of_its_runtime() -> None:
     }
     assert {"name": "data", "mountPath": "/data"} in spec["containers"][0]["volumeMounts"]
     assert template["metadata"]["labels"]["more"] == "yes"
-    assert any(
-        "runtimePatches[0] is left out: the runtime has no replicated job 'none'" in n for n in converted.notes
-    )
+    assert any("runtimePatches[0] is left out: the runtime has no replicated job 'none'" in n for n in converted.notes)
     assert runtime == before
 
 

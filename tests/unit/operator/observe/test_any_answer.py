@@ -55,11 +55,7 @@ def test_a_failure_whatever_it_says(failure: object, raw: str | None) -> None:
 
 
 @UNLIMITED
-@given(
-    more=st.dictionaries(
-        st.sampled_from(["progress", "lastProgressTime", "workers", "ranks", "logs"]), JSON_VALUES
-    )
-)
+@given(more=st.dictionaries(st.sampled_from(["progress", "lastProgressTime", "workers", "ranks", "logs"]), JSON_VALUES))
 @example(more={"lastProgressTime": 10**400})
 @example(more={"lastProgressTime": 1e300})
 @example(more={"progress": {"step": 1, "loss": 10**400, "samplesPerSecond": float("inf")}})

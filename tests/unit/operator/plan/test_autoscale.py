@@ -149,9 +149,7 @@ def test_new_bounds_are_followed_at_once() -> None:
     assert next_scale(Autoscale(max_replicas=5), scale, MeasuredDataWorkers(0.9, True, 2), START).replicas == 5
     low = DataScale(replicas=1, asked=1, workers=2)
     assert (
-        next_scale(
-            Autoscale(min_replicas=3, max_replicas=5), low, MeasuredDataWorkers(None, True, 2), START
-        ).replicas
+        next_scale(Autoscale(min_replicas=3, max_replicas=5), low, MeasuredDataWorkers(None, True, 2), START).replicas
         == 3
     )
 

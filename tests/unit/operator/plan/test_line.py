@@ -10,18 +10,14 @@ from ringtrain_operator.placement.line import ROOM, PlacementContender, lacking_
 GPU = "nvidia.com/gpu"
 # Messages as kube-scheduler writes them, of several versions.
 NOT_HELPFUL = "preemption: 0/3 nodes are available: 3 Preemption is not helpful for scheduling."
-NO_VICTIMS = (
-    "preemption: 0/3 nodes are available: 1 Preemption is not helpful for scheduling, 2 No preemption victims"
-)
+NO_VICTIMS = "preemption: 0/3 nodes are available: 1 Preemption is not helpful for scheduling, 2 No preemption victims"
 
 
 @pytest.mark.parametrize(
     ("words", "lacks"),
     [
         pytest.param(f"0/3 nodes are available: 3 Insufficient {GPU}.", {GPU}, id="devices"),
-        pytest.param(
-            "0/3 nodes are available: 1 Insufficient cpu, 2 Insufficient memory.", {ROOM}, id="processors"
-        ),
+        pytest.param("0/3 nodes are available: 1 Insufficient cpu, 2 Insufficient memory.", {ROOM}, id="processors"),
         pytest.param(
             f"0/3 nodes are available: 1 node(s) had untolerated taint(s), 2 Insufficient {GPU}. {NO_VICTIMS}",
             {GPU},

@@ -106,9 +106,7 @@ def test_a_launcher_is_told_of_its_pods() -> None:
     texts = {event["kind"]: event["text"] for event in said["events"]}
     assert texts["Waiting"] == "digits-worker-0 on node-of-digits-worker-0: ImagePullBackOff"
     assert texts["Evicted"] == "digits-worker-1 on node-of-digits-worker-1: EvictionByEvictionAPI"
-    assert said["imageID"].startswith(
-        "not the same in all workers: train@sha256:aa (digits-worker-0), train@sha256:bb"
-    )
+    assert said["imageID"].startswith("not the same in all workers: train@sha256:aa (digits-worker-0), train@sha256:bb")
 
 
 def test_replacements_are_told_one_by_one() -> None:

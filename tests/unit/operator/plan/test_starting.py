@@ -385,9 +385,7 @@ def test_a_side_container_that_fails_while_training_goes_on() -> None:
     assert [event.type for event in w.events if event.reason == "SideContainerFailed"] == ["Warning"]
     causes = "\n".join(explain_job(w.job, list(w.pods.values()), []))
     assert f"SideContainerFailed: {text}" in causes
-    assert "digits-worker-1: side container proxy exited with 1" in causes.replace(
-        " on node-of-digits-worker-1", ""
-    )
+    assert "digits-worker-1: side container proxy exited with 1" in causes.replace(" on node-of-digits-worker-1", "")
 
 
 def test_a_secret_that_is_there_already_is_not_trusted() -> None:

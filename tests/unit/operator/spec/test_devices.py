@@ -30,9 +30,7 @@ def with_devices(limits: dict[str, Any], requests: dict[str, Any] | None = None,
         pytest.param(with_devices({"nvidia.com/gpu": 4}, slotsPerWorker=2), 2, id="slots-win"),
         pytest.param(with_devices({"nvidia.com/gpu": 4}, devices={"nvidia.com/gpu": 4}), 4, id="both"),
         pytest.param(with_devices({"rdma/hca": 1}, devices={"nvidia.com/gpu": 4}), 4, id="devices-win"),
-        pytest.param(
-            with_devices({"rdma/hca": 1, "nvidia.com/gpu": 4}, slotsPerWorker=4), 4, id="several-and-slots"
-        ),
+        pytest.param(with_devices({"rdma/hca": 1, "nvidia.com/gpu": 4}, slotsPerWorker=4), 4, id="several-and-slots"),
     ],
 )
 def test_ranks_of_a_pod(made: dict[str, Any], ranks: int) -> None:

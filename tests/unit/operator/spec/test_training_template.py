@@ -100,9 +100,7 @@ CLAIM = {"name": "data", "persistentVolumeClaim": {"claimName": "mine"}}
             id="another-list-is-replaced",
         ),
         pytest.param(pod(volumes=[DATA]), pod(volumes="none"), pod(volumes="none"), id="of-a-wrong-shape"),
-        pytest.param(
-            {"nonsense": 1}, {"other": {"a": 1}}, {"nonsense": 1, "other": {"a": 1}}, id="unknown-fields"
-        ),
+        pytest.param({"nonsense": 1}, {"other": {"a": 1}}, {"nonsense": 1, "other": {"a": 1}}, id="unknown-fields"),
     ],
 )
 def test_a_job_laid_over_a_template(template: Json, job: Json, made: Json | None) -> None:
@@ -154,9 +152,7 @@ def test_the_template_that_a_job_keeps() -> None:
         pytest.param({"job": "x"}, "spec.job", id="no-mapping"),
         pytest.param({"job": {}, "image": "x"}, "spec.image", id="unknown-field"),
         pytest.param({"job": {"worker": {"replicas": 2}}}, "spec.job.worker.replicas", id="the-jobs-own"),
-        pytest.param(
-            {"job": {"templateRef": {"name": "t"}}}, "spec.job.templateRef", id="a-template-of-a-template"
-        ),
+        pytest.param({"job": {"templateRef": {"name": "t"}}}, "spec.job.templateRef", id="a-template-of-a-template"),
         pytest.param({"job": {"launcher": {"x": "x" * MAX_BYTES}}}, "spec.job", id="large"),
     ],
 )

@@ -28,9 +28,7 @@ TEXTS = [
     "/",
 ]
 VALUES = st.sampled_from(WORDS + TEXTS) | st.text(st.characters(exclude_characters="\0"), max_size=40)
-OURS = sorted(
-    value for name, value in vars(contract).items() if name.startswith("ENV_") and isinstance(value, str)
-)
+OURS = sorted(value for name, value in vars(contract).items() if name.startswith("ENV_") and isinstance(value, str))
 GOOD = of_agent()
 LONGEST_MESSAGE = 2000
 

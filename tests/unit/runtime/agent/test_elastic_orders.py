@@ -47,12 +47,8 @@ INSIDE = OwnSlot(3, life=2, running=True, formation=4)
         ),
         pytest.param(URGENT, replace(INSIDE, told=(5, True)), None, id="urgent-told"),
         pytest.param(PREPARE, replace(PARKED, slot=7), None, id="leaves-when-the-next-is-made"),
-        pytest.param(
-            PREPARE, replace(PARKED, slot=7, formation=0), ElasticSlotAction.LEAVE, id="newcomer-not-wanted"
-        ),
-        pytest.param(
-            PREPARE, replace(INSIDE, slot=7), ElasticSlotAction.CHANGE, id="in-the-former-and-not-wanted"
-        ),
+        pytest.param(PREPARE, replace(PARKED, slot=7, formation=0), ElasticSlotAction.LEAVE, id="newcomer-not-wanted"),
+        pytest.param(PREPARE, replace(INSIDE, slot=7), ElasticSlotAction.CHANGE, id="in-the-former-and-not-wanted"),
         pytest.param(PREPARE, replace(PARKED, slot=7, left_since=100), None, id="told-to-leave"),
         pytest.param(FORM, PARKED, ElasticSlotAction.WORLD, id="form-member"),
         pytest.param(FORM, replace(PARKED, parked=False, formation=5), None, id="form-in-it"),

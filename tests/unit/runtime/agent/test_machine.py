@@ -63,9 +63,7 @@ def memory(root: Path, version: str) -> MemoryCgroup:
 
 
 @pytest.mark.parametrize("version", FILES)
-def test_memory_is_that_of_the_tightest_group(
-    version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_is_that_of_the_tightest_group(version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In both versions of cgroups, without the cache that the kernel gives back first."""
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=64 * GIB))
     found = memory(tmp_path, version)

@@ -120,9 +120,7 @@ def test_parts_of_a_step_are_in_the_next_report_that_is_written(pipe: int) -> No
     assert json.loads(os.read(pipe, 1 << 16))["inputWait"] > before["inputWait"] > 0.0
 
 
-@pytest.mark.parametrize(
-    ("loss", "word"), [(float("nan"), "NaN"), (float("-inf"), "-Infinity"), (10**400, "Infinity")]
-)
+@pytest.mark.parametrize(("loss", "word"), [(float("nan"), "NaN"), (float("-inf"), "-Infinity"), (10**400, "Infinity")])
 def test_a_loss_that_is_not_finite(pipe: int, loss: float, word: str) -> None:
     """It is told what it is."""
     report(3, loss=loss)

@@ -117,9 +117,7 @@ def test_there_may_be_none(uri: str) -> None:
     [*(("file", damage) for damage in ("altered", "missing", "cut", "manifest")), ("s3", "missing")],
     indirect=["uri"],
 )
-def test_a_damaged_checkpoint_is_told_from_a_whole_one(
-    uri: str, damage: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_damaged_checkpoint_is_told_from_a_whole_one(uri: str, damage: str, caplog: pytest.LogCaptureFixture) -> None:
     """All ranks turn to the one before it, and the log names the object."""
     _save(uri, 2, [1, 2])
     part = "manifest.json" if damage == "manifest" else "rank-00001-0000.safetensors"
@@ -209,9 +207,7 @@ def test_parts_that_ranks_took_with_different_arguments_are_refused(tmp_path: Pa
         _ranks(f"file://{tmp_path}", 2, work)
 
 
-def test_an_attempt_does_not_touch_what_the_next_one_wrote(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_attempt_does_not_touch_what_the_next_one_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A gang that was cut off saves on, in a folder of its own; readers take the newest attempt's."""
     job = f"file://{tmp_path}/digits-1"
     monkeypatch.setenv("RINGTRAIN_CHECKPOINT_URI", job)

@@ -216,9 +216,7 @@ def test_if_all_are_damaged_the_job_does_not_start_over_in_silence(tmp_path: Pat
     for step in (1, 2):
         (tmp_path / f"ckpt-000000000{step}.npz").write_bytes(b"half")
     for _ in range(2):
-        with pytest.raises(
-            CheckpointError, match=r"every checkpoint in .* is damaged: .*02\.npz.*01\.npz.*start over"
-        ):
+        with pytest.raises(CheckpointError, match=r"every checkpoint in .* is damaged: .*02\.npz.*01\.npz.*start over"):
             _alone(tmp_path).latest()
 
 
@@ -319,9 +317,7 @@ def test_all_ranks_learn_that_no_checkpoint_can_be_read(tmp_path: Path) -> None:
 def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     """The error names the file and the way out."""
     (tmp_path / "file").touch()
-    with pytest.raises(
-        CheckpointError, match=r"checkpoint .*ckpt-0000000001.npz cannot be written: .*; check the"
-    ):
+    with pytest.raises(CheckpointError, match=r"checkpoint .*ckpt-0000000001.npz cannot be written: .*; check the"):
         _alone(tmp_path / "file" / "below").save(1, {})
 
 
@@ -346,9 +342,7 @@ def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         "float8",
     ],
 )
-def test_what_cannot_be_read_back_safely_is_not_written(
-    tmp_path: Path, state: dict[str, Any], message: str
-) -> None:
+def test_what_cannot_be_read_back_safely_is_not_written(tmp_path: Path, state: dict[str, Any], message: str) -> None:
     """The error names the place in the state; no file is left."""
     with pytest.raises(ConfigurationError) as error:
         _alone(tmp_path).save(1, state)
@@ -370,9 +364,7 @@ def test_keeping_none_and_negative_steps_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="keep is 0; expected at least 1"):
         _alone(tmp_path, keep=0)
     for step in (-1, 1.5, True, "3", None):
-        with pytest.raises(
-            ConfigurationError, match=f"step is {step!r} .*; expected a whole number of at least 0"
-        ):
+        with pytest.raises(ConfigurationError, match=f"step is {step!r} .*; expected a whole number of at least 0"):
             _alone(tmp_path).save(step, {})
     assert _names(tmp_path) == []
 
@@ -385,9 +377,7 @@ def _writes_until_told(folder: str, ready: Any, told: Any) -> None:
     del checkpoints  # until now it has the folder
 
 
-def test_who_comes_second_into_a_folder_is_told_who_has_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_comes_second_into_a_folder_is_told_who_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing of the first one's is touched, and when it has ended the folder is free."""
     monkeypatch.setattr(owner, "_WAITS_S", 0.2)
     context = multiprocessing.get_context("fork")

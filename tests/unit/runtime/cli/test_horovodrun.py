@@ -75,8 +75,7 @@ def test_options_without_meaning_are_explained() -> None:
     values = HorovodrunValues({"gloo": True, "mpi_args": "-x A", "autotune": False, "ssh_port": 2222, "mpi": None})
     assert [line.split()[0] for line in values.notes] == ["--gloo", "--mpi-args", "--autotune"]
     assert (
-        values.notes[0]
-        == "--gloo has no meaning here and is accepted: ranks meet through the launcher, without Gloo"
+        values.notes[0] == "--gloo has no meaning here and is accepted: ranks meet through the launcher, without Gloo"
     )
 
 
@@ -91,9 +90,7 @@ def test_options_become_variables() -> None:
     }
     off = HorovodrunValues({"no_stall_check": True, "stall_check_shutdown_time_seconds": 20.0})
     assert off.variables == {contract.ENV_STALL_TIMEOUT: "1000000", contract.ENV_STALL_WARNING: "1000000"}
-    assert HorovodrunValues({"stall_check_warning_time_seconds": 5.0}).variables == {
-        contract.ENV_STALL_WARNING: "5"
-    }
+    assert HorovodrunValues({"stall_check_warning_time_seconds": 5.0}).variables == {contract.ENV_STALL_WARNING: "5"}
     values = HorovodrunValues({"stall_check_shutdown_time_seconds": 90.0, "network_interfaces": "eth0, lo"})
     assert values.variables == {contract.ENV_STALL_TIMEOUT: "90"}
     assert values.ssh.interfaces == ("eth0", "lo")

@@ -22,9 +22,7 @@ def test_a_launcher_is_refused(command: list[str], named: str, tmp_path: Path) -
     assert not logs.exists()
 
 
-@pytest.mark.parametrize(
-    ("ranks", "command"), [(1, ["torchrun", "train.py"]), *((2, command) for command in OTHERS)]
-)
+@pytest.mark.parametrize(("ranks", "command"), [(1, ["torchrun", "train.py"]), *((2, command) for command in OTHERS)])
 def test_what_makes_one_world(ranks: int, command: list[str]) -> None:
     """One rank is the whole world; launchers that are told of each other make one."""
     try:

@@ -237,8 +237,7 @@ def test_fixed_hosts_of_an_elastic_run() -> None:
     made = world.reach(HorovodrunValues({"blacklist_cooldown_range": (5.0, 50.0)}), [Host("a", 2), Host("b", 2)])
     assert made.hosts.cooldown == HostCoolDown(1, 5, 50)
     assert (
-        run_discovery_script(made.variables["RINGTRAIN_HOST_DISCOVERY_SCRIPT"], 30, threading.Event())
-        == "a:2\nb:2\n"
+        run_discovery_script(made.variables["RINGTRAIN_HOST_DISCOVERY_SCRIPT"], 30, threading.Event()) == "a:2\nb:2\n"
     )
     assert world.reach(HorovodrunValues(), [Host("localhost", 3)]).hosts is None
     with pytest.raises(click.UsageError, match="a have 2 slots for -np 3 ranks"):

@@ -57,9 +57,7 @@ def ssh_that(script: str, directory: Path, monkeypatch: pytest.MonkeyPatch) -> N
     ],
     ids=["no-python", "no-ringtrain", "another-version", "says-nothing", "unknown", "refused"],
 )
-def test_a_host_that_cannot_be_had(
-    script: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_host_that_cannot_be_had(script: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error names the host and what was said; nothing of ssh is left."""
     ssh_that(script, tmp_path, monkeypatch)
     deadlines = HostDeadlines(1.0 if "banner" in script else DEADLINE_S, 8, 0)

@@ -43,9 +43,7 @@ def test_parts_of_a_step(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    "content", ["", "import numpy", "{}", "[1]", '[{"ph": "X"}]', '[{"ph": "X", "pid": "a"}]']
-)
+@pytest.mark.parametrize("content", ["", "import numpy", "{}", "[1]", '[{"ph": "X"}]', '[{"ph": "X", "pid": "a"}]'])
 def test_another_file(tmp_path: Path, content: str) -> None:
     """It is named, and no traceback comes."""
     (tmp_path / "file").write_text(content)

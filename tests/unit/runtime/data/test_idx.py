@@ -103,9 +103,7 @@ def test_a_small_file_that_unpacks_to_much(tmp_path: Path) -> None:
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     """The error lists the names that would do."""
-    with pytest.raises(
-        DataError, match=r"none of train-images-idx3-ubyte, train-images-idx3-ubyte.gz, .* is there"
-    ):
+    with pytest.raises(DataError, match=r"none of train-images-idx3-ubyte, train-images-idx3-ubyte.gz, .* is there"):
         read_mnist(tmp_path)
 
 

@@ -165,9 +165,7 @@ def test_by_default_a_loop_needs_no_weight(world: tuple[int, int, int, int, bool
         ),
     ],
 )
-def test_what_makes_no_sense_is_refused(
-    arguments: dict[str, object], error: type[Exception], message: str
-) -> None:
+def test_what_makes_no_sense_is_refused(arguments: dict[str, object], error: type[Exception], message: str) -> None:
     """The error names the argument, its value and what was expected."""
     defaults: dict[str, object] = {"samples": 1000, "batch_size": 32, "rank": 0, "size": 4}
     with pytest.raises(error) as caught:

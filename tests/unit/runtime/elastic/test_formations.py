@@ -48,9 +48,7 @@ def said(*committed: int) -> list[ElasticStateSummary]:
     ],
     ids=["all-alike", "one-behind", "newcomer-first", "nobody-survived", "only-one-survived", "nothing-committed"],
 )
-def test_the_agreed_step(
-    commits: tuple[int, ...], ranks: tuple[int | None, ...], expected: tuple[Any, ...]
-) -> None:
+def test_the_agreed_step(commits: tuple[int, ...], ranks: tuple[int | None, ...], expected: tuple[Any, ...]) -> None:
     """The least step of any survivor, from the lowest rank that has it."""
     agreed = conclude_common_step(said(*commits), FormerFormation(1, ranks))
     assert (agreed.committed, agreed.donor, agreed.transfers) == expected

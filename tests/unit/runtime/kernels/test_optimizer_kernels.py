@@ -75,9 +75,7 @@ def test_sgd_has_the_bits_of_numpy(native: NativeOptimizerKernels, terms: SgdTer
     [ADAM, replace(ADAM, coupled_decay=0.01), replace(ADAM, decoupled_decay=0.01)],
     ids=["no-decay", "coupled-decay", "decoupled-decay"],
 )
-def test_adam_has_the_bits_of_numpy(
-    native: NativeOptimizerKernels, rule: str, terms: AdamTerms, dtype: Any
-) -> None:
+def test_adam_has_the_bits_of_numpy(native: NativeOptimizerKernels, rule: str, terms: AdamTerms, dtype: Any) -> None:
     """The update in place, and the direction that LAMB scales afterwards."""
     assert_same_bits(after(native, rule, terms, dtype), after(NumpyOptimizerKernels(), rule, terms, dtype))
 

@@ -89,9 +89,7 @@ def test_a_report_or_none(line: bytes) -> None:
 
 
 @UNLIMITED
-@given(
-    pieces=st.lists(st.binary(max_size=40) | st.sampled_from([b"\r", b"\n", b"\r\n", b"x" * 70_000]), max_size=20)
-)
+@given(pieces=st.lists(st.binary(max_size=40) | st.sampled_from([b"\r", b"\n", b"\r\n", b"x" * 70_000]), max_size=20))
 def test_the_bytes_of_a_log_are_kept(pieces: Sequence[bytes]) -> None:
     """However a rank's output is cut, the records in the spool joined are what it wrote."""
     splitter, spool = LogRecordSplitter(), AgentLogSpool()
@@ -109,9 +107,7 @@ def test_the_end_of_a_log_travels(lines: list[str], end: bytes) -> None:
     """A failed rank's last lines and its failure reach the launcher and back, whatever they hold."""
     tail = (*last_record_lines(end), *lines)
     state = RankState(1, RankPhase.FAILED, 3, log_tail=tail, message="".join(lines))
-    there = from_message(
-        RankState, pb.RankState.FromString(pb.RankState(**message_fields(state)).SerializeToString())
-    )
+    there = from_message(RankState, pb.RankState.FromString(pb.RankState(**message_fields(state)).SerializeToString()))
     assert (there.rank, there.exit_code, len(there.log_tail)) == (1, 3, len(tail))
     lost_peer(tail, 0)
     failure = Failure(Reason.RANK_FAILED, "".join(lines), 1, log_tail=tail)
@@ -189,9 +185,7 @@ def _send(service: LauncherCoordinatorService, rank: int, reports: bytes, log: b
 def _everything_is_shown(snapshot: LauncherStatusSnapshot, console: LauncherConsole) -> None:
     say_total(snapshot, console)
     console.close(10.0)
-    with closing(
-        StatusServer(0, snapshot.status, snapshot.brief_status, lambda: True, everywhere=False)
-    ) as server:
+    with closing(StatusServer(0, snapshot.status, snapshot.brief_status, lambda: True, everywhere=False)) as server:
         status = json.loads(_get(server.port, "/status"), parse_constant=pytest.fail)
         assert list(text_string_to_metric_families(_get(server.port, "/metrics")))
     assert status["progress"]["step"] >= 2

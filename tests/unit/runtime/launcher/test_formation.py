@@ -104,9 +104,7 @@ def test_a_leaving_pod_costs_no_loss(world: World) -> None:
 
 
 @pytest.mark.parametrize("leavers", [(1,), (0, 1), (1, 2), (0, 2), (0, 1, 2)], ids=str)
-def test_no_member_that_leaves_is_sent_away_before_the_next_formation(
-    world: World, leavers: tuple[int, ...]
-) -> None:
+def test_no_member_that_leaves_is_sent_away_before_the_next_formation(world: World, leavers: tuple[int, ...]) -> None:
     """What it holds may be needed, so its process lives until the others have met without it; somebody stays."""
     world.until(lambda: _all_committed(world, 5))
     before = {process.slot: world.process(process.slot) for process in world.state.members}
@@ -272,9 +270,7 @@ def test_ranks_that_all_fail_end_the_attempt(way: FormationRules) -> None:
 def test_ranks_that_disagree_after_a_loss_begin_anew(world: World) -> None:
     """One had begun to take the state of those that were lost, the other begins: the next formation may help."""
     for slot in range(6):
-        world.kill(
-            slot, code=1, tail=("ringtrain.errors.MismatchError: collective #2: rank 0 called elastic state",)
-        )
+        world.kill(slot, code=1, tail=("ringtrain.errors.MismatchError: collective #2: rank 0 called elastic state",))
     world.until(lambda: world.state.number == 2 and met(world))
     assert world.end is None
 
@@ -322,9 +318,7 @@ def test_a_training_that_began_anew_makes_progress_below_the_step_that_it_had_re
         world.until(lambda committed=committed: world.view().progressed == committed)  # type: ignore[misc]
         world.step()
         for slot in range(6):
-            world.kill(
-                slot, code=1, tail=("ringtrain.errors.StateLost: ranks [1, 2] of the former world are lost",)
-            )
+            world.kill(slot, code=1, tail=("ringtrain.errors.StateLost: ranks [1, 2] of the former world are lost",))
         world.step()
         world.until(lambda: met(world))
     assert world.end is None

@@ -284,9 +284,7 @@ def test_a_client_that_takes_its_time_gets_all(monkeypatch: pytest.MonkeyPatch) 
 
 def _put(server: StatusServer, body: object, token: str = "t", path: str = "/pods") -> tuple[int, str]:
     data, headers = json.dumps(body).encode(), {"Authorization": f"Bearer {token}"}
-    asked = urllib.request.Request(
-        f"http://127.0.0.1:{server.port}{path}", data=data, headers=headers, method="PUT"
-    )
+    asked = urllib.request.Request(f"http://127.0.0.1:{server.port}{path}", data=data, headers=headers, method="PUT")
     try:
         with urllib.request.urlopen(asked, timeout=60) as answer:
             return answer.status, answer.read().decode()

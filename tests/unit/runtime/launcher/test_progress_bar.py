@@ -7,9 +7,7 @@ import pytest
 from ringtrain_job.launcher.console import ConsoleProgressBar
 from ringtrain_job.launcher.throughput import Progress, Speed
 
-PROGRESS = Progress(
-    step=40, total_steps=300, epoch=None, samples_per_s=5120.3, unit="images", loss=0.41234, metrics={}
-)
+PROGRESS = Progress(step=40, total_steps=300, epoch=None, samples_per_s=5120.3, unit="images", loss=0.41234, metrics={})
 BAR = ConsoleProgressBar(PROGRESS, Speed(5120.3, 31.2, 12.4), 200.0)
 
 
@@ -38,9 +36,9 @@ def test_what_has_no_room_is_left_out(columns: int, line: str) -> None:
 def test_no_step_is_forestalled() -> None:
     """Percents are rounded down: 100 is said when no step is left."""
     almost = replace(PROGRESS, step=2999, total_steps=3000)
-    assert "  99 %  [#######################################-]  0 s left" in ConsoleProgressBar(
-        almost, None, 0.1
-    ).line(200)
+    assert "  99 %  [#######################################-]  0 s left" in ConsoleProgressBar(almost, None, 0.1).line(
+        200
+    )
     done = replace(PROGRESS, step=3000, total_steps=3000)
     assert f"Step 3000/3000  100 %  [{'#' * 40}]  ending  loss" in ConsoleProgressBar(done, None, 0.0).line(200)
 

@@ -273,9 +273,7 @@ def test_a_stranger_hears_why(job: Served) -> None:
     assert "token is missing or wrong" in refused.value.details()
 
 
-def test_calls_under_way_while_the_server_closes_are_no_errors(
-    job: Served, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_calls_under_way_while_the_server_closes_are_no_errors(job: Served, caplog: pytest.LogCaptureFixture) -> None:
     """An agent calls to the end, and the job's log would show a traceback."""
     for _ in range(20):
         with dialled(job, 4) as (server, stub):

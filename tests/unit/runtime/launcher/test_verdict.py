@@ -40,9 +40,7 @@ class Ended:
 
 def lost(rank: int, at: float, peer: int, **more: int) -> Ended:
     """A rank that raised PeerLost for `peer`."""
-    return Ended(
-        rank, at, says=f"ringtrain.errors.PeerLost: rank {rank}: rank {peer} closed its connection", **more
-    )
+    return Ended(rank, at, says=f"ringtrain.errors.PeerLost: rank {rank}: rank {peer} closed its connection", **more)
 
 
 def gang(*ended: Ended, size: int = 4, silent: dict[int, float] | None = None) -> GangView:

@@ -121,10 +121,7 @@ def test_a_bar_without_an_end() -> None:
 
 def test_keras() -> None:
     """With colours and backspaces, without the bar, twice in a program; evaluation is no training."""
-    bar = (
-        "\x1b[1m{}/4\x1b[0m \x1b[32m━━━━━\x1b[0m\x1b[37m━━\x1b[0m \x1b[1m5s\x1b[0m 12ms/step - loss: {}"
-        + "\x08" * 60
-    )
+    bar = "\x1b[1m{}/4\x1b[0m \x1b[32m━━━━━\x1b[0m\x1b[37m━━\x1b[0m \x1b[1m5s\x1b[0m 12ms/step - loss: {}" + "\x08" * 60
     found = Reader().read(
         "4/4 ━━━━ 0s 9ms/step",
         "Epoch 1/2",
@@ -270,9 +267,7 @@ def test_rules(rule: str) -> None:
 def test_whose_reports_count() -> None:
     """Those that ranks make; before them those that were read, of the lowest rank and its newest series."""
     voice = PrintedReportsChoice()
-    heard = [
-        voice.hear(rank, {"printed": series}) for rank, series in ((2, 1), (2, 1), (3, 1), (0, 1), (2, 2), (0, 2))
-    ]
+    heard = [voice.hear(rank, {"printed": series}) for rank, series in ((2, 1), (2, 1), (3, 1), (0, 1), (2, 2), (0, 2))]
     assert heard == [(True, True), (True, False), (False, False), (True, True), (False, False), (True, True)]
     assert [voice.hear(5, {}), voice.hear(1, {}), voice.hear(0, {"printed": 9})] == [
         (True, True),

@@ -35,9 +35,7 @@ def line(implementation: MpiImplementation, *options: str) -> MpirunLine:
             "--forward-signals SIGUSR1 train", f"-np 4 --forward-signals SIGUSR1 {WRAPPER} train", id="signals"
         ),
         pytest.param("-npernode 2 train", f"-npernode 2 {WRAPPER} train", id="another-way-to-say-it"),
-        pytest.param(
-            "--map-by=node -- -strange", f"-np 4 --map-by=node -- {WRAPPER} -strange", id="end-of-options"
-        ),
+        pytest.param("--map-by=node -- -strange", f"-np 4 --map-by=node -- {WRAPPER} -strange", id="end-of-options"),
         pytest.param("-np 1 a : -np 3 b", f"-np 1 {WRAPPER} a : -np 3 {WRAPPER} b", id="two-programs"),
     ],
 )

@@ -68,9 +68,7 @@ def test_a_second_gradient_of_a_parameter_is_refused() -> None:
     """Twice in one step is an error, once per step is not."""
     opt = _alone()
     opt.submit("bias", np.zeros(4, np.float32))
-    with pytest.raises(
-        ConfigurationError, match='rank 0: gradient "bias" was submitted twice in one step; submit'
-    ):
+    with pytest.raises(ConfigurationError, match='rank 0: gradient "bias" was submitted twice in one step; submit'):
         opt.submit("bias", np.zeros(4, np.float32))
     opt.submit("conv", np.zeros((3, 4), np.float32))
     opt.step()
@@ -82,20 +80,14 @@ def test_memory_of_a_gradient_is_refused_where_it_is_not_the_caller_s() -> None:
     """After it was submitted, and where it has a sum of micro-steps; both steps can be completed."""
     opt = _alone()
     opt.submit("bias", opt.gradient("bias"))
-    with pytest.raises(
-        ConfigurationError, match=r'rank 0: gradient\("bias"\) was asked for after it was submitted'
-    ):
+    with pytest.raises(ConfigurationError, match=r'rank 0: gradient\("bias"\) was asked for after it was submitted'):
         opt.gradient("bias")
-    with pytest.raises(
-        ConfigurationError, match='rank 0: gradient "bais" belongs to no parameter; registered are'
-    ):
+    with pytest.raises(ConfigurationError, match='rank 0: gradient "bais" belongs to no parameter; registered are'):
         opt.gradient("bais")
     opt.submit("conv", opt.gradient("conv"))
     opt.step()
     opt.set_backward_passes_per_step(2)
-    with pytest.raises(
-        ConfigurationError, match=r'gradient\("bias"\) was asked for with accumulate=2, where its mem'
-    ):
+    with pytest.raises(ConfigurationError, match=r'gradient\("bias"\) was asked for with accumulate=2, where its mem'):
         opt.gradient("bias")
 
 
@@ -251,9 +243,7 @@ def test_what_is_no_rule_is_refused(rule: Any, kind: str) -> None:
 class _LosingGroup(OneOfTwo):
     """The other rank is lost in the first reduction."""
 
-    def reduce_scatter(
-        self, buffer: Flat, bounds: Sequence[int], op: ReduceOp = ReduceOp.Sum
-    ) -> PendingCollective:
+    def reduce_scatter(self, buffer: Flat, bounds: Sequence[int], op: ReduceOp = ReduceOp.Sum) -> PendingCollective:
         raise PeerLost(1, "rank 1 was lost")
 
 

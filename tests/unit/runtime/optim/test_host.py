@@ -98,9 +98,7 @@ def test_a_weight_scales_this_rank_s_gradient(dtype: Any, accumulate: int) -> No
 def test_a_weight_that_makes_no_sense(weight: float) -> None:
     """Refused before anything is counted, with the gradient's name."""
     opt = HostOptimizer({"w": np.zeros(1)}, SGD(1.0), group=_alone())
-    with pytest.raises(
-        ConfigurationError, match=r'the weight of gradient "w" is .*; expected a number of at least 0'
-    ):
+    with pytest.raises(ConfigurationError, match=r'the weight of gradient "w" is .*; expected a number of at least 0'):
         opt.submit("w", np.ones(1), weight)
     assert _step(opt, w=[1.0])
 
@@ -268,9 +266,7 @@ class _HeldGroup(OneOfTwo):
         self.begun = threading.Semaphore(0)
         self.release = threading.Event()
 
-    def reduce_scatter(
-        self, buffer: Flat, bounds: Sequence[int], op: ReduceOp = ReduceOp.Sum
-    ) -> PendingCollective:
+    def reduce_scatter(self, buffer: Flat, bounds: Sequence[int], op: ReduceOp = ReduceOp.Sum) -> PendingCollective:
         self.calls.append("reduce_scatter")
         self.begun.release()
         return _Held(self.release)

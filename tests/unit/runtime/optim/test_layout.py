@@ -27,9 +27,7 @@ def _layout(sizes: list[tuple[int, str, bool]], bucket_bytes: int, world_size: i
 
 @settings(deadline=None, max_examples=150)
 @given(params, st.integers(1, 4000), st.integers(1, 7))
-def test_every_element_has_one_place(
-    sizes: list[tuple[int, str, bool]], bucket_bytes: int, world_size: int
-) -> None:
+def test_every_element_has_one_place(sizes: list[tuple[int, str, bool]], bucket_bytes: int, world_size: int) -> None:
     """Buckets tile their arenas, parameters tile their buckets, shards and segments tile both."""
     layout = _layout(sizes, bucket_bytes, world_size)
     ends: dict[tuple[str, bool], int] = {}
@@ -55,9 +53,7 @@ def test_every_element_has_one_place(
 
 @settings(deadline=None, max_examples=100)
 @given(params, st.integers(1, 4000))
-def test_buckets_close_as_the_backward_pass_fills_them(
-    sizes: list[tuple[int, str, bool]], bucket_bytes: int
-) -> None:
+def test_buckets_close_as_the_backward_pass_fills_them(sizes: list[tuple[int, str, bool]], bucket_bytes: int) -> None:
     """If gradients come in reverse order of registration, buckets are complete in the order of their reduction."""
     layout = _layout(sizes, bucket_bytes, 2)
     order = {spec.name: index for index, spec in enumerate(reversed(layout.specs))}

@@ -39,9 +39,7 @@ RULES = {"sgd": SGD(0.1, 0.9), "adamw": AdamW(0.1), "lamb": LAMB(0.1)}
 
 
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize(
-    ("size", "sharded", "new_size"), [(2, True, 4), (4, True, 1), (4, False, 2), (1, True, 2)]
-)
+@pytest.mark.parametrize(("size", "sharded", "new_size"), [(2, True, 4), (4, True, 1), (4, False, 2), (1, True, 2)])
 def test_training_continues_at_another_world_size(rule: str, size: int, sharded: bool, new_size: int) -> None:
     """Five steps, a checkpoint and five steps elsewhere are ten steps, bit for bit."""
 
@@ -170,9 +168,7 @@ def test_what_is_no_state_is_refused(given: dict[str, Any]) -> None:
 def test_momentum_that_was_not_saved_is_named() -> None:
     """SGD without momentum saves none; loading it into SGD with momentum says so."""
     state = HostOptimizer({"w": np.ones(3)}, SGD(0.1), group=_alone()).state_dict()
-    with pytest.raises(
-        ConfigurationError, match='no "momentum" for parameter "w"; it was saved with other settings'
-    ):
+    with pytest.raises(ConfigurationError, match='no "momentum" for parameter "w"; it was saved with other settings'):
         HostOptimizer({"w": np.ones(3)}, SGD(0.1, 0.9), group=_alone()).load_state_dict(state)
 
 
@@ -184,9 +180,7 @@ def test_state_is_taken_between_updates_only(call: str) -> None:
     arguments = [state] if call == "load_state_dict" else []
     opt.submit("w", np.ones(3))
     for _ in range(2):
-        with pytest.raises(
-            ConfigurationError, match=rf"^{call}\(\) was called in the middle of an update; call it"
-        ):
+        with pytest.raises(ConfigurationError, match=rf"^{call}\(\) was called in the middle of an update; call it"):
             getattr(opt, call)(*arguments)
         opt.step()
         opt.submit("w", np.ones(3))

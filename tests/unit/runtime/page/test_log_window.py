@@ -64,9 +64,7 @@ def test_who_is_far_behind_gets_the_newest_and_is_told(tmp_path: Path, monkeypat
     assert window.skipped == window.begin == path.stat().st_size - sum(len(line) + 1 for line in window.lines)
 
 
-def test_more_lines_than_a_window_has_are_counted_as_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_more_lines_than_a_window_has_are_counted_as_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With those before it, the window has every line that is wanted."""
     monkeypatch.setattr(log_window, "WINDOW_LINES", 50)
     lines = [f"[{number % 2}] line {number}" for number in range(300)]

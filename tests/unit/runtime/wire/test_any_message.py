@@ -41,9 +41,7 @@ JSON = st.recursive(
 # Hellos with any field changed, alone and as a part of a Prove; identities; and what is none of these.
 HELLOS = st.dictionaries(st.sampled_from(sorted(HELLO)), JSON).map(lambda changed: {**HELLO, **changed})
 PARTS = {"hello": HELLOS | JSON, "proof": JSON, "rank": JSON, "session": JSON, "failure": JSON}
-REQUESTS = (HELLOS | st.fixed_dictionaries({}, optional=PARTS) | JSON).map(
-    lambda value: json.dumps(value).encode()
-)
+REQUESTS = (HELLOS | st.fixed_dictionaries({}, optional=PARTS) | JSON).map(lambda value: json.dumps(value).encode())
 BYTES = st.binary(max_size=200) | REQUESTS
 
 

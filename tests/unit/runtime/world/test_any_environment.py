@@ -18,9 +18,7 @@ from ringtrain.shared.address import split_address
 WORDS = ["0", "1", "-1", "2", "x", "", " ", "1e400", "nan", "1e300", "٣", "1_0", "9" * 400, "9" * 5000, "x..y:1"]
 ADDRESSES = ["a:1", "b:2", "[::1]:3", "x..y:1", "a" * 70 + ":1", "\udcff:1", "a:" + "9" * 5000, "a:1,b:2", "a\n:1"]
 VALUES = st.sampled_from(WORDS + ADDRESSES) | st.text(st.characters(exclude_characters="\0"), max_size=40)
-OURS = sorted(
-    value for name, value in vars(contract).items() if name.startswith("ENV_") and isinstance(value, str)
-)
+OURS = sorted(value for name, value in vars(contract).items() if name.startswith("ENV_") and isinstance(value, str))
 TORCHRUN = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"]
 MPI = ["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "PMIX_RANK"]
 JSON = st.recursive(
@@ -69,9 +67,7 @@ def test_any_text_as_tf_config(text: str) -> None:
 
 
 @given(
-    st.dictionaries(
-        TASK_TYPES.filter(lambda kind: isinstance(kind, str)), st.lists(st.sampled_from(ADDRESSES)) | JSON
-    )
+    st.dictionaries(TASK_TYPES.filter(lambda kind: isinstance(kind, str)), st.lists(st.sampled_from(ADDRESSES)) | JSON)
     | JSON,
     st.fixed_dictionaries({}, optional={"type": TASK_TYPES, "index": JSON}) | JSON,
 )

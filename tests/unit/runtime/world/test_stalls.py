@@ -38,9 +38,7 @@ class Waiting:
         else:
             activity = "has begun no collective" if peer == LATE else "is in barrier #7 for 9 s"
             reached = {"0": 6 if peer == LATE else 7}
-            answer.set_result(
-                encode_message({"reached": reached, "activity": activity, "failure": None, "left": []})
-            )
+            answer.set_result(encode_message({"reached": reached, "activity": activity, "failure": None, "left": []}))
         return answer
 
 

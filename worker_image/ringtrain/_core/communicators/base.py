@@ -45,9 +45,7 @@ class Communicator(Protocol):
     def all_reduce(self, what: WireSignature, source: Flat, target: Flat, op: ReduceOp) -> None:
         """Fold `source` of all ranks into `target`, which may be `source`."""
 
-    def reduce_scatter(
-        self, what: WireSignature, source: Flat, bounds: Bounds, target: Flat, op: ReduceOp
-    ) -> None:
+    def reduce_scatter(self, what: WireSignature, source: Flat, bounds: Bounds, target: Flat, op: ReduceOp) -> None:
         """Fold this rank's chunk into `target` (as long as the chunk; may be the chunk itself)."""
 
     def all_gather(self, what: WireSignature, buffer: Flat, bounds: Bounds) -> None:
@@ -147,9 +145,7 @@ class UpdatingCommunicator(Protocol):
     def can_update(self, gradients: Flat, weights: Flat) -> bool:
         """Whether `update` takes slices of these, which `allocate` gave. The same on all ranks. Collective."""
 
-    def update(
-        self, what: WireSignature, gradients: Flat, bounds: Bounds, op: ReduceOp, change: ChunkUpdate
-    ) -> None:
+    def update(self, what: WireSignature, gradients: Flat, bounds: Bounds, op: ReduceOp, change: ChunkUpdate) -> None:
         """Fold this rank's chunk of `gradients`, apply `change` to it, and write the weights to every rank.
 
         They are new on return of the next update, or of this one if it is the last. `gradients` must not be

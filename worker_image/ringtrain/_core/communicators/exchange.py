@@ -110,17 +110,13 @@ class ExchangeCommunicator:
             for slot in range(max(len(chunk) for chunk in cuts)):
                 self.steps.read_results(call, wheres, slot, target)
 
-    def reduce_scatter(
-        self, what: WireSignature, source: Flat, bounds: Bounds, target: Flat, op: ReduceOp
-    ) -> None:
+    def reduce_scatter(self, what: WireSignature, source: Flat, bounds: Bounds, target: Flat, op: ReduceOp) -> None:
         start = bounds[self.position]
         if doubling := self._doubling_of(source.nbytes):
             what = laid_out(what, (*what.layout, *bounds))
             parts = doubling.gather(what, source, [len(source)] * len(self.ranks))
             own = slice(start, bounds[self.position + 1])
-            ReductionFold(op, source.dtype, len(self.ranks), self.position).fold(
-                (part[own] for part in parts), target
-            )
+            ReductionFold(op, source.dtype, len(self.ranks), self.position).fold((part[own] for part in parts), target)
             return
         cuts = self.steps.cut(bounds, source)
 
@@ -230,9 +226,7 @@ class ExchangeCommunicator:
             return
         places = self.ranks[root:] + self.ranks[:root]
         place = (self.position - root) % len(places)
-        self.broadcast_along(
-            PodBroadcastRoute(places, place, ShmLoneRank(self.ranks[self.position]), 0), what, buffer
-        )
+        self.broadcast_along(PodBroadcastRoute(places, place, ShmLoneRank(self.ranks[self.position]), 0), what, buffer)
 
     def broadcast_along(self, route: PodBroadcastRoute, what: WireSignature, buffer: Flat) -> None:
         """A broadcast between pods: for a communicator that knows them."""
@@ -253,9 +247,7 @@ class ExchangeCommunicator:
     def can_update(self, gradients: Flat, weights: Flat) -> bool:
         return self._updates.can_update(gradients, weights)
 
-    def update(
-        self, what: WireSignature, gradients: Flat, bounds: Bounds, op: ReduceOp, change: ChunkUpdate
-    ) -> None:
+    def update(self, what: WireSignature, gradients: Flat, bounds: Bounds, op: ReduceOp, change: ChunkUpdate) -> None:
         self._updates.update(what, gradients, bounds, op, change)
 
     def finish_updates(self) -> bool:

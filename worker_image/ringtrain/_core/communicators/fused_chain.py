@@ -148,9 +148,7 @@ class _PodChainTrip:
         chunks = [bucket.bounds[pods.local + pod * places :][:2] for pod in range(pods.last + 1)]
         self._own = slice(*chunks[pods.pod])
         # Every pod's cuts of this rank's column, numbered in the order in which they go through the chain.
-        self._cuts = [
-            (pod, cut) for pod, chunk in enumerate(chunks) for cut in cut_segments(chunk[0], chunk[1], step)
-        ]
+        self._cuts = [(pod, cut) for pod, chunk in enumerate(chunks) for cut in cut_segments(chunk[0], chunk[1], step)]
         self._gradients = bucket.gradients[pods.local]
         self._weights = bucket.weights[pods.local]
         self._copies = [weights for place, weights in enumerate(bucket.weights) if place != pods.local]

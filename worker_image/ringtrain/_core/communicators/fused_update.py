@@ -36,9 +36,7 @@ class _BegunNetworkUpdate:
 class ExchangeFusedUpdates:
     """The `Updater` part of a communicator."""
 
-    def __init__(
-        self, steps: ExchangeSteps, all_gather_parts: Callable[[WireSignature, Flat], list[Flat]]
-    ) -> None:
+    def __init__(self, steps: ExchangeSteps, all_gather_parts: Callable[[WireSignature, Flat], list[Flat]]) -> None:
         self._steps = steps
         self._all_gather_parts = all_gather_parts
         self._begun: _BegunNetworkUpdate | None = None
@@ -52,9 +50,7 @@ class ExchangeFusedUpdates:
             self._possible = all(bool(part[0]) for part in there)
         return self._possible
 
-    def update(
-        self, what: WireSignature, gradients: Flat, bounds: Bounds, op: ReduceOp, change: ChunkUpdate
-    ) -> None:
+    def update(self, what: WireSignature, gradients: Flat, bounds: Bounds, op: ReduceOp, change: ChunkUpdate) -> None:
         """Raises what collectives raise; then nothing is under way any more."""
         steps = self._steps
         cuts = steps.cut(bounds, gradients)
@@ -62,9 +58,7 @@ class ExchangeFusedUpdates:
         results: list[WireFrame] = []
 
         def frames_for(rank: int, caller: TransportCaller) -> Iterator[WireFrame]:
-            yield from call.frames(
-                WireStep.CONTRIBUTION, (gradients[cut] for cut in cuts[steps.ranks.index(rank)])
-            )
+            yield from call.frames(WireStep.CONTRIBUTION, (gradients[cut] for cut in cuts[steps.ranks.index(rank)]))
             yield from steps.results(call, results, len(own), caller)
 
         call = steps.call(what, bounds, frames_for, gradients.nbytes, is_span=False)

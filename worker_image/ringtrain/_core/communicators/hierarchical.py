@@ -112,9 +112,7 @@ class HierarchicalCommunicator:
         chain = PodChain(self._pods, what, self._cut(bounds, None, source), op)
         chain.all_reduce(source, target)
 
-    def reduce_scatter(
-        self, what: WireSignature, source: Flat, bounds: Bounds, target: Flat, op: ReduceOp
-    ) -> None:
+    def reduce_scatter(self, what: WireSignature, source: Flat, bounds: Bounds, target: Flat, op: ReduceOp) -> None:
         if self._goes_flat(source.nbytes):
             self._network.reduce_scatter(what, source, bounds, target, op)
             return
@@ -142,8 +140,7 @@ class HierarchicalCommunicator:
             return
         what, mapped = laid_out(what, bounds), self._group.mapped(what, buffer)
         sections = [
-            self._cut(self._of_pod(bounds, pod), pod, buffer, mapped is not None)
-            for pod in range(self._pods.last + 1)
+            self._cut(self._of_pod(bounds, pod), pod, buffer, mapped is not None) for pod in range(self._pods.last + 1)
         ]
         passes_on = longest <= self._flat_bytes or self._pods.last >= GATHER_PODS_MOST_DIRECT
         gather_by_pods(self._pods, what, sections, buffer, passes_on, mapped)
@@ -151,9 +148,7 @@ class HierarchicalCommunicator:
     def can_update(self, gradients: Flat, weights: Flat) -> bool:
         return self._updates is not None and self._updates.can_update(gradients, weights)
 
-    def update(
-        self, what: WireSignature, gradients: Flat, bounds: Bounds, op: ReduceOp, change: ChunkUpdate
-    ) -> None:
+    def update(self, what: WireSignature, gradients: Flat, bounds: Bounds, op: ReduceOp, change: ChunkUpdate) -> None:
         assert self._updates is not None, "ask can_update first"
         longest = max(end - start for start, end in pairwise(bounds))
         step = self._step(longest, gradients, _UPDATE_SEGMENTS, _LEAST_UPDATE_BYTES)
@@ -225,9 +220,7 @@ class HierarchicalCommunicator:
         ]
         return PodTree(pods, what, sections, op, doubles)
 
-    def _scatter_by_tree(
-        self, what: WireSignature, source: Flat, bounds: Bounds, target: Flat, op: ReduceOp
-    ) -> None:
+    def _scatter_by_tree(self, what: WireSignature, source: Flat, bounds: Bounds, target: Flat, op: ReduceOp) -> None:
         """Of a short tensor every rank gets the whole result: to add up the chunks of each pod by themselves would
         cost a meeting for each."""
         what = laid_out(what, bounds)
@@ -244,9 +237,7 @@ class HierarchicalCommunicator:
             self._step(longest * (pods.last + 1), source, _SCATTER_SECTIONS, _LEAST_TREE_BYTES) // (pods.last + 1),
         )
         by_pod = [_pod_chain_pieces(self._of_pod(bounds, pod), longest, step) for pod in range(pods.last + 1)]
-        sections = [
-            dealt_section(chunks, pods.pod, pods.local, pods.pairing) for chunks in zip(*by_pod, strict=True)
-        ]
+        sections = [dealt_section(chunks, pods.pod, pods.local, pods.pairing) for chunks in zip(*by_pod, strict=True)]
         PodTree(pods, what, sections, op, doubles=False).reduce_scatter(source, target, bounds[self.position])
 
     def _step(self, length: int, like: Flat, segments: int, least: int) -> int:
@@ -259,9 +250,7 @@ class HierarchicalCommunicator:
         ranks = len(self._group.ranks)
         return bounds[pod * ranks : (pod + 1) * ranks + 1]
 
-    def _cut(
-        self, bounds: Bounds, owner: int | None, like: Flat, is_mapped: bool = False
-    ) -> list[PodChainSection]:
+    def _cut(self, bounds: Bounds, owner: int | None, like: Flat, is_mapped: bool = False) -> list[PodChainSection]:
         """Cut the chunks at `bounds` into segments that go through the chain one after the other."""
         longest = max(end - start for start, end in pairwise(bounds))
         fills = (_UPDATE_SEGMENTS, _LEAST_UPDATE_BYTES) if is_mapped else (_SEGMENTS, _LEAST_SEGMENT_BYTES)
@@ -274,6 +263,5 @@ class HierarchicalCommunicator:
 def _pod_chain_pieces(bounds: Bounds, longest: int, step: int) -> list[Chunks]:
     """The chunks at `bounds` in pieces of `step`; a chunk that has come to its end is empty in what follows."""
     return [
-        tuple((min(a + at, b), min(a + at + step, b)) for a, b in pairwise(bounds))
-        for at in range(0, longest, step)
+        tuple((min(a + at, b), min(a + at + step, b)) for a, b in pairwise(bounds)) for at in range(0, longest, step)
     ]

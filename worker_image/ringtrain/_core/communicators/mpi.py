@@ -70,9 +70,7 @@ class MpiCommunicator:
             self._fold(activity, source, piece, own, op)
             self._gather(activity, target, piece)
 
-    def reduce_scatter(
-        self, what: WireSignature, source: Flat, bounds: Bounds, target: Flat, op: ReduceOp
-    ) -> None:
+    def reduce_scatter(self, what: WireSignature, source: Flat, bounds: Bounds, target: Flat, op: ReduceOp) -> None:
         start = bounds[self.position]
         activity = self._begin(laid_out(what, bounds))
         for piece in self._pieces(bounds, source.itemsize):
@@ -117,9 +115,7 @@ class MpiCommunicator:
         self._wait(activity, self._comm.Ialltoallv(sending, receiving), outgoing, incoming)
         result = [incoming[start:end] for start, end in itertools.pairwise(cuts)]
         long_sent = {p: _mpi_raw_buffer(parts[p]) for p in np.flatnonzero(sent > most).tolist()}
-        long_received = {
-            p: np.empty(received[p], outgoing.dtype) for p in np.flatnonzero(received > most).tolist()
-        }
+        long_received = {p: np.empty(received[p], outgoing.dtype) for p in np.flatnonzero(received > most).tolist()}
         self._exchange(activity, long_sent, long_received, kind)
         return [long_received.get(p, part).view(parts[0].dtype) for p, part in enumerate(result)]
 
@@ -192,9 +188,7 @@ class MpiCommunicator:
         layout = [raw, [end - start for start, end in piece], [start for start, _ in piece], _mpi_type_of(buffer)]
         self._wait(activity, self._comm.Iallgatherv(load_mpi().IN_PLACE, layout), raw)
 
-    def _exchange(
-        self, activity: RankActivity, sent: dict[int, Flat], received: dict[int, Flat], kind: Any
-    ) -> None:
+    def _exchange(self, activity: RankActivity, sent: dict[int, Flat], received: dict[int, Flat], kind: Any) -> None:
         """Send each of `sent` to its position, and fill each of `received` from its own."""
         ways = [(self._comm.Irecv, received), (self._comm.Isend, sent)]
         requests = [

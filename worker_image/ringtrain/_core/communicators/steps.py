@@ -32,9 +32,7 @@ class ExchangeScratchBuffers:
 class ExchangeSteps:
     """One rank's view of its set: positions, segments, and the number of the collective that comes next."""
 
-    def __init__(
-        self, member: WorldMembership, process_set: int, ranks: tuple[int, ...], segment_bytes: int
-    ) -> None:
+    def __init__(self, member: WorldMembership, process_set: int, ranks: tuple[int, ...], segment_bytes: int) -> None:
         self._member = member
         self._process_set = process_set
         self._sequence = 0

@@ -73,9 +73,7 @@ class AdamTermsStruct(ctypes.Structure):
     """`adam_terms`."""
 
     _fields_ = [
-        *_fields_of_kind(
-            ctypes.c_double, "scale beta1 one_minus_beta1 beta2 one_minus_beta2 root_correction epsilon"
-        ),
+        *_fields_of_kind(ctypes.c_double, "scale beta1 one_minus_beta1 beta2 one_minus_beta2 root_correction epsilon"),
         *_fields_of_kind(ctypes.c_double, "coupled_decay decoupled_decay keep step"),
     ]
 

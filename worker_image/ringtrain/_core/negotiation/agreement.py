@@ -200,9 +200,7 @@ def _shapes_differ(requests: Mapping[int, NamedRequest], first: int, rank: int) 
     if here == there and [len(s) for s in ours.shapes] == [len(s) for s in theirs.shapes]:
         return ""
     what = "shape after the first dimension" if rows_may_differ else "shape"
-    return _request_differs(
-        ours.name, what, (first, _short_value(ours.shapes)), (rank, _short_value(theirs.shapes))
-    )
+    return _request_differs(ours.name, what, (first, _short_value(ours.shapes)), (rank, _short_value(theirs.shapes)))
 
 
 def _request_differs(name: str, what: str, ours: tuple[int, Any], theirs: tuple[int, Any]) -> str:

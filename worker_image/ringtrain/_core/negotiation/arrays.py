@@ -93,9 +93,7 @@ def named_result_of(begun: Any) -> Any:
         return begun.result()
 
 
-def allreduce(
-    arrays: Sequence[Array], how: NamedReduction, name: str | None, series: str = "allreduce"
-) -> list[Array]:
+def allreduce(arrays: Sequence[Array], how: NamedReduction, name: str | None, series: str = "allreduce") -> list[Array]:
     """Return `arrays` reduced, as one collective."""
     error = adasum_error(members(how.process_set)) if how.op == "Adasum" else ""
     return run_named_request(how.request(name_for(series, name, how.process_set)), arrays, how.process_set, error)
@@ -120,8 +118,7 @@ def allreduce_gradient(
     factor = how.prescale * how.postscale
     if how.op == "Product":
         others = [
-            _product_of_others(array, how, _name_of_part(name, f"input{index}"))
-            for index, array in enumerate(inputs)
+            _product_of_others(array, how, _name_of_part(name, f"input{index}")) for index, array in enumerate(inputs)
         ]
         return [np.asarray(factor * g * o, g.dtype) for g, o in zip(summed, others, strict=True)]
     mine = [scaled(scaled(array, how.prescale), how.postscale) for array in inputs]

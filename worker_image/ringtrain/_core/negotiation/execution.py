@@ -107,14 +107,10 @@ def run_batch(
     """
     request = batch.request
     if request.members:
-        return [
-            [_reduce_bucket_request(communicator, request, _given_request_arrays(request, arrays[0]), targets[0])]
-        ]
+        return [[_reduce_bucket_request(communicator, request, _given_request_arrays(request, arrays[0]), targets[0])]]
     if request.kind is not CollectiveKind.ALLREDUCE:
         return [_run_single_request(communicator, batch.entries[0], arrays[0] or ())]
-    given = [
-        _given_request_arrays(entry.any_request, own) for entry, own in zip(batch.entries, arrays, strict=True)
-    ]
+    given = [_given_request_arrays(entry.any_request, own) for entry, own in zip(batch.entries, arrays, strict=True)]
     tensors = [array for own in given for array in own]
     if batch.bounds:
         packed = np.concatenate([array.reshape(-1) for array in tensors], dtype=dtype_of(request.dtypes[0]))
@@ -201,9 +197,7 @@ def _run_single_request(communicator: Communicator, agreed: NegotiatedRequests, 
     match request.kind:
         case CollectiveKind.ALLGATHER:
             totals = [sum(agreed.requests[r].shapes[i][0] for r in ranks) for i in range(len(arrays))]
-            return [
-                _allgather_request(communicator, array, rows) for array, rows in zip(arrays, totals, strict=True)
-            ]
+            return [_allgather_request(communicator, array, rows) for array, rows in zip(arrays, totals, strict=True)]
         case CollectiveKind.BROADCAST:
             buffers = [np.array(array, order="C") for array in arrays]
             for buffer in buffers:

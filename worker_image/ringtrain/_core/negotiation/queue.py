@@ -104,9 +104,7 @@ class NamedQueue:
         submission.since_ns = time.perf_counter_ns()
         with self._lock:  # entering the condition itself is a call of Python's
             if self._closed:
-                raise NotInitializedError(
-                    f"{request.kind} {request.name!r}: ringtrain is shut down; call init() first"
-                )
+                raise NotInitializedError(f"{request.kind} {request.name!r}: ringtrain is shut down; call init() first")
             if request.name in self._in_flight:
                 raise ConfigurationError(
                     f"rank {self.rank}: {request.kind} {request.name!r}: a collective of the same name "

@@ -165,9 +165,7 @@ def grouped_allgather_async(
     return group_of(process_set).begin(work.grouped_allgather(xs, name))
 
 
-def broadcast(
-    x: ArrayLike, root_rank: int, name: str | None = None, process_set: ProcessSet | None = None
-) -> Array:
+def broadcast(x: ArrayLike, root_rank: int, name: str | None = None, process_set: ProcessSet | None = None) -> Array:
     """Return `x` of rank `root_rank`, in a new array.
 
     `x`: the same shape and dtype on every rank; only the root's values count. `root_rank`: a rank of the world,

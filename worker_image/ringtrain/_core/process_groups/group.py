@@ -365,9 +365,7 @@ class ProcessGroup:
 
     def all_to_all(self, parts: Sequence[Flat], origins: Sequence[int] | None = None) -> Handle[list[Flat]]:
         dtypes = dict.fromkeys(dtype_name(part.dtype) for part in parts)
-        what = WireSignature(
-            "all_to_all", tuple(WireTensorSignature(None, dtype, (ANY_ROWS,)) for dtype in dtypes)
-        )
+        what = WireSignature("all_to_all", tuple(WireTensorSignature(None, dtype, (ANY_ROWS,)) for dtype in dtypes))
         return self.begin(lambda communicator: communicator.all_to_all(what, parts, origins))
 
     def send_receive(self, source: Flat, to: int, target: Flat, origin: int) -> Handle[None]:
@@ -375,9 +373,7 @@ class ProcessGroup:
         return self.begin(lambda communicator: communicator.send_receive(what, source, to, target, origin))
 
     def memory_of(self, rank: int, buffer: Flat) -> Flat | None:
-        return self.call(
-            lambda ring: ring.memory_of(rank, buffer) if isinstance(ring, MappingCommunicator) else None
-        )
+        return self.call(lambda ring: ring.memory_of(rank, buffer) if isinstance(ring, MappingCommunicator) else None)
 
     def broadcast(self, buffer: Flat) -> None:
         what = flat_signature("broadcast", buffer, None, None)
@@ -395,9 +391,7 @@ class ProcessGroup:
         return beside
 
     def can_update(self, gradients: Flat, weights: Flat) -> bool:
-        return self.call(
-            lambda ring: isinstance(ring, UpdatingCommunicator) and ring.can_update(gradients, weights)
-        )
+        return self.call(lambda ring: isinstance(ring, UpdatingCommunicator) and ring.can_update(gradients, weights))
 
     def update(self, gradients: Flat, bounds: Sequence[int], op: ReduceOp, change: ChunkUpdate) -> None:
         what = flat_signature("update", gradients, None, op)

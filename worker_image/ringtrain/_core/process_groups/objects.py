@@ -41,11 +41,7 @@ def broadcast_object(
     length = check_headers(rows, ranks, "broadcast_object")[ranks.index(root_rank)]
     buffer = np.frombuffer(message, np.uint8) if is_root else np.empty(length, np.uint8)
     received = group.call(work.broadcast(buffer, root_rank, _object_of(name, "value")))
-    return (
-        value
-        if is_root and not is_refusal(message)
-        else unpack_object(received.tobytes(), root_rank, allow_pickle)
-    )
+    return value if is_root and not is_refusal(message) else unpack_object(received.tobytes(), root_rank, allow_pickle)
 
 
 def allgather_object(

@@ -25,9 +25,7 @@ class ProcessSet:
     """
 
     def __init__(self, ranks_or_comm: Iterable[int]) -> None:
-        self._added: tuple[weakref.ref[ProcessGroupContext], int] | None = (
-            None  # to which world, under which number
-        )
+        self._added: tuple[weakref.ref[ProcessGroupContext], int] | None = None  # to which world, under which number
         self._ranks = _ranks_of(ranks_or_comm)
 
     @property

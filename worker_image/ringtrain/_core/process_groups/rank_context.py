@@ -89,9 +89,7 @@ class ProcessGroupContext:
         began = None if agent is None else partial(_break_when_lost, agent, config.formation)
         self._member = WorldMembership.join(ring, transport or _transport(ring, config), began)
         self._executor = ProcessGroupExecutor()  # of all groups of the public collectives: they keep one order
-        self._runners: list[tuple[int, CollectiveRunner]] = [
-            (WORLD, self._executor)
-        ]  # with the set they belong to
+        self._runners: list[tuple[int, CollectiveRunner]] = [(WORLD, self._executor)]  # with the set they belong to
         self._lock = threading.Lock()
         self._set_numbers = itertools.count(WORLD)
         self._sets: dict[int, tuple[int, ...]] = {}  # ranks by number
@@ -210,9 +208,7 @@ class ProcessGroupContext:
         order. `ranks`: of these alone, this one included; each rank of the set opens one then."""
         return self._open_further(process_set, ranks)[0]
 
-    def open_foreign(
-        self, process_set: int, ranks: tuple[int, ...]
-    ) -> tuple[ProcessGroup, ForeignCommunicatorCalls]:
+    def open_foreign(self, process_set: int, ranks: tuple[int, ...]) -> tuple[ProcessGroup, ForeignCommunicatorCalls]:
         """Return `open_group`, and what its ranks call a library of others with."""
         group, number = self._open_further(process_set, ranks)
         return group, ForeignCommunicatorCalls(self._member, number, ranks)
@@ -355,9 +351,7 @@ def _transport(ring: RingConfig, config: WorkerConfig) -> Transport:
 
     near = {rank for rank, name in enumerate(config.sites) if name == config.sites[config.rank]}
     in_clear = frozenset(near if config.encrypt == "sites" else ())
-    return RpcTransport(
-        ring.rank, ring.addresses, ring.timeout_s, config.data_path == "auto", _tls(config), in_clear
-    )
+    return RpcTransport(ring.rank, ring.addresses, ring.timeout_s, config.data_path == "auto", _tls(config), in_clear)
 
 
 def _tls(config: WorkerConfig) -> TlsIdentity | None:

@@ -64,9 +64,7 @@ def rows_of(array: Array, name: str | None) -> WireTensorSignature:
 def check_writable(x: object, function: str) -> Array:
     """Return `x` if a collective can change it in place. Raises ConfigurationError."""
     if not isinstance(x, np.ndarray):
-        raise ConfigurationError(
-            f"{function} changes its argument and needs a numpy array; got {type(x).__name__}"
-        )
+        raise ConfigurationError(f"{function} changes its argument and needs a numpy array; got {type(x).__name__}")
     _check_no_mask(x)
     if not x.flags.writeable:
         raise ConfigurationError(f"{function} changes its argument, and this array is read-only; pass a copy")
@@ -77,9 +75,7 @@ def check_writable(x: object, function: str) -> Array:
 def _check_no_mask(x: object) -> None:
     """Values under a mask would count like all others."""
     if isinstance(x, np.ma.MaskedArray):
-        raise ConfigurationError(
-            "a masked array can't be sent over the ring, which carries no masks; pass filled()"
-        )
+        raise ConfigurationError("a masked array can't be sent over the ring, which carries no masks; pass filled()")
 
 
 def flat_signature(kind: str, buffer: Any, name: str | None, op: ReduceOp | None) -> WireSignature:

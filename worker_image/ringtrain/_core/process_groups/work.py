@@ -56,9 +56,7 @@ def allreduce(x: ArrayLike, op: ReduceOp, name: str | None) -> Work[Array]:
 
 def allreduce_in_place(x: Array, op: ReduceOp, name: str | None) -> Work[Array]:
     what = reduction_signature("allreduce", [check_writable(x, "allreduce_")], op, name)
-    return _collective_in_place(
-        x, lambda communicator, buffer: _reduce_arrays(communicator, what, buffer, buffer, op)
-    )
+    return _collective_in_place(x, lambda communicator, buffer: _reduce_arrays(communicator, what, buffer, buffer, op))
 
 
 def grouped_allreduce(
@@ -199,9 +197,7 @@ def barrier() -> Work[None]:
     return lambda communicator: communicator.barrier(WireSignature("barrier"))
 
 
-def _reduce_arrays(
-    communicator: Communicator, what: WireSignature, source: Array, target: Array, op: ReduceOp
-) -> None:
+def _reduce_arrays(communicator: Communicator, what: WireSignature, source: Array, target: Array, op: ReduceOp) -> None:
     if op is Adasum:
         target[...] = _adasum(communicator, what, source)
     else:
@@ -321,9 +317,7 @@ def short_allreduce(communicator: Communicator, turn: SharedCommunicatorTurn) ->
     It raises ConfigurationError for an operation that has no meaning.
     """
     made = (
-        communicator.short_allreduce(_short_allreduce_meaning, turn)
-        if isinstance(communicator, ShortReducer)
-        else None
+        communicator.short_allreduce(_short_allreduce_meaning, turn) if isinstance(communicator, ShortReducer) else None
     )
     return made or _no_short_way
 

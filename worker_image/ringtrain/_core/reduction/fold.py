@@ -32,9 +32,7 @@ class ReductionFold:
     else in numpy, with the same bits.
     """
 
-    def __init__(
-        self, op: ReduceOp, dtype: np.dtype[Any], size: int, own_position: int, native: bool = True
-    ) -> None:
+    def __init__(self, op: ReduceOp, dtype: np.dtype[Any], size: int, own_position: int, native: bool = True) -> None:
         self._op = op
         self._size = size
         self._wide = dtype_name(dtype) in HALVES
@@ -144,9 +142,7 @@ class FoldContributions:
         weights = _addresses([change.weights, *copies])  # as long as `given` points there
         given = native_update(change, weights)
         count = ctypes.c_uint64(len(change.weights))
-        _library().ringtrain_update(
-            *self._kind, self._divisor, self._before, *self._parts, ctypes.byref(given), count
-        )
+        _library().ringtrain_update(*self._kind, self._divisor, self._before, *self._parts, ctypes.byref(given), count)
 
 
 def _addresses(arrays: Sequence[Flat]) -> Any:

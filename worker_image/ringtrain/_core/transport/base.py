@@ -102,9 +102,7 @@ class Transport(Protocol):
     def serve(self, service: TransportService) -> None:
         """Begin to answer. Raises ConfigurationError if the own address can't be used."""
 
-    def ask(
-        self, peer: int, method: str, request: bytes, timeout_s: float, patient: bool = False
-    ) -> "Future[bytes]":
+    def ask(self, peer: int, method: str, request: bytes, timeout_s: float, patient: bool = False) -> "Future[bytes]":
         """Send one request. The future raises StreamBroken (PeerUnreached where the peer never had the request) or
         PullRefused. `patient`: wait for a peer that is not up."""
 
@@ -127,9 +125,7 @@ class NoPeersTransport:
 
     def close(self, grace_s: float) -> None: ...
 
-    def ask(
-        self, peer: int, method: str, request: bytes, timeout_s: float, patient: bool = False
-    ) -> "Future[bytes]":
+    def ask(self, peer: int, method: str, request: bytes, timeout_s: float, patient: bool = False) -> "Future[bytes]":
         raise StreamBroken(StreamEnd.CLOSED, "no such rank")
 
     def pull(self, peer: int, request: bytes, timeout_s: float) -> FrameStream:

@@ -179,9 +179,7 @@ class Http2Connection:
         """Wait for the end of the stream; False if there is more data."""
         if self._data_left or self._padding_left or self.has_ended or not self.blocks:
             return self._data_left == 0 and not self._next_data()
-        if self._took_block(
-            frames.END_HEADERS | frames.END_STREAM, trailer_block(TransportStatus.OK, "", only=False)
-        ):
+        if self._took_block(frames.END_HEADERS | frames.END_STREAM, trailer_block(TransportStatus.OK, "", only=False)):
             self.has_ended = True
         return not self._next_data()
 
@@ -281,9 +279,7 @@ class Http2Connection:
         return payload[start : len(payload) - padding]
 
     def _on_control(self, head: Http2FrameHead, payload: bytes) -> None:
-        if len(payload) % _UNITS.get(head.kind, 1) or (
-            head.kind in _ONE_UNIT and len(payload) != _UNITS[head.kind]
-        ):
+        if len(payload) % _UNITS.get(head.kind, 1) or (head.kind in _ONE_UNIT and len(payload) != _UNITS[head.kind]):
             raise ProtocolError(f"a frame of type {head.kind} with {len(payload)} bytes")
         if head.kind == Http2FrameType.SETTINGS and not head.flags & frames.ACK:
             for name, value in frames.http2_settings_of(payload):

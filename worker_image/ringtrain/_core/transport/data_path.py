@@ -230,9 +230,7 @@ class TransportDataPath:
             connection.channel.close()
         dialled = self._dialled.pop(peer, None)
         if dialled is None:
-            with contextlib.suppress(
-                OSError, StreamBroken
-            ):  # gRPC's own connection finds out what there is to know
+            with contextlib.suppress(OSError, StreamBroken):  # gRPC's own connection finds out what there is to know
                 return self._dial(peer)
             return None
         first = dialled.result(self._timeout_s)
@@ -244,9 +242,7 @@ class TransportDataPath:
 
     def _dial(self, peer: int) -> Http2Connection:
         """Raises OSError or StreamBroken."""
-        sock = socket.create_connection(
-            split_address(self._authorities[peer]), timeout=self._timeout_s * _DIAL_SHARE
-        )
+        sock = socket.create_connection(split_address(self._authorities[peer]), timeout=self._timeout_s * _DIAL_SHARE)
         try:
             channel = SocketChannel(sock, self._timeout_s / 6)
         except OSError:

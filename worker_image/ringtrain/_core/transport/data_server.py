@@ -104,9 +104,7 @@ class TransportDataServer:
         except (OSError, ConnectionLost):
             sock.close()
             return
-        one = Http2CallServing(
-            channel, self._service, self.enter, self._complaints, self._tls, self._also_in_clear
-        )
+        one = Http2CallServing(channel, self._service, self.enter, self._complaints, self._tls, self._also_in_clear)
         with self._changed:
             if self._closing:
                 channel.close()

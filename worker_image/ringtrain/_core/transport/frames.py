@@ -120,9 +120,7 @@ def http2_reset(stream: int, code: Http2ErrorCode) -> bytes:
 
 
 def http2_goaway(last_stream: int, code: Http2ErrorCode, reason: str) -> bytes:
-    return http2_frame(
-        Http2FrameType.GOAWAY, 0, 0, _WORD.pack(last_stream) + _WORD.pack(code) + reason.encode()[:256]
-    )
+    return http2_frame(Http2FrameType.GOAWAY, 0, 0, _WORD.pack(last_stream) + _WORD.pack(code) + reason.encode()[:256])
 
 
 def http2_word_of(payload: bytes) -> int:
@@ -216,9 +214,7 @@ class Http2BlockReader:
         if fields is not None and not self._decoder.header_table.dynamic_entries:
             return fields
         try:
-            fields = {
-                _header_text(name): _header_text(value) for name, value in self._decoder.decode(block, raw=True)
-            }
+            fields = {_header_text(name): _header_text(value) for name, value in self._decoder.decode(block, raw=True)}
         except HPACKError as error:
             raise ProtocolError(f"a header block that can't be read: {error}") from error
         if not self._decoder.header_table.dynamic_entries and len(self._known) < 64:

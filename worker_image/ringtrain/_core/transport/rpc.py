@@ -165,29 +165,21 @@ class RpcTransport:
             self._data_port = self._data.serve(service)
         self._server.start()
 
-    def ask(
-        self, peer: int, method: str, request: bytes, timeout_s: float, patient: bool = False
-    ) -> "Future[bytes]":
+    def ask(self, peer: int, method: str, request: bytes, timeout_s: float, patient: bool = False) -> "Future[bytes]":
         answer: Future[bytes] = Future()
 
         def done(call: Any) -> None:
             error = (
-                StreamBroken(StreamEnd.CANCELLED, "cancelled by this rank")
-                if call.cancelled()
-                else call.exception()
+                StreamBroken(StreamEnd.CANCELLED, "cancelled by this rank") if call.cancelled() else call.exception()
             )
             if error is None:
                 answer.set_result(call.result())
             else:
-                answer.set_exception(
-                    _rpc_question_error(call, error) if isinstance(error, grpc.RpcError) else error
-                )
+                answer.set_exception(_rpc_question_error(call, error) if isinstance(error, grpc.RpcError) else error)
 
         shown = self._sessions.get(peer)
         try:
-            call = self._method(peer, method).future(
-                request, timeout=timeout_s, wait_for_ready=patient, metadata=shown
-            )
+            call = self._method(peer, method).future(request, timeout=timeout_s, wait_for_ready=patient, metadata=shown)
         except ValueError:  # gRPC's, of a channel that is closed
             if not self._closed:
                 raise
@@ -260,9 +252,7 @@ class RpcTransportHandlers(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._strangers = strangers
         # Twice as many as may stay: those that have to go need a moment.
         self._calls = threading.BoundedSemaphore(2 * strangers.most)
-        self._of_peers = {
-            method: grpc.unary_unary_rpc_method_handler(self._answering(method)) for method in METHODS
-        }
+        self._of_peers = {method: grpc.unary_unary_rpc_method_handler(self._answering(method)) for method in METHODS}
         self._of_peers[_PULL] = grpc.unary_stream_rpc_method_handler(self.pull)
         self._of_strangers = {
             method: grpc.stream_unary_rpc_method_handler(self._once(self._answering(method))) for method in METHODS

@@ -60,9 +60,7 @@ class WireSignature:
         """`allreduce "conv1.weight"`, or `allreduce` for tensors without a name."""
         names = [t.name for t in self.tensors if t.name is not None]
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        return (
-            f'{_clipped_name(self.kind)} "{_clipped_name(names[0])}"{more}' if names else _clipped_name(self.kind)
-        )
+        return f'{_clipped_name(self.kind)} "{_clipped_name(names[0])}"{more}' if names else _clipped_name(self.kind)
 
 
 @functools.lru_cache(maxsize=4096)  # one object each time, so that what ranks compare is known from the second on
@@ -139,10 +137,7 @@ def _tensor_difference(one: WireTensorSignature, other: WireTensorSignature, ran
             f"{rank_b}; every rank must submit the same tensors in the same order"
         )
     if one.dtype != other.dtype:
-        return (
-            f"dtype is {one.dtype} on rank {rank_a} and {other.dtype} on rank {rank_b}; "
-            f"every rank must use the same"
-        )
+        return f"dtype is {one.dtype} on rank {rank_a} and {other.dtype} on rank {rank_b}; every rank must use the same"
     if one.shape != other.shape:
         return (
             f"shape is {_shape_text(one.shape)} on rank {rank_a} and {_shape_text(other.shape)} on rank {rank_b}; "

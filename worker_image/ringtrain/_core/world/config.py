@@ -27,14 +27,10 @@ def ring_addresses_in(path: Path) -> tuple[str, ...]:
         content = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         why = error.strerror if isinstance(error, OSError) else f"it is no JSON ({error})"
-        raise ConfigurationError(
-            f"{name}: {why}; expected the file that this world's agent has written"
-        ) from error
+        raise ConfigurationError(f"{name}: {why}; expected the file that this world's agent has written") from error
     if not isinstance(content, dict) or content.get("version") != _VERSION:
         version = content.get("version") if isinstance(content, dict) else None
-        raise ConfigurationError(
-            f"{name}: its version is {shown(version)}; expected an object of version {_VERSION}"
-        )
+        raise ConfigurationError(f"{name}: its version is {shown(version)}; expected an object of version {_VERSION}")
     addresses = content.get("ringAddresses")
     if not isinstance(addresses, list) or not all(isinstance(address, str) for address in addresses):
         raise ConfigurationError(f'{name}: ringAddresses is {shown(addresses)}; expected a list of "host:port"')
@@ -179,9 +175,7 @@ class WorkerConfig:
             timeline=_file_path(env, contract.ENV_TIMELINE),
             tracebacks=read.flag(contract.ENV_TRACEBACKS, "0"),
             sites=sites,
-            log_level=log_level(contract.ENV_LOG_LEVEL, level)
-            if (level := env.get(contract.ENV_LOG_LEVEL))
-            else "",
+            log_level=log_level(contract.ENV_LOG_LEVEL, level) if (level := env.get(contract.ENV_LOG_LEVEL)) else "",
         )
 
     def token(self) -> bytes | None:
@@ -251,9 +245,7 @@ def _from_slurm(env: Mapping[str, str]) -> _DiscoveredWorld | None:
     addresses = _ALONE if found.size == 1 else _ring_addresses(env, found.size)
     if addresses is None:
         token = _world_token(_file_path(env, contract.ENV_TOKEN_FILE), env.get(contract.ENV_TOKEN))
-        addresses = meet_on_first_node(
-            found, env, token, EnvironmentVariables(env).seconds(contract.ENV_TIMEOUT, 60.0)
-        )
+        addresses = meet_on_first_node(found, env, token, EnvironmentVariables(env).seconds(contract.ENV_TIMEOUT, 60.0))
     return _DiscoveredWorld("slurm", "worker", addresses, place_of(addresses, found.rank))
 
 
@@ -283,9 +275,7 @@ def _from_torchrun(env: Mapping[str, str]) -> _DiscoveredWorld | None:
     addresses = _ALONE if found.size == 1 else _ring_addresses(env, found.size)
     if addresses is None:
         token = _world_token(_file_path(env, contract.ENV_TOKEN_FILE), env.get(contract.ENV_TOKEN))
-        addresses = meet_beside_master(
-            found, env, token, EnvironmentVariables(env).seconds(contract.ENV_TIMEOUT, 60.0)
-        )
+        addresses = meet_beside_master(found, env, token, EnvironmentVariables(env).seconds(contract.ENV_TIMEOUT, 60.0))
     return _DiscoveredWorld("torchrun", "worker", addresses, found.place(addresses))
 
 

@@ -60,9 +60,7 @@ class _RendezvousCaller:
 class _RendezvousServer:
     """Rank 0's side: one thread, a bounded number of callers that have not said who they are."""
 
-    def __init__(
-        self, size: int, own: str, token: bytes | None, meeting: RendezvousPoint, timeout_s: float
-    ) -> None:
+    def __init__(self, size: int, own: str, token: bytes | None, meeting: RendezvousPoint, timeout_s: float) -> None:
         self._size = size
         self._token = token
         self._meeting = meeting

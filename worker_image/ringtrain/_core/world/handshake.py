@@ -203,9 +203,7 @@ class WorldHandshake:
                 return self._examine(peer, mine, self._answer(peer, answer, end))
             answer = self._ask_hello(transport, peer, mine, end)
 
-    def _prove_to(
-        self, transport: Transport, peer: int, mine: HelloMessage, theirs: HelloMessage, end: float
-    ) -> None:
+    def _prove_to(self, transport: Transport, peer: int, mine: HelloMessage, theirs: HelloMessage, end: float) -> None:
         """Get a session from the peer; from its Hello again if it is in another world by now."""
         while True:
             proof = authentication.proof(
@@ -375,9 +373,7 @@ class WorldHandshake:
 
         with self._changed:
             if not self._changed.wait_for(is_known, self._ring.settle_s) or theirs.rank not in self._met:
-                raise StreamBroken(
-                    StreamEnd.CLOSED, f"rank {self._ring.rank} has not reached rank {theirs.rank} yet"
-                )
+                raise StreamBroken(StreamEnd.CLOSED, f"rank {self._ring.rank} has not reached rank {theirs.rank} yet")
         self._admit(theirs)
 
     def _fail_told(self, peer: int, failure: WorldFailure) -> None:

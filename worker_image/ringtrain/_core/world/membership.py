@@ -143,9 +143,7 @@ class WorldMembership:
             self._handshake.use_data_ports(self.transport, peers)
 
     def pull_request(self, peer: int, key: Key, what: WireSignature) -> bytes:
-        return PullRequestMessage(
-            self._handshake.sessions.get(peer, b""), self.ring.rank, *key, what.compared
-        ).encode()
+        return PullRequestMessage(self._handshake.sessions.get(peer, b""), self.ring.rank, *key, what.compared).encode()
 
     def mismatch(self, key: Key, mine: WireSignature, peer: int, compared: bytes) -> WorldFailure:
         """What `peer` means otherwise than this rank in collective `key`, of which it has shown `compared`.
@@ -240,9 +238,7 @@ class WorldMembership:
         if method == STATUS:
             failure = self.failure_state.failure
             status = {"reached": self.offers.reached(), "activity": self.offers.activity()}
-            return encode_message(
-                {**status, "left": self._watches.left(), "failure": failure and failure.encode()}
-            )
+            return encode_message({**status, "left": self._watches.left(), "failure": failure and failure.encode()})
         if method == MEANING:
             asked = decode_message_fields(request, process_set=int, sequence=int)
             what = self.offers.meaning((asked["process_set"], asked["sequence"]))

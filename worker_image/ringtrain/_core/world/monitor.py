@@ -107,9 +107,7 @@ class WorldMonitor:
         answer: Future[bytes] = Future()
 
         def ask() -> "Future[bytes]":
-            return self._transport.ask(
-                peer, STATUS, encode_message(self._identity(peer)), self._ring.probe_timeout_s
-            )
+            return self._transport.ask(peer, STATUS, encode_message(self._identity(peer)), self._ring.probe_timeout_s)
 
         def first(asked: "Future[bytes]") -> None:
             error = asked.exception()

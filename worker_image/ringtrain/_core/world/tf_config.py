@@ -99,14 +99,10 @@ def _tf_config_addresses(kind: str, value: Any) -> tuple[str, ...]:
 def _tf_config_task(task: dict[str, Any]) -> tuple[str, int]:
     kind, index = task["type"], task.get("index", 0)
     if kind not in KNOWN_TYPES:
-        raise ConfigurationError(
-            f"TF_CONFIG: task type is {quoted(kind)}; expected chief, worker, ps or evaluator"
-        )
+        raise ConfigurationError(f"TF_CONFIG: task type is {quoted(kind)}; expected chief, worker, ps or evaluator")
     try:
         if isinstance(index, bool | float):
             raise ValueError
         return kind, int(index)  # some schedulers write the index as a string
     except (ValueError, TypeError) as error:
-        raise ConfigurationError(
-            f"TF_CONFIG: task index is {quoted(index)}; expected an integer from 0"
-        ) from error
+        raise ConfigurationError(f"TF_CONFIG: task index is {quoted(index)}; expected an integer from 0") from error

@@ -110,9 +110,7 @@ def _own_address(master: str) -> str:
         ) from error
 
 
-def _meet_in_store(
-    found: TorchrunRank, key: str, own: str, token: bytes | None, timeout_s: float
-) -> tuple[str, ...]:
+def _meet_in_store(found: TorchrunRank, key: str, own: str, token: bytes | None, timeout_s: float) -> tuple[str, ...]:
     store = _torchrun_store(found.master, timeout_s)
 
     def proof(rank: int, address: str) -> str:

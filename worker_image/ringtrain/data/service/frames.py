@@ -141,9 +141,7 @@ def read_answers(messages: Iterator[bytes]) -> Iterator[DataWorkerAnswer]:
             head.name: block[begin : begin + head.nbytes].view(dtype_of(head.dtype)).reshape(head.shape)
             for head, begin in zip(answer.heads, begins, strict=True)
         }
-        yield DataWorkerAnswer(
-            answer.kind, answer.key, answer.text, answer.slots, answer.offset, answer.heads, arrays
-        )
+        yield DataWorkerAnswer(answer.kind, answer.key, answer.text, answer.slots, answer.offset, answer.heads, arrays)
 
 
 def array_heads(arrays: Mapping[str, NDArray[Any]]) -> tuple[BatchArrayHead, ...]:

@@ -96,9 +96,7 @@ class DataWorkerLeases:
         """Which data worker is to be asked for which request: free ones first, in their order, then late ones."""
         given = []
         free = [key for key, lease in self._open.items() if not lease.holders]
-        late = [
-            key for key, lease in self._open.items() if lease.holders and now - lease.asked_at >= self._again_s
-        ]
+        late = [key for key, lease in self._open.items() if lease.holders and now - lease.asked_at >= self._again_s]
         for key in [*sorted(free), *sorted(late)]:
             lease = self._open[key]
             worker = self._choose(lease)

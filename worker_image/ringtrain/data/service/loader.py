@@ -97,8 +97,7 @@ def _checked_batch(result: object, who: str) -> Arrays:
     if not isinstance(result, Mapping):
         raise _BadLoaderResult(f"{who} {kind_of(result)}; expected a dict of arrays by name")
     return {
-        _array_name(name, who): _loaded_array(value, f"{who} a dict whose {name!r}")
-        for name, value in result.items()
+        _array_name(name, who): _loaded_array(value, f"{who} a dict whose {name!r}") for name, value in result.items()
     }
 
 
@@ -112,9 +111,7 @@ def _loaded_array(value: object, where: str) -> Any:
     if not isinstance(value, np.ndarray | np.generic) and not hasattr(value, "__array__"):
         raise _BadLoaderResult(f"{where} is {kind_of(value)}; expected a numpy array (numpy.asarray makes one)")
     if isinstance(value, np.ma.MaskedArray):
-        raise _BadLoaderResult(
-            f"{where} is a masked array; expected one without a mask, which is not sent (filled())"
-        )
+        raise _BadLoaderResult(f"{where} is a masked array; expected one without a mask, which is not sent (filled())")
     array = np.asarray(value)
     if array.dtype.hasobject or (array.dtype.kind == "V" and array.dtype.name != "bfloat16"):
         raise _BadLoaderResult(

@@ -220,9 +220,7 @@ class DataWorkerSlot:
             return None
         now = time.monotonic()
         if since is not None and now - since >= _STOPPED_S:
-            log.warning(
-                "loader process %d was stopped by a signal for %g s: it is killed", self._index, _STOPPED_S
-            )
+            log.warning("loader process %d was stopped by a signal for %g s: it is killed", self._index, _STOPPED_S)
             self._process.kill()
         return since or now
 

@@ -159,9 +159,7 @@ def distribute(
             "ringtrain.elastic.shard has made"
         )
     elif epoch is not None or consumed:
-        raise ConfigurationError(
-            "distribute: epoch and consumed are the elastic shard's own; give it the shard alone"
-        )
+        raise ConfigurationError("distribute: epoch and consumed are the elastic shard's own; give it the shard alone")
     return BatchStream(function, shard, epoch, consumed, prefetch)
 
 

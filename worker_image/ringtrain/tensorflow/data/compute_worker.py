@@ -45,9 +45,7 @@ def compute_options(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def with_options(**given: Any) -> None:
-        options = TfDataComputeOptions(
-            **{field.name: given.pop(field.name) for field in fields(TfDataComputeOptions)}
-        )
+        options = TfDataComputeOptions(**{field.name: given.pop(field.name) for field in fields(TfDataComputeOptions)})
         command(options=options, **given)
 
     one_or_each = "One, or one for each training rank."

@@ -250,9 +250,7 @@ class DiLoCo(keras.callbacks.Callback):
                 "each batch; compile it with Keras' own optimizer"
             )
         if not self.model.built:
-            raise ConfigurationError(
-                "DiLoCo: the model has no weights yet; call build(), or give it an Input layer"
-            )
+            raise ConfigurationError("DiLoCo: the model has no weights yet; call build(), or give it an Input layer")
         trained = {f"{place}": variable for place, variable in enumerate(self.model.trainable_variables)}
         local = _TrainedVariables(trained)
         options = self._options
@@ -261,9 +259,7 @@ class DiLoCo(keras.callbacks.Callback):
                 f"DiLoCo: this world has the sites {', '.join(sites())}, and Keras' DiLoCo trains each rank "
                 "alone; pass sites=() for that"
             )
-        self.outer = ArrayDiLoCo(
-            local, initial=dict(zip(trained, local.read(list(trained)), strict=True)), **options
-        )
+        self.outer = ArrayDiLoCo(local, initial=dict(zip(trained, local.read(list(trained)), strict=True)), **options)
         self._made = int(self.model.optimizer.iterations)
         self._send_the_rest()
 

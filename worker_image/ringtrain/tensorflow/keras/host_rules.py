@@ -110,9 +110,7 @@ def check_optimizer(optimizer: Any) -> None:
         )
     for name in _REFUSED:
         if value := getattr(optimizer, name, None):
-            raise ConfigurationError(
-                f"HostOptimizer: {name} is {value}, which has no rule; leave it out, or {instead}"
-            )
+            raise ConfigurationError(f"HostOptimizer: {name} is {value}, which has no rule; leave it out, or {instead}")
     if type(optimizer) is keras.optimizers.SGD and optimizer.momentum and optimizer.weight_decay:
         raise ConfigurationError(
             f"HostOptimizer: SGD has momentum={optimizer.momentum} and weight_decay={optimizer.weight_decay}, "

@@ -30,9 +30,7 @@ def load_model(
     Raises ConfigurationError where the file has no state for the optimizer, as that of a `HostOptimizer`.
     """
     if legacy_opts and not IS_KERAS_2:
-        raise ConfigurationError(
-            "load_model: legacy_opts is True; expected False, Keras 3 has no legacy optimizers"
-        )
+        raise ConfigurationError("load_model: legacy_opts is True; expected False, Keras 3 has no legacy optimizers")
     known = {optimizer.__name__: optimizer for optimizer in custom_optimizers or ()} | dict(custom_objects or {})
     with _optimizers_that_got_no_state() as without:
         model = keras.models.load_model(filepath, custom_objects=known)

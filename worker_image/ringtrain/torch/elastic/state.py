@@ -69,9 +69,7 @@ def _model_buffers(value: Any, values: Sequence[Any]) -> dict[str, Any]:
     model = getattr(value, "model", None)
     if not isinstance(value, HostOptimizer | DiLoCo) or not isinstance(model, torch.nn.Module):
         return {}
-    is_kept = any(
-        isinstance(one, torch.nn.Module) and any(part is model for part in one.modules()) for one in values
-    )
+    is_kept = any(isinstance(one, torch.nn.Module) and any(part is model for part in one.modules()) for one in values)
     return {} if is_kept else {"buffers": BuffersHandler(value)}
 
 

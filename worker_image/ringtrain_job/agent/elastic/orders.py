@@ -89,9 +89,7 @@ def current_order(
     current = ElasticSlotOrder(formation, frozenset(order.slots), restart, since, urgent, former=last)
     if isinstance(order, Prepare):
         return replace(current, restart=restart or order.restart)
-    return replace(
-        current, world=order.world, members={member.slot: member.life for member in order.world.members}
-    )
+    return replace(current, world=order.world, members={member.slot: member.life for member in order.world.members})
 
 
 def next_slot_action(

@@ -159,9 +159,7 @@ class ElasticSlots:
         pause_s = min(_LONGEST_PAUSE_S, 2.0 ** (barren - 2)) if barren > 1 else 0.0
         self._said[slot] = _Said(without_world=barren, start_at=self._clock() + pause_s)
 
-    def _next_action(
-        self, order: ElasticSlotOrder, slot: int, starting: bool, now: float
-    ) -> ElasticSlotAction | None:
+    def _next_action(self, order: ElasticSlotOrder, slot: int, starting: bool, now: float) -> ElasticSlotAction | None:
         return next_slot_action(order, self._view(slot, starting, now), self._deadlines, now)
 
     def _note_stopped(self, slot: int, now: float) -> None:

@@ -142,9 +142,7 @@ class ElasticRankSockets:
         if listening.connection is not None:
             self._read(listening.connection)  # a rank may close its connection and open the next at once
         if listening.connection is not None:
-            text = (
-                f"slot {listening.caller.slot} has a connection to its agent already; a rank opens one at a time"
-            )
+            text = f"slot {listening.caller.slot} has a connection to its agent already; a rank opens one at a time"
             _refuse_rank_connection(accepted, text)
             return
         listening.connection = _RankConnection(listening.caller, accepted)

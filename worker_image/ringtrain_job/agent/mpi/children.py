@@ -64,9 +64,7 @@ class MpiDaemonChild:
 class MpiDaemonSpawner(Protocol):
     """Starts processes. OSError: it cannot be executed."""
 
-    def spawn(
-        self, command: Sequence[str], environment: Mapping[str, str], streams: ChildStreams
-    ) -> MpiDaemonChild:
+    def spawn(self, command: Sequence[str], environment: Mapping[str, str], streams: ChildStreams) -> MpiDaemonChild:
         """Start `command` as the leader of a session of its own."""
 
 
@@ -82,9 +80,7 @@ class MpiDaemonChildren:
         """Whether any child lives. Of the main thread only."""
         return bool(self._running)
 
-    def spawn(
-        self, command: Sequence[str], environment: Mapping[str, str], streams: ChildStreams
-    ) -> MpiDaemonChild:
+    def spawn(self, command: Sequence[str], environment: Mapping[str, str], streams: ChildStreams) -> MpiDaemonChild:
         """Start `command`. TimeoutError: the main thread is busy, or ending."""
         return self._main.run(lambda: self._start(command, environment, streams))
 
@@ -100,9 +96,7 @@ class MpiDaemonChildren:
             future.set_result(-signal.SIGKILL)
         self._running.clear()
 
-    def _start(
-        self, command: Sequence[str], environment: Mapping[str, str], streams: ChildStreams
-    ) -> MpiDaemonChild:
+    def _start(self, command: Sequence[str], environment: Mapping[str, str], streams: ChildStreams) -> MpiDaemonChild:
         process = start_child(command, environment, **vars(streams))
         process.returncode = 0  # reaped by the main thread, with everything else: Popen need not care
         exit: Future[int] = Future()

@@ -49,9 +49,7 @@ def _parse_mpirun_part(words: list[str], implementation: MpiImplementation) -> M
         name = words[position].lstrip("-")
         count = _mpirun_option_values(name, implementation)
         if position + count >= len(words):
-            raise ConfigurationError(
-                f"mpirun's option {words[position]} is the end of the command: no program follows"
-            )
+            raise ConfigurationError(f"mpirun's option {words[position]} is the end of the command: no program follows")
         if name in NUMBER:
             processes = _mpirun_option_number(words[position], words[position + 1])
         per_node |= name in PER_NODE

@@ -153,7 +153,5 @@ def placing_options(implementation: MpiImplementation, own_address: str, variabl
     # Hydra would have the proxies call back to the launcher's host name, which need not resolve in them; and it
     # would replace the workers' environment (PATH, devices, …) by the launcher's. `-genv` still adds to it.
     # Of Intel MPI's own variables ranks get the launcher's, as of Open MPI's.
-    passed = (
-        intel_mpi_variables_passed_on(variables) if implementation is MpiImplementation.INTEL else ["-genvnone"]
-    )
+    passed = intel_mpi_variables_passed_on(variables) if implementation is MpiImplementation.INTEL else ["-genvnone"]
     return ["-localhost", own_address, *passed]

@@ -73,9 +73,7 @@ class MpirunJob:
         if self._calls_mpirun:
             self._line("", config.world_size).words(command[1:])  # for its errors; the address is not known yet
             if config.elastic is not None:
-                refuse_sizes(
-                    parse_mpirun_arguments([*settings.options, *command[1:]], self._mpirun.implementation)
-                )
+                refuse_sizes(parse_mpirun_arguments([*settings.options, *command[1:]], self._mpirun.implementation))
         self._stack = ExitStack()
         self._directory = Path(tempfile.mkdtemp(prefix="ringtrain-mpi-"))
         self._stack.callback(shutil.rmtree, self._directory, ignore_errors=True)
@@ -160,9 +158,7 @@ class MpirunJob:
         self._signal(signal.SIGKILL)
 
     def _start_own_agent(self) -> "MpirunLauncherAgent":
-        agent = MpirunLauncherAgent(
-            self._directory / "agent", self._config.workers - 1, self._config.port, os.environ
-        )
+        agent = MpirunLauncherAgent(self._directory / "agent", self._config.workers - 1, self._config.port, os.environ)
         self._stack.callback(agent.close, self._config.settle_s)
         return agent
 

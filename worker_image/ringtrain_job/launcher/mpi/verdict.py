@@ -90,9 +90,7 @@ def _without_mpi_daemon(view: GangView, daemon: DaemonEnd, tail: Sequence[str] =
     """`tail`: mpirun's last lines, which may say why the daemon ended."""
     message = f"mpirun's daemon on {daemon.host} ended with {daemon.code}: {daemon.said or 'it said nothing'}"
     code = daemon.code if 0 < daemon.code < 256 else 1
-    return Verdict(
-        Outcome.FAILED, code, view.succeeded, Failure(Reason.LAUNCHER_FAILED, message, log_tail=tuple(tail))
-    )
+    return Verdict(Outcome.FAILED, code, view.succeeded, Failure(Reason.LAUNCHER_FAILED, message, log_tail=tuple(tail)))
 
 
 def _mpirun_failure(view: GangView, command: CommandEnd) -> Failure:

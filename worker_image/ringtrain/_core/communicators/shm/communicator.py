@@ -55,9 +55,7 @@ class SharedMemoryCommunicator:
         )
         self._group.run(what, work)
 
-    def reduce_scatter(
-        self, what: WireSignature, source: Flat, bounds: Bounds, target: Flat, op: ReduceOp
-    ) -> None:
+    def reduce_scatter(self, what: WireSignature, source: Flat, bounds: Bounds, target: Flat, op: ReduceOp) -> None:
         work = ShmCollective(chunks_of(bounds), source, op, own=target, average_over=self._size)
         self._group.run(laid_out(what, bounds), work)
 
@@ -67,9 +65,7 @@ class SharedMemoryCommunicator:
     def can_update(self, gradients: Flat, weights: Flat) -> bool:
         return self._group.can_update(gradients, weights)
 
-    def update(
-        self, what: WireSignature, gradients: Flat, bounds: Bounds, op: ReduceOp, change: ChunkUpdate
-    ) -> None:
+    def update(self, what: WireSignature, gradients: Flat, bounds: Bounds, op: ReduceOp, change: ChunkUpdate) -> None:
         work = ShmCollective(chunks_of(bounds), gradients, op, average_over=self._size)
         self._group.update(laid_out(what, bounds), work, change)
 

@@ -164,9 +164,7 @@ class ShmRankGroup:
         assert gradients is not None, "ask can_update first"
         assert weights is not None, "ask can_update first"
         addresses, timeout_s = (gradients, weights), self._member.ring.stall_timeout_s
-        self._meet(
-            what, work.source.nbytes, lambda: self._channel.update(compared, work, change, timeout_s, addresses)
-        )
+        self._meet(what, work.source.nbytes, lambda: self._channel.update(compared, work, change, timeout_s, addresses))
 
     def meeting(self, what: WireSignature, *buffers: Flat) -> Callable[[bool], bool]:
         """Return what tells the others that this rank has come, and whether all have: what they wrote to each

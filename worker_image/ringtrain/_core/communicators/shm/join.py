@@ -33,9 +33,7 @@ class ShmHostGroups:
     group: ShmRankGroup
 
 
-def share_memory(
-    member: WorldMembership, process_set: int, network: Communicator, host: str
-) -> ShmHostGroups | None:
+def share_memory(member: WorldMembership, process_set: int, network: Communicator, host: str) -> ShmHostGroups | None:
     """Let the ranks of every host share memory. None if no two ranks share a host, or if any of them can't.
 
     Collective over `network`. `host`: what identifies this rank's host. What stands in the way is logged once, by

@@ -127,9 +127,7 @@ class ShmNativeChannel:
         """Whether every rank had better fold all of `buffer` by itself."""
         return buffer.nbytes <= self._small_bytes
 
-    def short_job(
-        self, what: WireSignature, like: Flat, op: ReduceOp | None, timeout_s: float
-    ) -> ShmShortReduction:
+    def short_job(self, what: WireSignature, like: Flat, op: ReduceOp | None, timeout_s: float) -> ShmShortReduction:
         """What compiled code is told of the reductions of arrays like `like`, but for where they lie."""
         chunks, flat = chunks_of(even_bounds(like.size, self._size)), like.reshape(-1)
         work = ShmCollective(chunks, flat, op, own=flat, gathered=flat, average_over=self._size, whole=True)
