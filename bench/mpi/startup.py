@@ -24,7 +24,7 @@ sys.path.insert(0, str(ROOT / "tests"))  # hosts and jobs are made as in the tes
 
 from mpi.jobs import MpiGang  # noqa: E402
 from mpi.libraries import MPICH, OPEN_MPI, OPEN_MPI_5, Library  # noqa: E402
-from mpi.namespaces import HostNet, network, why_not  # noqa: E402
+from support.namespaces import HostNet, network, why_not  # noqa: E402
 
 PROGRAM = "#include <mpi.h>\nint main(int c, char **v) { MPI_Init(&c, &v); return MPI_Finalize(); }\n"
 PORT = 2222
