@@ -80,7 +80,10 @@ def ssh_command(library: Library, client: Path, hosts: tuple[HostNet, ...], dire
         chosen = f"HYDRA_LAUNCHER_EXEC={ssh}"
         options = f"-f {file} -localhost {address}"
     mpirun = shutil.which(library.mpirun)
-    return f"env {unset} {chosen} {mpirun} {options} -np {len(hosts)} {directory}/program"
+    # In a file: in a job's command, mpirun by its path would be the one that goes through the agents.
+    script = directory / "with-ssh"
+    script.write_text(f"exec env {unset} {chosen} {mpirun} {options} -np {len(hosts)} {directory}/program\n")
+    return f"sh {script}"
 
 
 def _ours(library: Library) -> tuple[str, ...]:
