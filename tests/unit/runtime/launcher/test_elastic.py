@@ -1,8 +1,8 @@
 """What the launcher of an elastic job is told, who may register, and what it writes down."""
 
 import json
-from collections.abc import Iterable, Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -78,10 +78,19 @@ class Job:
         return form
 
 
+Start = Callable[..., Job]
+
+
 @pytest.fixture
-def job(tmp_path: Path) -> Iterator[Job]:
-    with closing(Job(tmp_path)) as found:
-        yield found
+def start(tmp_path: Path) -> Iterator[Start]:
+    """A launcher's process in the test's folder. All end with the test, also with one that fails."""
+    with ExitStack() as stack:
+        yield lambda *args, **settings: stack.enter_context(closing(Job(tmp_path, *args, **settings)))
+
+
+@pytest.fixture
+def job(start: Start) -> Job:
+    return start()
 
 
 @pytest.mark.parametrize(
@@ -117,9 +126,9 @@ def test_defaults() -> None:
     assert LauncherConfig.from_env({**plain, "RINGTRAIN_ELASTIC_MIN_RANKS": "4"}).elastic is None
 
 
-def test_the_world_of_a_formation(tmp_path: Path) -> None:
+def test_the_world_of_a_formation(start: Start) -> None:
     """Addresses and members by rank; the status says how many there are."""
-    job = Job(tmp_path, RINGTRAIN_ELASTIC_START_RANKS="4")
+    job = start(RINGTRAIN_ELASTIC_START_RANKS="4")
     form = job.form(0, 1)
     assert form.world.ring_addresses == ("h0:7400", "h0:7401", "h1:7400", "h1:7401")
     assert [(member.slot, member.life) for member in form.world.members] == [(0, 1), (1, 1), (2, 1), (3, 1)]
@@ -129,14 +138,13 @@ def test_the_world_of_a_formation(tmp_path: Path) -> None:
     assert status["workers"][2] == {
         "index": 2, "pod": "digits-worker-2", "node": "", "address": "", "registered": False, "lost": False,
     }  # fmt: skip
-    job.close()
 
 
-def test_each_world_names_the_sites_of_its_nodes(tmp_path: Path) -> None:
+def test_each_world_names_the_sites_of_its_nodes(start: Start) -> None:
     """A worker comes when the site of its node is known, and never on a node without the label."""
     sites = WorkerSites({}, awaits_nodes=True)
     sites.hear({}, {"n0": "far"})
-    job = Job(tmp_path, sites, RINGTRAIN_ELASTIC_START_RANKS="4", RINGTRAIN_ELASTIC_JOIN_DELAY="0.1")
+    job = start(sites, RINGTRAIN_ELASTIC_START_RANKS="4", RINGTRAIN_ELASTIC_JOIN_DELAY="0.1")
     prepare = job.order()
     for index in (0, 1):
         job.say(index, prepare.number, parked=True)
@@ -149,7 +157,6 @@ def test_each_world_names_the_sites_of_its_nodes(tmp_path: Path) -> None:
     form = job.order()
     assert isinstance(form, Form)
     assert form.world.sites == ("far", "far", "near", "near")
-    job.close()
 
 
 def test_a_status_without_formations_has_no_word_of_them(job: Job) -> None:
@@ -192,22 +199,21 @@ def test_a_worker_that_is_silent_is_lost_in_the_status(job: Job) -> None:
     assert [worker["lost"] for worker in job.snapshot.status()["workers"]] == [False, True, True]
 
 
-def test_another_launcher_process_goes_on(tmp_path: Path) -> None:
+def test_another_launcher_process_goes_on(start: Start) -> None:
     """It knows formation, members and the wanted number, and tells the agents again."""
-    job = Job(tmp_path)
+    job = start()
     job.form(0, 1, 2)
     job.world.ask(2)
     prepare = job.order()
     assert isinstance(prepare, Prepare)
     assert not prepare.urgent
     job.close()
-    again = Job(tmp_path)
+    again = start()
     assert again.world.status()["phase"] == FormationPhase.PREPARING
     told = again.order()
     assert isinstance(told, Prepare)
     assert (told.formation, told.slots, told.urgent) == (2, (0, 1, 2, 3), False)
     assert told.number > prepare.number
-    again.close()
 
 
 def test_a_new_world_begins_anew_on_the_page(job: Job) -> None:
@@ -232,19 +238,18 @@ def _report(job: Job, slots: Iterable[int], step: int, time: float) -> None:
         job.snapshot.metrics.add(slot, {"step": step, "time": time, "reductionWait": 0.5})
 
 
-def test_notes_that_cannot_be_read(tmp_path: Path) -> None:
+def test_notes_that_cannot_be_read(start: Start) -> None:
     """The launcher says so and learns from the processes: the formation after theirs is prepared."""
-    job = Job(tmp_path)
+    job = start()
     job.form(0, 1, 2)
     job.close()
     job.files.formation.write_text(json.dumps({"phase": "Running"}))
-    again = Job(tmp_path)
+    again = start()
     for index in range(3):
         again.say(index, 0, formation=1, joined=True)
     told = again.order()
     assert isinstance(told, Prepare)
     assert (told.formation, told.urgent) == (2, True)
-    again.close()
 
 
 def test_a_launcher_whose_gang_does_not_change_looks_now_and_then(job: Job) -> None:
@@ -260,12 +265,11 @@ def test_a_launcher_whose_gang_does_not_change_looks_now_and_then(job: Job) -> N
     assert isinstance(job.order(), Prepare)
 
 
-def test_what_is_asked_for_has_bounds(tmp_path: Path) -> None:
+def test_what_is_asked_for_has_bounds(start: Start) -> None:
     """The error has the bounds, in ranks."""
-    job = Job(tmp_path, RINGTRAIN_ELASTIC_MIN_RANKS="3")
+    job = start(RINGTRAIN_ELASTIC_MIN_RANKS="3")
     with pytest.raises(ConfigurationError, match="workers is 1, which is 2 ranks; expected 3 to 6 ranks"):
         job.world.ask(1)
-    job.close()
 
 
 def test_the_last_life_of_a_rank_has_its_own_exit(job: Job) -> None:
@@ -291,22 +295,21 @@ def test_who_was_lost_is_named_by_slot(code: int, by: str) -> None:
     assert (failure.rank, failure.pod) == (2, "pod-1")
 
 
-def test_a_lost_pod_is_named_after_another_has_taken_its_place(tmp_path: Path, caplog: Any) -> None:
+def test_a_lost_pod_is_named_after_another_has_taken_its_place(start: Start, caplog: Any) -> None:
     """The log has the pod that is gone, not the new one."""
     caplog.set_level("INFO")
-    job = Job(tmp_path)
+    job = start()
     job.form(0, 1, 2)
     job.order()
     job.gang.detach(1, "first-1")
     job.gang.register(replace(worker(1, "second"), pod="pod-1-again"))
     job.order()
     assert "formation 1 is lost: worker 1 (pod pod-1 on node n1) is no longer heard of" in caplog.text
-    job.close()
 
 
-def test_training_that_begins_anew_is_told(tmp_path: Path, caplog: Any) -> None:
+def test_training_that_begins_anew_is_told(start: Start, caplog: Any) -> None:
     """Where no rank is left that has the state, the log says what is lost; where one is, it does not."""
-    job = Job(tmp_path, RINGTRAIN_ELASTIC_START_RANKS="4")
+    job = start(RINGTRAIN_ELASTIC_START_RANKS="4")
     form = job.form(0, 1)
     for index in (0, 1):
         job.say(index, form.number, formation=1, joined=True, committed=7)
@@ -332,13 +335,12 @@ def test_training_that_begins_anew_is_told(tmp_path: Path, caplog: Any) -> None:
     assert "up to step 7, is lost" in caplog.text
     assert said["reason"] == "StateLost"
     assert "up to step 7, is lost (first: rank 2 exited with 137)" in said["message"]
-    job.close()
 
 
-def test_only_a_recovery_is_timed(tmp_path: Path, caplog: Any) -> None:
+def test_only_a_recovery_is_timed(start: Start, caplog: Any) -> None:
     """A world that grows later says nothing of the seconds that the recovery before took."""
     caplog.set_level("INFO")
-    job = Job(tmp_path, RINGTRAIN_ELASTIC_START_RANKS="4", RINGTRAIN_ELASTIC_JOIN_DELAY="0")
+    job = start(RINGTRAIN_ELASTIC_START_RANKS="4", RINGTRAIN_ELASTIC_JOIN_DELAY="0")
     first = job.form(0, 1)
     job.order()
     job.say(0, first.number, formation=1, phase=RankPhase.FAILED, exit_code=137)
@@ -363,13 +365,12 @@ def test_only_a_recovery_is_timed(tmp_path: Path, caplog: Any) -> None:
         job.say(index, third.number, life=life, formation=3, joined=True)
     job.order()
     assert caplog.text.endswith("formation 3 runs, ranks: 6\n")
-    job.close()
 
 
-def test_who_has_the_state_is_written_down(tmp_path: Path, caplog: Any) -> None:
+def test_who_has_the_state_is_written_down(start: Start, caplog: Any) -> None:
     """Another launcher process, to which none of them has come, waits for them before others make a world."""
     settings = {"RINGTRAIN_ELASTIC": "Shrink", "RINGTRAIN_ELASTIC_START_RANKS": "4"}
-    job = Job(tmp_path, **settings)
+    job = start(**settings)
     form = job.form(0, 1)
     job.order()
     for index in (0, 1):
@@ -377,7 +378,7 @@ def test_who_has_the_state_is_written_down(tmp_path: Path, caplog: Any) -> None:
     job.clock.now += 1  # no agent has said anything for which a launcher looks at once
     job.order()
     job.close()
-    again = Job(tmp_path, **settings)
+    again = start(**settings)
     again.world.ask(3)
     for _ in range(2):
         again.say(2, 0, parked=True)
@@ -390,7 +391,6 @@ def test_who_has_the_state_is_written_down(tmp_path: Path, caplog: Any) -> None:
     again.clock.now += again.config.elastic.rules.replace_timeout_s
     again.say(2, prepare.number, parked=True)
     assert isinstance(again.order(), Form)
-    again.close()
 
 
 def test_what_the_operator_knows_of_a_silent_pod(job: Job) -> None:
