@@ -133,6 +133,7 @@ def test_more_ranks_than_slots(spark: SparkSession) -> None:
         ringtrain.spark.run(trains(), num_proc=3, start_timeout=0.1)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("number", [0, -1, True, 1.5])
 def test_a_number_of_ranks_that_is_none(spark: SparkSession, number: Any) -> None:
     """Said before anything starts."""
