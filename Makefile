@@ -87,7 +87,7 @@ fast: lint  ## lint, and the tests that take seconds: what a bare pytest runs
 	$(PYTEST)
 
 test: $(FOR_TESTS)  ## everything that passes without a cluster; of long tests a sample, SAMPLE=17 for that of a run before, AFTER_FAST=1 for what fast leaves out; all cases of files that differ from the commit SINCE
-	$(PYTEST) tests --sample=$(or $(SAMPLE),any) --thin=9 --since=$(or $(SINCE),HEAD) $(if $(AFTER_FAST),--after-fast)
+	$(PYTEST) tests --sample=$(or $(SAMPLE),any) --thin=12 --since=$(or $(SINCE),HEAD) $(if $(AFTER_FAST),--after-fast)
 
 test-thorough: $(FOR_TESTS)  ## all cases of the tests of which `make test` takes a sample
 	$(PYTEST) -m sampled tests

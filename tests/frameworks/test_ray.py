@@ -146,6 +146,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("keywords", "expected"), WRONG.values(), ids=WRONG)
 def test_arguments_that_make_no_sense(keywords: dict[str, Any], expected: str) -> None:
     """Said before anything starts, with the value and what was expected."""

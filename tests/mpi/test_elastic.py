@@ -72,6 +72,7 @@ def test_mpirun_is_run_anew_over_the_pods_that_live(
     assert (message["outcome"], message["worldSize"], message["ranksSucceeded"]) == ("Succeeded", 4, 4)
 
 
+@pytest.mark.sampled
 def test_a_script_that_calls_mpirun_is_run_anew(local_gang: Callable[..., MpiGang], short_path: Path) -> None:
     """As mpirun itself; the programs that the launcher puts before it in PATH are there already."""
     settings = {**ELASTIC, **OPEN_MPI.need_mpi4py(short_path)}

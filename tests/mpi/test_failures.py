@@ -95,6 +95,7 @@ def test_a_script_that_starts_no_ranks(local_gang: LocalGang) -> None:
     assert "none of the 2 ranks has checked in" in found["message"]
 
 
+@pytest.mark.sampled
 def test_a_rank_of_a_second_mpirun_fails(local_gang: LocalGang) -> None:
     """The ranks of the first one ended well; the one that failed is named nevertheless."""
     OPEN_MPI.need()
@@ -155,6 +156,7 @@ def test_parameters_that_the_user_wants_to_see(library: Library, local_gang: Loc
     assert "mpi_show_mca_params=enviro" in job.rank_log(0)
 
 
+@pytest.mark.sampled
 def test_ranks_that_the_user_has_placed(local_gang: LocalGang) -> None:
     """ringtrain.init() on a rank that is not where the others look for it says so, before they give it up."""
     OPEN_MPI.need()
@@ -298,6 +300,7 @@ def test_a_host_that_vanishes(library: Any, gang: Callable[..., MpiGang], short_
     assert "rank(s) 2, 3 are lost" in found["message"]
 
 
+@pytest.mark.sampled
 def test_a_script_that_names_mpirun_by_its_path(local_gang: LocalGang) -> None:
     """`/usr/bin/mpirun` in a shell's text starts the ranks as the one in PATH does."""
     OPEN_MPI.need()

@@ -230,6 +230,7 @@ def test_a_weight_that_was_waited_for_is_new_everywhere(transport: str) -> None:
     assert run_ranks(_weights_on_their_way, 2, env={"RINGTRAIN_TRANSPORT": transport}) == [[True] * 100] * 2
 
 
+@pytest.mark.sampled
 def test_a_weight_that_was_waited_for_is_new_in_all_pods() -> None:
     """Whether the own pod or another one has updated it, and whichever rank brought it into this one's memory."""
     assert run_ranks(_weights_on_their_way, 4, env_of=Pods(2)) == [[True] * 100] * 4

@@ -136,6 +136,7 @@ def test_every_type_and_operation_is_the_same_tree_of_ranks(dtype: str) -> None:
                     assert_same_bits(got, expected)
 
 
+@pytest.mark.sampled
 def test_a_tree_of_ranks_is_between_more_than_64() -> None:
     """By itself; and up to the bound it is the fold in rank order."""
     parts = [made((20_003,), "float32", rank) for rank in range(65)]

@@ -10,7 +10,7 @@
 
 Where a case is skipped because of what a machine lacks, `can_run=` says whether a value of `of` can run here, as a
 sample of skipped tests would be none. A test that is not marked, and runs on several implementations of a seam
-(`SEAMS`), runs on one of them. `make test` takes a sample, in which each marked test is a ninth as often
+(`SEAMS`), runs on one of them. `make test` takes a sample, in which each marked test is a twelfth as often
 (`--thin`), but all cases of files that have changed (`--since`); without the option, and in `make test-thorough`, all
 cases run.
 """

@@ -60,14 +60,19 @@ class Cluster:
     nodes: tuple[HostNet, ...]
 
     def run(self, *words: str, **variables: str) -> "subprocess.CompletedProcess[str]":
-        """Run a program on the first node, as a user who has logged in there."""
+        """Run a program on the first node, as a user who has logged in there. All nodes are idle then: SLURM would
+        give a step that is to have one of them the second, while the step before is cleared away on the first."""
+        self._await_idle()
+        return self._run(*words, **variables)
+
+    def _run(self, *words: str, **variables: str) -> "subprocess.CompletedProcess[str]":
         python = str(Path(sys.executable).parent)
         env = self._environment() | {"PATH": f"{python}:{os.environ['PATH']}", **variables}
         command = [*self._enter(self.nodes[0]), *words]
         return completed(command, env=env)
 
     def start(self, stack: ExitStack) -> None:
-        """Return when all nodes are idle."""
+        """Start the daemons."""
         (self.folder / "state").mkdir()
         for node in self.nodes:
             (self.folder / node.name / "spool").mkdir(parents=True)
@@ -82,8 +87,10 @@ class Cluster:
         self._daemon(stack, self.nodes[0], "slurmctld", "-D")
         for node in self.nodes:
             self._daemon(stack, node, "slurmd", "-D", "-N", node.name)
+
+    def _await_idle(self) -> None:
         deadline = time.monotonic() + DEADLINE_S
-        while (found := self.run("sinfo", "-h", "-o", "%D %t").stdout.strip()) != f"{len(self.nodes)} idle":
+        while (found := self._run("sinfo", "-h", "-o", "%D %t").stdout.strip()) != f"{len(self.nodes)} idle":
             assert time.monotonic() < deadline, f"sinfo says {found!r}, {self._logs()}"
 
     def _daemon(self, stack: ExitStack, node: HostNet, *words: str) -> None:

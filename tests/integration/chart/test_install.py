@@ -129,6 +129,7 @@ def test_what_kubectl_applied_is_taken_over_when_helm_is_told_to(admin: Admin) -
     admin.helm("uninstall", "ringtrain", "--namespace=ringtrain-system")
 
 
+@pytest.mark.sampled
 def test_the_operators_pod_is_admitted_where_restricted_is_enforced(admin: Admin) -> None:
     """The namespace of manifests/operator.yaml enforces it; the API server takes the Deployment's pod there."""
     admin.kubectl("apply", f"--filename={ROOT / 'manifests'}")
@@ -143,6 +144,7 @@ def test_the_operators_pod_is_admitted_where_restricted_is_enforced(admin: Admin
     assert "Warning" not in created
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("release", "namespace"),
     [("x" * 53, "long"), ("numbers", "2026"), ("words", "null")],

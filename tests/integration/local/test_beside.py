@@ -40,6 +40,7 @@ def evaluator(code: int) -> dict[str, object]:
     return {"timeoutSeconds": 250, "template": {"spec": {"containers": [{"command": command}]}}}
 
 
+@pytest.mark.sampled
 def test_an_evaluator_sees_the_last_checkpoint(start: Start) -> None:
     """It is in a world of one, `dtj local` waits for it, and its output is in its pod's file."""
     claim = {"persistentVolumeClaim": {"claimName": "checkpoints"}}
@@ -49,6 +50,7 @@ def test_an_evaluator_sees_the_last_checkpoint(start: Start) -> None:
     assert log.read_text() == "evaluated last-1 evaluator\n"
 
 
+@pytest.mark.sampled
 def test_one_that_is_late_is_asked_to_end(start: Start) -> None:
     """After timeoutSeconds; the job has succeeded nevertheless, and nothing is left."""
     template = {"spec": {"containers": [{"command": ["sleep", "1000"]}]}}

@@ -153,6 +153,7 @@ def test_a_failure_has_its_first_cause(client: Client) -> None:
     assert "no such data set" in str(run.why())
 
 
+@pytest.mark.sampled
 def test_a_run_is_suspended_scaled_resumed_and_deleted(client: Client) -> None:
     """As on a cluster; a wait that is too short says where the job is."""
     run = client.train(stays, name="stays")

@@ -56,6 +56,7 @@ def test_the_link_opens_the_page_while_the_job_runs(tmp_path: Path) -> None:
         assert process.wait(120) == 0, (tmp_path / "out").read_text()
 
 
+@pytest.mark.sampled
 def test_ringtrain_ui_leads_to_the_page_of_a_job_that_runs(tmp_path: Path) -> None:
     """Also of one that was started without `--ui`; when the job has ended, its page is made of its files."""
     manifest, done = tmp_path / "job.yaml", tmp_path / "done"

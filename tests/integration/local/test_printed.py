@@ -33,6 +33,7 @@ def _dtj(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=240, check=False)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("program", "logs", "progress"),
     [

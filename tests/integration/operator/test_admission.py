@@ -91,6 +91,7 @@ async def test_what_may_change_may_change(control_plane: ControlPlane) -> None:
         assert wrong == {}
 
 
+@pytest.mark.sampled
 async def test_a_job_that_never_ran_may_be_corrected(control_plane: ControlPlane) -> None:
     """What is refused of one that has run, or that has ended, is admitted before; but not another managedBy."""
     wrong, ended = {}, {"status": {"state": "Failed"}}

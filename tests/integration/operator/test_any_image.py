@@ -282,6 +282,7 @@ async def test_a_script_for_torchrun_runs_in_a_stock_image(agent: Image, tmp_pat
         assert f"[{rank}] gradient [[1.5, 1.5]] of 2 None\n" in log
 
 
+@pytest.mark.sampled
 def test_what_an_image_preloads_is_for_its_own_programs(agent: Image) -> None:
     """The agent's Python does not load it, and has the image's variables again when it starts something."""
     program = agent.root / "python" / "bin" / "python3"

@@ -260,6 +260,7 @@ def waiting(tmp_path: Path) -> Iterator[GangProcesses]:
         job.close()
 
 
+@pytest.mark.sampled
 async def test_a_page_comes_back_with_its_launcher(waiting: GangProcesses, tmp_path: Path) -> None:
     """While the launcher is gone the page says so and keeps what it had; it goes on with the next launcher."""
     base = f"http://127.0.0.1:{waiting.status_port}/"
@@ -276,6 +277,7 @@ async def test_a_page_comes_back_with_its_launcher(waiting: GangProcesses, tmp_p
         assert launcher.process.poll() is None
 
 
+@pytest.mark.sampled
 async def test_a_page_says_why_it_is_refused(waiting: GangProcesses, tmp_path: Path) -> None:
     """A launcher that has another token is there: the page says where its link comes from."""
     base = f"http://127.0.0.1:{waiting.status_port}/"

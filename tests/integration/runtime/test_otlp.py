@@ -104,6 +104,7 @@ def test_attempt_ranks_steps_and_lines_arrive(gang: MakeGang, receiver: tuple[Re
         assert resource["team"] == "vision"
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("signals", "records"), [("logs", 6), ("", 0)])
 def test_what_is_not_asked_for_is_not_sent(
     gang: MakeGang, receiver: tuple[Receiver, int], signals: str, records: int
@@ -114,6 +115,7 @@ def test_what_is_not_asked_for_is_not_sent(
     assert (keeps.spans, len(keeps.records)) == ([], records)
 
 
+@pytest.mark.sampled
 def test_a_receiver_that_is_not_there_costs_nothing_but_its_data(gang: MakeGang) -> None:
     """The job ends as it would have, with all of its lines, and the launcher says how much was lost."""
     (nobody,) = free_ports(1)

@@ -75,6 +75,7 @@ def _listed(folder: Path) -> dict[str, Any]:
     return dict(found)
 
 
+@pytest.mark.sampled
 async def test_the_bars_of_tqdm(tmp_path: Path) -> None:
     """Steps go through all epochs, in the summary, the list and the page; the log has what was written, to the
     byte; the bars within the epochs are none of training."""
@@ -112,6 +113,7 @@ def test_only_another_rank_prints(tmp_path: Path) -> None:
     assert "steps  100, loss 6, images/sec 115.0\n" in _run(tmp_path, one)
 
 
+@pytest.mark.sampled
 def test_what_ranks_report_wins(tmp_path: Path) -> None:
     """From the first report on, also over what was read before it, in the summary and in the page."""
     assert "steps  5/5, loss 0.2, samples/sec" in _run(tmp_path, WINS)
@@ -123,6 +125,7 @@ def test_what_ranks_report_wins(tmp_path: Path) -> None:
     assert loss == [[step, pytest.approx(1 / step)] for step in range(1, 6)]
 
 
+@pytest.mark.sampled
 def test_a_users_rule(tmp_path: Path) -> None:
     """It says what a line reports, and a loss in it may end the run."""
     program = "print('[7] done: mse 0.25')\nprint('[8] done: mse nan')"

@@ -128,6 +128,7 @@ async def test_a_page_shows_the_run(runs: Path, tmp_path: Path) -> None:
         assert tab.complaints == []
 
 
+@pytest.mark.sampled
 async def test_a_page_names_the_first_failure(runs: Path, tmp_path: Path) -> None:
     """The rank, its exit code and its last lines, as text whatever they hold; the rank is marked."""
     async with open_browser(tmp_path) as tab:
@@ -292,6 +293,7 @@ async def test_a_page_shows_where_the_time_goes_and_who_is_waited_for(uneven: tu
         assert tab.complaints == []
 
 
+@pytest.mark.sampled
 def test_the_timeline_is_kept_beside_the_logs(uneven: tuple[Path, str], tmp_path: Path) -> None:
     """Whole, for the run's own report and for `ringtrain timeline`; a report elsewhere links to nothing."""
     folder, _ = uneven

@@ -256,6 +256,7 @@ def test_the_bar_of_a_run_that_fails(tmp_path: Path) -> None:
     assert any(line.startswith("steps  8/12, loss 0.5") for line in lines)
 
 
+@pytest.mark.sampled
 def test_no_bar_where_nobody_wants_one(tmp_path: Path) -> None:
     """With -q the terminal has the ranks' lines alone; a pipe has lines, and no bar among them."""
     for step in range(1, 9):

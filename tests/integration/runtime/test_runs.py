@@ -80,6 +80,7 @@ def test_runs_are_listed_the_newest_first(folder: Path) -> None:
     assert slow[:5] == ["slow", "Succeeded", "1", "20/20", "0.8187"]
 
 
+@pytest.mark.sampled
 async def test_runs_are_compared(folder: Path, tmp_path: Path) -> None:
     """What differs is named, what is the same is not; the page has a line of each run, and needs nothing else."""
     done = _ringtrain(folder, "compare", "slow", "runs/local/fast", "--html", "both.html")

@@ -141,6 +141,7 @@ def test_sites_of_two_hosts_exchange_each_byte_once(hosts: SshHosts, tmp_path: P
         assert 2 <= float(synchronizations) < 2.2, "8 MB twice: half of the gradients and half of the weights each"
 
 
+@pytest.mark.sampled
 def test_this_machine_and_another_with_encrypted_tensors(hosts: SshHosts, tmp_path: Path) -> None:
     """From a hostfile; the agent of this machine is reached at the address by which the other one sees it."""
     (tmp_path / "hosts").write_text("localhost slots=1\nnode-b slots=1\n")
@@ -188,6 +189,7 @@ def test_lines_of_all_hosts_that_no_file_takes_are_counted(hosts: SshHosts, tmp_
     assert run.returncode == 74
 
 
+@pytest.mark.sampled
 def test_a_failed_rank_of_another_host(hosts: SshHosts, tmp_path: Path) -> None:
     """Is named as the first cause, and its exit status is the run's; interfaces may be named."""
     fails = "import os, sys; sys.exit(9 if os.environ['RANK'] == '1' else 0)"

@@ -26,6 +26,7 @@ print("last words")
 """
 
 
+@pytest.mark.sampled
 def test_logs_outlive_the_launchers_volume(
     gang: Callable[..., GangProcesses], s3: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:

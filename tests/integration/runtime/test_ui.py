@@ -136,6 +136,7 @@ def _text(path: Path) -> str:
     return path.read_text() if path.exists() else ""
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("named", ["ended", "runs/local/ended"], ids=["by-name", "by-folder"])
 async def test_one_run(named: str, folder: Path, tmp_path: Path) -> None:
     """The link of a run is its page; the token does not stay in the address."""
@@ -146,6 +147,7 @@ async def test_one_run(named: str, folder: Path, tmp_path: Path) -> None:
             assert "[1] told" in await tab.value("document.getElementById('lines').innerText")
 
 
+@pytest.mark.sampled
 async def test_an_empty_folder_fills(kept: Path, tmp_path: Path) -> None:
     """It says that there is nothing, and shows the first run without being loaded again, whose `run.json` is cut
     short: then what ran is not known, and the rest is."""
