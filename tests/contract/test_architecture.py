@@ -81,6 +81,7 @@ def test_every_module_is_on_the_map(package: str) -> None:
     assert all(row_of(package, module) >= 0 for module in modules(package))
 
 
+@pytest.mark.slow
 def test_twenty_functions_are_placed_by_the_map() -> None:
     """Picked by a fixed seed: the row of each one's module, and everything it imports in that row or below."""
     functions = [

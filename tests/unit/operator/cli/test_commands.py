@@ -76,6 +76,7 @@ def test_every_pod_of_a_job_is_rendered(tmp_path: Path) -> None:
     assert pods == [*gang, "digits-data-0", "digits-data-1", "digits-evaluator"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("values", "image", "group", "cpu"),
     [

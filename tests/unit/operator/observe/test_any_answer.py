@@ -29,6 +29,7 @@ FAILURE = st.fixed_dictionaries(
 ENTRIES = st.fixed_dictionaries({"index": st.integers(-2, 9)}, optional={"to": st.integers(-2, 12)})
 
 
+@pytest.mark.slow
 @UNLIMITED
 @given(progress=PROGRESS | JSON_VALUES)
 @example(progress={"step": 1, "loss": 10**400, "metrics": {"a": 10**400}})
@@ -42,6 +43,7 @@ def test_a_success_whatever_its_progress_says(progress: object) -> None:
     assert w.status.state == "Succeeded"
 
 
+@pytest.mark.slow
 @UNLIMITED
 @given(failure=FAILURE | JSON_VALUES, raw=st.none() | TEXTS | st.sampled_from([nested(2000), nested(10**5)]))
 def test_a_failure_whatever_it_says(failure: object, raw: str | None) -> None:
@@ -54,6 +56,7 @@ def test_a_failure_whatever_it_says(failure: object, raw: str | None) -> None:
     assert w.status.state == "Failed"
 
 
+@pytest.mark.slow
 @UNLIMITED
 @given(more=st.dictionaries(st.sampled_from(["progress", "lastProgressTime", "workers", "ranks", "logs"]), JSON_VALUES))
 @example(more={"lastProgressTime": 10**400})

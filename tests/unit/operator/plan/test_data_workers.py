@@ -96,6 +96,7 @@ def test_one_that_is_lost_is_made_anew_and_nothing_else_changes(w: World, how: s
     assert len(w.messages("DataWorkerLost")) == (how in ("failed", "ended well"))
 
 
+@pytest.mark.slow
 def test_one_that_ends_again_and_again_waits_longer_each_time(w: World) -> None:
     """At once after the first end, 1 s after the second, 2 s after the third, up to 300 s."""
     pauses = []

@@ -183,6 +183,7 @@ def test_a_disk_that_refuses_is_no_damage(tmp_path: Path) -> None:
             read_state(path)
 
 
+@pytest.mark.slow
 def test_a_flipped_bit_is_never_believed(tmp_path: Path) -> None:
     """Whichever byte was changed, what is read is what was written, or the checkpoint before."""
     checkpoints = _alone(tmp_path)

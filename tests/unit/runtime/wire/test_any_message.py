@@ -5,6 +5,7 @@ import struct
 from contextlib import suppress
 from typing import Any
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from support.memory_transport import MemoryCaller, MemoryNetwork, MemoryTransport
@@ -84,6 +85,7 @@ def test_any_bytes_as_a_pull(data: bytes) -> None:
         PullRequestMessage.decode(data)
 
 
+@pytest.mark.slow
 @given(st.binary(max_size=100), st.binary(max_size=100))
 @example(b"", bytes(HEADER_BYTES))
 def test_any_bytes_as_a_frame(expected: bytes, data: bytes) -> None:

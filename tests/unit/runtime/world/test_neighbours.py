@@ -61,6 +61,7 @@ def test_nobody_tells_many_where_all_live() -> None:
     assert reached(1024, 5, frozenset()) == (set(range(1024)), 10)
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.data())
 def test_every_rank_that_has_not_left_is_watched_by_its_witnesses(data: st.DataObject) -> None:
