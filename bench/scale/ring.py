@@ -50,6 +50,7 @@ from ringtrain._core.world import (
     watches,
 )
 from ringtrain._core.world.membership import WorldMembership
+from ringtrain._core.world.neighbours import is_mesh
 from ringtrain._core.world.ring_config import RingConfig
 
 _WORLD: Final = (call, failure_state, handshake, lateness, membership, monitor, offers, roster, spread, watches)
@@ -72,7 +73,7 @@ _FOUND: Final = Path(__file__).parent / "ring.jsonl"
 
 
 class _Drained:
-    """In the place of `Folder`: takes contributions, and leaves the sum."""
+    """In the place of `ReductionFold`: takes contributions, and leaves the sum."""
 
     keeps_all = False
 
@@ -147,7 +148,7 @@ class SimulatedWorld:
         for rank, member in enumerate(self.members):
             member._handshake.check_session = lambda rank, session: None  # type: ignore[method-assign]
             self.network.services[rank] = member
-            member._watches._met = True
+            member._watches.are_sparse = not is_mesh(self.size)
         return self
 
     def verdict(self) -> float:

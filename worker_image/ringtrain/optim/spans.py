@@ -3,7 +3,7 @@
 No gradient is not a gradient of zeros: a parameter that no rank has a gradient of stays as it is, and so does its
 state. Ranks agree on that with what they send anyway. -0 is what an addition starts from: a rank without a
 gradient contributes nothing but -0, and a sum is -0 only where all have. A gradient that is there never has -0
-where a rank's elements of its parameter begin (`Inbox` makes it 0), so a rank looks at that one element of the
+where a rank's elements of its parameter begin (`GradientInbox` makes it 0), so a rank looks at that one element of the
 sum.
 """
 

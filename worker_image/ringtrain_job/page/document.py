@@ -34,7 +34,7 @@ def _run_page_links(run: dict[str, Any]) -> str:
 
 
 def page(run: dict[str, Any]) -> str:
-    """One HTML document that needs nothing beside it, for what `summarize` has found."""
+    """One HTML document that needs nothing beside it, for what `summarize_page` has found."""
     data = json.dumps(run, ensure_ascii=False, separators=(",", ":"))
     for character, escape in _ESCAPES.items():
         data = data.replace(character, escape)

@@ -44,7 +44,7 @@ class PodSharedBucket:
 
 
 class PodChainUpdates:
-    """The `Updater` part of a communicator of up to twelve pods.
+    """The `UpdatingCommunicator` part of a communicator of up to twelve pods.
 
     A rank that returns from `update` has done all that others wait for. What is left are weights that others have
     updated, which it reads in `finish_updates` or in the next update, before it waits for anybody's gradients.
@@ -62,7 +62,7 @@ class PodChainUpdates:
     def update(
         self, what: WireSignature, gradients: Flat, bounds: Bounds, op: ReduceOp, change: ChunkUpdate, step: int
     ) -> None:
-        """As of `Updater`. `step`: elements that travel together. Raises what collectives raise."""
+        """As of `UpdatingCommunicator`. `step`: elements that travel together. Raises what collectives raise."""
         places = self._group.memories_of
         bucket = PodSharedBucket(places(gradients), places(change.weights), bounds, op)
         self._side = 1 - self._side

@@ -34,7 +34,7 @@ class _BegunNetworkUpdate:
 
 
 class ExchangeFusedUpdates:
-    """The `Updater` part of a communicator."""
+    """The `UpdatingCommunicator` part of a communicator."""
 
     def __init__(self, steps: ExchangeSteps, all_gather_parts: Callable[[WireSignature, Flat], list[Flat]]) -> None:
         self._steps = steps

@@ -71,7 +71,7 @@ class HelloMessage:
 class PullRequestMessage:
     """`rank` asks for everything that its peer sends it in collective `sequence` of a process set.
 
-    `compared`: of the signature of what it means to do (`Signature.compared`).
+    `compared`: of the signature of what it means to do (`WireSignature.compared`).
     """
 
     session: bytes

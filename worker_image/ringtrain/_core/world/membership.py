@@ -36,7 +36,7 @@ from ringtrain.errors import NotInitializedError, RingtrainError
 
 
 class WorldMembership:
-    """What a rank shares with its peers. Answers them (`Service`), and holds what collectives need to ask them."""
+    """What a rank shares with its peers. Answers them (`TransportService`); holds what collectives need to ask them."""
 
     def __init__(self, ring: RingConfig, transport: Transport) -> None:
         self.ring = ring
