@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from frameworks.harness import TORCH_DEVICES
 from ring.leftovers import note_others
+from support.deadlines import patient
 from support.sampling import MARK, Sample, changed_since, is_changed, mark_seams
 
 pytest_plugins = ["support.storefixtures"]
@@ -23,7 +24,7 @@ MARKS_OF = {
 }
 
 # Of a test that is a coroutine. Generous: the machine may be busy; a passing test takes seconds.
-DEADLINE_S = 480.0
+DEADLINE_S = patient(480.0)
 
 # A shell's background jobs ignore Ctrl-C, and so would every process that a test starts and interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)

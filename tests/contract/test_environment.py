@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.deadlines import patient
 from support.jobs import job
 from support.ports import free_addresses
 from support.small_job import environment as variables_of
@@ -220,7 +221,7 @@ def test_an_evaluator_of_a_world_of_thousands_starts() -> None:
     """Its variables are none that the kernel refuses, and it is in a world of one as any other."""
     made = build.build_evaluator_pod(parsed(evaluator={}, slotsPerWorker=8), 1024)["spec"]["containers"][0]["env"]
     variables = {one["name"]: one["value"] for one in made if "value" in one}
-    subprocess.run([sys.executable, "-c", ""], env=variables, check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", ""], env=variables, check=True, timeout=patient(60))
     config = WorkerConfig.from_env(variables)
     assert (config.role, config.source, config.rank, config.size) == ("evaluator", "tf_config", 0, 1)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from frameworks.harness import ENV
+from support.deadlines import patient
 
 TESTS = Path(__file__).parents[1]
 WORLDS = 10  # five stages, one rank or all of them
@@ -23,7 +24,7 @@ def test_an_exception_at_any_stage_of_a_step_ends_every_rank_by_an_exception(tra
         env={**os.environ, **ENV, "RINGTRAIN_TIMEOUT": "30"},
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=patient(600),
         check=False,
     )
     worlds = [json.loads(line) for line in ended.stdout.splitlines()]

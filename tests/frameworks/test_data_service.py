@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from frameworks.harness import ENV, Scenarios
+from support.deadlines import patient
 from support.namespaces import network, why_not
 
 import ringtrain
@@ -20,7 +21,7 @@ SCRIPT = Path(__file__).with_name("data_service_scripts") / "mnist_data_service.
 SPARK_SUBMIT = Path(sys.executable).with_name("spark-submit")
 SPARK_WORKER = Path(ringtrain.__file__).parent / "spark/tensorflow/compute_worker.py"
 HOROVODRUN = Path(sys.executable).with_name("horovodrun")
-DEADLINE_S = 300.0
+DEADLINE_S = patient(300.0)
 MODES = {
     "as-it-comes": ((), ()),
     "shared": ((), ("--reuse-dataset",)),

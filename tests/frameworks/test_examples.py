@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 import yaml
+from support.deadlines import patient
 from support.ports import free_addresses
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples" / "frameworks"
 SAMPLES = ROOT / "manifests" / "samples"
-DEADLINE_S = 300.0
+DEADLINE_S = patient(300.0)
 ENV = {
     **os.environ,
     "OMP_NUM_THREADS": "1",

@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 from frameworks.graphcore_scripts import port
 from frameworks.harness import ENV
+from support.deadlines import patient
 from support.ports import free_addresses
 
 SCRIPTS = Path(__file__).with_name("graphcore_scripts")
 PAGE = (Path(__file__).parents[2] / "docs/migrate-from-graphcore.md").read_text()
-DEADLINE_S = 300.0
+DEADLINE_S = patient(300.0)
 MPIRUN = ["mpirun", "-np", "2", "-H", "localhost:2", "--bind-to", "none", "--allow-run-as-root"]
 LAUNCHERS = {"mpirun": MPIRUN, "horovodrun": [str(Path(sys.executable).with_name("horovodrun")), "-np", "2"]}
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from support.deadlines import patient
 from support.needs import need
 
 need("jax")
@@ -58,7 +59,7 @@ def test_two_processes_are_one_world(tmp_path: Path) -> None:
         env={**os.environ, "JAX_PLATFORMS": "cpu", "JAX_CPU_COLLECTIVES_IMPLEMENTATION": "gloo"},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=patient(240),
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert {f"[{rank}] process {rank} of 2 sum 3" for rank in range(2)} <= set(done.stdout.splitlines())

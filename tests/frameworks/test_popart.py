@@ -5,6 +5,7 @@ import sys
 
 import pytest
 from frameworks.harness import Checks
+from support.deadlines import patient
 
 CHECKS = Checks("ringtrain.popart", ("popart_training",))
 
@@ -19,4 +20,4 @@ def test_popart(check, size):
 def test_popart_is_imported_when_it_is_used():
     """Without PopART the module can be imported, and init() called."""
     script = "import sys, ringtrain.popart as hvd; hvd.init(); assert 'popart' not in sys.modules; hvd.shutdown()"
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=patient(60))

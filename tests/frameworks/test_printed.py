@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.deadlines import patient
 from support.needs import need
 
 PROGRAM = """
@@ -29,7 +30,7 @@ def test_keras_prints_its_progress(verbose: int, tmp_path: Path) -> None:
     words = ["run", "-np", "1", "--name", "t", sys.executable, "train.py", str(verbose)]
     done = subprocess.run(
         [sys.executable, "-m", "ringtrain", *words],
-        cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False,
+        cwd=tmp_path, capture_output=True, text=True, timeout=patient(240), check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     rows = [json.loads(row) for row in (tmp_path / "runs/local/t/1/metrics.jsonl").read_text().splitlines()]

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from frameworks.queues import ONES, allreduce, with_queues
 from ring.worlds import world_of
+from support.deadlines import patient
 from support.ranks import run_ranks
 
 from ringtrain._core.communicators.base import Communicator
@@ -28,7 +29,7 @@ from ringtrain.errors import MismatchError, NotInitializedError, PeerLost
 
 # Half a second of it others wait for a reason that says more.
 PROMPT_S = 5.0
-DEADLINE_S = 30.0  # of waits that none of these tests needs to see out
+DEADLINE_S = patient(30.0)  # of waits that none of these tests needs to see out
 
 
 def _position(queue: NamedQueue) -> int:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from frameworks.harness import ENV, Checks
+from support.deadlines import patient
 
 CHECKS = Checks("torch", ("torch_diloco",))
 PAGE = (Path(__file__).parents[2] / "docs/thin-lines.md").read_text()
@@ -41,7 +42,7 @@ def test_the_program_of_the_page(tmp_path: Path) -> None:
         env={**os.environ, **ENV},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=patient(300),
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

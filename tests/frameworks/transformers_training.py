@@ -12,6 +12,7 @@ import torch
 import transformers
 from frameworks import transformers_model
 from frameworks.transformers_model import ALONE, losses, model, trainer_of
+from support.deadlines import patient
 from support.ports import free_addresses
 
 import ringtrain.torch as hvd
@@ -49,7 +50,7 @@ def alone(name):
         making = folder.with_name("making")
         making.mkdir(exist_ok=True)
         env = {name: value for name, value in os.environ.items() if name not in RANKS}
-        subprocess.run([sys.executable, transformers_model.__file__, making], env=env, check=True, timeout=300)
+        subprocess.run([sys.executable, transformers_model.__file__, making], env=env, check=True, timeout=patient(300))
         making.rename(folder)
     hvd.barrier()
     return torch.load(folder / f"{name}.pt", weights_only=False)

@@ -16,10 +16,11 @@ import traceback
 
 from frameworks.harness import run_checks
 from frameworks.warm import import_once
+from support.deadlines import patient
 from support.ranks import run_ranks
 
 # Of all checks of a world together: TensorFlow's take two minutes of two idle cores.
-DEADLINE_S = 900.0
+DEADLINE_S = patient(900.0)
 
 
 def failures(modules: list[str], size: int, among: tuple[str, ...]) -> dict[str, str]:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.deadlines import patient
 from support.needs import need
 
 import ringtrain as rt
@@ -25,7 +26,7 @@ def test_the_pages_build_and_hold_the_whole_public_api(tmp_path: Path) -> None:
         env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=patient(240),
         check=False,
     )
     assert made.returncode == 0, made.stdout + made.stderr

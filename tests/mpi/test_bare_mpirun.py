@@ -7,12 +7,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.deadlines import patient
 from support.namespaces import network, why_not
 
 from .libraries import MPICH, OPEN_MPI, OPEN_MPI_5, Library
 
 ROOT = Path(__file__).parents[2]
-DEADLINE_S = 180.0
+DEADLINE_S = patient(180.0)
 AS_ROOT = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.deadlines import patient
 
 from ringtrain.shared.framing import receive_message, send_message
 from ringtrain_job.agent.mpi.children import MpiAgentMainThread
@@ -19,7 +20,7 @@ from ringtrain_job.agent.mpi.rank_registry import Arrival, Departure, MpiRankReg
 from ringtrain_job.mpi.rank_wrapper import RankAssignment
 from ringtrain_job.mpi.shim import write_shim
 
-DEADLINE_S = 60.0
+DEADLINE_S = patient(60.0)
 
 
 class AgentAndManager:

@@ -11,12 +11,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.deadlines import patient
 
 from .libraries import MPICH, OPEN_MPI, OPEN_MPI_5, Library
 
 TESTS = Path(__file__).parents[1]
 FILES = ["ring/test_collectives.py", "ring/test_mismatch.py", "ring/test_reductions.py"]
-DEADLINE_S = 240.0
+DEADLINE_S = patient(240.0)
 
 
 @pytest.mark.sampled(2)

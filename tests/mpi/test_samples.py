@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 import yaml
+from support.deadlines import patient
 
 from .libraries import OPEN_MPI
 
 ROOT = Path(__file__).parents[2]
 SAMPLES = ROOT / "manifests/samples"
-DEADLINE_S = 240.0
+DEADLINE_S = patient(240.0)
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from typing import Any
 
 import grpc
 import pytest
+from support.deadlines import patient
 
 from ringtrain.shared.authentication import MpiDaemonClaim, prove
 from ringtrain.shared.environment import EnvironmentVariables
@@ -25,7 +26,7 @@ from ringtrain_job.launcher.mpi.remote import DaemonNotStarted, MpirunDaemonOutp
 
 from .jobs import write_secrets
 
-DEADLINE_S = 60.0
+DEADLINE_S = patient(60.0)
 JOB = JobIdentity("job", "default", "uid-1", attempt=3)
 CLAIM = MpiDaemonClaim("uid-1", 3, "echo started; exit 7")
 

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
+from support.deadlines import patient
 
 from ringtrain._core.transport.base import StreamBroken, StreamEnd, TransportCaller
 from ringtrain._core.transport.channel import SocketChannel
@@ -21,7 +22,7 @@ from ringtrain._core.wire.failure import NotAPeer, PullRefused, WorldFailure
 from ringtrain._core.wire.messages import HEADER_BYTES, WireFrame
 from ringtrain.shared.strangers import UnauthenticatedPeers
 
-DEADLINE_S = 60.0
+DEADLINE_S = patient(60.0)
 METHOD = "/ringtrain.Ring/Pull"
 
 

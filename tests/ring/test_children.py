@@ -6,6 +6,7 @@ import sys
 
 import numpy as np
 import pytest
+from support.deadlines import patient
 from support.ranks import run_ranks
 
 import ringtrain as rt
@@ -17,10 +18,10 @@ CHILD = "import ringtrain as rt; rt.init()"
 def what_children_say() -> tuple[str, int]:
     """The last line of a child that joins while its parent is in the world, and the end of one that does later."""
     rt.init()
-    refused = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, text=True, timeout=60)
+    refused = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, text=True, timeout=patient(60))
     rt.barrier()
     rt.shutdown()
-    later = subprocess.run([sys.executable, "-c", CHILD + "; rt.barrier()"], timeout=60)
+    later = subprocess.run([sys.executable, "-c", CHILD + "; rt.barrier()"], timeout=patient(60))
     return refused.stderr.splitlines()[-1], later.returncode
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from support.deadlines import patient
 
 import ringtrain as rt
 from ring.reference import DTYPES, SHAPES, Array, assert_same_bits, folded, made
@@ -305,7 +306,7 @@ def test_ranks_that_know_who_gives_something_ask_nobody_else(transport: str) -> 
             parts = [np.full(2 if (rank, to) in ((0, 3), (3, 1)) else 0, rank + 0.5) for to in range(5)]
             if rank == 4:
                 for _ in range(4):
-                    assert others_are_done.acquire(timeout=60)
+                    assert others_are_done.acquire(timeout=patient(60))
             received = group_of().all_to_all(parts, {1: [3], 3: [0]}.get(rank, [])).wait()
             others_are_done.release()
             return [part.tolist() for part in received]

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.deadlines import patient
 from support.ports import free_addresses
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "digits" / "train.py"
-DEADLINE_S = 240.0
+DEADLINE_S = patient(240.0)
 
 
 def _start(*options: str, **environment: str) -> subprocess.Popen[str]:

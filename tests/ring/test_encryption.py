@@ -17,6 +17,7 @@ import grpc
 import numpy as np
 import pytest
 from support.certificates import JobAuthority
+from support.deadlines import patient
 from support.ports import free_addresses
 
 import ringtrain as rt
@@ -30,7 +31,7 @@ from ringtrain.shared.connection_errors import ConnectionLost
 from ringtrain.shared.tls import TlsIdentity
 
 UID = "uid-1"
-DEADLINE_S = 60.0
+DEADLINE_S = patient(60.0)
 
 
 @pytest.fixture(autouse=True)

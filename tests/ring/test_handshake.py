@@ -16,6 +16,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+from support.deadlines import patient
 from support.memory_transport import MemoryNetwork, MemoryTransport
 from support.ports import free_addresses
 
@@ -188,7 +189,7 @@ def test_two_installed_versions_are_refused(file: str, here: str, other: str, sa
         for rank, folder in enumerate((package, newer))
     ]
     for rank in ranks:
-        _, written = rank.communicate(timeout=60)
+        _, written = rank.communicate(timeout=patient(60))
         assert rank.returncode == 1
         assert written.splitlines()[-1].startswith("ringtrain.errors.")
         assert said in written

@@ -6,6 +6,7 @@ import threading
 
 import numpy as np
 import pytest
+from support.deadlines import patient
 from support.pods import Pods
 from support.ranks import started_ranks, tell
 
@@ -193,7 +194,7 @@ def test_a_late_rank_changes_no_bit(late: int) -> None:
         def work(rank: int) -> Array:
             values = parts[rank].copy()
             if rank == late:
-                assert all(others.acquire(timeout=60) for _ in range(5))
+                assert all(others.acquire(timeout=patient(60)) for _ in range(5))
             pending = group_of().all_reduce(values)
             others.release()
             pending.wait()

@@ -6,13 +6,14 @@ from concurrent.futures import as_completed
 from contextlib import contextmanager
 from itertools import islice
 
+from support.deadlines import patient
 from support.ports import free_addresses
 
 from ringtrain._core.transport.base import PeerUnreached, StreamBroken, StreamEnd, TransportCaller
 from ringtrain._core.transport.rpc import RpcTransport
 from ringtrain._core.wire.messages import STATUS, WATCH, WireFrame
 
-DEADLINE_S = 60.0
+DEADLINE_S = patient(60.0)
 
 
 class Waiting:

@@ -8,13 +8,14 @@ from typing import Any
 
 import grpc
 import pytest
+from support.deadlines import patient
 
 import ringtrain as rt
 from ring.leftovers import leftovers
 from ring.worlds import World, world_of
 from ringtrain.shared.strangers import RateLimitedWarnings, UnauthenticatedPeers
 
-DEADLINE_S = 30.0
+DEADLINE_S = patient(30.0)
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from support.deadlines import patient
 from support.needs import need
 from support.ports import free_ports
 
@@ -20,7 +21,7 @@ from ringtrain._core.world.gathering import RendezvousPoint, gather_addresses
 from ringtrain._core.world.ring_config import RingConfig
 from ringtrain.errors import ConfigurationError
 
-DEADLINE_S = 120.0
+DEADLINE_S = patient(120.0)
 SUM = """
 import os
 import numpy as np

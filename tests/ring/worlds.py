@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 import pytest
+from support.deadlines import patient
 from support.memory_transport import MemoryNetwork, MemoryTransport
 from support.ports import free_addresses
 
@@ -29,7 +30,7 @@ TRANSPORTS = ["memory", "grpc", "shm", "pods"]
 if UNDER_MPIRUN:
     TRANSPORTS = [pytest.param("mpi", marks=pytest.mark.under_mpirun)]
 SEAM = ["memory", "grpc", "grpcio"]  # what implements `Transport`; grpcio: without data ports
-DEADLINE_S = 120.0
+DEADLINE_S = patient(120.0)
 
 
 class World:

@@ -13,7 +13,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-DEADLINE_S = 60.0
+from support.deadlines import patient
+
+DEADLINE_S = patient(60.0)
 
 
 class Tab:

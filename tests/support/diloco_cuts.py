@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from support.certificates import JobAuthority
+from support.deadlines import patient
 from support.diloco_training import STEPS, SYNC_EVERY, wrong_in
 from support.elastic_chaos import given_seeds
 from support.elastic_pods import GuardedGang
@@ -34,7 +35,7 @@ from support.namespaces import why_not as no_namespaces
 
 TIMEOUT_S = 8.0
 REPLACE_TIMEOUT_S = 4.0
-HISTORY_DEADLINE_S = 150.0
+HISTORY_DEADLINE_S = patient(150.0)
 _POLL_S = 0.005
 _TOKEN = "token-1"
 _ACTS = ("kill", "stop", "wake", "pod", "cut", "cut", "cut", "cut", "part", "launcher-cut", "join")

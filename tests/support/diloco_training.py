@@ -34,11 +34,12 @@ import numpy as np
 import ringtrain as rt
 from ringtrain import elastic
 from ringtrain._core.process_groups.context import current
+from support.deadlines import patient
 
 SAMPLES, BATCH, STEPS, SYNC_EVERY = 120, 12, 32, 4
 EPOCHS = 1 + STEPS * BATCH // SAMPLES
 STEP_S = 0.004
-DEADLINE_S = 180.0
+DEADLINE_S = patient(180.0)
 
 
 def train() -> None:

@@ -14,12 +14,13 @@ from typing import Any
 import psutil
 
 from support import elastic_training
+from support.deadlines import patient
 from support.elastic_faults import Fault, Shape
 from support.gang import GangProcesses, PodProcess, until
 from support.guard import GUARD
 
 # From one window's end to the next: only a job that hangs waits for it.
-WINDOW_DEADLINE_S = 120.0
+WINDOW_DEADLINE_S = patient(120.0)
 _POLL_S = 0.01
 _STALL_S = 0.3
 

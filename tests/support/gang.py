@@ -14,12 +14,13 @@ from typing import Any, TypeVar
 
 import psutil
 
+from support.deadlines import patient
 from support.ports import free_ports
 
 T = TypeVar("T")
 
 # Generous: a deadline is for a machine that is busy with something else, and only a test that fails waits for it.
-DEADLINE_S = 180.0
+DEADLINE_S = patient(180.0)
 
 
 def until(what: str, look: Callable[[], T], deadline_s: float = DEADLINE_S) -> T:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from support.commands import completed
+from support.deadlines import patient
 
 Json = dict[str, Any]
 USER = "65532:65532"
@@ -21,7 +22,7 @@ def find_engine() -> str:
     for name in (os.environ.get("IMAGE_ENGINE"), "docker", "podman"):
         if not name or not shutil.which(name):
             continue
-        answer = subprocess.run([name, "images", "--quiet"], capture_output=True, timeout=60, check=False)
+        answer = subprocess.run([name, "images", "--quiet"], capture_output=True, timeout=patient(60), check=False)
         if answer.returncode == 0:
             return name
     return ""
@@ -76,4 +77,4 @@ class Engine:
 
     def kill(self, name: str) -> None:
         """SIGKILL to a container, by its name; no harm if it is gone."""
-        subprocess.run([self.program, "kill", name], capture_output=True, timeout=60, check=False)
+        subprocess.run([self.program, "kill", name], capture_output=True, timeout=patient(60), check=False)

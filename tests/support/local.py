@@ -12,10 +12,12 @@ from typing import Any, TypeVar
 import psutil
 import yaml
 
+from support.deadlines import patient
+
 T = TypeVar("T")
 
 # Ten times what a loaded machine was seen to need.
-DEADLINE_S = 240.0
+DEADLINE_S = patient(240.0)
 
 
 def until(found: Callable[[], T], deadline_s: float = DEADLINE_S) -> T:

@@ -20,8 +20,9 @@ from ringtrain._core.kernels.update import ChunkUpdate
 from ringtrain._core.process_groups.group import Flat, PendingCollective
 from ringtrain._core.reduction.ops import ReduceOp
 from ringtrain.errors import PeerLost
+from support.deadlines import patient
 
-DEADLINE_S = 60.0
+DEADLINE_S = patient(60.0)
 T = TypeVar("T")
 
 

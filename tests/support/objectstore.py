@@ -18,6 +18,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Self
 
+from support.deadlines import patient
+
 BUCKET = "runs"
 _BYTES = {"Content-Type": "application/octet-stream"}
 
@@ -46,7 +48,7 @@ class Server:
 
     def _send(self, method: str, path: str, data: bytes | None = None) -> None:
         request = urllib.request.Request(self.url + path, data=data, method=method, headers=_BYTES)
-        with contextlib.suppress(urllib.error.HTTPError), urllib.request.urlopen(request, timeout=10):
+        with contextlib.suppress(urllib.error.HTTPError), urllib.request.urlopen(request, timeout=patient(10)):
             return
 
 

@@ -25,12 +25,13 @@ from pathlib import Path
 from typing import Any
 
 from support import planned_training
+from support.deadlines import patient
 from support.elastic_training import ledger_of
 from support.gang import GangProcesses, PodProcess
 from support.guard import GUARD
 from support.planned_training import STEPS
 
-JOB_DEADLINE_S = 180.0
+JOB_DEADLINE_S = patient(180.0)
 _POLL_S = 0.005
 _KINDS = ("host", "diloco", "host-two-copies", "arrays", "torch-host", "torch")
 _SHAPES = ((3, 1), (4, 1), (5, 1), (2, 2), (3, 2), (4, 2))
@@ -210,7 +211,7 @@ class _Playing:
         url = f"http://127.0.0.1:{self._job.status_port}/workers"
         request = urllib.request.Request(url, json.dumps({"workers": workers}).encode(), method="PUT")
         with suppress(urllib.error.URLError, ConnectionError):  # the job may just have ended
-            urllib.request.urlopen(request, timeout=30).close()
+            urllib.request.urlopen(request, timeout=patient(30)).close()
 
     def ends(self) -> dict[int, dict[str, Any]]:
         """What the ranks of the last world have written, by slot."""

@@ -26,9 +26,10 @@ from pathlib import Path
 from typing import Any
 
 from support.commands import module_at
+from support.deadlines import patient
 from support.ports import free_addresses
 
-DEADLINE_S = 120.0  # generous: a machine five times slower than an idle one must still pass
+DEADLINE_S = patient(120.0)  # generous: a machine five times slower than an idle one must still pass
 
 
 @dataclass(frozen=True)

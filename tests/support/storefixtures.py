@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from support.deadlines import patient
 from support.needs import need
 from support.objectstore import BUCKET, Proxy, Server, environment, s3_server
 
@@ -47,7 +48,7 @@ def gcs_uri() -> Iterator[str]:
             patch.setenv("STORAGE_EMULATOR_HOST", running.url)
             body = json.dumps({"name": BUCKET}).encode()
             url, headers = f"{running.url}/storage/v1/b?project=any", {"Content-Type": "application/json"}
-            urllib.request.urlopen(urllib.request.Request(url, data=body, headers=headers), timeout=30).close()
+            urllib.request.urlopen(urllib.request.Request(url, data=body, headers=headers), timeout=patient(30)).close()
             yield f"gs://{BUCKET}"
         finally:
             running.stop()

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from support.apiserver import ControlPlane, why_unavailable
+from support.deadlines import patient
 from support.jobs import job
 from support.rendering import CHART, HELM
 
@@ -48,7 +49,7 @@ class Admin:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=120,
+            timeout=patient(120),
             check=False,
         )
         assert not check or done.returncode == 0, f"{command}: {done.stdout}"

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.deadlines import patient
 from support.jobs import job
 
 from ringtrain_operator.local.past_runs import write_job
@@ -180,7 +181,7 @@ def torchx(folder: Path, *words: str) -> str:
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=patient(200),
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr

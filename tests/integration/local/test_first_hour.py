@@ -8,13 +8,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.deadlines import patient
 
 ROOT = Path(__file__).parents[3]
 BIN = Path(sys.executable).parent
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FILE = re.compile(r"`([\w.-]+)`[^`\n]*:\n\n```\w+\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 HOME = "/home/you/first"
-DEADLINE_S = 240.0
+DEADLINE_S = patient(240.0)
 
 
 def masked(output: str) -> list[str]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import nbformat
 import pytest
+from support.deadlines import patient
 
 ROOT = Path(__file__).parents[3]
 
@@ -26,7 +27,7 @@ def test_the_notebook_is_true(tmp_path: Path) -> None:
     """Tables, logs, the named failure: cell by cell."""
     notebook = ROOT / "docs" / "sdk.ipynb"
     script = [sys.executable, str(ROOT / "docs" / "notebook.py"), str(notebook), str(tmp_path / "out.ipynb")]
-    subprocess.run(script, check=True, timeout=220)
+    subprocess.run(script, check=True, timeout=patient(220))
     kept = outputs(notebook)
     assert outputs(tmp_path / "out.ipynb") == kept
     shown = str(kept)

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 import pytest
 import yaml
+from support.deadlines import patient
 from support.jobs import job
 from support.local import until
 
@@ -40,7 +41,7 @@ def test_the_link_opens_the_page_while_the_job_runs(tmp_path: Path) -> None:
 
         def page() -> str:
             try:
-                with opener.open(base + token, timeout=60) as answer:
+                with opener.open(base + token, timeout=patient(60)) as answer:
                     return str(answer.read().decode())
             except urllib.error.HTTPError:
                 raise
@@ -49,8 +50,8 @@ def test_the_link_opens_the_page_while_the_job_runs(tmp_path: Path) -> None:
 
         assert "<title>Ringtrain</title>" in until(page)
         with pytest.raises(urllib.error.HTTPError, match="401"):
-            urllib.request.urlopen(base, timeout=60)
-        until(lambda: opener.open(base + "page/log", timeout=60).read().count(b"in attempt") == 2)
+            urllib.request.urlopen(base, timeout=patient(60))
+        until(lambda: opener.open(base + "page/log", timeout=patient(60)).read().count(b"in attempt") == 2)
     finally:
         done.touch()
         assert process.wait(120) == 0, (tmp_path / "out").read_text()
@@ -74,16 +75,16 @@ def test_ringtrain_ui_leads_to_the_page_of_a_job_that_runs(tmp_path: Path) -> No
         assert served.stdout is not None
         opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(http.cookiejar.CookieJar()))
         link = served.stdout.readline().strip()
-        opener.open(link, timeout=60)
+        opener.open(link, timeout=patient(60))
         base = link.partition("?")[0]
-        (run,) = json.loads(opener.open(f"{base}runs.json", timeout=60).read())
+        (run,) = json.loads(opener.open(f"{base}runs.json", timeout=patient(60)).read())
         assert (run["state"], run["ranks"]) == ("Running", 2)
-        with opener.open(base.rstrip("/") + run["link"], timeout=60) as answer:
+        with opener.open(base.rstrip("/") + run["link"], timeout=patient(60)) as answer:
             assert urlsplit(answer.url).netloc != urlsplit(link).netloc
             assert b'{"live":true}' in answer.read()
         done.touch()
         assert process.wait(120) == 0
-        with opener.open(base.rstrip("/") + run["link"], timeout=60) as answer:
+        with opener.open(base.rstrip("/") + run["link"], timeout=patient(60)) as answer:
             assert urlsplit(answer.url).netloc == urlsplit(link).netloc
             assert b'"outcome":"Succeeded"' in answer.read()
         served.send_signal(signal.SIGINT)
@@ -118,7 +119,7 @@ def test_where_the_start_went_is_told(tmp_path: Path) -> None:
 
     def why() -> str:
         asked = [*dtj, "why", "t", "--local"]
-        return subprocess.run(asked, cwd=tmp_path, capture_output=True, text=True, timeout=60).stdout
+        return subprocess.run(asked, cwd=tmp_path, capture_output=True, text=True, timeout=patient(60)).stdout
 
     pattern = re.compile(r"start: queued \d+ s, started \d+ s, formed \d+ s, first step \d+ s")
     try:

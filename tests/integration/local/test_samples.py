@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.deadlines import patient
 
 ROOT = Path(__file__).parents[3]
 DTJ = Path(sys.executable).with_name("dtj")
@@ -23,7 +24,7 @@ DTJ = Path(sys.executable).with_name("dtj")
 def test_a_sample_runs(sample: str, line: str, tmp_path: Path) -> None:
     command = [str(DTJ), "local", "--logs", "--plain", "--run-dir", str(tmp_path)]
     done = subprocess.run(
-        [*command, f"manifests/samples/{sample}.yaml"], cwd=ROOT, capture_output=True, text=True, timeout=120
+        [*command, f"manifests/samples/{sample}.yaml"], cwd=ROOT, capture_output=True, text=True, timeout=patient(120)
     )
     assert done.returncode == 0, done.stdout + done.stderr
     by_itself = [log.read_text() for log in tmp_path.glob("*/pods/*-evaluator.log")]

@@ -26,6 +26,7 @@ from integration.operator.standalone import (
 )
 from support import jobs
 from support.cluster import Cluster, OpenCluster, can_open, fake_cluster
+from support.deadlines import patient
 from support.jobs import state
 from support.kubelet import Kubelet
 from support.kubelet.roots import USER, Image, RootRuntime, why_no_roots
@@ -289,7 +290,9 @@ def test_what_an_image_preloads_is_for_its_own_programs(agent: Image) -> None:
     image = {"LD_PRELOAD": "/image/own.so", "LD_LIBRARY_PATH": "/image", "PYTHONHOME": "/image", "LC_CTYPE": "C"}
     code = "import os, ringtrain; print(sorted(os.environ.items()))"
     for env in (image, {}):
-        done = subprocess.run([program, "-c", code], env=env, capture_output=True, text=True, check=True, timeout=60)
+        done = subprocess.run(
+            [program, "-c", code], env=env, capture_output=True, text=True, check=True, timeout=patient(60)
+        )
         assert (done.stdout.strip(), done.stderr) == (str(sorted(env.items())), "")
 
 
@@ -298,5 +301,7 @@ def test_the_agent_has_what_a_launcher_ships_logs_with(agent: Image) -> None:
     program = agent.root / "python" / "bin" / "python3"
     code = "import ssl, sys, s3fs, ringtrain.shared.storage, ringtrain_job.launcher.main"
     code += "; print('numpy' in sys.modules)"
-    done = subprocess.run([program, "-c", code], env={}, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(
+        [program, "-c", code], env={}, capture_output=True, text=True, check=False, timeout=patient(60)
+    )
     assert (done.stdout.strip(), done.stderr) == ("False", "")

@@ -16,6 +16,7 @@ import pytest
 from support.apiserver import ControlPlane
 from support.browser import open_browser
 from support.cluster import Cluster, real_cluster
+from support.deadlines import patient
 from support.jobs import python_job, state
 from support.kubelet import Kubelet, ProcessRuntime
 from support.operating import running_operator
@@ -65,7 +66,7 @@ def _ask(url: str) -> tuple[int, str]:
     """With the cookies of other programs on this host, as many as a browser keeps."""
     asked = urllib.request.Request(url, headers={"Cookie": "other=" + "x" * 40_000})
     try:
-        with urllib.request.urlopen(asked, timeout=60) as answer:
+        with urllib.request.urlopen(asked, timeout=patient(60)) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from support.cluster import fake_cluster
+from support.deadlines import patient
 from support.jobs import python_job, state
 from support.kubelet import Kubelet, ProcessRuntime
 from support.needs import need
@@ -54,7 +55,7 @@ def losses(port: int) -> list[tuple[int, float]]:
     """Steps and losses of rank 0, as TensorBoard's page asks for them; empty before there are any."""
     url = f"http://127.0.0.1:{port}/data/plugin/scalars/scalars?run=rank-0000&tag=loss"
     try:
-        with urllib.request.urlopen(url, timeout=60) as answer:
+        with urllib.request.urlopen(url, timeout=patient(60)) as answer:
             return [(step, value) for _, step, value in json.load(answer)]
     except (urllib.error.URLError, ConnectionError):
         return []

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from support.certificates import JobAuthority
 from support.data_worker import DataWorkers
+from support.deadlines import patient
 
 from ringtrain.data import shard
 from ringtrain.data.service import LoadedBatch, distribute, distribute_splits
@@ -465,7 +466,7 @@ def test_a_wrong_setting_of_the_command_line() -> None:
         [sys.executable, "-m", "ringtrain", "data-worker"],
         env=environment,
         capture_output=True,
-        timeout=60,
+        timeout=patient(60),
         check=False,
     )
     assert found.returncode == 64

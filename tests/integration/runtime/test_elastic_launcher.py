@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from support import elastic_rank
+from support.deadlines import patient
 from support.gang import GangProcesses, PodProcess, until
 
 RANK = (sys.executable, str(Path(elastic_rank.__file__)))
@@ -80,7 +81,9 @@ class ElasticJob:
     def put(self, path: str, body: bytes) -> tuple[int, str]:
         url = f"http://127.0.0.1:{self.job.status_port}{path}"
         try:
-            with urllib.request.urlopen(urllib.request.Request(url, data=body, method="PUT"), timeout=30) as answer:
+            with urllib.request.urlopen(
+                urllib.request.Request(url, data=body, method="PUT"), timeout=patient(30)
+            ) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.deadlines import patient
 from support.gang import GangProcesses, until
 from support.needs import need
 from support.ports import free_ports
@@ -71,7 +72,7 @@ def mlflow_server(folder: Path, port: int) -> Iterator[str]:
 
     def answers() -> bool:
         try:
-            return bool(urllib.request.urlopen(f"{url}/health", timeout=10).read() == b"OK")
+            return bool(urllib.request.urlopen(f"{url}/health", timeout=patient(10)).read() == b"OK")
         except OSError:
             assert process.poll() is None, (folder / "server.log").read_text()[-3000:]
             return False
@@ -96,7 +97,7 @@ def ask(url: str, path: str, **document: Any) -> Any:
     """What MLflow's REST API answers."""
     body = json.dumps(document).encode()
     asked = urllib.request.Request(f"{url}/api/2.0/mlflow/{path}", body, {"Content-Type": "application/json"})
-    with urllib.request.urlopen(asked, timeout=60) as answer:
+    with urllib.request.urlopen(asked, timeout=patient(60)) as answer:
         return json.load(answer)
 
 
@@ -104,7 +105,7 @@ def runs_of(url: str, experiment: str) -> list[Any]:
     """The runs of an experiment; none before it is there."""
     try:
         with urllib.request.urlopen(
-            f"{url}/api/2.0/mlflow/experiments/get-by-name?experiment_name={experiment}", timeout=60
+            f"{url}/api/2.0/mlflow/experiments/get-by-name?experiment_name={experiment}", timeout=patient(60)
         ) as answer:
             number = json.load(answer)["experiment"]["experiment_id"]
     except urllib.error.HTTPError:
@@ -115,7 +116,7 @@ def runs_of(url: str, experiment: str) -> list[Any]:
 def history(url: str, run: str, metric: str) -> list[tuple[int, float]]:
     """All points of a metric."""
     place = f"{url}/api/2.0/mlflow/metrics/get-history?run_id={run}&metric_key={metric}"
-    with urllib.request.urlopen(place, timeout=60) as answer:
+    with urllib.request.urlopen(place, timeout=patient(60)) as answer:
         found = json.load(answer).get("metrics", [])
     return sorted((int(one.get("step", 0)), float(one["value"])) for one in found)
 
@@ -138,7 +139,7 @@ def run(gang: MakeGang, name: str, **settings: str) -> tuple[GangProcesses, int]
 def python(script: str, place: Path, **env: str) -> str:
     """What a Python of its own prints that runs `script` with a path."""
     command = [sys.executable, "-c", script, str(place)]
-    done = subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True, timeout=patient(120))
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -176,7 +177,7 @@ def test_a_run_that_is_over_is_sent_once(gang: MakeGang, server: str) -> None:
     env = {**os.environ, **packages("mlflow"), "MLFLOW_TRACKING_URI": server, "MLFLOW_EXPERIMENT_NAME": "later"}
     command = [sys.executable, "-m", "ringtrain", "export", str(job.directory), "--to", "mlflow"]
     for _ in range(2):
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=patient(120))
         assert done.returncode == 0, done.stderr
     (kept,) = runs_of(server, "later")
     assert kept["info"]["status"] == "FINISHED"
@@ -304,7 +305,9 @@ print(json.dumps([(one.step, one.value) for one in seen.Scalars("loss")]))
 """
     for rank in (0, 1):
         folder = job.logs / "tensorboard" / f"rank-{rank:04d}"
-        done = subprocess.run([sys.executable, "-c", read, str(folder)], capture_output=True, text=True, timeout=120)
+        done = subprocess.run(
+            [sys.executable, "-c", read, str(folder)], capture_output=True, text=True, timeout=patient(120)
+        )
         assert json.loads(done.stdout.splitlines()[-1]) == [[s, s - 1 + 2.0 * rank] for s in range(1, 6)]
 
 

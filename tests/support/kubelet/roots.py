@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from support.commands import completed
+from support.deadlines import patient
 from support.guard import GUARD
 from support.kubelet.environment import Sandbox
 from support.kubelet.runtimes import Exit, ProcessRuntime
@@ -30,7 +31,7 @@ def why_no_roots() -> str:
         return "needs root, to give processes another root"
     command = ["unshare", "--mount", "--pid", "--fork", "mount", "-t", "tmpfs", "none", "/mnt"]
     try:
-        done = completed(command, timeout=30)
+        done = completed(command, timeout=patient(30))
     except OSError as exc:
         return f"needs unshare: {exc}"
     return f"needs mount namespaces: {done.stderr.strip()}" if done.returncode else ""

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.deadlines import patient
 
 from bench.delayed_line import delayed_line
 from bench.thin_lines import seconds_to
@@ -49,7 +50,9 @@ def test_an_answer_takes_twice_the_delay() -> None:
         inside = [["ip", "netns", "exec", name, sys.executable, "-c"] for name in names]
         with subprocess.Popen([*inside[1], ANSWERS], stdout=subprocess.PIPE, text=True) as answers:
             assert answers.stdout.readline() == "up\n"
-            asked = subprocess.run([*inside[0], ASKS], check=True, timeout=60, stdout=subprocess.PIPE, text=True)
+            asked = subprocess.run(
+                [*inside[0], ASKS], check=True, timeout=patient(60), stdout=subprocess.PIPE, text=True
+            )
     assert 0.04 <= float(asked.stdout) < 0.4
 
 

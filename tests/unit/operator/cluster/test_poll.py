@@ -3,13 +3,14 @@
 import asyncio
 
 import pytest
+from support.deadlines import patient
 
 from ringtrain_operator.cluster.poll import LauncherPollEndpoint, LauncherPoller, LauncherPollWish, PollTimes
 from ringtrain_operator.cluster.queue import JobKey
 
 KEY = JobKey("default", "digits")
 NOBODY = LauncherPollEndpoint("http://127.0.0.1:9/status")
-DEADLINE_S = 20.0
+DEADLINE_S = patient(20.0)
 
 
 @pytest.mark.parametrize("turns", range(6))

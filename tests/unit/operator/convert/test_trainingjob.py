@@ -8,6 +8,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 from support.commands import completed
+from support.deadlines import patient
 from support.source_rules import TRAINING_OPERATOR
 
 from ringtrain_operator.cli.main import main
@@ -53,7 +54,7 @@ def found_by(command: list[str], rank: int, pods: int) -> dict[str, str]:
     """The environment of a command that prints it, started as the agent starts it."""
     agent = {"RANK": rank, "WORLD_SIZE": pods, "MASTER_ADDR": "head", "MASTER_PORT": 29400}
     environment = {"PATH": "/usr/bin:/bin", **{name: str(value) for name, value in agent.items()}}
-    done = completed(command, env=environment, check=True, timeout=30)
+    done = completed(command, env=environment, check=True, timeout=patient(30))
     return dict(line.split("=", 1) for line in done.stdout.splitlines())
 
 

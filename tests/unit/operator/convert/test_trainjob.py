@@ -8,6 +8,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 from support.commands import completed
+from support.deadlines import patient
 from support.source_rules import TRAINER
 
 from ringtrain_operator.cli.main import main
@@ -207,7 +208,7 @@ def test_variables_are_those_of_the_source(source: str) -> None:
             spec["worker"]["template"]["spec"]["containers"][0]["command"],
             env={name: str(value) for name, value in agent.items()},
             check=True,
-            timeout=30,
+            timeout=patient(30),
         )
         found = dict(line.split("=", 1) for line in done.stdout.splitlines())
         numbers = {"rank": rank, "nodes": 3, "per_node": 4, "workers": 12}

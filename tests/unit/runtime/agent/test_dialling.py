@@ -4,11 +4,12 @@ import contextlib
 import socket
 
 import pytest
+from support.deadlines import patient
 
 from ringtrain.shared.rpc import RpcPeer, dial
 from ringtrain.shared.secrets import Secrets
 
-_DEADLINE_S = 30.0
+_DEADLINE_S = patient(30.0)
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from support.deadlines import patient
 
 from ringtrain.errors import ConfigurationError
 from ringtrain_job.agent.elastic.messages import (
@@ -23,7 +24,7 @@ from ringtrain_job.agent.elastic.sockets import ElasticRankSockets
 from ringtrain_job.control.model import Member
 
 CALLER = Member(3, 1)
-DEADLINE_S = 30.0
+DEADLINE_S = patient(30.0)
 
 
 class Server:

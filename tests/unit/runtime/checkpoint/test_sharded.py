@@ -13,6 +13,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from support.deadlines import patient
 from support.memory_group import MemoryGroup, Table, run_threads
 from support.objectstore import BUCKET, Proxy, Server, environment
 
@@ -356,7 +357,7 @@ def test_a_program_that_ends_at_once_ends_with_its_checkpoint(s3: Server, tmp_pa
         env=os.environ | environment(named),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=patient(120),
     )
     assert (done.returncode, done.stderr) == (0, "")
     with pytest.MonkeyPatch.context() as patch:

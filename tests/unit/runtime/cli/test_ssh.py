@@ -12,6 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from support.deadlines import patient
 
 from ringtrain.errors import ConfigurationError
 from ringtrain.shared import contract
@@ -22,7 +23,7 @@ from ringtrain_job.cli.ssh import HostDeadlines, SshOptions, connect_ssh_hosts, 
 
 pytestmark = pytest.mark.slow
 
-DEADLINE_S = 60.0
+DEADLINE_S = patient(60.0)
 
 
 def ssh_that(script: str, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:

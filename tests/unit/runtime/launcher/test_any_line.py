@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
+from support.deadlines import patient
 from support.lines import TEXTS, report_lines
 from support.small_job import environment
 
@@ -199,5 +200,5 @@ def _everything_is_shown(snapshot: LauncherStatusSnapshot, console: LauncherCons
 def _get(port: int, path: str) -> str:
     import urllib.request
 
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=patient(10)) as answer:
         return str(answer.read().decode())

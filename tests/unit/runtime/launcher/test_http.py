@@ -14,6 +14,7 @@ from http.client import HTTPConnection
 from typing import Any
 
 import pytest
+from support.deadlines import patient
 
 from ringtrain.shared.ports import PortTaken
 from ringtrain_job.launcher import http
@@ -54,7 +55,7 @@ def _get(server: StatusServer, path: str, authorization: str = "") -> tuple[int,
     headers = {"Authorization": authorization} if authorization else {}
     asked = urllib.request.Request(f"http://127.0.0.1:{server.port}{path}", headers=headers)
     try:
-        with urllib.request.urlopen(asked, timeout=60) as answer:
+        with urllib.request.urlopen(asked, timeout=patient(60)) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()
@@ -188,7 +189,7 @@ def test_what_ranks_wrote_is_for_who_shows_a_token() -> None:
             body = _get(server, "/status", "Bearer jobs" if tokens else "")[1]
             put = urllib.request.Request(f"http://127.0.0.1:{server.port}/workers", b"{}", method="PUT")
             with pytest.raises(urllib.error.HTTPError, match="401"):
-                urllib.request.urlopen(put, timeout=60)
+                urllib.request.urlopen(put, timeout=patient(60))
         assert ("1234" in body) == bool(tokens)
         assert "rank 1 exited with 1" in body
 
@@ -286,7 +287,7 @@ def _put(server: StatusServer, body: object, token: str = "t", path: str = "/pod
     data, headers = json.dumps(body).encode(), {"Authorization": f"Bearer {token}"}
     asked = urllib.request.Request(f"http://127.0.0.1:{server.port}{path}", data=data, headers=headers, method="PUT")
     try:
-        with urllib.request.urlopen(asked, timeout=60) as answer:
+        with urllib.request.urlopen(asked, timeout=patient(60)) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()

@@ -13,6 +13,7 @@ from typing import Any
 
 import grpc
 import pytest
+from support.deadlines import patient
 from support.small_job import environment
 
 from ringtrain.shared.gen import coordinator_pb2 as pb
@@ -39,7 +40,7 @@ LARGE = World(
     "fd00::",
     3,
 )
-DEADLINE_S = 60.0
+DEADLINE_S = patient(60.0)
 
 
 @dataclass

@@ -7,6 +7,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from support.deadlines import patient
 from support.memory_group import MemoryGroup, OneOfTwo, Table, run_threads
 
 from ringtrain._core.process_groups.group import Flat, PendingCollective
@@ -14,7 +15,7 @@ from ringtrain._core.reduction.ops import ReduceOp
 from ringtrain.errors import ConfigurationError
 from ringtrain.optim import LAMB, SGD, Adam, AdamW, HostOptimizer, StepDecay, Warmup
 
-DEADLINE_S = 60.0
+DEADLINE_S = patient(60.0)
 
 
 def _alone() -> MemoryGroup:

@@ -1,0 +1,30 @@
+"""How long tests wait at most: longer where the machine is slower, or busier, when they begin.
+
+A passing test never waits so long. The machine is measured once, by the first process that imports this; processes
+that it starts take its word.
+"""
+
+import os
+import time
+
+# Of `_loop` on one of two idle cores of a small virtual machine, where deadlines are as they are written.
+REFERENCE_S = 0.12
+# A machine that is slower than that has no use for tests.
+MOST = 10.0
+VARIABLE = "TESTS_PACE"
+
+
+def _loop() -> float:
+    """Seconds that three million additions take by the clock."""
+    began, total = time.perf_counter(), 0
+    for number in range(3_000_000):
+        total += number
+    return time.perf_counter() - began
+
+
+PACE = float(os.environ.setdefault(VARIABLE, f"{min(MOST, max(1.0, _loop() / REFERENCE_S)):.2f}"))
+
+
+def patient(seconds: float) -> float:
+    """`seconds` on the reference machine, and as much longer as this one is slower."""
+    return seconds * PACE
