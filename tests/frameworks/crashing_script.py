@@ -78,7 +78,7 @@ def main(transport: str) -> None:
             for rank in range(SIZE):
                 pid = os.fork()
                 if pid == 0:
-                    signal.alarm(DEADLINE_S)  # a rank that hangs ends by this, and the test sees it
+                    signal.setitimer(signal.ITIMER_REAL, DEADLINE_S)  # ends a rank that hangs, and the test sees it
                     os.environ |= {
                         "RINGTRAIN_RANK": str(rank),
                         "RINGTRAIN_SIZE": str(SIZE),

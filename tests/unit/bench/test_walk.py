@@ -6,11 +6,9 @@ from pathlib import Path
 
 import pytest
 from support.commands import completed
-from support.deadlines import patient
 
 ROOT = Path(__file__).parents[3]
 ROW = re.compile(r"^(?:\[0\] )?\| ([^|]+) \| (\d+) \| (\d+) \| \d+ \|", re.MULTILINE)
-DEADLINE_S = patient(180)
 
 
 def rows(text: str) -> dict[str, tuple[int, int]]:
