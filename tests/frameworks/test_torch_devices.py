@@ -49,13 +49,13 @@ DEVICES = {"cpu": "gloo", "cuda": "nccl", "xpu": "xccl", "hpu": "hccl"}
 )
 def test_the_backend_of_a_device(transport, device, nccl, backend):
     """NCCL alone is chosen by itself, for CUDA alone; whatever else is asked for wins."""
-    from ringtrain.torch.device_choice import TorchBackends, backend_for
+    from ringtrain.torch.devices import TorchBackends, backend_for
 
     assert backend_for(device, transport, False, TorchBackends(DEVICES, nccl)) == backend
 
 
 def test_tensors_to_be_encrypted_are_not_given_to_nccl():
-    from ringtrain.torch.device_choice import TorchBackends, backend_for
+    from ringtrain.torch.devices import TorchBackends, backend_for
 
     assert backend_for("cuda", "auto", True, TorchBackends(DEVICES, True)) == ""
     within = WorkerConfig(size=3, encrypt="sites", sites=("x", "x", "y"))

@@ -1,5 +1,5 @@
 """The driver that runs the pure `plan` against a Kubernetes API.
 
 watch.py (kopf tells which keys changed) → queue.py → reconcile.py: observe.py, plan, apply.py, one status patch,
-events.py. `api/` is the only code that speaks HTTP to the API server.
+Events. `api/` is the only code that speaks HTTP to the API server.
 """

@@ -1,8 +1,12 @@
-"""One look at one job: observe, decide, write the status, act, tell."""
+"""One look at one job: observe, decide, write the status, act, tell.
 
+Kubernetes Events on a job are written after the status they speak of, one object for each thing that is said.
+"""
+
+import hashlib
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -12,13 +16,13 @@ from ..build import BuildSettings
 from ..build.names import ObjectRef
 from ..observe.model import Observed
 from ..observe.pods import main_container, status_token
-from ..plan import Plan, plan_object
-from ..status.model import parse_status
+from ..plan import Plan, PlannedEvent, plan_object
+from ..status.model import format_time, parse_status
 from ..status.progress import told_of_pods
-from .api.errors import NotFound
-from .api.resources import JOBS
+from .api.client import ApiClient
+from .api.errors import AlreadyExists, ApiError, NotFound, NotLeader
+from .api.resources import EVENTS, JOBS
 from .apply import apply_plan
-from .events import send_events
 from .gangs import ClusterGangs
 from .kueue import ClusterKueue
 from .line import ClusterWaitingLine
@@ -256,3 +260,62 @@ def _status_port(pod: Json) -> str:
 
 def _finished_job(job: Json) -> bool:
     return (job.get("status") or {}).get("state") in ("Succeeded", "Failed")
+
+
+REPORTER = "ringtrain-operator"
+_MESSAGE_MAX = 1024  # the API's limit on an Event's message
+
+
+async def send_events(api: ApiClient, job: Mapping[str, Any], events: Iterable[PlannedEvent]) -> None:
+    """Write the events. The same event on the same job counts up one object, also over restarts of the operator.
+
+    An event that cannot be written is logged and given up: it is news, not state.
+    """
+    for event in events:
+        try:
+            await _send_event(api, job, event)
+        except NotLeader:
+            raise
+        except ApiError as exc:
+            log.warning("event %s on %s was not written: %s", event.reason, job["metadata"]["name"], exc)
+
+
+async def _send_event(api: ApiClient, job: Mapping[str, Any], event: PlannedEvent) -> None:
+    meta = job["metadata"]
+    namespace, now = meta["namespace"], format_time(datetime.now(UTC))
+    body = _build_event(job, event, now)
+    try:
+        await api.create(EVENTS, namespace, body)
+    except AlreadyExists:
+        name = body["metadata"]["name"]
+        known = await api.get(EVENTS, namespace, name)
+        count = int(known.get("count") or 1) + 1
+        await api.patch(EVENTS, namespace, name, {"count": count, "lastTimestamp": now})
+
+
+def _build_event(job: Mapping[str, Any], event: PlannedEvent, now: str) -> dict[str, Any]:
+    meta = job["metadata"]
+    identity = "\n".join((meta["uid"], event.type, event.reason, event.message))
+    digest = hashlib.sha256(identity.encode()).hexdigest()[:16]
+    return {
+        "apiVersion": EVENTS.api_version,
+        "kind": EVENTS.kind,
+        "metadata": {"name": f"{meta['name']}.{digest}", "namespace": meta["namespace"]},
+        "involvedObject": {
+            "apiVersion": job["apiVersion"],
+            "kind": job["kind"],
+            "name": meta["name"],
+            "namespace": meta["namespace"],
+            "uid": meta["uid"],
+            "resourceVersion": meta["resourceVersion"],
+        },
+        "type": event.type,
+        "reason": event.reason,
+        "message": event.message[:_MESSAGE_MAX],
+        "source": {"component": REPORTER},
+        "reportingComponent": REPORTER,
+        "reportingInstance": REPORTER,
+        "firstTimestamp": now,
+        "lastTimestamp": now,
+        "count": 1,
+    }

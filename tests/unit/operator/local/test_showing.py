@@ -15,11 +15,11 @@ from support.planworld import World
 from ringtrain_operator.errors import Invalid
 from ringtrain_operator.local.cluster import LocalCluster
 from ringtrain_operator.local.driver import JobView, LocalDriver
-from ringtrain_operator.local.live import LocalStepPace, render_live_display
 from ringtrain_operator.local.manifest import LocalManifestFile, ManifestUnreadable, load_job
 from ringtrain_operator.local.past_runs import PastLocalRunTail
 from ringtrain_operator.local.plain import PlainLocalDisplay
 from ringtrain_operator.local.process import LocalProcessRunner
+from ringtrain_operator.local.run import LocalStepPace, render_live_display
 from ringtrain_operator.local.summary import LocalRunResults, print_summary, read_results
 from ringtrain_operator.local.wording import local_progress_numbers
 

@@ -8,7 +8,7 @@ import pytest
 from ringtrain.data.service import session
 from ringtrain.data.service.config import DataStreamSettings
 from ringtrain.data.service.frames import DataWorkerAnswer, DataWorkerRequest
-from ringtrain.data.service.links import DataWorkerLink, DataWorkerLinkEvents
+from ringtrain.data.service.session import DataWorkerLink, DataWorkerLinkEvents
 from ringtrain.shared.data_members import DataAddress, DataMember, members_text
 from ringtrain.shared.secrets import Secrets
 
