@@ -11,18 +11,12 @@ import yaml
 from rich.console import Console
 
 from ..local.wording import wrapped_display_text
-from .session import ClusterOptions, Json, job_argument, local_or_cluster_options, with_client
+from .session import ClusterOptions, Json, job_argument, local_or_cluster_options, output_option, with_client
 
 
 @click.command("list")
 @click.option("--all-namespaces", "-A", is_flag=True, help="Jobs of every namespace.")
-@click.option(
-    *("--output", "-o"),
-    type=click.Choice(["table", "wide", "json", "yaml", "name"]),
-    default="table",
-    show_default=True,
-    help="Format; wide: with backend, image and reason.",
-)
+@output_option("table", "wide", "json", "yaml", "name", help="Format; wide: with backend, image and reason.")
 @local_or_cluster_options
 def list_jobs(all_namespaces: bool, output: str, cluster: ClusterOptions | None) -> None:
     """List jobs with their state and progress."""
@@ -96,13 +90,7 @@ def job_age(created: str, now: datetime) -> str:
 
 @click.command()
 @job_argument
-@click.option(
-    *("--output", "-o"),
-    type=click.Choice(["text", "json", "yaml"]),
-    default="text",
-    show_default=True,
-    help="Format; json and yaml have the lines as a list.",
-)
+@output_option("text", "json", "yaml", help="Format; json and yaml have the lines as a list.")
 @local_or_cluster_options
 def why(name: str, output: str, cluster: ClusterOptions | None) -> None:
     """Say why the job is in the state it is in: its conditions, its pods, the last warnings, the last failure."""

@@ -74,6 +74,11 @@ def local_or_cluster_options(command: Callable[..., None]) -> Callable[..., None
     return click.option("--local", is_flag=True, help=text)(chosen)
 
 
+def output_option(*formats: str, help: str | None = None) -> Callable[[Command], Command]:
+    """`--output`: the first of `formats` unless another is asked for."""
+    return click.option("--output", "-o", type=click.Choice(formats), default=formats[0], show_default=True, help=help)
+
+
 def with_session(options: ClusterOptions, work: Callable[[ClusterAccess], Awaitable[T]]) -> T:
     """The result of `work` on the chosen cluster. A refusal of the API becomes a message and exit code 1."""
     from ..cluster.api.client import ApiClient

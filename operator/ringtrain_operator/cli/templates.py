@@ -12,7 +12,7 @@ import click
 from ..local.templates import LocalTemplates
 from ..spec.training_template import Template, named_template
 from .listing import print_data
-from .session import ClusterAccess, ClusterOptions, Json, cluster_options, errors_reported, with_session
+from .session import ClusterAccess, ClusterOptions, Json, cluster_options, errors_reported, output_option, with_session
 
 template_files = click.option(
     "--templates",
@@ -55,9 +55,7 @@ def _ask_cluster_template(cluster: ClusterOptions, job: Json) -> Template:
 
 
 @click.command()
-@click.option(
-    *("--output", "-o"), type=click.Choice(["table", "json", "yaml", "name"]), default="table", show_default=True
-)
+@output_option("table", "json", "yaml", "name")
 @cluster_options
 def templates(output: str, cluster: ClusterOptions) -> None:
     """List the templates that jobs can name: the cluster's, and the namespace's. Maturity: Experimental."""

@@ -39,10 +39,31 @@ def build_crd() -> dict[str, Any]:
         "shortNames": [contract.SHORT_NAME],
         "categories": ["all"],
     }
-    return _generated_crd(names, "Namespaced", _crd_version())
+    columns = [
+        {"name": name, "type": kind, "jsonPath": path, "description": description}
+        | ({"priority": 1} if name in WIDE_COLUMNS else {})  # shown by kubectl get -o wide
+        for name, kind, path, description in COLUMNS
+    ]
+    scale = {
+        "specReplicasPath": ".spec.worker.replicas",
+        "statusReplicasPath": ".status.replicas",
+        "labelSelectorPath": ".status.selector",
+    }
+    subresources = {"subresources": {"status": {}, "scale": scale}}
+    return _generated_crd(names, "Namespaced", columns, _crd_resource(), subresources)
 
 
-def _generated_crd(names: dict[str, Any], scope: str, version: dict[str, Any]) -> dict[str, Any]:
+def _generated_crd(
+    names: dict[str, Any], scope: str, columns: list[dict[str, Any]], schema: dict[str, Any], more: dict[str, Any]
+) -> dict[str, Any]:
+    version = {
+        "name": contract.VERSION,
+        "served": True,
+        "storage": True,
+        "additionalPrinterColumns": columns,
+        **more,
+        "schema": {"openAPIV3Schema": schema},
+    }
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
@@ -75,15 +96,8 @@ def _template_crd(kind: TemplateKind) -> dict[str, Any]:
             "spec": {"type": "object", "required": ["job"], "properties": spec},
         },
     }
-    version = {
-        "name": contract.VERSION,
-        "served": True,
-        "storage": True,
-        "additionalPrinterColumns": [column],
-        "schema": {"openAPIV3Schema": schema},
-    }
     names = {"kind": kind, "listKind": f"{kind}List", "plural": plural, "singular": kind.lower()}
-    return _generated_crd(names, "Cluster" if kind == CLUSTER else "Namespaced", version)
+    return _generated_crd(names, "Cluster" if kind == CLUSTER else "Namespaced", [column], schema, {})
 
 
 def _part_of_a_job() -> dict[str, Any]:
@@ -108,27 +122,6 @@ def _optional_schema(schema: Any) -> Any:
     if isinstance(properties := schema.get("properties"), dict):
         made["properties"] = {name: _optional_schema(value) for name, value in properties.items()}
     return made
-
-
-def _crd_version() -> dict[str, Any]:
-    columns = [
-        {"name": name, "type": kind, "jsonPath": path, "description": description}
-        | ({"priority": 1} if name in WIDE_COLUMNS else {})  # shown by kubectl get -o wide
-        for name, kind, path, description in COLUMNS
-    ]
-    scale = {
-        "specReplicasPath": ".spec.worker.replicas",
-        "statusReplicasPath": ".status.replicas",
-        "labelSelectorPath": ".status.selector",
-    }
-    return {
-        "name": contract.VERSION,
-        "served": True,
-        "storage": True,
-        "additionalPrinterColumns": columns,
-        "subresources": {"status": {}, "scale": scale},
-        "schema": {"openAPIV3Schema": _crd_resource()},
-    }
 
 
 def _once_fixed(rule: Rule) -> dict[str, Any]:

@@ -6,10 +6,8 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from ringtrain._core.kernels.update import ChunkUpdate
 from ringtrain._core.process_groups.context import current_or_none, joins_survivors
-from ringtrain._core.process_groups.group import CollectiveGroup, Flat, PendingCollective
-from ringtrain._core.reduction.ops import ReduceOp, Sum
+from ringtrain._core.process_groups.group import CollectiveGroup, Flat
 from ringtrain.compression import HALVES, INT8
 from ringtrain.errors import ConfigurationError
 from ringtrain.optim.arenas import ParameterArenas
@@ -248,29 +246,11 @@ class UnjoinedOptimizerGroup:
     def allgather_object(self, value: Any, what: str) -> list[Any]:
         return [value]
 
-    def gather_objects(self, value: Any, what: str) -> PendingCollective:
-        self._refuse()
-
     def broadcast_object(self, value: Any, what: str) -> Any:
         return value
 
     def beside(self) -> CollectiveGroup | None:
         return None
-
-    def all_reduce(self, buffer: Flat, op: ReduceOp = Sum) -> PendingCollective:
-        self._refuse()
-
-    def reduce_scatter(self, buffer: Flat, bounds: Sequence[int], op: ReduceOp = Sum) -> PendingCollective:
-        self._refuse()
-
-    def all_gather(self, buffer: Flat, bounds: Sequence[int]) -> PendingCollective:
-        self._refuse()
-
-    def all_to_all(self, parts: Sequence[Flat], origins: Sequence[int] | None = None) -> PendingCollective:
-        self._refuse()
-
-    def send_receive(self, source: Flat, to: int, target: Flat, origin: int) -> PendingCollective:
-        self._refuse()
 
     def memory_of(self, rank: int, buffer: Flat) -> Flat | None:
         return None
@@ -278,14 +258,8 @@ class UnjoinedOptimizerGroup:
     def can_update(self, gradients: Flat, weights: Flat) -> bool:
         return False
 
-    def update(self, gradients: Flat, bounds: Sequence[int], op: ReduceOp, change: ChunkUpdate) -> None:
-        self._refuse()
-
-    def finish_updates(self) -> bool:
-        self._refuse()
-
-    def broadcast(self, buffer: Flat) -> None:
-        self._refuse()
-
-    def _refuse(self) -> NoReturn:
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
         raise ConfigurationError("this optimizer is in no world yet; reform() takes it into one")
+
+    gather_objects = all_reduce = reduce_scatter = all_gather = all_to_all = send_receive = _refuse
+    update = finish_updates = broadcast = _refuse
