@@ -80,7 +80,8 @@ def logs(
 def _print_pod_logs(wanted: WantedPod, cluster: ClusterOptions | None) -> None:
     """Print what a pod beside the ranks has written."""
     if cluster is None:
-        _refuse_follow(wanted.follow)
+        if wanted.follow:
+            raise click.UsageError("--follow is for a cluster; dtj local --logs shows what ranks write as it comes")
         with errors_reported():
             sys.stdout.buffer.writelines(past_run_pod_lines(RUNS, wanted.name, wanted.pod, wanted.tail))
             sys.stdout.buffer.flush()
@@ -93,8 +94,3 @@ def _print_pod_logs(wanted: WantedPod, cluster: ClusterOptions | None) -> None:
                 sys.stdout.buffer.flush()
 
     with_session(cluster, work)
-
-
-def _refuse_follow(follow: bool) -> None:
-    if follow:
-        raise click.UsageError("--follow is for a cluster; dtj local --logs shows what ranks write as it comes")

@@ -84,7 +84,8 @@ async def read_ended(
                         yield chunk
                 return
             except OperatorError as exc:
-                if begun or not _is_of_reader(exc):
+                # These say that no pod can read the store here, and nothing of the store.
+                if begun or not isinstance(exc, ReaderNotStarted | Forbidden | Unprocessable):
                     raise
                 why_not += f"; {exc}"
         while chunk := kept.read(_CHUNK):
@@ -114,11 +115,6 @@ async def read_ended(
 def _is_output_short(missing: MissingLauncherOutput | None) -> bool:
     """Whether lines are not in the launcher's output, or that can't be known, or there is none."""
     return missing is None or bool(missing) or missing.is_guess
-
-
-def _is_of_reader(exc: OperatorError) -> bool:
-    """Whether this says that no pod can read the store here, and nothing of the store."""
-    return isinstance(exc, ReaderNotStarted | Forbidden | Unprocessable)
 
 
 async def _keep_output(

@@ -30,7 +30,10 @@ def convert_runtime(runtime: Mapping[str, Any]) -> Converted:
     if "numProcPerNode" in trainer:
         del spec["slotsPerWorker"]
     for section in ("worker", "launcher"):
-        _forget_command((spec.get(section) or {}).get("template") or {})
+        # A command that only a job has is left out, with the shell that gives it variables.
+        for container in containers_of((spec.get(section) or {}).get("template") or {})[:1]:
+            if any(_ITS_COMMAND in word for word in container.get("command") or []):
+                del container["command"]
     kept = {key: meta[key] for key in ("name", "namespace", "labels") if meta.get(key)}
     manifest = {
         "apiVersion": API_VERSION,
@@ -56,13 +59,6 @@ def _template_of_runtime_job(runtime: Mapping[str, Any]) -> tuple[Converted, Jso
             if not asked or asked - (_SAID_BY_JOBS.keys() - trainer.keys()):
                 raise
             trainer = {**trainer, **{name: _SAID_BY_JOBS[name] for name in asked}}
-
-
-def _forget_command(template: Json) -> None:
-    """Leave out a command that only a job has, and the shell that gives it variables."""
-    for container in containers_of(template)[:1]:
-        if any(_ITS_COMMAND in word for word in container.get("command") or []):
-            del container["command"]
 
 
 def beyond_template(manifest: Json, template: Template) -> Json | None:

@@ -51,11 +51,6 @@ class LocalPlaces:
     run_dir: Path
     claims_dir: Path
 
-    @property
-    def logs_dir(self) -> Path:
-        """Root of the launcher's log store."""
-        return self.run_dir / "logs"
-
     def pod_log(self, pod: str, attempt: str = "") -> Path:
         """What a pod itself writes, one file an attempt; a pod that outlives attempts has one file."""
         return self.run_dir / "pods" / (f"{pod}.{attempt}.log" if attempt else f"{pod}.log")
@@ -76,7 +71,7 @@ def volume_directory(volume: dict[str, Any], places: LocalPlaces, pod_dir: Path,
     """A directory that is `volume`. Raises LocalUnsupported for what needs a cluster."""
     name = str(volume.get("name"))
     if name == VOLUME_LOGS:
-        directory = places.logs_dir
+        directory = places.run_dir / "logs"
     elif "persistentVolumeClaim" in volume:
         claim = (volume["persistentVolumeClaim"] or {}).get("claimName")
         directory = places.claims_dir / _directory_name(claim, f"volume {name!r}: the claim's name")

@@ -52,7 +52,7 @@ def command_of(pod: Pod, places: LocalPlaces, pod_dir: Path, contents: Contents)
     env["PATH"] = _own_programs_first(env.get("PATH", os.environ.get("PATH", os.defpath)))
     return LocalPodCommand(
         argv=tuple(argv),
-        env={**_inherited_local_variables(), **env},
+        env={**{name: value for name, value in os.environ.items() if not _FOREIGN.match(name)}, **env},
         cwd=_working_directory(main),
         termination_path=termination,
         log_path=places.pod_log(metadata["name"], attempt),
@@ -184,11 +184,6 @@ def _mapped_local_paths(text: str, paths: Mapping[str, Path]) -> str:
         here = str(paths[path]).replace("\\", r"\\")
         text = re.sub(rf"{_BEFORE}{re.escape(path)}{_AFTER}", rf"\g<1>{here}", text)
     return text
-
-
-def _inherited_local_variables() -> dict[str, str]:
-    """This process' environment without traces of other jobs."""
-    return {name: value for name, value in os.environ.items() if not _FOREIGN.match(name)}
 
 
 def _own_programs_first(path: str) -> str:

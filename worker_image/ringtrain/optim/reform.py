@@ -60,10 +60,6 @@ class OptimizerShardMembers:
         """Former ranks that are no members any more."""
         return [rank for rank in range(self.size) if rank not in self.former]
 
-    def rank_now(self, former: int) -> int | None:
-        """The rank that `former` has now; None if it is lost."""
-        return self.former.index(former) if former in self.former else None
-
     def lacks(self, rank: int, bucket: Bucket) -> bool:
         """Whether `rank` needs all weights of `bucket`."""
         return self.former[rank] is None or bucket.index in self.torn[rank]
@@ -240,7 +236,7 @@ class _OptimizerStateTransfer:
         bounds = self.model.layout(members.size).buckets[self.bucket.index].bounds
         shards = [*enumerate(pairwise(bounds))]
         shards += [held for copy in members.homes for held in zip(copy, pairwise(bounds), strict=True)]
-        holders = [(members.rank_now(rank), *edges) for rank, edges in shards]
+        holders = [(members.former.index(rank) if rank in members.former else None, *edges) for rank, edges in shards]
         edges_of = list(pairwise(bounds))
         holders += [(rank, *edges_of[owner]) for rank, owners in enumerate(members.kept) for owner in owners]
         return [

@@ -97,17 +97,13 @@ def _completed_gradient(index: int, grad: Any, variable: Any, counts: Any) -> An
                 f"gradient {index} is None on this rank and not on all others; give reduce_gradients the "
                 "variables, for zeros in its place"
             )
-        grad = _zero_gradient(variable) if dense else _no_rows(variable)
+        grad = tf.zeros_like(tf.convert_to_tensor(variable)) if dense else _no_rows(variable)
     if not isinstance(grad, tf.IndexedSlices):
         return grad
     if dense:
         return tf.convert_to_tensor(grad)
     wanted = tf.int64 if at_int64 else tf.int32
     return tf.IndexedSlices(grad.values, tf.cast(grad.indices, wanted), grad.dense_shape)
-
-
-def _zero_gradient(variable: Any) -> Any:
-    return tf.zeros_like(tf.convert_to_tensor(variable))
 
 
 def _no_rows(variable: Any) -> Any:

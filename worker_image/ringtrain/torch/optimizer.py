@@ -89,7 +89,11 @@ class DistributedTorchMixin:
         if closure is not None:
             return step(self._reducing(closure))
         if self._synchronized and not self.sync.begun:
-            _warn_twice()
+            warnings.warn(
+                "step() reduces gradients that synchronize() has reduced already; use `with "
+                "optimizer.skip_synchronize()` around step() after synchronize()",
+                stacklevel=2,
+            )
         self.synchronize()
         self._synchronized = False
         return _updated_torch_step(step)
@@ -298,11 +302,3 @@ def _derived_torch_optimizer(optimizer: torch.optim.Optimizer, mixin: type) -> A
     # A scheduler made earlier has put its own `step` on the old object, bound to it.
     wrapped.__dict__.update({key: value for key, value in vars(optimizer).items() if key != "step"})
     return wrapped
-
-
-def _warn_twice() -> None:
-    warnings.warn(
-        "step() reduces gradients that synchronize() has reduced already; use `with optimizer.skip_synchronize()` "
-        "around step() after synchronize()",
-        stacklevel=3,
-    )

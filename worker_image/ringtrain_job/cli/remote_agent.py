@@ -15,7 +15,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any, Final
 
 import click
@@ -101,7 +100,9 @@ def _serve_remote_agent(order: RemoteAgentOrder) -> int:
     address = first_address(order.interfaces) if order.interfaces else ""
     become_subreaper()
     with run_folder() as directory:
-        _write_secrets(directory, order.secrets)
+        for name in SECRET_FILES:
+            with open(os.open(directory / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+                file.write(order.secrets[name])
         environment = {
             **os.environ,
             **order.environment,
@@ -121,12 +122,6 @@ def _serve_remote_agent(order: RemoteAgentOrder) -> int:
         return code
 
 
-def _write_secrets(directory: Path, secrets: Mapping[str, str]) -> None:
-    for name in SECRET_FILES:
-        with open(os.open(directory / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.write(secrets[name])
-
-
 def _watch_remote_agent(agent: "subprocess.Popen[bytes]", patience_s: float) -> int:
     """Wait for the agent's end; end it when stdin ends, or when this process is asked to stop."""
     asked, ask = os.pipe()
@@ -139,17 +134,13 @@ def _watch_remote_agent(agent: "subprocess.Popen[bytes]", patience_s: float) -> 
         poll.register(descriptor, select.POLLIN)
     with signal_handler(stop, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         while agent.poll() is None:
-            if _is_remote_agent_over(poll.poll(_LOOK_MS), asked):
+            if any(descriptor == asked or not os.read(descriptor, 1 << 16) for descriptor, _ in poll.poll(_LOOK_MS)):
                 agent.terminate()
                 end_child(agent, patience_s)
     while kill_descendants():  # what ranks left, which this process has inherited
         reap()
         time.sleep(_POLL_S)
     return 128 - agent.returncode if agent.returncode < 0 else agent.returncode
-
-
-def _is_remote_agent_over(ready: Sequence[tuple[int, int]], asked: int) -> bool:
-    return any(descriptor == asked or not os.read(descriptor, 1 << 16) for descriptor, _ in ready)
 
 
 def first_address(names: Sequence[str]) -> str:

@@ -95,7 +95,8 @@ def start_launcher(
     """The launcher, with further `words` of its command line; where its page is wanted the link to it is said."""
     told = {**environment, contract.ENV_PORTS_HELD: "1"}
     launcher = start_run_process(stack, contract.ROLE_LAUNCHER, told, ["launcher", "--log-level", level, *words])
-    say_link(environment)
+    if token := environment.get(contract.ENV_STATUS_TOKEN):
+        say_ending_line(f"page: http://127.0.0.1:{environment[contract.ENV_STATUS_PORT]}/?token={page_token(token)}")
     return launcher
 
 
@@ -202,12 +203,6 @@ def _process_exit_code(returncode: int) -> int:
 def page_settings(wanted: bool) -> dict[str, str]:
     """What the launcher of a run is told whose page is wanted: a token that nobody else has."""
     return {contract.ENV_STATUS_TOKEN: secrets.token_hex(32)} if wanted else {}
-
-
-def say_link(environment: Mapping[str, str]) -> None:
-    """Say where the page of the launcher with this environment is, if it is wanted."""
-    if token := environment.get(contract.ENV_STATUS_TOKEN):
-        say_ending_line(f"page: http://127.0.0.1:{environment[contract.ENV_STATUS_PORT]}/?token={page_token(token)}")
 
 
 def without_token(environment: Mapping[str, str]) -> dict[str, str]:

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,7 +10,6 @@ from pathlib import Path
 import click
 
 from ringtrain.shared.processes import die_with_parent
-from ringtrain_job.logs.layout import AttemptFiles
 from ringtrain_job.logs.reading import find_log_attempt, follow_log, read_log_from
 from ringtrain_job.sinks.tensorboard import TensorboardSink
 
@@ -51,10 +49,6 @@ def tensorboard(directory: Path, attempt: int | None, to: Path | None, port: int
         server = subprocess.Popen(command, preexec_fn=die_with_parent(os.getpid()))
         stack.callback(server.terminate)
         with suppress(KeyboardInterrupt):
-            events.add_all(follow_log(files.metrics, 0, _is_tensorboard_over(files, server)))
+            events.add_all(follow_log(files.metrics, 0, lambda: files.outcome.exists() or server.poll() is not None))
             server.wait()
     sys.exit(server.returncode or 0)
-
-
-def _is_tensorboard_over(files: AttemptFiles, server: "subprocess.Popen[bytes]") -> Callable[[], bool]:
-    return lambda: files.outcome.exists() or server.poll() is not None

@@ -57,18 +57,13 @@ def ui(run: str | None, directory: Path, port: int, opens: bool) -> None:
         click.echo(link)
         if opens:
             click.launch(link)
-        _wait_to_be_asked()
+        asked = threading.Event()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, lambda *_: asked.set())
+        asked.wait()
     finally:
         server.close()
     click.echo("the page is no longer served", err=True)
-
-
-def _wait_to_be_asked() -> None:
-    """Return at Ctrl-C, SIGTERM or SIGHUP."""
-    asked = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: asked.set())
-    asked.wait()
 
 
 def _refuse_ui(*_: str) -> tuple[int, str, bytes]:

@@ -223,7 +223,12 @@ class _LauncherProcess:
         verdict = self._with_log_tail(verdict)
         self._snapshot.verdict = verdict
         self._note()
-        _say_verdict(verdict)
+        if verdict.failure is None:
+            log.info("the attempt ended: %s", verdict.outcome.value)
+            if verdict.warning:
+                log.warning("%s", verdict.warning)
+        else:
+            log.info("the attempt failed: %s", verdict.failure.message)
         return verdict
 
     def conclude(self, verdict: Verdict) -> Verdict:
@@ -515,15 +520,6 @@ def _launcher_page(config: LauncherConfig, snapshot: LauncherStatusSnapshot) -> 
     return LauncherPageServer(
         access, LauncherRunPage(LauncherLivePage(snapshot).encoded, snapshot.store.files, config.timeline)
     )
-
-
-def _say_verdict(verdict: Verdict) -> None:
-    if verdict.failure is None:
-        log.info("the attempt ended: %s", verdict.outcome.value)
-        if verdict.warning:
-            log.warning("%s", verdict.warning)
-    else:
-        log.info("the attempt failed: %s", verdict.failure.message)
 
 
 def _stopped_launcher_verdict(view: GangView) -> Verdict:

@@ -80,7 +80,10 @@ class LauncherCoordinatorService:
 
     async def Register(self, request: Any, context: Any) -> Any:
         registration = from_message(Registration, request)
-        await self._until_vacant(registration)
+        # In an elastic job a new agent takes the place of one that is gone, which shows a little later.
+        deadline = time.monotonic() + self._gang.vacancy_s
+        while time.monotonic() < deadline and not self._gang.is_vacant(registration):
+            await asyncio.sleep(_LOOK_S)
         self._told.pop(registration.worker_index, None)
         refusal = self._gang.register(registration)
         who = f"worker {registration.worker_index} ({registration.pod}, {context.peer()})"
@@ -90,12 +93,6 @@ class LauncherCoordinatorService:
         log.info("registered %s%s", who, ", its ranks run already" if registration.ranks else "")
         histories = [message_fields(history) for history in self._histories(registration)]
         return pb.RegisterReply(accepted=True, slots=histories)
-
-    async def _until_vacant(self, registration: Registration) -> None:
-        """In an elastic job a new agent takes the place of one that is gone; wait a little for that to show."""
-        deadline = time.monotonic() + self._gang.vacancy_s
-        while time.monotonic() < deadline and not self._gang.is_vacant(registration):
-            await asyncio.sleep(_LOOK_S)
 
     def _histories(self, registration: Registration) -> Iterator[SlotHistory]:
         """What the files and the gang have of this worker's slots from an earlier agent."""

@@ -68,7 +68,7 @@ class LogAboutFile:
                 self._by[name] = rank
                 document = {
                     **document,
-                    name: _bounded_about_values({**known, **value}) if adds and known else value,
+                    name: dict(list({**known, **value}.items())[:_MOST_NAMES]) if adds and known else value,
                 }
             self._keep(document)
 
@@ -82,10 +82,6 @@ class LogAboutFile:
             replace_whole(self._path, json.dumps(self.document, indent=1) + "\n")
         except OSError as exc:  # the job goes on, whether or not the disk is full
             log.debug("%s cannot be written: %s", self._path, exc)
-
-
-def _bounded_about_values(values: Found) -> Found:
-    return dict(list(values.items())[:_MOST_NAMES])
 
 
 def kept_about(files: AttemptFiles) -> Found:

@@ -126,7 +126,10 @@ class _MpiRankProgram:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         environment = {**os.environ, **assigned.variables, **_watching_mpi_rank(assigned.check_in)}
         environment.pop(REGISTRY, None)
-        _forget_node_name(environment)
+        # What gives mpirun's daemon a name of its own is undone: the program sees the host as it is.
+        environment.pop(NODE_NAME, None)
+        if OWN_PRELOAD in environment:
+            environment["LD_PRELOAD"] = environment.pop(OWN_PRELOAD)  # empty is as good as none
         if self._relay:
             environment["PMI_FD"] = str(self._relay.rank_end.fileno())
         self.pid = os.fork()
@@ -179,7 +182,8 @@ class _MpiRankProgram:
                 return int(found.group(1))
             # Open MPI's, written by the rank 0 of a world: another one that wrote it was alone in a world of one.
             return size if self._rank == 0 else 1
-        if _shows_parameters_itself() and not _OF_MPICH.match(self.library):
+        is_shown = _mpi_rank_starter() == "OpenMPI" and _SHOW_PARAMETERS in os.environ  # where the user wants it
+        if is_shown and not _OF_MPICH.match(self.library):
             return size  # not seen, and so not doubted
         return size if self._relay and self._relay.used else None
 
@@ -250,18 +254,6 @@ def _watching_mpi_rank(check_in: str) -> dict[str, str]:
         variables[_SHOW_PARAMETERS] = "enviro"
         variables[f"{_SHOW_PARAMETERS}_file"] = check_in
     return variables
-
-
-def _shows_parameters_itself() -> bool:
-    """Whether the user has Open MPI show its parameters: they go where the user wants them."""
-    return _mpi_rank_starter() == "OpenMPI" and _SHOW_PARAMETERS in os.environ
-
-
-def _forget_node_name(environment: dict[str, str]) -> None:
-    """Undo what gives mpirun's daemon a name of its own: the program sees the host as it is."""
-    environment.pop(NODE_NAME, None)
-    if OWN_PRELOAD in environment:
-        environment["LD_PRELOAD"] = environment.pop(OWN_PRELOAD)  # empty is as good as none
 
 
 def _become_mpi_rank(program: list[str], environment: dict[str, str], assigned: RankAssignment) -> None:

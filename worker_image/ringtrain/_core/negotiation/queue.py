@@ -253,7 +253,9 @@ class NamedQueue:
         if timeline.active is not None:
             for entry, one in zip(batch.entries, own, strict=True):
                 if one is not None:
-                    _record_negotiation(entry, one.since_ns, started_ns)
+                    kind, track = entry.any_request.kind.upper(), entry.name
+                    timeline.record(f"NEGOTIATE_{kind}", "named", one.since_ns, started_ns, track, tensor=entry.name)
+                    timeline.record(kind, "named", started_ns, time.perf_counter_ns(), track, tensor=entry.name)
         for one, result in zip(own, results, strict=True):
             if one is not None:
                 one.keep(result)
@@ -311,12 +313,6 @@ def _exchange_round(communicator: Communicator, message: bytes) -> list[bytes]:
         whole = np.frombuffer(message, np.uint8)
         return [part.tobytes() for part in communicator.all_gather_parts(_AGREEMENT, whole)]
     return [slot[_LENGTH.size :][:length] for slot, length in zip(received, lengths, strict=True)]
-
-
-def _record_negotiation(agreed: NegotiatedRequests, since_ns: int, started_ns: int) -> None:
-    kind, track = agreed.any_request.kind.upper(), agreed.name
-    timeline.record(f"NEGOTIATE_{kind}", "named", since_ns, started_ns, track, tensor=agreed.name)
-    timeline.record(kind, "named", started_ns, time.perf_counter_ns(), track, tensor=agreed.name)
 
 
 def _named_queue_error(error: Exception) -> RingtrainError:

@@ -112,7 +112,8 @@ class Http2Connection:
 
     def _await_frame(self) -> None:
         self._read_frame()
-        self._check_stream()
+        if self.was_reset:
+            raise StreamReset
 
     # In
 
@@ -196,10 +197,6 @@ class Http2Connection:
 
     def _is_there(self, count: int) -> bool:
         return self.channel.held() >= count or (self.channel.look() and self.channel.held() >= count)
-
-    def _check_stream(self) -> None:
-        if self.was_reset:
-            raise StreamReset
 
     def _read_frame(self) -> None:
         head = frames.head_of(self.channel.take(frames.HEADER_BYTES))

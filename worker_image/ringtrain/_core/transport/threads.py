@@ -36,7 +36,9 @@ class TransportThreadPool(Executor):
             self._free -= 1  # negative: more work than threads
             if self._free < 0:
                 self._free += 1
-                self._start_thread()
+                thread = threading.Thread(target=self._serve, name=f"{self._name}-{len(self._threads)}", daemon=True)
+                self._threads.append(thread)
+                thread.start()
         self._work.put(run)
         return future
 
@@ -48,11 +50,6 @@ class TransportThreadPool(Executor):
         if wait:
             for thread in threads:
                 thread.join()
-
-    def _start_thread(self) -> None:
-        thread = threading.Thread(target=self._serve, name=f"{self._name}-{len(self._threads)}", daemon=True)
-        self._threads.append(thread)
-        thread.start()
 
     def _serve(self) -> None:
         while (work := self._work.get()) is not None:

@@ -163,13 +163,8 @@ def _write_arrays(memory: int, data: memoryview, at: int) -> None:
         data, at = data[written:], at + written
 
 
-def serve_loader_requests(sock: socket.socket) -> None:
-    """Answer requests until the data worker closes its end."""
-    loader = DataWorkerLoader()
-    while (frame := receive_frame(sock)) is not None:
-        send_loaded_answer(sock, loader.answer(DataWorkerRequest.decode(frame[0])))
-
-
 if __name__ == "__main__":
     with socket.socket(fileno=int(sys.argv[1])) as own:
-        serve_loader_requests(own)
+        loader = DataWorkerLoader()
+        while (frame := receive_frame(own)) is not None:
+            send_loaded_answer(own, loader.answer(DataWorkerRequest.decode(frame[0])))

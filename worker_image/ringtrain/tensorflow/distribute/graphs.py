@@ -100,7 +100,7 @@ def training_operation(spec: EstimatorSpec, strategy: HorovodStrategy, graph: An
         )
     if any(operation is None for operation in operations):
         raise ConfigurationError("the function of host_call returned None; expected the operation that updates")
-    if _is_counted(graph, global_step):
+    if any(op.type in _ADDITIONS and op.inputs[0].op is global_step.handle.op for op in graph.get_operations()):
         return tf.group(*operations)
     with tf.control_dependencies([tf.group(*operations)]):
         return tf.group(global_step.assign_add(1, read_value=False))
@@ -111,8 +111,3 @@ def _has_collectives(graph: Any) -> bool:
     definition = graph.as_graph_def()
     bodies = [definition.node, *(function.node_def for function in definition.library.function)]
     return any(node.op == OPERATION for nodes in bodies for node in nodes)
-
-
-def _is_counted(graph: Any, global_step: Any) -> bool:
-    """Whether an operation of the graph adds to the global step, as that of an optimizer may."""
-    return any(op.type in _ADDITIONS and op.inputs[0].op is global_step.handle.op for op in graph.get_operations())

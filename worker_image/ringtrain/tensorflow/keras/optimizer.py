@@ -21,11 +21,6 @@ from ringtrain.tensorflow.tape import layers_of
 from ringtrain.tensorflow.world_ops import stays_alone
 
 
-def update_part() -> contextlib.AbstractContextManager[Any]:
-    """What the time of an update is measured in. Of a graph it is not: its update runs where Python does not."""
-    return UPDATE if tf.executing_eagerly() else contextlib.nullcontext()
-
-
 class DistributedKerasMixin:
     """What `DistributedOptimizer` puts before the class of the optimizer that it wraps, of Keras 2 or 3."""
 
@@ -71,7 +66,8 @@ class DistributedKerasMixin:
         alone = stays_alone(self._reducer.options.process_set)
         rate = getattr(self, "_learning_rate", None)
         reduced = grads if alone else self._reducer.reduce(grads, variables, rate=rate)
-        with update_part():
+        # Of a graph the time is not measured: its update runs where Python does not.
+        with UPDATE if tf.executing_eagerly() else contextlib.nullcontext():
             return apply(reduced)
 
     def _add(self, grads: list[Any], variables: Sequence[Any], apply: Callable[[list[Any]], Any]) -> Any:

@@ -117,17 +117,14 @@ class ElasticRankSockets:
                 if self._closed:
                     return
                 if key.fileobj is self._wake_read:
-                    self._do_waiting()
+                    with suppress(BlockingIOError):
+                        self._wake_read.recv(4096)
+                    while self._work:
+                        self._work.popleft()()
                 elif isinstance(key.data, _Listening):
                     self._accept(key.data)
                 else:
                     self._serve(key.data, mask)
-
-    def _do_waiting(self) -> None:
-        with suppress(BlockingIOError):
-            self._wake_read.recv(4096)
-        while self._work:
-            self._work.popleft()()
 
     def _add(self, listening: _Listening) -> None:
         self._listening[listening.caller] = listening
@@ -143,7 +140,8 @@ class ElasticRankSockets:
             self._read(listening.connection)  # a rank may close its connection and open the next at once
         if listening.connection is not None:
             text = f"slot {listening.caller.slot} has a connection to its agent already; a rank opens one at a time"
-            _refuse_rank_connection(accepted, text)
+            with accepted, suppress(OSError):
+                accepted.send(line_of(error_message(text)))
             return
         listening.connection = _RankConnection(listening.caller, accepted)
         self._selector.register(accepted, selectors.EVENT_READ, listening.connection)
@@ -235,11 +233,6 @@ class ElasticRankSockets:
         self._selector.close()
         self._wake_read.close()
         self._wake_write.close()
-
-
-def _refuse_rank_connection(accepted: socket.socket, text: str) -> None:
-    with accepted, suppress(OSError):
-        accepted.send(line_of(error_message(text)))
 
 
 def _make_rank_socket_directory() -> Path:
