@@ -8,8 +8,6 @@ OperatorError
 └── ApiError         the Kubernetes API refused or did not answer; its own tree is in cluster/api/errors.py
 """
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Where agent and launcher come from: the pod's image, or a directory that the operator brings as a volume."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """What every pod of a job is made of: a copy of its template, and the operator's names and defaults."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping
 from typing import Any

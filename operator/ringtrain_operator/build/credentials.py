@@ -1,7 +1,5 @@
 """A job's own trust: a CA whose key is thrown away, a certificate for each role, a token."""
 
-from __future__ import annotations
-
 import base64
 import secrets
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """The environment of docs/contract.md: what an agent and a launcher read."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from typing import Any

@@ -1,7 +1,5 @@
 """Pods beside the ranks that outlive attempts: data workers and the evaluator."""
 
-from __future__ import annotations
-
 from .. import contract
 from ..spec.job import Job
 from . import environment, names, volumes

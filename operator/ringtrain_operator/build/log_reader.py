@@ -1,7 +1,5 @@
 """The pod in which `dtj` reads the log store of a job whose launcher is over: its launcher's, without all else."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from .. import contract

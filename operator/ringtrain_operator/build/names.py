@@ -1,7 +1,5 @@
 """Objects by kind and name; names and labels of a job's objects, the same in every attempt."""
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Who may talk to the job's pods, and under which names: Service, NetworkPolicy, ServiceAccount."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from .. import contract

@@ -1,7 +1,5 @@
 """Where a pod with the worker's image has to run: on nodes of the platform that the worker's template names."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping
 from typing import Any

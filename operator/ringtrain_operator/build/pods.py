@@ -1,7 +1,5 @@
 """The launcher's and the workers' pods: the user's template, and what docs/contract.md adds to it."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import dataclass
 from typing import Any

@@ -1,8 +1,6 @@
 """The restricted Pod Security Standard as a default, but for the user, whom the image names: what a template says
 itself is left as it is."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

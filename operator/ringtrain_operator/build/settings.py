@@ -1,7 +1,5 @@
 """What the operator's installation decides about the objects of every job."""
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Volumes that the operator adds to a pod, and where they are mounted."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from .. import contract

@@ -1,7 +1,5 @@
 """`dtj delete JOB…`, `dtj suspend JOB…` and `dtj resume JOB…`."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 
 import click

@@ -1,7 +1,5 @@
 """`dtj convert FILE`: other operators' jobs as DistributedTrainingJobs."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`dtj list`: the jobs of a namespace, or of all. `dtj why JOB`: why one does not run, or did not end well."""
 
-from __future__ import annotations
-
 import json
 from datetime import UTC, datetime
 from typing import Any

@@ -1,7 +1,5 @@
 """`dtj local FILE`: run a job on this machine."""
 
-from __future__ import annotations
-
 import signal
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`dtj logs JOB`: the merged output of all ranks, or one rank's whole log."""
 
-from __future__ import annotations
-
 import sys
 from contextlib import aclosing
 

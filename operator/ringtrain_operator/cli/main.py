@@ -1,7 +1,5 @@
 """`dtj`: a new subcommand is a file with a click command, and a line in `_COMMANDS`."""
 
-from __future__ import annotations
-
 import difflib
 import importlib
 

@@ -1,7 +1,5 @@
 """`dtj render FILE`: the objects that the operator would create."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path

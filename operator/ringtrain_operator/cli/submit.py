@@ -1,7 +1,5 @@
 """`dtj submit FILE…`: create jobs on a cluster."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`dtj templates`, and the options of commands that lay a file's jobs over templates."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`dtj tensorboard JOB`: what the job's ranks report, in a TensorBoard on this machine."""
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 import signal

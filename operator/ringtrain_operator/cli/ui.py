@@ -1,7 +1,5 @@
 """`dtj ui [JOB]`: the job's page in a browser, or the jobs that there are."""
 
-from __future__ import annotations
-
 import asyncio
 
 import click

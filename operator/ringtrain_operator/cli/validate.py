@@ -1,7 +1,5 @@
 """`dtj validate FILE…`: what is wrong with a manifest, before a cluster sees it."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from dataclasses import replace

@@ -2,8 +2,6 @@
 are a person's, and not those of what manages the object that is converted.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 docs/migrate-from-mpijob.md has the same table for people.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import re

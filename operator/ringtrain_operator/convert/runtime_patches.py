@@ -4,8 +4,6 @@ Trainer merges them by Kubernetes' strategic merge patch, one after the other, b
 result (mergeRuntimePatches in pkg/runtime/core/trainingruntime.go).
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator, Mapping
 from typing import Any

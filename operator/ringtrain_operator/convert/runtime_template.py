@@ -1,7 +1,5 @@
 """A runtime of Kubeflow Trainer as a template, and converted TrainJobs as what they say beyond it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -2,8 +2,6 @@
 variables of other operators, set from ours where a rank starts, since only the agent knows them.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Mapping, Sequence

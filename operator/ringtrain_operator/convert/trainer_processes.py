@@ -3,8 +3,6 @@
 After pkg/runtime/framework/plugins of kubeflow/trainer: torch, jax, xgboost, plainml.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

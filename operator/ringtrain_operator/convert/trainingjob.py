@@ -3,8 +3,6 @@
 There every pod is one process, which is told its place by variables. docs/what-your-job-gets.md has the table.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field

@@ -3,8 +3,6 @@
 Whatever is read is taken out of a copy: what is left at the end is named as left out.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace

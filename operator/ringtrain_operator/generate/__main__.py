@@ -1,7 +1,5 @@
 """`python -m ringtrain_operator.generate ROOT`: write what is generated from the models into a checkout."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The CustomResourceDefinitions, from the models."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

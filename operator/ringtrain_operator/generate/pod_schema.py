@@ -3,8 +3,6 @@
 OPENAPI is what `kubectl get --raw /openapi/v3/api/v1` prints, VERSION the server's, such as 1.36.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

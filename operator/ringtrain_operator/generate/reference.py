@@ -1,7 +1,5 @@
 """docs/reference/api.md: every field of the resource, from the same schema that the API server gets."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Iterator
 from typing import Any

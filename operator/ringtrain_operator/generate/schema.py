@@ -3,8 +3,6 @@
 A generous converter would drop a bound without a word, and the API server would accept what the models refuse.
 """
 
-from __future__ import annotations
-
 import types
 from collections.abc import Iterable
 from datetime import datetime

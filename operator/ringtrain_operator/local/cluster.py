@@ -1,7 +1,5 @@
 """One job and what exists for it on this machine: where plans are applied and their effects observed."""
 
-from __future__ import annotations
-
 import base64
 import http.client
 import json

@@ -1,7 +1,5 @@
 """What ConfigMaps and Secrets hold here: the job's own Secret, and those that the job's file has beside it."""
 
-from __future__ import annotations
-
 import base64
 import binascii
 import re

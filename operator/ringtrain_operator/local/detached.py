@@ -4,8 +4,6 @@
 server would hold it (job.json), the manifest that is followed (manifest.json), and a lock that the driver holds.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import json

@@ -1,7 +1,5 @@
 """From a YAML file to plain values: what JSON can hold, as kubectl reads them, and nothing else."""
 
-from __future__ import annotations
-
 import math
 import re
 import sys

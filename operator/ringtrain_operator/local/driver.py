@@ -1,7 +1,5 @@
 """The loop: observe, plan, apply, show; until the job has ended and its processes are gone."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass, field
 from datetime import UTC, datetime

@@ -1,7 +1,5 @@
 """The user's file: read at the start, and again whenever it is saved, as `kubectl apply` would."""
 
-from __future__ import annotations
-
 import uuid
 from dataclasses import dataclass, field
 from datetime import UTC, datetime

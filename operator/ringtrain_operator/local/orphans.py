@@ -3,8 +3,6 @@
 Linux only: elsewhere a pod's process group is killed and what left the group is not found.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

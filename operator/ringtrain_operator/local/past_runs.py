@@ -1,7 +1,5 @@
 """What `dtj local` leaves for those who ask later: each run's job with its last status, and its logs."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections import deque

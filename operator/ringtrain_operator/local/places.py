@@ -1,7 +1,5 @@
 """Where a local job's things are: what is kept under the run directory, what is gone when the job is over."""
 
-from __future__ import annotations
-
 import os
 import random
 import re

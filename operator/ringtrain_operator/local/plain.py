@@ -1,7 +1,5 @@
 """The display for pipes and files: a line when something changes, and now and then where training is."""
 
-from __future__ import annotations
-
 import time
 from typing import TextIO
 

@@ -1,7 +1,5 @@
 """Pods as process groups of this machine, watched and ended as a kubelet does it."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

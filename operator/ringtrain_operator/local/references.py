@@ -1,7 +1,5 @@
 """What the objects of one file say of each other: ConfigMaps and Secrets that a job names."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 

@@ -3,8 +3,6 @@
 Terminals get a display: one panel that stays in place, with a bar, numbers and every rank's state.
 """
 
-from __future__ import annotations
-
 import contextlib
 import secrets
 import sys

@@ -1,7 +1,5 @@
 """From a pod to a command on this machine: environment resolved, volumes and ports mapped, the image ignored."""
 
-from __future__ import annotations
-
 import os
 import re
 import socket

@@ -1,7 +1,5 @@
 """The last lines of `dtj local`: how it ended, how good the model is, where the logs are."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Templates from files, and the jobs of files laid over them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +20,7 @@ class LocalTemplates:
     ask: Callable[[Json], Template] | None = None
 
     @classmethod
-    def of_files(cls, files: Iterable[Path], ask: Callable[[Json], Template] | None = None) -> LocalTemplates:
+    def of_files(cls, files: Iterable[Path], ask: Callable[[Json], Template] | None = None) -> "LocalTemplates":
         """All of these files. Raises ManifestUnreadable, also for a file that holds none, and Invalid."""
         made = cls(ask=ask)
         for path in files:

@@ -1,7 +1,5 @@
 """What every display says in the same words: a rank's state, a rate, a duration, where training is."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Mapping
 from typing import Any

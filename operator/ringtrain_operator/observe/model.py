@@ -1,7 +1,5 @@
 """What exists, as `plan` sees it: frozen values made from the API's dicts, nothing remembered."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta

@@ -1,7 +1,5 @@
 """From the API's dicts to `PodView` and `LauncherReport`: how a pod says what became of it."""
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import json

@@ -4,8 +4,6 @@ A placement is a job's attempt and what was read of its scheduler or autoscaler 
 `GangScheduler` is what the file of a scheduler has to say that places all pods of a group or none.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass

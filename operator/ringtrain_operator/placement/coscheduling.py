@@ -1,7 +1,5 @@
 """Gangs of the plugin "coscheduling" of sigs.k8s.io/scheduler-plugins: PodGroups of scheduling.x-k8s.io."""
 
-from __future__ import annotations
-
 from .base import GangScheduler, Json, PlacedGang
 
 GROUP_LABEL = "scheduling.x-k8s.io/pod-group"

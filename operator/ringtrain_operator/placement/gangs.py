@@ -1,7 +1,5 @@
 """Gang schedulers: which of them places an attempt's pods, the PodGroup that it is given, and what it says."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime

@@ -1,7 +1,5 @@
 """Kubernetes' own gangs: PodGroups of scheduling.k8s.io (feature gates GenericWorkload and GangScheduling)."""
 
-from __future__ import annotations
-
 from .base import GangScheduler, Json, PlacedGang
 
 

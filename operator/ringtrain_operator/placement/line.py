@@ -1,7 +1,5 @@
 """The line of jobs that wait to be placed whole: what each competes for, who is ahead of whom, what is free."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -39,7 +37,7 @@ class PlacementContender:
     tries_at: datetime | None = field(default=None, compare=False)
     reserves: bool = field(default=False, compare=False)
 
-    def competes_with(self, other: PlacementContender) -> bool:
+    def competes_with(self, other: "PlacementContender") -> bool:
         """Whether what one of both gives back may be what the other lacks."""
         return other.uid != self.uid and not self.wants.keys().isdisjoint(other.wants)
 

@@ -4,8 +4,6 @@ Everything follows from the request that exists: one that failed, or that nobody
 and one that is missing is made. So no operator has to remember what it asked for.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta

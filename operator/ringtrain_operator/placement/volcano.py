@@ -1,7 +1,5 @@
 """Volcano's gangs: PodGroups of scheduling.volcano.sh."""
 
-from __future__ import annotations
-
 from .base import GangScheduler, Json, PlacedGang
 
 GROUP_ANNOTATION = "scheduling.k8s.io/group-name"

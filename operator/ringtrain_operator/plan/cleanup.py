@@ -1,7 +1,5 @@
 """Pods and jobs that are over: cleanPodPolicy, ttlSecondsAfterFinished, pods that stay Terminating."""
 
-from __future__ import annotations
-
 from datetime import datetime, timedelta
 
 from ..observe.model import PodView

@@ -5,8 +5,6 @@ other pods without a node are waited for, see decision 0011. Who waits for an im
 after a while, and tries again.
 """
 
-from __future__ import annotations
-
 import re
 from datetime import datetime, timedelta
 

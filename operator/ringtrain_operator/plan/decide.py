@@ -1,7 +1,5 @@
 """The policies, in the order in which they are asked and make their notes."""
 
-from __future__ import annotations
-
 from ..status.decision import Policy
 from ..workers.data_workers import AUTOSCALE
 from ..workers.gang import DISRUPTION, SCALE

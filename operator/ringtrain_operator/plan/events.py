@@ -1,7 +1,5 @@
 """Events: told when a condition turns or its reason changes, so that the same thing is never said twice."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from ..status.model import Condition, JobStatus

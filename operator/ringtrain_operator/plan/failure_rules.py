@@ -1,7 +1,5 @@
 """What a failed attempt leads to: runPolicy.failureRules, then backoffLimit."""
 
-from __future__ import annotations
-
 import re
 
 from ..contract import EXIT_BAD_CONFIGURATION

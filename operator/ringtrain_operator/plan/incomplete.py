@@ -10,8 +10,6 @@ Nothing counts. The job waits without pods and tries again after as long as it h
 jobs that hold parts of a quota each tries at another time, so that one finds room for all of its pods.
 """
 
-from __future__ import annotations
-
 import zlib
 from dataclasses import replace
 from datetime import datetime, timedelta

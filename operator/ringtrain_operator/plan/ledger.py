@@ -1,7 +1,5 @@
 """What a decision changes in the status: attempts, restarts, clocks. All the past that the operator keeps."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import replace
 from datetime import datetime, timedelta

@@ -1,7 +1,5 @@
 """Which objects must exist now and which must not, given a status whose decisions are made."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta

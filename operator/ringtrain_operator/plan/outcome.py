@@ -4,8 +4,6 @@ Whether its node or the job is to blame for a pod that went silent is known when
 The gang restarts at once. The next attempt's pods wait for that pod anyway, and until then nothing is counted.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Literal

@@ -1,7 +1,5 @@
 """`plan`: ask the policies in turn, enter the decision, see what is missing, say how things stand."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime

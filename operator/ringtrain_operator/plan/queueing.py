@@ -4,8 +4,6 @@ The Workload is made when no pod of the job is there, pods are made while it is 
 back when they are gone: at no moment do two jobs use the same quota.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from ..build import BuildSettings

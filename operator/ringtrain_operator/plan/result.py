@@ -1,7 +1,5 @@
 """What `plan` answers: what to write, in the order in which it is written."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any, Literal
 

@@ -3,8 +3,6 @@
 Times are as Kubernetes writes them.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field

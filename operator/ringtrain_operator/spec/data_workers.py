@@ -1,7 +1,5 @@
 """`spec.dataWorkers`: pods that prepare input for the ranks."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import Field

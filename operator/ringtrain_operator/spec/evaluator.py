@@ -1,7 +1,5 @@
 """`spec.evaluator`: one pod beside the ranks that evaluates checkpoints."""
 
-from __future__ import annotations
-
 from pydantic import Field
 
 from .base import DEVICES_HAVE_DOMAINS, Devices, SpecModel

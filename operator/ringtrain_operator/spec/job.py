@@ -1,7 +1,5 @@
 """`spec` of a DistributedTrainingJob, and the job as the rest of the operator sees it."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import json

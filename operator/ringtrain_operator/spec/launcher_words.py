@@ -1,8 +1,6 @@
 # Generated from worker_image/ringtrain_job/cli/launchers.py: operator and runtime never import each other.
 """Programs that start ranks themselves: each of several ranks would start a world of its own."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Sequence

@@ -1,8 +1,6 @@
 # Generated from worker_image/ringtrain_job/logs/metrics_rule.py: operator and runtime never import each other.
 """The regular expression by which a user says what a printed line reports, and what is wrong with one."""
 
-from __future__ import annotations
-
 import re
 
 # In place of a rule: no line is read.

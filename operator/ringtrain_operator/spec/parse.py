@@ -1,7 +1,5 @@
 """From a manifest (a dict) to a `Job`, or to every problem it has."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """Kubernetes' own schema of pod templates: the fields that there are, and of which type."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -42,7 +40,7 @@ class PodSchema:
     way_out: str = ""
 
     @classmethod
-    def of_openapi(cls, document: Mapping[str, Any], version: str) -> PodSchema:
+    def of_openapi(cls, document: Mapping[str, Any], version: str) -> "PodSchema":
         """The part that pods need of the document which a server has at /openapi/v3/api/v1. Raises ValueError."""
         try:
             schemas = document["components"]["schemas"]

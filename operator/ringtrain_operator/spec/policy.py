@@ -1,7 +1,5 @@
 """`spec.runPolicy`: when a job starts, restarts, ends and is cleaned up. `spec.elastic`: how its world changes."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import Field

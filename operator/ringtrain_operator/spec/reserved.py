@@ -3,8 +3,6 @@
 The API server refuses pods for the latter, not jobs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Set
 from typing import Any
 

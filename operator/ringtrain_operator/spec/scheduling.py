@@ -1,7 +1,5 @@
 """`spec.scheduling`: how the job's pods are placed together, and which queue the job waits in."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import Field

@@ -1,7 +1,5 @@
 """`spec.logs` and `spec.checkpoint`: claims, folders and object stores that outlive pods."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 from pydantic import Field

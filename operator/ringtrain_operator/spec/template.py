@@ -1,7 +1,5 @@
 """Pod templates: dicts that pass through untouched, checked only where we depend on them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any
 

@@ -1,7 +1,5 @@
 """Templates of jobs: what a platform team prepares, and how a job's spec is laid over it."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping, Sequence

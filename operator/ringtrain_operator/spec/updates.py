@@ -1,7 +1,5 @@
 """What of a spec may change, and when: rules that compare a spec with the one before."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from operator import attrgetter
 from typing import Any

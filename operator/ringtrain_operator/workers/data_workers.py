@@ -6,8 +6,6 @@ the one before, and between two of them the number of data workers only falls. S
 however the load and the measurements behave.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from datetime import datetime, timedelta

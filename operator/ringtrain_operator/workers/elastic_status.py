@@ -1,7 +1,5 @@
 """What the status of an elastic job says of its world, and of why that is smaller than it should be."""
 
-from __future__ import annotations
-
 from datetime import datetime, timedelta
 from typing import Any
 

@@ -3,8 +3,6 @@
 A gang restarts as one. What becomes of the single pods of an elastic job is in replacing.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -5,8 +5,6 @@ once. A pod that others took away is made anew at once; one that ended by itself
 waits, longer each time. The evaluator may go on for a while beside a job that has succeeded.
 """
 
-from __future__ import annotations
-
 from collections.abc import Container, Iterator
 from datetime import datetime, timedelta
 from typing import Any, Literal

@@ -10,8 +10,6 @@ networking.startTimeoutSeconds. If none has come by then, or if no worker is lef
 gang restarts, which does not count.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -60,7 +58,7 @@ class _SeenWorkers:
     refused_pods: frozenset[str]
 
     @classmethod
-    def of(cls, s: Situation) -> _SeenWorkers:
+    def of(cls, s: Situation) -> "_SeenWorkers":
         own = (pod for pod in reversed(s.workers) if pod.incarnation == worker_incarnation_number(s.status, pod.index))
         said = by_index(s.report.workers if s.report else (), s.status.ledger.attempt_workers)
         refused = [refusal.ref for refusal in s.observed.refusals]

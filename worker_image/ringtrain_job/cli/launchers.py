@@ -1,7 +1,5 @@
 """Programs that start ranks themselves: each of several ranks would start a world of its own."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The regular expression by which a user says what a printed line reports, and what is wrong with one."""
 
-from __future__ import annotations
-
 import re
 
 # In place of a rule: no line is read.

@@ -1,7 +1,5 @@
 """What is written into a Workload that exists, as JSON patches."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any

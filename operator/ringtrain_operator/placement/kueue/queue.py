@@ -1,7 +1,5 @@
 """A job in its queue: whether its pods may be made, what it waits for, and what Kueue wants its pods to say."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from ... import contract

@@ -1,7 +1,5 @@
 """Kueue's Workload of a job, as `plan` sees it: whether there is quota, what comes with it, and in whose words."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -31,13 +29,13 @@ class Grant:
     tolerations: tuple[Json, ...] = ()
     gates: tuple[str, ...] = ()
 
-    def with_flavors(self, flavors: Sequence[Json]) -> Grant:
+    def with_flavors(self, flavors: Sequence[Json]) -> "Grant":
         """With the labels and tolerations of nodes of these ResourceFlavors."""
         return self.with_updates(
             [{"nodeSelector": f.get("nodeLabels"), "tolerations": f.get("tolerations")} for f in flavors]
         )
 
-    def with_updates(self, updates: Sequence[Json]) -> Grant:
+    def with_updates(self, updates: Sequence[Json]) -> "Grant":
         """With what these admission checks add to pods."""
         grant = self
         for update in updates:

@@ -1,7 +1,5 @@
 """What Kueue is given: a Workload for the whole job, or labels that make its pods a group."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
