@@ -93,7 +93,7 @@ def run(
     """
     import multiprocessing
 
-    from ringtrain.shared.run_folder import run_folder
+    from ringtrain.shared.processes import run_folder
 
     horovod_run.say_no_meaning(locals())
     size = horovod_run.ranks_on_this_machine(num_proc if np is None else np, hosts, hostfile)

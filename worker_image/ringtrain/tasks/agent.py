@@ -14,8 +14,7 @@ from typing import Final
 from ringtrain.shared import contract
 from ringtrain.shared.address import own_address
 from ringtrain.shared.place import RankPlace
-from ringtrain.shared.processes import start_child
-from ringtrain.shared.run_folder import run_folder
+from ringtrain.shared.processes import run_folder, start_child
 from ringtrain.tasks.plan import Task, TaskRun, task_place_variables
 
 WORK, RESULT, PLACE, SECRETS, RANK = "work", "result", "place.json", "secrets", "rank"

@@ -1,22 +1,38 @@
-"""`ringtrain agent`: join, start the ranks, watch them and the launcher, ship everything, leave."""
+"""`ringtrain agent`: join, start the ranks, watch them and the launcher, ship everything, leave.
+
+Its main loop says what each event means, until the attempt is over for this worker.
+"""
 
 import logging
 import queue
 import signal
 import sys
 import tempfile
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ringtrain.errors import ConfigurationError
+from ringtrain.shared import contract
 from ringtrain.shared.processes import become_subreaper, signal_handler
-from ringtrain_job.agent.config import AgentConfig
-from ringtrain_job.agent.coordinator import Event
+from ringtrain_job.agent.config import LEAVE_S, AgentConfig
+from ringtrain_job.agent.coordinator import AgentRegistered, Event, LeaveNoted
 from ringtrain_job.agent.elastic.slots import RankProgram
-from ringtrain_job.agent.lifecycle import AgentLifecycle
 from ringtrain_job.agent.pod import AgentPod
+from ringtrain_job.control.model import (
+    Failure,
+    Form,
+    Outcome,
+    Prepare,
+    Reason,
+    Refusal,
+    Release,
+    Start,
+    Stop,
+    Verdict,
+)
 from ringtrain_job.control.termination import termination_message, write_termination_message
 from ringtrain_job.logs.journal import LogStream
 from ringtrain_job.logs.records import prefixed_records
@@ -63,3 +79,206 @@ def _print_unsent_lines(chunks: Iterable[LogChunk]) -> int:
                 sys.stdout.buffer.write(prefixed_records(chunk.rank, chunk.data))
                 sys.stdout.buffer.flush()
     return count
+
+
+_TICK_S = 0.5
+
+
+@dataclass(frozen=True)
+class AgentEnding:
+    """How the agent ends."""
+
+    exit_code: int
+    verdict: Verdict
+
+
+class AgentLifecycle:
+    """Runs in the main thread, which is the one that started the ranks and that gets signals."""
+
+    def __init__(self, config: AgentConfig, pod: AgentPod, events: "queue.SimpleQueue[Event]") -> None:
+        self._config = config
+        self._pod = pod
+        self._events = events
+        self._began = time.monotonic()
+        self._verdict: Verdict | None = None
+        self._ending: AgentEnding | None = None
+        self._term_at: float | None = None
+        self._kill_at: float | None = None
+        self._leave_at: float | None = None
+        self._notice_ends_at: float | None = None
+
+    def run(self) -> AgentEnding:
+        """Handle events until the attempt is over for this worker. No rank is left when this returns."""
+        try:
+            while self._ending is None:
+                with suppress(queue.Empty):
+                    self._handle(self._events.get(timeout=self._wait_s()))
+                self._check_clocks()
+            return self._ending
+        finally:
+            self._pod.ranks.stop(signal.SIGKILL)
+            self._pod.ranks.sweep()
+
+    def _wait_s(self) -> float:
+        if self._kill_at is None:
+            return _TICK_S
+        return min(_TICK_S, max(0.0, self._kill_at - time.monotonic()))
+
+    def _handle(self, event: Event) -> None:
+        match event:
+            case signal.Signals() as number:
+                self._on_signal(number)
+            case Start(world):
+                if not self._pod.ranks.started and self._verdict is None and not self._pod.leaving:
+                    self._pod.start_ranks(world)
+            case Stop(verdict):
+                self._verdict = verdict
+                failure = verdict.failure
+                if failure is None or failure.reason is Reason.AGENT_LOST:  # or a pod was asked to stop
+                    self._stop_ranks(signal.SIGTERM, self._config.save_s)
+                elif failure.reason is Reason.NOT_FINITE:  # nobody was lost: there is nothing to wait for
+                    self._stop_ranks(signal.SIGTERM)
+                else:
+                    self._term_at = time.monotonic() + self._config.follow_s
+                self._pod.stopping = True
+                self._pod.coordinator.changed()
+            case Release(verdict):
+                self._stop_ranks(signal.SIGTERM)
+                if self._pod.leaving and verdict.failure is not None and verdict.failure.pod == self._config.pod:
+                    self._end_by_signal()  # that this pod leaves is why the attempt ends
+                else:
+                    self._ending = AgentEnding(agent_exit_code(verdict, self._own_ranks()), verdict)
+            case Refusal(reason, misconfigured):
+                self._on_refused(reason, misconfigured)
+            case AgentRegistered(histories):
+                self._pod.go_on(histories)
+            case LeaveNoted():
+                self._end_by_signal()
+            case Prepare() | Form():
+                self._pod.follow(event)
+            case work:
+                work()
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        if number == signal.SIGCHLD:
+            self._pod.reap()
+            return
+        if self._pod.leaving:  # asked twice: no more grace
+            self._kill_at = self._notice_ends_at = time.monotonic()
+            return
+        log.info("asked to stop by %s", number.name)
+        self._pod.leaving = number.name
+        if self._config.living and self._verdict is None:
+            # The launcher forms the next world without these ranks: they hand over and are told to leave.
+            self._notice_ends_at = time.monotonic() + self._config.notice_s
+        else:
+            self._stop_ranks(number, self._config.save_s)
+        self._pod.coordinator.changed()
+
+    def _on_refused(self, reason: str, misconfigured: bool) -> None:
+        log.error("the launcher refused this worker: %s", reason)
+        if self._pod.ranks.started:
+            self._fail(contract.EXIT_GANG_STOPPED, Reason.LAUNCHER_FAILED, reason)
+        elif misconfigured:
+            self._fail(contract.EXIT_BAD_CONFIGURATION, Reason.BAD_CONFIGURATION, reason)
+        else:
+            self._fail(contract.EXIT_NOT_ASSEMBLED, Reason.NOT_ASSEMBLED, reason)
+
+    def _stop_ranks(self, number: int, within_s: float | None = None) -> None:
+        self._pod.reap()  # what ended before now ended by itself
+        if self._pod.ranks.all_ended:
+            return
+        self._pod.ranks.stop(number)
+        if self._kill_at is None:
+            self._kill_at = time.monotonic() + (self._config.grace_s if within_s is None else within_s)
+
+    def _check_clocks(self) -> None:
+        now = time.monotonic()
+        if self._term_at is not None and now >= self._term_at:
+            self._term_at = None
+            self._stop_ranks(signal.SIGTERM)
+        if self._kill_at is not None and now >= self._kill_at and not self._pod.ranks.all_ended:
+            self._pod.ranks.stop(signal.SIGKILL)
+            self._kill_at = now + self._config.grace_s
+        if self._ending is not None:
+            return
+        if self._verdict is None:
+            self._pod.act()
+        if self._pod.leaving:
+            self._check_leaving(now)
+        elif not self._pod.coordinator.registered:
+            if now - self._began >= self._config.start_timeout_s:
+                self._not_reached(self._config.start_timeout_s)
+        elif self._pod.coordinator.silent_s() >= self._config.launcher_lost_s:
+            self._launcher_lost()
+
+    def _check_leaving(self, now: float) -> None:
+        if self._notice_ends_at is not None and now >= self._notice_ends_at:
+            self._notice_ends_at = None
+            self._stop_ranks(signal.Signals[self._pod.leaving])
+        if not self._pod.ranks.all_ended:
+            return
+        if self._leave_at is None:
+            self._leave_at = now + LEAVE_S
+        if now >= self._leave_at or not self._pod.coordinator.registered:
+            self._end_by_signal()
+
+    def _end_by_signal(self) -> None:
+        number = signal.Signals[self._pod.leaving]
+        self._ending = AgentEnding(128 + number, Verdict(Outcome.STOPPED, 128 + number))
+
+    def _not_reached(self, seconds: float) -> None:
+        problem = self._pod.coordinator.last_problem or "it does not answer"
+        where = self._config.launcher_address
+        message = f"the launcher at {where} was not reached within {seconds:g} s ({problem})"
+        self._fail(contract.EXIT_NOT_ASSEMBLED, Reason.NOT_ASSEMBLED, message)
+
+    def _launcher_lost(self) -> None:
+        if not self._pod.ranks.started:
+            self._not_reached(self._config.launcher_lost_s)
+            return
+        config = self._config
+        message = f"the launcher at {config.launcher_address} has not answered for {config.launcher_lost_s:g} s"
+        if self._verdict is not None:  # only its release is missing
+            log.warning("%s; the attempt was over already", message)
+            self._stop_and_wait()
+            self._ending = AgentEnding(agent_exit_code(self._verdict, self._own_ranks()), self._verdict)
+            return
+        own = self._pod.ranks.first_failure()
+        code = own.exit_code if own is not None and own.exit_code else contract.EXIT_GANG_STOPPED
+        self._fail(code, Reason.LAUNCHER_FAILED, message)
+
+    def _fail(self, code: int, reason: Reason, message: str) -> None:
+        log.error("%s", message)
+        self._stop_and_wait()
+        failure = Failure(reason, message, pod=self._config.pod, node=self._config.node)
+        self._ending = AgentEnding(code, Verdict(Outcome.FAILED, code, failure=failure))
+
+    def _stop_and_wait(self) -> None:
+        self._stop_ranks(signal.SIGTERM)
+        # A process that is stuck in the kernel outlives even SIGKILL: leave it to whoever ends this container.
+        give_up_at = time.monotonic() + 3 * self._config.grace_s
+        while not self._pod.ranks.all_ended and time.monotonic() < give_up_at:
+            try:
+                event = self._events.get(timeout=self._wait_s())
+            except queue.Empty:
+                event = None
+            if event is signal.SIGCHLD:
+                self._pod.reap()
+            if self._kill_at is not None and time.monotonic() >= self._kill_at:
+                self._pod.ranks.stop(signal.SIGKILL)
+                self._kill_at = time.monotonic() + self._config.grace_s
+
+    def _own_ranks(self) -> range:
+        return range(self._config.first_rank, self._config.first_rank + self._config.slots)
+
+
+def agent_exit_code(verdict: Verdict, own_ranks: range) -> int:
+    """The exit code of the agent that runs `own_ranks` when the attempt ends with `verdict`."""
+    failure = verdict.failure
+    if failure is None or failure.reason is Reason.NOT_ASSEMBLED:
+        return verdict.exit_code
+    of_a_rank = failure.reason in (Reason.RANK_FAILED, Reason.CANNOT_START)
+    if of_a_rank and failure.rank in own_ranks and failure.exit_code is not None:
+        return failure.exit_code
+    return contract.EXIT_GANG_STOPPED

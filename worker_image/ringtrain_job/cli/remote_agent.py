@@ -27,10 +27,10 @@ from ringtrain.shared.processes import (
     end_child,
     kill_descendants,
     reap,
+    run_folder,
     signal_handler,
     start_child,
 )
-from ringtrain.shared.run_folder import run_folder
 from ringtrain_job.agent.config import LEAVE_S, AgentConfig
 from ringtrain_job.cli.certificates import SECRET_FILES
 from ringtrain_job.cli.run_processes import lost_lines

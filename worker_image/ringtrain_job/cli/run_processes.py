@@ -15,8 +15,7 @@ from typing import Final
 from ringtrain.shared import contract
 from ringtrain.shared.horovod_variables import log_level, with_counterparts
 from ringtrain.shared.ports import HeldPorts
-from ringtrain.shared.processes import end_child, signal_handler, start_child
-from ringtrain.shared.run_folder import run_folder
+from ringtrain.shared.processes import end_child, run_folder, signal_handler, start_child
 from ringtrain_job.cli.ending import say_ending_line
 from ringtrain_job.launcher.config import LauncherConfig
 from ringtrain_job.page.access import page_token

@@ -18,12 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringtrain._core.communicators.broadcast import PodBroadcastRoute
-from ringtrain._core.communicators.chain import ChainedPods, PodChain, PodChainSection
+from ringtrain._core.communicators.chain import ChainedPods, PodChain, PodChainSection, gather_by_pods
 from ringtrain._core.communicators.doubling import PART_BYTES_MOST
 from ringtrain._core.communicators.exchange import ExchangeCommunicator
 from ringtrain._core.communicators.fused_chain import PodChainUpdates
 from ringtrain._core.communicators.pairing import PodPairing, dealt_section, shared_section
-from ringtrain._core.communicators.pod_gather import gather_by_pods
 from ringtrain._core.communicators.pod_tree import PodTree
 from ringtrain._core.communicators.shm.group import ShmLoneRank
 from ringtrain._core.communicators.shm.join import ShmHostGroups, allocate_shared_memory
