@@ -88,7 +88,9 @@ def completed_template(job: Job, given: Mapping[str, Any], name: str) -> Pod:
             if trainer.get(field):
                 main.setdefault(field, trainer[field])
         _run_pod_like(spec, main, trainer)
-        _pull_image_like(spec, worker)
+        own, theirs = spec.get("imagePullSecrets") or [], worker.get("imagePullSecrets") or []
+        if secrets := [*own, *(secret for secret in theirs if secret not in own)]:
+            spec["imagePullSecrets"] = copy.deepcopy(secrets)
         run_where_image_does(spec, worker)
     for field in _OF_THE_WORKER:
         if worker.get(field):
@@ -104,13 +106,6 @@ def _run_pod_like(spec: Pod, main: Pod, trainer: Mapping[str, Any]) -> None:
     taken = {field: theirs[field] for field in _USER_FIELDS if field in theirs and field not in said}
     if taken:
         main["securityContext"] = {**taken, **given}
-
-
-def _pull_image_like(spec: Pod, worker: Mapping[str, Any]) -> None:
-    """Add what may pull the worker's image to pull secrets of the template's own."""
-    own, theirs = spec.get("imagePullSecrets") or [], worker.get("imagePullSecrets") or []
-    if secrets := [*own, *(secret for secret in theirs if secret not in own)]:
-        spec["imagePullSecrets"] = copy.deepcopy(secrets)
 
 
 def template_without_devices(job: Job) -> Pod:

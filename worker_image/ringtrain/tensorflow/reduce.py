@@ -149,18 +149,13 @@ def _scattered(
 
 def _slices(slices: Any, how: NamedReduction, device: str, name: str | None) -> Any:
     """Gather values and indices: slices of the same index are added where they are used."""
-    check_slices(how.op)
+    if how.op not in ("Average", "Sum"):
+        raise NotSupportedError(
+            f"allreduce of IndexedSlices: op is {how.op}; expected Average or Sum, or sparse_as_dense=True"
+        )
     with tf.device(device):
         values, indices = gathered([slices.values, slices.indices], name, how.process_set)
         return tf.IndexedSlices(scaled_slices(values, how), indices, slices.dense_shape)
-
-
-def check_slices(op: str) -> None:
-    """Raise NotSupportedError for an op that IndexedSlices do not have."""
-    if op not in ("Average", "Sum"):
-        raise NotSupportedError(
-            f"allreduce of IndexedSlices: op is {op}; expected Average or Sum, or sparse_as_dense=True"
-        )
 
 
 def scaled_slices(values: Any, how: NamedReduction) -> Any:

@@ -73,7 +73,8 @@ def remote_agent() -> None:
     by_ssh = os.environ.get("SSH_CONNECTION", "").partition(" ")[0]
     run_address = os.environ.get("SLURM_LAUNCH_NODE_IPADDR") or by_ssh
     print(GREETING + json.dumps(asdict(RemoteAgentGreeting(version("ringtrain"), run_address))), flush=True)
-    order = _read_order()
+    line = sys.stdin.buffer.readline(_MOST_BYTES)
+    order = RemoteAgentOrder(**json.loads(line)) if line.endswith(b"\n") else None
     if order is None:  # another host could not be reached, or the run has ended
         sys.exit(contract.EXIT_GANG_STOPPED)
     try:
@@ -81,11 +82,6 @@ def remote_agent() -> None:
     except (ConfigurationError, OSError) as exc:
         click.echo(str(exc), err=True)
         sys.exit(contract.EXIT_BAD_CONFIGURATION)
-
-
-def _read_order() -> RemoteAgentOrder | None:
-    line = sys.stdin.buffer.readline(_MOST_BYTES)
-    return RemoteAgentOrder(**json.loads(line)) if line.endswith(b"\n") else None
 
 
 def _serve_remote_agent(order: RemoteAgentOrder) -> int:

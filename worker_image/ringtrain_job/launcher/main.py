@@ -332,7 +332,9 @@ class _LauncherProcess:
         if homeless := [index for index, site in sorted(self.sites.by_index.items()) if not site]:
             return _worker_without_site(self._config, self._gang, homeless[0])
         if self._mpi is not None and self._gang.any_rank_started():
-            return _launcher_restarted(self._gang.view())
+            message = "the launcher was restarted while ranks were running, and their mpirun ended with it"
+            failure = Failure(Reason.LAUNCHER_FAILED, message)
+            return Verdict(Outcome.FAILED, contract.EXIT_GANG_STOPPED, self._gang.view().succeeded, failure)
         fresh = self._gang.fresh_workers()
         if self._gang.any_rank_started() and fresh:
             return _restarted_inside(self._gang.view(), fresh[0])
@@ -555,10 +557,4 @@ def _restarted_inside(view: GangView, worker: int) -> Verdict:
     lost = view.workers[worker]
     message = f"worker {worker} (pod {lost.pod}) was restarted while the others' ranks were running"
     failure = Failure(Reason.AGENT_LOST, message, worker * view.slots, lost.pod, lost.node)
-    return Verdict(Outcome.FAILED, contract.EXIT_GANG_STOPPED, view.succeeded, failure)
-
-
-def _launcher_restarted(view: GangView) -> Verdict:
-    message = "the launcher was restarted while ranks were running, and their mpirun ended with it"
-    failure = Failure(Reason.LAUNCHER_FAILED, message)
     return Verdict(Outcome.FAILED, contract.EXIT_GANG_STOPPED, view.succeeded, failure)

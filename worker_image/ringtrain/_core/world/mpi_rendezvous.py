@@ -35,7 +35,9 @@ def meet_mpi_world(found: MpiRank, env: Mapping[str, str], timeout_s: float) -> 
         if directory is not None:
             return _meet_in_files(found, directory, f"127.0.0.1:{port}", timeout_s)
         host = "127.0.0.1" if found.local_size == found.size else _own_address(env)
-        return _meet_through_mpi(found, f"{host}:{port}")
+        from ringtrain._core.world.mpi_library import load_world
+
+        return tuple(load_world(found.rank, found.size).allgather(f"{host}:{port}"))
     finally:
         held.release()
 
@@ -72,12 +74,6 @@ def _meet_in_files(found: MpiRank, directory: Path, own: str, timeout_s: float) 
                 f"{timeout_s:g} s (waited for by rank {found.rank}); every rank that mpirun starts must"
             )
         time.sleep(_LOOK_S)
-
-
-def _meet_through_mpi(found: MpiRank, own: str) -> tuple[str, ...]:
-    from ringtrain._core.world.mpi_library import load_world
-
-    return tuple(load_world(found.rank, found.size).allgather(own))
 
 
 def _own_address(env: Mapping[str, str]) -> str:
