@@ -1,7 +1,5 @@
 """Arguments of `horovod.run`: what each means for ranks of this machine, or why it has no meaning."""
 
-from __future__ import annotations
-
 import logging
 import os
 import sys

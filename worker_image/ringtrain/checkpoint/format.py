@@ -5,8 +5,6 @@
 files.
 """
 
-from __future__ import annotations
-
 import base64
 import errno
 import hashlib

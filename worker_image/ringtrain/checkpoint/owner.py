@@ -1,7 +1,5 @@
 """Who writes checkpoints into a folder: one process at a time, else two would damage each other's files."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os

@@ -1,7 +1,5 @@
 """The last committed step that all survivors have, and who gives it to the others."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 

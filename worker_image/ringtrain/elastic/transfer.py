@@ -1,7 +1,5 @@
 """State between the members of a new world: what all say, and what one gives to all."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -5,8 +5,6 @@ addition to plain data. Others, of which a part is no data (the functions of Fla
 `PytreeHandler`.
 """
 
-from __future__ import annotations
-
 import copy
 from dataclasses import dataclass
 from typing import Any
@@ -28,7 +26,7 @@ class _CommittedPytree:
     leaves: list[Any]
     structure: Any
 
-    def __deepcopy__(self, _: Any) -> _CommittedPytree:
+    def __deepcopy__(self, _: Any) -> "_CommittedPytree":
         return self
 
 

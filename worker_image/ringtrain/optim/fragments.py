@@ -1,7 +1,5 @@
 """What DiLoCo synchronizes together, when it does, and one such exchange."""
 
-from __future__ import annotations
-
 import contextvars
 import threading
 import time

@@ -1,7 +1,5 @@
 """Ranks of one site train synchronously; between sites each byte of an outer step travels once."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -33,7 +31,9 @@ class DiLoCoSites:
     follows: bool = False
 
     @classmethod
-    def chosen(cls, given: Sequence[Sequence[int]] | None, elastic: bool, group: CollectiveGroup | None) -> DiLoCoSites:
+    def chosen(
+        cls, given: Sequence[Sequence[int]] | None, elastic: bool, group: CollectiveGroup | None
+    ) -> "DiLoCoSites":
         """The sites `given`, else the world's own; each rank is one where there are none of several ranks.
 
         Raises ConfigurationError unless each rank is in one site, and where an elastic job is given sites.
@@ -58,7 +58,7 @@ class DiLoCoSites:
         return sites
 
     @classmethod
-    def of_world(cls) -> DiLoCoSites:
+    def of_world(cls) -> "DiLoCoSites":
         """Those that the world of now names."""
         config = current().config
         return cls(tuple(map(tuple, config.ranks_by_site.values())), config.rank, follows=True)

@@ -1,7 +1,5 @@
 """Where a rank is in the world, and among the ranks of its host or pod; and by which variables it is told."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,7 +18,7 @@ class RankPlace:
     cross_size: int
 
     @staticmethod
-    def among(hosts: Sequence[Sequence[int]], rank: int) -> RankPlace:
+    def among(hosts: Sequence[Sequence[int]], rank: int) -> "RankPlace":
         """The place of `rank` where `hosts` are the ranks of each."""
         own = next(ranks for ranks in hosts if rank in ranks)
         position = own.index(rank)

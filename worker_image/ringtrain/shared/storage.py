@@ -3,8 +3,6 @@
 fsspec and its drivers are imported when a store is opened, and never before: `import ringtrain` is without them.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import threading
@@ -70,18 +68,18 @@ class ObjectStore:
     URI, the cause and the way out, for everything else.
     """
 
-    def __init__(self, uri: str, deadline_s: float = DEADLINE_S, connection: StoreConnection | None = None) -> None:
+    def __init__(self, uri: str, deadline_s: float = DEADLINE_S, connection: "StoreConnection | None" = None) -> None:
         """`connection`: of another store of the same bucket, whose opener closes it."""
         check_uri(uri)
         self.uri = uri.rstrip("/")
         self.deadline_s = deadline_s
         self._connection = connection or StoreConnection(self.uri)
 
-    def below(self, folder: str) -> ObjectStore:
+    def below(self, folder: str) -> "ObjectStore":
         """The store of what is in `folder`, over the same connections: whoever opened this one closes them."""
         return self.at(f"{self.uri}/{folder}")
 
-    def at(self, uri: str) -> ObjectStore:
+    def at(self, uri: str) -> "ObjectStore":
         """The store at another `uri` of the same bucket, over the same connections."""
         return ObjectStore(uri, self.deadline_s, self._connection)
 

@@ -1,7 +1,5 @@
 """In a task: describe it to the others, and run an agent with the task's rank."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

@@ -1,7 +1,5 @@
 """What driver and tasks of a run agree on: values that travel with the tasks, and the places of ranks."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

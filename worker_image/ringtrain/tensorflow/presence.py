@@ -1,7 +1,5 @@
 """Which ranks have a gradient of which variable: agreed on, so that all reduce the same ones."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final

@@ -1,7 +1,5 @@
 """What ranks compare of variables before an update: now and then, by the host, while gradients are reduced."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import os

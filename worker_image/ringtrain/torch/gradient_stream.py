@@ -1,7 +1,5 @@
 """Gradients on their way to the host."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """What a HostOptimizer is made of."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 

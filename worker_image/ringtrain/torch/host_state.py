@@ -1,7 +1,5 @@
 """The state of a host optimizer as torch's optimizers have theirs, and back."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final

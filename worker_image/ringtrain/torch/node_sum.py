@@ -6,8 +6,6 @@ equal place reduce it between the nodes. New weights go the other way.
 See docs/decisions/0043-node-sums.md.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 from collections.abc import Mapping, Sequence
@@ -44,7 +42,7 @@ class TorchNodes:
     place: int
 
     @classmethod
-    def of(cls, names: Sequence[str], position: int) -> TorchNodes | None:
+    def of(cls, names: Sequence[str], position: int) -> "TorchNodes | None":
         """`names`: of each rank's node. None where nodes have different numbers of ranks, or one each."""
         by_name: dict[str, list[int]] = {}
         for at, name in enumerate(names):
@@ -67,7 +65,7 @@ class TorchNodes:
 
 def open_node_sum(
     params: Mapping[str, Any], group: ProcessGroup, process_set: ProcessSet, *, suits: bool
-) -> TorchNodeSum | None:
+) -> "TorchNodeSum | None":
     """Return what reduces the gradients of `params` on the devices that they are on; None, on all ranks, where
     they go through host memory. Collective in `group`, whose ranks are those of `process_set`.
 
@@ -144,7 +142,7 @@ class _Cuts:
     bounds: Bounds
 
     @classmethod
-    def of(cls, bucket: Bucket, nodes: TorchNodes) -> _Cuts:
+    def of(cls, bucket: Bucket, nodes: TorchNodes) -> "_Cuts":
         places = range(len(nodes.local))
         sections = tuple(tuple(bucket.shard(at) for at in nodes.equal(place)) for place in places)
         lengths = [[shard.stop - shard.start for shard in section] for section in sections]

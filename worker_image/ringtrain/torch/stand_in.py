@@ -1,7 +1,5 @@
 """What is in `param.grad` while the gradient is on its way to the host."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
@@ -28,7 +26,7 @@ class TorchGradientStandIn(torch.Tensor):
     @classmethod
     def of(
         cls, param: torch.Tensor, values: Callable[[], torch.Tensor], zero: Callable[[], None], spent: bool = False
-    ) -> TorchGradientStandIn:
+    ) -> "TorchGradientStandIn":
         """`values`: returns what it stands for, or raises. `zero`: puts a gradient of zeros in its place. `spent`:
         the step is made: `model.to()` and the like, which move gradients with parameters, leave it as it is."""
         one = torch.zeros((), dtype=param.dtype, device=param.device)

@@ -1,7 +1,5 @@
 """Weights on their way from the host to the model."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import partial
 from typing import Any

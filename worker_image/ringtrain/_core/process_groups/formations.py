@@ -3,8 +3,6 @@
 The members of a world tell each other of it before anything else, and so learn who comes from where.
 """
 
-from __future__ import annotations
-
 import os
 import weakref
 from collections.abc import Sequence

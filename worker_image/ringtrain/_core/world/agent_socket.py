@@ -4,8 +4,6 @@ rank to agent   ready (it has left its world and waits), joined, committed
 agent to rank   world (the environment of the next one), leave, change (the next one is being prepared), error
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import logging

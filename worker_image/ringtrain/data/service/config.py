@@ -1,7 +1,5 @@
 """The settings of data workers and of ranks that ask them, read from the environment in one place each."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,7 +38,7 @@ class DataWorkerConfig:
         return max(1.0, self.timeout_s / 6)
 
     @staticmethod
-    def from_env(env: Mapping[str, str]) -> DataWorkerConfig:
+    def from_env(env: Mapping[str, str]) -> "DataWorkerConfig":
         """Read `env`; ConfigurationError names the first variable that is missing or out of range."""
         read = EnvironmentVariables(env)
         index = read.integer(contract.ENV_DATA_INDEX, 0, low=0, high=100_000)
@@ -83,7 +81,7 @@ class DataStreamSettings:
         return min(30.0, self.stall_timeout_s / 2)
 
     @staticmethod
-    def from_env(env: Mapping[str, str]) -> DataStreamSettings:
+    def from_env(env: Mapping[str, str]) -> "DataStreamSettings":
         """Read `env`. Raises ConfigurationError, also where the job has no data workers."""
         read = EnvironmentVariables(env)
         file = read.optional(contract.ENV_DATA_WORKERS_FILE)

@@ -4,8 +4,6 @@ A rank sends requests: a header in JSON, and the raw indices behind it. A data w
 a header in JSON, then messages with the raw bytes of the arrays that the header names. Nothing is unpickled.
 """
 
-from __future__ import annotations
-
 import json
 import struct
 from collections.abc import Iterator, Mapping
@@ -45,7 +43,7 @@ class DataWorkerRequest:
         return b"".join([_LENGTH.pack(len(text)), text, np.ascontiguousarray(self.indices, "<i8").tobytes()])
 
     @staticmethod
-    def decode(message: bytes) -> DataWorkerRequest:
+    def decode(message: bytes) -> "DataWorkerRequest":
         """Undo `encode`. Raises ValueError for what is no request."""
         try:
             (length,) = _LENGTH.unpack_from(message)
@@ -108,7 +106,7 @@ class DataWorkerAnswer:
         return json.dumps(document).encode()
 
     @staticmethod
-    def decode_head(message: bytes) -> DataWorkerAnswer:
+    def decode_head(message: bytes) -> "DataWorkerAnswer":
         """Undo `encode_head`: an answer whose arrays are still to come."""
         document = json.loads(message)
         heads = tuple(BatchArrayHead(name, dtype, tuple(shape)) for name, dtype, shape in document.pop("heads"))

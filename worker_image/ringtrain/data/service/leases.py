@@ -4,8 +4,6 @@ A lease is a request that has not been answered. The rank holds its leases itsel
 so a data worker that is gone costs nothing but the time to ask another one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Final

@@ -4,8 +4,6 @@ It imports what the user named, calls it, and hands the arrays over in memory th
 the data worker. What it prints is in the data worker's log.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 import socket

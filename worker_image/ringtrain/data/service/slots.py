@@ -1,7 +1,5 @@
 """A data worker's side of its loader processes: who waits for which, and what becomes of one that crashes."""
 
-from __future__ import annotations
-
 import logging
 import os
 import select

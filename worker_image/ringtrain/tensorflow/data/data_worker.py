@@ -1,7 +1,5 @@
 """A data worker of kind `tensorflow`: a worker of tf.data's service in a data pod, and maybe a dispatcher."""
 
-from __future__ import annotations
-
 import json
 import logging
 import signal

@@ -1,7 +1,5 @@
 """What a host optimizer of Keras has beside Keras' own: the weights' way to the host and back."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any

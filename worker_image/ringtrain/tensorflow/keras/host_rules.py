@@ -1,7 +1,5 @@
 """The optimizers of Keras that have compiled rules, with Keras' arithmetic."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """A loss scale around a host optimizer of Keras: all ranks apply a step, or none does."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 
