@@ -1,9 +1,24 @@
 """Where a rank is in the world, and among the ranks of its host or pod; and by which variables it is told."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ringtrain.shared import contract
+
+
+def job_variables(name: str, namespace: str, uid: str, workers: int, slots: int) -> dict[str, str]:
+    """What launcher and agents of a ring job are told alike where it runs in no pods: it has one attempt."""
+    return {
+        contract.ENV_JOB_NAME: name,
+        contract.ENV_JOB_NAMESPACE: namespace,
+        contract.ENV_JOB_UID: uid,
+        contract.ENV_ATTEMPT: "1",
+        contract.ENV_BACKEND: "ring",
+        contract.ENV_NUM_WORKERS: str(workers),
+        contract.ENV_SLOTS_PER_WORKER: str(slots),
+        contract.ENV_TERMINATION_MESSAGE_PATH: os.devnull,
+    }
 
 
 @dataclass(frozen=True)

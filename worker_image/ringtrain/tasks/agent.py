@@ -11,7 +11,7 @@ from typing import Final
 
 from ringtrain.shared import contract
 from ringtrain.shared.address import own_address
-from ringtrain.shared.place import RankPlace
+from ringtrain.shared.place import RankPlace, job_variables
 from ringtrain.shared.processes import run_folder, start_child
 from ringtrain.tasks.plan import Task, TaskRun, task_place_variables
 
@@ -80,14 +80,8 @@ def _task_variables(run: TaskRun, task: Task, place: RankPlace | None, folder: P
         # Files that were sent with the job (--py-files) are on the task's path, and not in its environment.
         "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry),
         **run.env,
+        **job_variables(run.name, run.scheduler.lower(), run.name, run.size, 1),
         contract.ENV_ROLE: contract.ROLE_WORKER,
-        contract.ENV_JOB_NAME: run.name,
-        contract.ENV_JOB_NAMESPACE: run.scheduler.lower(),
-        contract.ENV_JOB_UID: run.name,
-        contract.ENV_ATTEMPT: "1",
-        contract.ENV_BACKEND: "ring",
-        contract.ENV_NUM_WORKERS: str(run.size),
-        contract.ENV_SLOTS_PER_WORKER: "1",
         contract.ENV_WORKER_INDEX: str(place.rank if place else task.partition),
         contract.ENV_LAUNCHER_ADDRESS: run.launcher,
         contract.ENV_SECRET_DIR: str(folder / SECRETS),
@@ -99,7 +93,6 @@ def _task_variables(run: TaskRun, task: Task, place: RankPlace | None, folder: P
         contract.ENV_TF_PORT_BASE: "0",
         contract.ENV_POD_NAME: f"task-{task.partition}",
         contract.ENV_POD_IP: task.address,
-        contract.ENV_TERMINATION_MESSAGE_PATH: os.devnull,
         **({contract.ENV_ELASTIC: run.on_loss} if run.on_loss else {}),
     }
 

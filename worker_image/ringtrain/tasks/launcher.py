@@ -24,6 +24,7 @@ from typing import Any, Final, TextIO
 from ringtrain.errors import ConfigurationError, RankFailed, RingtrainError
 from ringtrain.shared import contract
 from ringtrain.shared.address import host_port
+from ringtrain.shared.place import job_variables
 from ringtrain.shared.ports import HeldPorts
 from ringtrain.shared.processes import end_child, start_child
 from ringtrain.tasks.plan import TaskRun, TaskWorldBounds
@@ -211,21 +212,14 @@ def _launcher_variables(run: TaskRunOptions, name: str, folder: Path, port: int,
     return {
         **inherited,
         **kept,
+        **job_variables(name, run.scheduler.name.lower(), name, run.size, 1),
         contract.ENV_ROLE: contract.ROLE_LAUNCHER,
-        contract.ENV_JOB_NAME: name,
-        contract.ENV_JOB_NAMESPACE: run.scheduler.name.lower(),
-        contract.ENV_JOB_UID: name,
-        contract.ENV_ATTEMPT: "1",
-        contract.ENV_BACKEND: "ring",
-        contract.ENV_NUM_WORKERS: str(run.size),
-        contract.ENV_SLOTS_PER_WORKER: "1",
         contract.ENV_SECRET_DIR: str(folder / contract.ROLE_LAUNCHER),
         contract.ENV_LAUNCHER_PORT: str(port),
         contract.ENV_STATUS_PORT: str(status_port),
         contract.ENV_PORTS_HELD: "1",
         contract.ENV_LOG_DIR: str(Path(run.output.log_dir).resolve()),
         contract.ENV_START_TIMEOUT: f"{run.start_timeout_s:g}",
-        contract.ENV_TERMINATION_MESSAGE_PATH: os.devnull,
         **(run.bounds.variables() if run.bounds else {}),
     }
 

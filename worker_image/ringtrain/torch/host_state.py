@@ -27,20 +27,14 @@ class GatheredTorchState:
     own: dict[str, Any]
 
 
+@dataclass(frozen=True)
 class TorchHostState:
     """Reads and sets the state of `host`."""
 
-    def __init__(
-        self,
-        host: HostOptimizer,
-        params: Mapping[str, Any],
-        rules: TorchGroupRules,
-        groups: Sequence[Mapping[str, Any]],
-    ) -> None:
-        self._host = host
-        self._params = params
-        self._rules = rules
-        self._groups = groups
+    _host: HostOptimizer
+    _params: Mapping[str, Any]
+    _rules: TorchGroupRules
+    _groups: Sequence[Mapping[str, Any]]
 
     def gather(self, root: int | None, error_feedback: bool) -> GatheredTorchState | None:
         """Return the whole state; None on ranks that do not want it. Collective unless all is on this rank."""

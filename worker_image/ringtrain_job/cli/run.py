@@ -15,6 +15,7 @@ import click
 
 from ringtrain.shared import contract
 from ringtrain.shared.hosts import Host
+from ringtrain.shared.place import job_variables
 from ringtrain_job.agent.config import AgentConfig
 from ringtrain_job.cli.checks import check_command, check_launcher, check_log_dir, check_metrics, check_name
 from ringtrain_job.cli.data_workers import start_data_workers
@@ -227,13 +228,7 @@ def _write_token(folder: Path) -> Path:
 def _run_environment(slots: int, log_dir: Path, job: str, settings: Mapping[str, str]) -> dict[str, str]:
     return {
         **settings,
-        contract.ENV_JOB_NAME: job,
-        contract.ENV_JOB_NAMESPACE: NAMESPACE,
-        contract.ENV_JOB_UID: str(uuid.uuid4()),
-        contract.ENV_ATTEMPT: "1",
-        contract.ENV_BACKEND: "ring",
-        contract.ENV_NUM_WORKERS: "1",
-        contract.ENV_SLOTS_PER_WORKER: str(slots),
+        **job_variables(job, NAMESPACE, str(uuid.uuid4()), 1, slots),
         contract.ENV_WORKER_INDEX: "0",
         contract.ENV_AGENT_PORT: "0",
         contract.ENV_RING_PORT_BASE: "0",
@@ -242,5 +237,4 @@ def _run_environment(slots: int, log_dir: Path, job: str, settings: Mapping[str,
         contract.ENV_POD_NAME: f"{job}-worker-0",
         contract.ENV_POD_IP: "127.0.0.1",
         contract.ENV_LOG_DIR: str(log_dir),
-        contract.ENV_TERMINATION_MESSAGE_PATH: os.devnull,
     }
