@@ -37,10 +37,9 @@ _SILENCE_S: Final = 10.0
 # its default, a slow client takes less in `_SILENCE_S`.
 _SEND_BUFFER: Final = 64 << 10
 
-
-# Status, content type and body.
 # Takes the number of workers that are wanted and, by index, incarnations of pods that are gone.
 AskWorkers = Callable[[int, dict[int, int]], None]
+# Status, content type and body.
 Answer = tuple[int, str, bytes]
 # Takes events of the job's pods ({"time", "kind", "text"}), and texts about their image by name.
 HearPods = Callable[[list[dict[str, Any]], dict[str, str]], None]
