@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Final
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
 from pydantic.alias_generators import to_camel
@@ -22,10 +22,13 @@ MAX_DEPTH = 100
 ObjectName = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]
 
 
+_SCALARS: Final = frozenset((str, int, float, bool, type(None)))  # most values, and told apart fastest
+
+
 def depth_of(value: Any) -> int:
     """Levels of mappings and lists. Without recursion, which a deep value would end."""
     depth, level = 0, [value]
-    while level := [one for one in level if isinstance(one, Mapping | list)]:
+    while level := [one for one in level if type(one) not in _SCALARS and isinstance(one, Mapping | list)]:
         depth += 1
         level = [inner for one in level for inner in (one.values() if isinstance(one, Mapping) else one)]
     return depth

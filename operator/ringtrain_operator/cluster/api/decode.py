@@ -1,7 +1,8 @@
 """JSON of the API server, however deep: one object that somebody nested must not cost a whole list.
 
 The API server stores objects of a custom resource up to 10,000 levels deep, and repeats the levels in
-`metadata.managedFields`. Python's decoder ends with RecursionError at about 1,000.
+`metadata.managedFields`. Python's decoder ends with RecursionError at about 1,000 in version 3.11, and at 10,000 in
+later ones: more than anything that walks a value by calling itself can take.
 """
 
 import functools
@@ -13,27 +14,32 @@ from typing import Any
 
 import msgspec
 
+from ...spec.base import depth_of
 from .errors import ServerError
 
 # Kubernetes' own objects have about 20 levels, its OpenAPI document less than 50.
 DEPTH_MAX = 200
+_READ_WHOLE = 500
 _STRING_OR_BRACKET = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[][{}]', re.DOTALL)
 
 
 def decode_api_answer(raw: bytes, shape: Any = None) -> Any:
-    """The value of a JSON document; where it is too deep for Python's decoder, null below level `DEPTH_MAX`.
+    """The value of a JSON document; where it has more than 500 levels, null below level `DEPTH_MAX`.
 
     `shape`: a TypedDict whose names are all that is wanted; the value may have more where it has not this shape.
     Raises ServerError for what is no JSON.
     """
     if shape is not None:
         with suppress(msgspec.MsgspecError, RecursionError, UnicodeError):
-            return _answer_decoder(shape).decode(raw)
+            value = _answer_decoder(shape).decode(raw)
+            if depth_of(value) <= _READ_WHOLE:
+                return value
     try:
-        try:
-            return json.loads(raw)
-        except RecursionError:
-            return json.loads(b"".join(_pruned_answer(raw)))
+        with suppress(RecursionError):
+            value = json.loads(raw)
+            if depth_of(value) <= _READ_WHOLE:
+                return value
+        return json.loads(b"".join(_pruned_answer(raw)))
     except ValueError as exc:
         raise ServerError(f"the API server's answer is no JSON: {exc}") from exc
 
