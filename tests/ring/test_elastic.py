@@ -1,6 +1,8 @@
 """Worlds that change while their processes live, with a small agent in the test's process."""
 
 import gc
+import logging
+import logging.handlers
 import os
 import signal
 import threading
@@ -33,8 +35,8 @@ def test_a_killed_rank_is_replaced_and_no_step_counts_twice(transport: str) -> N
         slots.kill(1)
         slots.start(1)
         slots.go_on(0, 2)
-        ready = {"type": "ready", "formation": 1, "committed": 3, "lost_steps": 1, "unshared": True}
-        assert slots.await_ready(0) == ready
+        said = {"formation": 1, "committed": 3, "lost_steps": 1, "unshared": True, "adopted": 1}
+        assert slots.await_ready(0) == {"type": "ready", **said}
         slots.form()
         assert [slots.message(slot) for slot in range(3)] == [4, 4, 4]  # the step that was lost, again
         slots.go_on(0, 1, 2)
@@ -194,6 +196,66 @@ def test_a_newcomer_keeps_nothing_of_a_state_that_it_got_in_part() -> None:
             assert slots.message(1) == [step, step]
             slots.go_on(1)
         assert slots.results() == {1: [4, 4, [4.0, 4.0, 4.0]]}
+
+
+def _adds_up_and_listens(steps: int) -> list[Any]:
+    logged = logging.handlers.BufferingHandler(1000)
+    logging.getLogger("ringtrain").addHandler(logged)
+    counted = add_up_steps(steps, (3, 5))
+    return [counted["weights"], counted["committed"], [one.getMessage() for one in logged.buffer]]
+
+
+def test_a_rank_that_goes_on_from_an_older_commit_says_so() -> None:
+    """It was cut off from a world that has committed since, and that is lost: its log says what with it."""
+    with started_slots(_adds_up_and_listens, 2, 6) as slots:
+        slots.form()
+        assert [slots.message(0), slots.message(1)] == [3, 3]
+        slots.tell_change(urgent=True)
+        slots.go_on(0, 1)
+        assert slots.await_ready(1)["committed"] == 2
+        slots.form([0])
+        assert slots.message(0) == 3
+        slots.go_on(0)
+        assert slots.message(0) == 5
+        slots.kill(0)
+        slots.committed = 4
+        assert slots.form() == 3
+        for step in (3, 5):
+            assert slots.message(1) == step
+            slots.go_on(1)
+        weights, committed, logged = slots.results()[1]
+    assert (weights, committed) == ([6.0], 6)
+    assert [line for line in logged if line.startswith("commit")] == [
+        "commit 4 is lost; training goes on from commit 2"
+    ]
+
+
+def test_who_says_that_it_has_the_state() -> None:
+    """A newcomer when all of it has come, and not before; survivors always."""
+    with started_slots(add_up_steps, 1, 3, (1, 2)) as slots:
+        slots.form()
+        assert slots.message(0) == 1
+        slots.start(1)
+        assert slots.await_ready(1)["adopted"] == 0
+        slots.tell_change()
+        slots.go_on(0)
+        assert slots.await_ready(0)["adopted"] == 1
+        slots.form()
+        assert [slots.message(slot) for slot in (0, 1)] == [2, 2]
+        slots.kill(0)
+        slots.go_on(1)
+        assert slots.await_ready(1) | {"lost_steps": 0} == {
+            "type": "ready",
+            "formation": 2,
+            "committed": 1,
+            "lost_steps": 0,
+            "unshared": True,
+            "adopted": 2,
+        }
+        slots.form()
+        assert slots.message(1) == 2
+        slots.go_on(1)
+        assert slots.results()[1]["committed"] == 3
 
 
 @pytest.mark.sampled(one_in=3)

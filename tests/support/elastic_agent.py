@@ -77,6 +77,7 @@ class Slots:
         self.living: dict[int, Life] = {}
         self.formation = 0
         self.members: list[int] = []
+        self.committed = 0  # the commit that worlds are told of
         self._told: set[int] = set()
         self._lives = 0
         self._context = context
@@ -134,6 +135,7 @@ class Slots:
             "RINGTRAIN_RING_ADDRESSES": ",".join(addresses),
             "RINGTRAIN_ATTEMPT": 1,
             "RINGTRAIN_FORMATION": self.formation,
+            "RINGTRAIN_COMMITTED": self.committed,
             "RINGTRAIN_GENERATION": GENERATIONS + self.formation,
             **self._env,
         }

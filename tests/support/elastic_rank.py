@@ -4,7 +4,8 @@ It prints what it is told. With the agent's socket in its environment it lives t
 a plain program that finds its world in its environment. Files in the directory DIRECTORY tell it what to do, each
 for the slot in its name: `end-3` (end with 0), `fail-3` (end with 3), `deaf-3` (never leave a world), `flee-3`
 (leave the world now, as after a lost peer), `slow-3` (do not say that it is ready), `stay-3` (do not end when told
-to leave), `child-3` (start a process in a session of its own).
+to leave), `child-3` (start a process in a session of its own), `adopted-3` (say that it has all of
+the state since its last world), `idle-3` (commit nothing in worlds that it enters from now on).
 """
 
 import json
@@ -66,7 +67,7 @@ def end_if_told() -> None:
 
 def in_world(agent: Agent, step: int) -> tuple[int, int]:
     """Steps until a change is due; the last committed step, and how many steps were lost."""
-    due = False
+    due, idle = False, told("idle")
     while True:
         message = agent.next(_STEP_S)
         end_if_told()
@@ -78,8 +79,9 @@ def in_world(agent: Agent, step: int) -> tuple[int, int]:
             if message["urgent"] and not told("deaf"):
                 return step, 1
             due = True
-        step += 1
-        agent.send(type="committed", step=step)
+        if not idle:
+            step += 1
+            agent.send(type="committed", step=step)
         if due and not told("deaf"):
             return step, 0
 
@@ -92,7 +94,9 @@ def live(path: str) -> None:
     while told("slow"):
         time.sleep(_STEP_S)
     while True:
-        agent.send(type="ready", formation=formation, committed=step, lost_steps=lost)
+        adopted = formation if told("adopted") else 0
+        had = {"committed": step, "lost_steps": lost, "unshared": lost > 0, "adopted": adopted}
+        agent.send(type="ready", formation=formation, **had)
         while (message := agent.next(_STEP_S)) is None or message["type"] == "change":
             end_if_told()
         if message["type"] == "leave":

@@ -41,6 +41,7 @@ class Rank:
     joined: bool = False
     committed: int = 0
     unshared: bool = False
+    adopted: int = 0
     exit_code: int | None = None
     held: bool = False
     asked_at: int | None = None  # when it was told to leave its formation
@@ -251,6 +252,7 @@ class World:
                 joined=rank.joined,
                 committed=rank.committed,
                 unshared=rank.unshared,
+                adopted=rank.adopted,
                 log_tail=rank.tail,
             )
             for slot, rank in agent.ranks.items()

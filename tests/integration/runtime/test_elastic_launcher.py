@@ -179,6 +179,30 @@ def test_the_launcher_is_killed(gang: MakeGang, phase: str) -> None:
     assert job.finish(0, 1, 2)["outcome"] == "Succeeded"
 
 
+def test_a_newcomer_that_has_the_state_waits_for_nobody(gang: MakeGang) -> None:
+    """It has got all of it in a world whose other member is silent since: it says so, and goes on."""
+    job = ElasticJob(
+        gang,
+        "Shrink",
+        workers=2,
+        RINGTRAIN_ELASTIC_START_RANKS="1",
+        RINGTRAIN_TIMEOUT="8",
+        RINGTRAIN_ELASTIC_REPLACE_TIMEOUT="600",
+    )
+    for word, slot in (("idle", 0), ("idle", 1), ("adopted", 1)):
+        job.tell(word, slot)
+    job.agents[1] = job.agent(1)
+    assert job.put("/workers", b'{"workers": 2}')[0] == 204
+    before = job.until_formed(2, [0, 1])
+    job.agents[0].send(signal.SIGSTOP)
+    os.kill(before[0], signal.SIGSTOP)
+    job.tell("flee", 1)
+    assert job.until_formed(3, [1]) == {1: before[1]}
+    assert "no rank with the state" not in job.launcher.err()
+    job.agents[0].kill()
+    assert job.finish(1)["outcome"] == "Succeeded"
+
+
 def test_a_pod_that_is_confirmed_gone_is_not_waited_for(gang: MakeGang) -> None:
     """The operator knows before the silence has lasted; and an agent of that pod is not taken in again. So many
     pods may have ended as a job may have workers."""

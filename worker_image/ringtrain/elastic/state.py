@@ -234,6 +234,8 @@ class State:
         agreed = agree_on_common_step(world, self._said())
         goes_on = bool(world.former.survivors) and agreed.committed > 0
         self._begins_anew = 0 if goes_on else world.config.committed
+        if goes_on and agreed.committed < world.config.committed:
+            log.warning("commit %d is lost; training goes on from commit %d", world.config.committed, agreed.committed)
         self._interval, before = None, self._committed
         for shard in () if agreed.sites else self._shards():
             shard.value.enter_world()

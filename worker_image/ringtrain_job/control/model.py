@@ -66,7 +66,7 @@ class RankState:
     met the others there; of a job without formations, an address of the world was used in its pod. `parked`: it
     has left its world, or had none yet, and waits for another. `committed`, `lost_steps`: its last committed step,
     and steps that were begun and given up. `unshared`: it has left its world without giving to others what it
-    alone may hold.
+    alone may hold. `adopted`: the formation since which it has all of the state, as it said when it left its last.
     """
 
     rank: int
@@ -85,6 +85,7 @@ class RankState:
     lost_steps: int = 0
     joined: bool = False
     unshared: bool = False
+    adopted: int = 0
 
 
 @dataclass(frozen=True)
@@ -157,7 +158,7 @@ class World:
     """What every rank must know of all the others; addresses are `host:port` by rank.
 
     `formation`: 0 for a world that does not change; else `members` are its processes, by rank. `committed`: the
-    highest step that the attempt has committed, whether or not one of them has it. `sites`: the name of each
+    last step that the attempt has committed, whether or not one of them has it. `sites`: the name of each
     rank's; empty: all are in one.
     """
 

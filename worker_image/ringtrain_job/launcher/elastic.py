@@ -266,13 +266,16 @@ class LauncherElasticWorld:
         )
 
     def _say_state_lost(self, before: FormationState, after: FormationState, gang: GangView) -> None:
-        """A training that begins anew must not look like one that goes on."""
+        """A training that begins anew, or at an older commit, must not look like one that goes on."""
         survivors = {process.member for process in before.members} & {process.member for process in after.members}
-        if not before.formed or survivors or self._settings.rules.restarts:
+        lost_now = after.training < after.committed and before.training == before.committed
+        if not before.formed or (survivors and not lost_now) or self._settings.rules.restarts:
             return
+        anew = "begins at its last checkpoint, or anew without one"
         message = (
-            f"no rank of formation {before.formed} is left: training begins at its last checkpoint, or anew "
-            f"without one; what was done since, up to step {before.progress}, is lost"
+            f"no rank is left that has the state of formation {before.formed}: training "
+            f"{f'goes on from commit {after.training}' if after.training else anew}; "
+            f"what was done since, up to step {before.progress}, is lost"
         )
         log.warning("%s", message)
         cause = self._losses.cause(before, gang) or Failure(Reason.RANK_FAILED, "")

@@ -73,8 +73,9 @@ class FormationState:
     that the last order named. `given`: this launcher process has given an order. Times are on its clock;
     `lost_at`: when the loss was seen that the formation makes good. `progress`: the highest step that was seen;
     `step`: the one that was seen last, which is lower after a training began anew; `advances`: how often it grew.
-    `committed`: the highest step that was committed, `training`: of the training that goes on now; `held`: the
-    last formation in which a step was, or which ranks left by plan: all its members had the state. `fruitless`:
+    `training`: the step that the training which goes on now has committed; `committed`: the same, or, before this
+    training has committed more, of the one whose state was lost; `held`: the last formation in which a step was, or
+    which ranks left by plan: all its members had the state. `fruitless`:
     formations, since the last step, in which a process ended by an error of its own. `bereft_at`: since when all
     members are known to have finished or are lost; `stateless_at`: since when a formation could be made, but only
     of others than those that have the state; `away_at`: when an agent with a process was seen as lost last.
@@ -111,7 +112,7 @@ class FormationState:
 
 @dataclass(frozen=True)
 class Formed:
-    """Order: the members of `formation` are chosen, by rank. `committed`: the highest step of this attempt."""
+    """Order: the members of `formation` are chosen, by rank. `committed`: the last step, also if none has it."""
 
     formation: int
     members: tuple[MemberProcess, ...]
@@ -175,8 +176,9 @@ def _holders(state: FormationState) -> list[MemberProcess]:
 
 
 def _have_state(slots: Collection[int], state: FormationState, view: WorldView) -> bool:
-    """Whether the process in one of `slots` is known to have the state."""
-    return any(process.slot in slots and is_newest(process, view) for process in _holders(state))
+    """Whether the process in one of `slots` is known to have the state, or says that it has got it."""
+    got = [process for process in state.members if view.slots[process.slot].state.adopted == state.formed]
+    return any(process.slot in slots and is_newest(process, view) for process in [*_holders(state), *got])
 
 
 def _has_shared(process: MemberProcess, formation: int, view: WorldView) -> bool:
@@ -215,7 +217,7 @@ def _note_formation_view(state: FormationState, rules: FormationRules, view: Wor
         fruitless = (*fruitless, state.formed)
     state = replace(state, progress=highest, step=step, advances=advances, failures=failures, fruitless=fruitless)
     if (committed := _committed(_holders(state) or state.members, view)) > state.training:
-        state = replace(state, training=committed, held=state.formed, committed=max(state.committed, committed))
+        state = replace(state, training=committed, held=state.formed, committed=committed)
     elif any(_has_shared(process, state.formed, view) for process in state.members):
         state = replace(state, held=state.formed)
     if state.lost_at is not None and joined_formation(state, rules, view):
@@ -380,7 +382,7 @@ def _form_world(state: FormationState, rules: FormationRules, view: WorldView, n
     if not _have_state({process.slot for process in members}, state, view):
         goes_on_from = _committed(members, view)
         lost = max(lost, state.training - goes_on_from)
-        state = replace(state, training=goes_on_from)
+        state = replace(state, training=goes_on_from, committed=max(state.committed, goes_on_from))
     state = replace(
         state,
         phase=FormationPhase.RUNNING,

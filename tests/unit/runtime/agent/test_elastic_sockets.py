@@ -65,10 +65,12 @@ def test_both_ways(server: Server) -> None:
     other = server.sockets.open(Member(4, 2))
     with server.connect(path) as rank, server.connect(other):
         assert {server.next(), server.next()} == {(CALLER, True), (Member(4, 2), True)}
-        rank.sendall(b'{"type": "ready", "formation": 2, "committed": 7, "lost_steps": 1, "more": []}\n{"type":')
+        rank.sendall(
+            b'{"type": "ready", "formation": 2, "committed": 7, "lost_steps": 1, "adopted": 1, "more": []}\n{"type":'
+        )
         rank.sendall(b' "joined", "formation": 3}\n{"type": "committed", "step": 9}\n')
         said = [server.next() for _ in range(3)]
-        assert said == [(CALLER, Ready(2, 7, 1)), (CALLER, Joined(3)), (CALLER, Committed(9))]
+        assert said == [(CALLER, Ready(2, 7, 1, adopted=1)), (CALLER, Joined(3)), (CALLER, Committed(9))]
         server.sockets.send(CALLER, change_message(4, urgent=True))
         assert line(rank) == {"type": "change", "formation": 4, "urgent": True, "leaving": []}
 
@@ -120,10 +122,14 @@ def test_a_long_temporary_directory(tmp_path: Any, monkeypatch: pytest.MonkeyPat
             "expected an integer from 0 to 9223372036854775807",
         ),
         (b'{"type": "ready", "formation": 1, "committed": 2}', "lost_steps of ready is absent"),
+        (
+            b'{"type": "ready", "formation": 1, "committed": 2, "lost_steps": 0, "adopted": null}',
+            "adopted of ready is 'None'",
+        ),
     ],
     ids=[
         *("no-json", "deep", "no-text", "empty", "no-object", "no-type", "unknown-type", "type-is-a-list"),
-        *("no-number", "text", "bool", "fraction", "negative", "infinite", "too-large", "incomplete"),
+        *("no-number", "text", "bool", "fraction", "negative", "infinite", "too-large", "incomplete", "optional"),
     ],
 )
 def test_what_is_no_message(text: bytes, problem: str) -> None:

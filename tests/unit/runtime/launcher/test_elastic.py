@@ -325,16 +325,50 @@ def test_training_that_begins_anew_is_told(start: Start, caplog: Any) -> None:
         job.say(1, prepare.number, life=life, parked=True, formation=form.world.formation if survivors else 0)
         form = job.order()
         assert isinstance(form, Form)
-        assert ("no rank of formation" in caplog.text) != survivors
+        assert ("no rank is left" in caplog.text) != survivors
         said = job.world.status()["stateLost"]
         assert (said is None) == survivors
         job.say(0, form.number, life=prepare.formation, formation=form.world.formation, joined=True)
         job.say(1, form.number, life=life, formation=form.world.formation, joined=True)
         job.order()
-    assert "no rank of formation 2 is left" in caplog.text
+    assert "no rank is left that has the state of formation 2: training begins at its last" in caplog.text
     assert "up to step 7, is lost" in caplog.text
     assert said["reason"] == "StateLost"
     assert "up to step 7, is lost (first: rank 2 exited with 137)" in said["message"]
+
+
+def test_training_that_goes_on_from_an_older_commit_is_told(start: Start, caplog: Any) -> None:
+    """Where the one that is back was cut off before the last commit. It is said once, and ranks are told of the
+    lost commit until there is another one."""
+    job = start(RINGTRAIN_ELASTIC_START_RANKS="4", RINGTRAIN_ELASTIC="Shrink")
+    form = job.form(0, 1)
+    job.order()
+    job.gang.detach(1, "first-1")
+    for _ in range(3):
+        job.clock.now += 0.6 * job.config.lost_after_s
+        job.say(0, form.number, formation=1, joined=True, committed=5)
+    prepare = job.order()
+    job.say(0, prepare.number, formation=1, parked=True, committed=5, adopted=1)
+    form = job.order()
+    assert [member.slot for member in form.world.members] == [0, 1]
+    job.say(0, form.number, formation=2, joined=True, committed=7)
+    job.order()
+    job.say(0, form.number, formation=2, phase=RankPhase.FAILED, signal="SIGKILL", committed=7)
+    for formation, left in ((3, 1), (4, 3)):
+        prepare = job.order()
+        assert isinstance(prepare, Prepare)
+        job.gang.attach(1, "first-1")
+        job.say(1, prepare.number, formation=left, parked=True, committed=5, adopted=left, unshared=True)
+        form = job.order()
+        assert isinstance(form, Form)
+        assert (form.world.formation, form.world.committed) == (formation, 7)
+        assert [member.slot for member in form.world.members] == [2, 3]
+        job.say(1, form.number, formation=formation, joined=True, committed=5)
+        job.order()
+        job.say(1, form.number, formation=formation, parked=True, unshared=True, committed=5)
+    said = "training goes on from commit 5; what was done since, up to step 7, is lost"
+    assert caplog.text.count(said) == 1
+    assert said in job.world.status()["stateLost"]["message"]
 
 
 def test_only_a_recovery_is_timed(start: Start, caplog: Any) -> None:

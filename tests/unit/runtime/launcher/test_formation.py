@@ -595,6 +595,39 @@ def test_a_newcomer_has_the_state_when_its_world_has_committed() -> None:
     assert world.now - began < RULES.replace_timeout_s
 
 
+@BOTH
+@pytest.mark.parametrize("adopted", [2, 1], ids=["it-has-it", "of-an-older-world"])
+def test_a_newcomer_that_says_that_it_has_the_state_goes_on(way: FormationRules, adopted: int) -> None:
+    """Its world has committed nothing since, as that takes all of its members: no one is waited for who has it."""
+    world = _joined_by_one(way)
+    for slot in (2, 3):
+        world.process(slot).adopted, world.process(slot).committed = adopted, 9
+    _cut(world, 0)
+    world.until(lambda: world.state.phase is FormationPhase.PREPARING)
+    began = world.now
+    world.until(lambda: len(world.formed) == 3)
+    waited = world.now - began
+    assert slots_of(world) == [2, 3]
+    assert (world.state.lost_steps, world.state.training) == (0, 9)
+    assert (waited < RULES.replace_timeout_s) == (adopted == 2 and way.shrinks)
+
+
+def test_what_a_training_that_began_anew_has_committed_is_told() -> None:
+    """Worlds are told the commit that was lost until there is a new one."""
+    world = running(SHRINKS)
+    world.until(lambda: _all_committed(world, 7))
+    for slot in range(6):
+        world.kill(slot)
+    world.step()
+    world.until(lambda: world.settled() and met(world))
+    assert world.formed[-1].committed == 7
+    world.until(lambda: met(world) and _all_committed(world, 2))
+    world.kill(0)
+    world.step()
+    world.until(lambda: world.settled() and met(world))
+    assert world.formed[-1].committed == 2
+
+
 def test_a_newcomer_does_not_wait_for_members_that_have_ended() -> None:
     """It is a member, and may come back, but it is here."""
     world = _joined_by_one(SHRINKS)

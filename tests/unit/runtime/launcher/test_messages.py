@@ -30,7 +30,9 @@ from ringtrain_job.control.wire import deflated_order, order_from_message, order
 RANKS = (
     RankState(1, RankPhase.FAILED, 0, "SIGTERM", 2, 0.5, ("a", "b"), Reason.NO_MPI_INIT, "why"),
     RankState(2, RankPhase.WAITING),
-    RankState(3, RankPhase.RUNNING, life=2, formation=5, parked=True, committed=2**33, lost_steps=1, joined=True),
+    RankState(
+        3, RankPhase.RUNNING, life=2, formation=5, parked=True, committed=2**33, lost_steps=1, joined=True, adopted=4
+    ),
 )
 FORMED = World(2, ("a:1", "b:1"), ("a:2", "b:2"), "a", 3, 4, (Member(3, 1), Member(0, 2)))
 FAILED = Verdict(

@@ -49,7 +49,8 @@ class ProcessFormationMemory:
     def readiness(self) -> WorldReadiness:
         """What the agent is told."""
         lost, self.lost_steps = self.lost_steps, 0
-        return WorldReadiness(self.formation, self.committed, lost, self.unshared)
+        adopted = self.adopted.formation if self.adopted else 0
+        return WorldReadiness(self.formation, self.committed, lost, self.unshared, adopted)
 
     def told(self) -> dict[str, Any]:
         """What the members of the next world are told."""

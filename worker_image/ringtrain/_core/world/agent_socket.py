@@ -32,13 +32,14 @@ class WorldReadiness:
 
     `formation`: which one it has left, 0: none. `committed`: its last committed step. `lost_steps`: the steps that
     were under way and count for nothing. `unshared`: it has not given to others what it alone may
-    hold.
+    hold. `adopted`: the formation since which it has all of the state, 0: none.
     """
 
     formation: int = 0
     committed: int = 0
     lost_steps: int = 0
     unshared: bool = False
+    adopted: int = 0
 
 
 class AgentGone(RingtrainError):

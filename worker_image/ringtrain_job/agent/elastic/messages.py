@@ -16,12 +16,14 @@ _MOST_STEPS = 2**63 - 1
 @dataclass(frozen=True)
 class Ready:
     """The rank has left `formation` (0: it was in none) and waits for a world. `lost_steps`: what leaving cost.
-    `unshared`: it has not given to others what it alone may hold."""
+    `unshared`: it has not given to others what it alone may hold. `adopted`: the formation since which it has all
+    of the state."""
 
     formation: int
     committed: int
     lost_steps: int
     unshared: bool = False
+    adopted: int = 0
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,7 @@ def parse_rank_message(line: bytes) -> FromRank:
                 _message_number(message, "committed", _MOST_STEPS),
                 _message_number(message, "lost_steps", _MOST_STEPS),
                 message.get("unshared") is True,
+                _message_number(message, "adopted", FORMATIONS - 1) if "adopted" in message else 0,
             )
         case "joined":
             return Joined(_message_number(message, "formation", FORMATIONS - 1))

@@ -336,6 +336,7 @@ class ElasticSlots:
             committed=message.committed,
             lost_steps=message.lost_steps,
             unshared=message.unshared,
+            adopted=message.adopted,
             joined=False,
         )
         if self._said[caller.slot].left_since is not None:  # it was told on a connection that it has closed
