@@ -21,6 +21,7 @@ FOREIGN = {
     "_Options",  # torch: of gloo's process group; its address and timeout have no other names
     "_devices",
     "_timeout",
+    "_will_engine_execute_node",  # torch: whether a backward pass adds to a gradient, or autograd.grad asks for it
     "_plugins",  # torch: process groups that others have registered
     "_DistributedBackendOptions",
     "_allgather_base",  # torch: into one tensor; the public one takes a list

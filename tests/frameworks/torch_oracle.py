@@ -36,6 +36,13 @@ REFUSED: dict[str, dict[str, str]] = {
         "script_lbfgs": "it evaluates its closure several times a step",
         "script_lbfgs_with_a_line_search": "it evaluates its closure several times a step",
         "script_sparse_adam": "it takes sparse gradients alone",
+        "script_own_class_clips_by_all_gradients": "depends on other parameters",
+        "script_own_class_counts_by_group": "depends on other parameters",
+        "script_adamw_that_clips_by_itself": "depends on other parameters",
+        "script_lookahead_inside": "it has another optimizer",
+        "script_state_forgotten": "spread over the ranks",
+        "script_state_replaced": "spread over the ranks",
+        "script_state_changed": "spread over the ranks",
         "script_copied_optimizer": "can't be pickled or copied",
         "script_pickled_optimizer": "can't be pickled or copied",
         # In a later step than the first, which tell whether weights may change during the backward pass.

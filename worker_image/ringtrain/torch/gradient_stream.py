@@ -176,6 +176,8 @@ class TorchGradientStream:
         grad = own.param.grad
         if self._means is not None:
             own.param.grad = None if grad is None else grad.clone()  # not in the memory that is reduced
+        elif grad is not None and (grad is own.open or grad is own.spent) and not _is_accumulated(own.param):
+            self.is_plain &= grad is own.spent  # the weights that this reads must not have changed
         elif grad is own.open:
             own.param.grad = own.held
         elif grad is own.spent:
@@ -325,6 +327,14 @@ class TorchGradientStream:
                 f"{what}, and weights have begun to change, since no step so far did such a thing; pass "
                 "update_during_backward=False to HostOptimizer, which lets weights wait for step()"
             )
+
+
+def _is_accumulated(param: torch.Tensor) -> bool:
+    """Whether the backward pass that runs adds to `param.grad`: `torch.autograd.grad` does not."""
+    try:
+        return torch._C._will_engine_execute_node(torch.autograd.graph.get_gradient_edge(param).node)
+    except RuntimeError:  # so it answers within torch.autograd.grad
+        return False
 
 
 def _refuse_spent(own: _StreamedParameter) -> torch.Tensor:

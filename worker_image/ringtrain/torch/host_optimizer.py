@@ -41,6 +41,23 @@ class _Group(dict[str, Any]):
         super().__setitem__(key, value)
 
 
+class _SpreadState(dict[Any, Any]):
+    """In the place of what torch's optimizers keep by parameter. It is empty, and refuses what would not count."""
+
+    def __missing__(self, key: Any) -> NoReturn:
+        raise ConfigurationError(
+            "HostOptimizer.state: the state is in host memory, spread over the ranks, and is neither read nor changed "
+            "here; state_dict() gathers it, and load_state_dict() sets it"
+        )
+
+    def __setitem__(self, key: Any, value: Any) -> NoReturn:
+        self.__missing__(key)
+
+    def clear(self) -> NoReturn:
+        """Refused: it would forget nothing."""
+        self.__missing__(None)
+
+
 class HostOptimizer(OnHostOptimizer, torch.optim.Optimizer):
     """Stream gradients to the host during the backward pass, update there, and have the weights when `step()`
     returns.
@@ -60,8 +77,10 @@ class HostOptimizer(OnHostOptimizer, torch.optim.Optimizer):
     memory; the device holds neither gradients (after a parameter's own is complete) nor state. On the CPU
     parameters become views of the host's memory: nothing is copied. Optimizers whose update of an element needs
     others (Adafactor, Muon, those of your own) keep the whole state on every rank, as with `sharded=False`.
-    Refused are LBFGS and SparseAdam, with the reason. Weights of a half type have copies in float32, which are
-    updated; a weight that somebody has set counts more than its copy.
+    Refused, with the reason, are LBFGS, SparseAdam, and classes of your own that update a parameter by what others
+    have, such as the norm of all gradients; that is tried with small ones. `state` is empty: see `state_dict`.
+    Weights of a half type have copies in float32, which are updated; a weight that somebody has set counts more than
+    its copy.
 
     In the first three steps weights wait for `step()`, and the ranks agree on what they saw there. Where nobody
     read, changed or forgot gradients between `backward()` and `step()` (clipping, GradScaler), or wrote to a group
@@ -114,6 +133,7 @@ class HostOptimizer(OnHostOptimizer, torch.optim.Optimizer):
             raise ConfigurationError("HostOptimizer: overlap needs the model; pass it after the optimizer")
         defaults = {} if self._inner is None else self._inner.defaults
         self._is_made = False
+        self._spread = _SpreadState()
         super().__init__(groups, defaults)
         self._share_groups()
         self._make()
@@ -124,6 +144,16 @@ class HostOptimizer(OnHostOptimizer, torch.optim.Optimizer):
                 self._hooks.append(self._model.register_state_dict_pre_hook(hook))
             if timeline.active is not None:
                 self._hooks += _record_forward(self._model)
+
+    @property
+    def state(self) -> Any:
+        """Nothing: the state is on the host, and `state_dict` gathers it."""
+        return self._spread
+
+    @state.setter
+    def state(self, value: Any) -> None:
+        if self._is_made and value is not self._spread:
+            self._spread.clear()
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """End the step: the weights are new when this returns (with `overlap`, when a layer is called).
@@ -282,11 +312,11 @@ class HostOptimizer(OnHostOptimizer, torch.optim.Optimizer):
         state = self._state.gather(root, error_feedback)
         if state is None:
             return {}
-        self.state.update(state.by_param)
+        self._spread.update(state.by_param)
         try:
             packed: dict[str, Any] = super().state_dict()
         finally:
-            self.state.clear()
+            dict.clear(self._spread)
         return {**packed, "ringtrain": state.own}
 
     def shard_dict(self, error_feedback: bool = True) -> dict[str, Any]:

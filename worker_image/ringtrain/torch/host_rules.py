@@ -7,7 +7,6 @@ on that element alone to a rank's shard, and of the others, such as Adafactor, t
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -19,6 +18,7 @@ from ringtrain.optim import LAMB, SGD, Adam, AdamW, Rule
 from ringtrain.optim.kernels import OptimizerKernels, OwnedBucketPart
 from ringtrain.optim.rules import StepValues
 from ringtrain.torch.bridge import to_tensor
+from ringtrain.torch.optimizer_pattern import TorchOptimizerPattern, simple_group_options
 
 Group = Mapping[str, Any]
 
@@ -33,7 +33,6 @@ _REFUSED: Final = {
     torch.optim.LBFGS: "it evaluates its closure several times a step",
     torch.optim.SparseAdam: "it takes sparse gradients alone, and the host optimizer makes them dense",
 }
-_OPTIONS_OF_STEP: Final = ("foreach", "fused", "capturable")  # how torch computes, not what
 
 
 def _torch_sgd(group: Group) -> Rule:
@@ -170,12 +169,13 @@ class TorchRules(TorchGroupRules):
     def __init__(self, optimizer: torch.optim.Optimizer, sharded: bool) -> None:
         self.kind = type(optimizer)
         self.sharded = sharded
-        self.slots = _slots_of(optimizer) if sharded else ()
+        self._like = TorchOptimizerPattern(optimizer)
+        self.slots = self._like.slots() if sharded else ()
         self._made: dict[str, torch.optim.Optimizer] = {}
         self._loaded: dict[str, dict[str, Any]] = {}
 
     def of(self, groups: Sequence[Group]) -> list[Rule]:
-        return [TorchRule(self, _param_group_options(group)) for group in groups]
+        return [TorchRule(self, simple_group_options(group)) for group in groups]
 
     def state(self) -> dict[str, dict[str, Any]]:
         """By parameter, the states that are in no slot."""
@@ -208,7 +208,7 @@ class TorchRules(TorchGroupRules):
     def _begin(self, part: OwnedBucketPart, weights: torch.Tensor, options: Mapping[str, Any]) -> torch.optim.Optimizer:
         assert part.spec is not None
         param = torch.nn.Parameter(weights)
-        optimizer = _optimizer_of_kind(self.kind, param, options)
+        optimizer = self._like.made(param, options)
         loaded = self._loaded.pop(part.spec.name, None)
         if loaded is not None:
             slots = {slot: to_tensor(part.state[slot]) for slot in self.slots}
@@ -250,41 +250,6 @@ def rules_of(optimizer: torch.optim.Optimizer, sharded: bool | None) -> TorchGro
             "and every rank keeps the whole state"
         )
     return TorchRules(optimizer, by_element and sharded is not False)
-
-
-def _param_group_options(group: Group) -> dict[str, Any]:
-    left_out = (
-        "params",
-        "param_names",
-        "initial_lr",
-        "max_lr",
-        "min_lr",
-        "base_momentum",
-        "max_momentum",
-        "swa_lr",
-    )
-    options = {name: value for name, value in group.items() if name not in (*left_out, *_OPTIONS_OF_STEP)}
-    return {name: value.item() if isinstance(value, torch.Tensor) else value for name, value in options.items()}
-
-
-def _slots_of(optimizer: torch.optim.Optimizer) -> tuple[str, ...]:
-    """The states that are as long as the parameter, in any group: those of a small one after a step."""
-    slots: dict[str, None] = {}
-    for group in optimizer.param_groups:
-        param = torch.nn.Parameter(torch.ones(5))
-        toy = _optimizer_of_kind(type(optimizer), param, _param_group_options(group))
-        param.grad = torch.ones(5)
-        toy.step()
-        values = toy.state[param].items()
-        slots |= {name: None for name, value in values if isinstance(value, torch.Tensor) and value.shape == (5,)}
-    return tuple(slots)
-
-
-def _optimizer_of_kind(kind: Any, param: torch.nn.Parameter, options: Mapping[str, Any]) -> torch.optim.Optimizer:
-    """Return an optimizer of `param` alone. `options`: of a group, not all of which a class must take."""
-    taken = inspect.signature(kind.__init__).parameters
-    made: torch.optim.Optimizer = kind([param], **{name: value for name, value in options.items() if name in taken})
-    return made
 
 
 def _only_elementwise(optimizer: torch.optim.Optimizer) -> Any:

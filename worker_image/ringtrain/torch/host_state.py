@@ -70,6 +70,7 @@ class TorchHostState:
         if OWN not in state_dict:
             counted = bool(steps) or not saved
             missed = {name: updates - steps.get(name, 0) for name in self._params if counted}
+        if OWN not in state_dict or self._host.slots:
             missed |= {name: updates for name, entry in saved if not entry}
         arrays: dict[str, dict[str, Any]] = {
             MISSED: {name: np.array([count], np.int64) for name, count in missed.items() if count}

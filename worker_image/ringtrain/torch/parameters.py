@@ -67,6 +67,6 @@ def in_place(optimizer: torch.optim.Optimizer) -> Iterator[None]:
     for own, loaded in zip(groups, loaded_groups, strict=True):
         own.clear()
         own.update(loaded)
-    state.clear()
-    state.update(loaded_state)
+    dict.clear(state)  # a HostOptimizer's own refuses that
+    dict.update(state, loaded_state)
     optimizer.param_groups, optimizer.state = groups, state
