@@ -26,7 +26,7 @@ class _Lion(torch.optim.Optimizer):
                     continue
                 mean = self.state[param].setdefault("mean", torch.zeros_like(param))
                 mean.lerp_(param.grad, 1 - group["beta"])
-                param.sub_(mean.sign() * mean.abs() ** self.power, alpha=group["lr"])
+                param.sub_(mean.sign() * mean.abs() ** self.power, alpha=0.05 if group["lr"] is None else group["lr"])
 
 
 class _ClippedByAll(torch.optim.Optimizer):
@@ -73,6 +73,10 @@ class _Lookahead(torch.optim.Optimizer):
 
 def script_own_class_with_an_attribute(r: Run):
     return trained(r, _Lion, lr=0.1, power=0.5)
+
+
+def script_own_class_without_a_rate(r: Run):
+    return trained(r, _Lion, lr=None)
 
 
 def script_own_class_with_groups(r: Run):

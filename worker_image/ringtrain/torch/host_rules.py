@@ -135,12 +135,13 @@ class TorchRule:
     def __init__(self, made: TorchRules, options: Mapping[str, Any]) -> None:
         self._made = made
         self._options = dict(options)
+        self._has_rate = options.get("lr") is not None
         self.name = made.kind.__name__
 
     @property
     def lr(self) -> float:
         """The learning rate; 1 for an optimizer that has none."""
-        return float(self._options.get("lr", 1.0))
+        return float(self._options["lr"]) if self._has_rate else 1.0
 
     @property
     def state_names(self) -> tuple[str, ...]:
@@ -149,7 +150,7 @@ class TorchRule:
 
     def update(self, part: OwnedBucketPart, step: StepValues, kernels: OptimizerKernels) -> None:
         """Step torch's optimizer on one parameter's elements."""
-        self._made.update(part, {**self._options, "lr": step.rate} if "lr" in self._options else self._options, step)
+        self._made.update(part, {**self._options, "lr": step.rate} if self._has_rate else self._options, step)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, TorchRule) and other.name == self.name and other._options == self._options
