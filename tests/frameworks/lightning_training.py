@@ -7,10 +7,12 @@ from pathlib import Path
 
 import lightning as L
 import numpy as np
+import pytest
 import torch
 from torch import nn
 
 import ringtrain.torch as hvd
+from ringtrain.errors import ConfigurationError
 from ringtrain.lightning import RingtrainStrategy
 
 hvd.init()
@@ -90,6 +92,24 @@ def agree(module, other, tolerance: float = 1e-5) -> None:
 OPTIMIZERS = (None, hvd.HostOptimizer)
 
 
+class Normalised(Regression):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(6, 8, bias=False), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 2))
+
+
+class Contrastive(Regression):
+    """Each row beside the rows of the whole batch."""
+
+    def training_step(self, batch, index):
+        left, right = self.net(batch[0]), self.net(batch[0].flip(1))
+        left, right = (self.all_gather(one, sync_grads=True).reshape(-1, 2) for one in (left, right))
+        return nn.functional.cross_entropy(left @ right.T, torch.arange(len(left)))
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)  # Adam would not tell a gradient from a part of it
+
+
 def check_a_trainer_trains_like_one_process():
     """With clipping, with accumulation and a rest of it, and with schedules; the logged loss is the mean."""
     cases = (
@@ -105,6 +125,38 @@ def check_a_trainer_trains_like_one_process():
         agree(module, expected)
         np.testing.assert_allclose(trainer.callback_metrics["loss"], alone.callback_metrics["loss"], rtol=1e-4)
         assert trainer.global_step == alone.global_step
+
+
+def check_batch_normalisation_of_all_ranks():
+    """`sync_batchnorm` counts, for weights and running statistics."""
+    for wrap in OPTIMIZERS:
+        agree(fit(Normalised, False, 3, wrap=wrap, sync_batchnorm=True)[1], fit(Normalised, True, 3)[1], 1e-4)
+
+
+def check_a_loss_over_rows_of_all_ranks():
+    """Its gradient is that of the whole batch."""
+    for wrap in OPTIMIZERS:
+        agree(fit(Contrastive, False, 3, wrap=wrap)[1], fit(Contrastive, True, 3)[1], 1e-4)
+
+
+def check_reductions():
+    """What a metric is logged with, and what a script reduces."""
+
+    class Logging(Regression):
+        def training_step(self, batch, index):
+            for fx in ("mean", "sum", "max", "min"):
+                self.log(fx, float(RANK + 1), on_step=False, on_epoch=True, sync_dist=True, reduce_fx=fx)
+            return super().training_step(batch, index)
+
+    trainer, _ = fit(Logging, False, 1)
+    seen = {name: float(trainer.callback_metrics[name]) for name in ("mean", "sum", "max", "min")}
+    whole = SIZE * (SIZE + 1) / 2
+    assert seen == {"mean": whole / SIZE, "sum": 6 * whole, "max": float(SIZE), "min": 1.0}
+    reduce = trainer.strategy.reduce
+    assert float(reduce(torch.tensor(RANK + 1))) == whole / SIZE
+    assert int(reduce(torch.tensor(RANK + 1), reduce_op=torch.distributed.ReduceOp.MAX)) == SIZE
+    with pytest.raises(ConfigurationError, match="'median'; expected one of mean"):
+        reduce(torch.ones(1), reduce_op="median")
 
 
 def check_optimizers_stepped_by_hand():

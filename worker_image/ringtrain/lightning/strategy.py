@@ -11,6 +11,17 @@ from typing import Any, Final
 import torch
 
 import ringtrain.torch as hvd
+from ringtrain.errors import ConfigurationError
+
+# By the last word of what Lightning, or torch.distributed, calls them.
+_OPS: Final = {
+    "mean": hvd.Average,
+    "avg": hvd.Average,
+    "sum": hvd.Sum,
+    "max": hvd.Max,
+    "min": hvd.Min,
+    "product": hvd.Product,
+}
 
 # Lightning is two distributions with classes of their own: the strategy is for the one that the script imports.
 _NAME: Final = (
@@ -36,6 +47,7 @@ class RingtrainStrategy(_ParallelStrategy):  # type: ignore[misc]
 
     strategy_name = "ringtrain"
     optimizers: Any
+    model: Any
 
     def __init__(self, wrap: Wrap | None = None, **options: Any) -> None:
         if not hvd.is_initialized():
@@ -87,7 +99,10 @@ class RingtrainStrategy(_ParallelStrategy):  # type: ignore[misc]
         hvd.broadcast_parameters(self.model.state_dict(), root_rank=0)
 
     def setup_optimizers(self, trainer: Any) -> None:
-        """Wrap the optimizers that the module makes; schedules go on with these."""
+        """Have batch normalisation be that of all ranks, with `Trainer(sync_batchnorm=True)`, and wrap the optimizers
+        that the module makes; schedules go on with these."""
+        if self._layer_sync is not None:
+            self.model = self._layer_sync.apply(self.model)
         super().setup_optimizers(trainer)
         plain, self.optimizers = self.optimizers, [self._wrapped(one, trainer) for one in self.optimizers]
         for config in self.lr_scheduler_configs:
@@ -124,16 +139,26 @@ class RingtrainStrategy(_ParallelStrategy):  # type: ignore[misc]
                 optimizer.synchronize()
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
-        """The mean of all ranks' tensors, or their sum."""
+        """The mean of all ranks' tensors, their sum, or what else `reduce_op` is. ConfigurationError for what is no
+        reduction over ranks."""
         if not isinstance(tensor, torch.Tensor):
             return tensor
-        is_sum = "sum" in str(reduce_op).lower()
-        return hvd.allreduce(tensor, op=hvd.Sum if is_sum else hvd.Average)
+        op = _OPS.get(str(reduce_op).rpartition(".")[2].lower())
+        if op is None:
+            raise ConfigurationError(
+                f"RingtrainStrategy: reduce_op is {reduce_op!r}; expected one of {', '.join(_OPS)}"
+            )
+        if op is hvd.Average and not (tensor.is_floating_point() or tensor.is_complex()):
+            tensor = tensor.to(torch.get_default_dtype())  # as Lightning does
+        return hvd.allreduce(tensor, op=op)
 
     def all_gather(self, tensor: torch.Tensor, group: Any = None, sync_grads: bool = False) -> torch.Tensor:
-        """All ranks' tensors, one behind the other in a first dimension of their own."""
-        given = tensor if sync_grads else tensor.detach()
-        gathered: torch.Tensor = hvd.allgather(given.unsqueeze(0))
+        """All ranks' tensors, one behind the other in a first dimension of their own. With `sync_grads` gradients are
+        the sums of all ranks', as Lightning's are; Horovod's are the means."""
+        given = (tensor if sync_grads else tensor.detach()).unsqueeze(0)
+        if given.requires_grad:
+            given.register_hook(lambda grad: grad * hvd.size())
+        gathered: torch.Tensor = hvd.allgather(given)
         return gathered
 
     def barrier(self, name: str | None = None) -> None:
