@@ -40,6 +40,8 @@ REFUSED: dict[str, dict[str, str]] = {
         "script_own_class_counts_by_group": "depends on other parameters",
         "script_adamw_that_clips_by_itself": "depends on other parameters",
         "script_lookahead_inside": "it has another optimizer",
+        "script_shards_of_amsgrad": "save state_dict(), with Checkpoints",
+        "script_shards_of_an_own_class": "save state_dict(), with Checkpoints",
         "script_state_forgotten": "spread over the ranks",
         "script_state_replaced": "spread over the ranks",
         "script_state_changed": "spread over the ranks",

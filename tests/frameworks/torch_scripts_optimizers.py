@@ -138,6 +138,23 @@ def script_state_changed(r: Run):
     return train(r, model, optimizer, 3)
 
 
+def _shards(r: Run, make, **options):
+    model = mlp()
+    optimizer = r.wrap(make(model.parameters(), **options), model)
+    train(r, model, optimizer)
+    if hasattr(optimizer, "shard_dict"):
+        optimizer.shard_dict()
+    return model
+
+
+def script_shards_of_amsgrad(r: Run):
+    return _shards(r, torch.optim.AdamW, lr=0.01, amsgrad=True)
+
+
+def script_shards_of_an_own_class(r: Run):
+    return _shards(r, _Lion, lr=0.1)
+
+
 def _asked(r: Run, steps: int, asks):
     """Gradients asked of autograd between a backward pass and its step, in the steps that `asks` takes."""
     model = mlp()

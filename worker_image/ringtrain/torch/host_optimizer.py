@@ -321,7 +321,9 @@ class HostOptimizer(OnHostOptimizer, torch.optim.Optimizer):
 
     def shard_dict(self, error_feedback: bool = True) -> dict[str, Any]:
         """Copy this rank's part of weights and state, for `ShardedCheckpoints`, with the options of the groups.
-        Not collective; as of `ringtrain.optim.HostOptimizer`."""
+        Not collective; as of `ringtrain.optim.HostOptimizer`. ConfigurationError for optimizers without compiled
+        rules, that is other than SGD, Adam and AdamW, and those with options such as `amsgrad`."""
+        self._state.check_shards()
         shard = self._host.shard_dict(error_feedback)
         return {**shard, "groups": [simple_options(group) for group in self.param_groups]}
 
@@ -333,6 +335,7 @@ class HostOptimizer(OnHostOptimizer, torch.optim.Optimizer):
         self._weights.all_back()
         self._weights.take()
         if "arrays" in state_dict:
+            self._state.check_shards()
             self._host.load_state_dict(self._state.arrays_of(state_dict))
             self._set_options(state_dict.get("groups", []))
             self._weights.expect()

@@ -98,6 +98,14 @@ class TorchHostState:
                 }
             )
 
+    def check_shards(self) -> None:
+        """Raise ConfigurationError where shards are not all of the state: torch's own code keeps numbers, too."""
+        if isinstance(self._rules, TorchRules):
+            raise ConfigurationError(
+                f"HostOptimizer: {self._rules.kind.__name__}, as it was made, is applied by torch's own code, and "
+                "shards lack a part of its state, such as its number of steps; save state_dict(), with Checkpoints"
+            )
+
     @staticmethod
     def arrays_of(state: Mapping[str, Any]) -> dict[str, Any]:
         """A state of arrays, from what a checkpoint gave as tensors or arrays."""
