@@ -1,9 +1,9 @@
 """Run many checks in one world of real ranks, because starting a process with PyTorch or TensorFlow costs seconds.
 
 A module of checks has functions `check_*`, which run on every rank, one after the other, in the order of the file.
-Where it has a function `run`, its functions `script_*` are checks too: what `run(script)` says of each.
-Each is reported as a test of its own. The ranks are forked from a process that has imported the framework
-(`frameworks.worlds`).
+Where it has a function `run`, its functions `script_*` are checks too: what `run(script, name)` says of each.
+Both may be made by a call. Each is reported as a test of its own. The ranks are forked from a process that has
+imported the framework (`frameworks.worlds`).
 """
 
 import ast
@@ -97,7 +97,7 @@ def run_checks(modules: tuple[str, ...], among: tuple[str, ...] = ()) -> dict[st
                 continue
             check = getattr(loaded, name)
             try:
-                loaded.run(check) if name.startswith("script_") else check()
+                loaded.run(check, name) if name.startswith("script_") else check()
             except BaseException:
                 failed[f"{module}.{name}"] = traceback.format_exc()
     return failed
@@ -143,5 +143,6 @@ def end_servers() -> None:
 
 def _names_in(module: str) -> list[str]:
     tree = ast.parse((HERE / f"{module}.py").read_text())
-    functions = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
-    return [name for name in functions if name.startswith(("check_", "script_"))]
+    made = [node.targets[0] if isinstance(node, ast.Assign) else node for node in tree.body]
+    names = [getattr(node, "name", getattr(node, "id", "")) for node in made]
+    return [name for name in names if name.startswith(("check_", "script_"))]

@@ -94,14 +94,14 @@ class Run:
         return params, values
 
 
-def run(script):
+def run(script, name):
     """Compare; by whatever name ranks differ, it is in the error."""
     expected = hvd.broadcast_object(plain(script(Run(whole=True))) if RANK == 0 else None)
     ways = [Run(whole=False)]
     for way in ways:
         found = plain(script(way))
         for other in hvd.allgather_object({name: one.tobytes() for name, one in found.items()}):
-            assert other == {name: one.tobytes() for name, one in found.items()}, "ranks differ"
+            assert other == {name: one.tobytes() for name, one in found.items()}, f"ranks differ in {name}"
         assert found.keys() == expected.keys()
         for name, value in found.items():
             assert (value.dtype, value.shape) == (expected[name].dtype, expected[name].shape), name

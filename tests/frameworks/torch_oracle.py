@@ -6,6 +6,7 @@ on all ranks; or the script is in `REFUSED`, and every rank is told so in words.
 """
 
 import contextlib
+import functools
 import itertools
 import os
 import traceback
@@ -53,6 +54,7 @@ REFUSED: dict[str, dict[str, str]] = {
     },
 }
 
+ADAMW = functools.partial(torch.optim.AdamW, lr=0.02, weight_decay=0.1)
 _names = itertools.count()
 
 
@@ -123,35 +125,58 @@ def loss_of(model: Callable[..., torch.Tensor], x: torch.Tensor, y: torch.Tensor
     return nn.functional.mse_loss(model(x), y)
 
 
-def train(
+def begin(
+    run: Run,
+    make: Callable[..., torch.optim.Optimizer] = ADAMW,
+    model: nn.Module | None = None,
+    passes: int = 1,
+    **options: Any,
+) -> tuple[nn.Module, Any]:
+    """`model`, a small one unless given, and the run's optimizer for it, which `make` makes with `options`."""
+    model = mlp() if model is None else model
+    return model, run.wrap(make(model.parameters(), **options), model, passes=passes)
+
+
+def passes(
     run: Run,
     model: nn.Module,
     optimizer: Any,
     steps: int = 5,
     loss: Callable[..., torch.Tensor] | None = None,
+    zero: Callable[[], None] | None = None,
     **data: Any,
-) -> nn.Module:
-    """The loop of most scripts. `loss`: of inputs and targets; by default the model's."""
+) -> Iterator[torch.Tensor]:
+    """The loop of most scripts: the loss of each backward pass, before its step. `loss`: of inputs and targets; by
+    default the model's. `zero`: in the place of the optimizer's `zero_grad`.
+    """
     for x, y in run.data(steps, **data):
-        optimizer.zero_grad()
-        (loss_of(model, x, y) if loss is None else loss(x, y)).backward()
+        (zero or optimizer.zero_grad)()
+        value = loss_of(model, x, y) if loss is None else loss(x, y)
+        value.backward()
+        yield value
+
+
+def train(run: Run, model: nn.Module, optimizer: Any, *how: Any, **more: Any) -> nn.Module:
+    """The model after a step behind each of these `passes`."""
+    for _ in passes(run, model, optimizer, *how, **more):
         optimizer.step()
     return model
 
 
-def trained(run: Run, make: Callable[..., torch.optim.Optimizer], **options: Any) -> nn.Module:
-    """A small model after five steps of the optimizer that `make` makes with `options`."""
-    model = mlp()
-    return train(run, model, run.wrap(make(model.parameters(), **options), model))
+def trained(
+    make: Callable[..., torch.optim.Optimizer], steps: int = 5, dtype: torch.dtype = torch.float32, **options: Any
+) -> Callable[[Run], nn.Module]:
+    """The script that trains a small model with the optimizer that `make` makes with `options`."""
+    return lambda run: train(run, *begin(run, make, mlp(dtype=dtype), **options), steps, dtype=dtype)
 
 
-def run(script: Callable[[Run], Any]) -> None:
-    """Compare what `script` gives here with what it gives with torch alone."""
+def run(script: Callable[[Run], Any], name: str) -> None:
+    """Compare what `script`, called `name`, gives here with what it gives with torch alone."""
     hvd.init()
     wanted = _outcome(script, Run(0, 1, alone=True))
     assert not isinstance(wanted, Failed), f"with torch alone: {wanted.words}"
     found = _outcome(script, Run(hvd.rank(), hvd.size(), alone=False))
-    words = REFUSED[OPTIMIZER].get(script.__name__)
+    words = REFUSED[OPTIMIZER].get(name)
     if isinstance(found, Failed):
         hvd.shutdown()  # what other ranks wait for ends as well
         hvd.init()
@@ -160,7 +185,7 @@ def run(script: Callable[[Run], Any]) -> None:
         assert all(words in told for told in failures), f"expected {words!r} on all ranks, not {failures}"
         return
     assert not any(failures), "\n".join(failures)
-    _compare(found, wanted, script.__name__)
+    _compare(found, wanted, name)
     for other in hvd.allgather_object(_digest(found)):
         assert other == _digest(found), "ranks have other bits"
 

@@ -1,7 +1,7 @@
 """Ordinary training scripts with PyTorch: optimizers, learning rates, gradients. `torch_oracle` runs them."""
 
 import torch
-from frameworks.torch_oracle import Run, loss_of, mlp, run, train, trained
+from frameworks.torch_oracle import Run, begin, loss_of, mlp, passes, run, train, trained
 from torch import nn
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from torch.optim import lr_scheduler as rates
@@ -9,71 +9,39 @@ from torch.optim import lr_scheduler as rates
 __all__ = ["run"]
 
 
-def script_sgd(r: Run):
-    return trained(r, torch.optim.SGD, lr=0.1)
+script_sgd = trained(torch.optim.SGD, lr=0.1)
+
+script_momentum_and_decay = trained(torch.optim.SGD, lr=0.05, momentum=0.9, weight_decay=0.01, dampening=0.1)
+
+script_nesterov = trained(torch.optim.SGD, lr=0.05, momentum=0.9, nesterov=True)
+
+script_adam = trained(torch.optim.Adam, lr=0.01)
+
+script_adam_with_l2 = trained(torch.optim.Adam, lr=0.01, weight_decay=0.1)
+
+script_adamw = trained(torch.optim.AdamW, lr=0.01, weight_decay=0.1)
+
+script_amsgrad = trained(torch.optim.AdamW, lr=0.01, amsgrad=True)
+
+script_rmsprop = trained(torch.optim.RMSprop, lr=0.01, momentum=0.9, centered=True)
+
+script_adagrad = trained(torch.optim.Adagrad, lr=0.05, lr_decay=0.1)
+
+script_adadelta = trained(torch.optim.Adadelta, lr=1.0)
+
+script_adamax = trained(torch.optim.Adamax, lr=0.01)
+
+script_nadam = trained(torch.optim.NAdam, lr=0.01)
+
+script_radam = trained(torch.optim.RAdam, steps=8, lr=0.01)
 
 
-def script_momentum_and_decay(r: Run):
-    return trained(r, torch.optim.SGD, lr=0.05, momentum=0.9, weight_decay=0.01, dampening=0.1)
+script_asgd = trained(torch.optim.ASGD, lr=0.05)
+
+script_rprop = trained(torch.optim.Rprop, dtype=torch.float64, lr=0.01)
 
 
-def script_nesterov(r: Run):
-    return trained(r, torch.optim.SGD, lr=0.05, momentum=0.9, nesterov=True)
-
-
-def script_adam(r: Run):
-    return trained(r, torch.optim.Adam, lr=0.01)
-
-
-def script_adam_with_l2(r: Run):
-    return trained(r, torch.optim.Adam, lr=0.01, weight_decay=0.1)
-
-
-def script_adamw(r: Run):
-    return trained(r, torch.optim.AdamW, lr=0.01, weight_decay=0.1)
-
-
-def script_amsgrad(r: Run):
-    return trained(r, torch.optim.AdamW, lr=0.01, amsgrad=True)
-
-
-def script_rmsprop(r: Run):
-    return trained(r, torch.optim.RMSprop, lr=0.01, momentum=0.9, centered=True)
-
-
-def script_adagrad(r: Run):
-    return trained(r, torch.optim.Adagrad, lr=0.05, lr_decay=0.1)
-
-
-def script_adadelta(r: Run):
-    return trained(r, torch.optim.Adadelta, lr=1.0)
-
-
-def script_adamax(r: Run):
-    return trained(r, torch.optim.Adamax, lr=0.01)
-
-
-def script_nadam(r: Run):
-    return trained(r, torch.optim.NAdam, lr=0.01)
-
-
-def script_radam(r: Run):
-    model = mlp()
-    return train(r, model, r.wrap(torch.optim.RAdam(model.parameters(), lr=0.01), model), steps=8)
-
-
-def script_asgd(r: Run):
-    return trained(r, torch.optim.ASGD, lr=0.05)
-
-
-def script_rprop(r: Run):
-    model = mlp(dtype=torch.float64)
-    optimizer = r.wrap(torch.optim.Rprop(model.parameters(), lr=0.01), model)
-    return train(r, model, optimizer, dtype=torch.float64)
-
-
-def script_adafactor(r: Run):
-    return trained(r, torch.optim.Adafactor, lr=0.01)
+script_adafactor = trained(torch.optim.Adafactor, lr=0.01)
 
 
 def script_low_precision_muon(r: Run):
@@ -101,25 +69,24 @@ def closure_of(model, optimizer, x, y):
     return closure
 
 
-def script_lbfgs(r: Run):
-    model = mlp(dtype=torch.float64)
-    optimizer = r.wrap(torch.optim.LBFGS(model.parameters(), max_iter=4), model)
-    for x, y in r.data(3, dtype=torch.float64):
-        optimizer.step(closure_of(model, optimizer, x, y))
-    return model
+def _lbfgs(steps: int, **options):
+    def script(r: Run):
+        model, optimizer = begin(r, torch.optim.LBFGS, mlp(dtype=torch.float64), max_iter=4, **options)
+        for x, y in r.data(steps, dtype=torch.float64):
+            optimizer.step(closure_of(model, optimizer, x, y))
+        return model
+
+    return script
 
 
-def script_lbfgs_with_a_line_search(r: Run):
-    model = mlp(dtype=torch.float64)
-    optimizer = r.wrap(torch.optim.LBFGS(model.parameters(), max_iter=4, line_search_fn="strong_wolfe"), model)
-    for x, y in r.data(2, dtype=torch.float64):
-        optimizer.step(closure_of(model, optimizer, x, y))
-    return model
+script_lbfgs = _lbfgs(3)
+
+
+script_lbfgs_with_a_line_search = _lbfgs(2, line_search_fn="strong_wolfe")
 
 
 def script_closure_of_adam(r: Run):
-    model = mlp()
-    optimizer = r.wrap(torch.optim.Adam(model.parameters(), lr=0.01), model)
+    model, optimizer = begin(r, torch.optim.Adam, lr=0.01)
     losses = []
     for x, y in r.data(4):
         losses.append(r.mean(optimizer.step(closure_of(model, optimizer, x, y))))
@@ -127,14 +94,12 @@ def script_closure_of_adam(r: Run):
 
 
 def script_sparse_adam(r: Run):
-    model = nn.Embedding(20, 4, sparse=True)
-    optimizer = r.wrap(torch.optim.SparseAdam(model.parameters(), lr=0.1), model)
+    model, optimizer = begin(r, torch.optim.SparseAdam, model=nn.Embedding(20, 4, sparse=True), lr=0.1)
     return train(r, model, optimizer, 4, lambda x, _: model((x[:, 0].abs() * 5).long()).square().sum(1).mean())
 
 
 def script_sparse_embedding_of_sgd(r: Run):
-    model = nn.EmbeddingBag(20, 4, sparse=True)
-    optimizer = r.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    model, optimizer = begin(r, torch.optim.SGD, model=nn.EmbeddingBag(20, 4, sparse=True), lr=0.1)
     return train(r, model, optimizer, 4, lambda x, _: model((x.abs() * 5).long()).square().sum(1).mean())
 
 
@@ -153,8 +118,7 @@ def script_groups_by_name(r: Run):
 
 
 def script_group_changed_by_hand(r: Run):
-    model = mlp()
-    optimizer = r.wrap(torch.optim.AdamW(model.parameters(), lr=0.01), model)
+    model, optimizer = begin(r, torch.optim.AdamW, lr=0.01)
     for step, (x, y) in enumerate(r.data(6)):
         optimizer.param_groups[0]["lr"] = 0.01 * (step + 1)
         optimizer.param_groups[0]["betas"] = (0.5, 0.9) if step > 2 else (0.9, 0.999)
@@ -172,20 +136,13 @@ def script_added_group(r: Run):
     return train(r, model, optimizer, 4)
 
 
-def script_maximize(r: Run):
-    return trained(r, torch.optim.SGD, lr=0.01, maximize=True)
+script_maximize = trained(torch.optim.SGD, lr=0.01, maximize=True)
 
+script_foreach = trained(torch.optim.AdamW, lr=0.01, foreach=True)
 
-def script_foreach(r: Run):
-    return trained(r, torch.optim.AdamW, lr=0.01, foreach=True)
+script_not_foreach = trained(torch.optim.AdamW, lr=0.01, foreach=False)
 
-
-def script_not_foreach(r: Run):
-    return trained(r, torch.optim.AdamW, lr=0.01, foreach=False)
-
-
-def script_fused(r: Run):
-    return trained(r, torch.optim.AdamW, lr=0.01, fused=True)
+script_fused = trained(torch.optim.AdamW, lr=0.01, fused=True)
 
 
 def script_differentiable(r: Run):
@@ -209,79 +166,55 @@ def script_rate_as_a_tensor(r: Run):
     return train(r, model, optimizer, 2)
 
 
-def _scheduled(r: Run, make, steps: int = 6, **options):
-    model = mlp()
-    optimizer = r.wrap(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, **options), model)
-    scheduler = make(optimizer)
-    seen = []
-    for x, y in r.data(steps):
-        optimizer.zero_grad()
-        loss_of(model, x, y).backward()
-        optimizer.step()
-        scheduler.step()
-        seen.append(optimizer.param_groups[0]["lr"])
-    return model, seen
+def _scheduled(make):
+    def script(r: Run):
+        model, optimizer = begin(r, torch.optim.SGD, lr=0.1, momentum=0.9)
+        scheduler, seen = make(optimizer), []
+        for _ in passes(r, model, optimizer, 6):
+            optimizer.step()
+            scheduler.step()
+            seen.append(optimizer.param_groups[0]["lr"])
+        return model, seen
+
+    return script
 
 
-def script_step_rate(r: Run):
-    return _scheduled(r, lambda optimizer: rates.StepLR(optimizer, 2, 0.5))
+script_step_rate = _scheduled(lambda optimizer: rates.StepLR(optimizer, 2, 0.5))
+
+script_one_cycle = _scheduled(lambda optimizer: rates.OneCycleLR(optimizer, 0.2, total_steps=7))
+
+script_cyclic_rate = _scheduled(lambda optimizer: rates.CyclicLR(optimizer, 0.01, 0.1, 2))
+
+script_cosine_rate = _scheduled(lambda optimizer: rates.CosineAnnealingLR(optimizer, 6))
+
+script_warm_restarts = _scheduled(lambda optimizer: rates.CosineAnnealingWarmRestarts(optimizer, 3))
+
+script_lambda_rate = _scheduled(lambda optimizer: rates.LambdaLR(optimizer, lambda step: 1 / (step + 1)))
+
+script_sequential_rates = _scheduled(
+    lambda optimizer: rates.SequentialLR(
+        optimizer, [rates.LinearLR(optimizer, 0.1, total_iters=3), rates.ExponentialLR(optimizer, 0.9)], [3]
+    )
+)
 
 
-def script_one_cycle(r: Run):
-    return _scheduled(r, lambda optimizer: rates.OneCycleLR(optimizer, 0.2, total_steps=7))
-
-
-def script_cyclic_rate(r: Run):
-    return _scheduled(r, lambda optimizer: rates.CyclicLR(optimizer, 0.01, 0.1, 2))
-
-
-def script_cosine_rate(r: Run):
-    return _scheduled(r, lambda optimizer: rates.CosineAnnealingLR(optimizer, 6))
-
-
-def script_warm_restarts(r: Run):
-    return _scheduled(r, lambda optimizer: rates.CosineAnnealingWarmRestarts(optimizer, 3))
-
-
-def script_lambda_rate(r: Run):
-    return _scheduled(r, lambda optimizer: rates.LambdaLR(optimizer, lambda step: 1 / (step + 1)))
-
-
-def script_sequential_rates(r: Run):
-    def make(optimizer):
-        parts = [rates.LinearLR(optimizer, 0.1, total_iters=3), rates.ExponentialLR(optimizer, 0.9)]
-        return rates.SequentialLR(optimizer, parts, [3])
-
-    return _scheduled(r, make)
-
-
-def script_chained_rates(r: Run):
-    def make(optimizer):
-        return rates.ChainedScheduler([rates.ConstantLR(optimizer), rates.ExponentialLR(optimizer, 0.9)])
-
-    return _scheduled(r, make)
+script_chained_rates = _scheduled(
+    lambda optimizer: rates.ChainedScheduler([rates.ConstantLR(optimizer), rates.ExponentialLR(optimizer, 0.9)])
+)
 
 
 def script_rate_on_a_plateau(r: Run):
-    model = mlp()
-    optimizer = r.wrap(torch.optim.SGD(model.parameters(), lr=0.5), model)
+    model, optimizer = begin(r, torch.optim.SGD, lr=0.5)
     scheduler = rates.ReduceLROnPlateau(optimizer, patience=0, factor=0.5)
-    for x, y in r.data(6):
-        optimizer.zero_grad()
-        loss = loss_of(model, x, y)
-        loss.backward()
+    for loss in passes(r, model, optimizer, 6):
         optimizer.step()
         scheduler.step(float(r.mean(loss)))
     return model, optimizer.param_groups[0]["lr"]
 
 
 def script_clipping_by_norm(r: Run):
-    model = mlp()
-    optimizer = r.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
-    norms = []
-    for x, y in r.data(5):
-        optimizer.zero_grad()
-        loss_of(model, x, y).backward()
+    (model, optimizer), norms = begin(r, torch.optim.SGD, lr=0.1), []
+    for _ in passes(r, model, optimizer):
         with r.whole_gradients(optimizer):
             norms.append(clip_grad_norm_(model.parameters(), 0.1))
             optimizer.step()
@@ -289,11 +222,8 @@ def script_clipping_by_norm(r: Run):
 
 
 def script_clipping_by_value(r: Run):
-    model = mlp()
-    optimizer = r.wrap(torch.optim.Adam(model.parameters(), lr=0.1), model)
-    for x, y in r.data(5):
-        optimizer.zero_grad()
-        loss_of(model, x, y).backward()
+    model, optimizer = begin(r, torch.optim.Adam, lr=0.1)
+    for _ in passes(r, model, optimizer):
         with r.whole_gradients(optimizer):
             clip_grad_value_(model.parameters(), 0.01)
             optimizer.step()
@@ -301,92 +231,59 @@ def script_clipping_by_value(r: Run):
 
 
 def script_clipping_without_synchronize(r: Run):
-    model = mlp()
-    optimizer = r.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
-    for x, y in r.data(5):
-        optimizer.zero_grad()
-        loss_of(model, x, y).backward()
+    model, optimizer = begin(r, torch.optim.SGD, lr=0.1)
+    for _ in passes(r, model, optimizer):
         clip_grad_norm_(model.parameters(), 0.1)
         optimizer.step()
     return model
 
 
-def script_accumulation(r: Run):
-    model = mlp()
-    optimizer = r.wrap(torch.optim.AdamW(model.parameters(), lr=0.01), model, passes=2)
-    for step, (x, y) in enumerate(r.data(6)):
-        (loss_of(model, x, y) / 2).backward()
-        if step % 2:
-            optimizer.step()
-            optimizer.zero_grad()
-    return model
+def _accumulated(make, steps: int, parts: int, passes: int, **options):
+    def script(r: Run):
+        model, optimizer = begin(r, make, passes=passes, **options)
+        for step, (x, y) in enumerate(r.data(steps)):
+            (loss_of(model, x, y) / parts).backward()
+            if step % parts == parts - 1 or step == steps - 1:
+                optimizer.step()
+                optimizer.zero_grad()
+        return model
+
+    return script
 
 
-def script_accumulation_with_a_rest(r: Run):
-    model = mlp()
-    optimizer = r.wrap(torch.optim.AdamW(model.parameters(), lr=0.01), model, passes=4)
-    for step, (x, y) in enumerate(r.data(6)):
-        (loss_of(model, x, y) / 4).backward()
-        if step % 4 == 3 or step == 5:
-            optimizer.step()
-            optimizer.zero_grad()
-    return model
+script_accumulation = _accumulated(torch.optim.AdamW, 6, 2, passes=2, lr=0.01)
 
 
-def script_accumulation_that_nobody_announced(r: Run):
-    model = mlp()
-    optimizer = r.wrap(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model)
-    for step, (x, y) in enumerate(r.data(9)):
-        (loss_of(model, x, y) / 3).backward()
-        if step % 3 == 2:
-            optimizer.step()
-            optimizer.zero_grad()
-    return model
+script_accumulation_with_a_rest = _accumulated(torch.optim.AdamW, 6, 4, passes=4, lr=0.01)
+
+
+script_accumulation_that_nobody_announced = _accumulated(torch.optim.SGD, 9, 3, passes=1, lr=0.1, momentum=0.9)
 
 
 def script_gradients_that_are_never_zeroed(r: Run):
-    model = mlp()
-    optimizer = r.wrap(torch.optim.SGD(model.parameters(), lr=0.01), model)
-    for x, y in r.data(5):
-        loss_of(model, x, y).backward()
-        optimizer.step()
-    return model
+    return train(r, *begin(r, torch.optim.SGD, lr=0.01), zero=lambda: None)
 
 
 def script_zeroed_and_kept(r: Run):
-    model = mlp()
-    optimizer = r.wrap(torch.optim.Adam(model.parameters(), lr=0.01), model)
-    for x, y in r.data(5):
-        optimizer.zero_grad(set_to_none=False)
-        loss_of(model, x, y).backward()
-        optimizer.step()
-    return model
+    model, optimizer = begin(r, torch.optim.Adam, lr=0.01)
+    return train(r, model, optimizer, zero=lambda: optimizer.zero_grad(set_to_none=False))
 
 
 def script_zeroed_by_the_module(r: Run):
-    model = mlp()
-    optimizer = r.wrap(torch.optim.Adam(model.parameters(), lr=0.01), model)
-    for x, y in r.data(5):
-        model.zero_grad()
-        loss_of(model, x, y).backward()
-        optimizer.step()
-    return model
+    model, optimizer = begin(r, torch.optim.Adam, lr=0.01)
+    return train(r, model, optimizer, zero=model.zero_grad)
 
 
 def script_pass_that_is_thrown_away(r: Run):
-    model = mlp()
-    optimizer = r.wrap(torch.optim.Adam(model.parameters(), lr=0.01), model)
-    for step, (x, y) in enumerate(r.data(6)):
-        optimizer.zero_grad()
-        loss_of(model, x, y).backward()
+    model, optimizer = begin(r, torch.optim.Adam, lr=0.01)
+    for step, _ in enumerate(passes(r, model, optimizer, 6)):
         if step != 3:
             optimizer.step()
     return model
 
 
 def script_step_without_a_pass(r: Run):
-    model = mlp()
-    optimizer = r.wrap(torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1), model)
+    model, optimizer = begin(r, torch.optim.AdamW, lr=0.01, weight_decay=0.1)
     train(r, model, optimizer, 3)
     optimizer.zero_grad()
     optimizer.step()
@@ -394,8 +291,7 @@ def script_step_without_a_pass(r: Run):
 
 
 def script_two_losses(r: Run):
-    model = mlp()
-    optimizer = r.wrap(torch.optim.AdamW(model.parameters(), lr=0.01), model)
+    model, optimizer = begin(r, torch.optim.AdamW, lr=0.01)
     for x, y in r.data(5):
         optimizer.zero_grad()
         loss_of(model, x, y).backward()
@@ -405,8 +301,7 @@ def script_two_losses(r: Run):
 
 
 def script_retained_graph(r: Run):
-    model = mlp()
-    optimizer = r.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    model, optimizer = begin(r, torch.optim.SGD, lr=0.1)
     for x, y in r.data(4):
         optimizer.zero_grad()
         loss = loss_of(model, x, y)
@@ -417,8 +312,7 @@ def script_retained_graph(r: Run):
 
 
 def script_gradient_penalty(r: Run):
-    model = mlp()
-    optimizer = r.wrap(torch.optim.Adam(model.parameters(), lr=0.01), model)
+    model, optimizer = begin(r, torch.optim.Adam, lr=0.01)
     for x, y in r.data(4):
         optimizer.zero_grad()
         x.requires_grad_()
@@ -432,7 +326,7 @@ def script_gradient_hooks(r: Run):
     model = mlp()
     model[0].weight.register_hook(lambda grad: grad * 2)
     model[2].bias.register_hook(lambda grad: grad.clamp(-0.5, 0.5) * 0 + 0.1)
-    return train(r, model, r.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model))
+    return train(r, *begin(r, torch.optim.SGD, model, lr=0.1))
 
 
 def script_step_hooks(r: Run):
@@ -446,9 +340,7 @@ def script_step_hooks(r: Run):
 def script_gradients_read_after_the_step(r: Run):
     model, seen = mlp(), []
     optimizer = r.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
-    for x, y in r.data(3):
-        optimizer.zero_grad()
-        loss_of(model, x, y).backward()
+    for _ in passes(r, model, optimizer, 3):
         with r.whole_gradients(optimizer):
             seen += [param.grad.clone() for param in model.parameters()]
             optimizer.step()
@@ -462,7 +354,6 @@ def script_only_some_are_stepped_on(r: Run):
 
 
 def script_loss_on_one_rank_is_zero(r: Run):
-    model = mlp()
-    optimizer = r.wrap(torch.optim.Adam(model.parameters(), lr=0.01), model)
+    model, optimizer = begin(r, torch.optim.Adam, lr=0.01)
     mask = r.part(torch.arange(12) % 3 == 0).float()
     return train(r, model, optimizer, 4, lambda x, y: ((model(x) - y).square().mean(1) * mask).mean())
