@@ -12,10 +12,13 @@ from frameworks.keras_oracle import (
     RANK,
     ROWS,
     SIZE,
-    WIDTH,
     agree,
     built,
+    compiled,
     dense,
+    embedding,
+    everyone,
+    fitted,
     joined,
     like_one_process,
     numbers,
@@ -55,10 +58,8 @@ def check_momentum_with_a_rate_that_changes():
 
 
 def check_rate_that_a_callback_sets():
-    def of_fit() -> dict[str, Any]:
-        return {"callbacks": [keras.callbacks.LearningRateScheduler(lambda epoch: 0.1 / (epoch + 1))]}
-
-    like_keras(lambda: keras.optimizers.SGD(0.1, momentum=0.9), epochs=3, of_fit=of_fit)
+    rates = lambda: [keras.callbacks.LearningRateScheduler(lambda epoch: 0.1 / (epoch + 1))]  # noqa: E731
+    like_keras(lambda: keras.optimizers.SGD(0.1, momentum=0.9), epochs=3, callbacks=rates)
 
 
 def check_adam_whose_epsilon_matters():
@@ -88,11 +89,7 @@ def check_steps_per_execution():
 
 
 def check_embedding():
-    def make() -> Any:
-        layers = [keras.layers.Embedding(10, 4), keras.layers.GlobalAveragePooling1D(), keras.layers.Dense(2)]
-        return keras.Sequential([keras.Input((WIDTH,), dtype="int32"), *layers])
-
-    like_keras(lambda: keras.optimizers.SGD(0.1), make, data=words)
+    like_keras(lambda: keras.optimizers.SGD(0.1), embedding, data=words)
 
 
 def check_constraint():
@@ -122,35 +119,19 @@ def check_each_rank_holds_its_part_of_the_state():
     assert all(np.size(value) == 1 for value in optimizer.variables)
 
 
-def fitted(model: Any, parts: tuple[Any, Any], rows: int, epochs: int = 1) -> Any:
-    model.fit(*parts, batch_size=rows, epochs=epochs, shuffle=False, verbose=0)
-    return model
-
-
-def compiled(optimizer: Any) -> Any:
-    model = built(dense)
-    model.compile(optimizer, loss="mse")
-    return model
-
-
-def everyone(ranks: int = SIZE) -> tuple[Any, Any]:
-    parts = [numbers(rank) for rank in range(ranks)]
-    return joined([part[0] for part in parts]), joined([part[1] for part in parts])
-
-
 def check_values_that_a_script_sets_count():
     reference, ours = compiled(adam()), compiled(hvd.HostOptimizer(adam()))
-    for model, parts, rows in ((reference, everyone(), SIZE * ROWS), (ours, numbers(RANK), ROWS)):
-        fitted(model, parts, rows)
+    for model, parts in ((reference, everyone()), (ours, numbers(RANK))):
+        fitted(model, parts)
         model.set_weights([0.5 * weight for weight in model.get_weights()])
-        fitted(model, parts, rows)
+        fitted(model, parts)
     agree(ours, reference, 1e-4)
 
 
 def check_state_goes_on_at_another_number_of_ranks():
     """What all ranks have saved one rank loads, as one process that was not interrupted."""
-    reference = fitted(compiled(schedule("steps")()), everyone(), SIZE * ROWS, 2)
-    first = fitted(compiled(hvd.HostOptimizer(schedule("steps")())), numbers(RANK), ROWS)
+    reference = fitted(compiled(schedule("steps")()), everyone(), 2)
+    first = fitted(compiled(hvd.HostOptimizer(schedule("steps")())))
     state, alone = first.optimizer.state_dict(), None
     for rank in range(SIZE):
         process_set = hvd.add_process_set([rank])
@@ -158,13 +139,13 @@ def check_state_goes_on_at_another_number_of_ranks():
     second = compiled(hvd.HostOptimizer(schedule("steps")(), process_set=alone))
     second.optimizer.build(second.trainable_variables)
     second.optimizer.load_state_dict(state)
-    agree(fitted(second, everyone(), SIZE * ROWS), reference, 1e-4)
+    agree(fitted(second, everyone()), reference, 1e-4)
 
 
 def check_parts_of_the_state_go_on():
     """Each rank's part, by a checkpoint that all ranks write; rate and count with it."""
-    reference = fitted(compiled(adam()), everyone(), SIZE * ROWS, 2)
-    first = fitted(compiled(hvd.HostOptimizer(adam())), numbers(RANK), ROWS)
+    reference = fitted(compiled(adam()), everyone(), 2)
+    first = fitted(compiled(hvd.HostOptimizer(adam())))
     assert bool(first.optimizer.state_dict(root=0)) == (RANK == 0)
     folder = ringtrain.tensorflow.broadcast_object(tempfile.mkdtemp(), 0)
     second = compiled(hvd.HostOptimizer(keras.optimizers.Adam(0.5)))
@@ -173,7 +154,7 @@ def check_parts_of_the_state_go_on():
         checkpoints.save(1, {"optimizer": first.optimizer.shard_dict()})
         checkpoints.latest(lambda state: second.optimizer.load_state_dict(state["optimizer"]))
     assert float(np.asarray(second.optimizer.learning_rate)) == pytest.approx(1e-2)
-    agree(fitted(second, numbers(RANK), ROWS), reference, 1e-4)
+    agree(fitted(second), reference, 1e-4)
 
 
 def by_strategy(optimizer: Any, parts: tuple[Any, Any], rows: int, strategy: Any) -> Any:
@@ -251,7 +232,7 @@ def check_loss_scale():
         # of each epoch's six steps: doubled after two, halved, doubled after two, and one is left for the next
         plain = compiled(scaled_adam())
         parts = [with_an_overflow(rank) for rank in range(SIZE)]
-        fitted(plain, (joined([x for x, _ in parts]), joined([y for _, y in parts])), SIZE * ROWS, 2)
+        fitted(plain, (joined([x for x, _ in parts]), joined([y for _, y in parts])), 2)
         assert scale_of(ours.optimizer) == scale_of(plain.optimizer)
 
 
@@ -266,13 +247,13 @@ def check_mixed_float16():
 
 def check_loss_scale_goes_on():
     """State and scale are saved and loaded together."""
-    reference = fitted(compiled(scaled_adam()), everyone(), SIZE * ROWS, 2)
-    first = fitted(compiled(hvd.HostOptimizer(scaled_adam())), numbers(RANK), ROWS)
+    reference = fitted(compiled(scaled_adam()), everyone(), 2)
+    first = fitted(compiled(hvd.HostOptimizer(scaled_adam())))
     state = first.optimizer.state_dict()
     second = compiled(hvd.HostOptimizer(scaled_adam()))
     second.optimizer.build(second.trainable_variables)
     second.optimizer.load_state_dict(state)
-    agree(fitted(second, numbers(RANK), ROWS), reference, 1e-4)
+    agree(fitted(second), reference, 1e-4)
     assert scale_of(second.optimizer) == scale_of(reference.optimizer) > 2.0**100
     with pytest.raises(ConfigurationError, match="elastic=True with a LossScaleOptimizer"):
         hvd.HostOptimizer(scaled_adam(), elastic=True)
@@ -284,7 +265,7 @@ def check_a_loss_scale_around_it_is_refused():
     around = keras.mixed_precision.LossScaleOptimizer(hvd.HostOptimizer(adam()))
     model.compile(around, loss="mse")
     with pytest.raises(Exception, match=r"Put it inside: HostOptimizer\(keras.mixed_precision.LossScaleOptimizer"):
-        fitted(model, numbers(RANK), ROWS)
+        fitted(model)
 
 
 def check_optimizers_without_a_rule_are_refused():
@@ -304,8 +285,8 @@ def check_optimizers_without_a_rule_are_refused():
 
 def check_model_that_is_saved_says_what_is_missing():
     """When it is saved, and when it is loaded; with the state that was kept beside it, training goes on."""
-    reference = fitted(compiled(adam()), everyone(), SIZE * ROWS, 2)
-    model = fitted(compiled(hvd.HostOptimizer(adam())), numbers(RANK), ROWS)
+    reference = fitted(compiled(adam()), everyone(), 2)
+    model = fitted(compiled(hvd.HostOptimizer(adam())))
     file, state = Path(tempfile.mkdtemp()) / "model.keras", model.optimizer.state_dict()
     with pytest.warns(UserWarning, match="state_dict"):
         model.save(file)

@@ -7,7 +7,8 @@ are compared, too.
 
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +27,12 @@ ROWS, STEPS, WIDTH = 4, 6, 6
 Model = Any
 
 
-def dense(last: Any = 2, **options: Any) -> Model:
-    return keras.Sequential(
-        [keras.Input((WIDTH,)), keras.layers.Dense(8, activation="tanh", **options), keras.layers.Dense(last)]
-    )
+def sequential(*layers: Any, shape: tuple[int, ...] = (WIDTH,), last: int = 2, **of_input: Any) -> Model:
+    return keras.Sequential([keras.Input(shape, **of_input), *layers, keras.layers.Dense(last)])
+
+
+def dense(last: int = 2, **options: Any) -> Model:
+    return sequential(keras.layers.Dense(8, activation="tanh", **options), last=last)
 
 
 def numbers(rank: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -56,7 +59,7 @@ def images(rank: int) -> tuple[np.ndarray, np.ndarray]:
     return np.repeat(x, 6, axis=1).reshape(-1, 6, 6, 1), y
 
 
-def joined(parts: list[np.ndarray]) -> np.ndarray:
+def joined(parts: Sequence[np.ndarray]) -> np.ndarray:
     """Batch after batch, each with all ranks' rows."""
     batches = [part.reshape(STEPS, ROWS, *part.shape[1:]) for part in parts]
     return np.concatenate(batches, axis=1).reshape(-1, *parts[0].shape[1:])
@@ -67,6 +70,25 @@ def built(make: Callable[[], Model]) -> Model:
     return make()
 
 
+def everyone() -> tuple[np.ndarray, np.ndarray]:
+    """All ranks' rows of all steps, joined."""
+    x, y = zip(*(numbers(rank) for rank in range(SIZE)), strict=True)
+    return joined(x), joined(y)
+
+
+def compiled(optimizer: Any) -> Model:
+    model = built(dense)
+    model.compile(optimizer, loss="mse")
+    return model
+
+
+def fitted(model: Model, parts: tuple[Any, Any] = numbers(RANK), epochs: int = 1) -> Model:
+    """`model` after so many epochs with `parts`: this rank's, or those of all."""
+    rows = len(parts[0]) // STEPS
+    model.fit(*parts, batch_size=rows, epochs=epochs, shuffle=False, verbose=0)
+    return model
+
+
 def like_one_process(
     make: Callable[[], Model] = dense,
     optimizer: Callable[[], Any] = lambda: keras.optimizers.SGD(0.1),
@@ -74,7 +96,7 @@ def like_one_process(
     epochs: int = 2,
     tolerance: float = 1e-4,
     wrap: Callable[[Any], Any] = hvd.DistributedOptimizer,
-    of_fit: Callable[[], dict[str, Any]] = dict,
+    callbacks: Callable[[], list[Any]] = list,
     weights: Callable[[int], np.ndarray] | None = None,
     before: Callable[[Model], None] = lambda model: None,
     **of_compile: Any,
@@ -86,12 +108,11 @@ def like_one_process(
         before(model)
         model.compile(of_model, **of_compile)
 
-    def losses(model: Model, ranks: list[int], *callbacks: Any) -> list[float]:
+    def losses(model: Model, ranks: list[int], *first: Any) -> list[float]:
         """Of each epoch of `model` on what `ranks` have."""
-        options = of_fit()
+        options: dict[str, Any] = {"callbacks": [*first, *callbacks()]}
         if weights is not None:
             options["sample_weight"] = joined([weights(rank) for rank in ranks])
-        options["callbacks"] = [*callbacks, *options.get("callbacks", ())]
         x, y = (joined([data(rank)[part] for rank in ranks]) for part in range(2))
         fitted = model.fit(x, y, batch_size=len(ranks) * ROWS, epochs=epochs, shuffle=False, verbose=0, **options)
         return fitted.history["loss"]  # type: ignore[no-any-return]
@@ -120,92 +141,46 @@ def schedule(kind: str) -> Callable[[], Any]:
     return lambda: keras.optimizers.SGD(made(), momentum=0.9)
 
 
-def check_sgd_with_nesterov_momentum():
-    like_one_process(optimizer=lambda: keras.optimizers.SGD(0.05, momentum=0.9, nesterov=True))
-
-
-def check_adam():
-    like_one_process(optimizer=lambda: keras.optimizers.Adam(1e-2))
-
-
-def check_adam_with_amsgrad():
-    like_one_process(optimizer=lambda: keras.optimizers.Adam(1e-2, amsgrad=True))
-
-
-def check_adamw():
-    like_one_process(optimizer=lambda: keras.optimizers.AdamW(1e-2, weight_decay=0.1))
-
-
-def check_rmsprop():
-    like_one_process(optimizer=lambda: keras.optimizers.RMSprop(1e-2, momentum=0.5))
-
-
-def check_adagrad():
-    like_one_process(optimizer=lambda: keras.optimizers.Adagrad(0.1))
-
-
-def check_ftrl():
-    like_one_process(optimizer=lambda: keras.optimizers.Ftrl(0.1, l1_regularization_strength=0.01))
-
-
-def check_clipnorm():
-    """Of each gradient, after the reduction."""
-    like_one_process(optimizer=lambda: keras.optimizers.SGD(0.1, clipnorm=0.05))
-
-
-def check_global_clipnorm():
-    like_one_process(optimizer=lambda: keras.optimizers.SGD(0.1, global_clipnorm=0.1))
-
-
-def check_clipvalue():
-    like_one_process(optimizer=lambda: keras.optimizers.Adam(1e-2, clipvalue=0.01))
-
-
-def check_average_of_weights():
-    """use_ema: `fit` leaves the averages in the model."""
-    like_one_process(optimizer=lambda: keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.8))
-
-
-def check_average_of_weights_that_overwrites():
-    like_one_process(
-        optimizer=lambda: keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.8, ema_overwrite_frequency=3)
-    )
-
-
-def check_exponential_decay():
-    like_one_process(optimizer=schedule("exponential"))
-
-
-def check_cosine_decay():
-    like_one_process(optimizer=schedule("cosine"))
-
-
-def check_piecewise_decay():
-    like_one_process(optimizer=schedule("steps"))
-
-
-def check_callback_that_schedules():
-    def of_fit() -> dict[str, Any]:
-        return {"callbacks": [keras.callbacks.LearningRateScheduler(lambda epoch: 0.1 / (epoch + 1))]}
-
-    like_one_process(epochs=3, of_fit=of_fit)
-
-
-def check_plateaus_are_seen_by_all_ranks_at_once():
-    """Of the averaged loss, which each rank alone would see at another epoch."""
-
-    def of_fit() -> dict[str, Any]:
-        plateau = keras.callbacks.ReduceLROnPlateau(monitor="loss", factor=0.1, patience=1, min_delta=0.05)
-        return {"callbacks": [plateau]}
-
-    like_one_process(epochs=6, of_fit=of_fit)
-
-
-def check_early_stopping():
-    def of_fit() -> dict[str, Any]:
-        return {"callbacks": [keras.callbacks.EarlyStopping(monitor="loss", min_delta=0.05, patience=1)]}
-
-    like_one_process(epochs=8, of_fit=of_fit)
+check_sgd_with_nesterov_momentum = partial(
+    like_one_process, optimizer=lambda: keras.optimizers.SGD(0.05, momentum=0.9, nesterov=True)
+)
+check_adam = partial(like_one_process, optimizer=lambda: keras.optimizers.Adam(1e-2))
+check_adam_with_amsgrad = partial(like_one_process, optimizer=lambda: keras.optimizers.Adam(1e-2, amsgrad=True))
+check_adamw = partial(like_one_process, optimizer=lambda: keras.optimizers.AdamW(1e-2, weight_decay=0.1))
+check_rmsprop = partial(like_one_process, optimizer=lambda: keras.optimizers.RMSprop(1e-2, momentum=0.5))
+check_adagrad = partial(like_one_process, optimizer=lambda: keras.optimizers.Adagrad(0.1))
+check_ftrl = partial(like_one_process, optimizer=lambda: keras.optimizers.Ftrl(0.1, l1_regularization_strength=0.01))
+# Of each gradient, after the reduction.
+check_clipnorm = partial(like_one_process, optimizer=lambda: keras.optimizers.SGD(0.1, clipnorm=0.05))
+check_global_clipnorm = partial(like_one_process, optimizer=lambda: keras.optimizers.SGD(0.1, global_clipnorm=0.1))
+check_clipvalue = partial(like_one_process, optimizer=lambda: keras.optimizers.Adam(1e-2, clipvalue=0.01))
+# use_ema: `fit` leaves the averages in the model.
+check_average_of_weights = partial(
+    like_one_process, optimizer=lambda: keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.8)
+)
+check_average_of_weights_that_overwrites = partial(
+    like_one_process,
+    optimizer=lambda: keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.8, ema_overwrite_frequency=3),
+)
+check_exponential_decay = partial(like_one_process, optimizer=schedule("exponential"))
+check_cosine_decay = partial(like_one_process, optimizer=schedule("cosine"))
+check_piecewise_decay = partial(like_one_process, optimizer=schedule("steps"))
+check_callback_that_schedules = partial(
+    like_one_process,
+    epochs=3,
+    callbacks=lambda: [keras.callbacks.LearningRateScheduler(lambda epoch: 0.1 / (epoch + 1))],
+)
+# Of the averaged loss, which each rank alone would see at another epoch.
+check_plateaus_are_seen_by_all_ranks_at_once = partial(
+    like_one_process,
+    epochs=6,
+    callbacks=lambda: [keras.callbacks.ReduceLROnPlateau(monitor="loss", factor=0.1, patience=1, min_delta=0.05)],
+)
+check_early_stopping = partial(
+    like_one_process,
+    epochs=8,
+    callbacks=lambda: [keras.callbacks.EarlyStopping(monitor="loss", min_delta=0.05, patience=1)],
+)
 
 
 def check_classes_with_accuracy():
@@ -215,12 +190,10 @@ def check_classes_with_accuracy():
     assert 0 <= model.evaluate(x, y, verbose=0)[1] <= 1
 
 
-def check_binary_crossentropy():
-    like_one_process(lambda: dense(1), data=classes, loss=keras.losses.BinaryCrossentropy(from_logits=True))
-
-
-def check_huber():
-    like_one_process(loss=keras.losses.Huber(0.5))
+check_binary_crossentropy = partial(
+    like_one_process, lambda: dense(1), data=classes, loss=keras.losses.BinaryCrossentropy(from_logits=True)
+)
+check_huber = partial(like_one_process, loss=keras.losses.Huber(0.5))
 
 
 def check_frozen_layer():
@@ -239,16 +212,14 @@ class Unused(keras.layers.Layer):
 
 
 def with_unused_layer() -> Model:
-    return keras.Sequential([keras.Input((WIDTH,)), Unused(), keras.layers.Dense(2)])
+    return sequential(Unused())
 
 
-def check_layer_without_gradient():
-    """A variable that the loss does not depend on stands still, also with weight decay."""
-    like_one_process(with_unused_layer, optimizer=lambda: keras.optimizers.AdamW(1e-2, weight_decay=0.1))
-
-
-def check_regularized_weights():
-    like_one_process(lambda: dense(kernel_regularizer=keras.regularizers.L2(0.05)))
+# A variable that the loss does not depend on stands still, also with weight decay.
+check_layer_without_gradient = partial(
+    like_one_process, with_unused_layer, optimizer=lambda: keras.optimizers.AdamW(1e-2, weight_decay=0.1)
+)
+check_regularized_weights = partial(like_one_process, lambda: dense(kernel_regularizer=keras.regularizers.L2(0.05)))
 
 
 def check_sample_weights():
@@ -258,49 +229,37 @@ def check_sample_weights():
     like_one_process(weights=weights)
 
 
-def check_steps_per_execution():
-    like_one_process(steps_per_execution=3, optimizer=lambda: keras.optimizers.Adam(1e-2))
+check_steps_per_execution = partial(
+    like_one_process, steps_per_execution=3, optimizer=lambda: keras.optimizers.Adam(1e-2)
+)
+check_eager_training = partial(like_one_process, run_eagerly=True)
 
 
-def check_eager_training():
-    like_one_process(run_eagerly=True)
+def convolution() -> Model:
+    return sequential(keras.layers.Conv2D(3, 3), keras.layers.MaxPooling2D(), keras.layers.Flatten(), shape=(6, 6, 1))
 
 
-def check_convolutions():
-    def make() -> Model:
-        layers = [keras.layers.Conv2D(3, 3), keras.layers.MaxPooling2D(), keras.layers.Flatten()]
-        return keras.Sequential([keras.Input((6, 6, 1)), *layers, keras.layers.Dense(2)])
+check_convolutions = partial(like_one_process, convolution, data=images, optimizer=lambda: keras.optimizers.SGD(0.01))
 
-    like_one_process(make, data=images, optimizer=lambda: keras.optimizers.SGD(0.01))
+
+def embedding() -> Model:
+    layers = keras.layers.Embedding(10, 4), keras.layers.GlobalAveragePooling1D()
+    return sequential(*layers, dtype="int32")
 
 
 def check_embedding():
     """Gradients of slices, gathered."""
-
-    def make() -> Model:
-        layers = [keras.layers.Embedding(10, 4), keras.layers.GlobalAveragePooling1D(), keras.layers.Dense(2)]
-        return keras.Sequential([keras.Input((WIDTH,), dtype="int32"), *layers])
-
-    like_one_process(make, data=words)
-    like_one_process(make, data=words, wrap=lambda o: hvd.DistributedOptimizer(o, sparse_as_dense=True))
+    like_one_process(embedding, data=words)
+    like_one_process(embedding, data=words, wrap=lambda o: hvd.DistributedOptimizer(o, sparse_as_dense=True))
 
 
-def check_recurrent_layer():
-    """Whose backward pass is a loop of the graph."""
-
-    def make() -> Model:
-        layers = [keras.layers.Reshape((WIDTH, 1)), keras.layers.LSTM(4), keras.layers.Dense(2)]
-        return keras.Sequential([keras.Input((WIDTH,)), *layers])
-
-    like_one_process(make)
-
-
-def check_layer_normalization():
-    def make() -> Model:
-        layers = [keras.layers.Dense(8), keras.layers.LayerNormalization(), keras.layers.Dense(2)]
-        return keras.Sequential([keras.Input((WIDTH,)), *layers])
-
-    like_one_process(make)
+# Its backward pass is a loop of the graph.
+check_recurrent_layer = partial(
+    like_one_process, lambda: sequential(keras.layers.Reshape((WIDTH, 1)), keras.layers.LSTM(4))
+)
+check_layer_normalization = partial(
+    like_one_process, lambda: sequential(keras.layers.Dense(8), keras.layers.LayerNormalization())
+)
 
 
 def check_batch_normalization():
@@ -308,20 +267,12 @@ def check_batch_normalization():
     layers = [keras.layers.BatchNormalization, ringtrain.tensorflow.SyncBatchNormalization]
 
     def made(kind: Any) -> Model:
-        return built(
-            lambda: keras.Sequential(
-                [keras.Input((WIDTH,)), keras.layers.Dense(8), kind(momentum=0.5), keras.layers.Dense(2)]
-            )
-        )
+        return built(lambda: sequential(keras.layers.Dense(8), kind(momentum=0.5)))
 
     reference, ours = map(made, layers)
-    everyone = [numbers(rank) for rank in range(SIZE)]
     reference.compile(keras.optimizers.SGD(0.05), loss="mse")
     ours.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.05)), loss="mse")
-    x, y = (joined([part[i] for part in everyone]) for i in range(2))
-    reference.fit(x, y, batch_size=SIZE * ROWS, shuffle=False, verbose=0)
-    ours.fit(*everyone[RANK], batch_size=ROWS, shuffle=False, verbose=0)
-    agree(ours, reference, 1e-3)
+    agree(fitted(ours), fitted(reference, everyone()), 1e-3)
 
 
 def check_two_outputs_with_weights():
@@ -340,12 +291,10 @@ def check_accumulation_of_keras():
         like_one_process(optimizer=lambda: keras.optimizers.SGD(0.1, momentum=0.9, gradient_accumulation_steps=2))
 
 
-def check_half_precision_on_the_wire():
-    like_one_process(wrap=lambda o: hvd.DistributedOptimizer(o, compression=hvd.Compression.fp16), tolerance=5e-3)
-
-
-def check_groups():
-    like_one_process(wrap=lambda o: hvd.DistributedOptimizer(o, groups=2))
+check_half_precision_on_the_wire = partial(
+    like_one_process, wrap=lambda o: hvd.DistributedOptimizer(o, compression=hvd.Compression.fp16), tolerance=5e-3
+)
+check_groups = partial(like_one_process, wrap=lambda o: hvd.DistributedOptimizer(o, groups=2))
 
 
 def check_bfloat16_policy():
@@ -378,14 +327,10 @@ def check_own_train_step():
         model(np.zeros((1, WIDTH), "float32"))
         return model
 
-    everyone = [numbers(rank) for rank in range(SIZE)]
     reference, ours = built(make), built(make)
     reference.compile(keras.optimizers.Adam(1e-2))
     ours.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(1e-2)))
-    x, y = (joined([part[i] for part in everyone]) for i in range(2))
-    reference.fit(x, y, batch_size=SIZE * ROWS, shuffle=False, verbose=0)
-    ours.fit(*everyone[RANK], batch_size=ROWS, shuffle=False, verbose=0)
-    agree(ours, reference, 1e-4)
+    agree(fitted(ours), fitted(reference, everyone()), 1e-4)
 
 
 def by_function(tape_of: Callable[[Any], Any], parts: list[Any], rows: int) -> Model:
@@ -409,10 +354,8 @@ def by_function(tape_of: Callable[[Any], Any], parts: list[Any], rows: int) -> M
 
 
 def check_function_with_the_tape():
-    everyone = [numbers(rank) for rank in range(SIZE)]
-    whole = [joined([part[i] for part in everyone]) for i in range(2)]
-    ours = by_function(ringtrain.tensorflow.DistributedGradientTape, list(everyone[RANK]), ROWS)
-    agree(ours, by_function(lambda tape: tape, whole, SIZE * ROWS), 1e-4)
+    ours = by_function(ringtrain.tensorflow.DistributedGradientTape, list(numbers(RANK)), ROWS)
+    agree(ours, by_function(lambda tape: tape, list(everyone()), SIZE * ROWS), 1e-4)
 
 
 def check_restart_in_the_middle():
@@ -420,14 +363,8 @@ def check_restart_in_the_middle():
     folder = Path(tempfile.gettempdir()) / f"oracle-{os.getppid()}"
     folder.mkdir(exist_ok=True)
     file = str(folder / "model.keras")
-    everyone = [numbers(rank) for rank in range(SIZE)]
-    x, y = (joined([part[i] for part in everyone]) for i in range(2))
-    reference = built(dense)
-    reference.compile(keras.optimizers.Adam(1e-2), loss="mse")
-    reference.fit(x, y, batch_size=SIZE * ROWS, epochs=4, shuffle=False, verbose=0)
-    first = built(dense)
-    first.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(1e-2)), loss="mse")
-    first.fit(*everyone[RANK], batch_size=ROWS, epochs=2, shuffle=False, verbose=0)
+    reference = fitted(compiled(keras.optimizers.Adam(1e-2)), everyone(), 4)
+    first = fitted(compiled(hvd.DistributedOptimizer(keras.optimizers.Adam(1e-2))), epochs=2)
     if RANK == 0:
         first.save(file)
     hvd.allreduce(0.0)
@@ -435,7 +372,7 @@ def check_restart_in_the_middle():
     if RANK:
         second.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(0.5)), loss="mse")
     again = [hvd.callbacks.BroadcastGlobalVariablesCallback(0)]
-    second.fit(*everyone[RANK], batch_size=ROWS, initial_epoch=2, epochs=4, shuffle=False, verbose=0, callbacks=again)
+    second.fit(*numbers(RANK), batch_size=ROWS, initial_epoch=2, epochs=4, shuffle=False, verbose=0, callbacks=again)
     agree(second, reference, 1e-4)
 
 
