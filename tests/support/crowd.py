@@ -1,7 +1,5 @@
 """Jobs that compete for devices in simulated time: a scheduler that places pod by pod, in any order."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -115,7 +113,7 @@ class Crowd:
             return
         for name in tenant.pods:
             tenant.pod_ends(name, 0)
-        tenant.launcher_ends(0)
+        tenant.launcher_ends(0, unseen=True)
         tenant.runs_until, tenant.look_at = None, self.seconds
 
     def _schedule(self) -> None:

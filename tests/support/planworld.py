@@ -1,7 +1,5 @@
 """A world for pure tests: it holds what `plan` creates, and lets a test play kubelet, user and node."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -203,8 +201,8 @@ class World:
         }
         self._post(name, "Failed" if code else "Succeeded", {"terminated": state})
 
-    def launcher_ends(self, code: int, warning: str = "", **failure: Any) -> None:
-        """The launcher has ended, and said how; with a `warning` of a success."""
+    def launcher_ends(self, code: int, warning: str = "", unseen: bool = False, **failure: Any) -> None:
+        """The launcher has ended, and said how; with a `warning` of a success. Settled, if not `unseen` yet."""
         pod = self.pods[self.name("launcher")]
         attempt = int(pod["metadata"]["labels"][contract.LABEL_ATTEMPT])
         world = int(self.status.ledger.attempt_workers * self.job["spec"].get("slotsPerWorker", 1))
@@ -222,6 +220,7 @@ class World:
             words["warning"] = warning
         self.pod_ends(self.name("launcher"), code, json.dumps(words))
         self.report = None
+        self._see(unseen)
 
     def launcher_says(self, phase: str, step: int = 0) -> None:
         """What the launcher's /status answers from now on."""
@@ -238,8 +237,8 @@ class World:
             "runningSince": None if phase == "Waiting" else self._since(self.status.attempt),
         }
 
-    def world_is(self, formation: int, ranks: int, **more: Any) -> None:
-        """What an elastic job's launcher says of its world from now on."""
+    def world_is(self, formation: int, ranks: int, unseen: bool = False, **more: Any) -> None:
+        """What an elastic job's launcher says of its world from now on. Settled, if not `unseen` yet."""
         self.launcher_says("Running")
         wanted = self.status.ledger.attempt_workers
         self.report["elastic"] = {
@@ -252,6 +251,7 @@ class World:
             "degraded": ranks < wanted,
             **more,
         }
+        self._see(unseen)
 
     def _since(self, attempt: int) -> float:
         """When the attempt's gang was first said to be complete."""
@@ -275,15 +275,20 @@ class World:
         """Every pod that is being deleted has ended and is gone."""
         self.pods = {n: pod for n, pod in self.pods.items() if "deletionTimestamp" not in pod["metadata"]}
 
-    def change(self, **spec: Any) -> None:
-        """The user changes the spec."""
+    def change(self, unseen: bool = False, **spec: Any) -> None:
+        """The user changes the spec. Settled, if not `unseen` yet."""
         self.job["spec"].update(spec)
         self.job["metadata"]["generation"] += 1
+        self._see(unseen)
 
-    def scale(self, workers: int) -> None:
+    def scale(self, workers: int, unseen: bool = False) -> None:
         """The user changes the number of workers."""
         self.job["spec"]["worker"]["replicas"] = workers
-        self.change()
+        self.change(unseen)
+
+    def _see(self, unseen: bool) -> None:
+        if not unseen:
+            self.settle()
 
     def name(self, suffix: str) -> str:
         """Full name of a pod."""
@@ -362,24 +367,34 @@ class World:
         self.user_deletes(deletion.ref.name)
 
 
+def settled(described: Json, **fields: Any) -> World:
+    """A job whose objects were made."""
+    w = World(described, **fields)
+    w.settle()
+    return w
+
+
+def started(described: Json, **fields: Any) -> World:
+    """A job whose gang runs."""
+    w = World(described, **fields)
+    w.start_gang()
+    return w
+
+
 def world(**run_policy: object) -> World:
-    """Two workers with these policies."""
-    return World(job(runPolicy=run_policy))
+    """Two workers with these policies, whose objects were made."""
+    return settled(job(runPolicy=run_policy))
 
 
 def running(**run_policy: object) -> World:
     """The same, with its gang running."""
-    found = world(**run_policy)
-    found.start_gang()
-    return found
+    return started(job(runPolicy=run_policy))
 
 
 def elastic(workers: int = 3, **fields: Any) -> World:
     """An elastic job of `workers` whose first formation runs; `fields` are of spec.elastic."""
-    w = World(job(workers=workers, elastic={"maxReplicas": 8, **fields}))
-    w.start_gang()
+    w = started(job(workers=workers, elastic={"maxReplicas": 8, **fields}))
     w.world_is(1, workers)
-    w.settle()
     return w
 
 

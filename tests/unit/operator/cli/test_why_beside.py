@@ -1,14 +1,12 @@
 """What `dtj why`, `dtj list`, `dtj logs` and the metrics tell of data workers and the evaluator."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 from support.jobs import job
-from support.planworld import World
+from support.planworld import World, started
 
 from ringtrain_operator.cli.main import main
 from ringtrain_operator.client.causes import explain_job
@@ -21,8 +19,7 @@ KEY = JobKey("default", "digits")
 
 def served() -> World:
     """A job with two data workers and an evaluator that all run; ranks wait 23 % of their time."""
-    w = World(job(dataWorkers={"replicas": 2}, evaluator={}))
-    w.start_gang()
+    w = started(job(dataWorkers={"replicas": 2}, evaluator={}))
     waits(w, 0.23)
     return w
 

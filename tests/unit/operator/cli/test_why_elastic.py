@@ -1,7 +1,5 @@
 """What `dtj why` and the metrics tell of an elastic job's losses."""
 
-from __future__ import annotations
-
 import json
 
 from support.planworld import elastic
@@ -20,7 +18,6 @@ def test_why_tells_the_losses() -> None:
     w.evict(VICTIM)
     w.settle()
     w.world_is(2, 2, lostSteps=1, recoveries=1, lastRecoverySeconds=1.5)
-    w.settle()
     told = "\n".join(explain_job(json.loads(json.dumps(w.job)), [], []))
     assert "Degraded=True" in told
     assert "2 of 3 ranks train: digits-worker-1" in told
@@ -40,7 +37,7 @@ def test_a_lost_state_is_told_in_the_status() -> None:
         "logTail": ["StateLost: ranks [2]"],
     }
     for formation in (2, 3):
-        w.world_is(formation, 3, stateLost=lost)
+        w.world_is(formation, 3, stateLost=lost, unseen=True)
         w.run(seconds=5)
     failure = w.status.failure
     assert (failure.reason, failure.rank, failure.pod, failure.attempt) == ("StateLost", 2, VICTIM, 1)
@@ -58,7 +55,6 @@ def test_losses_are_counted() -> None:
     w.evict(VICTIM)
     w.settle()
     w.world_is(3, 2, lostSteps=1, recoveries=2)
-    w.settle()
     metrics.status_changed(before, w.job["status"])
     metrics.status_changed(w.job["status"], w.job["status"])
     text = metrics.text().decode()

@@ -1,7 +1,5 @@
 """From a built pod to a command on this machine."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What a person sees: manifest problems, lines, the panel, the summary."""
 
-from __future__ import annotations
-
 import io
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -116,7 +114,6 @@ def test_the_summary_of_a_failure() -> None:
     """State, cause, and the failed rank's last lines."""
     w = running(1)
     w.launcher_ends(64, reason="BadConfiguration", message="no data", logTail=["Traceback", "boom"])
-    w.settle()
     out = io.StringIO()
     nothing = read_results(Path("/nonexistent"), "default", "digits", 1)
     print_summary(Console(file=out, width=80), w.status, nothing)
@@ -139,7 +136,6 @@ def test_summaries_break_between_words(width: int) -> None:
     w = running(1)
     words = "the quick brown fox jumps over the lazy dog, " * 4
     w.launcher_ends(64, reason="BadConfiguration", message=words, logTail=["    indented " + words])
-    w.settle()
     out = io.StringIO()
     logs = Path("/a/path/longer/than/the/narrowest/of/these/terminals/that/stays/whole/and/can/be/copied")
     console = Console(file=out, width=width, force_terminal=True, no_color=True, color_system=None)

@@ -1,7 +1,5 @@
 """Termination messages and /status of any content: an attempt ends as its exit codes say."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -10,7 +8,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from support.jobs import job
 from support.lines import JSON_VALUES, TEXTS, nested
-from support.planworld import World
+from support.planworld import World, started
 
 from ringtrain_operator.observe.pods import by_index, read_report
 from ringtrain_operator.plan import plan_object
@@ -36,8 +34,7 @@ ENTRIES = st.fixed_dictionaries({"index": st.integers(-2, 9)}, optional={"to": s
 @example(progress={"step": 1, "unit": "\ud800"})
 def test_a_success_whatever_its_progress_says(progress: object) -> None:
     """A launcher that exited 0 and attests all ranks has succeeded."""
-    w = World(job())
-    w.start_gang()
+    w = started(job())
     w.pod_ends("digits-launcher", 0, json.dumps({**SAID, "outcome": "Succeeded", "progress": progress}))
     _settles(w)
     assert w.status.state == "Succeeded"
@@ -48,8 +45,7 @@ def test_a_success_whatever_its_progress_says(progress: object) -> None:
 @given(failure=FAILURE | JSON_VALUES, raw=st.none() | TEXTS | st.sampled_from([nested(2000), nested(10**5)]))
 def test_a_failure_whatever_it_says(failure: object, raw: str | None) -> None:
     """A launcher that exited 3 has failed; what it left may be anything that fits into a message, or no JSON."""
-    w = World(job(runPolicy={"backoffLimit": 0}))
-    w.start_gang()
+    w = started(job(runPolicy={"backoffLimit": 0}))
     told = json.dumps({**SAID, "outcome": "Failed", "failure": failure}) if raw is None else raw
     w.pod_ends("digits-launcher", 3, told)
     _settles(w)
@@ -70,8 +66,7 @@ def test_any_status_of_a_launcher(more: dict[str, object]) -> None:
         read_report(answer)
     except ValueError:
         return
-    w = World(job(runPolicy={"progressDeadlineSeconds": 30}))
-    w.start_gang()
+    w = started(job(runPolicy={"progressDeadlineSeconds": 30}))
     w.report = answer
     _settles(w)
     assert w.status.state in ("Running", "Restarting", "Pending")

@@ -1,7 +1,5 @@
 """Admission webhooks change the pods that the operator makes: a mesh's container stands in front of ours."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

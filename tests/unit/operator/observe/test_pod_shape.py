@@ -1,7 +1,5 @@
 """What is read of a pod is what the operator decodes of it, no less and no more."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from datetime import UTC, datetime

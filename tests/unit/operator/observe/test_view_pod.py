@@ -1,7 +1,5 @@
 """What becomes of a pod's status in the API's words."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 from typing import Any
 

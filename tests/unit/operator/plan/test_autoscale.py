@@ -1,7 +1,5 @@
 """The number of data workers settles on what the ranks need, whatever the load."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -1,14 +1,12 @@
 """Data workers: pods beside the gang that outlive attempts and are replaced one by one."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.jobs import job
-from support.planworld import World, condition
+from support.planworld import World, condition, settled, started
 from support.playedkueue import PlayedKueue
 
 from ringtrain_operator.build.names import ObjectRef
@@ -21,10 +19,8 @@ NAMES = ["digits-data-0", "digits-data-1"]
 def served(replicas: int = 2, autoscale: dict[str, Any] | None = None, **spec: Any) -> World:
     """A job with data workers whose gang and data workers run."""
     data = {"replicas": replicas} | ({"autoscale": autoscale} if autoscale else {})
-    w = World(job(dataWorkers=data, **spec))
-    w.start_gang()
+    w = started(job(dataWorkers=data, **spec))
     input_is(w, 0.0, *range(replicas))
-    w.settle()
     return w
 
 
@@ -33,6 +29,7 @@ def input_is(w: World, waited: float | None, *registered: int) -> None:
     w.launcher_says("Running", 12)
     workers = [{"index": i, "pod": w.name(f"data-{i}"), "registered": True} for i in registered]
     w.report["data"] = {"wanted": 2, "registered": len(registered), "workers": workers, "waitFraction": waited}
+    w.settle()
 
 
 def data_pods(w: World) -> list[str]:
@@ -54,8 +51,7 @@ def w() -> World:
 
 def test_they_are_made_with_the_gang_and_after_it() -> None:
     """The gang's pods come first; theirs have no attempt."""
-    w = World(job(dataWorkers={"replicas": 2}))
-    w.settle()
+    w = settled(job(dataWorkers={"replicas": 2}))
     assert list(w.pods)[-2:] == NAMES
     assert "ringtrain.dev/attempt" not in w.pods[NAMES[0]]["metadata"]["labels"]
     assert w.status.data_workers is not None
@@ -63,12 +59,10 @@ def test_they_are_made_with_the_gang_and_after_it() -> None:
 
 def test_the_gang_waits_for_none_of_them() -> None:
     """It runs while they are Pending; that ranks wait for input is said, without an event at a mere start."""
-    w = World(job(dataWorkers={"replicas": 2}))
-    w.settle()
+    w = settled(job(dataWorkers={"replicas": 2}))
     for name in ("digits-launcher", "digits-worker-0", "digits-worker-1"):
         w.pod_runs(name)
     input_is(w, None)
-    w.settle()
     assert w.status.state == "Running"
     assert condition(w, "InputStalled")[:2] == ("True", "DataWorkersStarting")
     assert "InputStalled" not in w.reasons()
@@ -136,7 +130,6 @@ def test_an_end_counts_once_wherever_the_operator_dies(w: World, writes: int) ->
 def test_an_operator_that_remembers_nothing_keeps_their_secret(w: World) -> None:
     """Between attempts only they show that the Secret is the job's own."""
     w.launcher_ends(1)
-    w.settle()
     w.pods_go()
     w.objects = {}
     w.run(seconds=5)
@@ -156,7 +149,6 @@ def test_replicas_may_change_in_life(w: World) -> None:
     """More are added, the last ones are taken away; the gang does not notice."""
     gang = {name: uid for name, uid in w.uids().items() if name not in NAMES}
     w.change(dataWorkers={"replicas": 4})
-    w.settle()
     assert len(data_pods(w)) == 4
     w.change(dataWorkers={"replicas": 1})
     w.go_on()
@@ -169,7 +161,6 @@ def test_all_lost_is_said(w: World) -> None:
     for name in NAMES:
         w.pod_ends(name, 1, "MemoryError: decoding")
     input_is(w, 1.0)
-    w.settle()
     status, reason, message = condition(w, "InputStalled")
     assert (status, reason) == ("True", "DataWorkersLost")
     assert "digits-data" in message
@@ -179,7 +170,6 @@ def test_all_lost_is_said(w: World) -> None:
     for name in NAMES:
         w.pod_runs(name)
     input_is(w, 0.4, 1)
-    w.settle()
     assert condition(w, "InputStalled")[:2] == ("False", "DataWorkersReady")
     assert len(w.messages("InputServed")) == 1
 
@@ -194,7 +184,6 @@ def test_another_attempts_launcher_has_to_hear_of_them_first(w: World) -> None:
     for name in ("digits-launcher", "digits-worker-0", "digits-worker-1"):
         w.pod_runs(name)
     input_is(w, None)
-    w.settle()
     assert (w.status.state, w.status.attempt) == ("Running", 2)
     assert condition(w, "InputStalled")[:2] == ("True", "DataWorkersStarting")
     assert w.messages("InputStalled") == []
@@ -205,7 +194,6 @@ def test_what_keeps_them_away_is_said_in_the_words_of_who_does(w: World) -> None
     for name in NAMES:
         w.pod_waits(name, "ImagePullBackOff", "no such image")
     input_is(w, None)
-    w.settle()
     assert condition(w, "InputStalled")[1:] == (
         "ImagePullBackOff",
         "no data worker is ready, ranks wait for input: digits-data-0: no such image",
@@ -219,18 +207,15 @@ def test_what_keeps_them_away_is_said_in_the_words_of_who_does(w: World) -> None
 def test_running_without_having_registered_is_not_ready(w: World) -> None:
     """The launcher knows better than the kubelet."""
     input_is(w, 0.9, 1)
-    w.settle()
     assert shape(w) == (2, 1, 0.9)
 
 
 def test_the_wait_is_in_the_status(w: World) -> None:
     """As a figure, and in words from 5 % on."""
     input_is(w, 0.231, 0, 1)
-    w.settle()
     assert shape(w) == (2, 2, 0.23)
     assert w.status.progress_summary == "12/100 (12%), input-bound 23 %"
     input_is(w, 0.04, 0, 1)
-    w.settle()
     assert w.status.progress_summary == "12/100 (12%)"
 
 
@@ -238,7 +223,6 @@ def test_the_wait_is_in_the_status(w: World) -> None:
 def test_a_wait_that_is_no_number_is_none(w: World, waited: Any) -> None:
     """A launcher of another version breaks no status."""
     input_is(w, waited, 0, 1)
-    w.settle()
     assert shape(w) == (2, 2, None)
 
 
@@ -250,12 +234,10 @@ def test_suspended_there_are_none_and_resumed_they_begin_anew(w: World) -> None:
         w.run(seconds=5)
     w.change(runPolicy={"suspend": True})
     w.go_on(seconds=40)
-    w.pods_go()
-    w.settle()
+    w.go_on()
     assert w.pods == {}
     assert (shape(w)[:2], condition(w, "InputStalled")[:2]) == ((0, 0), ("False", "Suspended"))
     w.change(runPolicy={"suspend": False})
-    w.settle()
     assert data_pods(w) == NAMES
     assert w.status.ledger.ended_pods == ()
 
@@ -265,7 +247,7 @@ def test_suspended_there_are_none_and_resumed_they_begin_anew(w: World) -> None:
 def test_they_end_with_the_job(policy: str, code: int) -> None:
     """Whatever cleanPodPolicy says: they would serve a job that is over. None is left that runs."""
     w = served(runPolicy={"cleanPodPolicy": policy, "backoffLimit": 0})
-    w.launcher_ends(code)
+    w.launcher_ends(code, unseen=True)
     for index in (0, 1):
         w.pod_ends(f"digits-worker-{index}", code)
     w.go_on()
@@ -289,22 +271,19 @@ def test_kueue_admits_them_with_the_job() -> None:
     """A third pod set, for as many as autoscale may want; never more than were admitted."""
     kueue = PlayedKueue()
     data = {"replicas": 2, "autoscale": {"maxReplicas": 3}}
-    w = World(job(scheduling={"queue": "research"}, dataWorkers=data), kueue=kueue)
-    w.settle()
+    w = settled(job(scheduling={"queue": "research"}, dataWorkers=data), kueue=kueue)
     sets = {p["name"]: p["count"] for p in kueue.workload["spec"]["podSets"]}
     assert sets == {"launcher": 1, "workers": 2, "data": 3}
     kueue.admit()
     w.start_gang()
     assert data_pods(w) == NAMES
     w.change(dataWorkers={"replicas": 9})
-    w.settle()
     assert len(data_pods(w)) == 3
 
 
 def test_in_groups_of_plain_pods_each_is_admitted_by_itself() -> None:
     """A group is an attempt's, and they are replaced at will: none of them is in it, and each is in the queue."""
-    w = World(job(scheduling={"queue": "research"}, dataWorkers={"replicas": 1}))
-    w.settle()
+    w = settled(job(scheduling={"queue": "research"}, dataWorkers={"replicas": 1}))
     labels = {name: pod["metadata"]["labels"] for name, pod in w.pods.items()}
     assert labels["digits-data-0"]["kueue.x-k8s.io/queue-name"] == "research"
     assert "kueue.x-k8s.io/pod-group-name" not in labels["digits-data-0"]
@@ -316,7 +295,6 @@ def test_autoscale_adds_and_takes_away() -> None:
     """After a minute of waiting more, after five of none fewer; the number and why are told."""
     w = served(autoscale={"maxReplicas": 8})
     input_is(w, 0.5, 0, 1)
-    w.settle()
     assert w.plan().requeue_after_s == 60
     w.run(seconds=60)
     assert len(data_pods(w)) == 4
@@ -324,7 +302,6 @@ def test_autoscale_adds_and_takes_away() -> None:
     for index in (2, 3):
         w.pod_runs(f"digits-data-{index}")
     input_is(w, 0.0, 0, 1, 2, 3)
-    w.settle()
     w.run(seconds=300)
     w.go_on()
     assert len(data_pods(w)) == 3
@@ -337,7 +314,6 @@ def test_autoscale_waits_for_those_that_it_has_asked_for() -> None:
     """Pods that find no room are no reason to ask for more of them."""
     w = served(autoscale={"maxReplicas": 8})
     input_is(w, 0.5, 0)
-    w.settle()
     w.run(seconds=600)
     assert len(data_pods(w)) == 2
 
@@ -356,14 +332,14 @@ def test_left_to_itself_a_job_has_the_data_workers_that_it_wants(story: list[tup
         name = f"digits-data-{index}"
         if harm == "gang fails" and "digits-launcher" in w.pods:
             gang_failures += 1
-            w.launcher_ends(1)
+            w.launcher_ends(1, unseen=True)
         elif harm in ("more", "fewer"):
-            w.change(dataWorkers={"replicas": 4 if harm == "more" else 1})
+            w.change(dataWorkers={"replicas": 4 if harm == "more" else 1}, unseen=True)
         elif harm == "time":
             w.now = w.now.replace(minute=(w.now.minute + 7) % 60, hour=w.now.hour + (w.now.minute >= 53))
         elif harm == "suspend":
             suspend = not w.job["spec"]["runPolicy"].get("suspend", False)
-            w.change(runPolicy={"backoffLimit": 1000, "suspend": suspend})
+            w.change(runPolicy={"backoffLimit": 1000, "suspend": suspend}, unseen=True)
         elif name in w.pods and "deletionTimestamp" not in w.pods[name]["metadata"]:
             match harm:
                 case "fail":
@@ -375,7 +351,7 @@ def test_left_to_itself_a_job_has_the_data_workers_that_it_wants(story: list[tup
                 case "vanish":
                     del w.pods[name]
         w.apply(w.plan(), writes=writes)
-    w.change(runPolicy={"backoffLimit": 1000, "suspend": False})
+    w.change(runPolicy={"backoffLimit": 1000, "suspend": False}, unseen=True)
     for _ in range(8):
         w.go_on(seconds=301)
     wanted = w.job["spec"]["dataWorkers"]["replicas"]
@@ -388,7 +364,6 @@ def test_they_outlive_attempts() -> None:
     w = served()
     before = w.uids()
     w.launcher_ends(1)
-    w.settle()
     w.pods_go()
     assert data_pods(w) == NAMES
     w.run(seconds=5)
@@ -402,7 +377,6 @@ def test_data_workers_that_fell_silent_are_no_mere_start() -> None:
     """They run, and the launcher has lost them: said, as an event, too."""
     w = served()
     input_is(w, 1.0)
-    w.settle()
     status, reason, message = condition(w, "InputStalled")
     assert (status, reason) == ("True", "DataWorkersSilent")
     assert message.endswith("digits-data-0, digits-data-1 run, and the launcher hears nothing of them any more")

@@ -1,7 +1,5 @@
 """Pods that are taken away: restarts that do not count, and pods of dead nodes."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -42,7 +40,6 @@ def test_a_vanished_pod_does_not_count() -> None:
 def test_a_pod_that_vanishes_before_the_start_is_made_again() -> None:
     """Before the gang has begun nothing is lost with a pod: same attempt."""
     w = world()
-    w.settle()
     del w.pods["digits-worker-0"]
     w.settle()
     assert w.status.attempt == 1
@@ -53,7 +50,6 @@ def test_a_pod_that_vanishes_before_the_start_is_made_again() -> None:
 def test_a_pod_that_vanishes_when_all_have_run_does_not_count(said: str) -> None:
     """The ranks may have started since the launcher was heard last: it takes no new pod in, and would fail."""
     w = world(backoffLimit=0)
-    w.settle()
     w.pods_run()
     if said != "nothing":
         w.launcher_says("Waiting")
@@ -72,14 +68,12 @@ def test_a_pod_that_vanishes_between_two_looks_does_not_count(ends: bool, reason
     """The ranks started between the operator's last look and the end of one of their pods: that was made anew, but
     the launcher does not take it in, and says in which pod its rank was lost."""
     w = world(backoffLimit=0)
-    w.settle()
     lost = w.pods.pop("digits-worker-1")["metadata"]["uid"]
     w.settle()
     assert (w.status.attempt, w.pods["digits-worker-1"]["metadata"]["uid"] != lost) == (1, True)
     if ends:
         w.pod_ends("digits-worker-1", 69)
     w.launcher_ends(75, reason=reason, pod="digits-worker-1", podUid=lost)
-    w.settle()
     assert (w.status.attempt, w.status.restarts, w.status.disruptions) == (2, 0, 1)
     said = condition(w, "Restarting")[2]
     assert said == "attempt 1: digits-worker-1 was replaced when its ranks had started"
@@ -91,7 +85,6 @@ def test_a_failure_in_a_pod_that_is_there_counts(uid: object) -> None:
     w = running(backoffLimit=0)
     known = w.pods["digits-worker-1"]["metadata"]["uid"] if uid == "the pod's own" else uid
     w.launcher_ends(1, pod="digits-worker-1", podUid=known)
-    w.settle()
     assert (w.status.disruptions, condition(w, "Failed")[0]) == (0, "True")
 
 
@@ -100,7 +93,6 @@ def test_a_rank_that_fails_because_its_pod_is_taken_away_does_not_count() -> Non
     w = running(backoffLimit=0)
     w.user_deletes("digits-worker-0")
     w.launcher_ends(143, reason="RankFailed")
-    w.settle()
     assert (w.status.attempt, w.status.restarts) == (2, 0)
 
 
@@ -109,7 +101,7 @@ def silent(request: pytest.FixtureRequest) -> tuple[World, str]:
     """A job without any restart left, and its pod that nobody has heard of: everyone else has given up."""
     w = running(backoffLimit=0)
     if request.param == "agent":
-        w.launcher_ends(75, reason="AgentLost", pod="digits-worker-1", message="no sign of life")
+        w.launcher_ends(75, reason="AgentLost", pod="digits-worker-1", message="no sign of life", unseen=True)
     else:
         failure = {"reason": "LauncherFailed", "message": "the launcher has not answered for 60 s"}
         words = {"version": 1, "attempt": 1, "outcome": "Failed", "failure": failure}
@@ -174,7 +166,6 @@ def test_a_silent_pod_on_a_node_that_lives_is_one_restart() -> None:
     """With restarts left the next attempt is made, and counted, when the pod is gone."""
     w = running()
     w.launcher_ends(75, reason="AgentLost", pod="digits-worker-1")
-    w.settle()
     w.run(seconds=16)
     assert (w.status.attempt, w.status.restarts) == (2, 0)
     w.pods = {}

@@ -1,10 +1,8 @@
 """Workers of an elastic job that are lost, added and taken away within one attempt."""
 
-from __future__ import annotations
-
 import pytest
 from support.jobs import job
-from support.planworld import World, condition, elastic, running
+from support.planworld import World, condition, elastic, running, settled
 
 from ringtrain_operator import contract
 from ringtrain_operator.build.names import ObjectRef
@@ -67,8 +65,7 @@ def test_a_pod_that_is_ending_is_waited_for(w: World) -> None:
     w.user_deletes(VICTIM)
     w.run(seconds=5)
     assert replaced(w, before) == set()
-    w.pods_go()
-    w.settle()
+    w.go_on()
     assert replaced(w, before) == {VICTIM}
 
 
@@ -79,7 +76,6 @@ def test_a_worker_that_failed_waits_for_the_launchers_word(w: World) -> None:
     assert VICTIM in w.pods
     assert w.messages("WorkerLost") == []
     w.launcher_ends(1)
-    w.settle()
     assert (w.status.attempt, w.status.restarts) == (2, 1)
     assert w.messages("WorkerLost") == []
 
@@ -107,8 +103,7 @@ def test_a_silent_worker_is_deleted(w: World) -> None:
     w.report["workers"][1]["lost"] = True
     w.settle()
     assert "deletionTimestamp" in w.pods[VICTIM]["metadata"]
-    w.pods_go()
-    w.run(hours=1)
+    w.go_on(hours=1)
     assert incarnation(w) == 2, "what is said of the old pod's agent is not said of the new one's"
 
 
@@ -148,8 +143,7 @@ def test_a_lost_launcher_is_made_anew_within_the_attempt(w: World, how: str) -> 
     status, reason, message = condition(w, "Degraded")
     assert (status, reason) == ("True", "LauncherLost")
     assert message.startswith(f"{LAUNCHER} ")
-    w.pods_go()
-    w.settle()
+    w.go_on()
     assert replaced(w, before) == {LAUNCHER}
     assert incarnation(w, LAUNCHER) == 2
     env = {e["name"]: e.get("value") for e in w.pods[LAUNCHER]["spec"]["containers"][0]["env"]}
@@ -158,7 +152,7 @@ def test_a_lost_launcher_is_made_anew_within_the_attempt(w: World, how: str) -> 
     w.launcher_says("Waiting")
     w.run(seconds=30)
     assert condition(w, "Degraded")[1] == "LauncherLost", "it runs, and has not learned the world yet"
-    w.world_is(2, 3)
+    w.world_is(2, 3, unseen=True)
     w.run(hours=1)
     assert (w.status.attempt, w.status.restarts, w.status.disruptions) == (1, 0, 0)
     assert (w.status.state, condition(w, "Degraded")[:2]) == ("Running", ("False", "Complete"))
@@ -193,7 +187,7 @@ def test_a_launcher_that_is_lost_with_all_workers_restarts_the_gang_uncounted(w:
 
 def test_a_launcher_that_has_said_how_the_attempt_ended_is_not_lost(w: World) -> None:
     """Its word counts, also when its pod is deleted then."""
-    w.launcher_ends(1)
+    w.launcher_ends(1, unseen=True)
     w.user_deletes(LAUNCHER)
     w.settle()
     assert (w.status.attempt, w.status.restarts) == (2, 1)
@@ -202,8 +196,7 @@ def test_a_launcher_that_has_said_how_the_attempt_ended_is_not_lost(w: World) ->
 
 def test_a_launcher_that_is_lost_before_the_gang_began_restarts_it_uncounted() -> None:
     """There is no world that could be lost with it."""
-    w = World(job(elastic={"maxReplicas": 3}))
-    w.settle()
+    w = settled(job(elastic={"maxReplicas": 3}))
     w.pods_run()
     w.launcher_says("Waiting")
     w.user_deletes(LAUNCHER)
@@ -220,20 +213,16 @@ def test_a_launcher_that_is_lost_again_and_again_is_made_after_a_pause(w: World)
         w.run(seconds=pause_s)
         w.pod_runs(LAUNCHER)
         w.world_is(1, 3)
-        w.settle()
     assert (w.status.attempt, incarnation(w, LAUNCHER)) == (1, 4)
 
 
 def test_sums_go_on_over_launchers(w: World) -> None:
     """A new launcher that found no notes counts from 0; what was lost before is not forgotten."""
     w.world_is(4, 3, lostSteps=2, recoveries=3)
-    w.settle()
     lose_launcher(w, "gone")
     w.pod_runs(LAUNCHER)
     w.world_is(5, 3, lostSteps=1, recoveries=0)
-    w.settle()
     w.world_is(6, 3, lostSteps=2, recoveries=1)
-    w.settle()
     found = w.status.elastic
     assert (found.formation, found.lost_steps, found.recoveries) == (6, 4, 4)
 
@@ -246,7 +235,7 @@ def test_a_killed_launcher_may_come_back_in_its_pod(w: World) -> None:
     w.run(seconds=50)
     assert w.status.attempt == 1
     w.pod_runs("digits-launcher")
-    w.world_is(2, 3)
+    w.world_is(2, 3, unseen=True)
     w.run(hours=1)
     assert (w.status.attempt, w.status.state) == (1, "Running")
     w.pod_ends("digits-launcher", 137)
@@ -281,7 +270,6 @@ def test_scaled_up_within_the_attempt(w: World) -> None:
     """New pods at the end, nothing else changes."""
     before = w.uids()
     w.scale(5)
-    w.settle()
     assert replaced(w, before) == {"digits-worker-3", "digits-worker-4"}
     assert (w.status.attempt, w.status.ledger.attempt_workers) == (1, 5)
     assert w.messages("Scaled") == ["worker.replicas changed from 3 to 5; workers join and leave"]
@@ -290,7 +278,6 @@ def test_scaled_up_within_the_attempt(w: World) -> None:
 def test_scaled_down_within_the_attempt(w: World) -> None:
     """The highest indexes are asked to end, which is no loss; scaled up again, they are new incarnations."""
     w.scale(1)
-    w.settle()
     ending = {name for name, pod in w.pods.items() if "deletionTimestamp" in pod["metadata"]}
     assert ending == {"digits-worker-1", "digits-worker-2"}
     w.scale(2)
@@ -303,7 +290,7 @@ def test_scaled_down_within_the_attempt(w: World) -> None:
 
 def test_scaled_down_is_written_before_pods_are_touched(w: World) -> None:
     """An operator that died before the deletions is followed by one that knows whose they were."""
-    w.scale(2)
+    w.scale(2, unseen=True)
     w.apply(w.plan(), writes=1)
     assert w.status.ledger.attempt_workers == 2
     assert "digits-worker-2" in w.pods
@@ -314,7 +301,7 @@ def test_scaled_down_is_written_before_pods_are_touched(w: World) -> None:
 
 def test_an_operator_that_died_before_it_made_a_pod_infers_no_loss(w: World) -> None:
     """A pod that was never seen may never have been made: the next number, and no word of a loss."""
-    w.scale(4)
+    w.scale(4, unseen=True)
     w.apply(w.plan(), writes=1)
     assert "digits-worker-3" not in w.pods
     w.settle()
@@ -326,7 +313,7 @@ def test_a_refused_pod_keeps_its_number(w: World) -> None:
     """As long as the API refuses it, nothing changes in the status, and Degraded says why."""
     del w.pods[VICTIM]
     w.apply(w.plan(), writes=1)
-    w.world_is(2, 2)
+    w.world_is(2, 2, unseen=True)
     w.refusals = (Refusal(ObjectRef("Pod", VICTIM), 403, "Forbidden", "exceeded quota: pods"),)
     w.apply(w.plan(), writes=1)
     first = w.plan()
@@ -393,15 +380,12 @@ def test_too_few_workers_for_too_long_do_not_count(w: World) -> None:
     w.user_deletes(VICTIM)
     w.settle()
     w.launcher_ends(75, reason="AgentLost", pod=VICTIM)
-    w.settle()
     assert (w.status.attempt, w.status.restarts, w.status.disruptions) == (2, 0, 1)
-    w.pods_go()
-    w.run(seconds=5)
+    w.go_on(seconds=5)
     w.start_gang()
     w.pod_ends(VICTIM, 137, reason="OOMKilled")
     w.run(seconds=6)
     w.launcher_ends(75, reason="AgentLost", pod=VICTIM)
-    w.settle()
     assert (w.status.attempt, w.status.restarts) == (3, 1)
 
 
@@ -412,7 +396,6 @@ def test_success_is_attested_for_the_last_world(ranks: int, state: str) -> None:
     message = f'{{"version":1,"attempt":1,"outcome":"Succeeded","worldSize":{ranks},"ranksSucceeded":{ranks}}}'
     w.pod_ends("digits-launcher", 0, message)
     w.change(runPolicy={"backoffLimit": 0})
-    w.settle()
     assert w.status.state == state
 
 
@@ -433,7 +416,6 @@ def test_degraded_while_the_world_is_too_small(w: World) -> None:
     w.evict(VICTIM)
     w.world_is(2, 2, lostSteps=1, recoveries=1, lastRecoverySeconds=1.5)
     w.settle()
-    w.settle()
     status, reason, message = condition(w, "Degraded")
     assert (status, reason) == ("True", "WorkerLost")
     assert "2 of 3 ranks" in message
@@ -442,7 +424,6 @@ def test_degraded_while_the_world_is_too_small(w: World) -> None:
     w.settle()
     assert condition(w, "Degraded")[:2] == ("True", "WorkersJoining")
     w.world_is(3, 3, lostSteps=1, recoveries=1, lastRecoverySeconds=1.5)
-    w.settle()
     assert condition(w, "Degraded")[:2] == ("False", "Complete")
     found = w.status.elastic
     assert (found.formation, found.ranks, found.workers) == (3, 3, 3)
@@ -456,12 +437,10 @@ def test_degraded_while_the_world_is_too_small(w: World) -> None:
 def test_sums_go_on_over_attempts(w: World) -> None:
     """Formations begin anew with an attempt; what was lost before is not forgotten."""
     w.world_is(4, 3, lostSteps=2, recoveries=3)
-    w.settle()
     w.launcher_ends(1)
     w.go_on(seconds=5)
     w.start_gang()
     w.world_is(1, 3, lostSteps=1, recoveries=1)
-    w.settle()
     found = w.status.elastic
     assert (found.formation, found.lost_steps, found.recoveries) == (1, 3, 4)
 
@@ -497,7 +476,6 @@ def test_suspended_and_resumed(w: World) -> None:
     w.go_on(seconds=60)
     w.pods_go()
     w.change(runPolicy={"suspend": False})
-    w.settle()
     assert w.status.attempt == 2
     assert incarnation(w) == 2
     assert w.messages("WorkerLost") == []

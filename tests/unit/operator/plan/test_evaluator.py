@@ -1,13 +1,11 @@
 """The evaluator: one pod beside the gang that fails nothing and ends with the job."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
 import pytest
 from support.jobs import job
-from support.planworld import World
+from support.planworld import World, settled, started
 
 from ringtrain_operator.build.names import ObjectRef
 from ringtrain_operator.client.causes import explain_job
@@ -20,9 +18,7 @@ CLAIM = {"persistentVolumeClaim": {"claimName": "checkpoints"}}
 
 def evaluated(evaluator: dict[str, Any] | None = None, **spec: Any) -> World:
     """A job whose gang and evaluator run."""
-    w = World(job(evaluator=evaluator or {}, checkpoint=CLAIM, **spec))
-    w.start_gang()
-    return w
+    return started(job(evaluator=evaluator or {}, checkpoint=CLAIM, **spec))
 
 
 @pytest.fixture
@@ -37,7 +33,7 @@ def state(w: World) -> str:
 
 def gang_ends(w: World, code: int) -> None:
     """Launcher and workers have ended."""
-    w.launcher_ends(code)
+    w.launcher_ends(code, unseen=True)
     for index in (0, 1):
         w.pod_ends(f"digits-worker-{index}", code)
     w.settle()
@@ -61,8 +57,7 @@ def test_it_starts_with_the_gang_outside_of_its_world() -> None:
 
 def test_the_gang_does_not_wait_for_it() -> None:
     """It runs while the evaluator finds no node."""
-    w = World(job(evaluator={}))
-    w.settle()
+    w = settled(job(evaluator={}))
     for name in ("digits-launcher", "digits-worker-0", "digits-worker-1"):
         w.pod_runs(name)
     w.pod_waits(NAME, "Unschedulable", "0/3 nodes")
@@ -179,8 +174,7 @@ def test_a_job_that_failed_takes_it_along() -> None:
     """There is no last checkpoint to wait for."""
     w = evaluated(runPolicy={"backoffLimit": 0})
     gang_ends(w, 1)
-    w.pods_go()
-    w.settle()
+    w.go_on()
     assert (w.status.state, NAME in w.pods, state(w)) == ("Failed", False, "Stopped")
 
 
@@ -201,12 +195,10 @@ def test_suspended_there_is_none(w: World) -> None:
     w.pod_ends(NAME, 0)
     w.settle()
     w.change(runPolicy={"suspend": True})
-    w.settle()
     w.run(seconds=40)
     w.go_on()
     assert NAME not in w.pods
     w.change(runPolicy={"suspend": False})
-    w.settle()
     assert NAME in w.pods
 
 
@@ -215,8 +207,6 @@ def test_it_outlives_attempts() -> None:
     w = evaluated()
     uid = w.pods[NAME]["metadata"]["uid"]
     w.launcher_ends(1)
-    w.settle()
-    w.pods_go()
-    w.run(seconds=5)
+    w.go_on(seconds=5)
     assert (w.status.attempt, w.pods[NAME]["metadata"]["uid"]) == (2, uid)
     assert "deletionTimestamp" not in w.pods[NAME]["metadata"]

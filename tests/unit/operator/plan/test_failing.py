@@ -1,12 +1,10 @@
 """Attempts that fail: restarts and their limit, rules, who is to blame."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
 from support.jobs import job
-from support.planworld import World, condition, running, world
+from support.planworld import World, condition, running, settled, started, world
 
 from ringtrain_operator.build.names import ObjectRef
 from ringtrain_operator.observe.model import Foreign
@@ -17,14 +15,12 @@ def test_a_failed_attempt_is_followed_by_the_next() -> None:
     """The old pods go first, then all pods are made anew with the next number, at once after a first failure."""
     w = running()
     w.launcher_ends(1, message="rank 0 exited with 1", logTail=["Traceback", "ValueError: bad sample 17", ""])
-    w.settle()
     assert (w.status.attempt, w.status.restarts, w.status.state) == (2, 1, "Restarting")
     assert condition(w, "Running")[1] == "WaitingForOldPods"
     told = "attempt 1: rank 0 exited with 1 (digits-worker-0): ValueError: bad sample 17"
     assert condition(w, "Restarting")[2] == told
     assert [event.message for event in w.events if event.reason == "Restarting"] == [told]
-    w.pods_go()
-    w.settle()
+    w.go_on()
     assert {pod["metadata"]["labels"]["ringtrain.dev/attempt"] for pod in w.pods.values()} == {"2"}
     w.start_gang()
     assert condition(w, "Restarting")[0] == "False"
@@ -40,7 +36,6 @@ def test_backoff_limit() -> None:
     w.go_on(seconds=5)
     w.start_gang()
     w.launcher_ends(9)
-    w.settle()
     assert w.status.state == "Failed"
     assert condition(w, "Failed")[1] == "BackoffLimitExceeded"
     assert w.status.failure.exit_code == 9
@@ -53,11 +48,9 @@ def test_delays_double_and_start_over_after_a_steady_attempt() -> None:
     for steady in (0, 0, 0, 700):
         w.run(seconds=steady)
         w.launcher_ends(1)
-        w.settle()
         due = w.status.ledger.restart_not_before
         waits.append((due - w.now).total_seconds() if due else 0)
-        w.pods_go()
-        w.settle()
+        w.go_on()
         assert (condition(w, "Running")[1] == "BackOff") is bool(waits[-1])
         assert bool(w.pods) is not bool(waits[-1])
         w.run(seconds=10)
@@ -102,7 +95,6 @@ def test_failure_rules(code: int, reason: str, state: str, restarts: int) -> Non
     """The first rule that matches decides."""
     w = running(failureRules=RULES)
     w.launcher_ends(code, reason=reason, pod="digits-launcher")
-    w.settle()
     assert (w.status.state, w.status.restarts) == (state, restarts)
 
 
@@ -111,7 +103,6 @@ def test_what_a_restart_does_not_mend_is_not_retried(code: int, reason: str) -> 
     """A bad configuration, and a loss that is not finite, fail the job at once, whatever backoffLimit says."""
     w = running()
     w.launcher_ends(code, reason=reason, message="what is wrong")
-    w.settle()
     assert (w.status.state, w.status.restarts) == ("Failed", 0)
     assert condition(w, "Failed")[1] == reason
     assert "what is wrong" in condition(w, "Failed")[2]
@@ -131,7 +122,6 @@ def test_a_failed_worker_waits_for_the_launchers_report() -> None:
 def test_a_worker_that_fails_before_the_start_is_judged_at_once() -> None:
     """A launcher that still waits for agents cannot know about an agent that never came."""
     w = world()
-    w.settle()
     w.pods_run()
     w.launcher_says("Waiting")
     w.pod_ends("digits-worker-0", 64)
@@ -143,11 +133,9 @@ def test_an_out_of_memory_kill_is_said() -> None:
     """Kubernetes' OOMKilled is in the failure's message, with what the container may have."""
     worker = job()["spec"]["worker"]
     worker["template"]["spec"]["containers"][0]["resources"] = {"limits": {"memory": "8Gi"}}
-    w = World(job(worker=worker))
-    w.start_gang()
+    w = started(job(worker=worker))
     w.pod_ends("digits-worker-0", 137, reason="OOMKilled")
     w.launcher_ends(137, reason="AgentLost", message="the agent of digits-worker-0 is lost")
-    w.settle()
     assert w.status.failure.message == (
         "digits-worker-0 was killed for want of memory (OOMKilled); its container may have 8Gi, set "
         "resources.limits.memory"
@@ -182,7 +170,6 @@ def test_lost_agent_waits_for_the_pods_fate() -> None:
     """An agent is lost, its pod looks well: a moment later it turns out evicted, and nothing is counted."""
     w = running(backoffLimit=0)
     w.launcher_ends(137, reason="AgentLost", pod="digits-worker-1")
-    w.settle()
     assert w.status.attempt == 1
     w.evict("digits-worker-1")
     w.settle()
@@ -192,12 +179,10 @@ def test_lost_agent_waits_for_the_pods_fate() -> None:
 def test_a_gang_whose_pods_never_ran_only_waits() -> None:
     """A launcher that gives up waiting for an unschedulable worker does not use up backoffLimit."""
     w = world(backoffLimit=0)
-    w.settle()
     w.pod_runs("digits-launcher")
     w.pod_runs("digits-worker-0")
     w.pod_waits("digits-worker-1", "ImagePullBackOff", "Back-off pulling image")
     w.launcher_ends(69, reason="NotAssembled", rank=None, pod=None)
-    w.settle()
     assert (w.status.attempt, w.status.restarts, w.status.state) == (2, 0, "Restarting")
 
 
@@ -205,7 +190,6 @@ def test_a_gang_whose_pods_never_ran_only_waits() -> None:
 def test_a_pod_whose_image_has_no_possible_name(name: str) -> None:
     """No wait helps, nor another attempt: the job ends, and its devices are free."""
     w = world()
-    w.settle()
     w.pod_waits(name, "InvalidImageName", "couldn't parse image name")
     w.settle()
     failed = w.status.condition("Failed")
@@ -219,8 +203,7 @@ def test_a_pod_whose_image_has_no_possible_name(name: str) -> None:
 @pytest.mark.parametrize("name", ["digits-launcher", "digits-worker-1"])
 def test_a_pod_that_lacks_what_may_still_come(name: str, reason: str) -> None:
     """A ConfigMap that is there in time is in time; one that is not ends the job, which restarted for ever."""
-    w = World(job(networking={"startTimeoutSeconds": 100}))
-    w.settle()
+    w = settled(job(networking={"startTimeoutSeconds": 100}))
     w.pod_waits(name, reason, 'configmap "settings" not found')
     w.run(seconds=99)
     assert (w.status.attempt, w.status.state) == (1, "Pending")
@@ -241,8 +224,7 @@ def test_a_pod_that_lacks_what_may_still_come(name: str, reason: str) -> None:
 )
 def test_a_volume_whose_object_is_not_there(message: str) -> None:
     """As a variable's; the kubelet says it in an event of the pod."""
-    w = World(job(networking={"startTimeoutSeconds": 100}))
-    w.settle()
+    w = settled(job(networking={"startTimeoutSeconds": 100}))
     w.pod_waits("digits-worker-1", "FailedMount", message)
     w.run(seconds=99)
     assert message in condition(w, "Running")[2]
@@ -254,8 +236,7 @@ def test_a_volume_whose_object_is_not_there(message: str) -> None:
 
 def test_a_claim_that_is_not_there() -> None:
     """The scheduler says it, and gives the pod no node."""
-    w = World(job(networking={"startTimeoutSeconds": 100}))
-    w.settle()
+    w = settled(job(networking={"startTimeoutSeconds": 100}))
     words = '0/2 nodes are available: persistentvolumeclaim "data" not found. preemption: 0/2 nodes are available.'
     for name in w.pods:
         w.pod_finds_no_node(name, words)
@@ -268,8 +249,7 @@ def test_a_claim_that_is_not_there() -> None:
 
 def test_an_image_that_cannot_be_pulled_holds_no_devices_for_ever() -> None:
     """The pods have nodes: they give these back after startTimeoutSeconds, and try again later, uncounted."""
-    w = World(job(networking={"startTimeoutSeconds": 100}))
-    w.settle()
+    w = settled(job(networking={"startTimeoutSeconds": 100}))
     for name in w.pods:
         w.pod_waits(name, "ImagePullBackOff", 'Back-off pulling image "trian:1"')
     w.run(seconds=99)
@@ -285,8 +265,7 @@ def test_an_image_that_cannot_be_pulled_holds_no_devices_for_ever() -> None:
 
 def test_a_volume_whose_server_does_not_answer_is_waited_for() -> None:
     """It may come back; the condition has the kubelet's words."""
-    w = World(job(networking={"startTimeoutSeconds": 100}))
-    w.settle()
+    w = settled(job(networking={"startTimeoutSeconds": 100}))
     w.pod_waits("digits-worker-1", "FailedMount", "MountVolume.SetUp failed for volume: mount failed: timed out")
     w.run(seconds=3600)
     assert (w.status.attempt, w.status.state) == (1, "Pending")
@@ -296,18 +275,15 @@ def test_a_volume_whose_server_does_not_answer_is_waited_for() -> None:
 def test_the_launcher_that_gives_up_first() -> None:
     """It says that a worker did not come; the kubelet says why, and that counts."""
     w = world()
-    w.settle()
     w.pod_runs("digits-launcher")
     w.pod_waits("digits-worker-1", "CreateContainerConfigError", 'secret "key" not found')
     w.launcher_ends(69, reason="NotAssembled", rank=None, pod=None)
-    w.settle()
     assert (w.status.failure.reason, w.status.attempt) == ("CannotStart", 1)
 
 
 def test_a_rule_may_have_it_tried_again() -> None:
     """As of any failure that a restart would not help."""
     w = world(failureRules=[{"action": "Ignore", "onReasons": ["CannotStart"]}])
-    w.settle()
     w.pod_waits("digits-launcher", "InvalidImageName", "couldn't parse image name")
     w.settle()
     assert w.status.attempt == 2
@@ -343,7 +319,7 @@ def test_a_templates_deadline_is_told_without_raw_json() -> None:
 
 def test_a_deleted_job_of_the_same_name_is_waited_for() -> None:
     """Its pods go by themselves: nobody needs another name, and no Warning is sent."""
-    w = world()
+    w = World(job())
     w.foreign = (Foreign(ObjectRef("Pod", "digits-launcher"), "DistributedTrainingJob digits"),)
     w.settle()
     status, reason, message = condition(w, "Running")

@@ -1,13 +1,11 @@
 """A gang scheduler places all pods of an attempt or none: one group an attempt, and none that is left behind."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from support.jobs import job
-from support.planworld import World, condition
+from support.planworld import World, condition, settled
 from support.playedkueue import PlayedKueue
 
 from ringtrain_operator.build.names import group_name
@@ -72,8 +70,7 @@ def test_a_gang_of_volcano(kind: str, mode: str) -> None:
     """The pods' annotation names the group; the job's queue is Volcano's, and Kueue hears of none."""
     kueue = PlayedKueue()
     wanted = {"gang": "Volcano", "queue": "research", "topology": {kind: "rack"}, "priorityClassName": "high"}
-    w = World(job(scheduling=wanted), schedulers=gangs("Volcano"), kueue=kueue)
-    w.settle()
+    w = settled(job(scheduling=wanted), schedulers=gangs("Volcano"), kueue=kueue)
     assert only_group(w)["spec"] == {
         "minMember": 3,
         "queue": "research",
@@ -152,9 +149,8 @@ def test_an_elastic_job_is_whole_with_its_fewest_workers() -> None:
     w = world(gangs("Kubernetes"), workers=4, elastic=elastic)
     assert only_group(w)["spec"]["schedulingPolicy"]["gang"]["minCount"] == 3
     w.start_gang()
-    w.world_is(1, 4)
+    w.world_is(1, 4, unseen=True)
     w.change(worker={**w.job["spec"]["worker"], "replicas": 6})
-    w.settle()
     assert len(w.pods) == 7
     assert {pod["spec"]["schedulingGroup"]["podGroupName"] for pod in w.pods.values()} == {GROUP}
     assert len(w.groups) == 1
@@ -164,14 +160,12 @@ def test_an_elastic_job_is_whole_with_its_fewest_workers() -> None:
 
 def test_a_job_in_kueues_queue_has_no_group_unless_it_asks() -> None:
     """Kueue admits whole jobs; with both, the group is made when the job is admitted."""
-    w = World(job(scheduling={"queue": "research"}), schedulers=gangs("Kubernetes"), kueue=PlayedKueue())
-    w.settle()
+    w = settled(job(scheduling={"queue": "research"}), schedulers=gangs("Kubernetes"), kueue=PlayedKueue())
     w.kueue.admit()
     w.settle()
     assert (len(w.pods), w.groups) == (3, {})
     both = {"queue": "research", "gang": "Kubernetes"}
-    w = World(job(scheduling=both), schedulers=gangs("Kubernetes"), kueue=PlayedKueue())
-    w.settle()
+    w = settled(job(scheduling=both), schedulers=gangs("Kubernetes"), kueue=PlayedKueue())
     assert w.groups == {}
     w.kueue.admit()
     w.settle()
@@ -220,10 +214,9 @@ def test_each_attempt_has_its_own_group() -> None:
     w = world(gangs("Kubernetes"))
     w.start_gang()
     w.pod_ends(w.name("worker-0"), 1)
-    w.launcher_ends(1)
+    w.launcher_ends(1, unseen=True)
     w.run(seconds=60)
-    w.pods_go()
-    w.run(seconds=60)
+    w.go_on(seconds=60)
     assert w.status.attempt == 2
     assert [ref.name for ref in w.groups] == ["digits-0a1b2c3d-2"]
 
@@ -233,13 +226,11 @@ def test_a_suspended_job_has_no_group() -> None:
     w = world(gangs("Kubernetes", "Volcano"))
     w.start_gang()
     w.change(runPolicy={"suspend": True})
-    w.settle()
     assert w.groups == {}
     w.run(seconds=31)
     w.pods_go()
-    w.change(scheduling={"gang": "Volcano"})
+    w.change(scheduling={"gang": "Volcano"}, unseen=True)
     w.change(runPolicy={"suspend": False})
-    w.settle()
     assert (only_group(w)["apiVersion"], len(w.pods)) == (API["Volcano"], 3)
     assert w.status.ledger.gang_scheduler == "Volcano"
 
@@ -250,7 +241,6 @@ def test_a_job_that_has_ended_has_no_group(code: int) -> None:
     w = world(gangs("Kubernetes"), runPolicy={"cleanPodPolicy": "None"})
     w.start_gang()
     w.launcher_ends(code, reason="BadConfiguration")
-    w.settle()
     assert w.status.finished
     assert (w.groups, len(w.pods)) == ({}, 3)
 

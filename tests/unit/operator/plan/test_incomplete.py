@@ -1,7 +1,5 @@
 """Jobs that compete for places that are found pod by pod: one is always completed, and waiting is not counted."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
@@ -111,7 +109,7 @@ def test_a_job_that_is_suspended_leaves_the_line() -> None:
     waiting = [tenant for tenant in crowd.tenants if tenant not in crowd.running]
     assert len(crowd.line.contention().order) == 2
     for tenant in waiting:
-        tenant.change(runPolicy={"suspend": True})
+        tenant.change(runPolicy={"suspend": True}, unseen=True)
         tenant.look_at = crowd.seconds
     for _ in range(5):
         crowd.tick()

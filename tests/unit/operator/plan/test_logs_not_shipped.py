@@ -1,13 +1,11 @@
 """A job whose logs an object store does not take says so, and says when it does again."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
 import pytest
 from support.jobs import job
-from support.planworld import World, condition
+from support.planworld import World, condition, started
 
 WHY = "s3://logs/x cannot be written: refused"
 
@@ -22,7 +20,7 @@ def shipping(w: World, problem: str | None) -> None:
 
 def ends(w: World, code: int, unshipped: dict[str, Any] | None) -> None:
     """The launcher has ended; what it says of its logs is in its last words."""
-    w.launcher_ends(code)
+    w.launcher_ends(code, unseen=True)
     (container,) = w.pods["digits-launcher"]["status"]["containerStatuses"]
     ended = container["state"]["terminated"]
     ended["message"] = json.dumps({**json.loads(ended["message"]), "unshipped": unshipped})
@@ -78,8 +76,6 @@ def test_an_attempt_that_fails_has_it_told_before_the_next_one(world: World) -> 
 
 def test_a_job_without_a_store_says_nothing() -> None:
     """Neither does one whose launcher has not told yet."""
-    plain = World(job())
-    plain.start_gang()
-    silent = World(job(logs={"uri": "s3://logs/x"}))
-    silent.start_gang()
+    plain = started(job())
+    silent = started(job(logs={"uri": "s3://logs/x"}))
     assert all(w.status.condition("LogsNotShipped") is None for w in (plain, silent))

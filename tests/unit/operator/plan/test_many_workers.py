@@ -1,7 +1,5 @@
 """Jobs of thousands of workers: a look costs in proportion to the workers, and what is written fits."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable
@@ -10,7 +8,7 @@ from typing import Any
 
 import pytest
 from support.jobs import job
-from support.planworld import World
+from support.planworld import World, settled
 
 from ringtrain_operator.build.names import ObjectRef
 from ringtrain_operator.cluster.observe import split_owned
@@ -25,8 +23,7 @@ STATUS_BYTES_MAX = 128 * 1024
 def running_world(workers: int, *, is_elastic: bool) -> World:
     """A job of so many workers that run, whose launcher names every agent."""
     bounds = {"minReplicas": 1, "maxReplicas": workers}
-    w = World(job(workers=workers, **({"elastic": bounds} if is_elastic else {})))
-    w.settle()
+    w = settled(job(workers=workers, **({"elastic": bounds} if is_elastic else {})))
     w.pods_run()
     agents = [{"index": index, "registered": True} for index in range(workers)]
     w.report = {"version": 1, "attempt": 1, "phase": "Running", "worldSize": workers, "workers": agents}

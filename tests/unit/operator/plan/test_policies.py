@@ -1,12 +1,10 @@
 """Suspension, deadlines, scale, cleaning up, and ends that stay ends."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 import pytest
 from support.jobs import job
-from support.planworld import World, condition, running, world
+from support.planworld import World, condition, running, settled, started, world
 
 
 @pytest.fixture
@@ -18,15 +16,12 @@ def w() -> World:
 def test_suspend_and_resume(w: World) -> None:
     """Suspending deletes the pods; resuming begins the next attempt, which does not count."""
     w.change(runPolicy={"suspend": True})
-    w.settle()
     w.pods_go()
     w.launcher_ends(75, reason="AgentLost")
-    w.settle()
     assert (w.status.state, w.status.attempt, len(w.pods)) == ("Suspended", 1, 0)
     w.run(days=1)
     assert not w.pods
     w.change(runPolicy={"suspend": False})
-    w.settle()
     assert (w.status.attempt, w.status.restarts, len(w.pods)) == (2, 0, 3)
     assert condition(w, "Suspended")[:2] == ("False", "Resumed")
     assert "Resumed" in w.reasons()
@@ -35,8 +30,7 @@ def test_suspend_and_resume(w: World) -> None:
 def test_a_job_that_ends_in_the_second_of_its_suspension_has_ended(w: World) -> None:
     """Whatever was decided before its end was seen: it has succeeded, and its launcher and logs stay."""
     w.change(runPolicy={"suspend": True})
-    w.settle()
-    w.launcher_ends(0)
+    w.launcher_ends(0, unseen=True)
     w.pods_go()
     w.settle()
     assert (w.status.state, list(w.pods)) == ("Succeeded", ["digits-launcher"])
@@ -48,7 +42,6 @@ def test_a_job_that_ends_in_the_second_of_its_suspension_has_ended(w: World) -> 
 def test_a_suspended_jobs_launcher_goes_when_it_has_ended(w: World, hangs: bool) -> None:
     """The workers go at once; the launcher when it has ended as it does without them, or after half a minute."""
     w.change(runPolicy={"suspend": True})
-    w.settle()
     w.pods_go()
     assert list(w.pods) == ["digits-launcher"]
     if hangs:
@@ -56,7 +49,6 @@ def test_a_suspended_jobs_launcher_goes_when_it_has_ended(w: World, hangs: bool)
         w.pods_go()
     else:
         w.launcher_ends(75, reason="AgentLost")
-        w.settle()
     assert (w.status.state, w.status.restarts, w.pods) == ("Suspended", 0, {})
 
 
@@ -79,11 +71,11 @@ def test_deadline_counts_waiting() -> None:
 @pytest.mark.parametrize("why", ["suspended", "out-of-time"])
 def test_a_launcher_stays_while_its_workers_may_save(why: str) -> None:
     """As long as the grace period of the workers' pods: it has their last lines, and nothing else may have."""
-    w = world(**({"activeDeadlineSeconds": 60} if why == "out-of-time" else {}))
+    w = World(job(runPolicy={"activeDeadlineSeconds": 60} if why == "out-of-time" else {}))
     w.job["spec"]["worker"]["template"]["spec"]["terminationGracePeriodSeconds"] = 300
     w.start_gang()
     if why == "suspended":
-        w.change(runPolicy={"suspend": True})
+        w.change(runPolicy={"suspend": True}, unseen=True)
     w.run(seconds=60)
     w.run(seconds=299)
     w.pods_go()
@@ -103,7 +95,7 @@ def test_the_deadline_leaves_something_to_read() -> None:
     assert (failure.reason, failure.rank, failure.log_tail) == ("DeadlineExceeded", 1, ("loading",))
     w.pods_go()
     assert set(w.pods) == {"digits-launcher"}
-    w.launcher_ends(143, reason="AgentLost")
+    w.launcher_ends(143, reason="AgentLost", unseen=True)
     w.run(days=1)
     assert set(w.pods) == {"digits-launcher"}
     assert w.status.failure == failure
@@ -116,7 +108,6 @@ def test_deadline_excludes_suspension() -> None:
     w.change(runPolicy={"suspend": True, "activeDeadlineSeconds": 60})
     w.go_on(hours=1)
     w.change(runPolicy={"activeDeadlineSeconds": 60})
-    w.settle()
     w.run(seconds=19)
     assert w.status.state != "Failed"
     w.run(seconds=1)
@@ -126,7 +117,7 @@ def test_deadline_excludes_suspension() -> None:
 def test_a_success_in_time_beats_the_deadline() -> None:
     """An operator that looks late does not fail a job that succeeded."""
     w = running(activeDeadlineSeconds=60)
-    w.launcher_ends(0)
+    w.launcher_ends(0, unseen=True)
     w.run(hours=1)
     assert w.status.state == "Succeeded"
 
@@ -147,7 +138,6 @@ def test_progress_deadline() -> None:
 def test_the_progress_deadline_counts_from_running() -> None:
     """However long the launcher waits for its workers, the deadline begins when all ranks are there."""
     w = world(progressDeadlineSeconds=20)
-    w.settle()
     w.pods_run()
     w.launcher_says("Waiting")
     w.run(seconds=600)
@@ -206,7 +196,6 @@ def test_clean_pod_policy(policy: str, left: set[str]) -> None:
     w = running(cleanPodPolicy=policy)
     w.pod_ends("digits-worker-0", 0)
     w.launcher_ends(0)
-    w.settle()
     w.run(seconds=10)
     w.go_on()
     assert set(w.pods) == left
@@ -215,7 +204,7 @@ def test_clean_pod_policy(policy: str, left: set[str]) -> None:
 def test_time_to_live() -> None:
     """The job itself is deleted so long after its end."""
     w = running(ttlSecondsAfterFinished=60, cleanPodPolicy="None")
-    w.launcher_ends(0)
+    w.launcher_ends(0, unseen=True)
     assert w.settle().requeue_after_s == 60
     w.now += timedelta(seconds=60)
     (deletion,) = w.plan().delete
@@ -225,8 +214,7 @@ def test_time_to_live() -> None:
 def test_terminal_states_are_sticky(w: World) -> None:
     """Whatever happens to a finished job or its pods, it stays finished."""
     w.launcher_ends(0)
-    w.settle()
-    w.change(runPolicy={"suspend": True})
+    w.change(runPolicy={"suspend": True}, unseen=True)
     w.pods.clear()
     w.settle()
     w.run(days=1)
@@ -248,7 +236,6 @@ def test_a_finished_job_is_not_written_again() -> None:
 def test_a_success_with_a_warning(w: World) -> None:
     """What the launcher has to say of it is in the condition."""
     w.launcher_ends(0, warning="each ran by itself")
-    w.settle()
     assert condition(w, "Succeeded")[2] == "all 2 ranks exited 0; each ran by itself"
 
 
@@ -256,15 +243,13 @@ def test_a_success_with_a_warning(w: World) -> None:
 def test_a_suspension_that_nobody_saw_is_made_up_for(w: World, ended: bool) -> None:
     """Suspended, changed and resumed while the operator was away: the gang begins anew as the job is by now."""
     if ended:
-        w.launcher_ends(0)
+        w.launcher_ends(0, unseen=True)
     w.change(slotsPerWorker=2)
-    w.settle()
     w.pods_go()
     w.start_gang()
     assert (w.status.attempt, w.status.restarts, w.status.disruptions) == (2, 0, 0)
     assert [reason for reason in w.reasons() if reason in ("Suspended", "Resumed")] == ["Suspended", "Resumed"]
     w.launcher_ends(0)
-    w.settle()
     assert (w.status.state, condition(w, "Succeeded")[2]) == ("Succeeded", "all 4 ranks exited 0")
 
 
@@ -278,24 +263,21 @@ def test_what_an_operator_of_another_version_noted_is_not_compared(w: World) -> 
 
 def test_what_may_change_while_a_job_runs_is_no_suspension() -> None:
     """Policies and the number of data workers."""
-    w = World(job(dataWorkers={"replicas": 1}))
-    w.start_gang()
+    w = started(job(dataWorkers={"replicas": 1}))
     w.change(dataWorkers={"replicas": 2, "autoscale": {"maxReplicas": 4}}, runPolicy={"backoffLimit": 1})
-    w.settle()
     assert (w.status.attempt, w.status.state) == (1, "Running")
 
 
 @pytest.mark.parametrize("spec", [{}, {"slotsPerWorker": 0}], ids=["valid", "invalid"])
 def test_somebody_elses_job_is_left_alone(spec: dict[str, int]) -> None:
     """managedBy names another controller: no object, no status, whatever this one thinks of its spec."""
-    w = World(job(managedBy="example.com/other", **spec))
-    w.settle()
+    w = settled(job(managedBy="example.com/other", **spec))
     assert w.writes == 0
 
 
 def test_a_job_that_is_being_deleted_is_left_alone() -> None:
     """Owner references do the rest."""
-    w = world()
+    w = World(job())
     w.job["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
     w.settle()
     assert w.writes == 0
@@ -304,8 +286,6 @@ def test_a_job_that_is_being_deleted_is_left_alone() -> None:
 def test_created_suspended() -> None:
     """Nothing is created until the job is resumed; then it is attempt 1."""
     w = world(suspend=True)
-    w.settle()
     assert (w.status.state, w.status.attempt, w.pods, w.objects) == ("Suspended", 0, {}, {})
     w.change(runPolicy={})
-    w.settle()
     assert (w.status.attempt, len(w.pods)) == (1, 3)

@@ -1,7 +1,5 @@
 """What holds whatever happens, in whatever order, and wherever the operator dies."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.jobs import job
-from support.planworld import World
+from support.planworld import World, started
 
 from ringtrain_operator import contract
 from ringtrain_operator.placement.gangs import GangsView
@@ -60,9 +58,9 @@ def act(w: World, action: str, number: int) -> None:
         case "pods-go":
             w.pods_go()
         case "launcher-fails" if launcher in w.pods and not _ended(w.pods[launcher]):
-            w.launcher_ends(1 + number, reason="AgentLost" if number % 2 else "RankFailed")
+            w.launcher_ends(1 + number, reason="AgentLost" if number % 2 else "RankFailed", unseen=True)
         case "launcher-succeeds" if launcher in w.pods and not _ended(w.pods[launcher]) and number == 0:
-            w.launcher_ends(0)
+            w.launcher_ends(0, unseen=True)
         case "worker-fails" if name and name != launcher and not _ended(w.pods[name]):
             w.harm(name)
             w.pod_ends(name, 1 + number)
@@ -76,12 +74,12 @@ def act(w: World, action: str, number: int) -> None:
             w.harm(name)
             del w.pods[name]
         case "suspend" | "resume":
-            w.change(runPolicy={"suspend": action == "suspend", "backoffLimit": BACKOFF_LIMIT})
+            w.change(runPolicy={"suspend": action == "suspend", "backoffLimit": BACKOFF_LIMIT}, unseen=True)
         case "scale":
             w.job["spec"]["worker"]["replicas"] = 1 + number % 3
-            w.change()
+            w.change(unseen=True)
         case "world" if w.report is not None and w.report["phase"] == "Running":
-            w.world_is(1 + number, max(1, w.status.ledger.attempt_workers - number % 2), lostSteps=number)
+            w.world_is(1 + number, max(1, w.status.ledger.attempt_workers - number % 2), lostSteps=number, unseen=True)
         case "silent-worker" if w.report is not None and w.report["phase"] == "Running":
             index = number % len(w.report["workers"])
             if w.name(f"worker-{index}") in w.pods:
@@ -117,8 +115,7 @@ GANGS = GangsView({"Kubernetes": ""}, {"Kubernetes": "scheduling.k8s.io/v1alpha2
 
 def lives(history: list[tuple[str, int]], **spec: Any) -> Iterator[World]:
     """The world of a running gang after each step of `history`; `spec` makes it elastic."""
-    w = World(job(runPolicy={"backoffLimit": BACKOFF_LIMIT}, **spec), schedulers=GANGS)
-    w.start_gang()
+    w = started(job(runPolicy={"backoffLimit": BACKOFF_LIMIT}, **spec), schedulers=GANGS)
     yield w
     for action, number in history:
         act(w, action, number)
@@ -200,7 +197,7 @@ def test_conditions_agree(case: tuple[dict[str, Any], list[tuple[str, int]]]) ->
 def test_a_dead_operator_changes_nothing_but_time(case: tuple[dict[str, Any], list[tuple[str, int]]]) -> None:
     """However often it dies between two writes, a job left to itself then gets all its pods, or has ended."""
     w = after(case[1], **case[0])
-    w.change(runPolicy={"backoffLimit": BACKOFF_LIMIT})
+    w.change(runPolicy={"backoffLimit": BACKOFF_LIMIT}, unseen=True)
     for _ in range(4):
         w.pods_go()
         w.run(hours=1)
@@ -260,7 +257,7 @@ def test_an_elastic_job_left_to_itself_is_complete(history: list[tuple[str, int]
     """However often the operator died between two writes: the last pod of each worker and the last launcher are
     there, and no other."""
     w = after(history, **ELASTIC)
-    w.change(runPolicy={"backoffLimit": BACKOFF_LIMIT})
+    w.change(runPolicy={"backoffLimit": BACKOFF_LIMIT}, unseen=True)
     for _ in range(4):
         w.pods_go()
         w.run(hours=1)

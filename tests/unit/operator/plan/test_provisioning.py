@@ -1,7 +1,5 @@
 """Nodes are asked for before an attempt's pods are made, and nothing that asks for nodes is left behind."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -115,10 +113,8 @@ def test_nothing_is_left_of_a_job_that_waits_no_more() -> None:
     """Suspended while it waits and while it runs; ended; in the next attempt only that one's."""
     w = world()
     w.change(runPolicy={"suspend": True})
-    w.settle()
     assert kinds(w) == []
     w.change(runPolicy={"suspend": False})
-    w.settle()
     assert request(w)["metadata"]["name"] == "digits-0a1b2c3d-2"
     w.autoscaler_says("Provisioned")
     w.start_gang()
@@ -129,7 +125,6 @@ def test_nothing_is_left_of_a_job_that_waits_no_more() -> None:
     w.autoscaler_says("Provisioned")
     w.start_gang()
     w.launcher_ends(0)
-    w.settle()
     assert (w.status.state, kinds(w)) == ("Succeeded", [])
 
 
@@ -138,7 +133,6 @@ def test_a_job_that_waits_and_is_scaled_asks_for_what_it_wants_now() -> None:
     for elastic, attempt in ((None, 2), ({"maxReplicas": 8}, 1)):
         w = world(**({"elastic": elastic} if elastic else {}))
         w.change(worker={**w.job["spec"]["worker"], "replicas": 4})
-        w.settle()
         assert request(w)["spec"]["podSets"][1]["count"] == 4
         assert (w.status.attempt, len(w.asked)) == (attempt, 3)
 
@@ -191,7 +185,6 @@ def test_a_label_of_kueue_on_a_job_that_runs_changes_nothing() -> None:
     w.settle()
     assert w.status.state == "Running"
     w.launcher_ends(0)
-    w.settle()
     assert w.status.state == "Succeeded"
 
 

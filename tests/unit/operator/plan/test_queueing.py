@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from support.crowd import Ask, Crowd
 from support.jobs import job
-from support.planworld import World, condition
+from support.planworld import World, condition, settled, started
 from support.playedkueue import PlayedKueue
 
 from ringtrain_operator.client.causes import explain_job
@@ -16,8 +16,7 @@ QUEUE = {"queue": "research"}
 def queued(**spec: Any) -> tuple[World, PlayedKueue]:
     """A job in a queue whose Workload nobody has looked at yet."""
     kueue = PlayedKueue()
-    w = World(job(scheduling=QUEUE, **spec), kueue=kueue)
-    w.settle()
+    w = settled(job(scheduling=QUEUE, **spec), kueue=kueue)
     return w, kueue
 
 
@@ -47,8 +46,7 @@ def test_kueues_label_names_the_queue_too() -> None:
     """A job with the label kueue.x-k8s.io/queue-name waits in that queue."""
     described = job()
     described["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "by-label"}
-    w = World(described, kueue=PlayedKueue())
-    w.settle()
+    w = settled(described, kueue=PlayedKueue())
     assert w.kueue.workload["spec"]["queueName"] == "by-label"
 
 
@@ -84,8 +82,7 @@ def test_admission_starts_the_first_attempt() -> None:
 def test_with_a_topology_pods_wait_for_their_places() -> None:
     """Kueue numbers places along the workers' indices, and takes the gate away."""
     kueue = PlayedKueue()
-    w = World(job(scheduling={**QUEUE, "topology": {"required": "rack"}}), kueue=kueue)
-    w.settle()
+    w = settled(job(scheduling={**QUEUE, "topology": {"required": "rack"}}), kueue=kueue)
     request = podsets(kueue)["workers"]["topologyRequest"]
     assert request == {"required": "rack", "podIndexLabel": "ringtrain.dev/worker-index"}
     kueue.admit(topologyAssignment={"levels": ["rack"], "slices": []})
@@ -107,7 +104,6 @@ def test_an_admitted_job_tells_when_its_pods_are_ready() -> None:
     assert kueue.condition("PodsReady") == ("True", "Started")
     w.pod_ends("digits-worker-0", 1)
     w.launcher_ends(1)
-    w.settle()
     assert (w.status.attempt, kueue.condition("PodsReady")) == (2, ("False", "WaitForRecovery"))
     assert w.status.state == "Restarting"
 
@@ -120,8 +116,7 @@ def test_quota_goes_back_when_the_last_pod_is_gone() -> None:
     assert condition(w, "Queued")[:2] == ("True", "Preempted")
     assert kueue.condition("QuotaReserved")[0] == "True"
     w.run(seconds=31)  # the launcher of an evicted gang may end by itself
-    w.pods_go()
-    w.settle()
+    w.go_on()
     assert (kueue.condition("QuotaReserved")[0], kueue.condition("Requeued")) == ("False", ("True", "Preempted"))
     assert kueue.pods_at_release == []
     assert (w.status.restarts, w.status.disruptions, w.status.state) == (0, 1, "Queued")
@@ -136,7 +131,7 @@ def test_a_job_that_succeeds_while_it_is_evicted_has_succeeded() -> None:
     w, kueue = running()
     kueue.evict()
     w.settle()
-    w.launcher_ends(0)
+    w.launcher_ends(0, unseen=True)
     w.pods_go()
     w.run(seconds=11)
     assert w.status.state == "Succeeded"
@@ -149,7 +144,6 @@ def test_the_end_is_told_when_no_pod_runs(code: int) -> None:
     """Finished is set once: quota is another's from then on."""
     w, kueue = running()
     w.launcher_ends(code, reason="BadConfiguration")
-    w.settle()
     assert kueue.condition("Finished") == ("", "")
     w.run(seconds=11)
     w.go_on()
@@ -160,13 +154,11 @@ def test_a_suspended_job_leaves_the_queue_and_comes_back() -> None:
     """Suspended: no pods, then no Workload. Resumed: a new one, and attempt 2 when it is admitted."""
     w, kueue = running()
     w.change(runPolicy={"suspend": True})
-    w.settle()
     assert kueue.workload is not None
     w.run(seconds=31)
     w.go_on()
     assert (kueue.workload, kueue.pods_at_release, w.status.state) == (None, [], "Suspended")
     w.change(runPolicy={"suspend": False})
-    w.settle()
     assert (w.status.state, condition(w, "Suspended")[0]) == ("Queued", "False")
     kueue.admit()
     w.start_gang()
@@ -177,7 +169,6 @@ def test_suspending_a_queued_job_takes_it_out() -> None:
     """A job that waits is suspended: the Workload goes."""
     w, kueue = queued()
     w.change(runPolicy={"suspend": True})
-    w.settle()
     assert (w.status.state, kueue.workload) == ("Suspended", None)
 
 
@@ -196,7 +187,7 @@ def test_a_deleted_workload_stops_the_job() -> None:
 def test_another_number_of_workers_goes_through_the_queue() -> None:
     """Quota for two is not quota for three."""
     w, kueue = running()
-    w.scale(3)
+    w.scale(3, unseen=True)
     w.run(seconds=31)
     w.run(seconds=31)
     w.go_on()
@@ -212,7 +203,6 @@ def test_a_waiting_job_may_change_its_size_without_losing_its_place() -> None:
     w, kueue = queued()
     uid = kueue.workload["metadata"]["uid"]
     w.scale(4)
-    w.settle()
     assert kueue.workload["metadata"]["uid"] == uid
     assert podsets(kueue)["workers"]["count"] == 4
 
@@ -220,13 +210,11 @@ def test_a_waiting_job_may_change_its_size_without_losing_its_place() -> None:
 def test_an_elastic_job_starts_with_as_many_as_were_admitted() -> None:
     """Partial admission: four wanted, two admitted, two run; the job does not scale itself up."""
     kueue = PlayedKueue()
-    w = World(job(workers=4, scheduling=QUEUE, elastic={"minReplicas": 2, "maxReplicas": 8}), kueue=kueue)
-    w.settle()
+    w = settled(job(workers=4, scheduling=QUEUE, elastic={"minReplicas": 2, "maxReplicas": 8}), kueue=kueue)
     assert podsets(kueue)["workers"]["minCount"] == 2
     kueue.admit(workers=2)
     w.start_gang()
     w.world_is(1, 2)
-    w.settle()
     assert (len(w.pods), w.status.attempt, w.status.state) == (3, 1, "Running")
     assert w.status.ledger.attempt_workers == 2
 
@@ -234,14 +222,13 @@ def test_an_elastic_job_starts_with_as_many_as_were_admitted() -> None:
 def test_a_job_that_gives_way_asks_for_no_more_than_was_admitted() -> None:
     """Of two admitted workers one finds no node: the next attempt is for two again, and no scale is told of."""
     kueue = PlayedKueue()
-    w = World(job(workers=4, scheduling=QUEUE, elastic={"minReplicas": 2, "maxReplicas": 8}), kueue=kueue)
-    w.settle()
+    w = settled(job(workers=4, scheduling=QUEUE, elastic={"minReplicas": 2, "maxReplicas": 8}), kueue=kueue)
     kueue.admit(workers=2)
     w.settle()
     w.pod_runs("digits-launcher")
     w.pod_runs("digits-worker-0")
     w.pod_finds_no_node("digits-worker-1", "0/1 nodes are available")
-    w.launcher_ends(69, reason="NotAssembled", rank=None, pod=None)
+    w.launcher_ends(69, reason="NotAssembled", rank=None, pod=None, unseen=True)
     w.apply(w.plan())
     assert (w.status.attempt, w.status.state, w.status.ledger.attempt_workers) == (2, "Queued", 2)
     w.go_on()
@@ -253,7 +240,6 @@ def test_a_suspended_job_returns_its_quota_whatever_becomes_of_its_template() ->
     """It was changed for the worse while the last pod was ending: others need not wait until that is mended."""
     w, kueue = running(runPolicy={})
     w.change(runPolicy={"suspend": True})
-    w.settle()
     assert w.pods
     w.job["spec"]["worker"]["template"]["spec"]["nodeName"] = 7
     w.settle()
@@ -266,21 +252,18 @@ def test_a_suspended_job_returns_its_quota_whatever_becomes_of_its_template() ->
 def test_an_elastic_job_that_shrinks_returns_quota() -> None:
     """Two workers fewer within the attempt: their quota is another's when Kueue hears of it."""
     kueue = PlayedKueue()
-    w = World(job(workers=4, scheduling=QUEUE, elastic={"maxReplicas": 8}), kueue=kueue)
-    w.settle()
+    w = settled(job(workers=4, scheduling=QUEUE, elastic={"maxReplicas": 8}), kueue=kueue)
     kueue.admit()
     w.start_gang()
-    w.world_is(1, 4)
+    w.world_is(1, 4, unseen=True)
     w.scale(2)
-    w.settle()
     assert w.status.attempt == 1
     assert kueue.workload["status"]["reclaimablePods"] == [{"name": "workers", "count": 2}]
 
 
 def test_without_kueues_workloads_the_pods_are_a_group() -> None:
     """Where the operator may not write Workloads, pods carry the labels of a group of Kueue's, one an attempt."""
-    w = World(job(scheduling=QUEUE))
-    w.settle()
+    w = settled(job(scheduling=QUEUE))
     assert len(w.pods) == 3
     for pod in w.pods.values():
         assert pod["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "research"
@@ -290,8 +273,7 @@ def test_without_kueues_workloads_the_pods_are_a_group() -> None:
 
 def test_a_running_job_stays_as_it_is_when_kueue_comes() -> None:
     """A job that began as a group of pods does not stop because Workloads are served now."""
-    w = World(job(scheduling=QUEUE))
-    w.start_gang()
+    w = started(job(scheduling=QUEUE))
     w.kueue = PlayedKueue()
     w.settle()
     assert (w.status.state, w.kueue.workload) == ("Running", None)
@@ -308,8 +290,7 @@ def test_a_running_job_stays_when_kueue_goes() -> None:
 def test_a_job_for_another_cluster_has_a_workload_and_no_pods() -> None:
     """managedBy MultiKueue: the Workload is ours, everything else Kueue's."""
     kueue = PlayedKueue()
-    w = World(job(scheduling=QUEUE, managedBy="kueue.x-k8s.io/multikueue"), kueue=kueue)
-    w.settle()
+    w = settled(job(scheduling=QUEUE, managedBy="kueue.x-k8s.io/multikueue"), kueue=kueue)
     assert kueue.workload is not None
     kueue.admit()
     w.settle()
@@ -318,9 +299,7 @@ def test_a_job_for_another_cluster_has_a_workload_and_no_pods() -> None:
 
 def elsewhere(**fields: Any) -> World:
     """A job that MultiKueue is to run on another cluster, after the first looks at it."""
-    w = World(job(managedBy="kueue.x-k8s.io/multikueue", **fields), kueue=PlayedKueue())
-    w.settle()
-    return w
+    return settled(job(managedBy="kueue.x-k8s.io/multikueue", **fields), kueue=PlayedKueue())
 
 
 def test_a_job_for_another_cluster_without_a_queue_says_so() -> None:
@@ -341,8 +320,7 @@ def test_a_job_for_another_cluster_without_a_queue_says_so() -> None:
 def test_a_job_for_another_cluster_that_gets_no_workload_says_why(problem: str) -> None:
     """Kueue is not there, or refuses the Workload."""
     kueue = PlayedKueue(problem="PriorityClass 'high' does not exist") if problem == "refused" else None
-    w = World(job(scheduling=QUEUE, managedBy="kueue.x-k8s.io/multikueue"), kueue=kueue)
-    w.settle()
+    w = settled(job(scheduling=QUEUE, managedBy="kueue.x-k8s.io/multikueue"), kueue=kueue)
     why = "PriorityClass 'high' does not exist" if problem == "refused" else "are not served here"
     assert (w.status.state, w.status.reason) == ("Pending", "NoWorkload")
     assert why in condition(w, "Running")[2]
@@ -355,8 +333,7 @@ def test_a_workload_that_was_made_for_the_job_becomes_its_own() -> None:
     described = job(scheduling=QUEUE)
     described["metadata"]["labels"] = {"kueue.x-k8s.io/prebuilt-workload-name": "made-elsewhere"}
     kueue = PlayedKueue()
-    w = World(described, kueue=kueue)
-    w.settle()
+    w = settled(described, kueue=kueue)
     assert kueue.workload is None
     kueue.workload = theirs.workload
     del kueue.workload["metadata"]["ownerReferences"]
@@ -371,8 +348,7 @@ def test_a_workload_that_was_made_for_the_job_becomes_its_own() -> None:
 def test_a_missing_priority_class_is_named() -> None:
     """The job waits, and says what is wrong."""
     kueue = PlayedKueue(problem="PriorityClass 'high' does not exist")
-    w = World(job(scheduling=QUEUE), kueue=kueue)
-    w.settle()
+    w = settled(job(scheduling=QUEUE), kueue=kueue)
     assert "PriorityClass 'high' does not exist" in condition(w, "Queued")[2]
     assert kueue.workload is None
 
@@ -396,7 +372,7 @@ def test_admitted_jobs_that_find_no_room_run_one_after_the_other() -> None:
     plays = [PlayedKueue() for _ in crowd.tenants]
     for tenant, kueue in zip(crowd.tenants, plays, strict=True):
         tenant.kueue = kueue
-        tenant.change(scheduling=QUEUE)
+        tenant.change(scheduling=QUEUE, unseen=True)
     gave_way = set()
     while crowd.unfinished:
         crowd.tick()

@@ -1,7 +1,5 @@
 """Where the start of an attempt went: what the status says of it, and what its launcher is told."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from datetime import timedelta
@@ -82,7 +80,7 @@ def test_a_restart_was_not_asked_for() -> None:
     w.launcher_says("Running", 1)
     w.settle()
     first = w.status.start
-    w.launcher_ends(1, reason="RankFailed", rank=1, message="rank 1 exited with 1")
+    w.launcher_ends(1, reason="RankFailed", rank=1, message="rank 1 exited with 1", unseen=True)
     w.run(seconds=5)
     w.run(seconds=5)
     assert w.status.attempt == 2

@@ -1,9 +1,7 @@
 """What checkpoint an attempt went on from is told once, and stays in the status."""
 
-from __future__ import annotations
-
 from support.jobs import job
-from support.planworld import World
+from support.planworld import started
 
 from ringtrain_operator.client.causes import explain_job
 
@@ -12,8 +10,7 @@ TOLD = "step 140 of /checkpoints/a-uid/attempt-0001/ckpt-0000000140.npz"
 
 def test_it_is_an_event_and_in_why() -> None:
     """From the launcher's first word of it, before any step."""
-    w = World(job())
-    w.start_gang()
+    w = started(job())
     w.report = {
         "version": 1,
         "attempt": 1,

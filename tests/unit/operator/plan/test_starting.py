@@ -1,13 +1,11 @@
 """What a job is made of, when it runs, and when it has succeeded."""
 
-from __future__ import annotations
-
 import json
 from datetime import timedelta
 
 import pytest
 from support.jobs import job
-from support.planworld import World, condition, running, world
+from support.planworld import World, condition, running, settled, started, world
 
 from ringtrain_operator.build.names import ObjectRef
 from ringtrain_operator.client.causes import explain_job
@@ -25,7 +23,7 @@ def w() -> World:
 
 def test_everything_is_created_at_once() -> None:
     """The first plan creates all objects, the launcher and the workers, and enters attempt 1."""
-    w = world()
+    w = World(job())
     plan = w.plan()
     assert plan.status["attempt"] == 1
     kinds = [obj["kind"] for obj in plan.create]
@@ -35,7 +33,6 @@ def test_everything_is_created_at_once() -> None:
 def test_what_exists_is_not_created_again() -> None:
     """After one round nothing is left to do."""
     w = world()
-    w.settle()
     assert set(w.pods) == {"digits-launcher", "digits-worker-0", "digits-worker-1"}
     secret = ObjectRef("Secret", "digits-0a1b2c3d")
     assert set(w.objects) == {secret, *companion_refs(parse_job(w.job))}
@@ -44,7 +41,6 @@ def test_what_exists_is_not_created_again() -> None:
 def test_a_running_gang() -> None:
     """Running is what the launcher says, not what pods look like."""
     w = world()
-    w.settle()
     w.pods_run()
     w.settle()
     assert condition(w, "Running")[:2] == ("False", "WaitingForLauncher")
@@ -65,7 +61,6 @@ def test_a_running_gang() -> None:
 def test_a_launcher_of_another_version_is_told(version: int, says: str) -> None:
     """A gang does not count as running by a /status that can't be read; one that runs goes on."""
     w = world()
-    w.settle()
     w.pods_run()
     w.launcher_says("Running", step=7)
     assert w.report is not None
@@ -91,7 +86,6 @@ def test_a_launcher_that_cannot_be_asked_for_a_moment_changes_nothing(w: World) 
 def test_success(w: World) -> None:
     """The launcher's attested exit 0 is the job's success; nothing is created or restarted after it."""
     w.launcher_ends(0)
-    w.settle()
     assert w.status.state == "Succeeded"
     assert w.status.completion_time == w.now
     assert condition(w, "Running")[1] == "Finished"
@@ -109,8 +103,7 @@ def test_success_that_nobody_attests_is_a_failure(w: World, words: str) -> None:
 
 def test_one_is_counted_as_one() -> None:
     """A job of one rank is told of in the singular, in conditions and in events."""
-    w = World(job(workers=1))
-    w.settle()
+    w = settled(job(workers=1))
     w.pod_runs("digits-launcher")
     w.settle()
     said = [condition(w, "Running")[2]]
@@ -133,8 +126,7 @@ def test_one_is_counted_as_one() -> None:
 
 def test_the_ranks_of_a_launcher_that_is_a_worker_too_are_attested() -> None:
     """Two workers and the launcher, two slots each: six ranks, and four would be too few."""
-    w = World(job(backend="mpi", slotsPerWorker=2, mpi={"runLauncherAsWorker": True}))
-    w.start_gang()
+    w = started(job(backend="mpi", slotsPerWorker=2, mpi={"runLauncherAsWorker": True}))
     words = {"version": 1, "attempt": 1, "outcome": "Succeeded", "worldSize": 6, "ranksSucceeded": 6}
     w.pod_ends("digits-launcher", 0, json.dumps(words))
     w.settle()
@@ -163,7 +155,6 @@ def test_pods_of_a_forgotten_past_are_replaced(w: World) -> None:
 def test_transition_times_move_only_with_the_status() -> None:
     """A new reason or message keeps lastTransitionTime."""
     w = world()
-    w.settle()
     before = w.status.condition("Running")
     w.now += timedelta(seconds=9)
     w.pod_waits("digits-worker-0", "ErrImagePull", "no")
@@ -223,7 +214,6 @@ def test_a_last_attempt_that_had_nothing_to_do_does_not_end_at_an_earlier_ones_s
     w.start_gang()
     assert w.status.progress_summary == "25/100 (25%)"
     w.launcher_ends(0)
-    w.settle()
     assert (w.status.state, w.status.progress, w.status.progress_summary) == ("Succeeded", None, "")
 
 
@@ -233,13 +223,12 @@ def test_a_gang_that_runs_outlives_a_stricter_schema(w: World) -> None:
     w.job["status"]["ledger"]["begunWith"] = parse_job(w.job, templates=False).spec.fixed
     w.settle()
     assert w.status.state == "Running"
-    w.change(runPolicy={"suspend": True})
+    w.change(runPolicy={"suspend": True}, unseen=True)
     w.run(seconds=60)
-    w.launcher_ends(75, reason="AgentLost")
+    w.launcher_ends(75, reason="AgentLost", unseen=True)
     w.pods_go()
     w.settle()
     w.change(runPolicy={"suspend": False})
-    w.settle()
     assert condition(w, "Accepted")[:2] == ("False", "InvalidSpec")
     assert not w.pods
 
@@ -262,7 +251,7 @@ def test_a_gangs_secret_is_known_by_its_pods(w: World) -> None:
 
 def test_an_attempt_has_started_when_a_pod_of_it_exists() -> None:
     """One whose pods are all refused has not, whatever the status counts; then it is said once."""
-    w = world()
+    w = World(job())
     plan = w.plan()
     assert plan.status is not None
     w.job["status"] = dict(plan.status)
@@ -282,7 +271,7 @@ def test_an_attempt_has_started_when_a_pod_of_it_exists() -> None:
 @pytest.mark.parametrize("refused", ["digits-launcher", "digits-worker-1"])
 def test_what_is_admitted_of_a_gang_is_given_back(refused: str) -> None:
     """After seconds; the job tries again now and then, and nothing counts."""
-    w = world(backoffLimit=0)
+    w = World(job(runPolicy={"backoffLimit": 0}))
     w.refusals = (Refusal(ObjectRef("Pod", refused), 403, "Forbidden", "exceeded quota: none left"),)
     for seconds in (0, 0, 0, 11, 0, 0):
         w.now += timedelta(seconds=seconds)
@@ -301,17 +290,14 @@ def test_what_is_admitted_of_a_gang_is_given_back(refused: str) -> None:
 def test_a_job_that_never_ran_is_corrected() -> None:
     """Its pods are made anew from the template as it is now; nothing counts, and its deadline is the same."""
     w = world(backoffLimit=0, activeDeadlineSeconds=100)
-    w.settle()
     w.pod_waits("digits-worker-0", "ImagePullBackOff", "Back-off pulling image train:1")
     w.run(seconds=10)
     since = w.status.ledger.active_since
     w.job["spec"]["worker"]["template"]["spec"]["containers"][0]["image"] = "train:2"
     w.change()
-    w.settle()
     assert (w.status.attempt, w.status.restarts, w.status.disruptions, w.status.state) == (2, 0, 0, "Restarting")
     assert condition(w, "Restarting")[1:] == ("Changed", "the job was changed before it ran; attempt 2 begins")
-    w.pods_go()
-    w.settle()
+    w.go_on()
     assert {pod["spec"]["containers"][0]["image"] for pod in w.pods.values()} == {"train:2"}
     assert (w.status.ledger.active_since, w.status.ledger.has_run) == (since, False)
     w.start_gang()
@@ -322,16 +308,14 @@ def test_a_job_that_never_ran_is_corrected() -> None:
 def test_a_gang_that_ran_between_two_looks_has_run(code: int) -> None:
     """Nobody looked while it did: its end tells, and what the job is made of is fixed from then on."""
     w = world()
-    w.settle()
     w.pods_run()
     w.launcher_ends(code)
-    w.settle()
     assert (w.status.state, w.status.ledger.has_run) == ("Restarting" if code else "Succeeded", True)
 
 
 def test_a_job_that_was_refused_is_corrected() -> None:
     """The operator refused its template, of which the API server knows nothing: what is applied next may run."""
-    w = world()
+    w = World(job())
     worker = w.job["spec"]["worker"]["template"]["spec"]["containers"][0]
     worker["imagePullPolicies"] = "Always"
     w.settle()
@@ -345,12 +329,10 @@ def test_a_job_that_was_refused_is_corrected() -> None:
 def test_a_correction_is_read_as_strictly_as_the_first_template() -> None:
     """What is wrong in it is said; it does not come to pods."""
     w = world()
-    w.settle()
     w.pod_waits("digits-worker-0", "ImagePullBackOff", "Back-off pulling image train:1")
     w.settle()
     w.job["spec"]["worker"]["template"]["spec"]["containers"][0]["imagePullPolicies"] = "Always"
     w.change()
-    w.settle()
     assert w.status.state == "Rejected"
     assert "imagePullPolicies" in condition(w, "Accepted")[2]
 
@@ -358,12 +340,10 @@ def test_a_correction_is_read_as_strictly_as_the_first_template() -> None:
 def test_the_status_says_why_in_one_word() -> None:
     """What `kubectl get -o wide` shows; an ended job shows no count of workers that it does not want any more."""
     w = world()
-    w.settle()
     assert (w.status.state, w.status.reason, w.status.workers) == ("Pending", "WaitingForPods", "0/2")
     w.start_gang()
     assert (w.status.state, w.status.reason, w.status.workers) == ("Running", "GangRunning", "2/2")
     w.launcher_ends(0)
-    w.settle()
     assert (w.status.state, w.status.reason, w.status.workers) == ("Succeeded", "AllRanksSucceeded", "-")
 
 
@@ -390,7 +370,7 @@ def test_a_side_container_that_fails_while_training_goes_on() -> None:
 
 def test_a_secret_that_is_there_already_is_not_trusted() -> None:
     """Whoever made it knows what is in it: the job gets another one, and its pods mount that."""
-    w = world()
+    w = World(job())
     w.taken_secrets = frozenset({ObjectRef("Secret", "digits-0a1b2c3d")})
     w.settle()
     assert secrets_of(w) == {"digits-0a1b2c3d-1"}

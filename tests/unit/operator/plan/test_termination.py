@@ -1,12 +1,10 @@
 """Termination messages that no launcher of ours has written."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
 from support.jobs import job
-from support.planworld import World
+from support.planworld import started
 
 
 @pytest.mark.parametrize(
@@ -23,8 +21,7 @@ from support.planworld import World
 )
 def test_termination_messages_that_make_no_sense(words: dict[str, object]) -> None:
     """Any program in the pod can write its termination message: the attempt has failed, whatever is in it."""
-    w = World(job(runPolicy={"backoffLimit": 0}))
-    w.start_gang()
+    w = started(job(runPolicy={"backoffLimit": 0}))
     message = {"version": 1, "attempt": 1, "outcome": "Failed", "worldSize": 2, "ranksSucceeded": 0, **words}
     w.pod_ends("digits-launcher", 3, json.dumps(message))
     w.settle()

@@ -1,9 +1,8 @@
 """Why a job does not run, in its status."""
 
-from __future__ import annotations
-
 import pytest
-from support.planworld import condition, world
+from support.jobs import job
+from support.planworld import World, condition, world
 
 from ringtrain_operator.build.names import ObjectRef
 from ringtrain_operator.observe.model import Refusal
@@ -18,7 +17,7 @@ from ringtrain_operator.observe.model import Refusal
 )
 def test_a_refusal_is_said_in_the_apis_words(message: str, reason: str) -> None:
     """What the API says about a pod it refuses is in the condition."""
-    w = world()
+    w = World(job())
     w.refusals = (Refusal(ObjectRef("Pod", "digits-worker-1"), 403, "Forbidden", message),)
     w.settle()
     assert condition(w, "Running")[1] == reason
@@ -29,7 +28,6 @@ def test_a_refusal_is_said_in_the_apis_words(message: str, reason: str) -> None:
 def test_an_unpullable_image_is_said() -> None:
     """The kubelet's reason is the condition's reason, its words the message; it is one event, not many."""
     w = world()
-    w.settle()
     w.pod_waits("digits-worker-0", "ImagePullBackOff", 'Back-off pulling image "nope"')
     w.settle()
     w.run(minutes=9)
