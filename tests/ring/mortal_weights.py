@@ -15,6 +15,28 @@ Point = tuple[str, int, float]
 SHAPES = {"a": (40, 13), "b": (300,), "c": (7, 31)}
 
 
+FRAGMENTS = {1: ["abc"], 2: ["a", "bc"], 3: ["a", "b", "c"]}
+STEPS, SYNC_EVERY = 14, 6
+
+
+def due(step: int, fragments: int) -> str:
+    """The names that are synchronized after an inner step."""
+    groups = FRAGMENTS[fragments]
+    for index, names in enumerate(groups):
+        if (step - (index + 1) * SYNC_EVERY // len(groups)) % SYNC_EVERY == 0:
+            return names
+    return "abc" if step == STEPS else ""
+
+
+def has_weights(result: dict[str, Any], outer: dict[str, Array]) -> bool:
+    """Whether a rank has these outer weights, but for rounding."""
+    return all(
+        np.allclose(result[kind][name], outer[name], rtol=0, atol=1e-9)
+        for kind in ("local", "outer")
+        for name in SHAPES
+    )
+
+
 class MortalWeights:
     """Arrays, and a process that kills itself when it comes to a point."""
 

@@ -6,14 +6,14 @@ from collections import Counter
 import numpy as np
 import pytest
 from support.pods import Pods
-from support.ranks import started_ranks, tell
+from support.ranks import started_ranks
 
 import ringtrain as rt
 from ring.reference import DTYPES, Array, assert_same_bits, made
-from ring.worlds import world_of
+from ring.worlds import all_raise, end_one, until_a_peer_is_lost, world_of
 from ringtrain._core.communicators.broadcast import BroadcastTrees, children
 from ringtrain._core.process_groups.process_sets import group_of
-from ringtrain.errors import MismatchError, PeerLost
+from ringtrain.errors import MismatchError
 
 # Below what goes in one section, what does in two, and many sections of the segments below.
 LENGTHS = {"one-section": 5_001, "few-sections": 20_003, "many-sections": 300_007}
@@ -114,21 +114,13 @@ def test_ranks_that_mean_different_things_are_told(size: int, transport: str, od
         roots[odd_one] = 2
     with world_of(size, transport) as world:
         errors = world.errors(lambda rank: rt.broadcast(np.ones(lengths[rank]), roots[rank], name="w"))
-    for error in errors:
-        assert isinstance(error, MismatchError), error
-        assert f"rank {odd_one}" in str(error)
+        all_raise(errors, MismatchError, f"rank {odd_one}")
 
 
 def broadcast_for_ever(root: int) -> str:
     rt.init()
     values = np.ones(1_000_000, np.float32)
-    rt.broadcast_(values, root)
-    tell("running")
-    try:
-        while True:
-            rt.broadcast_(values, root)
-    except PeerLost as lost:
-        return str(lost)
+    return until_a_peer_is_lost(lambda: rt.broadcast_(values, root))
 
 
 @pytest.mark.sampled(4)
@@ -140,9 +132,4 @@ def test_a_lost_rank_is_named_by_all(number: int, victim: int, pods: int) -> Non
     size = 8
     world = Pods(size // 2, timeout_s=6) if pods else Pods(size, timeout_s=6, each=1)
     with started_ranks(broadcast_for_ever, size, 0, env_of=world) as ranks:
-        for rank in range(size):
-            assert ranks.message(rank) == "running"
-        ranks.signal(victim, number)
-        for outcome in ranks.outcomes(ranks=[rank for rank in range(size) if rank != victim]):
-            assert outcome.ok, outcome
-            assert f"rank {victim}" in outcome.value
+        end_one(ranks, size, victim, number)

@@ -6,6 +6,7 @@ import sys
 
 import numpy as np
 import pytest
+from support.commands import completed
 from support.deadlines import patient
 from support.ranks import run_ranks
 
@@ -18,7 +19,7 @@ CHILD = "import ringtrain as rt; rt.init()"
 def what_children_say() -> tuple[str, int]:
     """The last line of a child that joins while its parent is in the world, and the end of one that does later."""
     rt.init()
-    refused = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, text=True, timeout=patient(60))
+    refused = completed([sys.executable, "-c", CHILD], timeout=patient(60))
     rt.barrier()
     rt.shutdown()
     later = subprocess.run([sys.executable, "-c", CHILD + "; rt.barrier()"], timeout=patient(60))

@@ -11,7 +11,7 @@ from support.ranks import run_ranks
 
 import ringtrain as rt
 from ring.reference import assert_same_bits, made
-from ring.worlds import world_of
+from ring.worlds import all_raise, world_of
 from ringtrain._core.process_groups.group import CollectiveGroup
 from ringtrain.compression import Compressor, halves, int8
 from ringtrain.errors import ConfigurationError, MismatchError
@@ -131,7 +131,7 @@ def test_a_state_of_something_else_is_refused(state: dict[str, Any], message: st
 def test_ranks_that_compress_differently_are_told() -> None:
     with world_of(2) as world:
         errors = world.errors(lambda rank: Compressor(["bf16", "int8"][rank]).allreduce_(np.ones(4, "f4"), name="w"))
-    assert all(isinstance(error, MismatchError) for error in errors)
+        all_raise(errors, MismatchError)
 
 
 def test_arguments_are_checked() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.commands import completed
 from support.deadlines import patient
 from support.ports import free_addresses
 
@@ -62,12 +63,9 @@ def test_data_workers_give_the_same_bits(tmp_path: Path) -> None:
     """Who loads a batch has no effect on what is learned."""
     words = ["-m", "ringtrain", "run", "-np", "1", "--log-dir", str(tmp_path), "--data-workers", "1"]
     quiet = {name: value for name, value in os.environ.items() if not name.startswith(("RINGTRAIN_", "TF_CONFIG"))}
-    run = subprocess.run(
+    run = completed(
         [sys.executable, *words, sys.executable, str(SCRIPT), "--on-data-workers", "--epochs", "3"],
         env=quiet | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
         check=True,
     )
     own = _output(_start("--epochs", "3"))
@@ -117,12 +115,9 @@ def test_an_elastic_run_learns_the_digits(tmp_path: Path) -> None:
     script = SCRIPT.with_name("train_elastic.py")
     run = [sys.executable, "-m", "ringtrain", "run", "-np", "2", "--min-np", "1", "--max-np", "2"]
     quiet = {name: value for name, value in os.environ.items() if not name.startswith(("RINGTRAIN_", "TF_CONFIG"))}
-    ended = subprocess.run(
+    ended = completed(
         [*run, "--log-dir", str(tmp_path), sys.executable, str(script), "--epochs", "20"],
         env=quiet | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert float(_found(r"test accuracy: (0\.\d+)$", ended.stdout)) >= 0.96

@@ -14,17 +14,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.elastic_agent import await_go_on, started_slots
+from support.elastic_agent import pause, started_slots
 from support.ranks import tell
 
 import ringtrain as rt
-from ring.mortal_weights import SHAPES, Array, MortalWeights, Point
+from ring.mortal_weights import SHAPES, STEPS, SYNC_EVERY, Array, MortalWeights, Point, due, has_weights
 from ringtrain import elastic
 from ringtrain.optim import SGD, DiLoCo, Nesterov
 
-SIZE, LOST, STEPS, SYNC_EVERY = 3, 1, 14, 6
+SIZE, LOST = 3, 1
 LR, MOMENTUM = 0.5, 0.5
-FRAGMENTS = {1: ["abc"], 2: ["a", "bc"], 3: ["a", "b", "c"]}
 
 
 @dataclass(frozen=True)
@@ -122,7 +121,7 @@ class _Reference:
                 }
             if self._sent and step == max(self._sent_at.values()) + case.overlap_steps:
                 self._take(case.mix)
-            names = self._due(step)
+            names = due(step, self._case.fragments)
             if step == lost_at and counted:
                 self._send(names, step)
                 self._take(case.mix)
@@ -138,13 +137,6 @@ class _Reference:
         self._take(0)
         for rank in self._ranks:
             self.local[rank] = dict(self.outer)
-
-    def _due(self, step: int) -> str:
-        groups = FRAGMENTS[self._case.fragments]
-        for index, names in enumerate(groups):
-            if (step - (index + 1) * SYNC_EVERY // len(groups)) % SYNC_EVERY == 0:
-                return names
-        return "abc" if step == STEPS else ""
 
     def _send(self, names: str, step: int) -> None:
         for name in names:
@@ -173,15 +165,6 @@ def _reference(case: Case, lost_at: int, counted: bool) -> _Reference:
     return _Reference(case, lost_at, counted)
 
 
-def _is(result: dict[str, Any], reference: _Reference) -> bool:
-    """Whether a rank has the weights of the reference, but for rounding."""
-    return all(
-        np.allclose(result[kind][name], reference.outer[name], rtol=0, atol=1e-9)
-        for kind in ("local", "outer")
-        for name in SHAPES
-    )
-
-
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     ("case", "point"),
@@ -201,7 +184,7 @@ def test_a_rank_that_is_lost_anywhere_costs_its_own_inner_steps(case: Case, poin
         results = slots.results()
     (step,) = {result["entered"][-1] for result in results.values()}
     possible = [_reference(case, -1 if outcome.ok else step, counted) for counted in (False, True)]
-    assert any(all(_is(result, one) for result in results.values()) for one in possible), (
+    assert any(all(has_weights(result, one.outer) for result in results.values()) for one in possible), (
         f"survivors went on from step {step}, and have other weights than with or without the lost rank's part"
     )
 
@@ -234,8 +217,7 @@ def _train_with_a_rank_that_leaves_between_commits(case: Case) -> dict[str, Any]
             state.commit()  # with nothing to synchronize
         while state.step < STEPS:
             if is_first and slot and state.step == 2:
-                tell("waits")
-                await_go_on()
+                pause("waits")
                 rt.barrier()
             for name, weights in local.arrays.items():
                 weights += _change(slot, state.step + 1, name)
@@ -253,15 +235,13 @@ def _train_with_a_rank_that_leaves_between_commits(case: Case) -> dict[str, Any]
 def test_a_rank_that_leaves_before_the_commit_at_which_another_one_is(case: Case) -> None:
     """Both begin again from the commit before, which the other one had left behind, also where it had no steps."""
     with started_slots(_train_with_a_rank_that_leaves_between_commits, SIZE, case) as slots:
-        slots.form()
-        assert [slots.message(slot) for slot in range(SIZE)] == ["commits", "waits", "waits"]
+        assert slots.formed() == ["commits", "waits", "waits"]
         slots.kill(LOST)
-        slots.go_on(2)
-        slots.form()
+        slots.form(2)
         results = slots.results()
     for result in results.values():
         assert (result["entered"], result["steps"]) == ([0, 0], STEPS)
-        assert _is(result, _reference(case, 0, counted=False))
+        assert has_weights(result, _reference(case, 0, counted=False).outer)
 
 
 def _train_apart() -> tuple[list[float], list[str]]:
@@ -279,12 +259,10 @@ def _train_apart() -> tuple[list[float], list[str]]:
     def run(state: Any) -> None:
         while state.step < 12:
             if slot and os.environ["RINGTRAIN_FORMATION"] == "1" and state.step == 6:
-                tell("cut off")
-                await_go_on()
+                pause("cut off")
                 rt.barrier()
             if os.environ["RINGTRAIN_FORMATION"] == "2" and state.step == 8:
-                tell("alone")
-                await_go_on()
+                pause("alone")
                 state.check_host_updates()
             weights.fill(weights[0] + 1 + slot)
             state.step += 1
@@ -301,7 +279,7 @@ def test_a_rank_that_was_cut_off_gives_its_steps_up_and_says_so() -> None:
         slots.form()
         assert slots.message(1) == "cut off"
         slots.tell_change(urgent=True, slots=[0])
-        slots.form([0])
+        slots.form(slots=[0])
         assert slots.message(0) == "alone"
         slots.tell_change(slots=[0])
         slots.living[1].send({"type": "change", "formation": 3, "urgent": True})
@@ -338,8 +316,7 @@ def _train_far_from_a_commit() -> tuple[int, float]:
 def test_a_rank_whose_next_commit_is_too_far_away_goes_back_to_its_last() -> None:
     """Its agent would end it before it comes there: after RINGTRAIN_TIMEOUT."""
     with started_slots(_train_far_from_a_commit, 2, env={"RINGTRAIN_TIMEOUT": "4"}) as slots:
-        slots.form()
-        assert [slots.message(slot) for slot in (0, 1)] == ["trains"] * 2
+        assert slots.formed() == ["trains"] * 2
         slots.kill(1)
         slots.form()
         assert slots.results() == {0: (0, 0.0)}

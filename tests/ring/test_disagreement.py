@@ -13,7 +13,7 @@ from ringtrain.errors import MismatchError, RingtrainError, StateCorrupt
 from ringtrain.optim import SGD, AdamW, HostOptimizer
 from ringtrain.optim.memory_check import EVERY, PARTS
 
-from .worlds import world_of
+from .worlds import all_raise, world_of
 
 ODD = 1
 MOST_UPDATES = PARTS + EVERY + 1
@@ -59,10 +59,7 @@ def test_a_rank_whose_weights_are_others_is_named(spoil: Spoil, sharded: bool, t
     """Of three ranks the one, though its own optimizer is as content as the others'."""
     with world_of(3, transport) as world:
         errors = world.errors(lambda rank: _trains(spoil, rank, rule=SGD(0.01), sharded=sharded, bucket_bytes=4000))
-    for error in errors:
-        assert isinstance(error, StateCorrupt), error
-        assert error.ranks == (ODD,)
-        assert f"the weights on ranks [{ODD}] were not those of the others" in str(error)
+        all_raise(errors, StateCorrupt, f"the weights on ranks [{ODD}] were not those of the others", ranks=(ODD,))
 
 
 def test_a_rank_whose_weights_are_others_is_named_at_a_save() -> None:
@@ -78,10 +75,7 @@ def test_a_rank_whose_weights_are_others_is_named_at_a_save() -> None:
         opt.state_dict(root=0)
 
     with world_of(3) as world:
-        for error in world.errors(saves):
-            assert isinstance(error, StateCorrupt)
-            assert error.ranks == (ODD,)
-            assert "after update 1 the weights on ranks [1]" in str(error)
+        all_raise(world.errors(saves), StateCorrupt, "after update 1 the weights on ranks [1]", ranks=(ODD,))
 
 
 class _OfALibrary(SGD):
@@ -109,9 +103,8 @@ def test_a_rate_that_is_a_ranks_own_is_named(sharded: bool, elastically: bool) -
         )
 
     with world_of(3) as world:
-        for error in world.errors(trains):
-            assert isinstance(error, MismatchError)
-            assert "learning rates [0.1] on rank 0 and [0.010000000000000002] on rank 1" in str(error)
+        errors = world.errors(trains)
+        all_raise(errors, MismatchError, "learning rates [0.1] on rank 0 and [0.010000000000000002] on rank 1")
 
 
 def test_ranks_that_agree_hear_nothing() -> None:
@@ -163,9 +156,7 @@ def test_a_rank_that_begins_another_epoch_later_is_named() -> None:
                 _updates(opt)
 
     with world_of(2) as world:
-        for error in world.errors(trains):
-            assert isinstance(error, MismatchError)
-            assert "epoch 3 from sample 0 on, and rank 1 on" in str(error)
+        all_raise(world.errors(trains), MismatchError, "epoch 3 from sample 0 on, and rank 1 on")
 
 
 def test_who_reads_ahead_or_evaluates_alone_disagrees_with_nobody() -> None:
@@ -224,8 +215,4 @@ def test_shards_that_are_cut_differently(make: Callable[[int], Any], here: str, 
         elastic.State(shard=make(int(rank == ODD)), step=0).sync()
 
     with world_of(2) as world:
-        errors = world.errors(enters)
-    for error in errors:
-        assert isinstance(error, RingtrainError)
-        assert here in str(error)
-        assert there in str(error)
+        all_raise(world.errors(enters), RingtrainError, here, there)

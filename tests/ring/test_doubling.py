@@ -9,7 +9,7 @@ import pytest
 
 import ringtrain as rt
 from ring.reference import Array, assert_same_bits, folded, made
-from ring.worlds import world_of
+from ring.worlds import all_raise, world_of
 from ringtrain._core.communicators import exchange
 from ringtrain._core.communicators.doubling import PART_BYTES_MOST
 from ringtrain._core.process_groups.context import current
@@ -131,10 +131,7 @@ DIFFERENT: dict[str, Callable[[bool], Array]] = {
 def test_all_ranks_raise_what_one_does_otherwise(call: Callable[[bool], Array]) -> None:
     """Also those that exchange nothing with it."""
     with world_of(9) as world:
-        errors = world.errors(lambda rank: call(rank == 5))
-    for error in errors:
-        assert isinstance(error, MismatchError)
-        assert "rank 5" in str(error)
+        all_raise(world.errors(lambda rank: call(rank == 5)), MismatchError, "rank 5")
 
 
 def test_the_rank_that_does_not_come_is_named() -> None:

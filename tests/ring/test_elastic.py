@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from support.elastic_agent import await_go_on, started_slots
+from support.elastic_agent import await_go_on, pause, started_slots
 from support.elastic_steps import add_up_steps
 from support.ranks import tell
 
@@ -28,17 +28,13 @@ TRANSPORTS = pytest.mark.parametrize("transport", ["grpc", "shm"])
 def test_a_killed_rank_is_replaced_and_no_step_counts_twice(transport: str) -> None:
     """Survivors keep their processes; weights are those of a run that nothing happened to."""
     with started_slots(add_up_steps, 3, 6, (4,), env={"RINGTRAIN_TRANSPORT": transport}) as slots:
-        slots.form()
-        for slot in range(3):
-            assert slots.message(slot) == 4
+        assert slots.formed() == [4] * 3
         pids = {slot: slots.living[slot].pid for slot in (0, 2)}
-        slots.kill(1)
-        slots.start(1)
+        slots.replace(1)
         slots.go_on(0, 2)
         said = {"formation": 1, "committed": 3, "lost_steps": 1, "unshared": True, "adopted": 1}
         assert slots.await_ready(0) == {"type": "ready", **said}
-        slots.form()
-        assert [slots.message(slot) for slot in range(3)] == [4, 4, 4]  # the step that was lost, again
+        assert slots.formed() == [4, 4, 4]  # the step that was lost, again
         slots.go_on(0, 1, 2)
         results = slots.results()
     for slot, result in results.items():
@@ -52,20 +48,17 @@ def test_a_killed_rank_is_replaced_and_no_step_counts_twice(transport: str) -> N
 def test_a_world_shrinks_and_grows(transport: str) -> None:
     """Newcomers and leavers cost no step: the interrupt comes at a commit, on all ranks at the same one."""
     with started_slots(add_up_steps, 2, 9, (2, 4, 6), env={"RINGTRAIN_TRANSPORT": transport}) as slots:
-        slots.form()
-        assert [slots.message(0), slots.message(1)] == [2, 2]
+        assert slots.formed() == [2, 2]
         slots.start(2)
         slots.tell_change(slots=[1])  # one has heard of it: all of them leave
         slots.go_on(0, 1)
         assert slots.await_ready(0)["lost_steps"] == 0
-        slots.form()
-        assert [slots.message(slot) for slot in range(3)] == [4, 4, 4]
+        assert slots.formed() == [4, 4, 4]
         slots.tell_change()
         slots.go_on(0, 1, 2)
         outcome = slots.leave(1)
         assert (outcome.error, outcome.exit_code) == ("SystemExit: 0", 0)
-        slots.form()
-        assert [slots.message(slot) for slot in (0, 2)] == [6, 6]
+        assert slots.formed() == [6, 6]
         slots.go_on(0, 2)
         results = slots.results()
     for result in results.values():
@@ -108,9 +101,7 @@ def test_nothing_leaks_over_two_hundred_formations(transport: str) -> None:
     rounds = 200
     with started_slots(_lives_through, 2, rounds, env={"RINGTRAIN_TRANSPORT": transport}) as slots:
         for round_ in range(rounds):
-            slots.form()
-            for slot in range(2):
-                assert slots.message(slot) == round_ + 1
+            assert slots.formed() == [round_ + 1] * 2
             if round_ < rounds - 1:
                 slots.tell_change()
         for slot, counts in slots.results().items():
@@ -145,8 +136,7 @@ def test_a_newcomer_that_dies_while_joining_costs_one_more_formation() -> None:
         os.kill(slots.living[2].pid, signal.SIGSTOP)  # it never meets the others
         slots.form()
         slots.kill(2)
-        slots.form()
-        assert [slots.message(0), slots.message(1)] == [2, 2]
+        assert slots.formed() == [2, 2]
         assert slots.results() == {0: "[2, 3]", 1: "[2, 3]"}
 
 
@@ -170,8 +160,7 @@ def _makes_four_updates() -> list[Any]:
             optimizer.submit("w", -np.ones(3), batch.weight)
             optimizer.step()
             state.step += 1
-            tell([state.step, optimizer.updates])
-            await_go_on()
+            pause([state.step, optimizer.updates])
             state.commit()
 
     train(state)
@@ -187,8 +176,7 @@ def test_a_newcomer_keeps_nothing_of_a_state_that_it_got_in_part() -> None:
         slots.start(1)
         slots.await_ready(1)
         slots.tell_change()
-        slots.go_on(0)
-        slots.form()
+        slots.form(0)
         assert slots.ended(0).exit_code == -signal.SIGKILL
         slots.tell_change(urgent=True)
         slots.form()
@@ -262,14 +250,12 @@ def test_who_says_that_it_has_the_state() -> None:
 def test_a_stopped_rank_that_wakes_up_is_refused() -> None:
     """After its fence a member of an old formation that goes on reaches nobody: the others end with their sums."""
     with started_slots(add_up_steps, 3, 4, (2,), env={"RINGTRAIN_TRANSPORT": "grpc"}) as slots:
-        slots.form()
-        for slot in range(3):
-            assert slots.message(slot) == 2
+        assert slots.formed() == [2] * 3
         stopped = slots.living[2]
         os.kill(stopped.pid, signal.SIGSTOP)
         slots.tell_change(urgent=True, slots=[0, 1])
         slots.go_on(0, 1, 2)
-        slots.form([0, 1])
+        slots.form(slots=[0, 1])
         assert [slots.message(slot) for slot in (0, 1)] == [2, 2]
         del slots.living[2]
         os.kill(stopped.pid, signal.SIGCONT)
@@ -308,14 +294,12 @@ def test_process_sets_are_made_again() -> None:
         assert slots.message(0) == [[2.0], 1, 2]
         assert slots.message(2) == [[], 1, 2]
         slots.kill(1)
-        slots.go_on(0, 2)
-        slots.form()
+        slots.form(0, 2)
         assert slots.message(0) == [[2.0], 1, None]
         assert slots.message(2) == [[2.0], 1, None]
         slots.start(1)
         slots.tell_change()
-        slots.go_on(0, 2)
-        slots.form()
+        slots.form(0, 2)
         assert slots.message(1)[:2] == [[], 1]
         for slot in (0, 2):
             assert slots.message(slot) == [[2.0], 1, None]
@@ -347,8 +331,7 @@ def _counts_updates(lost_at: str, steps: int) -> list[float]:
     optimizer = HostOptimizer({"w": np.full(40, float(rt.rank()))}, SGD(1.0), elastic=True)
     state = _Telling(optimizer=optimizer, dies=_DiesInPrepare(lost_at == "commit"), plain=rt.rank(), step=0)
     if lost_at == "sync" and first and rt.rank() == 2:
-        tell("made")
-        await_go_on()
+        pause("made")
 
     @elastic.run
     def train(state: Any) -> None:
@@ -358,8 +341,7 @@ def _counts_updates(lost_at: str, steps: int) -> list[float]:
             optimizer.step()
             if lost_at == "commit" and state.step == 2 and os.environ["RINGTRAIN_FORMATION"] == "1":
                 if rt.rank():
-                    tell("updated")
-                    await_go_on()
+                    pause("updated")
                     rt.barrier()
                 state.tells = True
             state.commit()
@@ -427,8 +409,7 @@ def test_a_loss_while_a_rank_goes_a_commit_back() -> None:
         assert slots.message(0) == "saved"
         assert [slots.message(slot) for slot in (1, 2, 3)] == ["updated"] * 3
         slots.kill(1)
-        slots.go_on(2, 3)
-        slots.form()
+        slots.form(2, 3)
         assert slots.ended(3).exit_code == -signal.SIGKILL
         slots.tell_change(urgent=True)
         slots.form()
@@ -447,8 +428,7 @@ def _adds_in_its_function(is_kept: bool) -> int:
             rt.add_process_set([0, 1])
         if pair.included():
             assert rt.allreduce(np.ones(1), rt.Sum, process_set=pair)[0] == 2
-        tell(pair.process_set_id)
-        await_go_on()
+        pause(pair.process_set_id)
         rt.barrier()
         state.step += 1
         state.commit()
@@ -461,13 +441,9 @@ def _adds_in_its_function(is_kept: bool) -> int:
 def test_a_function_adds_its_process_set_whenever_it_is_entered(is_kept: bool) -> None:
     """Survivors enter it again, and their sets are there already; newcomers enter it for the first time."""
     with started_slots(_adds_in_its_function, 3, is_kept) as slots:
-        slots.form()
-        assert [slots.message(slot) for slot in range(3)] == [1, 1, 1]
-        slots.kill(2)
-        slots.start(2)
-        slots.go_on(0, 1)
-        slots.form()
-        assert [slots.message(slot) for slot in range(3)] == [1, 1, 1]
+        assert slots.formed() == [1, 1, 1]
+        slots.replace(2)
+        assert slots.formed(0, 1) == [1, 1, 1]
         slots.go_on(0, 1, 2)
         assert slots.results() == {0: 1, 1: 1, 2: 1}
 
@@ -497,11 +473,8 @@ def _holds_a_batch() -> None:
 def test_what_a_function_held_is_gone_when_it_is_entered_again() -> None:
     """Else each loss would cost the memory of a model that the function makes, as long as the next world lives."""
     with started_slots(_holds_a_batch, 3) as slots:
-        slots.form()
-        assert [slots.message(slot) for slot in range(3)] == [[], [], []]
+        assert slots.formed() == [[], [], []]
         slots.kill(2)
-        slots.go_on(0, 1)
-        slots.form()
-        assert [slots.message(slot) for slot in (0, 1)] == [[True], [True]]
+        assert slots.formed(0, 1) == [[True], [True]]
         slots.go_on(0, 1)
         slots.results()

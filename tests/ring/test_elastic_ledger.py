@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.elastic_agent import Slots, await_go_on, started_slots
-from support.ranks import ranks_ended, run_ranks, tell
+from support.elastic_agent import Slots, pause, started_slots
+from support.ranks import ranks_ended, run_ranks
 
 import ringtrain as rt
 from ringtrain import elastic
@@ -30,9 +30,7 @@ def _use(told: tuple[int, ...]) -> list[Any]:
         for epoch in state.shard.epochs(EPOCHS):
             for batch in state.shard:
                 state.step += 1
-                if state.step in told:
-                    tell(state.step)
-                    await_go_on()
+                pause(state.step, told)
                 for used in rt.allgather_object(batch.indices[batch.mask].tolist()):
                     state.ledger += [(epoch, index) for index in used]
                 state.commit()
@@ -54,8 +52,7 @@ def test_each_sample_counts_once_an_epoch() -> None:
         for slot in range(2, 8):
             slots.start(slot)
         slots.tell_change(slots=[1])
-        slots.go_on(0, 1)
-        slots.form()
+        slots.form(0, 1)
         _at(slots, 20, *range(8))
         for slot in (1, 4, 6):
             slots.kill(slot, urgent=False)
@@ -70,12 +67,10 @@ def test_each_sample_counts_once_an_epoch() -> None:
         slots.start(1)
         slots.start(2)
         slots.tell_change()
-        slots.go_on(0, 3, 5)
-        slots.form()
+        slots.form(0, 3, 5)
         _at(slots, 50, 0, 1, 2, 3, 5)
         slots.kill(3)
-        slots.go_on(0, 1, 2, 5)
-        slots.form()
+        slots.form(0, 1, 2, 5)
         _at(slots, 50, 0, 1, 2, 5)
         slots.go_on(0, 1, 2, 5)
         results = slots.results()
@@ -97,8 +92,7 @@ def _train_in_micro_batches(told: tuple[int, ...], micro_batch: int | None) -> t
             state.step += 1
             for number, part in enumerate(batch.micro_batches):
                 if number == 1 and state.step in told:  # in the middle of an update
-                    tell(state.step)
-                    await_go_on()
+                    pause(state.step)
                 pull = np.sin(part.indices[:, None] + np.arange(300.0)) * state.optimizer.weights["w"]
                 state.optimizer.submit("w", pull.mean(0), part.weight)
                 state.optimizer.step()
@@ -118,21 +112,18 @@ def test_a_step_takes_more_micro_batches_in_a_smaller_world() -> None:
         slots.form()
         _at(slots, 2, 0, 1, 2)
         slots.kill(2)
-        slots.go_on(0, 1)
-        slots.form()
+        slots.form(0, 1)
         _at(slots, 2, 0, 1)  # the step that was lost, again
         slots.go_on(0, 1)
         _at(slots, 4, 0, 1)
         slots.kill(0)
-        slots.go_on(1)
-        slots.form()
+        slots.form(1)
         _at(slots, 4, 1)
         slots.go_on(1)
         _at(slots, 6, 1)
         slots.start(0)
         slots.tell_change()
-        slots.go_on(1)
-        slots.form()
+        slots.form(1)
         results = slots.results()
     (alone,) = run_ranks(_train_in_micro_batches, 1, (), None)
     assert alone[0] == list(range(200))
@@ -185,9 +176,7 @@ def _count_from_checkpoints(directory: str, dies_after: int = -1, told: tuple[in
                 if state.step - begun == dies_after and rt.rank() == rt.size() - 1:
                     os.kill(os.getpid(), signal.SIGKILL)
                 state.step += 1
-                if state.step in told:
-                    tell(state.step)
-                    await_go_on()
+                pause(state.step, told)
                 for part in batch.micro_batches:
                     gradient = np.zeros(83)
                     gradient[part.indices[part.mask]] = -rt.size() * batch.passes
@@ -212,10 +201,8 @@ def test_each_sample_counts_once_over_restarts_from_checkpoints(tmp_path: Path) 
     with started_slots(_count_from_checkpoints, 2, str(tmp_path), -1, (9,)) as slots:
         slots.form()
         _at(slots, 9, 0, 1)  # the third life of the job begins with step 7
-        slots.kill(1)
-        slots.start(1)
-        slots.go_on(0)
-        slots.form()
+        slots.replace(1)
+        slots.form(0)
         _at(slots, 9, 0, 1)
         slots.go_on(0, 1)
         results = slots.results()

@@ -7,16 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 from support.pods import Pods
-from support.ranks import run_ranks, started_ranks, tell
+from support.ranks import run_ranks, started_ranks
 
 import ringtrain as rt
 from ring.reference import Array, assert_same_bits, folded, made
-from ring.worlds import world_of
+from ring.worlds import all_raise, end_one, until_a_peer_is_lost, world_of
 from ringtrain._core.communicators import hierarchical
 from ringtrain._core.communicators.hierarchical import HierarchicalCommunicator
 from ringtrain._core.process_groups.group import ProcessGroup
 from ringtrain._core.process_groups.process_sets import group_of
-from ringtrain.errors import MismatchError, PeerLost
+from ringtrain.errors import MismatchError
 
 Place = Callable[[ProcessGroup, Array], Array]
 
@@ -134,8 +134,7 @@ def test_ranks_that_cut_a_mapped_buffer_differently_are_told(odd_one: int) -> No
             bounds = [0, 25_000, 50_000, 75_000 + (rank == odd_one), 100_000]
             group_of().reduce_scatter(buffer, bounds).wait()
 
-        errors = world.errors(work)
-    assert all(isinstance(error, MismatchError) and f"rank {odd_one}" in str(error) for error in errors)
+        all_raise(world.errors(work), MismatchError, f"rank {odd_one}")
 
 
 @pytest.mark.parametrize("odd_one", [0, 1, 3])
@@ -144,11 +143,7 @@ def test_ranks_that_mean_different_things_are_told(odd_one: int, lengths: tuple[
     """All of them, whether they sit in one pod or in two."""
     with world_of(4, "pods") as world:
         errors = world.errors(lambda rank: rt.allreduce(np.ones(lengths[rank == odd_one]), name="w"))
-    for error in errors:
-        assert isinstance(error, MismatchError)
-        assert f"rank {odd_one}" in str(error)
-        assert str(lengths[0]) in str(error)
-        assert str(lengths[1]) in str(error)
+        all_raise(errors, MismatchError, f"rank {odd_one}", str(lengths[0]), str(lengths[1]))
 
 
 def allreduce_for_ever(length: int) -> str:
@@ -170,25 +165,10 @@ def scatter_and_gather_for_ever(length: int) -> str:
     return until_a_peer_is_lost(both)
 
 
-def until_a_peer_is_lost(work: Callable[[], Any]) -> str:
-    work()
-    tell("running")
-    try:
-        while True:
-            work()
-    except PeerLost as lost:
-        return str(lost)
-
-
 @pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize("work", [allreduce_for_ever, scatter_and_gather_for_ever])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
 @pytest.mark.parametrize("victim", [0, 3])
 def test_a_lost_rank_is_named_in_every_pod(number: int, victim: int, work: Callable[[int], str]) -> None:
     with started_ranks(work, 4, 1_000_000, env_of=Pods(2, timeout_s=6)) as ranks:
-        for rank in range(4):
-            assert ranks.message(rank) == "running"
-        ranks.signal(victim, number)
-        for outcome in ranks.outcomes(ranks=[rank for rank in range(4) if rank != victim]):
-            assert outcome.ok, outcome
-            assert f"rank {victim}" in outcome.value
+        end_one(ranks, 4, victim, number)

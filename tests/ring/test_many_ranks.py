@@ -327,18 +327,14 @@ def test_ranks_that_encrypt_hear_of_the_dead_as_well(tmp_path: Path) -> None:
 def test_an_elastic_world_of_many_is_formed_again_when_ranks_are_lost() -> None:
     """Two neighbours are killed in mid step and replaced: no step counts twice, no survivor ends."""
     with started_slots(add_up_steps, SIZE, 6, (4,), env=CALM) as slots:
-        slots.form()
-        for slot in range(SIZE):
-            assert slots.message(slot) == 4
+        assert slots.formed() == [4] * SIZE
         slots.kill(7, urgent=False)
         slots.kill(8)
         slots.start(7)
         slots.start(8)
         slots.go_on(*(slot for slot in range(SIZE) if slot not in (7, 8)))
         assert slots.await_ready(0)["lost_steps"] == 1
-        slots.form()
-        for slot in range(SIZE):
-            assert slots.message(slot) == 4
+        assert slots.formed() == [4] * SIZE
         slots.go_on(*range(SIZE))
         results = slots.results()
     for result in results.values():
@@ -355,14 +351,12 @@ def test_an_elastic_world_becomes_a_mesh_and_none_again() -> None:
         slots.tell_change()
         slots.go_on(*everyone)
         assert slots.leave(leaver).error == "SystemExit: 0"
-        slots.form()
-        assert [slots.message(slot) for slot in others] == [4] * len(others)
+        assert slots.formed() == [4] * len(others)
         slots.start(leaver)
         slots.tell_change()
         slots.go_on(*others)
         assert slots.await_ready(0)["lost_steps"] == 0
-        slots.form()
-        assert [slots.message(slot) for slot in everyone] == [6] * len(everyone)
+        assert slots.formed() == [6] * len(everyone)
         slots.go_on(*everyone)
         results = slots.results()
     for slot in others:

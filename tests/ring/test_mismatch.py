@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import ringtrain as rt
-from ring.worlds import TRANSPORTS, world_of
+from ring.worlds import TRANSPORTS, all_raise, world_of
 from ringtrain._core.process_groups.process_sets import group_of
 from ringtrain.errors import MismatchError
 from ringtrain.optim import SGD, AdamW, HostOptimizer
@@ -286,9 +286,7 @@ def test_state_dict_of_one_rank_alone_is_an_error(transport: str) -> None:
         rt.barrier()
 
     with world_of(2, transport) as world:
-        for error in world.errors(work):
-            assert isinstance(error, MismatchError)
-            assert "every rank must call the same collectives in the same order" in str(error)
+        all_raise(world.errors(work), MismatchError, "every rank must call the same collectives in the same order")
 
 
 def test_state_dict_of_ranks_at_different_updates_is_an_error() -> None:
@@ -298,9 +296,7 @@ def test_state_dict_of_ranks_at_different_updates_is_an_error() -> None:
         HostOptimizer({"w": np.zeros(3, np.float32)}, SGD(lr=0.1)).state_dict(root=rank)
 
     with world_of(2) as world:
-        for error in world.errors(work):
-            assert isinstance(error, MismatchError)
-            assert "root is 0 on rank 0 and 1 on rank 1" in str(error)
+        all_raise(world.errors(work), MismatchError, "root is 0 on rank 0 and 1 on rank 1")
 
 
 @pytest.mark.parametrize("transport", ["memory", "shm"])
@@ -353,7 +349,4 @@ def test_what_ranks_tell_each_other_is_never_taken_for_something_else(transport:
         raise AssertionError(said)
 
     with world_of(2, transport) as world:
-        for error in world.errors(work):
-            assert isinstance(error, MismatchError), error
-            assert "checkpoint saved" in str(error)
-            assert "StopRequest" in str(error)
+        all_raise(world.errors(work), MismatchError, "checkpoint saved", "StopRequest")

@@ -29,7 +29,7 @@ from ringtrain.optim.memory_check import EVERY, PARTS
 from ringtrain.optim.mirror import second_homes
 from ringtrain.optim.wire import LOST, LOST_CHANGE
 
-from .worlds import World, world_of
+from .worlds import World, all_raise, world_of
 
 SIZE = 3
 DISTURBED = 2  # this update, counted from 0, fails
@@ -243,22 +243,32 @@ def test_an_update_can_be_undone_after_what_was_begun_behind_it(case: Case, tran
             assert bits == [expected[DISTURBED], expected[LAST]]
 
 
-MOVES = {
+MOVES: dict[str, tuple[int, list[int | None]]] = {
     "grows": (2, [0, 1, None]),
     "grows-at-the-front": (2, [None, 1, 0]),
     "is-permuted": (3, [2, 0, 1]),
     "from-one": (1, [None, 0, None]),
 }
+LOSSES: dict[str, tuple[int, list[int | None]]] = {
+    "replaced": (3, [0, None, 2]),
+    "shrunk": (3, [2, 0]),
+    "two-of-four": (4, [None, 1, 3]),
+    "down-to-one": (2, [1]),
+}
+CHANGES = [(change, name) for change in MOVES for name in ("fused", "fused-half", "lamb", "unsharded", "clip")] + [
+    (change, name)
+    for change in LOSSES
+    for name in ("fused", "fused-half", "clip", "lamb-half-clip", "accumulate", "unsharded")
+]
 
 
-@pytest.mark.parametrize(("size", "former"), MOVES.values(), ids=MOVES)
-@pytest.mark.parametrize("name", ["fused", "fused-half", "lamb", "unsharded", "clip"])
-def test_newcomers_get_what_they_need(size: int, former: list[int | None], name: str) -> None:
-    """Survivors and newcomers have the bits of a world that was as large from the beginning."""
+@pytest.mark.parametrize(("change", "name"), CHANGES)
+def test_newcomers_get_what_they_need_and_a_lost_shard_is_rebuilt(change: str, name: str) -> None:
+    """Between two updates: all have the bits of a world that was as large from the beginning."""
+    size, former = (MOVES | LOSSES)[change]
     case = Case(CASES[name].rule, CASES[name].dtype, options=CASES[name].options)
     with _undisturbed(case, "memory", len(former)) as expected:
-        with world_of(size) as world:
-            opts = world.run(lambda rank: _trained_there(case))
+        opts = _trained_in(case, size)
         with world_of(len(former)) as world:
             states = world.run(lambda rank: _goes_on(case, opts, former, rank))
             assert states == [[expected[DISTURBED], expected[LAST]]] * len(former)
@@ -268,6 +278,11 @@ def _trained_there(case: Case) -> HostOptimizer:
     opt = _made(case, group_of())
     _train(opt, case, DISTURBED)
     return opt
+
+
+def _trained_in(case: Case, size: int) -> list[HostOptimizer]:
+    with world_of(size) as world:
+        return world.run(lambda rank: _trained_there(case))
 
 
 def test_a_newcomer_trains_nothing_before_it_has_the_state() -> None:
@@ -285,21 +300,17 @@ def test_whoever_is_at_another_update_is_named() -> None:
         opts = world.run(lambda rank: _trained_there(case))
         opts[1].rollback(DISTURBED - 1)
         errors = world.errors(lambda rank: opts[rank].reform(group_of(), [0, 1]))
-        assert all(isinstance(error, MismatchError) for error in errors)
-        assert all("updates is 2 on rank 0 and 1 on rank 1" in str(error) for error in errors)
+        all_raise(errors, MismatchError, "updates is 2 on rank 0 and 1 on rank 1")
         assert [opt.updates for opt in opts] == [DISTURBED, DISTURBED - 1]
 
 
 def test_a_local_parameter_goes_with_its_rank() -> None:
     """StateLost on every survivor names the rank that alone had it."""
     case = CASES["local"]
-    with world_of(SIZE) as world:
-        opts = world.run(lambda rank: _trained_there(case))
+    opts = _trained_in(case, SIZE)
     with world_of(2) as world:
-        for error in world.errors(lambda rank: opts[rank].reform(group_of(), [0, 1])):
-            assert isinstance(error, StateLost)
-            assert error.ranks == (2,)
-            assert '"own", which is local' in str(error)
+        errors = world.errors(lambda rank: opts[rank].reform(group_of(), [0, 1]))
+        all_raise(errors, StateLost, '"own", which is local', ranks=(2,))
 
 
 def test_weights_that_are_half_new_are_not_trained_on() -> None:
@@ -312,9 +323,7 @@ def test_weights_that_are_half_new_are_not_trained_on() -> None:
             opt.rollback(DISTURBED - 1)
             opt.submit("last", np.ones(3, np.float32))
 
-        for error in world.errors(run):
-            assert isinstance(error, ConfigurationError)
-            assert "half new; call reform()" in str(error)
+        all_raise(world.errors(run), ConfigurationError, "half new; call reform()")
 
 
 def test_an_optimizer_that_is_not_elastic_says_so() -> None:
@@ -324,28 +333,6 @@ def test_an_optimizer_that_is_not_elastic_says_so() -> None:
             call()
 
 
-LOSSES: dict[str, tuple[int, list[int | None]]] = {
-    "replaced": (3, [0, None, 2]),
-    "shrunk": (3, [2, 0]),
-    "two-of-four": (4, [None, 1, 3]),
-    "down-to-one": (2, [1]),
-}
-
-
-@pytest.mark.parametrize(("size", "former"), LOSSES.values(), ids=LOSSES)
-@pytest.mark.parametrize("name", ["fused", "fused-half", "clip", "lamb-half-clip", "accumulate", "unsharded"])
-def test_a_lost_shard_is_rebuilt_from_its_second_home(size: int, former: list[int | None], name: str) -> None:
-    """A rank is lost between two updates: those who go on have the bits of a world that was not disturbed."""
-    case = Case(CASES[name].rule, CASES[name].dtype, options=CASES[name].options)
-    with _undisturbed(case, "memory", len(former)) as expected:
-        with world_of(size) as world:
-            opts = world.run(lambda rank: _trained_there(case))
-        with world_of(len(former)) as world:
-            assert world.run(lambda rank: _goes_on(case, opts, former, rank)) == [
-                [expected[DISTURBED], expected[LAST]]
-            ] * len(former)
-
-
 @pytest.mark.parametrize("transport", ["memory", "grpc", "shm", "pods"])
 @pytest.mark.parametrize("name", ["fused", "lamb", "clip"])
 def test_a_rank_that_is_lost_in_an_update_costs_no_more_than_that(name: str, transport: str) -> None:
@@ -353,17 +340,7 @@ def test_a_rank_that_is_lost_in_an_update_costs_no_more_than_that(name: str, tra
     case, size = CASES[name], _size_of(transport)
     with _undisturbed(case, transport, size) as expected:
         for fails_at in (1, 3, 4, 6) if transport == "memory" else (3,):
-            victim = fails_at % size
-            with world_of(size, transport, timeout_s=10) as world:
-                opts, done, _ = _fail_at(world, case, victim, fails_at)
-            agreed = min(updates for rank, updates in enumerate(done) if rank != victim)
-            former = [None if rank == victim else rank for rank in range(size)]
-            with world_of(size, transport) as world:
-                for rank in range(size):
-                    if rank != victim:
-                        opts[rank].rollback(agreed)
-                for rank, bits in enumerate(world.run(functools.partial(_goes_on, case, opts, former))):
-                    assert bits == [expected[agreed], expected[LAST]], (fails_at, rank)
+            _lose_in_an_update(case, transport, fails_at, {fails_at % size}, expected)
 
 
 def _goes_on(case: Case, opts: list[HostOptimizer], former: list[int | None], rank: int) -> list[dict[str, bytes]]:
@@ -381,8 +358,7 @@ def test_what_compression_owes_goes_on_as_far_as_it_is_known(name: str) -> None:
     """Weights, state, and what is owed of changes are to the bit; what the lost rank owed of gradients is gone."""
     case = CASES[name]
     with _undisturbed(case, "memory") as expected:
-        with world_of(SIZE) as world:
-            opts = world.run(lambda rank: _trained_there(case))
+        opts = _trained_in(case, SIZE)
         former: list[int | None] = [0, None, 2]
         with world_of(SIZE) as world:
             for bits, _ in world.run(lambda rank: _goes_on(case, opts, former, rank)):
@@ -433,8 +409,7 @@ def test_what_leavers_gave_is_of_one_update() -> None:
         world.run(lambda rank: opts[rank].hand_over([1, 2]))
         world.run(lambda rank: _train(opts[rank], case, DISTURBED + 1))
     with world_of(2) as world:
-        for error in world.errors(lambda rank: opts[[0, 3][rank]].reform(group_of(), [0, 3])):
-            assert isinstance(error, StateLost)
+        all_raise(world.errors(lambda rank: opts[[0, 3][rank]].reform(group_of(), [0, 3])), StateLost)
 
 
 def _differing(bits: dict[str, bytes], expected: dict[str, bytes]) -> set[str]:
@@ -444,13 +419,15 @@ def _differing(bits: dict[str, bytes], expected: dict[str, bytes]) -> set[str]:
 
 def test_both_homes_lost_is_said_on_every_rank() -> None:
     case = CASES["fused"]
-    with world_of(SIZE) as world:
-        opts = world.run(lambda rank: _trained_there(case))
+    opts = _trained_in(case, SIZE)
     with world_of(2) as world:
-        for error in world.errors(lambda rank: _goes_on(case, opts, [0, None], rank)):
-            assert isinstance(error, StateLost)
-            assert error.ranks == (1,)
-            assert "ranks [1, 2] of the former world are lost: nobody else had a copy of the state of [1]" in str(error)
+        errors = world.errors(lambda rank: _goes_on(case, opts, [0, None], rank))
+        all_raise(
+            errors,
+            StateLost,
+            "ranks [1, 2] of the former world are lost: nobody else had a copy of the state of [1]",
+            ranks=(1,),
+        )
 
 
 def test_a_loaded_state_has_a_second_home() -> None:
@@ -512,19 +489,15 @@ def test_any_two_ranks_may_be_lost_at_once_where_shards_have_two_copies(name: st
     owed = {LOST} if "compression" in case.options else set()  # by each rank itself, as decision 22 says
     with _undisturbed(case, "memory", 4) as expected:
         for lost in itertools.combinations(range(4), 2):
-            with world_of(4) as world:
-                opts = world.run(lambda rank: _trained_there(case))
+            opts = _trained_in(case, 4)
             former = [None if rank in lost else rank for rank in range(4)]
             with world_of(4) as world:
                 for bits, end in world.run(functools.partial(_goes_on, case, opts, former)):
                     assert _differing(bits, expected[DISTURBED]) <= owed, lost
                     assert owed or end == expected[LAST], lost
-    with world_of(4) as world:
-        opts = world.run(lambda rank: _trained_there(case))
+    opts = _trained_in(case, 4)
     with world_of(2) as world:
-        for error in world.errors(lambda rank: _goes_on(case, opts, [0, None], rank)):
-            assert isinstance(error, StateLost)
-            assert error.ranks == (1,)
+        all_raise(world.errors(lambda rank: _goes_on(case, opts, [0, None], rank)), StateLost, ranks=(1,))
 
 
 @pytest.mark.sampled(3)
@@ -536,17 +509,24 @@ def test_two_ranks_that_are_lost_in_an_update_cost_no_more_than_that(name: str, 
     case = Case(CASES[name].rule, options=CASES[name].options | TWO_COPIES)
     with _undisturbed(case, transport, 4) as expected:
         for fails_at in range(1, 9) if transport == "memory" else (3, 5):
-            victim = fails_at % 4
-            with world_of(4, transport, timeout_s=10) as world:
-                opts, done, _ = _fail_at(world, case, victim, fails_at)
-            lost = {victim, (victim + 1 + fails_at // 4 % 3) % 4}
-            agreed = min(updates for rank, updates in enumerate(done) if rank not in lost)
-            former = [None if rank in lost else rank for rank in range(4)]
-            with world_of(4, transport) as world:
-                for rank in set(range(4)) - lost:
-                    opts[rank].rollback(agreed)
-                for rank, bits in enumerate(world.run(functools.partial(_goes_on, case, opts, former))):
-                    assert bits == [expected[agreed], expected[LAST]], (fails_at, rank)
+            lost = {fails_at % 4, (fails_at % 4 + 1 + fails_at // 4 % 3) % 4}
+            _lose_in_an_update(case, transport, fails_at, lost, expected, 4)
+
+
+def _lose_in_an_update(
+    case: Case, transport: str, fails_at: int, lost: set[int], expected: list[dict[str, bytes]], size: int = 0
+) -> None:
+    """One of the `lost` leaves in it; with newcomers in their places all have the bits of a world that lost none."""
+    size = size or _size_of(transport)
+    with world_of(size, transport, timeout_s=10) as world:
+        opts, done, _ = _fail_at(world, case, fails_at % size, fails_at)
+    agreed = min(updates for rank, updates in enumerate(done) if rank not in lost)
+    former = [None if rank in lost else rank for rank in range(size)]
+    with world_of(size, transport) as world:
+        for rank in set(range(size)) - lost:
+            opts[rank].rollback(agreed)
+        for rank, bits in enumerate(world.run(functools.partial(_goes_on, case, opts, former))):
+            assert bits == [expected[agreed], expected[LAST]], (fails_at, rank)
 
 
 @pytest.mark.parametrize(("elastic", "sharded"), [(False, True), (True, False)])
@@ -601,48 +581,37 @@ def test_a_bit_that_flips_between_two_updates_is_found_on_its_rank(where: str) -
                 if rank == 1:
                     _flip(opt.memory(where))
 
-        for error in world.errors(run):
-            assert isinstance(error, StateCorrupt)
-            assert error.ranks == (1,)
-            assert "memory of the optimizer on ranks [1] changed after update" in str(error)
+        errors = world.errors(run)
+        all_raise(errors, StateCorrupt, "memory of the optimizer on ranks [1] changed after update", ranks=(1,))
+
+
+TWO_HOMES = "rank 2 and rank 0, the second home of its state, hold different bits of it"
+OF_THREE = "of them rank 2 differs from the others: its memory"
 
 
 @pytest.mark.sampled(one_in=3)
-def test_a_bit_that_flipped_unseen_is_found_by_its_two_homes() -> None:
-    """Which of the two is wrong is not claimed."""
-    case = CASES["lamb-half-clip"]
+@pytest.mark.parametrize(
+    ("name", "where", "ranks", "words"),
+    [
+        pytest.param("lamb-half-clip", "state", (2, 0), TWO_HOMES, id="two-homes"),
+        *(("two-copies", where, (2,), OF_THREE) for where in ("state", "copy", "copy 2")),
+    ],
+)
+def test_a_bit_that_flipped_unseen_is_found_by_all_homes(
+    name: str, where: str, ranks: tuple[int, ...], words: str
+) -> None:
+    """Which of two is wrong is not claimed; of three copies the odd one is named."""
+    case = CASES[name]
     with world_of(SIZE) as world:
 
         def run(rank: int) -> None:
             opt = _Opened(_made(case, group_of()))
             _train(opt.optimizer, case, PARTS - 1)  # the last part is looked at, and the first bucket is not in it
             if rank == 2:
-                _flip(opt.memory("state"))
-            _train(opt.optimizer, case, 2 * PARTS + EVERY)
-
-        for error in world.errors(run):
-            assert isinstance(error, StateCorrupt)
-            assert error.ranks == (2, 0)
-            assert "rank 2 and rank 0, the second home of its state, hold different bits of it" in str(error)
-
-
-@pytest.mark.sampled(one_in=3)
-@pytest.mark.parametrize(("where", "wrong"), [("state", 2), ("copy", 2), ("copy 2", 2)])
-def test_of_three_copies_the_odd_one_is_named(where: str, wrong: int) -> None:
-    case = CASES["two-copies"]
-    with world_of(SIZE) as world:
-
-        def run(rank: int) -> None:
-            opt = _Opened(_made(case, group_of()))
-            _train(opt.optimizer, case, PARTS - 1)  # the last part is looked at, and the first bucket is not in it
-            if rank == wrong:
                 _flip(opt.memory(where))
             _train(opt.optimizer, case, 2 * PARTS + EVERY)
 
-        for error in world.errors(run):
-            assert isinstance(error, StateCorrupt)
-            assert error.ranks == (wrong,)
-            assert f"of them rank {wrong} differs from the others: its memory" in str(error)
+        all_raise(world.errors(run), StateCorrupt, words, ranks=ranks)
 
 
 def test_a_state_that_is_loaded_or_rolled_back_to_is_no_corruption() -> None:

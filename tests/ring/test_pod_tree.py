@@ -12,7 +12,7 @@ from support.ranks import started_ranks, tell
 
 import ringtrain as rt
 from ring.reference import DTYPES, FLOATS, OPS, Array, assert_same_bits, folded, made
-from ring.worlds import world_of
+from ring.worlds import all_raise, end_one, world_of
 from ringtrain._core.communicators import hierarchical
 from ringtrain._core.process_groups.process_sets import group_of
 from ringtrain._core.process_groups.rank_context import ProcessGroupContext
@@ -159,9 +159,7 @@ def test_a_tree_of_ranks_is_between_more_than_64() -> None:
 def test_ranks_without_pods_that_mean_different_things_are_told(odd_one: int, lengths: tuple[int, int]) -> None:
     with world_of(5, direct_ranks_most=1) as world:
         errors = world.errors(lambda rank: rt.allreduce(np.ones(lengths[rank == odd_one]), name="w"))
-    for error in errors:
-        assert isinstance(error, MismatchError)
-        assert f"rank {odd_one}" in str(error)
+        all_raise(errors, MismatchError, f"rank {odd_one}")
 
 
 def test_up_to_the_bound_it_is_the_fold_in_rank_order() -> None:
@@ -210,9 +208,7 @@ def test_ranks_that_mean_different_things_are_told(odd_one: int, lengths: tuple[
     """All of them, in every pod."""
     with world_of(6, "pods", chain_pods_most=1) as world:
         errors = world.errors(lambda rank: rt.allreduce(np.ones(lengths[rank == odd_one]), name="w"))
-    for error in errors:
-        assert isinstance(error, MismatchError)
-        assert f"rank {odd_one}" in str(error)
+        all_raise(errors, MismatchError, f"rank {odd_one}")
 
 
 def allreduce_for_ever(length: int) -> str:
@@ -245,12 +241,7 @@ def allreduce_for_ever(length: int) -> str:
 def test_a_lost_rank_is_named_in_every_pod(victim: int, number: int, length: int) -> None:
     """In the middle of reductions and gathers, wherever its pod is in the tree."""
     with started_ranks(allreduce_for_ever, 6, length, env_of=Pods(3, timeout_s=6)) as ranks:
-        for rank in range(6):
-            assert ranks.message(rank) == "running"
-        ranks.signal(victim, number)
-        for outcome in ranks.outcomes(ranks=[rank for rank in range(6) if rank != victim]):
-            assert outcome.ok, outcome
-            assert f"rank {victim}" in outcome.value
+        end_one(ranks, 6, victim, number)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
@@ -258,9 +249,4 @@ def test_a_lost_rank_of_a_tree_of_ranks_is_named(number: int) -> None:
     """By all, those as well that had nothing to do with it."""
     env = {"RINGTRAIN_TRANSPORT": "grpc", "RINGTRAIN_TIMEOUT": "6"}
     with started_ranks(allreduce_for_ever, 5, 1_000_000, env=env) as ranks:
-        for rank in range(5):
-            assert ranks.message(rank) == "running"
-        ranks.signal(3, number)
-        for outcome in ranks.outcomes(ranks=[0, 1, 2, 4]):
-            assert outcome.ok, outcome
-            assert "rank 3" in outcome.value
+        end_one(ranks, 5, 3, number)

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.ranks import Ranks, ranks_ended, run_ranks, started_ranks, tell
+from support.ranks import Ranks, ranks_ended, run_ranks, started_ranks
 
 import ringtrain as rt
 from ring.reference import DTYPES, SHAPES, Array, assert_same_bits, folded, made
-from ring.worlds import world_of
+from ring.worlds import all_raise, until_a_peer_is_lost, world_of
 from ringtrain import step_time
 from ringtrain._core.communicators.shm import native
 from ringtrain._core.communicators.shm.communicator import SharedMemoryCommunicator
@@ -265,23 +265,14 @@ def test_ranks_that_differ_raise_with_both_values(length: int) -> None:
     ]
     for call, words in calls:
         with world_of(3, "shm") as world:
-            errors = world.errors(call)
-        for error in errors:
-            assert isinstance(error, MismatchError)
-            assert words in str(error)
-            assert "rank 1" in str(error)
+            all_raise(world.errors(call), MismatchError, words, "rank 1")
 
 
 def allreduce_for_ever(length: int) -> str:
     rt.init()
     values = np.ones(length, np.float32)
     rt.allreduce_(values)
-    tell("running")
-    try:
-        while True:
-            rt.allreduce_(values, rt.Max)
-    except PeerLost as lost:
-        return str(lost)
+    return until_a_peer_is_lost(lambda: rt.allreduce_(values, rt.Max))
 
 
 @pytest.mark.parametrize("length", [100, 2_000_000], ids=["small", "large"])
@@ -403,8 +394,7 @@ def test_buffers_at_different_places_are_told() -> None:
         group_of().all_reduce(buffer[rank : rank + 10]).wait()
 
     with world_of(2, "shm") as world:
-        errors = world.errors(work)
-    assert all(isinstance(error, MismatchError) and "mean different things" in str(error) for error in errors)
+        all_raise(world.errors(work), MismatchError, "mean different things")
 
 
 @pytest.mark.parametrize("transport", ["shm", "pods", "memory"])

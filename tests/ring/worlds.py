@@ -14,6 +14,7 @@ import pytest
 from support.deadlines import patient
 from support.memory_transport import MemoryNetwork, MemoryTransport
 from support.ports import free_addresses
+from support.ranks import Ranks, tell
 
 from ringtrain._core.communicators.exchange import SEGMENT_BYTES
 from ringtrain._core.communicators.hierarchical import CHAIN_PODS_MOST, DIRECT_RANKS_MOST
@@ -21,6 +22,7 @@ from ringtrain._core.process_groups.rank_context import ProcessGroupContext
 from ringtrain._core.transport.base import Transport
 from ringtrain._core.transport.rpc import RpcTransport
 from ringtrain._core.world.config import WorkerConfig
+from ringtrain.errors import PeerLost
 
 from .spmd import UNDER_MPIRUN, SpmdWorld, spmd_world
 
@@ -70,6 +72,17 @@ class World:
         self._error = None
         self._barrier.reset()
         return [self._pool.submit(entered, rank) for rank in range(len(self.contexts))]
+
+
+def all_raise(
+    errors: list[BaseException | None], kind: type[BaseException], *words: str, ranks: tuple[int, ...] | None = None
+) -> None:
+    """What every rank raised is of this kind, has these words, and names `ranks`, if it names any."""
+    for error in errors:
+        assert isinstance(error, kind), error
+        assert ranks is None or error.ranks == ranks
+        for part in words:
+            assert part in str(error), error
 
 
 @contextlib.contextmanager
@@ -131,3 +144,24 @@ class Firewalled(RpcTransport):
 
     def use_data_port(self, peer: int, port: int, request: bytes) -> None:
         super().use_data_port(peer, 1, request)  # nobody listens there
+
+
+def until_a_peer_is_lost(work: Callable[[], Any]) -> str:
+    """In a rank: work for ever, and say so; what is told when a peer is lost."""
+    work()
+    tell("running")
+    try:
+        while True:
+            work()
+    except PeerLost as lost:
+        return str(lost)
+
+
+def end_one(ranks: Ranks, size: int, victim: int, number: int) -> None:
+    """Send `number` to one of ranks that say when they work; all others come back from it with its name."""
+    for rank in range(size):
+        assert ranks.message(rank) == "running"
+    ranks.signal(victim, number)
+    for outcome in ranks.outcomes(ranks=[rank for rank in range(size) if rank != victim]):
+        assert outcome.ok, outcome
+        assert f"rank {victim}" in outcome.value

@@ -29,7 +29,7 @@ from typing import Any
 from ringtrain._core.process_groups.formations import own_agent
 from support.gang import until
 from support.ports import free_addresses
-from support.ranks import DEADLINE_S, Outcome, Ranks, ask, started_ranks
+from support.ranks import DEADLINE_S, Outcome, Ranks, ask, started_ranks, tell
 
 GENERATIONS = 1_000_000  # formations of an attempt
 
@@ -110,8 +110,16 @@ class Slots:
                     life.waits, life.said = True, word
         return life.said
 
-    def form(self, slots: list[int] | None = None) -> int:
-        """Make the next formation of `slots` (default: all that live), when all of them wait; survivors first."""
+    def formed(self, *going_on: int) -> list[Any]:
+        """Form a world of all that live; the next thing that the process of each says, by slot."""
+        self.form(*going_on)
+        return [self.message(slot) for slot in sorted(self.living)]
+
+    def form(self, *going_on: int, slots: list[int] | None = None) -> int:
+        """Let the slots `going_on` go on; make the next formation of `slots` (default: all that live), when all of
+        them wait; survivors first.
+        """
+        self.go_on(*going_on)
         chosen = sorted(self.living) if slots is None else slots
         for slot in chosen:
             self.await_ready(slot)
@@ -183,6 +191,11 @@ class Slots:
         if urgent:
             self.tell_change(urgent=True)
 
+    def replace(self, slot: int) -> None:
+        """Kill a slot's process and start another."""
+        self.kill(slot)
+        self.start(slot)
+
     def ended(self, slot: int) -> Outcome:
         """Wait until the process of a slot has ended, and how it did; the slot is free then."""
         life = self.living.pop(slot)
@@ -230,6 +243,13 @@ def await_go_on() -> None:
     if ask() == "change":
         agent = own_agent()
         until("the agent's word", lambda: agent.change_pending)
+
+
+def pause(said: Any, among: Sequence[Any] | None = None) -> None:
+    """In a rank: tell `said`, and wait for `Slots.go_on`; if it is one of those, where some are given."""
+    if among is None or said in among:
+        tell(said)
+        await_go_on()
 
 
 def _serve(listener: socket.socket, life: Life) -> None:

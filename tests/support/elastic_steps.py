@@ -1,14 +1,35 @@
 """A training for slots of `started_slots` whose result shows how often each step counted."""
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 import ringtrain as rt
 from ringtrain import elastic
-from support.elastic_agent import await_go_on
-from support.ranks import tell
+from support.elastic_agent import pause
+
+
+def call_first(hvd: Any, ones: Any, collective: str, begin: Callable[[], Any]) -> list[int]:
+    """Run a collective of a framework at the top of the script, as scripts do that are not elastic; then train."""
+    if collective == "allreduce":
+        hvd.allreduce(ones(2))
+    else:
+        hvd.broadcast_parameters({"weight": ones(2)}, root_rank=0)
+    state = begin()
+
+    @elastic.run
+    def train(state: Any) -> None:
+        while state.step < 4:
+            if state.step == 2:
+                pause(state.step)
+            state.sizes.append(int(hvd.allreduce(ones(1), op=hvd.Sum)[0]))
+            state.step += 1
+            state.commit()
+
+    train(state)
+    return list(state.sizes)
 
 
 def add_up_steps(steps: int, told: tuple[int, ...] = ()) -> dict[str, Any]:
@@ -21,9 +42,7 @@ def add_up_steps(steps: int, told: tuple[int, ...] = ()) -> dict[str, Any]:
         state.sizes.append(rt.size())
         while state.step < steps:
             state.step += 1
-            if state.step in told:
-                tell(state.step)
-                await_go_on()
+            pause(state.step, told)
             state.weights += rt.allreduce(np.ones(1000), rt.Average)
             state.commit()
 
