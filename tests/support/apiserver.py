@@ -25,7 +25,7 @@ from ringtrain_operator.cluster.api.client import ApiClient
 from ringtrain_operator.cluster.api.connection import ApiConnection
 from support.guard import GUARD
 from support.installation import install_rights, manifests
-from support.objects import CUSTOM_RESOURCE_DEFINITIONS
+from support.objects import CUSTOM_RESOURCE_DEFINITIONS, kubeconfig
 from support.ports import free_ports
 
 BINARIES = ("etcd", "kube-apiserver", "kube-controller-manager")
@@ -115,17 +115,8 @@ class ControlPlane:
     def kubeconfig(self, token: str = ADMIN_TOKEN, name: str = "admin") -> Path:
         """A kubeconfig file for `token`."""
         cluster = {"server": self.url, "certificate-authority": str(self.ca_file)}
-        context = {"cluster": "test", "user": name, "namespace": "default"}
         path = self.folder / f"{name}.kubeconfig"
-        config = {
-            "apiVersion": "v1",
-            "kind": "Config",
-            "clusters": [{"name": "test", "cluster": cluster}],
-            "users": [{"name": name, "user": {"token": token}}],
-            "contexts": [{"name": "test", "context": context}],
-            "current-context": "test",
-        }
-        path.write_text(yaml.safe_dump(config))
+        path.write_text(yaml.safe_dump(kubeconfig(cluster, {"token": token}, namespace="default")))
         return path
 
     def stop(self) -> None:

@@ -3,19 +3,18 @@
 It checks that the templates which a request names are there, and knows nothing of nodes.
 """
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from ringtrain_operator.cluster.api.client import ApiClient
-from ringtrain_operator.cluster.api.errors import ApiError, Conflict, NotFound
+from ringtrain_operator.cluster.api.errors import Conflict, NotFound
 from ringtrain_operator.cluster.api.resources import POD_TEMPLATES, provisioning_requests
-from support.kubelet.pod import now_text
+from support.kubelet.pod import new_condition
+from support.standin import again_and_again
 
 Json = dict[str, Any]
 REQUESTS = provisioning_requests("autoscaling.x-k8s.io/v1")
-PAUSE_S = 0.05
 _ANYTHING = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
 _POD_SET = {
     "type": "object",
@@ -74,30 +73,22 @@ CRD: Json = {
 @asynccontextmanager
 async def provisioning(api: ApiClient, namespace: str) -> AsyncIterator[None]:
     """Meanwhile every request of the namespace gets its nodes."""
-    task = asyncio.create_task(_answer_forever(api, namespace))
-    try:
+    async with again_and_again(lambda: _answer(api, namespace)):
         yield
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 async def say(api: ApiClient, request: Json, kind: str, reason: str = "Done", message: str = "") -> None:
     """A condition of the request holds from now on."""
     meta = request["metadata"]
     conditions = list((request.get("status") or {}).get("conditions") or ())
-    told = {"type": kind, "status": "True", "reason": reason, "message": message, "lastTransitionTime": now_text()}
-    patch = {"status": {"conditions": [*conditions, told]}}
+    patch = {"status": {"conditions": [*conditions, new_condition(kind, "True", reason, message)]}}
     await api.patch(REQUESTS, meta["namespace"], meta["name"], patch, subresource="status")
 
 
-async def _answer_forever(api: ApiClient, namespace: str) -> None:
-    while True:
-        with suppress(ApiError):
-            templates = {t["metadata"]["name"] for t in await api.select(POD_TEMPLATES, namespace)}
-            for request in await api.select(REQUESTS, namespace):
-                named = {one["podTemplateRef"]["name"] for one in request["spec"]["podSets"]}
-                if named <= templates and not (request.get("status") or {}).get("conditions"):
-                    with suppress(Conflict, NotFound):
-                        await say(api, request, "Provisioned", "CapacityIsFound")
-        await asyncio.sleep(PAUSE_S)  # a stand-in may be slow: nothing is measured with it
+async def _answer(api: ApiClient, namespace: str) -> None:
+    templates = {t["metadata"]["name"] for t in await api.select(POD_TEMPLATES, namespace)}
+    for request in await api.select(REQUESTS, namespace):
+        named = {one["podTemplateRef"]["name"] for one in request["spec"]["podSets"]}
+        if named <= templates and not (request.get("status") or {}).get("conditions"):
+            with suppress(Conflict, NotFound):
+                await say(api, request, "Provisioned", "CapacityIsFound")

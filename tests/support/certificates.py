@@ -10,6 +10,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+PEM = serialization.Encoding.PEM
+
 
 class JobAuthority:
     """The CA of one job. `uid`: of the job."""
@@ -31,12 +33,9 @@ class JobAuthority:
         names = x509.SubjectAlternativeName([x509.DNSName(f"{role}.{uid or self.uid}.ringtrain")])
         builder = self._builder(subject, key.public_key()).add_extension(names, critical=False)
         certificate = builder.sign(self._key, hashes.SHA256())
-        pem = serialization.Encoding.PEM
-        no_password = serialization.NoEncryption()
-        key_bytes = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, no_password)
-        (directory / "ca.crt").write_bytes(self._certificate.public_bytes(pem))
-        (directory / "tls.crt").write_bytes(certificate.public_bytes(pem))
-        (directory / "tls.key").write_bytes(key_bytes)
+        (directory / "ca.crt").write_bytes(self._certificate.public_bytes(PEM))
+        (directory / "tls.crt").write_bytes(certificate.public_bytes(PEM))
+        (directory / "tls.key").write_bytes(_key_bytes(key))
         (directory / "token").write_text(token)
         return directory
 
@@ -61,27 +60,47 @@ class ClusterAuthority:
             nothing_else = dict.fromkeys((*names, "encipher_only", "decipher_only"), False)
             usage = x509.KeyUsage(digital_signature=True, key_cert_sign=True, crl_sign=True, **nothing_else)
             builder = builder.add_extension(usage, critical=True)
-        self.pem = builder.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+        self.pem = builder.sign(self._key, hashes.SHA256()).public_bytes(PEM)
 
     def server_context(self, directory: Path, address: str) -> ssl.SSLContext:
         """What a server at the IP `address` needs; its files are written into `directory`."""
         key = ec.generate_private_key(ec.SECP256R1())
-        names = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(address))])
+        names = _of_address(address)
         issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "apiserver")])
         builder = self._builder(subject, key.public_key()).add_extension(names, critical=False)
         certificate = builder.add_extension(issuer, critical=False).sign(self._key, hashes.SHA256())
-        pem, no_password = serialization.Encoding.PEM, serialization.NoEncryption()
-        path = directory / "server.pem"
-        path.write_bytes(
-            key.private_bytes(pem, serialization.PrivateFormat.PKCS8, no_password) + certificate.public_bytes(pem)
-        )
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(path)
-        return context
+        return _context(directory / "server.pem", _key_bytes(key) + certificate.public_bytes(PEM))
 
     def _builder(self, subject: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
         return _builder(subject, self._name, key)
+
+
+def self_signed(name: str) -> tuple[bytes, bytes]:
+    """The key, and the certificate for 127.0.0.1, of a server that is its own authority; as PEM."""
+    key, subject = ec.generate_private_key(ec.SECP256R1()), x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    builder = _builder(subject, subject, key.public_key()).add_extension(_of_address("127.0.0.1"), critical=False)
+    return _key_bytes(key), builder.sign(key, hashes.SHA256()).public_bytes(PEM)
+
+
+def own_context(name: str, directory: Path) -> ssl.SSLContext:
+    """What a server at 127.0.0.1 needs that is its own authority; its file is written into `directory`."""
+    return _context(directory / f"{name}.pem", b"".join(self_signed(name)))
+
+
+def _context(path: Path, pem: bytes) -> ssl.SSLContext:
+    path.write_bytes(pem)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(path)
+    return context
+
+
+def _of_address(address: str) -> x509.SubjectAlternativeName:
+    return x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(address))])
+
+
+def _key_bytes(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
 
 
 def _builder(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:

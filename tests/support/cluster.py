@@ -17,7 +17,7 @@ from ringtrain_operator.cluster.api.resources import SERVICE_ACCOUNTS, ApiResour
 from support.apiserver import ControlPlane, why_unavailable
 from support.fakeapi import FakeApi
 from support.installation import beyond_rights, manifests
-from support.objects import NAMESPACES
+from support.objects import NAMESPACES, kubeconfig
 
 Json = dict[str, Any]
 WAIT_S = 180.0  # generous: what is waited for takes well under a second on an idle machine
@@ -38,15 +38,7 @@ class Cluster:
         if self.plane is not None:
             return self.plane.kubeconfig()
         path = folder / "kubeconfig"
-        config = {
-            "apiVersion": "v1",
-            "kind": "Config",
-            "clusters": [{"name": "fake", "cluster": {"server": self.connection.server}}],
-            "users": [{"name": "me", "user": {}}],
-            "contexts": [{"name": "fake", "context": {"cluster": "fake", "user": "me"}}],
-            "current-context": "fake",
-        }
-        path.write_text(yaml.safe_dump(config))
+        path.write_text(yaml.safe_dump(kubeconfig({"server": self.connection.server}, {})))
         return path
 
     async def new_namespace(self) -> str:

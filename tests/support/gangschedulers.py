@@ -4,22 +4,21 @@ The CRDs have the fields that the operator may write; another is dropped, and so
 devices, and nothing else of nodes.
 """
 
-import asyncio
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 from ringtrain_operator.cluster.api.client import ApiClient
-from ringtrain_operator.cluster.api.errors import ApiError, Conflict, NotFound
+from ringtrain_operator.cluster.api.errors import Conflict, NotFound
 from ringtrain_operator.cluster.api.resources import NODES, PODS, ApiResource, pod_groups
 from ringtrain_operator.placement.gangs import SCHEDULERS
-from support.kubelet.pod import now_text
+from support.kubelet.pod import new_condition
 from support.objects import subresource
+from support.standin import again_and_again
 
 Json = dict[str, Any]
-PAUSE_S = 0.05
 NOT_HELPFUL = "Preemption is not helpful for scheduling"
 _ANYTHING = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
 _COUNT = {"type": "integer", "format": "int32"}
@@ -93,32 +92,15 @@ class _Free:
 @asynccontextmanager
 async def standing_in(api: ApiClient, namespace: str, name: str) -> AsyncIterator[None]:
     """Meanwhile gangs of the namespace are placed as the gang scheduler `name` would place them."""
-    async with _again_and_again(lambda: _schedule(api, namespace, name)):
+    async with again_and_again(lambda: _schedule(api, namespace, name)):
         yield
 
 
 @asynccontextmanager
 async def placing_pod_by_pod(api: ApiClient, namespaces: Sequence[str]) -> AsyncIterator[None]:
     """Meanwhile each pod of the namespaces is placed by itself, or refused in kube-scheduler's words."""
-    async with _again_and_again(lambda: _schedule_each(api, namespaces)):
+    async with again_and_again(lambda: _schedule_each(api, namespaces)):
         yield
-
-
-@asynccontextmanager
-async def _again_and_again(schedule: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
-    task = asyncio.create_task(_forever(schedule))
-    try:
-        yield
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-
-async def _forever(schedule: Callable[[], Awaitable[None]]) -> None:
-    while True:
-        with suppress(ApiError):
-            await schedule()
-        await asyncio.sleep(PAUSE_S)  # a stand-in may be slow: nothing is measured with it
 
 
 async def _schedule_each(api: ApiClient, namespaces: Sequence[str]) -> None:
@@ -194,8 +176,7 @@ async def _say_unschedulable(api: ApiClient, pod: Json, words: str) -> None:
     meta, conditions = pod["metadata"], (pod.get("status") or {}).get("conditions") or []
     if any(c["type"] == "PodScheduled" and c.get("message") == words for c in conditions):
         return
-    told = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": words}
-    patch = {"status": {"conditions": [{**told, "lastTransitionTime": now_text()}]}}
+    patch = {"status": {"conditions": [new_condition("PodScheduled", "False", "Unschedulable", words)]}}
     with suppress(NotFound):
         await api.patch(PODS, meta["namespace"], meta["name"], patch, subresource="status")
 

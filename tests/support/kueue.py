@@ -1,9 +1,6 @@
 """The real Kueue beside a real control plane: its manager as a process, its webhooks on loopback."""
 
-from __future__ import annotations
-
 import base64
-import ipaddress
 import shutil
 import signal
 import subprocess
@@ -11,20 +8,16 @@ import time
 import urllib.request
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import yaml
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
 from ringtrain_operator.cluster.api.client import ApiClient
 from ringtrain_operator.cluster.api.errors import AlreadyExists
 from ringtrain_operator.cluster.api.resources import ApiResource
 from support.apiserver import ControlPlane, assets_folder
+from support.certificates import self_signed
 from support.guard import GUARD
 from support.objects import NAMESPACES
 from support.ports import free_ports
@@ -118,11 +111,14 @@ class Kueue:
     _gates: str = field(default="")
 
     @classmethod
-    def prepare(cls, folder: Path) -> Kueue:
+    def prepare(cls, folder: Path) -> "Kueue":
         """Its certificate and its ports: what the API server must know before it is started."""
         folder.mkdir(parents=True, exist_ok=True)
         made = cls(folder, *free_ports(2))
-        made.authority = base64.b64encode(_certificate(folder)).decode()
+        key, certificate = self_signed("kueue")
+        (folder / "tls.key").write_bytes(key)
+        (folder / "tls.crt").write_bytes(certificate)
+        made.authority = base64.b64encode(certificate).decode()
         return made
 
     @property
@@ -209,25 +205,3 @@ class Kueue:
                 return bool(got.status == 200)
         except OSError:
             return False
-
-
-def _certificate(folder: Path) -> bytes:
-    """A certificate for 127.0.0.1 that is its own authority, written with its key; as PEM."""
-    key, now = ec.generate_private_key(ec.SECP256R1()), datetime.now(UTC)
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "kueue")])
-    names = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(minutes=5))
-        .not_valid_after(now + timedelta(days=1))
-        .add_extension(names, critical=False)
-        .sign(key, hashes.SHA256())
-    )
-    pem, private = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
-    (folder / "tls.key").write_bytes(key.private_bytes(pem, private, serialization.NoEncryption()))
-    (folder / "tls.crt").write_bytes(certificate.public_bytes(pem))
-    return certificate.public_bytes(pem)

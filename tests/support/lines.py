@@ -1,7 +1,5 @@
 """Strategies for lines and JSON as no sane program writes them."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -26,3 +26,15 @@ def pod(name: str, **spec: Any) -> Json:
     """A pod of one container that nobody runs; `spec` is merged into its spec."""
     containers = [{"name": "main", "image": "none"}]
     return {"metadata": {"name": name}, "spec": {"containers": containers, **spec}}
+
+
+def kubeconfig(cluster: dict[str, str], user: dict[str, str], **context: str) -> Json:
+    """A kubeconfig with one of each."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "test", "cluster": cluster}],
+        "users": [{"name": "me", "user": user}],
+        "contexts": [{"name": "test", "context": {"cluster": "test", "user": "me", **context}}],
+        "current-context": "test",
+    }

@@ -1,7 +1,5 @@
 """What pure tests need of Kueue: it holds one Workload, and the test says what Kueue does to it."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """Rounds of jobs that compete for the devices of a few nodes, on a real control plane with the real scheduler."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator

@@ -1,7 +1,7 @@
 """An API server, nodes that run containers by script, and an operator: where a scenario is played."""
 
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -96,8 +96,10 @@ class Scenario:
         """Names of an attempt's pods."""
         return [f"{self.name}-launcher", *(f"{self.name}-worker-{i}" for i in range(workers))]
 
-    async def until_running(self, attempt: int = 1, workers: int = 2) -> None:
-        """Return when all pods of the attempt run."""
+    async def until_running(self, attempt: int = 1, workers: int = 2, after_s: float = 0) -> None:
+        """Return when all pods of the attempt run; the operator's time is moved ahead before, by `after_s`."""
+        if after_s:
+            self.skip(after_s)
         async with self._telling():
             for name in self.pod_names(workers):
                 await self.cluster.until(PODS, self.namespace, name, lambda p: _runs(p, attempt))
@@ -202,16 +204,20 @@ def _brief(job: Json, pods: list[Json]) -> str:
 
 
 @asynccontextmanager
-async def open_scenario(open_cluster: OpenCluster, folder: Path, **options: Any) -> AsyncIterator[Scenario]:
-    """A scenario on a namespace of its own; `options` are the kubelet's."""
+async def open_scenario(
+    open_cluster: OpenCluster, folder: Path, operator: Mapping[str, Any] | None = None, **options: Any
+) -> AsyncIterator[Scenario]:
+    """A scenario on a namespace of its own; `operator` are settings of it, `options` the kubelet's."""
     async with open_cluster() as cluster:
         namespace, runtime, clock = await cluster.new_namespace(), ScriptedRuntime(), Clock()
         async with (
             # One clock: an operator that is ahead takes what has just ended for something of long ago.
             Kubelet(cluster.api, runtime, folder, namespace=namespace, clock=clock, **options) as kubelet,
-            running_operator(cluster.operator_connection, clock, namespaces=(namespace,)) as operator,
+            running_operator(
+                cluster.operator_connection, clock, **{"namespaces": (namespace,), **(operator or {})}
+            ) as running,
         ):
-            yield Scenario(cluster, namespace, runtime, kubelet, operator, clock)
+            yield Scenario(cluster, namespace, runtime, kubelet, running, clock)
 
 
 @asynccontextmanager

@@ -4,14 +4,14 @@ It writes the conditions that Kueue writes, and knows neither quota nor order; k
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from ringtrain_operator.cluster.api.client import ApiClient
 from ringtrain_operator.cluster.api.errors import ApiError, Conflict, NotFound
 from ringtrain_operator.cluster.kueue import workloads
-from support.kubelet.pod import now_text
+from support.kubelet.pod import new_condition
 
 Json = dict[str, Any]
 WORKLOADS = workloads("v1beta2")
@@ -19,9 +19,16 @@ PAUSE_S = 0.05
 
 
 @asynccontextmanager
-async def admitting(api: ApiClient, namespace: str) -> AsyncIterator[None]:
-    """Meanwhile every Workload of the namespace that waits is admitted."""
-    task = asyncio.create_task(_admit_forever(api, namespace))
+async def again_and_again(do: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
+    """Meanwhile `do` it, whatever the API server says to that."""
+
+    async def forever() -> None:
+        while True:
+            with suppress(ApiError):
+                await do()
+            await asyncio.sleep(PAUSE_S)  # a stand-in may be slow: nothing is measured with it
+
+    task = asyncio.create_task(forever())
     try:
         yield
     finally:
@@ -29,22 +36,26 @@ async def admitting(api: ApiClient, namespace: str) -> AsyncIterator[None]:
         await asyncio.gather(task, return_exceptions=True)
 
 
+@asynccontextmanager
+async def admitting(api: ApiClient, namespace: str) -> AsyncIterator[None]:
+    """Meanwhile every Workload of the namespace that waits is admitted."""
+    async with again_and_again(lambda: _admit(api, namespace)):
+        yield
+
+
 async def evict(api: ApiClient, namespace: str, name: str) -> None:
     """Ask for a Workload's quota back, as when a more urgent one needs it."""
     while True:
         workload = await api.get(WORKLOADS, namespace, name)
-        evicted = _condition("Evicted", "True", "Preempted", "Preempted to accommodate a workload")
+        evicted = new_condition("Evicted", "True", "Preempted", "Preempted to accommodate a workload")
         with suppress(Conflict):
             return await _write(api, workload, [evicted])
 
 
-async def _admit_forever(api: ApiClient, namespace: str) -> None:
-    while True:
-        with suppress(ApiError):
-            for workload in await api.select(WORKLOADS, namespace):
-                with suppress(Conflict, NotFound):
-                    await _look_at(api, workload)
-        await asyncio.sleep(PAUSE_S)  # a stand-in may be slow: nothing is measured with it
+async def _admit(api: ApiClient, namespace: str) -> None:
+    for workload in await api.select(WORKLOADS, namespace):
+        with suppress(Conflict, NotFound):
+            await _look_at(api, workload)
 
 
 async def _look_at(api: ApiClient, workload: Json) -> None:
@@ -57,9 +68,9 @@ async def _look_at(api: ApiClient, workload: Json) -> None:
         api,
         workload,
         [
-            _condition("QuotaReserved", "True", "QuotaReserved", "Quota reserved in ClusterQueue all"),
-            _condition("Admitted", "True", "Admitted", "The workload is admitted"),
-            _condition("Evicted", "False", "QuotaReserved", "Previously: evicted"),
+            new_condition("QuotaReserved", "True", "QuotaReserved", "Quota reserved in ClusterQueue all"),
+            new_condition("Admitted", "True", "Admitted", "The workload is admitted"),
+            new_condition("Evicted", "False", "QuotaReserved", "Previously: evicted"),
         ],
         {"clusterQueue": "all", "podSetAssignments": given},
     )
@@ -75,13 +86,3 @@ async def _write(api: ApiClient, workload: Json, conditions: list[Json], admissi
         {"op": "add", "path": "/status", "value": written},
     ]
     await api.patch(WORKLOADS, meta["namespace"], meta["name"], patch, subresource="status", kind="json")
-
-
-def _condition(kind: str, status: str, reason: str, message: str) -> Json:
-    return {
-        "type": kind,
-        "status": status,
-        "reason": reason,
-        "message": message,
-        "lastTransitionTime": now_text(),
-    }

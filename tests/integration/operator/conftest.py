@@ -1,6 +1,7 @@
 """Both API servers for the operator's tests."""
 
 import functools
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 from support.apiserver import ControlPlane, why_unavailable
 from support.cluster import OpenCluster, fake_cluster, real_cluster
 from support.documents import documents
+from support.kubelet import ProcessRuntime
 from support.kueue import why_no_kueue
 from support.queued import Setting, open_setting
 
@@ -65,3 +67,9 @@ def open_cluster(request: pytest.FixtureRequest) -> OpenCluster:
 def venv_bin() -> Path:
     """The folder with the programs of this environment, `ringtrain` among them."""
     return Path(sys.executable).parent
+
+
+@pytest.fixture
+def runtime(venv_bin: Path) -> ProcessRuntime:
+    """Containers as processes, which find the programs of this environment."""
+    return ProcessRuntime(ROOT, {"PATH": f"{venv_bin}:{os.environ['PATH']}"})

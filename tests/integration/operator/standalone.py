@@ -7,6 +7,8 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+from support.commands import completed
+
 ROOT = Path(__file__).parents[3]
 _LIBRARY = re.compile(r"(?:=> |^\s*)(/\S+) \(0x", re.MULTILINE)
 BUSYBOX = Path("/bin/busybox")
@@ -29,7 +31,7 @@ def shell_only(root: Path) -> Path:
     """A root with one static program, busybox, under the names of a shell's tools; no Python, no C library."""
     (root / "bin").mkdir(parents=True)
     shutil.copy2(BUSYBOX, root / "bin" / "busybox")
-    names = subprocess.run([BUSYBOX, "--list"], capture_output=True, text=True, check=True).stdout.split()
+    names = completed([BUSYBOX, "--list"], check=True).stdout.split()
     for name in names:
         if name != "busybox":
             (root / "bin" / name).symlink_to("busybox")
@@ -41,7 +43,7 @@ def shell_only(root: Path) -> Path:
 def add_with_libraries(root: Path, files: Iterable[Path]) -> None:
     """Copy programs and modules into `root`, each to its place here, with all that they are linked with."""
     wanted = list(files)
-    listed = subprocess.run(["ldd", *map(str, wanted)], capture_output=True, text=True, check=False).stdout
+    listed = completed(["ldd", *map(str, wanted)]).stdout
     for path in (*wanted, *map(Path, set(_LIBRARY.findall(listed)))):
         target = root / str(path).lstrip("/")
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from contract.spec_cases import ACCEPTED, REJECTED, UPDATES
 from support.apiserver import ControlPlane
-from support.cluster import real_cluster
+from support.cluster import namespace_of, real_cluster
 from support.jobs import job
 from support.objects import CUSTOM_RESOURCE_DEFINITIONS
 from support.operating import running_operator
@@ -45,8 +45,7 @@ async def test_the_schema_is_structural(control_plane: ControlPlane) -> None:
 
 async def test_what_the_models_accept_is_admitted(control_plane: ControlPlane) -> None:
     """Every accepted case is created."""
-    async with real_cluster(control_plane) as c:
-        ns = await c.new_namespace()
+    async with namespace_of(real_cluster(control_plane)) as (c, ns):
         answers = {
             case.id: await why_refused(c.api, ns, named(case.manifest, ns, f"accepted-{number}"))
             for number, case in enumerate(ACCEPTED)
@@ -56,8 +55,7 @@ async def test_what_the_models_accept_is_admitted(control_plane: ControlPlane) -
 
 async def test_what_the_models_refuse_is_refused(control_plane: ControlPlane) -> None:
     """Each refusal comes at admission and names the field; what only the models can know is not in this table."""
-    async with real_cluster(control_plane) as c:
-        ns = await c.new_namespace()
+    async with namespace_of(real_cluster(control_plane)) as (c, ns):
         wrong = {}
         for number, case in enumerate(c for c in REJECTED if c.at_admission):
             name = case.manifest["metadata"]["name"]
@@ -71,8 +69,7 @@ async def test_what_the_models_refuse_is_refused(control_plane: ControlPlane) ->
 
 async def test_what_may_change_may_change(control_plane: ControlPlane) -> None:
     """Immutability rules of the CRD agree with the models'."""
-    async with real_cluster(control_plane) as c:
-        ns = await c.new_namespace()
+    async with namespace_of(real_cluster(control_plane)) as (c, ns):
         wrong = {}
         for number, case in enumerate(UPDATES):
             name = f"update-{number}"
@@ -95,8 +92,7 @@ async def test_what_may_change_may_change(control_plane: ControlPlane) -> None:
 async def test_a_job_that_never_ran_may_be_corrected(control_plane: ControlPlane) -> None:
     """What is refused of one that has run, or that has ended, is admitted before; but not another managedBy."""
     wrong, ended = {}, {"status": {"state": "Failed"}}
-    async with real_cluster(control_plane) as c:
-        ns = await c.new_namespace()
+    async with namespace_of(real_cluster(control_plane)) as (c, ns):
         for number, case in enumerate(case for case in UPDATES if case.path):
             for status in ({}, {"status": {"state": "Pending", "ledger": {"hasRun": False}}}, ended):
                 name = f"update-{number}-{len(str(status))}"
@@ -117,8 +113,7 @@ async def test_a_job_that_never_ran_may_be_corrected(control_plane: ControlPlane
 async def test_a_world_with_a_dispatcher_for_each_rank_keeps_its_size(control_plane: ControlPlane) -> None:
     """A running job with fewer or more ranks would be one that can't run, and its end would not be looked for."""
     tensorflow = {"kind": "tensorflow", "replicas": 2, "dispatchers": 2}
-    async with real_cluster(control_plane) as c:
-        ns = await c.new_namespace()
+    async with namespace_of(real_cluster(control_plane)) as (c, ns):
         await c.api.create(JOBS, ns, job(workers=2, dataWorkers=tensorflow))
         for subresource in (None, "scale"):
             wanted = {"replicas": 3} if subresource else {"worker": {"replicas": 3}}
@@ -131,16 +126,17 @@ async def test_a_world_with_a_dispatcher_for_each_rank_keeps_its_size(control_pl
 async def test_what_admission_cannot_know_is_said_in_the_status(control_plane: ControlPlane) -> None:
     """A job that only the models can refuse gets Accepted=False with the field, and no pods."""
     cases = [c for c in REJECTED if not c.at_admission]
-    async with real_cluster(control_plane) as c:
-        ns = await c.new_namespace()
-        async with running_operator(c.operator_connection, namespaces=(ns,)):
-            for number, case in enumerate(cases):
-                name = f"late-{number}"
-                await c.api.create(JOBS, ns, named(case.manifest, ns, name))
+    async with (
+        namespace_of(real_cluster(control_plane)) as (c, ns),
+        running_operator(c.operator_connection, namespaces=(ns,)),
+    ):
+        for number, case in enumerate(cases):
+            name = f"late-{number}"
+            await c.api.create(JOBS, ns, named(case.manifest, ns, name))
 
-                def rejected(job: dict[str, Any] | None, path: str = case.path) -> bool:
-                    conditions = ((job or {}).get("status") or {}).get("conditions") or []
-                    accepted = next((k for k in conditions if k["type"] == "Accepted"), {})
-                    return accepted.get("status") == "False" and path in accepted["message"]
+            def rejected(job: dict[str, Any] | None, path: str = case.path) -> bool:
+                conditions = ((job or {}).get("status") or {}).get("conditions") or []
+                accepted = next((k for k in conditions if k["type"] == "Accepted"), {})
+                return accepted.get("status") == "False" and path in accepted["message"]
 
-                await c.until(JOBS, ns, name, rejected)
+            await c.until(JOBS, ns, name, rejected)

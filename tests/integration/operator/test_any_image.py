@@ -25,7 +25,8 @@ from integration.operator.standalone import (
     why_not_built,
 )
 from support import jobs
-from support.cluster import Cluster, OpenCluster, can_open, fake_cluster
+from support.cluster import Cluster, OpenCluster, can_open, fake_cluster, namespace_of
+from support.commands import completed
 from support.deadlines import patient
 from support.jobs import state
 from support.kubelet import Kubelet
@@ -66,16 +67,15 @@ async def running(
     cluster: OpenCluster, manifest: Json, images: dict[str, Image], folder: Path, volume: AgentVolume
 ) -> AsyncIterator[tuple[Cluster, str]]:
     """The cluster and the namespace in which the job was created."""
-    async with cluster() as c:
-        ns = await c.new_namespace()
-        async with (
-            Kubelet(c.api, RootRuntime(images), folder, namespace=ns),
-            running_operator(
-                c.operator_connection, namespaces=(ns,), objects=BuildSettings(agent=AgentSource(AGENT, volume))
-            ),
-        ):
-            await c.api.create(JOBS, ns, manifest)
-            yield c, ns
+    async with (
+        namespace_of(cluster()) as (c, ns),
+        Kubelet(c.api, RootRuntime(images), folder, namespace=ns),
+        running_operator(
+            c.operator_connection, namespaces=(ns,), objects=BuildSettings(agent=AgentSource(AGENT, volume))
+        ),
+    ):
+        await c.api.create(JOBS, ns, manifest)
+        yield c, ns
 
 
 async def run(
@@ -290,9 +290,7 @@ def test_what_an_image_preloads_is_for_its_own_programs(agent: Image) -> None:
     image = {"LD_PRELOAD": "/image/own.so", "LD_LIBRARY_PATH": "/image", "PYTHONHOME": "/image", "LC_CTYPE": "C"}
     code = "import os, ringtrain; print(sorted(os.environ.items()))"
     for env in (image, {}):
-        done = subprocess.run(
-            [program, "-c", code], env=env, capture_output=True, text=True, check=True, timeout=patient(60)
-        )
+        done = completed([program, "-c", code], env=env, check=True, timeout=patient(60))
         assert (done.stdout.strip(), done.stderr) == (str(sorted(env.items())), "")
 
 
@@ -301,7 +299,5 @@ def test_the_agent_has_what_a_launcher_ships_logs_with(agent: Image) -> None:
     program = agent.root / "python" / "bin" / "python3"
     code = "import ssl, sys, s3fs, ringtrain.shared.storage, ringtrain_job.launcher.main"
     code += "; print('numpy' in sys.modules)"
-    done = subprocess.run(
-        [program, "-c", code], env={}, capture_output=True, text=True, check=False, timeout=patient(60)
-    )
+    done = completed([program, "-c", code], env={}, timeout=patient(60))
     assert (done.stdout.strip(), done.stderr) == ("False", "")

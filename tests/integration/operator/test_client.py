@@ -1,17 +1,15 @@
 """ringtrain_sdk against an API server: what is created, what the answers and errors are."""
 
 import asyncio
-import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from support.cluster import Cluster, OpenCluster, can_open, fake_cluster
-from support.kubelet import Kubelet, ProcessRuntime
+from support.cluster import Cluster, OpenCluster, can_open, fake_cluster, namespace_of
+from support.kubelet import ProcessRuntime
 from support.objects import CONFIG_MAPS
-from support.operating import running_operator
-from support.scenario import open_scenario
+from support.scenario import open_scenario, operated
 
 from ringtrain_operator.client.script import MAX_BYTES
 from ringtrain_sdk import (
@@ -27,7 +25,6 @@ from ringtrain_sdk import (
     Timeout,
 )
 
-ROOT = Path(__file__).parents[3]
 # Generous: the machine may be busy.
 SOON_S = 60.0
 
@@ -58,31 +55,24 @@ def fails() -> None:
 
 
 @pytest.mark.sampled(1, of="open_cluster", can_run=can_open)
-async def test_functions_train_in_pods(open_cluster: OpenCluster, tmp_path: Path, venv_bin: Path) -> None:
+async def test_functions_train_in_pods(open_cluster: OpenCluster, tmp_path: Path, runtime: ProcessRuntime) -> None:
     """With the real runtime in their containers: one that ends well, and one that fails in rank 1."""
-    runtime = ProcessRuntime(ROOT, {"PATH": f"{venv_bin}:{os.environ['PATH']}"})
-    async with open_cluster() as c:
-        ns = await c.new_namespace()
-        async with (
-            Kubelet(c.api, runtime, tmp_path, namespace=ns),
-            running_operator(c.operator_connection, namespaces=(ns,)),
-            client_of(c, ns, tmp_path) as client,
-        ):
-            run = await client.train(greets, args=["hello"], image="worker", workers=2)
-            bad = await client.train(fails, image="worker", workers=2, spec={"runPolicy": {"backoffLimit": 0}})
-            status = await run.wait(SOON_S)
-            assert (status.state, status.workers) == ("Succeeded", "-")
-            assert [line async for line in run.logs(rank=1)] == ["hello 1 of 2"]
-            metrics = await run.metrics()
-            assert metrics is not None
-            assert (metrics.step, metrics.loss) == (1, 0.5)
-            with pytest.raises(JobFailed, match="rank 1 exited with 7") as failed:
-                await bad.wait(SOON_S)
-            assert failed.value.failure is not None
-            assert failed.value.failure.rank == 1
-            assert "no such data set" in str(failed.value)
-            with pytest.raises(JobEnded, match="has ended"):
-                await run.suspend()
+    async with operated(open_cluster(), runtime, tmp_path) as (c, ns), client_of(c, ns, tmp_path) as client:
+        run = await client.train(greets, args=["hello"], image="worker", workers=2)
+        bad = await client.train(fails, image="worker", workers=2, spec={"runPolicy": {"backoffLimit": 0}})
+        status = await run.wait(SOON_S)
+        assert (status.state, status.workers) == ("Succeeded", "-")
+        assert [line async for line in run.logs(rank=1)] == ["hello 1 of 2"]
+        metrics = await run.metrics()
+        assert metrics is not None
+        assert (metrics.step, metrics.loss) == (1, 0.5)
+        with pytest.raises(JobFailed, match="rank 1 exited with 7") as failed:
+            await bad.wait(SOON_S)
+        assert failed.value.failure is not None
+        assert failed.value.failure.rank == 1
+        assert "no such data set" in str(failed.value)
+        with pytest.raises(JobEnded, match="has ended"):
+            await run.suspend()
 
 
 async def test_a_run_from_its_start_to_its_deletion(open_cluster: OpenCluster, tmp_path: Path) -> None:
@@ -122,41 +112,37 @@ async def test_a_run_from_its_start_to_its_deletion(open_cluster: OpenCluster, t
 
 async def test_what_is_wrong_is_told_by_field(open_cluster: OpenCluster, tmp_path: Path) -> None:
     """Before anything is created, and by the API server for what only it knows."""
-    async with open_cluster() as cluster:
-        ns = await cluster.new_namespace()
-        async with client_of(cluster, ns, tmp_path) as client:
-            with pytest.raises(Invalid) as refused:
-                await client.train(greets, args=["x"], image="w:1", workers=0, devices={"gpu": 1})
-            assert [problem.path for problem in refused.value.problems] == ["spec.worker.replicas"]
-            with pytest.raises(Invalid, match="image: is missing; on a cluster"):
-                await client.train(greets, args=["x"])
-            run = await client.train("/opt/train.py", in_image=True, image="w:1", name="digits")
-            unnamed = {**await run.job(), "metadata": {"generateName": "some-"}}
-            names = {(await client.submit(unnamed)).name for _ in range(2)}
-            assert len(names) == 2
-            assert all(name.startswith("some-") for name in names)
-            if open_cluster is not fake_cluster:  # which holds no rules
-                with pytest.raises(Invalid, match=r"spec.worker.replicas.*4096"):
-                    await run.scale(5000)
-            with pytest.raises(NotFound, match="is the operator installed, and the namespace nowhere there"):
-                await client.submit({**await run.job(), "metadata": {"name": "x", "namespace": "nowhere"}})
+    async with namespace_of(open_cluster()) as (cluster, ns), client_of(cluster, ns, tmp_path) as client:
+        with pytest.raises(Invalid) as refused:
+            await client.train(greets, args=["x"], image="w:1", workers=0, devices={"gpu": 1})
+        assert [problem.path for problem in refused.value.problems] == ["spec.worker.replicas"]
+        with pytest.raises(Invalid, match="image: is missing; on a cluster"):
+            await client.train(greets, args=["x"])
+        run = await client.train("/opt/train.py", in_image=True, image="w:1", name="digits")
+        unnamed = {**await run.job(), "metadata": {"generateName": "some-"}}
+        names = {(await client.submit(unnamed)).name for _ in range(2)}
+        assert len(names) == 2
+        assert all(name.startswith("some-") for name in names)
+        if open_cluster is not fake_cluster:  # which holds no rules
+            with pytest.raises(Invalid, match=r"spec.worker.replicas.*4096"):
+                await run.scale(5000)
+        with pytest.raises(NotFound, match="is the operator installed, and the namespace nowhere there"):
+            await client.submit({**await run.job(), "metadata": {"name": "x", "namespace": "nowhere"}})
 
 
 @pytest.mark.apiserver
 async def test_a_script_has_as_much_as_a_config_map(open_cluster: OpenCluster, tmp_path: Path) -> None:
     """The API server takes the largest that is let through; a job whose script is refused does not stay."""
     file = tmp_path / "train.py"
-    async with open_cluster() as cluster:
-        ns = await cluster.new_namespace()
-        async with client_of(cluster, ns, tmp_path) as client:
-            file.write_text("#" * MAX_BYTES)
-            await client.train(file, image="w:1", name="largest")
-            file.write_text("#" * (MAX_BYTES + 1))
-            with pytest.raises(ScriptUnusable, match=r"has 1048577 bytes"):
-                await client.train(file, image="w:1", name="larger")
-            taken = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "taken-script"}}
-            await cluster.api.create(CONFIG_MAPS, ns, taken)
-            file.write_text("pass")
-            with pytest.raises(ApiError, match="taken-script"):
-                await client.train(file, image="w:1", name="taken")
-            assert [run.name for run in await client.list()] == ["largest"]
+    async with namespace_of(open_cluster()) as (cluster, ns), client_of(cluster, ns, tmp_path) as client:
+        file.write_text("#" * MAX_BYTES)
+        await client.train(file, image="w:1", name="largest")
+        file.write_text("#" * (MAX_BYTES + 1))
+        with pytest.raises(ScriptUnusable, match=r"has 1048577 bytes"):
+            await client.train(file, image="w:1", name="larger")
+        taken = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "taken-script"}}
+        await cluster.api.create(CONFIG_MAPS, ns, taken)
+        file.write_text("pass")
+        with pytest.raises(ApiError, match="taken-script"):
+            await client.train(file, image="w:1", name="taken")
+        assert [run.name for run in await client.list()] == ["largest"]

@@ -54,8 +54,7 @@ async def test_a_restart_has_all_that_its_pods_need(open_cluster: OpenCluster, t
         await s.until(lambda j: j["status"].get("attempt") == 2)
         for resource in NAMED_ALIKE:
             await s.cluster.api.delete(resource, s.namespace, s.name)
-        s.skip(30)
-        await s.until_running(attempt=2)
+        await s.until_running(attempt=2, after_s=30)
         for resource in NAMED_ALIKE:
             await s.cluster.until_exists(resource, s.namespace, s.name)
         made = await s.cluster.api.get(SECRETS, s.namespace, secret)
@@ -93,8 +92,7 @@ async def test_a_job_that_restarts_is_suspended_and_resumed_has_one_secret(
     async with running_job(open_cluster, tmp_path) as s:
         s.fail(code=3)
         await s.until(lambda j: j["status"].get("attempt") == 2)
-        s.skip(30)
-        await s.until_running(attempt=2)
+        await s.until_running(attempt=2, after_s=30)
         await s.suspend()
         s.skip(LAUNCHER_ENDS_S)
         await s.until_pods(0)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from support.apiserver import ControlPlane, install_crd
-from support.cluster import Cluster, real_cluster
+from support.cluster import Cluster, namespace_of, real_cluster
 from support.objects import CUSTOM_RESOURCE_DEFINITIONS
 
 from ringtrain_operator.cluster.api.resources import ApiResource
@@ -69,8 +69,7 @@ async def convert(c: Cluster, folder: Path, job: Json) -> tuple[Json, str]:
 async def test_a_runtime_is_read_from_the_cluster(control_plane: ControlPlane, tmp_path: Path) -> None:
     """A cluster's own and a namespace's; one that is missing is named, and a cluster that knows no runtimes."""
     job, runtime = yaml.safe_load_all(FILE.read_text())
-    async with real_cluster(control_plane) as c:
-        namespace = await c.new_namespace()
+    async with namespace_of(real_cluster(control_plane)) as (c, namespace):
         _, said = await convert(c, tmp_path, job)
         assert "ClusterTrainingRuntime torch-distributed is needed; put it into the file" in said
         async with with_runtimes(c):

@@ -38,8 +38,7 @@ async def test_they_live_beside_the_gang(open_cluster: OpenCluster, tmp_path: Pa
         assert {name for name in second if second[name] != first[name]} == {"digits-data-1"}
         s.fail()
         await s.until(lambda j: j["status"]["attempt"] == 2)
-        s.skip(5)
-        await s.until_running(attempt=2)
+        await s.until_running(attempt=2, after_s=5)
         third = await s.uids()
         assert {name for name in third if third[name] == second[name]} == {*DATA, "digits-evaluator"}
         secrets = await s.cluster.api.select(SECRETS, s.namespace, labels=f"{contract.LABEL_JOB}=digits")

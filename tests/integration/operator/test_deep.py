@@ -5,7 +5,7 @@ import json
 import aiohttp
 import pytest
 from support.apiserver import ControlPlane
-from support.cluster import Cluster, Json, real_cluster
+from support.cluster import Cluster, Json, namespace_of, real_cluster
 from support.jobs import condition, job
 from support.operating import running_operator
 
@@ -43,8 +43,7 @@ async def until_refused(cluster: Cluster, namespace: str, name: str) -> None:
 @pytest.mark.sampled(one_in=3)
 async def test_a_deep_job_costs_only_itself(control_plane: ControlPlane) -> None:
     """Whether it was there before the operator or comes while it watches; and it can be listed, and deleted."""
-    async with real_cluster(control_plane) as c:
-        ns = await c.new_namespace()
+    async with namespace_of(real_cluster(control_plane)) as (c, ns):
         for levels in LEVELS:
             await create_deep(c, ns, f"before-{levels}", levels)
         async with running_operator(c.operator_connection):

@@ -38,8 +38,7 @@ async def test_a_pod_that_is_taken_away_restarts_the_gang_uncounted(
             await take_away(s, how)
             again = await s.until(lambda j: j["status"].get("attempt") == 2)
         assert (again["status"]["restarts"], again["status"]["disruptions"]) == (0, 1)
-        s.skip(30)
-        await s.until_running(attempt=2)
+        await s.until_running(attempt=2, after_s=30)
         await s.end_well(attempt=2)
 
 
@@ -63,8 +62,7 @@ async def test_a_node_that_goes_without_a_word_is_not_billed_to_the_job(
         s.skip(60)
         status = (await s.until(lambda j: j["status"].get("disruptions") == 1))["status"]
         assert status["restarts"] == 0
-        s.skip(120)
-        await s.until_running(attempt=2)
+        await s.until_running(attempt=2, after_s=120)
 
 
 def has_ended(pod: Json | None) -> bool:
@@ -82,6 +80,5 @@ async def test_pods_of_a_dead_node_are_replaced(open_cluster: OpenCluster, tmp_p
             await s.cluster.api.delete(PODS, s.namespace, name)
         await s.until(lambda j: j["status"].get("attempt") == 2)
         assert (await s.job())["status"]["restarts"] == 0
-        s.skip(120)
-        await s.until_running(attempt=2)
+        await s.until_running(attempt=2, after_s=120)
         assert {p["spec"]["nodeName"] for p in await s.pods()} == {"node-a"}

@@ -1,20 +1,18 @@
 """JAX's own collectives over `jax.distributed`, on the ranks of a job that names a template."""
 
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.cluster import OpenCluster, can_open
 from support.jobs import state
-from support.kubelet import Kubelet, ProcessRuntime
+from support.kubelet import ProcessRuntime
 from support.needs import need
-from support.operating import running_operator
+from support.scenario import operated
 
 from ringtrain_operator.cluster.api.resources import JOBS, TEMPLATES
 
 need("jax")
-ROOT = Path(__file__).parents[3]
 ENDED_WITHIN_S = 200.0  # some 20 s on an idle machine
 # In its first attempt process 1 ends in the middle.
 SCRIPT = """
@@ -35,7 +33,7 @@ API: dict[str, Any] = {"apiVersion": "ringtrain.dev/v1alpha1"}
 
 @pytest.mark.sampled(1, of="open_cluster", can_run=can_open)
 async def test_processes_find_each_other_in_every_attempt(
-    open_cluster: OpenCluster, tmp_path: Path, venv_bin: Path
+    open_cluster: OpenCluster, tmp_path: Path, runtime: ProcessRuntime
 ) -> None:
     """initialize() has no arguments, and sums are those of all processes; also after a restart."""
     containers = [{"name": "train", "image": "jax", "env": [{"name": "JAX_PLATFORMS", "value": "cpu"}]}]
@@ -59,17 +57,11 @@ async def test_processes_find_each_other_in_every_attempt(
             },
         },
     }
-    runtime = ProcessRuntime(ROOT, {"PATH": f"{venv_bin}:{os.environ['PATH']}"})
-    async with open_cluster() as c:
-        ns = await c.new_namespace()
-        async with (
-            Kubelet(c.api, runtime, tmp_path, namespace=ns),
-            running_operator(c.operator_connection, namespaces=(ns,)),
-        ):
-            await c.api.create(TEMPLATES["TrainingTemplate"], ns, template)
-            await c.api.create(JOBS, ns, job)
-            done = await c.until(JOBS, ns, "mine", lambda j: state(j) in ("Succeeded", "Failed"), ENDED_WITHIN_S)
-            log = b"".join([line async for line in c.api.pod_log(ns, "mine-launcher")]).decode()
+    async with operated(open_cluster(), runtime, tmp_path) as (c, ns):
+        await c.api.create(TEMPLATES["TrainingTemplate"], ns, template)
+        await c.api.create(JOBS, ns, job)
+        done = await c.until(JOBS, ns, "mine", lambda j: state(j) in ("Succeeded", "Failed"), ENDED_WITHIN_S)
+        log = b"".join([line async for line in c.api.pod_log(ns, "mine-launcher")]).decode()
     assert state(done) == "Succeeded", f"{done['status']}\n{log}"
     assert done["status"]["restarts"] == 1
     for process in (0, 1):

@@ -3,12 +3,12 @@
 import asyncio
 import os
 import re
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from support.commands import completed
 from support.jobs import condition, state
 from support.kubelet import ProcessRuntime
 from support.kueue import (
@@ -148,10 +148,9 @@ async def provisioned(s: Scenario, name: str) -> None:
 
 
 async def test_a_preempted_training_ends_with_the_weights_of_one_that_was_not(
-    setting: Setting, tmp_path: Path, venv_bin: Path
+    setting: Setting, tmp_path: Path, venv_bin: Path, runtime: ProcessRuntime
 ) -> None:
     """Real processes: an urgent job takes the place in mid-run; the training goes on from its checkpoint later."""
-    runtime = ProcessRuntime(ROOT, {"PATH": f"{venv_bin}:{os.environ['PATH']}"})
     options = ["--epochs", str(EPOCHS), "--batch-size", "64"]
     async with scenario(setting, tmp_path, runtime=runtime) as s:
         for obj in yaml.safe_load_all((ROOT / "manifests/samples/kueue/queue.yaml").read_text()):
@@ -217,6 +216,6 @@ def undisturbed(venv_bin: Path, options: list[str]) -> str:
         *options,
     ]
     env = {**os.environ, "PATH": f"{venv_bin}:{os.environ['PATH']}"}
-    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT, env=env)
+    done = completed(command, check=True, cwd=ROOT, env=env)
     (found,) = WEIGHTS.findall(done.stdout)
     return str(found)

@@ -90,8 +90,7 @@ async def test_a_failed_gang_restarts_within_its_limit(open_cluster: OpenCluster
         again = await s.until(lambda j: j["status"].get("restarts") == 1)
         failure = again["status"]["failure"]
         assert (failure["rank"], failure["exitCode"], failure["pod"]) == (1, 3, "digits-worker-1")
-        s.skip(30)
-        await s.until_running(attempt=2)
+        await s.until_running(attempt=2, after_s=30)
         assert (await s.job())["status"]["failure"] == failure
         s.fail(code=4, attempt=2)
         await s.until_state("Failed", "Succeeded")
@@ -119,8 +118,7 @@ async def test_a_gang_that_makes_no_step_is_restarted(open_cluster: OpenCluster,
         failure = again["status"]["failure"]
         assert failure["reason"] == "ProgressDeadlineExceeded"
         assert failure["message"] == "no step was reported for 60 s; last step: 3"
-        s.skip(30)
-        await s.until_running(attempt=2)
+        await s.until_running(attempt=2, after_s=30)
         await s.end_well(attempt=2)
 
 

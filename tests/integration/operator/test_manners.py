@@ -10,7 +10,7 @@ from pathlib import Path
 
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
-from support.cluster import OpenCluster, fake_cluster
+from support.cluster import OpenCluster, fake_cluster, namespace_of
 from support.jobs import job
 from support.operating import running_operator, start_operator, stop_operator
 from support.scenario import open_scenario
@@ -127,8 +127,7 @@ async def test_watches_that_stand_still_are_no_life() -> None:
 
 async def test_it_ends_when_it_is_asked_to(open_cluster: OpenCluster, tmp_path: Path) -> None:
     """SIGTERM: exit code 0, the lease is handed back, and every line of its log is an object."""
-    async with open_cluster() as c:
-        ns = await c.new_namespace()
+    async with namespace_of(open_cluster()) as (c, ns):
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "ringtrain_operator"),
             f"--kubeconfig={c.kubeconfig(tmp_path)}",

@@ -1,21 +1,18 @@
 """A job whose loss is not finite, from its rank to the job's status."""
 
-import os
-from functools import partial
 from pathlib import Path
 
 import pytest
 from support.apiserver import ControlPlane
 from support.cluster import real_cluster
 from support.jobs import condition, python_job, state
-from support.kubelet import Kubelet, ProcessRuntime
-from support.operating import running_operator
+from support.kubelet import ProcessRuntime
+from support.scenario import operated
 
 from ringtrain_operator.client.causes import explain_job
 from ringtrain_operator.cluster.api.resources import JOBS
 
 pytestmark = pytest.mark.apiserver
-ROOT = Path(__file__).parents[3]
 PROGRAM = """
 import os, time
 import ringtrain as rt
@@ -24,18 +21,12 @@ time.sleep(300)
 """
 
 
-async def test_a_job_fails_by_its_loss(control_plane: ControlPlane, tmp_path: Path, venv_bin: Path) -> None:
+async def test_a_job_fails_by_its_loss(control_plane: ControlPlane, tmp_path: Path, runtime: ProcessRuntime) -> None:
     """With failOnNaN: the reason is its own, the message names the rank and the step, and no attempt follows."""
-    runtime = ProcessRuntime(ROOT, {"PATH": f"{venv_bin}:{os.environ['PATH']}"})
     job = python_job("diverges", PROGRAM, tmp_path, slotsPerWorker=2, runPolicy={"failOnNaN": True})
-    async with partial(real_cluster, control_plane)() as c:
-        ns = await c.new_namespace()
-        async with (
-            Kubelet(c.api, runtime, tmp_path / "nodes", namespace=ns),
-            running_operator(c.operator_connection, namespaces=(ns,)),
-        ):
-            await c.api.create(JOBS, ns, job)
-            failed = await c.until(JOBS, ns, "diverges", lambda j: state(j) in ("Succeeded", "Failed"))
+    async with operated(real_cluster(control_plane), runtime, tmp_path / "nodes") as (c, ns):
+        await c.api.create(JOBS, ns, job)
+        failed = await c.until(JOBS, ns, "diverges", lambda j: state(j) in ("Succeeded", "Failed"))
     assert condition(failed, "Failed")["reason"] == "NotFinite"
     assert (failed["status"]["restarts"], failed["status"]["attempt"]) == (0, 1)
     told = "\n".join(explain_job(failed, [], []))

@@ -4,11 +4,8 @@ import asyncio
 import os
 import signal
 import sys
-import urllib.error
-import urllib.request
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +13,14 @@ import pytest
 from support.apiserver import ControlPlane
 from support.browser import open_browser
 from support.cluster import Cluster, real_cluster
-from support.deadlines import patient
+from support.http import ask
 from support.jobs import python_job, state
-from support.kubelet import Kubelet, ProcessRuntime
-from support.operating import running_operator
+from support.kubelet import ProcessRuntime
+from support.scenario import operated
 
 from ringtrain_operator.cluster.api.resources import JOBS, PODS
 
 pytestmark = pytest.mark.apiserver
-ROOT = Path(__file__).parents[3]
 DTJ = [sys.executable, "-m", "ringtrain_operator.cli"]
 # An attempt ends when its file is there, the first one badly.
 PROGRAM = """
@@ -64,57 +60,48 @@ async def _forwarded(c: Cluster, folder: Path, namespace: str) -> AsyncIterator[
 
 def _ask(url: str) -> tuple[int, str]:
     """With the cookies of other programs on this host, as many as a browser keeps."""
-    asked = urllib.request.Request(url, headers={"Cookie": "other=" + "x" * 40_000})
-    try:
-        with urllib.request.urlopen(asked, timeout=patient(60)) as answer:
-            return answer.status, answer.read().decode()
-    except urllib.error.HTTPError as error:
-        return error.code, error.read().decode()
+    return ask(url, Cookie="other=" + "x" * 40_000)
 
 
 @pytest.mark.sampled(one_in=3)
-async def test_one_link_shows_all_attempts(control_plane: ControlPlane, tmp_path: Path, venv_bin: Path) -> None:
+async def test_one_link_shows_all_attempts(
+    control_plane: ControlPlane, tmp_path: Path, runtime: ProcessRuntime
+) -> None:
     """The page follows the job into its second attempt, whose launcher has another token; without the link's token
     the forward answers 401, before it asks the cluster; at the end each attempt's report is in the log store, and
     there is no link to a page that nobody serves."""
-    runtime = ProcessRuntime(ROOT, {"PATH": f"{venv_bin}:{os.environ['PATH']}"})
-    async with partial(real_cluster, control_plane)() as c:
-        ns = await c.new_namespace()
-        async with (
-            Kubelet(c.api, runtime, tmp_path / "nodes", namespace=ns),
-            running_operator(c.operator_connection, namespaces=(ns,)),
-        ):
-            await c.api.create(JOBS, ns, _job(tmp_path / "go-on-"))
-            await c.until(JOBS, ns, "seen", lambda j: state(j) == "Running")
-            async with _forwarded(c, tmp_path, ns) as link, open_browser(tmp_path / "browser") as tab:
-                base = link.partition("?")[0]
-                for refused in (base, f"{base}page/log", f"{base}?token={'0' * 64}"):
-                    code, text = await asyncio.to_thread(_ask, refused)
-                    assert (code, "seen" in text) == (401, False)
-                await tab.visit(link, ends_at=base)
-                await tab.until("document.getElementById('lines').innerText.includes('[1] in attempt 1')")
-                await tab.until("document.getElementById('facts').innerText.includes('1 of 10')")
-                assert tab.complaints == []
-                (tmp_path / "go-on-1").touch()
-                await tab.until("document.getElementById('state').innerText === '✗ Failed'")
-                await tab.until("document.getElementById('lines').innerText.includes('[1] in attempt 2')")
-                await tab.until("document.getElementById('attempts').innerText.includes('rank 1 exited with 3')")
-                told = "attempt 1 ended: rank 1 exited with 3"
-                await tab.until(f"document.querySelector('#time .events').innerText.includes({told!r})")
-                (tmp_path / "go-on-2").touch()
-                await tab.until("document.getElementById('state').innerText === '✓ Succeeded'")
-            await c.until(JOBS, ns, "seen", lambda j: state(j) == "Succeeded")
-            pod = await c.api.get(PODS, ns, "seen-launcher")
-            assert pod["status"]["phase"] == "Succeeded"
-            ended = await asyncio.create_subprocess_exec(
-                *(*DTJ, "ui", "seen", "--namespace", ns),
-                env={**os.environ, "KUBECONFIG": str(c.kubeconfig(tmp_path))},
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-            )
-            async with asyncio.timeout(60):
-                out, err = await ended.communicate()
-            assert (out, ended.returncode) == (b"", 1)
-            assert f"{ns}/seen has ended (Succeeded)".encode() in err
+    async with operated(real_cluster(control_plane), runtime, tmp_path / "nodes") as (c, ns):
+        await c.api.create(JOBS, ns, _job(tmp_path / "go-on-"))
+        await c.until(JOBS, ns, "seen", lambda j: state(j) == "Running")
+        async with _forwarded(c, tmp_path, ns) as link, open_browser(tmp_path / "browser") as tab:
+            base = link.partition("?")[0]
+            for refused in (base, f"{base}page/log", f"{base}?token={'0' * 64}"):
+                code, text = await asyncio.to_thread(_ask, refused)
+                assert (code, "seen" in text) == (401, False)
+            await tab.visit(link, ends_at=base)
+            await tab.until("document.getElementById('lines').innerText.includes('[1] in attempt 1')")
+            await tab.until("document.getElementById('facts').innerText.includes('1 of 10')")
+            assert tab.complaints == []
+            (tmp_path / "go-on-1").touch()
+            await tab.until("document.getElementById('state').innerText === '✗ Failed'")
+            await tab.until("document.getElementById('lines').innerText.includes('[1] in attempt 2')")
+            await tab.until("document.getElementById('attempts').innerText.includes('rank 1 exited with 3')")
+            told = "attempt 1 ended: rank 1 exited with 3"
+            await tab.until(f"document.querySelector('#time .events').innerText.includes({told!r})")
+            (tmp_path / "go-on-2").touch()
+            await tab.until("document.getElementById('state').innerText === '✓ Succeeded'")
+        await c.until(JOBS, ns, "seen", lambda j: state(j) == "Succeeded")
+        pod = await c.api.get(PODS, ns, "seen-launcher")
+        assert pod["status"]["phase"] == "Succeeded"
+        ended = await asyncio.create_subprocess_exec(
+            *(*DTJ, "ui", "seen", "--namespace", ns),
+            env={**os.environ, "KUBECONFIG": str(c.kubeconfig(tmp_path))},
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        async with asyncio.timeout(60):
+            out, err = await ended.communicate()
+        assert (out, ended.returncode) == (b"", 1)
+        assert f"{ns}/seen has ended (Succeeded)".encode() in err
         reports = sorted(path.parent.name for path in tmp_path.rglob("report.html"))
         assert reports == ["1", "2"]

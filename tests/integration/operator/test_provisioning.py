@@ -1,8 +1,8 @@
 """Nodes that a cluster autoscaler is asked for: on an API server with its CRD, a stand-in plays the autoscaler."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from support.kubelet import Kubelet, ScriptedRuntime
 from support.operating import cut_off, running_operator, start_operator
 from support.rendering import render
 from support.sampling import Sample
-from support.scenario import Clock, Scenario
+from support.scenario import Clock, Scenario, open_scenario
 
 from ringtrain_operator.client.causes import explain_job
 from ringtrain_operator.cluster.api.client import ApiClient
@@ -57,19 +57,9 @@ def server(request: pytest.FixtureRequest) -> Any:
     return lambda: real_cluster(plane)
 
 
-@asynccontextmanager
-async def scenario(server: Any, folder: Path) -> AsyncIterator[Scenario]:
+def scenario(server: Any, folder: Path) -> AbstractAsyncContextManager[Scenario]:
     """Nodes, and an operator that may ask for more."""
-    cluster: Cluster
-    async with server() as cluster:
-        namespace, runtime, clock = await cluster.new_namespace(), ScriptedRuntime(), Clock()
-        async with (
-            Kubelet(cluster.api, runtime, folder, namespace=namespace) as kubelet,
-            running_operator(
-                cluster.operator_connection, clock, namespaces=(namespace,), provisioning=True
-            ) as operator,
-        ):
-            yield Scenario(cluster, namespace, runtime, kubelet, operator, clock)
+    return open_scenario(server, folder, {"provisioning": True})
 
 
 async def asked(s: Scenario) -> list[str]:
@@ -130,8 +120,7 @@ async def test_nothing_is_left_that_asks_for_nodes(server: Any, tmp_path: Path) 
         await until_asked(s, 1)
         s.fail(code=3)
         await s.until(lambda j: j["status"].get("attempt") == 2)
-        s.skip(30)
-        await s.until_running(attempt=2)
+        await s.until_running(attempt=2, after_s=30)
         await until_asked(s, 2)
         await s.change({"runPolicy": {"suspend": True}})
         await s.until_state("Suspended")

@@ -3,15 +3,12 @@
 Its end, and the operator's death at each write, are in test_killed.py; the real Kueue is in test_kueue.py.
 """
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 from support.cluster import fake_cluster
-from support.kubelet import Kubelet, ScriptedRuntime
-from support.operating import running_operator
 from support.rendering import render
-from support.scenario import Clock, Scenario
+from support.scenario import Scenario, open_scenario
 from support.standin import WORKLOADS, admitting
 
 from ringtrain_operator.cluster.api.resources import JOBS
@@ -21,16 +18,9 @@ QUEUED = {"scheduling": {"queue": "research"}}
 COMPANIONS = ["NetworkPolicy", "Secret", "Service", "ServiceAccount"]
 
 
-@asynccontextmanager
-async def scenario(folder: Path) -> AsyncIterator[Scenario]:
+def scenario(folder: Path) -> AbstractAsyncContextManager[Scenario]:
     """An API server with Kueue's kind, nodes, and an operator that writes Workloads."""
-    async with fake_cluster(render("kueue.enabled=true")) as c:
-        namespace, runtime, clock = await c.new_namespace(), ScriptedRuntime(), Clock()
-        async with (
-            Kubelet(c.api, runtime, folder, namespace=namespace) as kubelet,
-            running_operator(c.operator_connection, clock, kueue=True) as operator,
-        ):
-            yield Scenario(c, namespace, runtime, kubelet, operator, clock)
+    return open_scenario(lambda: fake_cluster(render("kueue.enabled=true")), folder, {"kueue": True, "namespaces": ()})
 
 
 async def owned(s: Scenario) -> list[str]:
@@ -72,8 +62,7 @@ async def test_a_job_that_runs_owns_one_workload_however_it_is_changed(tmp_path:
         assert await owned(s) == running(2)
         await s.change({"worker": {"replicas": 3}})
         await s.until_condition("Queued", "True", "Scaled")
-        s.skip(LAUNCHER_ENDS_S)
-        await s.until_running(attempt=2, workers=3)
+        await s.until_running(attempt=2, workers=3, after_s=LAUNCHER_ENDS_S)
         assert await owned(s) == running(3)
         (workload,) = await s.cluster.api.select(WORKLOADS, s.namespace)
         assert {p["name"]: p["count"] for p in workload["spec"]["podSets"]}["workers"] == 3

@@ -10,6 +10,7 @@ import aiohttp
 import pytest
 from support.certificates import ClusterAuthority
 from support.fakeapi.server import FakeApi
+from support.objects import kubeconfig
 from support.operating import running_operator, start_operator, stop_operator
 from support.ports import free_ports
 
@@ -46,20 +47,12 @@ def service_account(folder: Path, url: str, authority: ClusterAuthority) -> ApiC
     return ApiConnection.of_service_account(folder, host, port)
 
 
-def kubeconfig(folder: Path, url: str, authority: ClusterAuthority) -> ApiConnection:
+def of_kubeconfig(folder: Path, url: str, authority: ClusterAuthority) -> ApiConnection:
     """The connection of a kubeconfig that names the CA's file."""
     folder.mkdir()
     (folder / "ca.crt").write_bytes(authority.pem)
     cluster = {"server": url, "certificate-authority": str(folder / "ca.crt")}
-    config = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "clusters": [{"name": "c", "cluster": cluster}],
-        "users": [{"name": "u", "user": {"token": "t"}}],
-        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
-        "current-context": "x",
-    }
-    (folder / "config").write_text(json.dumps(config))
+    (folder / "config").write_text(json.dumps(kubeconfig(cluster, {"token": "t"})))
     return ApiConnection.of_kubeconfig(str(folder / "config"))
 
 
@@ -79,7 +72,7 @@ async def test_a_clusters_own_ca(tmp_path: Path, key_usage: bool) -> None:
         if not key_usage:  # what the operator must not do
             with pytest.raises(Unreachable, match="key usage"):
                 await version(ApiConnection(fake.url, tls=strictly))
-        for number, connect in enumerate((service_account, kubeconfig)):
+        for number, connect in enumerate((service_account, of_kubeconfig)):
             connection = connect(tmp_path / f"own-{number}", fake.url, authority)
             assert await version(connection) == "1"
             elsewhere = fake.url.replace("127.0.0.1", "localhost")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from support.apiserver import ControlPlane
-from support.cluster import real_cluster
+from support.cluster import namespace_of, real_cluster
 from support.jobs import job
 from support.kubelet.pod import ROOT_IMAGE
 from support.objects import NAMESPACES, pod
@@ -108,8 +108,7 @@ async def test_the_strictest_namespace_takes_the_agent(control_plane: ControlPla
         logs={"persistentVolumeClaim": {"claimName": "logs"}},
     )
     settings = BuildSettings(agent=AgentSource("agent:1", volume))
-    async with real_cluster(control_plane) as c:
-        namespace = await c.new_namespace()
+    async with namespace_of(real_cluster(control_plane)) as (c, namespace):
         await c.api.patch(NAMESPACES, None, namespace, RESTRICTED)
         await c.api.create(SERVICE_ACCOUNTS, namespace, {"metadata": {"name": "digits"}})
         parsed = parse_job(await c.api.create(JOBS, namespace, manifest))
@@ -195,8 +194,7 @@ async def test_what_a_quota_admits_of_a_gang_is_given_back(control_plane: Contro
         await s.until_pods(0)
         assert (await s.job())["status"]["state"] == "Queued"
         await few_pods(s, 3)
-        s.skip(60)
-        await s.until_running(attempt=2)
+        await s.until_running(attempt=2, after_s=60)
         status = (await s.job())["status"]
         assert (status["restarts"], status["disruptions"]) == (0, 0)
 

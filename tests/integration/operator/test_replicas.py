@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from support.cluster import OpenCluster, fake_cluster
+from support.cluster import OpenCluster, fake_cluster, namespace_of
 from support.jobs import job
 from support.operating import start_operator, stop_operator
 
@@ -16,8 +16,7 @@ QUICK = LeaseTimes(duration_s=1.5, renew_within_s=1.0, retry_s=0.1)
 
 async def test_the_lease_has_one_holder(open_cluster: OpenCluster) -> None:
     """The second waits while the first renews, and takes over at once when the first lets go."""
-    async with open_cluster() as c:
-        ns = await c.new_namespace()
+    async with namespace_of(open_cluster()) as (c, ns):
         first, second = (LeaderLease(c.api, ns, "operator", who, QUICK) for who in ("first", "second"))
         await first.acquire()
         assert first.held()
@@ -36,8 +35,7 @@ async def test_the_lease_has_one_holder(open_cluster: OpenCluster) -> None:
 
 async def test_a_leader_that_cannot_renew_stops_before_another_may_start(open_cluster: OpenCluster) -> None:
     """It gives up within renew_within_s, which is shorter than what the others wait."""
-    async with open_cluster() as c:
-        ns = await c.new_namespace()
+    async with namespace_of(open_cluster()) as (c, ns):
         first, second = (LeaderLease(c.api, ns, "operator", who, QUICK) for who in ("first", "second"))
         await first.acquire()
         # nobody renews for the first from here on
@@ -50,8 +48,7 @@ async def test_a_leader_that_cannot_renew_stops_before_another_may_start(open_cl
 
 async def test_a_fenced_client_sends_no_write(open_cluster: OpenCluster) -> None:
     """Reads pass, writes raise NotLeader and nothing reaches the server."""
-    async with open_cluster() as c:
-        ns = await c.new_namespace()
+    async with namespace_of(open_cluster()) as (c, ns):
         c.api.fence(lambda: False)
         assert await c.api.select(PODS, ns) == []
         with pytest.raises(NotLeader):
@@ -62,8 +59,7 @@ async def test_a_fenced_client_sends_no_write(open_cluster: OpenCluster) -> None
 
 async def test_the_standby_takes_over_from_a_leader_that_died() -> None:
     """Only one of two operators works; when it is cut off, the other goes on with the same job."""
-    async with fake_cluster() as c:
-        ns = await c.new_namespace()
+    async with namespace_of(fake_cluster()) as (c, ns):
         election = {"leader_election": True, "lease_namespace": ns}
         leader, leading = await start_operator(c.connection, identity="a", lease_times=QUICK, **election)
         standby, waiting = await start_operator(c.connection, identity="b", lease_times=QUICK, wait=False, **election)

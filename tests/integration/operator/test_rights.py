@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from support.apiserver import ControlPlane
-from support.cluster import real_cluster
+from support.cluster import namespace_of, real_cluster
 from support.installation import install_rights, token_of
 from support.jobs import job
 from support.operating import running_operator
@@ -85,8 +85,7 @@ async def test_an_operator_of_one_namespace_has_no_right_outside(control_plane: 
 
 async def test_a_user_with_edit_may_run_jobs(control_plane: ControlPlane) -> None:
     """The aggregated ClusterRoles give `edit` the jobs, and `view` a look at them."""
-    async with real_cluster(control_plane) as c:
-        ns = await c.new_namespace()
+    async with namespace_of(real_cluster(control_plane)) as (c, ns):
         bindings = ApiResource("rbac.authorization.k8s.io/v1", "RoleBinding", "rolebindings")
         for role in ("edit", "view"):
             await c.api.create(SERVICE_ACCOUNTS, ns, {"metadata": {"name": role}})

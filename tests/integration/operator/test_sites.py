@@ -2,18 +2,16 @@
 
 import asyncio
 import json
-import os
 from pathlib import Path
 
 import pytest
-from support.cluster import OpenCluster
+from support.cluster import OpenCluster, namespace_of
 from support.jobs import python_job, state
 from support.kubelet import Kubelet, ProcessRuntime
 from support.operating import running_operator
 
 from ringtrain_operator.cluster.api.resources import JOBS, NODES, PODS
 
-ROOT = Path(__file__).parents[3]
 LABEL = "example.com/room"
 # Trains by the sites that there are, encrypted between them, and tells what it found.
 PROGRAM = """
@@ -36,14 +34,12 @@ pathlib.Path(os.environ["GO_ON"], f"{rt.rank()}.json").write_text(json.dumps(fou
 
 @pytest.mark.parametrize("missing", [False, True], ids=["labelled", "one-without-a-label"])
 async def test_ranks_know_the_site_of_their_node(
-    open_cluster: OpenCluster, tmp_path: Path, venv_bin: Path, missing: bool
+    open_cluster: OpenCluster, tmp_path: Path, runtime: ProcessRuntime, missing: bool
 ) -> None:
     """As the label of the node says on which their pod is; a node without it ends the job, by name."""
     told = tmp_path / "told"
     told.mkdir()
-    runtime = ProcessRuntime(ROOT, {"PATH": f"{venv_bin}:{os.environ['PATH']}"})
-    async with open_cluster() as c:
-        ns = await c.new_namespace()
+    async with namespace_of(open_cluster()) as (c, ns):
         names = tuple(f"{ns}-{letter}" for letter in "abc")
         labels = {name: {} if missing else {LABEL: f"room-{index % 2}"} for index, name in enumerate(names)}
         async with (

@@ -8,7 +8,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 from support.apiserver import ControlPlane
-from support.cluster import Cluster, OpenCluster, fake_cluster, real_cluster
+from support.cluster import Cluster, OpenCluster, fake_cluster, namespace_of, real_cluster
 from support.jobs import condition, job
 from support.operating import running_operator
 
@@ -47,8 +47,7 @@ async def until_refused(c: Cluster, namespace: str, name: str, path: str) -> str
 
 async def test_a_misspelt_field_is_said(open_cluster: OpenCluster) -> None:
     """The API server takes the job; its status says which field is none and what was meant; there is no pod."""
-    async with open_cluster() as c:
-        ns = await c.new_namespace()
+    async with namespace_of(open_cluster()) as (c, ns):
         await c.api.create(JOBS, ns, with_pod("typo", nodeSelecter={"disk": "ssd"}))
         async with running_operator(c.operator_connection, namespaces=(ns,)):
             accepted = await until_refused(c, ns, "typo", "spec.worker.template.spec.nodeSelecter")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.cluster import fake_cluster
+from support.cluster import fake_cluster, namespace_of
 from support.deadlines import patient
 from support.jobs import python_job, state
 from support.kubelet import Kubelet, ProcessRuntime
@@ -75,8 +75,7 @@ async def test_it_shows_reports_as_they_come(tmp_path: Path, venv_bin: Path) -> 
     path = f"{venv_bin}:{os.environ['PATH']}"
     (port,) = free_ports(1)
     (tmp_path / "sitecustomize.py").write_text(WITHOUT_TENSORFLOW)
-    async with fake_cluster() as c:
-        ns = await c.new_namespace()
+    async with namespace_of(fake_cluster()) as (c, ns):
         command = [*DTJ, "tensorboard", "talk", "--namespace", ns, "--port", str(port)]
         environment = {
             **os.environ,

@@ -8,7 +8,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 from support.apiserver import ControlPlane
-from support.cluster import Cluster, OpenCluster, real_cluster
+from support.cluster import Cluster, OpenCluster, namespace_of, real_cluster
 from support.jobs import condition, job, state
 from support.operating import running_operator
 
@@ -60,8 +60,7 @@ async def image_of(c: Cluster, namespace: str, pod: str) -> str:
 
 async def test_a_job_goes_on_when_its_template_comes_and_keeps_it(open_cluster: OpenCluster) -> None:
     """Until then a condition names the field. What becomes of the template later is said, and changes no pod."""
-    async with open_cluster() as c:
-        ns = await c.new_namespace()
+    async with namespace_of(open_cluster()) as (c, ns):
         session = ClusterAccess(c.api, ns)
         await c.api.create(JOBS, ns, naming("small"))
         async with running_operator(c.operator_connection, namespaces=(ns,)):
@@ -95,8 +94,7 @@ async def test_a_job_goes_on_when_its_template_comes_and_keeps_it(open_cluster: 
 async def test_a_template_that_makes_no_valid_job_is_said(open_cluster: OpenCluster) -> None:
     """With the field and the template, which may be corrected; a suspended job may name another, and is suspended
     whatever it names."""
-    async with open_cluster() as c:
-        ns = await c.new_namespace()
+    async with namespace_of(open_cluster()) as (c, ns):
         await c.api.create(OF_NAMESPACE, ns, template("small", backend="mpi", networking={"encryption": "tensors"}))
         await c.api.create(OF_NAMESPACE, ns, template("other", "train:3"))
         await c.api.create(JOBS, ns, naming("small"))
@@ -122,8 +120,7 @@ async def test_a_template_that_makes_no_valid_job_is_said(open_cluster: OpenClus
 
 async def test_what_the_api_server_fills_in_says_nothing(control_plane: ControlPlane) -> None:
     """Nor does it require what a template has; null removes what the pod would have, an own section counts."""
-    async with real_cluster(control_plane) as c:
-        ns = await c.new_namespace()
+    async with namespace_of(real_cluster(control_plane)) as (c, ns):
         prepared = template(
             f"{ns}-all",
             backend="mpi",
@@ -156,8 +153,7 @@ async def test_what_the_api_server_fills_in_says_nothing(control_plane: ControlP
 
 async def test_the_cluster_is_asked_for_templates(open_cluster: OpenCluster, tmp_path: Path) -> None:
     """By `dtj templates`, by `dtj render`, and by the client, which also creates the job."""
-    async with open_cluster() as c:
-        ns = await c.new_namespace()
+    async with namespace_of(open_cluster()) as (c, ns):
         await c.api.create(OF_NAMESPACE, ns, template("small"))
         (tmp_path / "job.yaml").write_text(yaml.safe_dump(naming("small")))
         at = [f"--namespace={ns}", f"--kubeconfig={c.kubeconfig(tmp_path)}"]

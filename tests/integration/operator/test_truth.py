@@ -115,8 +115,7 @@ async def test_a_foreign_object_of_our_name_is_not_touched(open_cluster: OpenClu
         now = await s.cluster.api.get(SERVICES, s.namespace, "digits")
         assert now["metadata"]["resourceVersion"] == theirs["metadata"]["resourceVersion"]
         await s.cluster.api.delete(SERVICES, s.namespace, "digits")
-        s.skip(700)
-        await s.until_running()
+        await s.until_running(after_s=700)
 
 
 async def test_a_foreign_pod_of_our_name_is_said(open_cluster: OpenCluster, tmp_path: Path) -> None:
@@ -129,8 +128,7 @@ async def test_a_foreign_pod_of_our_name_is_said(open_cluster: OpenCluster, tmp_
         now = await s.cluster.api.get(PODS, s.namespace, "digits-worker-1")
         assert now["metadata"]["uid"] == theirs["metadata"]["uid"]
         await s.cluster.api.delete(PODS, s.namespace, "digits-worker-1", grace_period_s=0)
-        s.skip(0)
-        await s.until_running()
+        await s.until_running(after_s=0)
 
 
 async def test_an_invalid_spec_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -3,14 +3,13 @@
 import asyncio
 import os
 import secrets
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from support.images import USER, Engine
 from support.kubelet.environment import Sandbox
-from support.kubelet.runtimes import Exit, ProcessRuntime
+from support.kubelet.runtimes import ProcessContainer, ProcessRuntime
 
 
 class ImageRuntime:
@@ -63,24 +62,14 @@ class ImageRuntime:
 
 
 @dataclass(frozen=True)
-class ImageContainer:
+class ImageContainer(ProcessContainer):
     """The engine's process, which passes signals on and ends as its container ends."""
 
-    process: asyncio.subprocess.Process
-    sandbox: Sandbox
     engine: Engine
     name: str
 
-    async def wait(self) -> Exit:
-        code = await self.process.wait()
-        message = ""
-        if self.sandbox.termination_message.exists():
-            message = self.sandbox.termination_message.read_text(errors="replace")[:4096]
-        return Exit(code if code >= 0 else 128 - code, message)
-
-    def ask_to_stop(self) -> None:
-        with suppress(ProcessLookupError):
-            self.process.terminate()
+    def clear(self) -> None:
+        pass
 
     def kill(self) -> None:
         if self.process.returncode is None:

@@ -14,7 +14,7 @@ from ringtrain_operator.cluster.api.errors import ApiError, Conflict, NotFound
 from ringtrain_operator.cluster.api.resources import NODES, PODS
 from support.kubelet.execs import Beside
 from support.kubelet.network import AddressBlock
-from support.kubelet.pod import Clock, PodLife, now_text, utc_now
+from support.kubelet.pod import Clock, PodLife, new_condition, now_text, utc_now
 from support.kubelet.runtimes import Runtime
 from support.kubelet.serving import NodeServer
 from support.objects import subresource
@@ -261,14 +261,8 @@ class Kubelet:
         meta = pod["metadata"]
         if any(c["type"] == "PodScheduled" for c in (pod.get("status") or {}).get("conditions") or []):
             return
-        condition = {
-            "type": "PodScheduled",
-            "status": "False",
-            "reason": "Unschedulable",
-            "message": f"0/{len(self._nodes)} nodes are available: {len(self._nodes)} Insufficient {lacking}.",
-            "lastTransitionTime": now_text(),
-        }
-        patch = {"status": {"conditions": [condition]}}
+        why = f"0/{len(self._nodes)} nodes are available: {len(self._nodes)} Insufficient {lacking}."
+        patch = {"status": {"conditions": [new_condition("PodScheduled", "False", "Unschedulable", why)]}}
         with suppress(NotFound):
             await self._api.patch(PODS, meta["namespace"], meta["name"], patch, subresource="status")
 
@@ -293,10 +287,4 @@ class Kubelet:
 
 
 def _disrupted(reason: str) -> Json:
-    return {
-        "type": "DisruptionTarget",
-        "status": "True",
-        "reason": reason,
-        "message": f"{reason}: by the test",
-        "lastTransitionTime": now_text(),
-    }
+    return new_condition("DisruptionTarget", "True", reason, f"{reason}: by the test")

@@ -43,6 +43,12 @@ def now_text(clock: Clock = utc_now) -> str:
     return clock().strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
+def new_condition(kind: str, status: str, reason: str, message: str) -> Json:
+    """A condition that holds from now on."""
+    told = {"type": kind, "status": status, "reason": reason, "message": message}
+    return {**told, "lastTransitionTime": now_text()}
+
+
 def _is_refused_root(spec: Json) -> bool:
     """Whether the pod's image would run as root against its own words; the container's go before the pod's."""
     main = spec["containers"][0]

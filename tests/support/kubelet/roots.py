@@ -15,7 +15,7 @@ from support.commands import completed
 from support.deadlines import patient
 from support.guard import GUARD
 from support.kubelet.environment import Sandbox
-from support.kubelet.runtimes import Exit, ProcessRuntime
+from support.kubelet.runtimes import ProcessContainer, ProcessRuntime
 
 Json = dict[str, Any]
 # A user that no image and no machine knows.
@@ -174,28 +174,19 @@ def _devices(root: Path) -> list[str]:
     return [f"mount -t tmpfs -o mode=755 none {dev}", *made, *shared, f"ln -s /proc/self/fd {dev}/fd"]
 
 
-@dataclass(frozen=True)
-class RootContainer:
+class RootContainer(ProcessContainer):
     """`unshare`, whose child is the container's first process; all of it ends with that."""
 
-    process: asyncio.subprocess.Process
-    sandbox: Sandbox
-
-    async def wait(self) -> Exit:
-        code = await self.process.wait()
+    def clear(self) -> None:
         GUARD.ended(self.process.pid)
-        message, file = "", self.sandbox.folder / "own" / "termination-log"
-        if file.exists():
-            message = file.read_text(errors="replace")[:4096]
-        return Exit(code if code >= 0 else 128 - code, message)
+
+    def message_file(self) -> Path:
+        return self.sandbox.folder / "own" / "termination-log"
 
     def ask_to_stop(self) -> None:
-        self._signal(signal.SIGTERM)
+        self.signal(signal.SIGTERM)
 
-    def kill(self) -> None:
-        self._signal(signal.SIGKILL)
-
-    def _signal(self, number: int) -> None:
+    def signal(self, number: int) -> None:
         with suppress(OSError):
             for child in _children(self.process.pid):
                 os.kill(child, number)

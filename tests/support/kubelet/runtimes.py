@@ -142,21 +142,27 @@ class ProcessContainer:
 
     async def wait(self) -> Exit:
         code = await self.process.wait()
-        self._signal(signal.SIGKILL)  # what the first process left behind dies with its container
-        GUARD.ended(self.process.pid)
-        message = ""
-        if self.sandbox.termination_message.exists():
-            message = self.sandbox.termination_message.read_text(errors="replace")[:4096]
+        self.clear()
+        file = self.message_file()
+        message = file.read_text(errors="replace")[:4096] if file.exists() else ""
         return Exit(code if code >= 0 else 128 - code, message)
+
+    def clear(self) -> None:
+        """What the first process left behind dies with its container."""
+        self.signal(signal.SIGKILL)
+        GUARD.ended(self.process.pid)
+
+    def message_file(self) -> Path:
+        return self.sandbox.termination_message
 
     def ask_to_stop(self) -> None:
         with suppress(ProcessLookupError):
             self.process.terminate()  # like a kubelet: PID 1 of the container, not its children
 
     def kill(self) -> None:
-        self._signal(signal.SIGKILL)
+        self.signal(signal.SIGKILL)
 
-    def _signal(self, number: int) -> None:
+    def signal(self, number: int) -> None:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, number)
 

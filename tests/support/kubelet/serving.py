@@ -1,19 +1,13 @@
 """A kubelet's own server, where an API server fetches what `kubectl logs` shows and has commands run."""
 
 import asyncio
-import datetime
-import ipaddress
-import ssl
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 from aiohttp import WSMsgType, web
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
+from support.certificates import own_context
 from support.kubelet.execs import Start, serve_exec
 
 DATA, ERROR = b"\x00", b"\x01"
@@ -50,7 +44,7 @@ class NodeServer:
         app.router.add_get("/exec/{namespace}/{pod}/{container}", self._exec)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.5)
         await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0, ssl_context=_tls(self._folder)).start()
+        await web.TCPSite(self._runner, "127.0.0.1", 0, ssl_context=own_context("kubelet", self._folder)).start()
         self.port = self._runner.addresses[0][1]
 
     async def close(self) -> None:
@@ -93,27 +87,6 @@ class NodeServer:
         with suppress(ConnectionError):
             await response.write_eof()
         return response
-
-
-def _tls(folder: Path) -> ssl.SSLContext:
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "kubelet")])
-    now = datetime.datetime.now(datetime.UTC)
-    address = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
-    certificate = (
-        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(hours=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(address, critical=False)
-        .sign(key, hashes.SHA256())
-    )
-    pem = serialization.Encoding.PEM
-    file = folder / "kubelet.pem"
-    private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    file.write_bytes(private + certificate.public_bytes(pem))
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(file)
-    return context
 
 
 async def serve_forward(request: web.Request, address: Address) -> web.StreamResponse:
