@@ -3,8 +3,7 @@
 from typing import Any
 
 import numpy as np
-from support.elastic_agent import await_go_on
-from support.ranks import tell
+from support.elastic_agent import pause
 from support.simulated_device import Program, SimulatedSession
 
 import ringtrain as rt
@@ -31,9 +30,7 @@ def trains(told: tuple[int, ...]) -> tuple[list[Any], list[float]]:
         for epoch in state.shard.epochs(2):
             for batch in state.shard:
                 state.step += 1
-                if state.step in told:
-                    tell(state.step)
-                    await_go_on()
+                pause(state.step, told)
                 session.run(x[batch.indices], y[batch.indices])
                 for used in rt.allgather_object(batch.indices.tolist()):
                     state.ledger += [(epoch, index) for index in used]

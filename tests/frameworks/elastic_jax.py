@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from support.elastic_agent import await_go_on
-from support.ranks import tell
+from support.elastic_agent import pause
+from support.elastic_steps import call_first
 
 import ringtrain as rt
 import ringtrain.jax as hvd
@@ -101,9 +101,7 @@ def trains(kind: str, told: tuple[int, ...]) -> dict[str, Any]:
                 count = int(state.trained.step)
                 if count == STEPS:
                     return
-                if count in told:
-                    tell(count)
-                    await_go_on()
+                pause(count, told)
                 state.key, own = jax.random.split(state.key)
                 state.old_key, other = jax.random.split(state.old_key)
                 keep = jax.random.bernoulli(own, 0.8) & jax.random.bernoulli(other, 0.9)
@@ -178,26 +176,8 @@ def resumes(kind: str, folder: str, source: str, steps: int) -> dict[str, Any]:
 
 
 def calls_first(collective: str) -> list[int]:
-    """Run a collective at the top of the script, as scripts do that are not elastic; then train."""
     hvd.init()
-    if collective == "allreduce":
-        hvd.allreduce(jnp.ones(2))
-    else:
-        hvd.broadcast_parameters({"weight": jnp.ones(2)}, root_rank=0)
-    state: Any = rt.elastic.State(step=0, sizes=[])
-
-    @rt.elastic.run
-    def train(state: Any) -> None:
-        while state.step < 4:
-            if state.step == 2:
-                tell(state.step)
-                await_go_on()
-            state.sizes.append(int(hvd.allreduce(jnp.ones(1), op=hvd.Sum)[0]))
-            state.step += 1
-            state.commit()
-
-    train(state)
-    return list(state.sizes)
+    return call_first(hvd, jnp.ones, collective, lambda: rt.elastic.State(step=0, sizes=[]))
 
 
 def in_sites(told: int, keeps: bool = True) -> dict[str, Any]:
@@ -214,8 +194,7 @@ def in_sites(told: int, keeps: bool = True) -> dict[str, Any]:
         params, moments = diloco.params(), diloco.inner
         while state.step < STEPS:
             if state.step + 1 == told:
-                tell(told)
-                await_go_on()
+                pause(told)
             rows = np.random.default_rng([state.step, rt.rank()]).integers(0, SAMPLES, 8)
             gradients = diloco.average(jax.grad(loss_of)(params, X[rows], Y[rows], 1.0, 1.0))
             change, moments = update.update(gradients, moments, params)

@@ -5,8 +5,8 @@ import multiprocessing
 from typing import Any
 
 import torch
-from support.elastic_agent import await_go_on
-from support.ranks import tell
+from support.elastic_agent import pause
+from support.elastic_steps import call_first
 
 import ringtrain as rt
 import ringtrain.torch as hvd
@@ -50,9 +50,7 @@ def trains(kind: str, epochs: int, told: tuple[int, ...]) -> dict[str, Any]:
         for epoch in state.shard.epochs(epochs):
             for batch in state.shard:
                 state.step += 1
-                if state.step in told:
-                    tell(state.step)
-                    await_go_on()
+                pause(state.step, told)
                 state.optimizer.zero_grad()
                 for part in batch.micro_batches:
                     rows = torch.from_numpy(part.indices)
@@ -124,9 +122,7 @@ def goes_on(kind: str, steps: int, told: tuple[int, ...]) -> dict[str, Any]:
                 if state.step == steps:
                     return
                 state.step += 1
-                if state.step in told:
-                    tell(state.step)
-                    await_go_on()
+                pause(state.step, told)
                 optimizer.zero_grad()
                 rows = torch.from_numpy(batch.indices)
                 step(torch.nn.functional.mse_loss(model(x[rows]), y[rows]) * batch.weight)
@@ -164,9 +160,7 @@ def samples(epochs: int, batch_size: int, told: tuple[int, ...], workers: int) -
             )
             for index, batch in enumerate(loader):
                 state.batches += 1
-                if state.batches in told:
-                    tell(state.batches)
-                    await_go_on()
+                pause(state.batches, told)
                 for used in hvd.allgather_object(batch.tolist()):
                     state.seen[state.sampler.epoch] += used
                 state.sampler.record_batch(index, batch_size)
@@ -179,26 +173,8 @@ def samples(epochs: int, batch_size: int, told: tuple[int, ...], workers: int) -
 
 
 def calls_first(collective: str) -> list[int]:
-    """Run a collective at the top of the script, as scripts do that are not elastic; then train."""
     hvd.init()
-    if collective == "allreduce":
-        hvd.allreduce(torch.ones(2))
-    else:
-        hvd.broadcast_parameters({"weight": torch.ones(2)}, root_rank=0)
-    state = hvd.elastic.TorchState(step=0, sizes=[])
-
-    @hvd.elastic.run
-    def train(state: Any) -> None:
-        while state.step < 4:
-            if state.step == 2:
-                tell(state.step)
-                await_go_on()
-            state.sizes.append(int(hvd.allreduce(torch.ones(1), op=hvd.Sum).item()))
-            state.step += 1
-            state.commit()
-
-    train(state)
-    return list(state.sizes)
+    return call_first(hvd, torch.ones, collective, lambda: hvd.elastic.TorchState(step=0, sizes=[]))
 
 
 def in_sites(steps: int, told: tuple[int, ...], keeps: bool = True) -> dict[str, Any]:
@@ -218,9 +194,7 @@ def in_sites(steps: int, told: tuple[int, ...], keeps: bool = True) -> dict[str,
     def train(state: Any) -> None:
         while state.step < steps:
             for batch in state.shard:
-                if state.step + 1 in told:
-                    tell(state.step + 1)
-                    await_go_on()
+                pause(state.step + 1, told)
                 rows = torch.from_numpy(batch.indices)
                 torch.nn.functional.mse_loss(model(x[rows]), y[rows]).backward()
                 optimizer.step()

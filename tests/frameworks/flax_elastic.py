@@ -9,8 +9,7 @@ import optax
 from flax import linen, nnx
 from flax.training.train_state import TrainState
 from frameworks.scenarios import forked_slots
-from support.elastic_agent import await_go_on
-from support.ranks import tell
+from support.elastic_agent import pause
 
 import ringtrain as rt
 import ringtrain.jax as hvd
@@ -63,8 +62,7 @@ def trains(kind: str) -> dict[str, Any]:
         while state.committed < 6:
             if state.committed == 3 and not told:
                 told.append(3)
-                tell(3)
-                await_go_on()
+                pause(3)
             state.trained = step(state.trained)
             state.commit()
 
@@ -79,13 +77,10 @@ def _a_replaced_rank_leaves_no_trace(kind: str) -> None:
     found = []
     for is_killed in (False, True):
         with forked_slots(trains, 2, kind) as slots:
-            slots.form()
-            assert [slots.message(slot) for slot in (0, 1)] == [3, 3]
+            assert slots.formed() == [3, 3]
             if is_killed:
-                slots.kill(0)
-                slots.start(0)
-                slots.go_on(1)
-                slots.form()
+                slots.replace(0)
+                slots.form(1)
                 assert slots.message(0) == 3
                 slots.go_on(0)
             else:

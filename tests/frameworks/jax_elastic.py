@@ -1,12 +1,10 @@
 """Scenarios of JAX in elastic worlds: ranks are lost, replaced, added and taken away while a model is trained."""
 
-import contextlib
 import tempfile
-from collections.abc import Iterator
 from typing import Any
 
 from frameworks import elastic_jax
-from frameworks.scenarios import forked_slots
+from frameworks.scenarios import forked_slots, newcomer_that_calls, with_and_without_a_loss
 
 
 def _as_if_nothing_had_happened(kind: str) -> None:
@@ -18,18 +16,15 @@ def _as_if_nothing_had_happened(kind: str) -> None:
     with forked_slots(elastic_jax.trains, 2, kind, (3, 5, 7, 9)) as slots:
         slots.form()
         at(slots, 3, 0, 1)
-        slots.kill(0)
-        slots.start(0)
-        slots.go_on(1)
-        slots.form()
+        slots.replace(0)
+        slots.form(1)
         at(slots, 3, 0, 1)
         slots.go_on(0, 1)
         at(slots, 5, 0, 1)
         slots.start(2)
         slots.start(3)
         slots.tell_change()
-        slots.go_on(0, 1)
-        slots.form()
+        slots.form(0, 1)
         at(slots, 7, 0, 1, 2, 3)
         slots.tell_change(leaving=[1, 2])
         slots.go_on(0, 1, 2, 3)
@@ -38,8 +33,7 @@ def _as_if_nothing_had_happened(kind: str) -> None:
         slots.form()
         at(slots, 9, 0, 3)
         slots.kill(0)
-        slots.go_on(3)
-        slots.form()
+        slots.form(3)
         at(slots, 9, 3)
         slots.go_on(3)
         results: dict[int, Any] = slots.results()
@@ -86,13 +80,13 @@ def check_a_training_with_the_host_optimizer_resumes_at_another_size() -> None:
 
 def check_a_newcomer_that_reduces_first_is_met() -> None:
     """The others are on their way to the function, and add zeros."""
-    with newcomer_that_calls("allreduce") as slots:
+    with newcomer_that_calls(elastic_jax.calls_first, "allreduce") as slots:
         assert slots.results() == {0: [1, 1, 1, 2], 1: [1, 1, 1, 2]}
 
 
 def check_a_newcomer_that_broadcasts_first_is_told_at_once() -> None:
     """Its error tells the way out, and the others go on without it."""
-    with newcomer_that_calls("broadcast") as slots:
+    with newcomer_that_calls(elastic_jax.calls_first, "broadcast") as slots:
         outcome = slots.ended(1)
         assert outcome.error is not None
         assert "leave it to the function that elastic.run enters" in outcome.error
@@ -100,28 +94,13 @@ def check_a_newcomer_that_broadcasts_first_is_told_at_once() -> None:
         assert slots.results() == {0: [1, 1, 1, 1]}
 
 
-@contextlib.contextmanager
-def newcomer_that_calls(collective: str) -> Iterator[Any]:
-    with forked_slots(elastic_jax.calls_first, 1, collective) as slots:
-        slots.form()
-        at(slots, 2, 0)
-        slots.start(1)
-        slots.tell_change()
-        slots.go_on(0)
-        slots.form()
-        yield slots
-
-
 def check_sites_go_on_between_two_commits() -> None:
     """One of a site's two ranks is killed in the middle of 4 steps, and replaced: nobody takes a step again, and
     the newcomer has its site's momentum from the commit on."""
     with forked_slots(elastic_jax.in_sites, 4, 3, sites=("far", "far", "near", "near")) as slots:
-        slots.form()
-        assert [slots.message(slot) for slot in range(4)] == [3] * 4
-        slots.kill(1)
-        slots.start(1)
-        slots.go_on(0, 2, 3)
-        slots.form()
+        assert slots.formed() == [3] * 4
+        slots.replace(1)
+        slots.form(0, 2, 3)
         assert [slots.message(slot) for slot in (0, 2, 3)] == [3] * 3
         slots.go_on(0, 2, 3)
         results = slots.results()
@@ -135,19 +114,7 @@ def check_sites_go_on_between_two_commits() -> None:
 def check_sites_that_go_back_have_the_inner_state_of_the_commit() -> None:
     """A rank is killed two steps after a commit, nothing was kept since, and its place is taken: parameters and
     momentum end as without a loss, to the bit."""
-    found = []
-    for is_lost in (False, True):
-        with forked_slots(elastic_jax.in_sites, 4, 7, False, sites=("far", "far", "near", "near")) as slots:
-            slots.form()
-            assert [slots.message(slot) for slot in range(4)] == [7] * 4
-            if is_lost:
-                slots.kill(3)
-                slots.start(3)
-                slots.go_on(0, 1, 2)
-                slots.form()
-                assert [slots.message(slot) for slot in range(4)] == [7] * 4
-            slots.go_on(0, 1, 2, 3)
-            found.append(slots.results())
+    found = with_and_without_a_loss(elastic_jax.in_sites, 7, 7, False)
     whole = [*range(1, elastic_jax.STEPS + 1)]
     made = [found[1][slot].pop("made") for slot in range(4)]
     assert made == [[*whole[:6], *whole[4:]]] * 3 + [whole[4:]]

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 from frameworks.scenarios import forked_slots
-from support.elastic_agent import Slots, await_go_on
-from support.ranks import tell
+from support.elastic_agent import Slots, pause
 
 ENV = {
     "RINGTRAIN_TIMEOUT": "60",
@@ -19,13 +18,6 @@ ENV = {
     "TF_CPP_MIN_LOG_LEVEL": "3",
     "CUDA_VISIBLE_DEVICES": "",
 }
-
-
-def pause(step: Any, steps: tuple[Any, ...]) -> None:
-    """At each of `steps` say so, and wait for what the scenario does."""
-    if step in steps:
-        tell(step)
-        await_go_on()
 
 
 def functions(steps: int, pauses: tuple[int, ...]) -> dict[str, Any]:
@@ -79,13 +71,11 @@ def check_functions_go_on_in_worlds_of_other_sizes() -> None:
             said(worlds, step, size - 1)
             worlds.start(size - 1)
             worlds.tell_change()
-            worlds.go_on(*range(size - 1))
             # The step that had begun is committed before the world changes.
-            worlds.form()
+            worlds.form(*range(size - 1))
         said(worlds, 4, 3)
         worlds.kill(1)
-        worlds.go_on(0, 2)
-        worlds.form()
+        worlds.form(0, 2)
         said(worlds, 4, (0, 2))
         worlds.go_on(0, 2)
         said(worlds, 6, (0, 2))
@@ -135,10 +125,8 @@ def check_sessions_go_on_after_a_loss() -> None:
     with slots(sessions, 2, 5, (2,)) as worlds:
         worlds.form()
         said(worlds, 2, 2)
-        worlds.kill(0)
-        worlds.start(0)
-        worlds.go_on(1)
-        worlds.form()
+        worlds.replace(0)
+        worlds.form(1)
         said(worlds, 2, 2)
         worlds.go_on(0, 1)
         results = worlds.results()
@@ -202,12 +190,10 @@ def check_fit_goes_on_within_the_epoch() -> None:
             said(worlds, (0, 3), 2)
             worlds.tell_change()  # the next commit is that at the end of the epoch
             worlds.start(2)
-            worlds.go_on(0, 1)
-            worlds.form()
+            worlds.form(0, 1)
             said(worlds, (1, 2), 3)
             worlds.kill(2)
-            worlds.go_on(0, 1)
-            worlds.form()
+            worlds.form(0, 1)
             said(worlds, (1, 2), 2)
             worlds.go_on(0, 1)
             results = worlds.results()
@@ -226,8 +212,7 @@ def check_legacy_optimizers_are_kept() -> None:
         said(worlds, (0, 1), 1)
         worlds.start(1)
         worlds.tell_change()
-        worlds.go_on(0)
-        worlds.form()
+        worlds.form(0)
         results = worlds.results()
     assert [(result["weight"], result["updates"]) for result in results.values()] == [(-3.0, 3)] * 2
     assert results[1]["seen"] == [(0, 2)], results
@@ -266,8 +251,7 @@ def check_passes_of_an_update_begin_anew() -> None:
         said(worlds, 1, 1)
         worlds.start(1)
         worlds.tell_change()
-        worlds.go_on(0)
-        worlds.form()
+        worlds.form(0)
         results = worlds.results()
     assert list(results.values()) == [{"weight": -6.0, "steps": 2 + 6}] * 2
 
@@ -311,13 +295,10 @@ def check_a_host_optimizer_goes_on_in_worlds_of_other_sizes() -> None:
         said(worlds, 2, 2)
         worlds.start(2)
         worlds.tell_change()
-        worlds.go_on(0, 1)
-        worlds.form()
+        worlds.form(0, 1)
         said(worlds, 6, 3)
         worlds.kill(1)
-        worlds.go_on(0, 2)
-        worlds.form()
-        assert [worlds.message(slot) for slot in (0, 2)] == [6, 6]
+        assert worlds.formed(0, 2) == [6, 6]
         worlds.go_on(0, 2)
         results = worlds.results()
     assert results[0] == results[2]

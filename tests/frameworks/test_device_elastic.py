@@ -10,13 +10,9 @@ def test_a_replaced_rank_leaves_no_trace_on_the_device() -> None:
         slots.form()
         undisturbed = slots.results()
     with started_slots(elastic_device.trains, 2, (3,)) as slots:
-        slots.form()
-        assert [slots.message(slot) for slot in range(2)] == [3, 3]
-        slots.kill(1)
-        slots.start(1)
-        slots.go_on(0)
-        slots.form()
-        assert [slots.message(slot) for slot in range(2)] == [3, 3]
+        assert slots.formed() == [3, 3]
+        slots.replace(1)
+        assert slots.formed(0) == [3, 3]
         slots.go_on(0, 1)
         disturbed = slots.results()
     assert disturbed == {0: undisturbed[0], 1: undisturbed[0]}

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import torch
 from frameworks import elastic_torch
-from frameworks.scenarios import forked_slots
+from frameworks.scenarios import forked_slots, newcomer_that_calls, with_and_without_a_loss
 
 from ringtrain.torch.elastic.state import OptimizerStateHandler
 
@@ -19,11 +19,8 @@ def _a_replaced_rank_leaves_no_trace(kind: str) -> None:
         slots.form()
         for lost, step in ((1, 5), (0, 11)):
             assert [slots.message(slot) for slot in range(2)] == [step, step]
-            slots.kill(lost)
-            slots.start(lost)
-            slots.go_on(1 - lost)
-            slots.form()
-            assert [slots.message(slot) for slot in range(2)] == [step, step]
+            slots.replace(lost)
+            assert slots.formed(1 - lost) == [step, step]
             slots.go_on(0, 1)
         disturbed = slots.results()
     assert disturbed == {0: undisturbed[0], 1: undisturbed[0]}
@@ -38,13 +35,9 @@ def _the_ledger_over_growing_and_shrinking_worlds(kind: str) -> None:
         slots.start(1)
         slots.start(2)
         slots.tell_change()
-        slots.go_on(0)
-        slots.form()
-        assert [slots.message(slot) for slot in range(3)] == [9, 9, 9]
+        assert slots.formed(0) == [9, 9, 9]
         slots.kill(1)
-        slots.go_on(0, 2)
-        slots.form()
-        assert [slots.message(slot) for slot in (0, 2)] == [9, 9]
+        assert slots.formed(0, 2) == [9, 9]
         slots.go_on(0, 2)
         results = slots.results()
     assert results[0] == results[2]
@@ -55,11 +48,9 @@ def _the_ledger_over_growing_and_shrinking_worlds(kind: str) -> None:
 def _a_sampler_goes_on_with_what_is_left(workers: int) -> None:
     """Two ranks, one is killed: every sample is used once in every epoch, and the second is not begun again."""
     with forked_slots(elastic_torch.samples, 2, 2, 8, (4, 9), workers) as slots:
-        slots.form()
-        assert [slots.message(slot) for slot in range(2)] == [4, 4]
+        assert slots.formed() == [4, 4]
         slots.kill(1)
-        slots.go_on(0)
-        slots.form()
+        slots.form(0)
         assert slots.message(0) == 4
         slots.go_on(0)
         assert slots.message(0) == 9
@@ -78,25 +69,13 @@ def check_what_workers_of_a_loader_have_read_ahead_comes_again() -> None:
 
 def check_a_newcomer_that_reduces_first_is_met() -> None:
     """The others are on their way to the function: they add zeros, and calls without a name are paired anew."""
-    with forked_slots(elastic_torch.calls_first, 1, "allreduce") as slots:
-        slots.form()
-        assert slots.message(0) == 2
-        slots.start(1)
-        slots.tell_change()
-        slots.go_on(0)
-        slots.form()
+    with newcomer_that_calls(elastic_torch.calls_first, "allreduce") as slots:
         assert slots.results() == {0: [1, 1, 1, 2], 1: [1, 1, 1, 2]}
 
 
 def check_a_newcomer_that_broadcasts_first_is_told_at_once() -> None:
     """It ends with an error that tells the way out, and the others go on without it."""
-    with forked_slots(elastic_torch.calls_first, 1, "broadcast") as slots:
-        slots.form()
-        assert slots.message(0) == 2
-        slots.start(1)
-        slots.tell_change()
-        slots.go_on(0)
-        slots.form()
+    with newcomer_that_calls(elastic_torch.calls_first, "broadcast") as slots:
         outcome = slots.ended(1)
         assert outcome.error is not None
         assert "'broadcast.parameters.weight': broadcast needs data from every rank" in outcome.error
@@ -128,18 +107,12 @@ def _goes_on_as_if_nothing_had_happened(kind: str, size: int) -> None:
         slots.form()
         wanted = slots.results()[0]
     with forked_slots(elastic_torch.goes_on, size, kind, 20, (5, 11)) as slots:
-        slots.form()
-        assert {slots.message(slot) for slot in range(size)} == {5}
-        slots.kill(size - 1)
-        slots.start(size - 1)
-        slots.go_on(*range(size - 1))
-        slots.form()
-        assert {slots.message(slot) for slot in range(size)} == {5}
+        assert set(slots.formed()) == {5}
+        slots.replace(size - 1)
+        assert set(slots.formed(*range(size - 1))) == {5}
         slots.start(size)
         slots.tell_change()
-        slots.go_on(*range(size))
-        slots.form()
-        assert {slots.message(slot) for slot in range(size + 1)} == {11}
+        assert set(slots.formed(*range(size))) == {11}
         slots.go_on(*range(size + 1))
         results = slots.results()
     for found in results.values():
@@ -187,12 +160,9 @@ def check_sites_go_on_between_two_commits() -> None:
     """One of a site's two ranks is killed in the middle of 6 steps, and replaced: nobody takes a step again, the
     newcomer enters at the commit, and ranks of one site end with the same moments of AdamW."""
     with forked_slots(elastic_torch.in_sites, 4, 15, (4,), sites=("far", "far", "near", "near")) as slots:
-        slots.form()
-        assert [slots.message(slot) for slot in range(4)] == [4] * 4
-        slots.kill(1)
-        slots.start(1)
-        slots.go_on(0, 2, 3)
-        slots.form()
+        assert slots.formed() == [4] * 4
+        slots.replace(1)
+        slots.form(0, 2, 3)
         assert [slots.message(slot) for slot in (0, 2, 3)] == [4] * 3
         slots.go_on(0, 2, 3)
         results = slots.results()
@@ -209,19 +179,7 @@ def check_sites_go_on_between_two_commits() -> None:
 def check_sites_that_go_back_have_the_inner_optimizer_of_the_commit() -> None:
     """A rank is killed two steps after a commit, nothing was kept since, and its place is taken: weights, AdamW's
     moments and the rate end as without a loss, to the bit."""
-    found, sites = [], ("far", "far", "near", "near")
-    for is_lost in (False, True):
-        with forked_slots(elastic_torch.in_sites, 4, 15, (9,), False, sites=sites) as slots:
-            slots.form()
-            assert [slots.message(slot) for slot in range(4)] == [9] * 4
-            if is_lost:
-                slots.kill(3)
-                slots.start(3)
-                slots.go_on(0, 1, 2)
-                slots.form()
-                assert [slots.message(slot) for slot in range(4)] == [9] * 4
-            slots.go_on(0, 1, 2, 3)
-            found.append(slots.results())
+    found = with_and_without_a_loss(elastic_torch.in_sites, 9, 15, (9,), False)
     made = [found[1][slot].pop("made") for slot in range(4)]
     assert made == [[*range(1, 9), *range(7, 16)]] * 3 + [[*range(7, 16)]]
     assert [found[0][slot].pop("made") for slot in range(4)] == [[*range(1, 16)]] * 4
