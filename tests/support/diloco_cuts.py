@@ -19,7 +19,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,11 +26,11 @@ from pathlib import Path
 from support.certificates import JobAuthority
 from support.deadlines import patient
 from support.diloco_training import STEPS, SYNC_EVERY, wrong_in
-from support.elastic_chaos import given_seeds
 from support.elastic_pods import GuardedGang
 from support.gang import GangProcesses, PodProcess
 from support.namespaces import HostNet, Network, network
 from support.namespaces import why_not as no_namespaces
+from support.seeds import play_histories
 
 TIMEOUT_S = 8.0
 REPLACE_TIMEOUT_S = 4.0
@@ -318,26 +317,14 @@ class _Playing:
         self._gang.close()
 
 
-def main() -> None:
-    seeds, jobs = given_seeds("20")
-    if problem := why_not():
-        sys.exit(problem)
-    bad = 0
-    with ThreadPoolExecutor(jobs) as pool:
-        for seed, text, seconds in pool.map(_timed, seeds):
-            bad += bool(text)
-            acts = [event.act for event in history_of(seed).events]
-            acts += [f"{name}={value}" for name, value in history_of(seed).options.items()]
-            acts += ["sites"] if history_of(seed).sites else []
-            print(f"seed {seed}: {' '.join(acts)}, {seconds:.0f} s: {text or 'right'}", flush=True)
-    print(f"{len(seeds)} histories, {bad} of them bad")
-    sys.exit(min(bad, 1))
-
-
-def _timed(seed: int) -> tuple[int, str, float]:
-    began = time.monotonic()
-    return seed, judge(seed), time.monotonic() - began
+def _told(seed: int) -> str:
+    history = history_of(seed)
+    acts = [event.act for event in history.events]
+    acts += [f"{name}={value}" for name, value in history.options.items()]
+    return " ".join([*acts, "sites"] if history.sites else acts)
 
 
 if __name__ == "__main__":
-    main()
+    if problem := why_not():
+        sys.exit(problem)
+    play_histories("20", judge, _told)

@@ -14,14 +14,12 @@ through, to `events-<slot>-<pid>`.
     python -m support.diloco_training --seed 41        # one of them again
 """
 
-import argparse
 import faulthandler
 import hashlib
 import json
 import os
 import random
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -34,7 +32,9 @@ import numpy as np
 import ringtrain as rt
 from ringtrain import elastic
 from ringtrain._core.process_groups.context import current
+from support.commands import completed
 from support.deadlines import patient
+from support.seeds import play_histories
 
 SAMPLES, BATCH, STEPS, SYNC_EVERY = 120, 12, 32, 4
 EPOCHS = 1 + STEPS * BATCH // SAMPLES
@@ -174,14 +174,8 @@ def judge(seed: int) -> str:
         ]
         program = [sys.executable, "-m", "support.diloco_training", "--train"]
         command = [str(Path(sys.executable).parent / "ringtrain"), *words, *program]
-        done = subprocess.run(
-            command,
-            env={**env, "PYTHONPATH": str(Path(__file__).parents[1])},
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            timeout=DEADLINE_S,
-            check=False,
+        done = completed(
+            command, env={**env, "PYTHONPATH": str(Path(__file__).parents[1])}, cwd=folder, timeout=DEADLINE_S
         )
         wrong = wrong_in(Path(folder), done.returncode)
     return f"seed {seed}: {ranks} ranks, {on_loss}, {faults}: {wrong}\n{done.stderr}" if wrong else ""
@@ -260,26 +254,8 @@ def _stayed(events: list[dict[str, Any]], begun: int, formations: list[int]) -> 
     return False
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("seeds", nargs="?", type=int, default=20, help="how many from 0 on")
-    parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--seed", type=int, help="one, alone")
-    parser.add_argument("--train", action="store_true", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.train:
-        train()
-        return
-    seeds = range(given.first, given.first + given.seeds) if given.seed is None else [given.seed]
-    bad = 0
-    for seed in seeds:
-        began = time.monotonic()
-        text = judge(seed)
-        bad += bool(text)
-        print(f"seed {seed}: {time.monotonic() - began:.0f} s: {text or 'right'}", flush=True)
-    print(f"{len(seeds)} histories, {bad} of them bad")
-    sys.exit(min(bad, 1))
-
-
 if __name__ == "__main__":
-    main()
+    if "--train" in sys.argv:
+        train()
+    else:
+        play_histories("20", judge)

@@ -8,7 +8,6 @@ seed after the other. The points are the same for the same seed; what the proces
 the machine too.
 """
 
-import argparse
 import functools
 import sys
 import tempfile
@@ -22,6 +21,7 @@ from ringtrain.optim.mirror import second_homes
 from support.elastic_faults import BLOCK, Fault, Shape, faults_of, shape_of
 from support.elastic_pods import Played, play
 from support.elastic_training import WINDOW, ledger_of
+from support.seeds import given_seeds
 
 
 @functools.cache
@@ -129,22 +129,6 @@ def judge(seeds: Sequence[int]) -> Verdict:
 
 def _span(seeds: Sequence[int]) -> str:
     return f"{seeds[0]}-{seeds[-1]}"
-
-
-def seeds_of(text: str) -> list[int]:
-    """The seeds that a command names: how many from 0 on, or first-last."""
-    first, _, last = text.rpartition("-")
-    return list(range(int(first), int(last) + 1)) if first else list(range(int(last)))
-
-
-def given_seeds(without: str) -> tuple[list[int], int]:
-    """The seeds that the command line names, those of `without` if it names none; how many jobs run at a time."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("seeds", nargs="?", default=without, help="how many from 0 on, or first-last")
-    parser.add_argument("--seed", type=int, help="one, alone")
-    parser.add_argument("--jobs", type=int, default=1, help="how many jobs run at a time")
-    given = parser.parse_args()
-    return seeds_of(given.seeds) if given.seed is None else [given.seed], given.jobs
 
 
 def main() -> None:

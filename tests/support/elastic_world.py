@@ -94,11 +94,11 @@ class World:
 
     # What goes wrong
 
-    def kill(self, slot: int, code: int = 137, tail: tuple[str, ...] = ()) -> None:
-        """AttemptEnd the process of `slot`."""
-        rank = self.rank(slot)
-        if rank and rank.phase is RankPhase.RUNNING:
-            rank.end(RankPhase.FAILED, code, tail)
+    def kill(self, *slots: int, code: int = 137, tail: tuple[str, ...] = ()) -> None:
+        """End the processes of `slots`."""
+        for rank in map(self.rank, slots):
+            if rank and rank.phase is RankPhase.RUNNING:
+                rank.end(RankPhase.FAILED, code, tail)
 
     def hold(self, slot: int) -> None:
         """SIGSTOP."""
@@ -181,7 +181,12 @@ class World:
 
     # What happens in a second
 
-    def step(self) -> None:
+    def step(self, seconds: int = 1) -> None:
+        """So many seconds pass."""
+        for _ in range(seconds):
+            self._step()
+
+    def _step(self) -> None:
         """A second passes: ranks, agents, what agents say, the launcher."""
         self.now += 1
         if self.end is not None:

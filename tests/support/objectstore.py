@@ -11,7 +11,6 @@ import json
 import os
 import socket
 import threading
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -162,15 +161,6 @@ class Proxy:
         for end in (source, sink):
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
-
-
-def wait_until(what: str, is_so: object, within_s: float = 30.0) -> None:
-    """Wait until `is_so()` is true; say `what` was waited for where it is not."""
-    assert callable(is_so)
-    deadline = time.monotonic() + within_s
-    while not is_so():
-        assert time.monotonic() < deadline, f"{what} did not come to be within {within_s:g} s"
-        time.sleep(0.02)
 
 
 def manifest_of(data: bytes) -> dict[str, object]:

@@ -7,7 +7,6 @@ Launcher, agents and ranks are real processes. Nothing is killed: so no step may
 twice or never, and the weights at the end are those of a training on one rank that nobody disturbs.
 """
 
-import argparse
 import functools
 import json
 import os
@@ -26,10 +25,12 @@ from typing import Any
 
 from support import planned_training
 from support.deadlines import patient
+from support.elastic_pods import GuardedGang
 from support.elastic_training import ledger_of
 from support.gang import GangProcesses, PodProcess
-from support.guard import GUARD
+from support.http import ask
 from support.planned_training import STEPS
+from support.seeds import play_histories
 
 JOB_DEADLINE_S = patient(180.0)
 _POLL_S = 0.005
@@ -152,7 +153,8 @@ class _Playing:
             RINGTRAIN_ELASTIC_FORMATION_LIMIT="1000",
         )
         self._asked = history.first
-        self._launcher = self._start(self._job.launcher())
+        self._gang = GuardedGang(self._job, planned_training.__file__)
+        self._launcher = self._gang.start(self._job.launcher())
         self._agents: dict[int, PodProcess] = {}
         self._told: set[int] = set()
         self.lost_steps = 0
@@ -162,9 +164,7 @@ class _Playing:
         try:
             return self._run()
         finally:
-            self._job.close()
-            for pod in self._job.pods:
-                GUARD.ended(pod.pid)
+            self._gang.close()
 
     def _run(self) -> str:
         changes, end = list(self._history.changes), time.monotonic() + JOB_DEADLINE_S
@@ -189,7 +189,7 @@ class _Playing:
         for index in range(self._asked):
             if index not in self._agents:
                 command = (sys.executable, planned_training.__file__)
-                self._agents[index] = self._start(self._job.agent(index, *command))
+                self._agents[index] = self._gang.start(self._job.agent(index, *command))
 
     def _do(self, change: Change) -> None:
         if change.workers:
@@ -209,9 +209,8 @@ class _Playing:
 
     def _put(self, workers: int) -> None:
         url = f"http://127.0.0.1:{self._job.status_port}/workers"
-        request = urllib.request.Request(url, json.dumps({"workers": workers}).encode(), method="PUT")
         with suppress(urllib.error.URLError, ConnectionError):  # the job may just have ended
-            urllib.request.urlopen(request, timeout=patient(30)).close()
+            ask(url, json.dumps({"workers": workers}).encode(), "PUT")
 
     def ends(self) -> dict[int, dict[str, Any]]:
         """What the ranks of the last world have written, by slot."""
@@ -227,36 +226,17 @@ class _Playing:
 
     def log(self) -> str:
         """The end of what launcher and ranks have said."""
-        logs = [self._launcher.err()[-5000:]]
-        ranks = range(self._history.pods * self._history.slots)
-        logs += [path.read_text()[-2500:] for path in sorted(self._directory.glob("job-worker-*.err"))]
-        logs += [self._job.rank_log(slot).decode(errors="replace")[-2500:] for slot in ranks]
-        return "\n-----\n".join(logs)
-
-    def _start(self, pod: PodProcess) -> PodProcess:
-        GUARD.begun(pod.pid)
-        return pod
+        return self._gang.log(self._launcher)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("seeds", nargs="?", type=int, default=30, help="how many from 0 on")
-    parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--seed", type=int, help="one, alone")
-    parser.add_argument("--kind", choices=sorted(planned_training.KINDS))
-    given = parser.parse_args()
-    seeds = range(given.first, given.first + given.seeds) if given.seed is None else [given.seed]
-    bad = 0
-    for seed in seeds:
-        began = time.monotonic()
-        text = judge(seed, given.kind)
-        bad += bool(text)
-        history = history_of(seed, given.kind)
-        shape = f"{history.kind}, {history.pods} x {history.slots}, {history.transport}"
-        took = f"{len(history.changes)} changes, {time.monotonic() - began:.0f} s"
-        print(f"seed {seed}: {shape}, {took}: {text or 'right'}", flush=True)
-    print(f"{len(seeds)} histories, {bad} of them bad")
+KIND = os.environ.get("KIND")  # of all histories, where it is set
+
+
+def _told(seed: int) -> str:
+    history = history_of(seed, KIND)
+    shape = f"{history.kind}, {history.pods} x {history.slots}, {history.transport}"
+    return f"{shape}, {len(history.changes)} changes"
 
 
 if __name__ == "__main__":
-    main()
+    play_histories("30", functools.partial(judge, kind=KIND), _told)

@@ -5,16 +5,14 @@ import os
 import re
 import signal
 import sys
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support import elastic_rank
-from support.deadlines import patient
 from support.gang import GangProcesses, PodProcess, until
+from support.http import ask
 
 RANK = (sys.executable, str(Path(elastic_rank.__file__)))
 MakeGang = Callable[..., GangProcesses]
@@ -79,14 +77,7 @@ class ElasticJob:
         return dict(found)
 
     def put(self, path: str, body: bytes) -> tuple[int, str]:
-        url = f"http://127.0.0.1:{self.job.status_port}{path}"
-        try:
-            with urllib.request.urlopen(
-                urllib.request.Request(url, data=body, method="PUT"), timeout=patient(30)
-            ) as answer:
-                return answer.status, answer.read().decode()
-        except urllib.error.HTTPError as error:
-            return error.code, error.read().decode()
+        return ask(f"http://127.0.0.1:{self.job.status_port}{path}", body, "PUT")
 
     def finish(self, *slots: int) -> Any:
         """Have the ranks end with 0; returns the launcher's termination message."""

@@ -137,8 +137,7 @@ def test_who_has_the_state_stays_until_a_newcomer_has_it() -> None:
     """The slots that are wanted are other ones, whose processes take their time."""
     world = running(replace(RULES, min_ranks=1), workers=1)
     world.asked = frozenset({2, 3})
-    for _ in range(20):
-        world.step()
+    world.step(20)
     assert set(slots_of(world)) & {0, 1}
     world.start(1)
     world.until(lambda: len(world.formed) > 1 and bool(set(slots_of(world)) & {2, 3}))
@@ -171,8 +170,7 @@ def test_lost_steps_are_all_steps_where_nobody_is_left(world: World) -> None:
     """A training whose state is gone with all ranks has lost what it had committed, once."""
     world.until(lambda: _all_committed(world, 17))
     for _ in range(2):
-        for slot in range(6):
-            world.kill(slot)
+        world.kill(*range(6))
         world.step()
         world.until(lambda: met(world))
     assert world.state.lost_steps == 17
@@ -260,8 +258,7 @@ def test_a_program_that_always_fails(world: World) -> None:
 def test_ranks_that_all_fail_end_the_attempt(way: FormationRules) -> None:
     """An error that every rank meets is the program's: it is not tried again."""
     world = running(way)
-    for slot in range(6):
-        world.kill(slot, code=1, tail=("KeyError: 'a typo of mine'",))
+    world.kill(*range(6), code=1, tail=("KeyError: 'a typo of mine'",))
     world.until(lambda: world.end is not None)
     assert world.end == AttemptEnd(Ruin.ALL_FAILED)
     assert len(world.formed) == 1
@@ -269,16 +266,14 @@ def test_ranks_that_all_fail_end_the_attempt(way: FormationRules) -> None:
 
 def test_ranks_that_disagree_after_a_loss_begin_anew(world: World) -> None:
     """One had begun to take the state of those that were lost, the other begins: the next formation may help."""
-    for slot in range(6):
-        world.kill(slot, code=1, tail=("ringtrain.errors.MismatchError: collective #2: rank 0 called elastic state",))
+    world.kill(*range(6), code=1, tail=("ringtrain.errors.MismatchError: collective #2: rank 0 called elastic state",))
     world.until(lambda: world.state.number == 2 and met(world))
     assert world.end is None
 
 
 def test_ranks_that_are_all_killed_begin_anew(world: World) -> None:
     """Nothing says that the program is at fault."""
-    for slot in range(6):
-        world.kill(slot)
+    world.kill(*range(6))
     world.until(lambda: world.state.number == 2 and met(world))
     assert world.end is None
 
@@ -292,8 +287,7 @@ def test_the_same_error_again_and_again_ends_a_job_that_restarts() -> None:
             for slot in range(6):
                 world.process(slot).committed = step
             world.step()
-        for slot in range(6):
-            world.kill(slot, code=1, tail=("KeyError: 'a typo of mine'",))
+        world.kill(*range(6), code=1, tail=("KeyError: 'a typo of mine'",))
         world.step()
     world.until(lambda: world.end is not None)
     assert world.end.ruin is Ruin.OWN_ERROR
@@ -317,8 +311,7 @@ def test_a_training_that_began_anew_makes_progress_below_the_step_that_it_had_re
             world.rank(slot).committed = committed  # type: ignore[union-attr]
         world.until(lambda committed=committed: world.view().progressed == committed)  # type: ignore[misc]
         world.step()
-        for slot in range(6):
-            world.kill(slot, code=1, tail=("ringtrain.errors.StateLost: ranks [1, 2] of the former world are lost",))
+        world.kill(*range(6), code=1, tail=("ringtrain.errors.StateLost: ranks [1, 2] of the former world are lost",))
         world.step()
         world.until(lambda: met(world))
     assert world.end is None
@@ -336,8 +329,7 @@ def test_a_rank_that_only_lost_a_peer_has_no_error_of_its_own(world: World) -> N
 def test_all_ranks_end_with_0(world: World) -> None:
     """The attempt has succeeded; a rank that ends before the others is no loss."""
     world.process(0).end(RankPhase.SUCCEEDED, 0)
-    for _ in range(5):
-        world.step()
+    world.step(5)
     assert (world.state.phase, world.end) == (FormationPhase.RUNNING, None)
     for slot in range(1, 6):
         world.process(slot).end(RankPhase.SUCCEEDED, 0)
@@ -400,8 +392,7 @@ def test_ranks_that_are_not_heard_of_again_after_the_others_have_finished(world:
 def test_the_launcher_dies_in_any_second_of_a_recovery(world: World, killed: int) -> None:
     """It repeats the phase that it was in, and the world is made once."""
     world.kill(4)
-    for _ in range(killed):
-        world.step()
+    world.step(killed)
     world.restart_launcher()
     world.until(lambda: world.state.number == 2 and met(world))
     assert [formed.formation for formed in world.formed] == [1, 2]
@@ -516,8 +507,7 @@ def _new_pods(world: World) -> None:
 
 
 def _killed(world: World) -> None:
-    for slot in range(6):
-        world.kill(slot)
+    world.kill(*range(6))
     world.step()
     _another_pod(world, 0, 1, 2)
 
@@ -631,8 +621,7 @@ def test_what_a_training_that_began_anew_has_committed_is_told() -> None:
 def test_a_newcomer_does_not_wait_for_members_that_have_ended() -> None:
     """It is a member, and may come back, but it is here."""
     world = _joined_by_one(SHRINKS)
-    for slot in (0, 1):
-        world.kill(slot)
+    world.kill(*(0, 1))
     began = world.now
     world.until(lambda: len(world.formed) == 3)
     assert world.now - began < RULES.replace_timeout_s
@@ -662,8 +651,7 @@ def test_another_launcher_process_knows_who_has_the_state() -> None:
     world = _cut_off_and_back(SHRINKS)
     world.agents[2].cut = True
     world.restart_launcher()
-    for _ in range(LOST_AFTER):
-        world.step()
+    world.step(LOST_AFTER)
     world.agents[2].cut = False
     for _ in range(int(RULES.replace_timeout_s) - 5):
         world.step()

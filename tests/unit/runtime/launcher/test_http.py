@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from support.deadlines import patient
+from support.http import ask
 
 from ringtrain.shared.ports import PortTaken
 from ringtrain_job.launcher import http
@@ -53,12 +54,7 @@ def server() -> Iterator[tuple[StatusServer, list[bool]]]:
 
 def _get(server: StatusServer, path: str, authorization: str = "") -> tuple[int, str]:
     headers = {"Authorization": authorization} if authorization else {}
-    asked = urllib.request.Request(f"http://127.0.0.1:{server.port}{path}", headers=headers)
-    try:
-        with urllib.request.urlopen(asked, timeout=patient(60)) as answer:
-            return answer.status, answer.read().decode()
-    except urllib.error.HTTPError as error:
-        return error.code, error.read().decode()
+    return ask(f"http://127.0.0.1:{server.port}{path}", **headers)
 
 
 def test_status_is_strict_json(server: tuple[StatusServer, list[bool]]) -> None:
@@ -284,13 +280,8 @@ def test_a_client_that_takes_its_time_gets_all(monkeypatch: pytest.MonkeyPatch) 
 
 
 def _put(server: StatusServer, body: object, token: str = "t", path: str = "/pods") -> tuple[int, str]:
-    data, headers = json.dumps(body).encode(), {"Authorization": f"Bearer {token}"}
-    asked = urllib.request.Request(f"http://127.0.0.1:{server.port}{path}", data=data, headers=headers, method="PUT")
-    try:
-        with urllib.request.urlopen(asked, timeout=patient(60)) as answer:
-            return answer.status, answer.read().decode()
-    except urllib.error.HTTPError as error:
-        return error.code, error.read().decode()
+    url = f"http://127.0.0.1:{server.port}{path}"
+    return ask(url, json.dumps(body).encode(), "PUT", Authorization=f"Bearer {token}")
 
 
 def test_what_became_of_pods_is_put() -> None:

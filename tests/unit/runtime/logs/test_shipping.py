@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from support.objectstore import BUCKET, Proxy, Server, wait_until
+from support.gang import until
+from support.objectstore import BUCKET, Proxy, Server
 
 from ringtrain.shared.storage import ObjectStore
 from ringtrain_job.cli.main import main
@@ -80,7 +81,7 @@ def test_logs_wait_for_credentials(
     try:
         with caplog.at_level(logging.INFO, logger="ringtrain_job.logs.shipping"):
             running = _ship(uri, store)
-            wait_until("the problem", lambda: running.problem)
+            until("the problem", lambda: running.problem)
             assert "does not take these credentials" in caplog.text
             assert running.pending_bytes == sum(store.sizes().values()) > 0
             assert running.finish(0.2)
@@ -134,7 +135,7 @@ def test_two_launchers_that_know_nothing_of_each_other_share_no_folder(tmp_path:
         _write(store, 0, 1, [f"of {number}"])
         running = _ship(uri, store)
         if number == 0:  # it has chosen its folder, and nothing is in the store yet
-            wait_until("a folder", store.files.shipping.exists)
+            until("a folder", store.files.shipping.exists)
         assert running.finish(60) is None
         folders.append(json.loads(store.files.shipping.read_text())["folder"])
         store.close()
@@ -189,7 +190,7 @@ def test_a_problem_that_nobody_foresaw_does_not_look_like_the_end(tmp_path: Path
         return store.sizes()
 
     running = LogShipping(f"file://{tmp_path}/store", store.files, 1, sizes)
-    wait_until("the problem", lambda: running.problem)
+    until("the problem", lambda: running.problem)
     assert running.problem == "unforeseen"
     assert running.finish(60) is None
     assert running.state().document() == {
