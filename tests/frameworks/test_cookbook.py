@@ -2,12 +2,12 @@
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from frameworks.harness import Checks
+from support.commands import completed
 from support.deadlines import patient
 from support.needs import installed, need
 
@@ -43,9 +43,7 @@ def test_a_notebook_gets_what_its_ranks_returned():
     """The cell is run as a notebook runs it: its function is in no file."""
     (cell,) = blocks()["ranks_from_a_notebook"]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", cell], env=env, capture_output=True, text=True, timeout=DEADLINE_S, check=False
-    )
+    done = completed([sys.executable, "-c", cell], env=env, timeout=DEADLINE_S)
     assert re.fullmatch(r"\[0\.\d+, 0\.\d+\]\n", done.stdout), done.stderr
 
 

@@ -2,12 +2,12 @@
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from frameworks.harness import ENV
+from support.commands import completed
 from support.deadlines import patient
 
 TESTS = Path(__file__).parents[1]
@@ -18,14 +18,11 @@ WORLDS = 10  # five stages, one rank or all of them
 @pytest.mark.parametrize("transport", ["shm", "grpc"])
 def test_an_exception_at_any_stage_of_a_step_ends_every_rank_by_an_exception(transport: str) -> None:
     """No rank dies of a signal or hangs: who raised ends with 1, and so do the others, which lost a peer."""
-    ended = subprocess.run(
+    ended = completed(
         [sys.executable, "-m", "frameworks.crashing_script", transport],
         cwd=TESTS,
         env={**os.environ, **ENV, "RINGTRAIN_TIMEOUT": "30"},
-        capture_output=True,
-        text=True,
         timeout=patient(600),
-        check=False,
     )
     worlds = [json.loads(line) for line in ended.stdout.splitlines()]
     assert len(worlds) == WORLDS, ended.stderr[-3000:]

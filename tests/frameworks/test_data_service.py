@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from frameworks.harness import ENV, Scenarios
+from support.commands import completed
 from support.deadlines import patient
 from support.namespaces import network, why_not
 
@@ -74,7 +75,7 @@ print("read it all")
 def test_data_workers_of_the_job_itself(dispatchers: int, tmp_path: Path) -> None:
     """Kind tensorflow: no file, no second job; data workers find each other, and ranks them, by the launcher."""
     (tmp_path / "train.py").write_text(OF_A_JOB)
-    run = subprocess.run(
+    run = completed(
         [*(HOROVODRUN, "-np", "2", "--data-workers", "2", sys.executable, "train.py", str(dispatchers))],
         cwd=tmp_path,
         env={
@@ -84,10 +85,7 @@ def test_data_workers_of_the_job_itself(dispatchers: int, tmp_path: Path) -> Non
             "RINGTRAIN_DATA_KIND": "tensorflow",
             "RINGTRAIN_DATA_DISPATCHERS": str(dispatchers),
         },
-        capture_output=True,
-        text=True,
         timeout=DEADLINE_S,
-        check=False,
     )
     assert run.returncode == 0, run.stdout + run.stderr
     assert run.stdout.count("read it all") == 2

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from support.commands import completed
 from support.deadlines import patient
 from support.ports import free_addresses
 
@@ -28,9 +29,7 @@ ENV = {
 
 
 def run(command: list[str], **env: str) -> str:
-    done = subprocess.run(
-        command, env={**ENV, **env}, cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE_S, check=False
-    )
+    done = completed(command, env={**ENV, **env}, cwd=ROOT, timeout=DEADLINE_S)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -135,9 +134,7 @@ def test_an_estimator_in_two_terminals_goes_on_under_mpirun(tmp_path):
         pytest.skip("the second half needs mpirun (apt install openmpi-bin)")
     as_root = dict.fromkeys(("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"), "1")
     mpirun = ["mpirun", "-np", "2", "-H", "localhost:2", "--bind-to", "none", *command, "--steps", "100"]
-    done = subprocess.run(
-        mpirun, env={**ENV, **as_root}, cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE_S, check=False
-    )
+    done = completed(mpirun, env={**ENV, **as_root}, cwd=ROOT, timeout=DEADLINE_S)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "step = 60" in done.stderr
     assert score(done.stdout) > score(first)

@@ -1,10 +1,10 @@
 """What `import ringtrain` brings along, and what it costs."""
 
 import os
-import subprocess
 import sys
 
 import pytest
+from support.commands import completed
 
 TIMES_NUMPY = 4.0  # measured: 2; a framework would add 20, and protobuf 1
 # One of so many tries: a busy machine makes single ones slower, also in CPU time.
@@ -12,7 +12,7 @@ TRIES = 7
 
 
 def in_a_new_process(program: str) -> list[str]:
-    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+    return completed([sys.executable, "-c", program], check=True).stdout.split()
 
 
 def test_ringtrain_alone_imports_no_framework():
@@ -60,7 +60,7 @@ def test_ringtrain_is_imported_quickly():
 def test_keras_on_another_backend_is_refused_at_the_import():
     """With the module to take in its place."""
     env = {**os.environ, "KERAS_BACKEND": "torch", "TF_CPP_MIN_LOG_LEVEL": "3"}
-    done = subprocess.run([sys.executable, "-c", "import ringtrain.keras"], capture_output=True, text=True, env=env)
+    done = completed([sys.executable, "-c", "import ringtrain.keras"], env=env)
     assert done.returncode == 1, done.stderr  # and not a signal: PyTorch's CUDA build does not bear TensorFlow
     assert done.stderr.splitlines()[-1].endswith(
         "ringtrain.keras works with Keras on TensorFlow, and KERAS_BACKEND is torch; for a PyTorch model use "

@@ -2,13 +2,12 @@
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import yaml
-from support.deadlines import patient
+from support.commands import completed
 from support.needs import need
 
 need("jax")
@@ -51,15 +50,12 @@ def trainjob() -> str:
 @pytest.mark.sampled
 def test_two_processes_are_one_world(tmp_path: Path) -> None:
     """Each knows its number, and a gather over both has what both gave."""
-    made = subprocess.run([DTJ, "convert", "-"], input=trainjob(), capture_output=True, text=True, check=True)
+    made = completed([DTJ, "convert", "-"], input=trainjob(), check=True)
     (tmp_path / "job.yaml").write_text(made.stdout)
-    done = subprocess.run(
+    done = completed(
         [DTJ, "local", "--logs", "--plain", "job.yaml"],
         cwd=tmp_path,
         env={**os.environ, "JAX_PLATFORMS": "cpu", "JAX_CPU_COLLECTIVES_IMPLEMENTATION": "gloo"},
-        capture_output=True,
-        text=True,
-        timeout=patient(240),
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert {f"[{rank}] process {rank} of 2 sum 3" for rank in range(2)} <= set(done.stdout.splitlines())

@@ -2,12 +2,12 @@
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from frameworks.harness import ENV
+from support.commands import completed
 from support.deadlines import patient
 
 PAGE = (Path(__file__).parents[2] / "docs/keras.md").read_text()
@@ -18,14 +18,8 @@ DEADLINE_S = patient(300.0)
 
 def run(folder: Path) -> list[tuple[str, str, str]]:
     """Rank, first epoch and sum of weights of each rank."""
-    done = subprocess.run(
-        [HOROVODRUN, "-np", "2", sys.executable, "train.py"],
-        cwd=folder,
-        env={**os.environ, **ENV},
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        check=False,
+    done = completed(
+        [HOROVODRUN, "-np", "2", sys.executable, "train.py"], cwd=folder, env={**os.environ, **ENV}, timeout=DEADLINE_S
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return sorted(re.findall(r"rank (\d): from epoch (\d), ([\d.]+)", done.stdout))

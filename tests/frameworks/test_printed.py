@@ -1,12 +1,11 @@
 """The progress that Keras itself prints, as a run's progress."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from support.deadlines import patient
+from support.commands import completed
 from support.needs import need
 
 PROGRAM = """
@@ -28,10 +27,7 @@ def test_keras_prints_its_progress(verbose: int, tmp_path: Path) -> None:
     need("keras")
     (tmp_path / "train.py").write_text(PROGRAM)
     words = ["run", "-np", "1", "--name", "t", sys.executable, "train.py", str(verbose)]
-    done = subprocess.run(
-        [sys.executable, "-m", "ringtrain", *words],
-        cwd=tmp_path, capture_output=True, text=True, timeout=patient(240), check=False,
-    )  # fmt: skip
+    done = completed([sys.executable, "-m", "ringtrain", *words], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     rows = [json.loads(row) for row in (tmp_path / "runs/local/t/1/metrics.jsonl").read_text().splitlines()]
     assert (rows[-1]["step"], rows[-1]["totalSteps"], rows[-1]["epoch"], rows[-1]["unit"]) == (24, 24, 3, "steps")

@@ -2,12 +2,12 @@
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from frameworks.harness import ENV, Checks
+from support.commands import completed
 from support.deadlines import patient
 
 CHECKS = Checks("torch", ("torch_diloco",))
@@ -36,14 +36,11 @@ def test_the_program_of_the_page(tmp_path: Path) -> None:
     """Two ranks learn, end with the same weights, and rank 0 has saved them."""
     program, *_ = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
     (tmp_path / "train.py").write_text(program + LOOK)
-    done = subprocess.run(
+    done = completed(
         [RINGTRAIN, "run", "-np", "2", "--log-dir", "logs", sys.executable, "train.py"],
         cwd=tmp_path,
         env={**os.environ, **ENV},
-        capture_output=True,
-        text=True,
         timeout=patient(300),
-        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "model.pt").exists()

@@ -3,12 +3,11 @@
 import html
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from support.deadlines import patient
+from support.commands import completed
 from support.needs import need
 
 import ringtrain as rt
@@ -20,14 +19,10 @@ ROOT = Path(__file__).parents[2]
 def test_the_pages_build_and_hold_the_whole_public_api(tmp_path: Path) -> None:
     """Strictly: no dead link or heading. Every public function and class of `ringtrain` has its entry."""
     need("mkdocs")
-    made = subprocess.run(
+    made = completed(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)],
         cwd=ROOT,
         env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
-        capture_output=True,
-        text=True,
-        timeout=patient(240),
-        check=False,
     )
     assert made.returncode == 0, made.stdout + made.stderr
     page = html.unescape((tmp_path / "reference/python/index.html").read_text())

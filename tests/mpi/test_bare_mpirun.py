@@ -2,11 +2,11 @@
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from support.commands import completed
 from support.deadlines import patient
 from support.namespaces import network, why_not
 
@@ -33,7 +33,7 @@ os.write(1, f"rank {rt.rank()} of {rt.size()} sum {total}\\n".encode())  # in on
 def run(words: list[str], **variables: str) -> str:
     """What `words` print; they must end well."""
     environment = {**os.environ, **AS_ROOT, **variables}
-    done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=DEADLINE_S)
+    done = completed(words, cwd=ROOT, env=environment, timeout=DEADLINE_S)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -6,18 +6,16 @@ tests/ring has a rank take part in a test; a test for another number of ranks th
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from support.deadlines import patient
+from support.commands import completed
 
 from .libraries import MPICH, OPEN_MPI, OPEN_MPI_5, Library
 
 TESTS = Path(__file__).parents[1]
 FILES = ["ring/test_collectives.py", "ring/test_mismatch.py", "ring/test_reductions.py"]
-DEADLINE_S = patient(240.0)
 
 
 @pytest.mark.sampled(2)
@@ -47,7 +45,7 @@ def test_over_an_mpi_that_counts_to_less(short_path: Path) -> None:
 def passes_over_mpi(library: Library, ranks: int, short_path: Path, **env: str) -> None:
     variables = {**os.environ, **library.need_mpi4py(short_path), "RINGTRAIN_TEST_UNDER_MPIRUN": "1", **env}
     pytest_command = [sys.executable, "-m", "pytest", "-q", "-rs", "--color=no", "-p", "no:cacheprovider"]
-    done = subprocess.run(
+    done = completed(
         [
             library.mpirun,
             *_options(library),
@@ -62,9 +60,6 @@ def passes_over_mpi(library: Library, ranks: int, short_path: Path, **env: str) 
         ],
         cwd=TESTS,
         env=variables | _AS_ROOT | {"TMPDIR": str(short_path)},
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
     )
     told = [file.read_text() for file in short_path.glob("*.told")]
     assert done.returncode == 0, "\n".join(text[-4000:] for text in told) + done.stderr[-2000:]

@@ -2,12 +2,12 @@
 
 import json
 import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from support.commands import completed
 from support.deadlines import patient
 from support.gang import until
 
@@ -116,6 +116,6 @@ def test_it_survives_a_slow_agent(local_gang: Callable[..., MpiGang], short_path
 
 def test_outside_of_a_launcher_it_says_where_it_belongs() -> None:
     command = [sys.executable, "-m", "ringtrain", "rsh", "host", "true"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=patient(60))
+    done = completed(command, timeout=patient(60))
     assert done.returncode == 255
     assert "RINGTRAIN_RSH_SOCKET is not set: mpirun runs this inside a launcher of an mpi job" in done.stderr

@@ -9,13 +9,12 @@ from pathlib import Path
 
 import pytest
 import yaml
-from support.deadlines import patient
+from support.commands import completed
 
 from .libraries import OPEN_MPI
 
 ROOT = Path(__file__).parents[2]
 SAMPLES = ROOT / "manifests/samples"
-DEADLINE_S = patient(240.0)
 
 
 @pytest.fixture
@@ -33,7 +32,7 @@ def run_local(manifest: Path, place: Path) -> "subprocess.CompletedProcess[str]"
     environment = {**os.environ, **OPEN_MPI.need_mpi4py(place), **polite}
     dtj = Path(sys.executable).with_name("dtj")
     command = [str(dtj), "local", str(manifest)]
-    done = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, timeout=DEADLINE_S)
+    done = completed(command, cwd=place, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     return done
 

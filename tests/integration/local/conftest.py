@@ -1,7 +1,5 @@
 """A fixture that starts `dtj local`."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

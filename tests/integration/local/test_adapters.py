@@ -5,13 +5,13 @@ import inspect
 import json
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.commands import completed
 from support.deadlines import patient
 from support.jobs import job
 
@@ -60,9 +60,7 @@ def default(value: Any) -> Any:
 def test_names_and_signatures_are_kubeflows() -> None:
     """Methods with their parameters and defaults, fields of what goes in and comes out, values of enumerations."""
     script = THEIRS % ", ".join(map(repr, CLASSES))
-    found = subprocess.run(
-        [sys.executable, "-c", script], env=environment(), check=True, capture_output=True, text=True
-    )
+    found = completed([sys.executable, "-c", script], env=environment(), check=True)
     methods, fields, enums = json.loads(found.stdout)
     for name, parameters in methods.items():
         mine = inspect.signature(getattr(ours.TrainerClient, name)).parameters.values()
@@ -175,13 +173,8 @@ def test_what_has_no_counterpart_is_refused(
 
 def torchx(folder: Path, *words: str) -> str:
     """What a command of TorchX prints."""
-    done = subprocess.run(
-        [sys.executable, "-m", "torchx.cli.main", *words],
-        env=environment(),
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=patient(200),
+    done = completed(
+        [sys.executable, "-m", "torchx.cli.main", *words], env=environment(), cwd=folder, timeout=patient(200)
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
@@ -202,9 +195,7 @@ def test_torchx_runs_an_app(tmp_path: Path) -> None:
 def test_torchx_keeps_its_own_schedulers(tmp_path: Path) -> None:
     """A plugin takes their place, unless it names them again."""
     listed = "from torchx.schedulers import *; print(*get_scheduler_factories(), '|', *DEFAULT_SCHEDULER_MODULES)"
-    found = subprocess.run(
-        [sys.executable, "-c", listed], env=environment(), check=True, capture_output=True, text=True
-    )
+    found = completed([sys.executable, "-c", listed], env=environment(), check=True)
     registered, _, own = found.stdout.partition("|")
     assert set(own.split()) | {"ringtrain"} == set(registered.split())
 

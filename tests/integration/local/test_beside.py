@@ -1,14 +1,12 @@
 """Pods beside the ranks on this machine: real processes, driven by the same plan."""
 
-from __future__ import annotations
-
-import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import pytest
+from support.commands import completed
 from support.local import Local, Start, until
 
 ROOT = Path(__file__).parents[3]
@@ -99,5 +97,5 @@ def test_data_workers_are_replaced_and_outlive_attempts(
     local.finish(0)
     assert [served(local, index) for index in (0, 1)] == [2, 1]
     command = [str(Path(sys.executable).parent / "ringtrain"), "run", "-np", "2", sys.executable, *PLAIN]
-    alone = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
+    alone = completed(command, check=True, cwd=tmp_path)
     assert last_line(local.log(2)) == last_line(alone.stdout) != []

@@ -1,7 +1,5 @@
 """An elastic job on this machine, with the real launcher, agents and ranks."""
 
-from __future__ import annotations
-
 import re
 import signal
 from pathlib import Path

@@ -3,19 +3,17 @@
 To replay one seed: RINGTRAIN_TEST_SEEDS=17 pytest tests/integration/local/test_faults.py
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import random
 import re
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from support.commands import completed
 from support.local import DEADLINE_S, Start
 
 SEEDS = [int(seed) for seed in os.environ.get("RINGTRAIN_TEST_SEEDS", "").split(",") if seed] or list(range(3))
@@ -38,7 +36,7 @@ class JobFault:
     step: int
 
     @classmethod
-    def of_seed(cls, seed: int) -> JobFault:
+    def of_seed(cls, seed: int) -> "JobFault":
         """A fault that only depends on `seed`; three in a row are of each kind. Step 0 is before ranks meet."""
         chosen = random.Random(seed)
         victim, number = (("rank", "SIGKILL"), ("rank", "SIGSTOP"), ("agent", "SIGKILL"))[seed % 3]
@@ -55,9 +53,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], str
     def weights(ranks: int) -> str:
         logs = str(tmp_path_factory.mktemp("undisturbed"))
         command = [sys.executable, "-m", "ringtrain", "run", "-np", str(ranks), "--log-dir", logs]
-        run = subprocess.run(
-            [*command, sys.executable, DIGITS, *OPTIONS], capture_output=True, text=True, timeout=DEADLINE_S
-        )
+        run = completed([*command, sys.executable, DIGITS, *OPTIONS], timeout=DEADLINE_S)
         (found,) = WEIGHTS.findall(run.stdout)
         return str(found)
 

@@ -1,7 +1,5 @@
 """Jobs on this machine, from manifest to end: real launcher, agents and ranks, driven by the operator's plan."""
 
-from __future__ import annotations
-
 import re
 import signal
 import sys

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 import pytest
 import yaml
+from support.commands import completed
 from support.deadlines import patient
 from support.jobs import job
 from support.local import until
@@ -119,7 +120,7 @@ def test_where_the_start_went_is_told(tmp_path: Path) -> None:
 
     def why() -> str:
         asked = [*dtj, "why", "t", "--local"]
-        return subprocess.run(asked, cwd=tmp_path, capture_output=True, text=True, timeout=patient(60)).stdout
+        return completed(asked, cwd=tmp_path, timeout=patient(60)).stdout
 
     pattern = re.compile(r"start: queued \d+ s, started \d+ s, formed \d+ s, first step \d+ s")
     try:

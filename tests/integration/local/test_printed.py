@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from support.deadlines import patient
+from support.commands import completed
 from support.jobs import job
 
 BENCHMARK = """
@@ -31,7 +31,7 @@ def _manifest(folder: Path, program: str, logs: dict[str, Any]) -> Path:
 
 def _dtj(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", "ringtrain_operator.cli", *words]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=patient(240), check=False)
+    return completed(command, cwd=folder)
 
 
 @pytest.mark.sampled

@@ -1,7 +1,5 @@
 """Pods as process groups: a container that its own rules start again in its pod; and their end."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,10 +1,10 @@
 """Samples of what a pod can have, as `dtj local` runs them."""
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from support.commands import completed
 from support.deadlines import patient
 
 ROOT = Path(__file__).parents[3]
@@ -23,9 +23,7 @@ DTJ = Path(sys.executable).with_name("dtj")
 )
 def test_a_sample_runs(sample: str, line: str, tmp_path: Path) -> None:
     command = [str(DTJ), "local", "--logs", "--plain", "--run-dir", str(tmp_path)]
-    done = subprocess.run(
-        [*command, f"manifests/samples/{sample}.yaml"], cwd=ROOT, capture_output=True, text=True, timeout=patient(120)
-    )
+    done = completed([*command, f"manifests/samples/{sample}.yaml"], cwd=ROOT, timeout=patient(120))
     assert done.returncode == 0, done.stdout + done.stderr
     by_itself = [log.read_text() for log in tmp_path.glob("*/pods/*-evaluator.log")]
     assert line in [*done.stdout.splitlines(), *"".join(by_itself).splitlines()]

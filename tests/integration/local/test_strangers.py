@@ -4,12 +4,9 @@ tests/corpus/strangers has them, each with an Expectation in front. The programs
 here, which write down what they were given; that is held against the tables of support.source_rules.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
-import subprocess
 import sys
 import tempfile
 from collections import Counter
@@ -22,7 +19,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 from mpi.libraries import INTEL_MPI, MPICH, OPEN_MPI
-from support.deadlines import patient
+from support.commands import completed
 from support.documents import documents
 from support.source_rules import HOSTFILE, TORCHRUN, TRAINER, TRAINING_OPERATOR
 
@@ -228,7 +225,7 @@ def run_local(case: Case, place: Path) -> tuple[list[dict[str, Any]], str]:
         "PATH": f"{place}/bin{os.pathsep}{given['PATH']}",
     }
     command = [str(Path(sys.executable).with_name("dtj")), "local", str(manifest)]
-    done = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, timeout=patient(240))
+    done = completed(command, cwd=place, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     logs = "".join(log.read_text() for log in place.glob("runs/*/pods/*launcher*.log"))
     return [json.loads(path.read_text()) for path in (place / "seen").glob("*.json")], logs

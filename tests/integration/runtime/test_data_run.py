@@ -1,16 +1,15 @@
 """`ringtrain run --data-workers`: launcher, agent, ranks and data workers together, and what becomes of each."""
 
 import json
-import os
 import re
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
+from support.commands import ringtrain_run
 from support.gang import DEADLINE_S, GangProcesses, until
 
 TESTS = Path(__file__).parents[2]
@@ -22,22 +21,8 @@ class Run:
 
     def __init__(self, directory: Path, *words: str) -> None:
         self.directory = directory
-        environment = {
-            **os.environ,
-            "TMPDIR": str(directory),
-            "DIRECTORY": str(directory),
-            "RINGTRAIN_TIMEOUT": "12",
-            "PYTHONPATH": str(TESTS),
-        }
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "ringtrain", "run", "--name", "demo", *words],
-            cwd=directory,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+        env = {"DIRECTORY": str(directory), "RINGTRAIN_TIMEOUT": "12", "PYTHONPATH": str(TESTS)}
+        self.process = ringtrain_run(directory, "--name", "demo", *words, **env)
 
     def step(self, number: int) -> None:
         """Wait for the end of a step."""

@@ -18,6 +18,7 @@ import psutil
 import pytest
 from integration.runtime.sshd import PORT, SshHosts, ssh_hosts, why_no_sshd
 from support import planned_training
+from support.commands import completed
 from support.elastic_training import ledger_of
 from support.gang import DEADLINE_S, runs, until
 from support.namespaces import HostNet
@@ -128,7 +129,7 @@ class HostRun:
 
     def processes(self, host: str) -> list[psutil.Process]:
         """What runs on a host for this run."""
-        listed = subprocess.run(["ip", "netns", "pids", self.net(host).name], capture_output=True, text=True)
+        listed = completed(["ip", "netns", "pids", self.net(host).name])
         found = []
         for pid in listed.stdout.split():
             try:

@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -13,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 from support import elastic_rank
+from support.commands import completed, ringtrain_run
 from support.gang import DEADLINE_S, runs, until
 
 from ringtrain_job.logs.events import read_events
@@ -27,21 +27,8 @@ class Run:
 
     def __init__(self, directory: Path, *words: str) -> None:
         self.directory = directory
-        environment = {
-            **os.environ,
-            "TMPDIR": str(directory),
-            "DIRECTORY": str(directory),
-            "RINGTRAIN_TIMEOUT": "12",
-        }
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "ringtrain", "run", "--name", "demo", *words, *RANK],
-            cwd=directory,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+        env = {"DIRECTORY": str(directory), "RINGTRAIN_TIMEOUT": "12"}
+        self.process = ringtrain_run(directory, "--name", "demo", *words, *RANK, **env)
 
     def log(self, slot: int) -> str:
         path = self.directory / f"runs/local/demo/1/rank-{slot:04d}.log"
@@ -196,11 +183,7 @@ def test_a_run_within_a_run(tmp_path: Path) -> None:
     """A run that a rank starts is one of its own: it is not elastic because the outer one is."""
     inner = 'echo "rank $RANK of $WORLD_SIZE, elastic: ${RINGTRAIN_ELASTIC-no}, slot: ${RINGTRAIN_SLOT-none}"'
     ringtrain = [sys.executable, "-m", "ringtrain", "run", "-q", "-np", "1"]
-    done = subprocess.run(
-        [*ringtrain, "--on-loss", "Restart", *ringtrain, "sh", "-c", inner],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
+    done = completed(
+        [*ringtrain, "--on-loss", "Restart", *ringtrain, "sh", "-c", inner], cwd=tmp_path, timeout=DEADLINE_S
     )
     assert (done.returncode, done.stdout) == (0, "[0] [0] rank 0 of 1, elastic: no, slot: none\n")

@@ -2,10 +2,10 @@
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
+from support.commands import completed
 from support.gang import DEADLINE_S
 
 HOROVODRUN = Path(sys.executable).parent / "horovodrun"
@@ -21,15 +21,7 @@ def test_a_line_for_horovodrun_works_as_it_is(tmp_path: Path) -> None:
     """Ranks meet; files are where the options say; what has no meaning is said; Horovod's variables are read."""
     words = ["-np", "2", "-H", "localhost:2", "--gloo", "--output-filename", "out", sys.executable, "-c", SCRIPT]
     settings = {"HOROVOD_TIMELINE": str(tmp_path / "h.json"), "HOROVOD_LOG_LEVEL": "INFO", "TMPDIR": str(tmp_path)}
-    done = subprocess.run(
-        [HOROVODRUN, *words],
-        cwd=tmp_path,
-        env={**os.environ, **settings},
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        check=False,
-    )
+    done = completed([HOROVODRUN, *words], cwd=tmp_path, env={**os.environ, **settings}, timeout=DEADLINE_S)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "--gloo has no meaning here and is accepted: " in done.stderr
     assert "ringtrain launcher: all workers are here" in done.stderr

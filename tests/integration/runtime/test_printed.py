@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from support.browser import open_browser
+from support.commands import completed
 from support.gang import DEADLINE_S
 from support.needs import need
 
@@ -60,17 +61,14 @@ def _run(folder: Path, program: str, *words: str, ranks: int = 2, code: int = 0)
     """What a run of `program` says at its end, of itself, on stderr."""
     (folder / "train.py").write_text(program)
     asked = ["run", "-np", str(ranks), "--name", "t", *words, sys.executable, "train.py"]
-    done = subprocess.run(
-        [sys.executable, "-m", "ringtrain", *asked],
-        cwd=folder, capture_output=True, text=True, timeout=DEADLINE_S, check=False,
-    )  # fmt: skip
+    done = completed([sys.executable, "-m", "ringtrain", *asked], cwd=folder, timeout=DEADLINE_S)
     assert done.returncode == code, done.stderr
     return done.stderr
 
 
 def _listed(folder: Path) -> dict[str, Any]:
     words = [sys.executable, "-m", "ringtrain", "list", "-o", "json"]
-    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=DEADLINE_S, check=True)
+    done = completed(words, cwd=folder, timeout=DEADLINE_S, check=True)
     (found,) = json.loads(done.stdout)
     return dict(found)
 

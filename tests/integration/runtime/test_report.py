@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.browser import Tab, open_browser
+from support.commands import completed
 from support.gang import DEADLINE_S
 
 import ringtrain as rt
@@ -88,9 +89,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _ringtrain(*words: str, cwd: Path, **env: str) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", "ringtrain", *words]
-    return subprocess.run(
-        command, cwd=cwd, env={**os.environ, **env}, capture_output=True, text=True, timeout=DEADLINE_S
-    )
+    return completed(command, cwd=cwd, env={**os.environ, **env}, timeout=DEADLINE_S)
 
 
 def _report(runs: Path, name: str) -> Path:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from support.commands import completed, ringtrain_run
 from support.gang import DEADLINE_S, runs, until, until_ended
 from support.needs import need
 from support.terminal import Terminal
@@ -26,22 +27,10 @@ os.execv(sys.argv[2], sys.argv[2:])
 """
 
 
-def _start(directory: Path, *words: str) -> "subprocess.Popen[str]":
-    return subprocess.Popen(
-        [sys.executable, "-m", "ringtrain", "run", *words],
-        cwd=directory,
-        env={**os.environ, "TMPDIR": str(directory)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-
-
 def test_output_logs_and_exit_status(tmp_path: Path) -> None:
     """The merged log on stdout, files under runs/, and the exit status of the first rank that failed."""
     script = 'echo "rank $RANK of $WORLD_SIZE"; test "$RANK" = 0 || exit 9'
-    run = _start(tmp_path, "-np", "2", "-H", "localhost:2", "--name", "demo", "sh", "-c", script)
+    run = ringtrain_run(tmp_path, "-np", "2", "-H", "localhost:2", "--name", "demo", "sh", "-c", script)
     out, err = run.communicate(timeout=DEADLINE_S)
     assert run.returncode == 9
     assert sorted(out.splitlines()) == ["[0] rank 0 of 2", "[1] rank 1 of 2"]
@@ -58,14 +47,11 @@ def test_lines_that_no_file_takes_are_printed(tmp_path: Path) -> None:
     file, and the run does not end with 0."""
     limited = (sys.executable, "-c", LIMITED, str(64 << 10), sys.executable, "-m", "ringtrain")
     script = f"for n in $(seq {FLOOD}); do echo $RANK $n; done"
-    run = subprocess.run(
+    run = completed(
         [*limited, "run", "--name", "full", "-np", "2", "sh", "-c", script],
         cwd=tmp_path,
         env={**os.environ, "TMPDIR": str(tmp_path), "RINGTRAIN_TIMEOUT": "5"},
-        capture_output=True,
-        text=True,
         timeout=DEADLINE_S,
-        check=False,
     )
     for rank in range(2):
         shown = [line for line in run.stdout.splitlines() if line.startswith(f"[{rank}]")]
@@ -103,7 +89,7 @@ def test_ranks_that_meet_by_any_library_are_no_surprise(script: str, tmp_path: P
     """The summary has no word on it."""
     if "torch" in script:
         need("torch")
-    _, err = _start(tmp_path, "-np", "2", sys.executable, "-c", script).communicate(timeout=DEADLINE_S)
+    _, err = ringtrain_run(tmp_path, "-np", "2", sys.executable, "-c", script).communicate(timeout=DEADLINE_S)
     assert "state  Succeeded" in err
     assert "in touch" not in err
 
@@ -112,7 +98,9 @@ def test_ranks_that_say_so_have_met_whatever_the_kernel_has_seen(tmp_path: Path)
     """Connections that were reset leave nothing behind: the rank tells its agent, in a line that is no report."""
     line = f"{JOINED_LINE}\n".encode()
     script = f"import os; os.write(int(os.environ['RINGTRAIN_REPORT_FD']), {line!r})"
-    _, err = _start(tmp_path, "-np", "2", "--name", "met", sys.executable, "-c", script).communicate(timeout=DEADLINE_S)
+    _, err = ringtrain_run(tmp_path, "-np", "2", "--name", "met", sys.executable, "-c", script).communicate(
+        timeout=DEADLINE_S
+    )
     assert "state  Succeeded" in err
     assert "in touch" not in err
     assert not (tmp_path / "runs/local/met/1/metrics.jsonl").exists()
@@ -124,7 +112,7 @@ def test_init_says_that_the_ranks_have_met(tmp_path: Path) -> None:
         "import os, ringtrain as rt; r, w = os.pipe(); os.environ['RINGTRAIN_REPORT_FD'] = str(w); rt.init(); "
         "print(os.read(r, 9999).decode().splitlines()[-1])"
     )
-    out, _ = _start(tmp_path, "-np", "2", sys.executable, "-c", script).communicate(timeout=DEADLINE_S)
+    out, _ = ringtrain_run(tmp_path, "-np", "2", sys.executable, "-c", script).communicate(timeout=DEADLINE_S)
     assert sorted(out.splitlines()) == [f"[0] {JOINED_LINE}", f"[1] {JOINED_LINE}"]
 
 
@@ -132,7 +120,7 @@ def test_init_says_that_the_ranks_have_met(tmp_path: Path) -> None:
 def test_ranks_that_never_meet_are_said(options: tuple[str, ...], tmp_path: Path) -> None:
     """A script without init() trains once on each rank: a success, with a word on it in summary and outcome."""
     script = "print('trained')"
-    run = _start(tmp_path, "-np", "2", "--name", "apart", *options, sys.executable, "-c", script)
+    run = ringtrain_run(tmp_path, "-np", "2", "--name", "apart", *options, sys.executable, "-c", script)
     out, err = run.communicate(timeout=DEADLINE_S)
     assert (run.returncode, sorted(out.split("\n"))) == (0, ["", "[0] trained", "[1] trained"])
     assert "none of the 2 ranks was in touch with another one: each ran by itself" in err
@@ -150,7 +138,7 @@ def test_ranks_that_follow_are_folded(tmp_path: Path) -> None:
         "rt.allreduce_async(np.ones(4, np.float32)).synchronize()\n"
     )
     (tmp_path / "train.py").write_text(script)
-    out, err = _start(tmp_path, "-np", "3", sys.executable, "train.py").communicate(timeout=DEADLINE_S)
+    out, err = ringtrain_run(tmp_path, "-np", "3", sys.executable, "train.py").communicate(timeout=DEADLINE_S)
     assert out.count("Traceback") == 1
     assert [line.split()[1:3] for line in sorted(out.splitlines()) if not line.startswith("[1]")] == [
         ["ringtrain.errors.PeerLost:", "rank"]
@@ -162,7 +150,7 @@ def test_ranks_that_follow_are_folded(tmp_path: Path) -> None:
         "rank 0",
         "rank 2",
     ]
-    out, err = _start(tmp_path, "-np", "1", "-q", "true").communicate(timeout=DEADLINE_S)
+    out, err = ringtrain_run(tmp_path, "-np", "1", "-q", "true").communicate(timeout=DEADLINE_S)
     assert (out, err) == ("", "")
     (log,) = (tmp_path / "runs").glob("local/true-*/1/job.log")
     assert log.read_text() == ""
@@ -182,7 +170,7 @@ def test_tracebacks_of_lost_peers(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     (tmp_path / "plain.py").write_text(script.replace("{}['a']", "{'a': 1}['a']") + "rt.barrier()\n")
     for name, shown in (("handling.py", "0"), ("plain.py", "1")):
         monkeypatch.setenv("RINGTRAIN_TRACEBACKS", shown)
-        out, _ = _start(tmp_path, "-np", "2", sys.executable, name).communicate(timeout=DEADLINE_S)
+        out, _ = ringtrain_run(tmp_path, "-np", "2", sys.executable, name).communicate(timeout=DEADLINE_S)
         assert "[0] Traceback" in out, out
         assert "[0] ringtrain.errors.PeerLost: rank 1" in out, out
         assert ("KeyError" in out) == (name == "handling.py"), out
@@ -197,7 +185,7 @@ def test_interrupted(settings: dict[str, str], most: int, tmp_path: Path, monkey
     """Ctrl-C stops the ranks and says how long they may take; nothing is left; the status is the signal's."""
     for name, value in {"RINGTRAIN_TIMEOUT": "12", **settings}.items():
         monkeypatch.setenv(name, value)
-    run = _start(tmp_path, "-np", "2", "sh", "-c", "echo here; sleep 1000")
+    run = ringtrain_run(tmp_path, "-np", "2", "sh", "-c", "echo here; sleep 1000")
     processes = until("the ranks", lambda: len(found := psutil.Process(run.pid).children(True)) >= 6 and found)
     run.send_signal(signal.SIGINT)
     _, err = run.communicate(timeout=DEADLINE_S)
@@ -210,7 +198,7 @@ def test_interrupted(settings: dict[str, str], most: int, tmp_path: Path, monkey
 def test_a_launcher_that_ends_before_its_agent_has_reached_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The run ends with it, and with its words: the agent neither waits for another one nor tells that it does."""
     monkeypatch.setenv("RINGTRAIN_OTEL", "metrics")
-    run = _start(tmp_path, "-np", "2", "sh", "-c", "echo here; sleep 1000")
+    run = ringtrain_run(tmp_path, "-np", "2", "sh", "-c", "echo here; sleep 1000")
     out, err = run.communicate(timeout=DEADLINE_S)
     assert (run.returncode, out) == (64, "")
     assert "RINGTRAIN_OTEL='metrics': expected traces, logs, or both with a comma" in err
@@ -304,14 +292,14 @@ def test_progress_adds_up_in_a_world_of_another_size(tmp_path: Path) -> None:
     digits = [sys.executable, str(Path(__file__).parents[3] / "examples/digits/train.py")]
     for ranks, steps in ((2, 23), (1, 90)):
         options = ("--checkpoint-dir", str(tmp_path / "checkpoints"), "--epochs", str(3 - ranks))
-        out, err = _start(tmp_path, "-np", str(ranks), *digits, *options).communicate(timeout=DEADLINE_S)
+        out, err = ringtrain_run(tmp_path, "-np", str(ranks), *digits, *options).communicate(timeout=DEADLINE_S)
         assert f"steps  {steps}/{steps}, loss " in err, out + err
         assert out.count("global batch") == 1
 
 
 def test_killed(tmp_path: Path) -> None:
     """kill -9 of `ringtrain run` takes launcher, agent and ranks along."""
-    run = _start(tmp_path, "-np", "2", "sleep", "1000")
+    run = ringtrain_run(tmp_path, "-np", "2", "sleep", "1000")
     processes = until("the ranks", lambda: len(found := psutil.Process(run.pid).children(True)) >= 4 and found)
     run.kill()
     run.communicate(timeout=DEADLINE_S)
@@ -324,7 +312,7 @@ def test_verbose_counts_whatever_the_environment_says(
 ) -> None:
     """Launcher and agent say what they do, also where RINGTRAIN_LOG_LEVEL asks for less."""
     monkeypatch.setenv("RINGTRAIN_LOG_LEVEL", level)
-    _, err = _start(tmp_path, "-np", "1", "-v", "true").communicate(timeout=DEADLINE_S)
+    _, err = ringtrain_run(tmp_path, "-np", "1", "-v", "true").communicate(timeout=DEADLINE_S)
     assert "ringtrain launcher: all workers are here" in err
     assert "ringtrain agent: " in err
 
@@ -332,7 +320,7 @@ def test_verbose_counts_whatever_the_environment_says(
 def test_what_the_launcher_refuses_is_said_before_anything_starts(tmp_path: Path) -> None:
     """Once, and not after the agent has looked for a launcher for half a minute."""
     words = ("-np", "1", "--replace-timeout", "nan", "true")  # a number of click's ranges
-    run = _start(tmp_path, *words)
+    run = ringtrain_run(tmp_path, *words)
     _, err = run.communicate(timeout=DEADLINE_S)
     assert run.returncode == 64
     assert "ringtrain run: RINGTRAIN_ELASTIC_REPLACE_TIMEOUT='nan': expected seconds above 0" in err
@@ -368,7 +356,7 @@ def test_stopped_before_hosts_have_answered(
     ssh.write_text("#!/bin/sh\nexec sleep 1000\n")
     ssh.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    run = _start(tmp_path, "-np", "2", "-H", "node-a:1,node-b:1", "true")
+    run = ringtrain_run(tmp_path, "-np", "2", "-H", "node-a:1,node-b:1", "true")
     hosts = until("ssh", lambda: len(found := _sleeping(run.pid)) == 2 and found)
     run.send_signal(number)
     begun = time.monotonic()
@@ -388,7 +376,7 @@ def test_a_loss_that_is_not_finite_ends_the_run(then: str, tmp_path: Path) -> No
             rt.report(step, loss=math.nan if step == 3 and os.environ["RANK"] == "1" else 0.5)
         {then}"""
     options = ("-np", "2", "--name", "nan", "--fail-on-nan")
-    run = _start(tmp_path, *options, sys.executable, "-c", program)
+    run = ringtrain_run(tmp_path, *options, sys.executable, "-c", program)
     _, err = run.communicate(timeout=DEADLINE_S)
     assert run.returncode == 75
     assert "First failure: rank 1, NotFinite" in err

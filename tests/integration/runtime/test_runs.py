@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.browser import open_browser
+from support.commands import completed
 from support.gang import DEADLINE_S, until
 
 PROGRAM = """
@@ -26,7 +27,7 @@ while lr == 0.5 and time.monotonic() < end:
 
 def _ringtrain(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", "ringtrain", *words]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    return completed(command, cwd=folder, timeout=DEADLINE_S)
 
 
 def _run(folder: Path, name: str, lr: str) -> "subprocess.Popen[bytes]":

@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 from integration.runtime.sshd import PORT, SshHosts, ssh_hosts, why_no_sshd
+from support.commands import completed
 from support.gang import DEADLINE_S, runs, until
 from support.needs import need
 
@@ -218,10 +219,9 @@ def test_the_page_of_a_run_on_several_hosts(hosts: SshHosts, tmp_path: Path) -> 
         assert run.stderr is not None
         lines = iter(run.stderr.readline, "")
         link = next(match for line in lines if (match := re.fullmatch(r"page: (\S+)/\?token=(\w+)\n", line)))
-        seen = subprocess.run(
-            [*hosts.here.enter, sys.executable, "-c", VISITOR, *link.groups()],
-            capture_output=True, text=True, timeout=DEADLINE_S, check=True,
-        )  # fmt: skip
+        seen = completed(
+            [*hosts.here.enter, sys.executable, "-c", VISITOR, *link.groups()], timeout=DEADLINE_S, check=True
+        )
         refused, ranks = seen.stdout.splitlines()
         assert refused == "401"
         assert json.loads(ranks) == [[0, "Running", 1], [1, "Running", 1]]

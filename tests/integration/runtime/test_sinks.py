@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.commands import completed
 from support.deadlines import patient
 from support.gang import GangProcesses, until
 from support.needs import need
@@ -139,7 +140,7 @@ def run(gang: MakeGang, name: str, **settings: str) -> tuple[GangProcesses, int]
 def python(script: str, place: Path, **env: str) -> str:
     """What a Python of its own prints that runs `script` with a path."""
     command = [sys.executable, "-c", script, str(place)]
-    done = subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True, timeout=patient(120))
+    done = completed(command, env={**os.environ, **env}, timeout=patient(120))
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -177,7 +178,7 @@ def test_a_run_that_is_over_is_sent_once(gang: MakeGang, server: str) -> None:
     env = {**os.environ, **packages("mlflow"), "MLFLOW_TRACKING_URI": server, "MLFLOW_EXPERIMENT_NAME": "later"}
     command = [sys.executable, "-m", "ringtrain", "export", str(job.directory), "--to", "mlflow"]
     for _ in range(2):
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=patient(120))
+        done = completed(command, env=env, timeout=patient(120))
         assert done.returncode == 0, done.stderr
     (kept,) = runs_of(server, "later")
     assert kept["info"]["status"] == "FINISHED"
@@ -305,9 +306,7 @@ print(json.dumps([(one.step, one.value) for one in seen.Scalars("loss")]))
 """
     for rank in (0, 1):
         folder = job.logs / "tensorboard" / f"rank-{rank:04d}"
-        done = subprocess.run(
-            [sys.executable, "-c", read, str(folder)], capture_output=True, text=True, timeout=patient(120)
-        )
+        done = completed([sys.executable, "-c", read, str(folder)], timeout=patient(120))
         assert json.loads(done.stdout.splitlines()[-1]) == [[s, s - 1 + 2.0 * rank] for s in range(1, 6)]
 
 

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from support.browser import open_browser
+from support.commands import completed
 from support.gang import DEADLINE_S, until
 
 # Reports 20 steps, and goes on until a file `end` is there if it is asked to.
@@ -181,9 +182,7 @@ def test_strangers_get_nothing(folder: Path) -> None:
 
 
 def _listed(folder: Path, form: str) -> str:
-    done = subprocess.run(
-        _command("list", "-o", form), cwd=folder, capture_output=True, text=True, timeout=DEADLINE_S, check=True
-    )
+    done = completed(_command("list", "-o", form), cwd=folder, timeout=DEADLINE_S, check=True)
     return done.stdout
 
 
@@ -201,8 +200,6 @@ def test_runs_are_data(folder: Path) -> None:
 
 def test_no_such_run(folder: Path) -> None:
     """The error names the runs that there are."""
-    done = subprocess.run(
-        _command("ui", "other"), cwd=folder, capture_output=True, text=True, timeout=DEADLINE_S, check=False
-    )
+    done = completed(_command("ui", "other"), cwd=folder, timeout=DEADLINE_S)
     assert done.returncode == 1
     assert "other is neither a folder nor a run below runs; the newest runs there: ended" in done.stderr

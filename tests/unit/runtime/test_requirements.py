@@ -1,16 +1,15 @@
 """What `import` says where something is not installed, or too old."""
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from support.commands import completed
 
 
 def last_line(program: str, *path: str) -> str:
     """What a new process that fails says last. `path`: where it looks for modules first."""
-    done = subprocess.run([sys.executable, "-c", f"import sys; sys.path[:0] = {list(path)}; {program}"],
-                          capture_output=True, text=True)  # fmt: skip
+    done = completed([sys.executable, "-c", f"import sys; sys.path[:0] = {list(path)}; {program}"])  # fmt: skip
     assert done.returncode
     return done.stderr.splitlines()[-1]
 

@@ -3,7 +3,6 @@
 import contextlib
 import logging
 import os
-import subprocess
 import sys
 import threading
 import time
@@ -13,6 +12,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from support.commands import completed
 from support.deadlines import patient
 from support.memory_group import MemoryGroup, Table, run_threads
 from support.objectstore import BUCKET, Proxy, Server, environment
@@ -352,13 +352,7 @@ def test_a_program_that_ends_at_once_ends_with_its_checkpoint(s3: Server, tmp_pa
         "import numpy, time, ringtrain as rt; from ringtrain.checkpoint import ShardedCheckpoints; rt.init(); "
         f"ShardedCheckpoints({uri!r}).save(1, {{'a': numpy.zeros(9)}}, background=True)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env=os.environ | environment(named),
-        capture_output=True,
-        text=True,
-        timeout=patient(120),
-    )
+    done = completed([sys.executable, "-c", program], env=os.environ | environment(named), timeout=patient(120))
     assert (done.returncode, done.stderr) == (0, "")
     with pytest.MonkeyPatch.context() as patch:
         for name, value in environment(s3.url).items():
