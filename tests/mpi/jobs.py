@@ -1,6 +1,5 @@
 """One attempt of an MPI job over several hosts: its pods as the operator starts them, with certificates."""
 
-import os
 import shutil
 import sys
 from collections.abc import Mapping
@@ -9,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import psutil
-from support.gang import DEADLINE_S, PodProcess, until
+from support.gang import DEADLINE_S, PodProcess, pod_environment, until
 from support.namespaces import Network
 from support.ports import free_ports
 
@@ -104,24 +103,14 @@ class MpiGang:
     def _environment(self, role: str, host: int) -> dict[str, str]:
         name = "job-launcher" if role == "launcher" else f"job-worker-{host - 1}"
         return {
-            "PATH": os.environ["PATH"],
+            **pod_environment(self.directory, role, name, self.workers, self.slots),
             "HOME": str(self.directory),
             "TMPDIR": _short_temporary(self.directory, name),
-            "RINGTRAIN_ROLE": role,
-            "RINGTRAIN_JOB_NAME": "job",
-            "RINGTRAIN_JOB_NAMESPACE": "default",
-            "RINGTRAIN_JOB_UID": "uid-1",
-            "RINGTRAIN_ATTEMPT": "1",
             "RINGTRAIN_BACKEND": "mpi",
-            "RINGTRAIN_NUM_WORKERS": str(self.workers),
-            "RINGTRAIN_SLOTS_PER_WORKER": str(self.slots),
             "RINGTRAIN_WORKER_INDEX": str(host - 1),
             "RINGTRAIN_LAUNCHER_ADDRESS": f"{self.network.hosts[0].address}:{self.control_port}",
-            "RINGTRAIN_POD_NAME": name,
             "RINGTRAIN_NODE_NAME": f"node-{host}",
-            "RINGTRAIN_LOG_DIR": str(self.directory / "logs"),
             "RINGTRAIN_SECRET_DIR": str(self.secrets[role]),
-            "RINGTRAIN_TERMINATION_MESSAGE_PATH": str(self.directory / f"{name}.message"),
             **self.settings,
         }
 

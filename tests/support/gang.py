@@ -108,6 +108,23 @@ class PodProcess:
         return self.out_path.read_text()
 
 
+def pod_environment(directory: Path, role: str, name: str, workers: int, slots: int) -> dict[str, str]:
+    """What the operator tells every pod of the job `job`."""
+    return {
+        "PATH": os.environ["PATH"],
+        "RINGTRAIN_ROLE": role,
+        "RINGTRAIN_JOB_NAME": "job",
+        "RINGTRAIN_JOB_NAMESPACE": "default",
+        "RINGTRAIN_JOB_UID": "uid-1",
+        "RINGTRAIN_ATTEMPT": "1",
+        "RINGTRAIN_NUM_WORKERS": str(workers),
+        "RINGTRAIN_SLOTS_PER_WORKER": str(slots),
+        "RINGTRAIN_POD_NAME": name,
+        "RINGTRAIN_LOG_DIR": str(directory / "logs"),
+        "RINGTRAIN_TERMINATION_MESSAGE_PATH": str(directory / f"{name}.message"),
+    }
+
+
 class GangProcesses:
     """One attempt of a job: start its pods, look at what they say, and leave nothing behind."""
 
@@ -122,16 +139,9 @@ class GangProcesses:
 
     def environment(self, role: str, name: str, index: int = 0) -> dict[str, str]:
         return {
-            "PATH": os.environ["PATH"],
+            **pod_environment(self.directory, role, name, self.workers, self.slots),
             "TMPDIR": str(self.directory),
-            "RINGTRAIN_ROLE": role,
-            "RINGTRAIN_JOB_NAME": "job",
-            "RINGTRAIN_JOB_NAMESPACE": "default",
-            "RINGTRAIN_JOB_UID": "uid-1",
-            "RINGTRAIN_ATTEMPT": "1",
             "RINGTRAIN_BACKEND": "ring",
-            "RINGTRAIN_NUM_WORKERS": str(self.workers),
-            "RINGTRAIN_SLOTS_PER_WORKER": str(self.slots),
             "RINGTRAIN_WORKER_INDEX": str(index),
             "RINGTRAIN_LAUNCHER_ADDRESS": f"127.0.0.1:{self.control_port}",
             "RINGTRAIN_LAUNCHER_PORT": str(self.control_port),
@@ -140,11 +150,8 @@ class GangProcesses:
             "RINGTRAIN_RING_PORT_BASE": "0",
             "RINGTRAIN_MASTER_PORT": "0",
             "RINGTRAIN_TF_PORT_BASE": "0",
-            "RINGTRAIN_POD_NAME": name,
             "RINGTRAIN_POD_UID": f"uid of {name}",
             "RINGTRAIN_NODE_NAME": f"node-{index}",
-            "RINGTRAIN_LOG_DIR": str(self.directory / "logs"),
-            "RINGTRAIN_TERMINATION_MESSAGE_PATH": str(self.directory / f"{name}.message"),
             **self.settings,
         }
 

@@ -1,7 +1,5 @@
 """`dtj local` as a user runs it: a process of its own, whose descendants are counted when it has ended."""
 
-from __future__ import annotations
-
 import subprocess
 import time
 from collections.abc import Callable
