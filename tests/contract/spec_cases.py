@@ -4,8 +4,6 @@
 `path`. `at_admission` says whether the CRD can know: what it cannot, the operator says in the Accepted condition.
 """
 
-from __future__ import annotations
-
 import copy
 from dataclasses import dataclass
 from typing import Any

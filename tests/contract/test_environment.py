@@ -1,7 +1,5 @@
 """What the operator builds is what the runtime reads."""
 
-from __future__ import annotations
-
 import base64
 import subprocess
 import sys

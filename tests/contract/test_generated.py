@@ -1,7 +1,5 @@
 """What is generated from the models is what the repository holds."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

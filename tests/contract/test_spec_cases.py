@@ -1,7 +1,5 @@
 """The models accept what the table accepts and refuse what it refuses, naming the field."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The operator reads both answers of a launcher's /status alike, and the brief one stays short."""
 
-from __future__ import annotations
-
 import json
 import time
 from dataclasses import replace

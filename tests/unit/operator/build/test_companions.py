@@ -1,7 +1,5 @@
 """Service, NetworkPolicy, ServiceAccount and credentials of a job."""
 
-from __future__ import annotations
-
 import base64
 from datetime import UTC, datetime, timedelta
 

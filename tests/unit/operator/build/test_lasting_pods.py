@@ -1,7 +1,5 @@
 """Pods of data workers and of an evaluator: what they have of the worker's template, and what not."""
 
-from __future__ import annotations
-
 import copy
 import json
 from typing import Any

@@ -1,7 +1,5 @@
 """The pod that reads a job's log store when its launcher is over."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from support.jobs import job

@@ -1,7 +1,5 @@
 """What the builders make of a user's template."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Whatever a file holds, a command that reads it ends with a result or with words: never with a traceback."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """The log of a launcher that has ended, of whose output its node kept the newest part."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncGenerator

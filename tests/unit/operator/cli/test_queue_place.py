@@ -1,7 +1,5 @@
 """A job's place in its queue, as Kueue's visibility API has it: answers over HTTP, given here."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The converter expresses all of a model, or raises."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 import pytest
