@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from frameworks.harness import TORCH_DEVICES
+from hypothesis import HealthCheck, settings
 from ring.leftovers import note_others
 from support.deadlines import patient
 from support.sampling import MARK, Sample, changed_since, is_changed, mark_seams
@@ -25,6 +26,10 @@ MARKS_OF = {
 
 # Of a test that is a coroutine. Generous: the machine may be busy; a passing test takes seconds.
 DEADLINE_S = patient(480.0)
+
+# Input that is slow to make is no fault of a test: the machine may be busy.
+settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy")
 
 # A shell's background jobs ignore Ctrl-C, and so would every process that a test starts and interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)

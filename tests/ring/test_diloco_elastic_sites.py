@@ -93,7 +93,7 @@ def _gradient(slot: int, step: int, name: str) -> Array:
 
 
 class _Momentum:
-    """An inner optimizer with a state, as `InnerOptimizer`."""
+    """An inner optimizer with a state, as `StatefulObject`."""
 
     def __init__(self) -> None:
         self.velocity = {name: np.zeros(shape) for name, shape in SHAPES.items()}

@@ -18,7 +18,7 @@ from ringtrain._core.transport.base import TransportCaller, TransportService
 from ringtrain._core.wire.messages import WireFrame
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     size=st.integers(1, 5),
     lengths=st.lists(st.integers(0, 40), min_size=1, max_size=4),

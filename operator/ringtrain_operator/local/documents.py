@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from ..errors import ManifestUnreadable
+from ..errors import ManifestUnreadable, shown
 from ..spec.base import MAX_DEPTH
 
 # An object in etcd has at most 1.5 MiB.
@@ -33,7 +33,8 @@ def read_documents(path: Path) -> list[Any]:
     A List, as `kubectl get` prints several objects, is its items.
 
     Raises ManifestUnreadable, which names the file, the line and what is wrong: no file, no YAML, a number or a
-    text that JSON cannot hold, a key given twice, or a document that is deeper or larger than any manifest.
+    text that JSON cannot hold, a key given twice, a kind that is no text, or a document that is deeper or larger than
+    any manifest.
     """
     try:
         with nullcontext(sys.stdin.buffer) if str(path) == "-" else path.open("rb") as file:
@@ -43,11 +44,15 @@ def read_documents(path: Path) -> list[Any]:
     if len(content) > MAX_BYTES:
         raise ManifestUnreadable(f"{path}: has more than {MAX_BYTES >> 20} MiB; no manifest is so large")
     try:
-        return [one for document in yaml.load_all(content, Loader=_ManifestLoader) for one in _document_items(document)]
+        read = [one for document in yaml.load_all(content, Loader=_ManifestLoader) for one in _document_items(document)]
     except _NotJson as exc:
         raise ManifestUnreadable(f"{path}: {exc}") from exc
     except (yaml.YAMLError, UnicodeDecodeError) as exc:
         raise ManifestUnreadable(f"{path}: not YAML: {exc}") from exc
+    for kind in (one.get("kind") for one in read if isinstance(one, dict)):
+        if not isinstance(kind, str | None):
+            raise ManifestUnreadable(f"{path}: kind: is {shown(kind)}; expected a text, such as DistributedTrainingJob")
+    return read
 
 
 def _document_items(document: Any) -> list[Any]:
@@ -93,7 +98,7 @@ class _ManifestLoader(yaml.SafeLoader):
             raise _wrong_document(node, f"has the tag {node.tag}, for which JSON has no value")
         try:
             made = super().construct_object(node, deep)
-        except (ValueError, KeyError) as exc:
+        except (ValueError, LookupError) as exc:
             raise _wrong_document(node, f"is {_short_node(node)}, which is no {node.tag.rpartition(':')[2]}") from exc
         return _checked_node(node, made)
 

@@ -5,7 +5,8 @@ from collections.abc import Callable
 from support.gang import GangProcesses
 
 SCRIPT = """
-import multiprocessing, os, sys
+import multiprocessing, os, sys, warnings
+warnings.simplefilter("ignore", DeprecationWarning)  # since Python 3.12 of any fork beside threads
 import numpy as np
 import ringtrain as rt
 

@@ -13,6 +13,7 @@ from ringtrain._core.process_groups.group import CollectiveGroup, ProcessGroup
 from ringtrain._core.process_groups.rank_context import ProcessGroupContext
 from ringtrain._core.wire.values import ForeignWireValues
 from ringtrain.elastic.transfer import broadcast
+from ringtrain.optim.recovery import StatefulObject
 
 
 class StateHandler(ABC):
@@ -42,15 +43,6 @@ class StateHandler(ABC):
         """Keep `value` from now on."""
         self.value = value
         self.save()
-
-
-@runtime_checkable
-class StatefulObject(Protocol):
-    """What tells its state as a dictionary and takes it back."""
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state: Any) -> Any: ...
 
 
 class StatefulObjectHandler(StateHandler):

@@ -23,13 +23,13 @@ from ringtrain.elastic.handlers import (
     ElasticOptimizerHandler,
     ElasticSiteState,
     ShardHandler,
-    StatefulObject,
     StatefulObjectHandler,
     sync_handler,
 )
 from ringtrain.elastic.interrupt import HostsUpdatedInterrupt, IntervalEnded
 from ringtrain.elastic.transfer import broadcast, check_sendable
 from ringtrain.errors import ConfigurationError, MismatchError, NotRestored
+from ringtrain.optim.recovery import StatefulObject, is_stateful
 
 log = logging.getLogger("ringtrain")
 
@@ -541,6 +541,7 @@ def _state_kind_of(value: Any) -> str:
 
 def _state_handler_of(value: Any, registry: Registry) -> Any:
     for kind, make in registry:
-        if isinstance(value, kind) and not isinstance(value, type):
+        fits = is_stateful(value) if kind is StatefulObject else isinstance(value, kind)
+        if fits and not isinstance(value, type):
             return make(value)
     return None

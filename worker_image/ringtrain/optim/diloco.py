@@ -26,7 +26,7 @@ from ringtrain.optim.fragments import DiLoCoFragment, DiLoCoSchedule, FragmentEx
 from ringtrain.optim.host import BUCKET_BYTES, HostOptimizer
 from ringtrain.optim.layout import Layout, ParamSpec
 from ringtrain.optim.memory_check import digest_of
-from ringtrain.optim.recovery import DiLoCoLocalWeights, DiLoCoRecovery, InnerOptimizer
+from ringtrain.optim.recovery import DiLoCoLocalWeights, DiLoCoRecovery, StatefulObject, is_stateful
 from ringtrain.optim.rules import Nesterov, Rule
 from ringtrain.optim.sites import DiLoCoSiteGroups, DiLoCoSites, SiteOptimizer
 from ringtrain.optim.state import check_same_model
@@ -129,7 +129,7 @@ class DiLoCo(DiLoCoRecovery):
         elastic: bool = False,
         redundancy: int = 1,
         sites: Sequence[Sequence[int]] | None = None,
-        inner: InnerOptimizer | tuple[()] | None = None,
+        inner: StatefulObject | tuple[()] | None = None,
         group: CollectiveGroup | None = None,
         initial: Mapping[str, Flat] | None = None,
     ) -> None:
@@ -508,8 +508,8 @@ def _weight_octets(array: Flat) -> Flat:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
-def _checked_inner(inner: Any, is_needed: bool) -> InnerOptimizer | None:
-    if isinstance(inner, InnerOptimizer):
+def _checked_inner(inner: Any, is_needed: bool) -> StatefulObject | None:
+    if is_stateful(inner):
         return inner
     if (isinstance(inner, tuple) and not inner) or (inner is None and not is_needed):
         return None

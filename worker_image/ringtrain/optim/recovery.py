@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 import numpy as np
 
@@ -57,13 +57,18 @@ class _DiLoCoCommit:
         return self.number + sum(self.updates)
 
 
-@runtime_checkable
-class InnerOptimizer(Protocol):
-    """An inner optimizer, which ranks of one site have alike."""
+class StatefulObject(Protocol):
+    """What tells its state and takes it back, as an inner optimizer does, which ranks of one site have alike."""
 
     def state_dict(self) -> Any: ...
 
     def load_state_dict(self, state: Any) -> Any: ...
+
+
+def is_stateful(value: object) -> TypeGuard[StatefulObject]:
+    """Whether `value` has both methods, or passes them on by `__getattr__`, which `isinstance` sees in Python 3.11
+    alone."""
+    return all(callable(getattr(value, name, None)) for name in ("state_dict", "load_state_dict"))
 
 
 @dataclass(frozen=True)
@@ -82,7 +87,7 @@ class DiLoCoRecovery(ABC):
     """The part of a `DiLoCo` that `ringtrain.elastic.State` asks, with `elastic`."""
 
     _sites: DiLoCoSiteGroups | None
-    _inner: InnerOptimizer | None
+    _inner: StatefulObject | None
     _follows_sites: bool
     _fragments: list[DiLoCoFragment]
     _local: DiLoCoLocalWeights

@@ -403,7 +403,7 @@ pod_fields = st.sampled_from(
 metadata = st.dictionaries(st.sampled_from(["labels", "annotations", "name"]), json_values, max_size=2)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     st.dictionaries(container_fields, json_values, max_size=3),
     st.dictionaries(pod_fields, json_values, max_size=2),

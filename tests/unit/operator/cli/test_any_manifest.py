@@ -46,7 +46,6 @@ MPIJOB_FIELDS = (
 # The same cases in every run, as many as take a few seconds: raise max_examples to look for more.
 FEW = settings(
     max_examples=150,
-    deadline=None,
     derandomize=True,
     database=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],

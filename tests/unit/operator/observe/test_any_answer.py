@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.jobs import job
 from support.lines import JSON_VALUES, TEXTS, nested
@@ -13,7 +13,7 @@ from support.planworld import World, started
 from ringtrain_operator.observe.pods import by_index, read_report
 from ringtrain_operator.plan import plan_object
 
-UNLIMITED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=60)
+UNLIMITED = settings(max_examples=60)
 SAID: dict[str, Any] = {"version": 1, "attempt": 1, "worldSize": 2, "ranksSucceeded": 2}
 RUNNING: dict[str, Any] = {"version": 1, "attempt": 1, "phase": "Running", "worldSize": 2}
 PROGRESS = st.fixed_dictionaries(

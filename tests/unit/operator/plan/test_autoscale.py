@@ -63,7 +63,7 @@ BOUNDS = st.tuples(st.integers(1, 40), st.integers(0, 40)).map(lambda b: (b[0], 
 
 
 @pytest.mark.slow
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(BOUNDS, st.floats(0.1, 100), st.floats(0.01, 0.5), st.integers(0, 90), st.data())
 def test_it_settles_on_the_fewest_that_keep_ranks_from_waiting(
     bounds: tuple[int, int], needed: float, target: float, late_s: int, data: st.DataObject
@@ -82,7 +82,7 @@ def test_it_settles_on_the_fewest_that_keep_ranks_from_waiting(
     assert one_less is None or load(found, START) >= target / 2 or one_less > target
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(BOUNDS, st.floats(0.5, 60), st.integers(), st.floats(0, 0.4))
 def test_noise_and_changing_loads_never_make_it_go_to_and_fro(
     bounds: tuple[int, int], needed: float, seed: int, noise: float

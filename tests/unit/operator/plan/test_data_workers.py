@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.jobs import job
 from support.planworld import World, condition, settled, started
@@ -322,7 +322,6 @@ HARMS = ["fail", "evict", "delete", "vanish", "gang fails", "more", "fewer", "ti
 
 
 @pytest.mark.slow
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(HARMS), st.integers(0, 3), st.integers(0, 4)), max_size=12))
 def test_left_to_itself_a_job_has_the_data_workers_that_it_wants(story: list[tuple[str, int, int]]) -> None:
     """Whatever befell them, and wherever the operator died meanwhile; no failure of theirs is ever counted."""

@@ -1,7 +1,7 @@
 """Jobs that compete for places that are found pod by pod: one is always completed, and waiting is not counted."""
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from support.crowd import Ask, Crowd, Tenant
 from support.jobs import Json, job
@@ -178,8 +178,6 @@ def until(crowd: Crowd, tenants: list[Tenant], idle_s: int) -> None:
 # Not made smaller: that takes minutes here, and a set of six jobs can be read.
 @settings(
     max_examples=20,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow],
     phases=[Phase.explicit, Phase.generate],
 )
 @given(st.lists(FITS, min_size=2, max_size=6), st.lists(NEVER_FITS, max_size=1), st.integers(0, 1000))

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.jobs import job
 from support.planworld import World, started
@@ -135,7 +135,7 @@ kinds = st.one_of(
     st.tuples(st.just(ELASTIC), elastic_steps),
 )
 
-quick = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+quick = settings(max_examples=150)
 
 
 @quick

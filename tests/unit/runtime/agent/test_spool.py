@@ -112,7 +112,7 @@ STEP = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(steps=st.lists(STEP, max_size=40))
 def test_every_line_is_stored_once_or_counted(steps: list[tuple[str, int, int]]) -> None:
     """Whatever is written, shipped with its answer lost, or met by a restarted launcher: lines are in the file

@@ -15,7 +15,7 @@ def _ranks(samples: int, batch: int, size: int, seed: int, shuffle: bool, last: 
     return [Shard(samples, batch, rank, size, seed, shuffle, last) for rank in range(size)]  # type: ignore[arg-type]
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(worlds, st.sampled_from(["weighted", "padded"]), st.integers(0, 5))
 def test_every_sample_is_seen_once(world: tuple[int, int, int, int, bool], last: str, epoch: int) -> None:
     """Over all ranks and steps, the unmasked indices are each sample exactly once."""
@@ -27,7 +27,7 @@ def test_every_sample_is_seen_once(world: tuple[int, int, int, int, bool], last:
     assert all(batch.indices.size > 0 for row in batches for batch in row)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(worlds)
 def test_dropping_loses_only_the_rest(world: tuple[int, int, int, int, bool]) -> None:
     """Only whole global batches remain, and no sample is in two of them."""
@@ -36,7 +36,7 @@ def test_dropping_loses_only_the_rest(world: tuple[int, int, int, int, bool]) ->
     assert len(seen) == len(set(seen)) == samples // (batch * size) * batch * size
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(worlds, st.integers(0, 3))
 def test_weights_make_the_mean_over_ranks_the_mean_over_samples(
     world: tuple[int, int, int, int, bool], epoch: int
@@ -80,7 +80,7 @@ def test_an_epoch_can_be_entered_in_the_middle() -> None:
 lives = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 17), st.integers(0, 8)), min_size=1, max_size=6)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(st.integers(1, 200), st.sampled_from(["weighted", "padded"]), st.integers(0, 2), lives)
 def test_an_epoch_goes_on_at_any_world_size(
     samples: int, last: str, epoch: int, lives: list[tuple[int, int, int]]
@@ -132,7 +132,7 @@ def test_a_shard_says_what_one_step_is(capsys: pytest.CaptureFixture[str]) -> No
     assert capsys.readouterr().out == ""
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(worlds)
 def test_by_default_a_loop_needs_no_weight(world: tuple[int, int, int, int, bool]) -> None:
     """Every batch has the same size and the weight 1: the mean over ranks is that over the step's samples."""

@@ -54,7 +54,7 @@ def steps_of(
 SAMPLES = 103
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     worlds=st.lists(st.tuples(st.integers(1, 7), st.integers(0, 4), st.integers(0, 3)), min_size=1, max_size=6),
     batch=st.sampled_from(

@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 from support.deadlines import patient
@@ -38,7 +38,7 @@ from ringtrain_job.logs.store import LogStore
 
 CONFIG = LauncherConfig.from_env(environment(2))
 GOOD = b'{"step": 3, "time": 1730000000.0, "loss": 0.5}\n'
-UNLIMITED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=80)
+UNLIMITED = settings(max_examples=80)
 
 HOSTILE = [
     b'{"step":2,"time":2,"loss":1' + b"0" * 400 + b"}",

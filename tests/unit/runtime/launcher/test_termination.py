@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ringtrain.errors import ConfigurationError
@@ -36,7 +36,6 @@ def test_a_failure_in_the_words_of_the_contract() -> None:
     }  # fmt: skip
 
 
-@settings(deadline=None)
 @given(tail=st.lists(st.text(max_size=600), max_size=25), message=st.text(max_size=5000))
 def test_never_more_than_a_pod_may_say(tail: list[str], message: str) -> None:
     """At most 4096 bytes of JSON; the log's end and the message survive as far as they fit."""

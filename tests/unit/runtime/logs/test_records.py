@@ -1,7 +1,7 @@
 """Cutting output into records: no byte changes, whatever the cuts between reads."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ringtrain_job.logs.records import MAX_RECORD, LogRecordSplitter, count_records, prefixed_records, skip_records
@@ -9,7 +9,6 @@ from ringtrain_job.logs.records import MAX_RECORD, LogRecordSplitter, count_reco
 OUTPUT = st.lists(st.sampled_from([b"a", b"bc", b"\n", b"\r", b"\r\n", b"\xff", b""]), max_size=30)
 
 
-@settings(deadline=None)
 @given(pieces=OUTPUT)
 def test_records_joined_are_the_output(pieces: list[bytes]) -> None:
     """However the output is cut into reads, the records joined are the output, and are counted alike."""
@@ -20,7 +19,6 @@ def test_records_joined_are_the_output(pieces: list[bytes]) -> None:
     assert sum(count_records(run) for run in runs) == count_records(whole)
 
 
-@settings(deadline=None)
 @given(pieces=OUTPUT, count=st.integers(0, 40))
 def test_skipping_records(pieces: list[bytes], count: int) -> None:
     """What is left after skipping n records has n records fewer."""
@@ -30,7 +28,6 @@ def test_skipping_records(pieces: list[bytes], count: int) -> None:
     assert count_records(rest) == max(0, count_records(data) - count)
 
 
-@settings(deadline=None)
 @given(pieces=OUTPUT.filter(lambda pieces: any(pieces)))
 def test_the_merged_log_has_a_line_for_every_record(pieces: list[bytes]) -> None:
     """Each record is one line behind its rank."""

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ringtrain_job.logs.journal import (
@@ -34,7 +34,6 @@ def test_a_journal_says_how_far_files_are_good() -> None:
     )
 
 
-@settings(deadline=None)
 @given(cut=st.integers(0, 200))
 def test_a_torn_journal(cut: int) -> None:
     """Wherever the journal ends, what it says is what it said after its last whole record."""

@@ -25,7 +25,7 @@ def _layout(sizes: list[tuple[int, str, bool]], bucket_bytes: int, world_size: i
     return plan_layout(specs, bucket_bytes, world_size)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(params, st.integers(1, 4000), st.integers(1, 7))
 def test_every_element_has_one_place(sizes: list[tuple[int, str, bool]], bucket_bytes: int, world_size: int) -> None:
     """Buckets tile their arenas, parameters tile their buckets, shards and segments tile both."""
@@ -51,7 +51,7 @@ def test_every_element_has_one_place(sizes: list[tuple[int, str, bool]], bucket_
     assert sorted(layout.locations) == sorted(spec.name for spec in layout.specs)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(params, st.integers(1, 4000))
 def test_buckets_close_as_the_backward_pass_fills_them(sizes: list[tuple[int, str, bool]], bucket_bytes: int) -> None:
     """If gradients come in reverse order of registration, buckets are complete in the order of their reduction."""

@@ -4,7 +4,7 @@ from collections import deque
 from itertools import combinations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ringtrain._core.world.neighbours import (
@@ -46,7 +46,6 @@ def test_a_verdict_reaches_all_with_up_to_three_dead(number: int) -> None:
 
 
 @pytest.mark.slow
-@settings(deadline=None)
 @given(st.data())
 def test_a_verdict_reaches_all_whoever_is_dead(data: st.DataObject) -> None:
     """Also where whole pods are, or all but a few."""
@@ -62,7 +61,6 @@ def test_nobody_tells_many_where_all_live() -> None:
 
 
 @pytest.mark.slow
-@settings(deadline=None)
 @given(st.data())
 def test_every_rank_that_has_not_left_is_watched_by_its_witnesses(data: st.DataObject) -> None:
     """By the two nearest before it that have not left: who asks them learns whether it left."""
@@ -83,7 +81,6 @@ def test_a_small_world_is_a_mesh() -> None:
     assert watched_ranks(15, 17) == (16, 0)
 
 
-@settings(deadline=None)
 @given(LARGE)
 def test_partners_are_each_others(size: int) -> None:
     """Among them are those that a rank watches, that watch it, and that it tells of a verdict first."""

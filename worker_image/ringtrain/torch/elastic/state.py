@@ -12,11 +12,11 @@ from ringtrain._core.negotiation import queues
 from ringtrain.elastic.handlers import (
     ElasticOptimizer,
     ElasticOptimizerHandler,
-    StatefulObject,
     StatefulObjectHandler,
     StateHandler,
 )
 from ringtrain.elastic.state import COMPANIONS, HANDLERS, State
+from ringtrain.optim.recovery import StatefulObject
 from ringtrain.torch.diloco import DiLoCo
 from ringtrain.torch.elastic.sampler import ElasticSampler
 from ringtrain.torch.host_optimizer import HostOptimizer
