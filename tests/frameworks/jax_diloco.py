@@ -100,6 +100,16 @@ def check_an_elastic_diloco_averages_at_commits():
     diloco.close()
 
 
+def check_parameters_of_numpy_are_what_jax_makes_of_them():
+    """float64 and Python's floats, at first and at each step."""
+    params = {"w": np.full(3, 0.5), "b": 0.25}
+    diloco = hvd.DiLoCo(params, outer=SGD(lr=1.0), sync_every=2)
+    for _ in range(2):
+        params = diloco.step({"w": np.asarray(params["w"], "float64") - 1.0, "b": float(params["b"]) - RANK})
+    agree(params, {"w": jnp.full(3, -1.5), "b": jnp.asarray(0.25 - (SIZE - 1))})
+    diloco.close()
+
+
 def check_what_diloco_refuses():
     diloco = begun()
     with pytest.raises(ConfigurationError, match="expected the tree it was made of"):

@@ -96,6 +96,32 @@ def copied(params):
     return jax.tree.map(jnp.array, params)
 
 
+def check_parameters_of_numpy_are_what_jax_makes_of_them():
+    """float64 and Python's floats, which are float32 to JAX: given whole at first and, eagerly, at each step."""
+    params, rate = {"w": np.full(3, 0.5), "b": 0.25}, 0.1
+
+    def loss(p, x):
+        return ((p["w"] * x).sum() + p["b"]) ** 2
+
+    for wrap in (jax.jit, lambda step: step):
+        optimizer = hvd.HostOptimizer(SGD(lr=rate))
+        state, found = optimizer.init(params), params
+
+        @wrap
+        def step(found, state, x, optimizer=optimizer):
+            _, grads = optimizer.value_and_grad(loss)(found, x)
+            updates, state = optimizer.update(grads, state)
+            return optimizer.apply_updates(found, updates), state
+
+        expected = jax.tree.map(jnp.asarray, params)
+        for x in np.arange(6.0).reshape(2, 3) / 6:
+            found, state = step(found, state, x)
+            grads = jax.grad(loss)(expected, x)
+            expected = jax.tree.map(lambda leaf, grad: leaf - rate * grad, expected, grads)
+        agree(found, expected)
+        assert {leaf.dtype.name for leaf in jax.tree.leaves(found)} == {"float32"}
+
+
 def check_halves_have_master_weights():
     """Ten steps whose changes are below the precision of bf16 add up, as in float32."""
     params = {"w": jnp.ones(4, "bfloat16")}

@@ -139,6 +139,7 @@ class DiLoCo(OnHostDiLoCo):
             raise ConfigurationError(
                 f"DiLoCo: the parameters are {structure}; expected the tree it was made of, {self._structure}"
             )
+        leaves = [jnp.asarray(leaf) for leaf in leaves]  # float64 of numpy is float32 to JAX
         for name, leaf in zip(self._leaves.now, leaves, strict=True):
             if (leaf.shape, leaf.dtype) != (self._leaves.now[name].shape, self._leaves.now[name].dtype):
                 raise ConfigurationError(

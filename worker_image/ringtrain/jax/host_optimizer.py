@@ -73,13 +73,14 @@ class HostOptimizer(OnHostOptimizer):
         self._left: set[str] | None = None  # whose gradients are here, of a call that has begun
 
     def init(self, params: Any) -> Any:
-        """Begin to train the pytree `params` of floating-point arrays from rank 0's values, which `params()` has.
-        Return the state, a count of updates: int32, of shape (). Collective, outside of `jit`.
+        """Begin to train the pytree `params` of floating-point arrays from rank 0's values, which `params()` has,
+        as JAX has them: without x64, float64 of numpy and Python's floats are float32. Return the state, a count of
+        updates: int32, of shape (). Collective, outside of `jit`.
 
         Raises ConfigurationError for what can't be trained, MismatchError where ranks differ.
         """
         paths, self._structure = jax.tree_util.tree_flatten_with_path(params)
-        arrays = {jax.tree_util.keystr(path): np.array(leaf) for path, leaf in paths}
+        arrays = {jax.tree_util.keystr(path): np.array(jnp.asarray(leaf)) for path, leaf in paths}
         taken: set[str] = set()
         groups = []
         for rule, has in self._groups:
@@ -196,7 +197,7 @@ class HostOptimizer(OnHostOptimizer):
         leaves, structure = jax.tree.flatten(tree)
         if self._host and structure != self._structure:
             raise ConfigurationError(f"{what} is a {structure}; expected what init() was given, {self._structure}")
-        return leaves
+        return [jnp.asarray(leaf) for leaf in leaves]  # float64 of numpy is float32 to JAX
 
     def _begin(self, *params: Array) -> list[Array]:
         """Begin the gradients of an update from `params`, the weights as a program has them now; none: as here."""
