@@ -30,7 +30,7 @@ from ringtrain.checkpoint.shards import (
     write_manifest,
     write_shard,
 )
-from ringtrain.checkpoint.store import Saved
+from ringtrain.checkpoint.store import EarlierStep, Saved
 from ringtrain.errors import CheckpointError, ConfigurationError, MismatchError, ObjectMissing, StorageError
 from ringtrain.report import report_start
 from ringtrain.shared.storage import ObjectStore
@@ -76,6 +76,7 @@ class ShardedCheckpoints:
         self._writer: threading.Thread | None = None
         self._failure: str = ""
         self._waits_at_exit = False
+        self._earlier = EarlierStep()
 
     def __enter__(self) -> Self:
         return self
@@ -305,9 +306,12 @@ class ShardedCheckpoints:
         write_manifest(store, step, tree, described, self._group.size)
         newest = store.uri.removeprefix(f"{self._store.uri}/")
         try:
-            _remove_old_checkpoints(self._store, object_location(self._store), self._keep, newest, self._deadline_s)
+            location = object_location(self._store)
+            latest = _remove_old_checkpoints(self._store, location, self._keep, newest, self._deadline_s)
         except StorageError as error:  # the checkpoint is whole, and the next save tries again
             log.warning("old checkpoints below %s stay: %s", self.uri, error)
+        else:
+            self._earlier.tell(step, _step_of(latest), self.uri)
 
     def _wait_at_exit(self) -> None:
         """Have the interpreter wait for the writer before it ends the threads that drivers look up names with, and
@@ -369,19 +373,27 @@ def _is_whole_checkpoint(store: ObjectStore, place: str) -> list[str]:
 
 def _remove_old_checkpoints(
     store: ObjectStore, location: ObjectLocation, keep: int, newest: str, patience_s: float
-) -> None:
+) -> str:
     """Remove all but `newest` and the `keep` latest, and what was begun `patience_s` before `newest` and is not
-    whole: what was begun later another process may be writing."""
-    given_up = _save_began_ms(newest) - 1000 * patience_s
+    whole: what was begun later another process may be writing. Return the latest that is whole."""
+    given_up, latest = _save_began_ms(newest) - 1000 * patience_s, ""
     for place in location.own_first:
         for folder, names in _checkpoint_objects(store, place).items():
             whole = f"{folder}/{MANIFEST}" in names
             if folder == newest or (whole and keep > 0) or (not whole and _save_began_ms(folder) >= given_up):
                 keep -= whole
+                latest = latest or (folder if whole else "")
                 continue
             # The manifest first: what is half removed is no checkpoint.
             for name in sorted(names, key=lambda name: not name.endswith(MANIFEST)):
                 store.remove(name)
+            store.remove_folder(folder)
+    return latest or newest
+
+
+def _step_of(folder: str) -> int:
+    """The step of the checkpoint in `folder`, as its name says."""
+    return int(folder.rpartition("/")[2].split("-")[1])
 
 
 def _save_began_ms(folder: str) -> int:

@@ -126,6 +126,26 @@ class Saved:
     path: Path | str
 
 
+class EarlierStep:
+    """Tells once that a save is of an earlier step than the latest, which stays the one that is gone on from."""
+
+    def __init__(self) -> None:
+        self._told = False
+
+    def tell(self, step: int, latest: int, place: object) -> None:
+        """Say so of a save of `step` into `place`, whose latest checkpoint is of step `latest`."""
+        if self._told or step >= latest:
+            return
+        self._told = True
+        log.warning(
+            "step %d is saved into %s, which has step %d: latest() goes on from that, and what is saved before it is "
+            "removed first. Give another training a folder of its own, or remove what the former one has left",
+            step,
+            place,
+            latest,
+        )
+
+
 class Checkpoints:
     """The checkpoints in one directory, of which the latest `keep` stay.
 
@@ -158,6 +178,7 @@ class Checkpoints:
         self._group = group or group_of()
         self._on_stage = on_stage
         self._owner = CheckpointFolderOwner()
+        self._earlier = EarlierStep()
         self._writer: threading.Thread | None = None
         self._failure: Exception | None = None
 
@@ -207,8 +228,11 @@ class Checkpoints:
         path = checkpoint_path(location.own, step)
         try:
             self._owner.take(location.own)
+            self._earlier.tell(step, max(checkpoints_by_step(location.own), default=0), location.own)
             write_atomically(path, lambda file: write_state(file, step, state), self._on_stage)
             remove_old((location.own, *location.earlier), self._keep, path)
+        except CheckpointError:  # an OSError, too
+            raise
         except OSError as error:
             raise CheckpointError(
                 f"checkpoint {path} cannot be written: {error.strerror or error}; check the space and rights of "

@@ -8,6 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -127,6 +128,12 @@ class ObjectStore:
             self._try("removed", name, lambda fs, path, left: _call_filesystem(fs, "rm_file", left, path))
         except ObjectMissing:
             return
+
+    def remove_folder(self, folder: str) -> None:
+        """Remove `folder` from a disk if nothing is in it; other stores have no folders, only names."""
+        if self.uri.startswith("file://"):
+            with suppress(OSError):
+                Path(self._root(), folder).rmdir()
 
     def close(self) -> None:
         """Give connections back. The store may be used again."""

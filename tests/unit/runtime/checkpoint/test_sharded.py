@@ -107,6 +107,18 @@ def test_the_latest_few_stay(uri: str) -> None:
     _save(uri, 2, range(5), keep=2)
     assert {name.partition("-")[2][:10] for name in _objects(uri, "ckpt-")} == {"0000000003", "0000000004"}
     assert _load(uri).step == 4  # type: ignore[union-attr]
+    if uri.startswith("file://"):
+        assert len(list(Path(uri.removeprefix("file://")).iterdir())) == 2
+
+
+def test_a_save_before_the_latest_step_is_told_once(uri: str, caplog: pytest.LogCaptureFixture) -> None:
+    """By rank 0, of a training that begins anew where another one's checkpoints are."""
+    _save(uri, 2, [9, 10])
+    assert caplog.messages == []
+    _save(uri, 2, [1, 2], keep=2)
+    told = f"step 1 is saved into {uri}, which has step 10: "
+    assert [text.startswith(told) for text in caplog.messages] == [True]
+    assert _load(uri).step == 10  # type: ignore[union-attr]
 
 
 def test_there_may_be_none(uri: str) -> None:

@@ -120,6 +120,22 @@ def test_only_the_latest_are_kept(tmp_path: Path) -> None:
     assert _names(tmp_path) == ["ckpt-0000000015.npz", "ckpt-0000000020.npz", "notes.txt"]
 
 
+def test_a_save_before_the_latest_step_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Of a training that begins anew in a folder that has another one's checkpoints; the latest stays the latest."""
+    _alone(tmp_path).save(10, {"training": "first"})
+    second = _alone(tmp_path, keep=2)
+    for step in (1, 2):
+        second.save(step, {"training": "second"})
+    told = f"step 1 is saved into {tmp_path}, which has step 10: latest() goes on from that"
+    assert [text.startswith(told) for text in caplog.messages] == [True]
+    assert (found := _alone(tmp_path).latest()) is not None
+    assert found.state == {"training": "first"}
+    caplog.clear()
+    for step in (10, 11):
+        _alone(tmp_path).save(step, {"training": "first"})
+    assert caplog.messages == []
+
+
 def _cuts(size: int) -> list[int]:
     """Around the beginning and end of the file, and evenly through it."""
     return sorted({*range(0, 80, 9), *range(0, size, size // 40), *range(size - 80, size)})
@@ -388,7 +404,8 @@ def test_who_comes_second_into_a_folder_is_told_who_has_it(tmp_path: Path, monke
     assert ready.wait(60)
     before = (tmp_path / "ckpt-0000000001.npz").read_bytes()
     second = _alone(tmp_path, keep=1)
-    with pytest.raises(CheckpointError, match=f"process {first.pid} on .* writes its checkpoints into"):
+    told_who = f"^process {first.pid} on .* writes its checkpoints into .*, or end that process$"
+    with pytest.raises(CheckpointError, match=told_who):
         second.save(9, {"x": 9})
     assert _names(tmp_path) == ["ckpt-0000000001.npz"]
     assert (tmp_path / "ckpt-0000000001.npz").read_bytes() == before
