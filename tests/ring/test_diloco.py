@@ -295,6 +295,8 @@ def test_what_is_no_writable_array_is_refused() -> None:
     for params in ([1.0], {}, {"w": [1.0, 2.0]}, frozen):
         with pytest.raises(ConfigurationError, match="expected arrays of numpy by name"):
             DiLoCo(params, group=MemoryGroup(Table(1), 0))  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match='parameter "w" is a masked array'):
+        DiLoCo({"w": np.ma.masked_array([1.0], [True])}, group=MemoryGroup(Table(1), 0))
 
 
 def test_an_elastic_job_wants_an_elastic_one() -> None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from ringtrain._core.process_groups.group import Flat
 from ringtrain.errors import ConfigurationError, kind_of
@@ -37,13 +38,20 @@ def as_arrays(params: Params) -> dict[str, Flat]:
             f"params is {kind_of(params)}; expected arrays by name, as {{'w': array}}; a PyTorch model is trained "
             "by ringtrain.torch.HostOptimizer"
         )
-    held = ((name, np.asarray(array)) for name, array in pairs)
+    held = ((name, without_mask(f'parameter "{name}"', array)) for name, array in pairs)
     arrays = {name: array.astype(array.dtype.newbyteorder("="), copy=False) for name, array in held}
     if len(arrays) != len(pairs):
         names = [name for name, _ in pairs]
         twice = sorted({name for name in names if names.count(name) > 1})
         raise ConfigurationError(f"parameters are registered twice: {twice}; give each its own name")
     return arrays
+
+
+def without_mask(what: str, values: ArrayLike) -> NDArray[Any]:
+    """`values` as an array. Raises ConfigurationError for a masked one: what is under a mask would count."""
+    if isinstance(values, np.ma.MaskedArray):
+        raise ConfigurationError(f"{what} is a masked array; expected one without a mask, as filled() gives")
+    return np.asarray(values)
 
 
 def check_arguments(

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ringtrain.errors import ConfigurationError, some_of
 from ringtrain.optim.arenas import ParameterArenas
-from ringtrain.optim.arguments import SUPPORTED, OptimizerSettings
+from ringtrain.optim.arguments import SUPPORTED, OptimizerSettings, without_mask
 from ringtrain.optim.layout import HALF_TYPES, Layout, ParamSpec
 from ringtrain.optim.spans import ABSENT, parameter_beginnings
 
@@ -100,7 +100,8 @@ class GradientInbox:
         target = self._arenas.gradients(bucket)[location.start : location.stop]
         if gradient is None:
             return self.put_with(name, lambda: self._store(name, target, None), present=False)
-        values = _weighted_gradient(self._checked(location.spec, np.asarray(gradient)), weight)
+        array = without_mask(f'{self._me}: gradient "{name}"', gradient)
+        values = _weighted_gradient(self._checked(location.spec, array), weight)
         return self.put_with(name, lambda: self._store(name, target, values))
 
     def put_with(self, name: str, store: Callable[[], None], present: bool = True) -> bool:

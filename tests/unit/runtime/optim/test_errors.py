@@ -50,8 +50,13 @@ def _alone(**settings: Any) -> HostOptimizer:
             'rank 0: gradient "bias" has 2 of 4 values that are not finite, the first at flat index 2 (nan); '
             "lower the learning rate, clip, or look for a division by zero in the loss",
         ),
+        (
+            "bias",
+            np.ma.masked_array(np.zeros(4, np.float32), [True, False, False, False]),
+            'rank 0: gradient "bias" is a masked array; expected one without a mask, as filled() gives',
+        ),
     ],
-    ids=["shape", "dtype", "list", "unknown", "not-finite"],
+    ids=["shape", "dtype", "list", "unknown", "not-finite", "masked"],
 )
 def test_a_gradient_that_does_not_fit_is_refused(name: str, gradient: Flat, message: str) -> None:
     """The error names rank, parameter, both values and the way out, and the step can still be completed."""
@@ -194,6 +199,7 @@ def test_ranks_with_different_models_are_told_apart(build: Callable[[MemoryGroup
             {},
             'parameter "w" is int64; expected one of float16, bfloat16, float32, float64',
         ),
+        ({"w": np.ma.masked_array([1.0], [True])}, {}, 'parameter "w" is a masked array; expected one without'),
         ({"w": np.zeros(1)}, {"local": ["x"]}, "local names ['x'] are not parameters; registered are ['w']"),
         ({"w": np.zeros(1)}, {"bucket_bytes": 0}, "bucket_bytes is 0; expected at least 1"),
         ({"w": np.zeros(1)}, {"accumulate": 0}, "accumulate is 0; expected at least 1"),
