@@ -76,6 +76,12 @@ def a_list(indices: Indices) -> Any:
     return [1, 2]
 
 
+def float8(indices: Indices) -> Any:
+    import ml_dtypes
+
+    return {"x": np.zeros(len(indices), ml_dtypes.float8_e5m2)}
+
+
 def objects(indices: Indices) -> Any:
     return {"text": np.array([object()], dtype=object)}
 

@@ -124,6 +124,7 @@ def test_micro_batches_have_their_part_of_each_array(service: DataWorkers) -> No
         ("raises", r'"support\.loaders:raises" raised LookupError\n(.|\n)*raise LookupError\("no picture 7"\)'),
         ("a_list", r"returned a list; expected a dict of arrays"),
         ("objects", r"'text' is an array of dtype object; expected numbers"),
+        ("float8", r"'x' is an array of dtype float8_e5m2; expected numbers"),
         ("masked", r"'text' is a masked array; expected one without a mask"),
         ("a_text", r"'text' is a str; expected a numpy array"),
         ("numbered", r"a dict with the key 0; expected names"),

@@ -21,7 +21,7 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from ringtrain._core.reduction.cuts import ArrayPart
-from ringtrain._core.wire.dtypes import dtype_of
+from ringtrain._core.wire.dtypes import dtype_of, is_made_of_its_name
 from ringtrain.errors import CheckpointError, ConfigurationError
 
 REFERENCE: Final = "$array"
@@ -138,7 +138,7 @@ class _CheckpointSplitter:
         return items if kind is None else {kind: items}
 
     def _leaf(self, value: Any, path: tuple[str, ...]) -> Any:
-        if isinstance(value, np.generic) and (value.dtype.kind in _KINDS or value.dtype.name == "bfloat16"):
+        if isinstance(value, np.generic) and _has_kept_dtype(value):
             return {"$scalar": {REFERENCE: self._keep(np.asarray(value), path)}}
         if isinstance(value, complex):
             return {"$complex": [value.real, value.imag]}
@@ -176,7 +176,12 @@ def _is_kept(value: object) -> TypeGuard[NDArray[Any]]:
     """Whether it is an array of which a file has everything: it has no place for a mask."""
     if not isinstance(value, np.ndarray) or isinstance(value, np.ma.MaskedArray):
         return False
-    return value.dtype.kind in _KINDS or value.dtype.name == "bfloat16"
+    return _has_kept_dtype(value)
+
+
+def _has_kept_dtype(value: NDArray[Any] | np.generic) -> bool:
+    dtype = value.dtype
+    return is_made_of_its_name(dtype) and (dtype.kind in _KINDS or dtype.name == "bfloat16")
 
 
 def _tensor_on_host(tensor: CheckpointTorchTensor) -> tuple[NDArray[Any] | None, str]:

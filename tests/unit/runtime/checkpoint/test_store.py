@@ -348,6 +348,8 @@ def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         ({"a": np.ma.array([1, 2], mask=[0, 1])}, "checkpoint: a is MaskedArray "),
         ({"a": np.zeros(1, "i4,f4")}, "checkpoint: a is ndarray array([(0, 0.)], dtype="),
         ({"a": np.zeros(1, ml_dtypes.float8_e4m3)}, "checkpoint: a is ndarray array([0], dtype="),
+        ({"a": np.zeros(1, ml_dtypes.float8_e5m2)}, "checkpoint: a is ndarray array([0], dtype='float8_e5m2')"),
+        ({"a": ml_dtypes.float8_e5m2(0)}, "checkpoint: a is float8_e5m2 "),
     ],
     ids=[
         "class",
@@ -357,6 +359,8 @@ def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         "masked-array",
         "structured-array",
         "float8",
+        "float8-of-a-floats-kind",
+        "scalar-float8",
     ],
 )
 def test_what_cannot_be_read_back_safely_is_not_written(tmp_path: Path, state: dict[str, Any], message: str) -> None:

@@ -17,6 +17,7 @@ CODES: Final = {
     "uint8": 7,
     "bool": 8,
 }
+_OF_A_PACKAGE: Final = 2  # what numpy's `isbuiltin` says of a dtype that a package has added
 HALVES: Final = ("float16", "bfloat16")
 INTEGERS: Final = ("int32", "int64", "uint8", "bool")
 
@@ -36,6 +37,12 @@ def dtype_name(dtype: np.dtype[Any]) -> str:
     if dtype.name in CODES:
         return dtype.name
     raise ConfigurationError(f"dtype {dtype.name} can't be sent over the ring; it carries {', '.join(CODES)}")
+
+
+def is_made_of_its_name(dtype: np.dtype[Any]) -> bool:
+    """Whether a reader makes the dtype again of its name: numpy's own, and bfloat16. The others of `ml_dtypes` have
+    names that numpy does not know; float8_e5m2 has a float's kind nevertheless."""
+    return dtype.name == "bfloat16" or (dtype.isbuiltin != _OF_A_PACKAGE and dtype.kind not in "OV")
 
 
 def dtype_of(name: str) -> np.dtype[Any]:

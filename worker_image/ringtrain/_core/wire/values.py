@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 
 from ringtrain._core.wire import records
-from ringtrain._core.wire.dtypes import dtype_of
+from ringtrain._core.wire.dtypes import dtype_of, is_made_of_its_name
 from ringtrain.errors import ConfigurationError
 
 _LENGTH: Final = struct.Struct("<Q")
@@ -83,7 +83,7 @@ class _WireValueWriter:
         return self.plain(pair[0], f"a key of {where}"), self.plain(pair[1], f"{where}[{pair[0]!r}]")
 
     def _array(self, value: np.ndarray[Any, Any], where: str) -> Any:
-        if value.dtype.hasobject or (value.dtype.kind == "V" and value.dtype.name != "bfloat16"):
+        if not is_made_of_its_name(value.dtype):
             raise ConfigurationError(
                 f"{where} is an array of {value.dtype}, which is not sent between ranks without allow_pickle=True"
             )

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from ringtrain._core.wire.dtypes import is_made_of_its_name
 from ringtrain.data.service.frames import Arrays, DataWorkerAnswer, DataWorkerRequest, array_heads, array_places
 from ringtrain.errors import kind_of
 from ringtrain.shared.framing import receive_frame, send_frame
@@ -111,7 +112,7 @@ def _loaded_array(value: object, where: str) -> Any:
     if isinstance(value, np.ma.MaskedArray):
         raise _BadLoaderResult(f"{where} is a masked array; expected one without a mask, which is not sent (filled())")
     array = np.asarray(value)
-    if array.dtype.hasobject or (array.dtype.kind == "V" and array.dtype.name != "bfloat16"):
+    if not is_made_of_its_name(array.dtype):
         raise _BadLoaderResult(
             f"{where} is an array of dtype {array.dtype}; expected numbers, bool or fixed-length text: objects "
             "are not sent, since that would take pickle"
