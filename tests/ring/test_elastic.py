@@ -201,7 +201,7 @@ def test_a_rank_that_goes_on_from_an_older_commit_says_so() -> None:
         slots.tell_change(urgent=True)
         slots.go_on(0, 1)
         assert slots.await_ready(1)["committed"] == 2
-        slots.form([0])
+        slots.form(slots=[0])
         assert slots.message(0) == 3
         slots.go_on(0)
         assert slots.message(0) == 5
